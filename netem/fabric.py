@@ -1,0 +1,103 @@
+"""The ``fabric`` backend: a TUN device in every node's namespace and one forwarding process.
+
+Needs namespaces and TUN, nothing else of the kernel: real TCP, with delay and rate in user space.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from typing import ClassVar
+
+from pyroute2 import IPRoute
+
+from netem import tcp
+from netem.backend import Backend
+from netem.forwarder import Forwarder, ForwarderStats, StatsPage
+from netem.probe import probe_tun
+from netem.spec import NetworkError, NetworkSpec, NetworkUnavailable
+from netem.syscalls import inside, new_network_namespace, setns
+from netem.tun import open_tun
+
+_SUBNET = "198.18.0.0/15"
+_FIRST_ADDRESS = int.from_bytes(socket.inet_aton("198.18.0.1"), "big")
+DEVICE = "testbed0"
+
+EARLY_S = 90e-6
+"""Delay per direction that the kernel's wake-ups and the forwarder add (see docs/accuracy.md)."""
+
+
+class FabricBackend(Backend):
+    """TUN devices and a user-space forwarder; works on kernels without netem."""
+
+    name: ClassVar[str] = "fabric"
+
+    def __init__(self, spec: NetworkSpec) -> None:
+        super().__init__(spec)
+        self._namespaces: dict[str, int] = {}
+        self._devices: dict[str, int] = {}
+        self._page: StatsPage | None = None
+        self._index = {node: i for i, node in enumerate(spec.nodes)}
+
+    @classmethod
+    def missing(cls) -> str | None:
+        return probe_tun()
+
+    def open(self) -> None:
+        try:
+            self._page = StatsPage()
+            for node in self.spec.nodes:
+                self._namespaces[node] = new_network_namespace()
+                with inside(self._namespaces[node]):
+                    self._devices[node] = open_tun(DEVICE)
+                    self._configure(node)
+        except PermissionError as error:
+            self.close()
+            raise NetworkUnavailable(f"the fabric network needs root or user namespaces: {error}") from error
+        except OSError as error:
+            self.close()
+            raise NetworkError(f"cannot build the fabric network: {error}") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def _configure(self, node: str) -> None:
+        tcp.configure_namespace(self.spec)
+        with IPRoute() as ip:
+            ip.link("set", index=ip.link_lookup(ifname="lo")[0], state="up")
+            index = ip.link_lookup(ifname=DEVICE)[0]
+            ip.addr("add", index=index, address=self.address(node), prefixlen=32)
+            ip.link("set", index=index, state="up", mtu=self.spec.mtu, txqlen=10000)
+            ip.route("add", dst=_SUBNET, oif=index, **tcp.route_options(self.spec))
+
+    def enter(self, node: str) -> None:
+        setns(self._namespaces[node])
+        self._close_devices()
+
+    def address(self, node: str) -> str:
+        return socket.inet_ntoa((_FIRST_ADDRESS + self._index[node]).to_bytes(4, "big"))
+
+    def worker(self) -> Callable[[], None]:
+        assert self._page is not None, "worker() before open()"
+        addresses = {node: socket.inet_aton(self.address(node)) for node in self.spec.nodes}
+        return Forwarder(self._devices, addresses, self.spec.links, self._page, EARLY_S).run
+
+    def stats(self) -> ForwarderStats:
+        """The forwarder's counters, at most 0.1 s old."""
+        assert self._page is not None, "stats() before open()"
+        return self._page.read()
+
+    def _close_devices(self) -> None:
+        for fd in self._devices.values():
+            os.close(fd)
+        self._devices.clear()
+
+    def close(self) -> None:
+        self._close_devices()
+        for fd in self._namespaces.values():
+            os.close(fd)
+        self._namespaces.clear()
+        if self._page is not None:
+            self._page.close()
+            self._page = None

@@ -1,0 +1,101 @@
+"""What this machine and user can do, found by trying it in a forked child.
+
+Every probe answers ``None`` when the thing works, else one sentence: what is missing, how to get it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from netem.syscalls import CLONE_NEWNET, enter_user_namespace, unshare
+from netem.tun import open_tun
+
+
+def try_in_child(attempt: Callable[[], str | None]) -> str | None:
+    """Run ``attempt`` in a forked child and answer what it answers; an OSError becomes its text.
+
+    The child changes its own namespaces freely: nothing of it survives.
+    """
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reading)
+        try:
+            answer = attempt() or ""
+        except OSError as error:
+            answer = str(error) or type(error).__name__
+        except BaseException as error:
+            answer = f"{type(error).__name__}: {error}"
+        os.write(writing, answer.encode()[:4000])
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        text = pipe.read().decode()
+    os.waitpid(pid, 0)
+    return text or None
+
+
+def become_network_admin() -> None:
+    """Enter a network namespace where this process is root: directly as root, else rootless.
+
+    Raises ``OSError`` when neither works. The process must be single-threaded.
+    """
+    try:
+        unshare(CLONE_NEWNET)
+    except PermissionError:
+        enter_user_namespace()
+
+
+def probe_namespaces() -> str | None:
+    """Network namespaces, by root or by an unprivileged user namespace."""
+
+    def attempt() -> str | None:
+        become_network_admin()
+        return None
+
+    error = try_in_child(attempt)
+    if error is None:
+        return None
+    return (
+        f"network namespaces cannot be made ({error}): run as root, or allow unprivileged user "
+        "namespaces (sysctl kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0)"
+    )
+
+
+def probe_rootless() -> str | None:
+    """A user namespace in which an unprivileged user is root."""
+
+    def attempt() -> str | None:
+        enter_user_namespace()
+        return None
+
+    error = try_in_child(attempt)
+    if error is None:
+        return None
+    return (
+        f"unprivileged user namespaces are not allowed ({error}): sysctl kernel.unprivileged_userns_clone=1, "
+        "user.max_user_namespaces=10000, kernel.apparmor_restrict_unprivileged_userns=0"
+    )
+
+
+def probe_tun() -> str | None:
+    """A TUN device with offloads inside a namespace of one's own."""
+    missing = probe_namespaces()
+    if missing is not None:
+        return missing
+    if not Path("/dev/net/tun").exists():
+        return "/dev/net/tun does not exist: modprobe tun (or give the container --device /dev/net/tun)"
+
+    def attempt() -> str | None:
+        become_network_admin()
+        os.close(open_tun("probe0"))
+        return None
+
+    error = try_in_child(attempt)
+    if error is None:
+        return None
+    return (
+        f"a TUN device cannot be made ({error}): let this user read and write /dev/net/tun (chmod 666 /dev/net/tun)"
+    )

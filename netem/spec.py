@@ -1,0 +1,53 @@
+"""What an emulated network must look like: nodes, and one link profile per ordered pair."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+HEADER_BYTES = 52
+"""IPv4 (20) + TCP (20) + the timestamp option (12), per segment."""
+
+
+class NetworkError(Exception):
+    """The network cannot be built or has failed. One sentence for the user."""
+
+
+class NetworkUnavailable(NetworkError):
+    """This machine lacks what a backend needs; the message says what and how to get it."""
+
+
+@dataclass(frozen=True)
+class LinkProfile:
+    """One direction between two nodes. Real seconds and bits per second (time scale applied)."""
+
+    delay_s: float
+    rate_bps: float
+
+    def transmission_s(self, n_bytes: int, mtu: int = 1500) -> float:
+        """Time to put a message of ``n_bytes`` on the link, headers of every segment included."""
+        segments = -(-n_bytes // (mtu - HEADER_BYTES))
+        return (n_bytes + segments * HEADER_BYTES) * 8 / self.rate_bps
+
+
+@dataclass(frozen=True)
+class TcpSpec:
+    """TCP inside the namespaces. ``warm``: connections behave like long-used ones from the first byte."""
+
+    warm: bool = True
+    slow_start_after_idle: bool = False
+    congestion_control: str = "reno"
+
+
+@dataclass(frozen=True)
+class NetworkSpec:
+    """All nodes in order, and the links between those ordered pairs that exchange packets.
+
+    A pair without a link has no connectivity. ``run`` is the run's name: it marks what is made.
+    """
+
+    run: str
+    nodes: tuple[str, ...]
+    links: Mapping[tuple[str, str], LinkProfile]
+    tcp: TcpSpec = field(default_factory=TcpSpec)
+    mtu: int = 1500

@@ -1,0 +1,92 @@
+"""The few system calls that Python 3.11 lacks: namespaces, process-death signal, timerfd."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from collections.abc import Iterator
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWNET = 0x40000000
+_PR_SET_PDEATHSIG = 1
+_PR_SET_TIMERSLACK = 29
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _check(result: int, what: str) -> int:
+    if result < 0:
+        errno = ctypes.get_errno()
+        raise OSError(errno, f"{what}: {os.strerror(errno)}")
+    return result
+
+
+def unshare(flags: int) -> None:
+    """Move the calling process into new namespaces (``unshare(2)``)."""
+    _check(_libc.unshare(flags), "unshare")
+
+
+def setns(fd: int, kind: int = CLONE_NEWNET) -> None:
+    """Move the calling thread into the namespace that ``fd`` refers to (``setns(2)``)."""
+    _check(_libc.setns(fd, kind), "setns")
+
+
+def set_death_signal(signal: int) -> None:
+    """Have the kernel send ``signal`` to this process when its parent dies.
+
+    Call it after the last change of credentials: entering a user namespace clears it.
+    """
+    _check(_libc.prctl(_PR_SET_PDEATHSIG, signal, 0, 0, 0), "prctl")
+
+
+def enter_user_namespace() -> None:
+    """Become root in a new user and network namespace of one's own (rootless operation).
+
+    The process must be single-threaded. Raises ``OSError`` where the kernel forbids it.
+    """
+    uid, gid = os.geteuid(), os.getegid()
+    unshare(CLONE_NEWUSER | CLONE_NEWNET)
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"0 {uid} 1"),
+        ("gid_map", f"0 {gid} 1"),
+    ):
+        with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
+            file.write(text)
+
+
+def new_network_namespace() -> int:
+    """Make an unnamed network namespace and answer a descriptor that keeps it alive.
+
+    The caller stays where it was. The namespace vanishes with its last descriptor and process.
+    """
+    home = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        unshare(CLONE_NEWNET)
+        try:
+            return os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        finally:
+            setns(home)
+    finally:
+        os.close(home)
+
+
+@contextlib.contextmanager
+def inside(namespace: int) -> Iterator[None]:
+    """Run a block of code inside the network namespace that ``namespace`` refers to."""
+    home = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        setns(namespace)
+        try:
+            yield
+        finally:
+            setns(home)
+    finally:
+        os.close(home)
+
+
+def set_timer_slack(nanoseconds: int) -> None:
+    """How late the kernel may end this thread's sleeps on purpose (the default is 50 µs)."""
+    _check(_libc.prctl(_PR_SET_TIMERSLACK, nanoseconds, 0, 0, 0), "prctl")

@@ -1,0 +1,47 @@
+"""A server's attention-cache account: what sessions have reserved, and what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+
+class NoCapacityError(Exception):
+    """The account has no room for this session now."""
+
+
+class CacheAccount:
+    """Bytes reserved per session out of ``capacity_bytes``; never oversubscribed."""
+
+    def __init__(self, capacity_bytes: float) -> None:
+        self.capacity_bytes = capacity_bytes
+        self._reserved: dict[Hashable, float] = {}
+        self._used_bytes = 0.0
+
+    @property
+    def used_bytes(self) -> float:
+        return self._used_bytes
+
+    @property
+    def used_ratio(self) -> float:
+        return self._used_bytes / self.capacity_bytes if self.capacity_bytes else 0.0
+
+    def __len__(self) -> int:
+        return len(self._reserved)
+
+    def reserve(self, session: Hashable, n_bytes: float) -> None:
+        """Set ``n_bytes`` aside. Raises ``NoCapacityError`` without room, ``KeyError`` if it holds some."""
+        if session in self._reserved:
+            raise KeyError(session)
+        # Relative slack: n sessions of capacity / n bytes each must fit in spite of rounding.
+        if self._used_bytes + n_bytes > self.capacity_bytes * (1 + 1e-12):
+            raise NoCapacityError(
+                f"{n_bytes / 1e6:.1f} MB asked for, {(self.capacity_bytes - self._used_bytes) / 1e6:.1f} MB free"
+            )
+        self._reserved[session] = n_bytes
+        self._used_bytes += n_bytes
+
+    def release(self, session: Hashable) -> None:
+        """Give back what ``session`` holds; nothing if it holds nothing."""
+        self._used_bytes -= self._reserved.pop(session, 0.0)
+        if not self._reserved:
+            self._used_bytes = 0.0

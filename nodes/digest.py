@@ -1,0 +1,50 @@
+"""A toy transformer for the stub: eight bytes per hidden state that depend on everything they should.
+
+A token's value after block b depends on its value before b, on b, and on all earlier tokens that b has
+seen in the session (as attention does). So the last value of a chain is right only if every block was
+applied exactly once and in order, with the session's whole history in its cache: the client checks it
+against the same computation on one machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableSequence
+
+DIGEST_BYTES = 8
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_ODD = 0xD1342543DE82EF95
+
+
+def embed(token_id: int, position: int) -> int:
+    """The value that enters block 0."""
+    return ((token_id + 1) * _GOLDEN + position * _ODD) & _MASK
+
+
+def token_of(value: int, vocabulary: int = 250_880) -> int:
+    """The token that the last block's value stands for."""
+    return (value >> 20) % vocabulary
+
+
+def apply_blocks(value: int, first: int, caches: MutableSequence[int]) -> int:
+    """Run one token through blocks ``first, first + 1, …``, one per entry of ``caches``.
+
+    ``caches[i]`` is what block ``first + i`` remembers of the session; it is updated in place.
+    """
+    for i in range(len(caches)):
+        memory = caches[i] = (caches[i] * _ODD + value) & _MASK
+        value = ((value ^ (memory >> 29)) * _GOLDEN + first + i) & _MASK
+    return value
+
+
+def read_value(row: bytes | memoryview) -> int:
+    """The value carried by one hidden state."""
+    return int.from_bytes(row[:DIGEST_BYTES], "little")
+
+
+def write_rows(values: list[int], token_bytes: int) -> bytes:
+    """Hidden states of ``token_bytes`` each that carry ``values``."""
+    rows = bytearray(len(values) * token_bytes)
+    for i, value in enumerate(values):
+        rows[i * token_bytes : i * token_bytes + DIGEST_BYTES] = value.to_bytes(DIGEST_BYTES, "little")
+    return bytes(rows)

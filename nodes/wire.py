@@ -1,0 +1,102 @@
+"""The data plane's frames: one msgpack array per binary WebSocket message.
+
+Requests (client to server), each answered once, in any order, with the same ``id``:
+
+- ``["open", id, session, client, first, last, max_tokens]``
+- ``["step", id, session, position, n_tokens, payload]``; position 0 is the prefill
+- ``["close", id, session]``
+- ``["ping", id, payload]``
+
+Answers:
+
+- ``["ok", id]``
+- ``["out", id, arrived_at_s, departed_at_s, payload]``
+- ``["error", id, code, message]``; ``id`` is -1 when the request's cannot be known
+
+``payload`` holds ``n_tokens`` hidden states. Except ``no-capacity`` and ``session-expired``, every
+error breaks the protocol: the server closes the connection after it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+
+PATH = "/v1/sessions"
+FRAME_OVERHEAD_BYTES = 512
+"""No frame is larger than its payload by more than this."""
+
+NO_CAPACITY = "no-capacity"
+SESSION_EXPIRED = "session-expired"
+BAD_FRAME = "bad-frame"
+TOO_LARGE = "frame-too-large"
+UNKNOWN_SESSION = "unknown-session"
+WRONG_SIZE = "wrong-size"
+WRONG_POSITION = "wrong-position"
+WRONG_BLOCKS = "wrong-blocks"
+
+_SHAPES: dict[str, tuple[type, ...]] = {
+    "open": (int, str, str, int, int, int),
+    "step": (int, str, int, int, bytes),
+    "close": (int, str),
+    "ping": (int, bytes),
+}
+_MAX_NAME = 128
+
+
+class FrameError(Exception):
+    """A frame that breaks the protocol; ``code`` goes into the error frame."""
+
+    def __init__(self, code: str, message: str, request_id: int = -1) -> None:
+        super().__init__(message)
+        self.code = code
+        self.request_id = request_id
+
+
+def pack(*fields: Any) -> bytes:
+    """One frame."""
+    return msgpack.packb(fields)  # type: ignore[no-any-return]
+
+
+def unpack_request(data: bytes) -> list[Any]:
+    """A request frame, checked: known kind, right number and types of fields, no negative numbers.
+
+    Raises ``FrameError`` (``bad-frame``).
+    """
+    frame = _unpack(data)
+    kind = frame[0]
+    shape = _SHAPES.get(kind) if isinstance(kind, str) else None
+    if shape is None:
+        raise FrameError(BAD_FRAME, f"unknown kind of frame {str(kind)[:40]!r}")
+    request_id = frame[1] if len(frame) > 1 and type(frame[1]) is int else -1
+    if len(frame) != len(shape) + 1:
+        raise FrameError(BAD_FRAME, f"{kind!r} takes {len(shape)} fields, not {len(frame) - 1}", request_id)
+    for value, wanted in zip(frame[1:], shape, strict=True):
+        if type(value) is not wanted:
+            raise FrameError(
+                BAD_FRAME, f"{kind!r} has a {type(value).__name__} instead of a {wanted.__name__}", request_id
+            )
+        if wanted is int and value < 0:
+            raise FrameError(BAD_FRAME, f"{kind!r} has a negative number", request_id)
+        if wanted is str and len(value) > _MAX_NAME:
+            raise FrameError(BAD_FRAME, f"{kind!r} has a name longer than {_MAX_NAME}", request_id)
+    return frame
+
+
+def unpack_answer(data: bytes) -> list[Any]:
+    """An answer frame. Raises ``FrameError`` if it is none."""
+    frame = _unpack(data)
+    if frame[0] not in ("ok", "out", "error") or len(frame) < 2 or type(frame[1]) is not int:
+        raise FrameError(BAD_FRAME, "not an answer frame")
+    return frame
+
+
+def _unpack(data: bytes) -> list[Any]:
+    try:
+        frame = msgpack.unpackb(data)
+    except Exception as error:  # msgpack raises a dozen kinds, among them ValueError and RecursionError
+        raise FrameError(BAD_FRAME, f"not msgpack: {type(error).__name__}") from error
+    if not isinstance(frame, list) or not frame:
+        raise FrameError(BAD_FRAME, "not a msgpack array")
+    return frame

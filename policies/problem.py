@@ -1,0 +1,209 @@
+"""The placement-and-routing problem: what every policy sees and what it answers.
+
+Pure data. Times are float seconds, sizes are bytes, blocks are ``0..n_blocks-1`` and ranges are
+half-open. Server and client arguments are indices into ``Problem.servers`` and ``Problem.clients``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+Matrix = tuple[tuple[float, ...], ...]
+
+
+class PolicyError(Exception):
+    """A policy cannot answer, or broke a rule. The message is one sentence for the user."""
+
+
+class InfeasiblePlacement(PolicyError):
+    """No placement of this policy holds every block of the model on these servers."""
+
+
+class BlockRange(NamedTuple):
+    """Consecutive blocks ``[first, last)``; ``first == last`` means none.
+
+    The paper's a_j is ``first + 1`` and its m_j is ``n_blocks``.
+    """
+
+    first: int
+    last: int
+
+    @property
+    def n_blocks(self) -> int:
+        return self.last - self.first
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A transformer as placement sees it.
+
+    ``n_blocks`` is L, ``block_bytes`` is s_m. ``cache_bytes_per_token`` is the attention cache of one
+    token in one block, so that s_c of a request is ``cache_bytes_per_token * (l_in + l_out)``.
+    """
+
+    name: str
+    n_blocks: int
+    hidden_size: int
+    block_bytes: float
+    cache_bytes_per_token: float
+    value_bytes: int = 2
+    petals_cache_tokens: int = 4096
+
+    @property
+    def token_bytes(self) -> int:
+        """Size of one token's hidden state on the wire."""
+        return self.hidden_size * self.value_bytes
+
+    @property
+    def petals_cache_bytes(self) -> float:
+        """Attention cache that PETALS reserves per hosted block (``cache_per_block``)."""
+        return self.cache_bytes_per_token * self.petals_cache_tokens
+
+    @property
+    def petals_autograd_bytes(self) -> float:
+        """Memory that PETALS keeps free for autograd: 2 GiB x hidden_size / 14336."""
+        return 2 * 1024**3 * self.hidden_size / 14336
+
+    def cache_bytes(self, n_tokens: int) -> float:
+        """s_c: attention cache of one block for one session of ``n_tokens`` tokens in all."""
+        return self.cache_bytes_per_token * n_tokens
+
+
+@dataclass(frozen=True)
+class ServerSpec:
+    """A server's capacity: ``memory_bytes`` is M_j, ``decode_s`` is tau_j (per block and token).
+
+    The prefill time per block of l tokens, tau^I_j(l), is ``prefill_base_s + prefill_slope_s * l``.
+    ``block_cap`` limits the number of blocks where a policy honours it (the reference simulator caps
+    MIG servers at 4). ``petals_*`` are PETALS' own throughput measurements, in tokens per second.
+    """
+
+    name: str
+    hardware: str
+    memory_bytes: float
+    decode_s: float
+    prefill_base_s: float
+    prefill_slope_s: float
+    petals_forward_rps: float
+    petals_network_rps: float
+    block_cap: int | None = None
+
+    def prefill_s(self, n_tokens: int) -> float:
+        return self.prefill_base_s + self.prefill_slope_s * n_tokens
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Servers, clients, the model, and the times between them.
+
+    ``raw_rtt_s[c][j]`` is pure propagation; ``token_rtt_s[c][j]`` is t_cj (one decode step's
+    communication, serialisation included); ``input_rtt_base_s + input_rtt_slope_s * l`` is t^I_cj(l).
+    ``server_rtt_s[i][j]`` is the raw RTT between servers. ``n_input_tokens`` and
+    ``n_output_tokens`` are the lengths that placement is designed for (the maxima).
+    ``request_rate`` is lambda in requests per second, all clients together.
+    ``join_order`` is the order in which servers join under PETALS.
+    """
+
+    model: ModelSpec
+    servers: tuple[ServerSpec, ...]
+    clients: tuple[str, ...]
+    raw_rtt_s: Matrix
+    token_rtt_s: Matrix
+    input_rtt_base_s: Matrix
+    input_rtt_slope_s: Matrix
+    server_rtt_s: Matrix
+    n_input_tokens: int
+    n_output_tokens: int
+    request_rate: float
+    join_order: tuple[int, ...]
+    initial_delay_s: float = 0.0
+
+    @property
+    def n_servers(self) -> int:
+        return len(self.servers)
+
+    @property
+    def design_cache_bytes(self) -> float:
+        """s_c at the design lengths."""
+        return self.model.cache_bytes(self.n_input_tokens + self.n_output_tokens)
+
+    def input_rtt_s(self, client: int, server: int, n_tokens: int) -> float:
+        """t^I_cj(l): communication time of a prompt of ``n_tokens`` tokens, both directions."""
+        return (
+            self.input_rtt_base_s[client][server] + self.input_rtt_slope_s[client][server] * n_tokens
+        )
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the blocks are: one range per server, and the cache room that the policy leaves there.
+
+    ``cache_bytes[j]`` is what sessions may use on server j: ``M_j - s_m m_j`` for CG-BP, the fixed
+    ``m_j * cache_per_block`` for PETALS. ``bounds`` holds what the policy can prove, by name.
+    """
+
+    policy: str
+    ranges: tuple[BlockRange, ...]
+    cache_bytes: tuple[float, ...]
+    design_concurrency: int | None = None
+    bounds: Mapping[str, float] = field(default_factory=dict)
+
+    def uncovered(self, n_blocks: int) -> list[int]:
+        """Blocks that no server holds."""
+        held = {b for r in self.ranges for b in range(r.first, r.last)}
+        return [b for b in range(n_blocks) if b not in held]
+
+
+@dataclass(frozen=True)
+class RequestSpec:
+    """What routing needs to know of a request."""
+
+    client: int
+    n_input_tokens: int
+    n_output_tokens: int
+
+    @property
+    def n_tokens(self) -> int:
+        return self.n_input_tokens + self.n_output_tokens
+
+
+class Hop(NamedTuple):
+    """One server of a chain and the blocks ``[first, last)`` that it processes for the session."""
+
+    server: int
+    first: int
+    last: int
+
+    @property
+    def n_blocks(self) -> int:
+        return self.last - self.first
+
+
+@dataclass(frozen=True)
+class Route:
+    """A chain of servers that covers ``[0, n_blocks)``.
+
+    ``wait_s`` is the largest waiting time among its hops as the policy expects it (0: room
+    everywhere now); ``cost_s`` is the value that the policy minimised.
+    """
+
+    hops: tuple[Hop, ...]
+    wait_s: float
+    cost_s: float
+
+
+def service_s(problem: Problem, request: RequestSpec, hops: Sequence[Hop]) -> tuple[float, float]:
+    """Modelled (first-token, whole-request) time of a chain without queue and setup.
+
+    First token: sum over hops of t^I_cj + k_j tau^I_j. All: that plus
+    ``(l_out - 1) * sum(t_cj + k_j tau_j)``.
+    """
+    prefill = decode = 0.0
+    for hop in hops:
+        server = problem.servers[hop.server]
+        prefill += problem.input_rtt_s(request.client, hop.server, request.n_input_tokens)
+        prefill += hop.n_blocks * server.prefill_s(request.n_input_tokens)
+        decode += problem.token_rtt_s[request.client][hop.server] + hop.n_blocks * server.decode_s
+    return prefill, prefill + (request.n_output_tokens - 1) * decode

@@ -1,0 +1,100 @@
+"""A resolved scenario: every name looked up, every unit converted, every random choice made.
+
+Times are scenario seconds (before ``time_scale``), rates are bits per second. ``testbed.scenario``
+makes an ``Experiment`` from a TOML file; the emulation and the simulator run it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from policies.problem import Problem
+
+
+@dataclass(frozen=True)
+class Link:
+    """One direction between two nodes: propagation delay and rate, in scenario units."""
+
+    delay_s: float
+    rate_bps: float
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Published overheads that the stub adds on top of the emulated network (all 0 for ``none``).
+
+    The per-token and per-input overheads include PETALS' own transfer time, so the stub adds only
+    what the emulated link's transmission does not already take. ``session_setup_s`` is the constant
+    added to every request's first token; it is 0 unless switched on.
+    """
+
+    name: str = "none"
+    token_overhead_s: float = 0.0
+    input_overhead_base_s: float = 0.0
+    input_overhead_slope_s: float = 0.0
+    initial_delay_s: float = 0.0
+    session_setup_s: float = 0.0
+
+    def input_overhead_s(self, n_tokens: int) -> float:
+        return self.input_overhead_base_s + self.input_overhead_slope_s * n_tokens
+
+
+@dataclass(frozen=True)
+class RequestPlan:
+    """One request of the workload. ``client`` indexes ``problem.clients``."""
+
+    index: int
+    client: int
+    arrival_at_s: float
+    n_input_tokens: int
+    n_output_tokens: int
+
+
+@dataclass(frozen=True)
+class Backoff:
+    """Waits between attempts to open a session: ``first_s`` doubling up to ``max_s``.
+
+    ``give_up_s`` after arrival without room, the request fails (0: never).
+    """
+
+    first_s: float = 1.0
+    max_s: float = 60.0
+    give_up_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything a run needs. ``links`` maps (from, to) node names; nodes are clients and servers."""
+
+    name: str
+    description: str
+    seed: int
+    time_scale: float
+    problem: Problem
+    sites: Mapping[str, str]
+    """Site of every node, by node name."""
+    links: Mapping[tuple[str, str], Link]
+    """Both directions of every client-server pair and every server-server pair."""
+    network: str
+    """Backend asked for: auto, netem, fabric, loopback."""
+    tcp_warm: bool
+    tcp_slow_start_after_idle: bool
+    tcp_congestion_control: str
+    mtu: int
+    compute: str
+    """Compute backend: stub or blocks."""
+    serial_compute: bool
+    placement: str
+    routing: str
+    design_concurrency: int | None
+    calibration: Calibration
+    backoff: Backoff
+    requests: tuple[RequestPlan, ...]
+    document: Mapping[str, Any] = field(repr=False)
+    """The resolved scenario as TOML data; parsing it again gives this experiment."""
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return (*self.problem.clients, *(s.name for s in self.problem.servers))
