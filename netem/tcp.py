@@ -41,7 +41,7 @@ def configure_namespace(spec: NetworkSpec) -> None:
             (_SYSCTL / name).write_text(value, encoding="ascii")
         except OSError as error:
             raise NetworkError(f"cannot set {_SYSCTL / name} in a namespace: {error.strerror}") from error
-    _silence_ipv6()
+    silence_ipv6()
 
 
 def route_options(spec: NetworkSpec) -> dict[str, dict[str, int]]:
@@ -68,7 +68,7 @@ def _choose_congestion_control(name: str) -> None:
         ) from error
 
 
-def _silence_ipv6() -> None:
+def silence_ipv6() -> None:
     """Keep router solicitations and duplicate-address probes off the emulated links."""
     for interface in ("all", "default"):
         path = Path("/proc/sys/net/ipv6/conf") / interface / "disable_ipv6"

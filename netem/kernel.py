@@ -1,0 +1,195 @@
+"""The ``netem`` backend: the kernel's own emulation, with veth pairs into a routing namespace.
+
+Every node has a namespace of its own with one device, whose peer stands in a switch namespace. The
+switch routes between the peers, and each peer carries its receiver's queueing tree (``netem.qdiscs``).
+All namespaces are unnamed and held by descriptor: they and all that is in them vanish with the last
+process that holds them, so a killed run leaves nothing.
+
+No neighbour is ever looked up (the kernel's neighbour table is shared by all namespaces and overflows
+at 60 nodes): both ends of every pair have known hardware addresses, entered as permanent neighbours,
+and a node sends everything to one gateway address that exists only as such an entry.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pyroute2 import IPRoute
+from pyroute2.netlink.exceptions import NetlinkError
+
+from netem import probe, qdiscs, rtnetlink, tcp
+from netem.backend import Backend
+from netem.spec import LinkProfile, NetworkError, NetworkSpec, NetworkUnavailable
+from netem.syscalls import inside, new_network_namespace, setns
+
+NETWORK = ipaddress.IPv4Network("198.18.0.0/15")
+"""Set aside for benchmarks by RFC 2544: in no real network, and here only inside the namespaces."""
+
+GATEWAY = "198.19.255.254"
+DEVICE = "eth0"
+"""Name of a node's device, the same in every namespace."""
+
+_NUD_PERMANENT = 0x80
+_RTNH_F_ONLINK = 4
+_MODULES = (
+    "install the rest of the distribution's kernel modules (Debian: linux-image-amd64 in place of a reduced "
+    "kernel; Ubuntu: apt install linux-modules-extra-$(uname -r)) and modprobe"
+)
+
+
+class NetemBackend(Backend):
+    """HTB classes with netem leaves on veth pairs; needs ``sch_netem``."""
+
+    name: ClassVar[str] = "netem"
+
+    def __init__(self, spec: NetworkSpec) -> None:
+        super().__init__(spec)
+        self._minor = {node: qdiscs.FIRST_NODE_MINOR + i for i, node in enumerate(spec.nodes)}
+        self._namespaces: dict[str, int] = {}
+        self._switch: int | None = None
+
+    @classmethod
+    def missing(cls) -> str | None:
+        return probe.probe_namespaces() or probe.try_in_child(_try_the_parts)
+
+    def open(self) -> None:
+        if len(self._minor) > qdiscs.LAST_NODE_MINOR:
+            raise NetworkError(f"the netem network holds at most {qdiscs.LAST_NODE_MINOR} nodes")
+        try:
+            self._build()
+        except BaseException as error:
+            self.close()
+            if isinstance(error, NetlinkError | OSError):
+                kind = NetworkUnavailable if _code(error) in (errno.EPERM, errno.ENOENT) else NetworkError
+                raise kind(f"cannot build the netem network: {error}") from error
+            raise
+
+    def enter(self, node: str) -> None:
+        setns(self._namespaces[node])
+
+    def address(self, node: str) -> str:
+        return str(NETWORK[self._minor[node]])
+
+    def close(self) -> None:
+        held = list(self._namespaces.values())
+        if self._switch is not None:
+            held.append(self._switch)
+        self._namespaces.clear()
+        self._switch = None
+        for fd in held:
+            os.close(fd)
+
+    def _build(self) -> None:
+        self._switch = new_network_namespace()
+        incoming = self._links_by_receiver()
+        with inside(self._switch), IPRoute() as switch:
+            _become_router()
+            for node in self.spec.nodes:
+                self._namespaces[node] = new_network_namespace()
+                self._add_pair(switch, node)
+                with inside(self._namespaces[node]):
+                    self._configure_node(node)
+                index = self._configure_port(switch, node)
+                rtnetlink.send(qdiscs.receiver_tree(index, incoming[node], self.spec.mtu))
+
+    def _links_by_receiver(self) -> dict[str, dict[int, LinkProfile]]:
+        incoming: dict[str, dict[int, LinkProfile]] = {node: {} for node in self.spec.nodes}
+        for (sender, receiver), link in self.spec.links.items():
+            incoming[receiver][self._minor[sender]] = link
+        return incoming
+
+    def _port(self, node: str) -> str:
+        return f"port{self._minor[node]}"
+
+    def _hardware(self, node: str, end: int) -> str:
+        """Locally administered address of one end of a pair: 1 at the node, 2 at the switch."""
+        high, low = divmod(self._minor[node], 256)
+        return f"02:00:00:{end:02x}:{high:02x}:{low:02x}"
+
+    def _add_pair(self, switch: IPRoute, node: str) -> None:
+        peer = {
+            "ifname": DEVICE,
+            "address": self._hardware(node, 1),
+            "mtu": self.spec.mtu,
+            "net_ns_fd": self._namespaces[node],
+        }
+        switch.link(
+            "add",
+            ifname=self._port(node),
+            kind="veth",
+            address=self._hardware(node, 2),
+            mtu=self.spec.mtu,
+            peer=peer,
+        )
+
+    def _configure_node(self, node: str) -> None:
+        tcp.configure_namespace(self.spec)
+        with IPRoute() as ip:
+            ip.link("set", index=_index(ip, "lo"), state="up")
+            index = _index(ip, DEVICE)
+            ip.addr("add", index=index, address=self.address(node), prefixlen=32)
+            ip.link("set", index=index, state="up")
+            _pin_neighbour(ip, index, GATEWAY, self._hardware(node, 2))
+            ip.route(
+                "add",
+                dst=str(NETWORK),
+                gateway=GATEWAY,
+                oif=index,
+                flags=_RTNH_F_ONLINK,
+                **tcp.route_options(self.spec),
+            )
+
+    def _configure_port(self, switch: IPRoute, node: str) -> int:
+        index = _index(switch, self._port(node))
+        switch.link("set", index=index, state="up")
+        _pin_neighbour(switch, index, self.address(node), self._hardware(node, 1))
+        switch.route("add", dst=f"{self.address(node)}/32", oif=index)
+        return index
+
+
+def _become_router() -> None:
+    sysctl = Path("/proc/sys/net/ipv4")
+    (sysctl / "ip_forward").write_text("1", encoding="ascii")
+    for interface in ("all", "default"):
+        (sysctl / "conf" / interface / "rp_filter").write_text("0", encoding="ascii")
+    tcp.silence_ipv6()
+
+
+def _index(ip: IPRoute, device: str) -> int:
+    index: int = ip.link_lookup(ifname=device)[0]
+    return index
+
+
+def _pin_neighbour(ip: IPRoute, index: int, address: str, hardware: str) -> None:
+    ip.neigh("add", dst=address, lladdr=hardware, ifindex=index, state=_NUD_PERMANENT)
+
+
+def _code(error: Any) -> int | None:
+    """The errno of an ``OSError`` or of a pyroute2 ``NetlinkError``."""
+    code: int | None = error.code if isinstance(error, NetlinkError) else error.errno
+    return code
+
+
+def _try_the_parts() -> str | None:
+    """Build one port in a namespace of this process's own; answer what the kernel refuses."""
+    probe.become_network_admin()
+    with IPRoute() as ip:
+        try:
+            ip.link("add", ifname="probe0", kind="veth", peer={"ifname": "probe1"})
+        except NetlinkError as error:
+            return f"the kernel makes no veth devices ({error}): {_MODULES} veth"
+        index = _index(ip, "probe0")
+    link = LinkProfile(delay_s=0.001, rate_bps=1e6)
+    for request in qdiscs.receiver_tree(index, {qdiscs.FIRST_NODE_MINOR: link}, mtu=1500):
+        try:
+            rtnetlink.send([request])
+        except OSError as error:
+            module = ("cls_" if request.message == rtnetlink.NEW_FILTER else "sch_") + request.kind
+            if error.errno in (errno.ENOENT, errno.EOPNOTSUPP):
+                return f"{module} is not in this kernel: {_MODULES} {module}"
+            return f"{module} cannot be used ({error.strerror})"
+    return None

@@ -1,0 +1,114 @@
+"""The queueing disciplines of one receiver's link, as requests for the kernel.
+
+On the switch's device towards a receiver stands an HTB tree with one class per sender and, in each
+class, a netem leaf that plays that sender's link: rate, then delay. A packet waits here on the
+receiver's side, where it no longer counts against its sender's TCP small queue.
+
+- One BPF filter of four instructions finds the class: its minor number is the low half of the source
+  address. Its cost does not grow with the number of nodes.
+- netem serialises, not HTB. HTB lets a whole GSO super-packet of 64 kB go at once and charges it
+  afterwards, so a token's 28 kB would arrive up to 2.3 ms early at 100 Mbit/s; netem delivers each
+  packet at the end of its transmission. HTB's own rate is therefore above every link's.
+- Packets of senders without a link fall into class ``DROP_MINOR``, whose queue has no room.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping
+
+from netem.rtnetlink import NEW_CLASS, NEW_FILTER, NEW_QDISC, TcRequest, attribute
+from netem.spec import LinkProfile, NetworkError
+
+DROP_MINOR = 1
+FIRST_NODE_MINOR = 2
+LAST_NODE_MINOR = 0xFFFD
+QUEUE_PACKETS = 10_000
+"""Room beyond bandwidth x delay: a packet is at least one segment, at most 64 kB."""
+
+_ROOT = 0xFFFF_FFFF
+_MAJOR = 0x1_0000
+_TICK_S = 64e-9
+_U32_MAX = 0xFFFF_FFFF
+_ETHERNET_BYTES = 14
+_PASS_BYTES_PER_S = 4_000_000_000
+_PASS_BURST_BYTES = 1_000_000
+_ETH_P_IP_BIG_ENDIAN = 0x0008
+_IPV4_SOURCE_OFFSET = _ETHERNET_BYTES + 12
+
+
+def receiver_tree(device: int, links: Mapping[int, LinkProfile], mtu: int) -> list[TcRequest]:
+    """All requests for the switch's ``device`` towards one receiver.
+
+    ``links`` maps a sender's minor number (low 16 bits of its address) to its link to the receiver.
+    Raises ``NetworkError`` for a link that netem cannot express.
+    """
+    requests = [_htb(device), _htb_class(device, DROP_MINOR), _drop_leaf(device), _filter(device)]
+    for minor, link in links.items():
+        requests += [_htb_class(device, minor), _netem_leaf(device, minor, link, mtu)]
+    return requests
+
+
+def netem_options(link: LinkProfile, mtu: int) -> bytes:
+    """``struct tc_netem_qopt`` and the rate attribute for one direction of a link.
+
+    The delay is in ticks of 64 ns. netem counts 14 bytes of Ethernet header per segment that the
+    emulated link does not have; its rate is raised by the same share of a full packet.
+    """
+    ticks = round(link.delay_s / _TICK_S)
+    if not 0 <= ticks <= _U32_MAX:
+        raise NetworkError(f"netem delays by 0 to {_U32_MAX * _TICK_S:.0f} s, not by {link.delay_s:g} s")
+    if link.rate_bps < 8:
+        raise NetworkError(f"netem needs a rate of at least 8 bit/s, not {link.rate_bps:g} bit/s")
+    bytes_per_s = round(link.rate_bps / 8 * (mtu + _ETHERNET_BYTES) / mtu)
+    limit = min(queue_limit_packets(link, mtu), _U32_MAX)
+    options = struct.pack("=6I", ticks, limit, 0, 0, 0, 0)  # then loss, gap, duplicate, jitter
+    if bytes_per_s > _U32_MAX:
+        options += attribute(8, struct.pack("=Q", bytes_per_s))
+    return options + attribute(6, struct.pack("=IiIi", min(bytes_per_s, _U32_MAX), 0, 0, 0))
+
+
+def queue_limit_packets(link: LinkProfile, mtu: int) -> int:
+    """What netem may hold: the packets in flight at full rate, and a queue in front of them."""
+    return math.ceil(link.rate_bps * link.delay_s / (8 * mtu)) + QUEUE_PACKETS
+
+
+def _htb(device: int) -> TcRequest:
+    version, rate_to_quantum = 3, 10
+    glob = struct.pack("=5I", version, rate_to_quantum, DROP_MINOR, 0, 0)
+    return TcRequest(NEW_QDISC, device, _MAJOR, _ROOT, "htb", attribute(2, glob))
+
+
+def _htb_class(device: int, minor: int) -> TcRequest:
+    linklayer_ethernet = 1  # the kernel computes transmission times itself: no tables to send
+    rate = struct.pack("=BBHhHI", 0, linklayer_ethernet, 0, 0, 0, _PASS_BYTES_PER_S)
+    burst_ticks = round(_PASS_BURST_BYTES / _PASS_BYTES_PER_S / _TICK_S)
+    quantum_bytes, level, priority = 65_536, 0, 0
+    params = rate + rate + struct.pack("=5I", burst_ticks, burst_ticks, quantum_bytes, level, priority)
+    return TcRequest(NEW_CLASS, device, _MAJOR | minor, _MAJOR, "htb", attribute(1, params))
+
+
+def _netem_leaf(device: int, minor: int, link: LinkProfile, mtu: int) -> TcRequest:
+    return TcRequest(NEW_QDISC, device, minor << 16, _MAJOR | minor, "netem", netem_options(link, mtu))
+
+
+def _drop_leaf(device: int) -> TcRequest:
+    no_room = struct.pack("=I", 0)
+    return TcRequest(NEW_QDISC, device, 0xFFFE << 16, _MAJOR | DROP_MINOR, "pfifo", no_room)
+
+
+def _filter(device: int) -> TcRequest:
+    program = b"".join(
+        struct.pack("=HBBI", code, 0, 0, operand)
+        for code, operand in (
+            (0x20, _IPV4_SOURCE_OFFSET),  # A = 32-bit word of the packet
+            (0x54, 0xFFFF),  # A &= operand
+            (0x44, _MAJOR),  # A |= operand
+            (0x16, 0),  # return A
+        )
+    )
+    length = struct.pack("=H", len(program) // 8)
+    priority = 1
+    info = priority << 16 | _ETH_P_IP_BIG_ENDIAN
+    return TcRequest(NEW_FILTER, device, 0, _MAJOR, "bpf", attribute(4, length) + attribute(5, program), info)

@@ -1,0 +1,83 @@
+"""What the netem backend asks of the kernel: the numbers alone, no kernel needed."""
+
+import struct
+
+import pytest
+
+from netem.qdiscs import DROP_MINOR, QUEUE_PACKETS, netem_options, queue_limit_packets, receiver_tree
+from netem.rtnetlink import NEW_CLASS, NEW_FILTER, NEW_QDISC
+from netem.spec import LinkProfile, NetworkError
+
+CLUSTER_LINK = LinkProfile(delay_s=0.05, rate_bps=100e6)
+TICK_S = 64e-9
+
+
+def rate_bytes_per_s(options: bytes) -> int:
+    length, kind, rate = struct.unpack_from("=HHI", options, len(options) - 20)
+    assert (length, kind) == (20, 6), "the last attribute is TCA_NETEM_RATE"
+    return rate
+
+
+def test_a_delay_is_given_to_netem_within_one_tick() -> None:
+    for delay_s in (0.0, 1e-6, 0.0025, 0.05, 1.2345678):
+        ticks = struct.unpack_from("=I", netem_options(LinkProfile(delay_s, 1e9), 1500))[0]
+        assert abs(ticks * TICK_S - delay_s) <= TICK_S / 2 * (1 + 1e-6)
+
+
+def test_a_full_packet_takes_its_time_at_the_links_rate_without_the_ethernet_header() -> None:
+    for rate_bps in (1e6, 100e6, 1e9, 20e9):
+        for mtu in (1500, 9000):
+            rate = rate_bytes_per_s(netem_options(LinkProfile(0.01, rate_bps), mtu))
+            assert (mtu + 14) / rate == pytest.approx(mtu * 8 / rate_bps, rel=1e-5)
+
+
+def test_a_rate_beyond_32_bits_of_bytes_per_second_is_given_in_64_bits() -> None:
+    options = netem_options(LinkProfile(0.01, 80e9), 1500)
+    length, kind, rate = struct.unpack_from("=HHQ", options, 24)
+    assert (length, kind) == (12, 8)
+    assert rate == pytest.approx(10e9 * 1514 / 1500)
+    assert rate_bytes_per_s(options) == 0xFFFF_FFFF
+
+
+def test_the_queue_holds_everything_in_flight_and_ten_thousand_packets_more() -> None:
+    in_flight = 100e6 * 0.05 / 8 / 1500
+    assert (
+        in_flight + QUEUE_PACKETS <= queue_limit_packets(CLUSTER_LINK, 1500) <= in_flight + QUEUE_PACKETS + 1
+    )
+    limit = struct.unpack_from("=6I", netem_options(CLUSTER_LINK, 1500))[1]
+    assert limit == queue_limit_packets(CLUSTER_LINK, 1500)
+
+
+def test_nothing_is_lost_duplicated_or_jittered_on_a_plain_link() -> None:
+    assert struct.unpack_from("=6I", netem_options(CLUSTER_LINK, 1500))[2:] == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("link", "wording"),
+    [
+        (LinkProfile(300.0, 1e6), "netem delays by 0 to 275 s, not by 300 s"),
+        (LinkProfile(-0.001, 1e6), "netem delays by 0 to 275 s, not by -0.001 s"),
+        (LinkProfile(0.1, 0.0), "netem needs a rate of at least 8 bit/s, not 0 bit/s"),
+    ],
+)
+def test_a_link_that_netem_cannot_express_is_refused_in_one_sentence(link: LinkProfile, wording: str) -> None:
+    with pytest.raises(NetworkError) as refusal:
+        netem_options(link, 1500)
+    assert str(refusal.value) == wording
+
+
+def test_a_receiver_has_one_filter_and_a_class_and_leaf_per_sender_however_many_there_are() -> None:
+    for n_senders in (1, 149):
+        tree = receiver_tree(3, {2 + i: CLUSTER_LINK for i in range(n_senders)}, 1500)
+        made = [(request.message, request.kind) for request in tree]
+        assert made.count((NEW_FILTER, "bpf")) == 1
+        assert made.count((NEW_CLASS, "htb")) == n_senders + 1
+        assert made.count((NEW_QDISC, "netem")) == n_senders
+        assert len({(r.message, r.handle) for r in tree}) == len(tree)
+
+
+def test_the_class_for_senders_without_a_link_has_a_queue_without_room() -> None:
+    tree = receiver_tree(3, {}, 1500)
+    (leaf,) = [request for request in tree if request.kind == "pfifo"]
+    assert leaf.parent == 0x10000 | DROP_MINOR
+    assert leaf.options == bytes(4)
