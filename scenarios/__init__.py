@@ -1,0 +1,1 @@
+"""Shipped data: scenario files (``*.toml``) and model, hardware and calibration profiles (``profiles/``)."""

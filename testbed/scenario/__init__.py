@@ -1,0 +1,55 @@
+"""Scenario files: from TOML to a resolved ``Experiment``, and back.
+
+- ``sources``: finds and reads files, applies ``--set``
+- ``schema``: the form of a file (strict tables, units through ``units``)
+- ``profiles``, ``network``, ``workload``, ``traces``, ``policy``: look names up and make choices
+- ``resolve``: puts the ``Experiment`` together
+- ``problems``: what is wrong, in one sentence
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import tomli_w
+from pydantic import ValidationError
+
+from testbed.experiment import Experiment
+from testbed.scenario.problems import WrongValueError, explain
+from testbed.scenario.resolve import resolve
+from testbed.scenario.schema import Scenario
+from testbed.scenario.sources import override, read_source, shipped_documents
+
+__all__ = ["dump_toml", "load_experiment", "shipped_scenarios"]
+
+
+def load_experiment(name_or_path: str, overrides: Sequence[str] = ()) -> Experiment:
+    """The resolved scenario of a file or a shipped name.
+
+    ``overrides`` are ``key.path=value`` as given to ``--set``: list entries by index
+    (``servers.0.count=3``), values as TOML or else plain text (``clients.site=Cluster1``).
+    Raises ``ScenarioError`` with one sentence: file, key path, what is wrong.
+    """
+    source = read_source(name_or_path)
+    override(source, overrides)
+    # A trace file is relative to the file that names it; on the command line, to the current folder.
+    folder = Path() if ("workload", "file") in source.overridden else source.folder
+    try:
+        scenario = Scenario.model_validate(source.document)
+        return resolve(scenario, source.stem, folder)
+    except ValidationError as error:
+        raise source.error(explain(error)) from None
+    except WrongValueError as wrong:
+        raise source.error(wrong) from None
+
+
+def dump_toml(experiment: Experiment) -> str:
+    """The resolved scenario as a file; loading it gives an equal experiment."""
+    header = "# A resolved scenario: every name has become numbers, which profiles no longer change.\n\n"
+    return header + tomli_w.dumps(dict(experiment.document))
+
+
+def shipped_scenarios() -> list[tuple[str, str]]:
+    """(name, description) of the scenarios that are installed with the tool."""
+    return [(name, str(document.get("description", ""))) for name, document in shipped_documents()]

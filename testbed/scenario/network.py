@@ -1,0 +1,163 @@
+"""From site pairs to links between nodes, and from links to the times that policies see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from netem.spec import HEADER_BYTES, LinkProfile
+from policies.problem import Matrix, ModelSpec
+from testbed.experiment import Calibration, Link
+from testbed.scenario.problems import Key, WrongValueError, unknown
+from testbed.scenario.schema import ClustersTable, MatrixTable
+from testbed.scenario.units import DURATION, RATE
+
+SitePair = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Node:
+    """A client or server; ``key`` is where the scenario names its site."""
+
+    name: str
+    site: str
+    key: Key
+
+
+def _directions(table: ClustersTable) -> Iterator[tuple[int, SitePair, Link]]:
+    for index, row in enumerate(table.pairs):
+        if row.sites is not None and row.rtt is not None:
+            a, b = row.sites
+            link = Link(row.rtt / 2, row.rate)
+            yield index, (a, b), link
+            if a != b:
+                yield index, (b, a), link
+        elif row.from_ is not None and row.to is not None and row.delay is not None:
+            yield index, (row.from_, row.to), Link(row.delay, row.rate)
+
+
+def _from_rows(table: ClustersTable) -> dict[SitePair, Link]:
+    links: dict[SitePair, Link] = {}
+    row_of: dict[SitePair, int] = {}
+    for index, pair, link in _directions(table):
+        if pair in links:
+            first = row_of[pair]
+            how = "contradicts" if links[pair] != link else "repeats"
+            raise WrongValueError(
+                ("network", "pairs", index),
+                f"{how} network.pairs.{first} for {pair[0]} to {pair[1]}; keep one of the two rows",
+            )
+        links[pair] = link
+        row_of[pair] = index
+    return links
+
+
+def _from_matrix(table: MatrixTable) -> dict[SitePair, Link]:
+    def cell(value: float, unit: str) -> str:
+        return f"{value!r} {unit}"
+
+    links = {}
+    for i, a in enumerate(table.sites):
+        for j, b in enumerate(table.sites):
+            delay_s = DURATION.parse(cell(table.rtt[i][j], table.rtt_unit)) / 2
+            if isinstance(table.rate, str):
+                rate_bps = RATE.parse(table.rate)
+            else:
+                rate_bps = RATE.parse(cell(table.rate[i][j], table.rate_unit or ""))
+            links[a, b] = Link(delay_s, rate_bps)
+    return links
+
+
+def site_links(table: ClustersTable | MatrixTable) -> dict[SitePair, Link]:
+    """One link per ordered pair of sites. Raises ``WrongValueError`` where rows contradict each other."""
+    return _from_rows(table) if isinstance(table, ClustersTable) else _from_matrix(table)
+
+
+def node_links(
+    by_site: Mapping[SitePair, Link], clients: Sequence[Node], servers: Sequence[Node]
+) -> dict[tuple[str, str], Link]:
+    """Links of every client-server and server-server pair, both directions, by node names.
+
+    Raises ``WrongValueError`` for a site that no row knows and for a pair of sites without a row.
+    """
+    known = sorted({site for pair in by_site for site in pair})
+    for node in (*clients, *servers):
+        if node.site not in known:
+            raise WrongValueError(
+                node.key, f"{unknown('site', node.site, known)}; or give it rows in network"
+            )
+    links = {}
+    for server in servers:
+        for other in (*clients, *servers):
+            if other.name == server.name:
+                continue
+            for a, b in ((other, server), (server, other)):
+                if (a.site, b.site) not in by_site:
+                    raise WrongValueError(
+                        ("network", "pairs"),
+                        f"no row for {a.site} to {b.site}, but {a.name} and {b.name} need one",
+                    )
+                links[a.name, b.name] = by_site[a.site, b.site]
+    return links
+
+
+@dataclass(frozen=True)
+class Times:
+    """The matrices of ``Problem``, by client or server and server."""
+
+    raw_rtt_s: Matrix
+    token_rtt_s: Matrix
+    input_rtt_base_s: Matrix
+    input_rtt_slope_s: Matrix
+    server_rtt_s: Matrix
+
+
+def policy_times(
+    links: Mapping[tuple[str, str], Link],
+    clients: Sequence[str],
+    servers: Sequence[str],
+    model: ModelSpec,
+    calibration: Calibration,
+    mtu: int,
+) -> Times:
+    """What policies know of the network.
+
+    Without calibration t_cj is the RTT plus the transmission of one token's hidden state each way,
+    and t^I_cj(l) grows by the same bytes per token, headers included, so that t^I_cj(1) = t_cj (a
+    prompt's last, partly filled segment is the only thing left out: less than a header). A published
+    calibration contains the transfer: t_cj is the RTT plus its overhead exactly.
+    """
+
+    def rtt(a: str, b: str) -> float:
+        return 0.0 if a == b else links[a, b].delay_s + links[b, a].delay_s
+
+    def token(a: str, b: str) -> float:
+        if calibration.name != "none":
+            return rtt(a, b) + calibration.token_overhead_s
+        ways = (links[a, b], links[b, a])
+        sent = sum(LinkProfile(w.delay_s, w.rate_bps).transmission_s(model.token_bytes, mtu) for w in ways)
+        return rtt(a, b) + sent + calibration.token_overhead_s
+
+    def slope(a: str, b: str) -> float:
+        if calibration.name != "none":
+            return calibration.input_overhead_slope_s
+        n_bits = 8 * model.token_bytes * mtu / (mtu - HEADER_BYTES)
+        sent = n_bits / links[a, b].rate_bps + n_bits / links[b, a].rate_bps
+        return sent + calibration.input_overhead_slope_s
+
+    def base(a: str, b: str) -> float:
+        if calibration.name != "none":
+            return rtt(a, b) + calibration.input_overhead_base_s
+        without = token(a, b) - calibration.token_overhead_s + calibration.input_overhead_slope_s
+        return without - slope(a, b) + calibration.input_overhead_base_s
+
+    def matrix(of: Callable[[str, str], float], rows: Sequence[str]) -> Matrix:
+        return tuple(tuple(of(row, server) for server in servers) for row in rows)
+
+    return Times(
+        raw_rtt_s=matrix(rtt, clients),
+        token_rtt_s=matrix(token, clients),
+        input_rtt_base_s=matrix(base, clients),
+        input_rtt_slope_s=matrix(slope, clients),
+        server_rtt_s=matrix(rtt, servers),
+    )

@@ -1,0 +1,68 @@
+"""Names of policies in a scenario: pairs, and how ``--set`` changes half of one.
+
+Whether a placement or routing policy of that name exists is for the policy registry to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from testbed.scenario.problems import WrongValueError, unknown
+from testbed.scenario.schema import PolicyTable
+
+POLICY_PAIRS = {"petals": ("petals", "petals"), "proposed": ("cg-bp", "ws-rr")}
+"""Placement and routing by the name of the pair."""
+
+_HALVES = ("placement", "routing")
+
+
+def resolve_policy(table: PolicyTable) -> PolicyTable:
+    """Placement and routing by their own names. Raises ``WrongValueError`` if the keys contradict each other."""
+    if table.name is None:
+        for half in _HALVES:
+            if getattr(table, half) is None:
+                raise WrongValueError(
+                    ("policy", half), f"is missing; give it, or a pair by name ({_pairs()})"
+                )
+        return table
+    if table.name not in POLICY_PAIRS:
+        raise WrongValueError(("policy", "name"), unknown("policy pair", table.name, POLICY_PAIRS))
+    pair = dict(zip(_HALVES, POLICY_PAIRS[table.name], strict=True))
+    for half, meant in pair.items():
+        given = getattr(table, half)
+        if given not in (None, meant):
+            raise WrongValueError(
+                ("policy", half),
+                f'"{given}" contradicts policy.name = "{table.name}", which means {half} "{meant}"; '
+                "keep one of the two",
+            )
+    return table.model_copy(update={"name": None, **pair})
+
+
+def is_proposed(table: PolicyTable) -> bool:
+    """Whether a resolved table is the paper's proposed pair, which has its own session setup."""
+    return (table.placement, table.routing) == POLICY_PAIRS["proposed"]
+
+
+def settle_overrides(policy: dict[str, Any], given: Collection[str]) -> None:
+    """Make ``--set`` win over the file: ``given`` are the keys of ``[policy]`` that options set.
+
+    A new name replaces the file's placement and routing; a new placement or routing replaces one
+    half of the file's pair.
+    """
+    if "name" in given:
+        for half in _HALVES:
+            if half not in given:
+                policy.pop(half, None)
+    elif any(half in given for half in _HALVES) and (
+        "name" in policy or not any(h in policy for h in _HALVES if h not in given)
+    ):
+        pair = POLICY_PAIRS.get(policy.pop("name", "proposed"), (None, None))
+        for half, meant in zip(_HALVES, pair, strict=True):
+            if meant is not None:
+                policy.setdefault(half, meant)
+
+
+def _pairs() -> str:
+    return ", ".join(POLICY_PAIRS)

@@ -1,0 +1,99 @@
+"""What can be wrong with a scenario, and how it is said: one sentence with file, key path and remedy."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+Key = tuple[str | int, ...]
+
+
+class WrongValueError(Exception):
+    """Something is wrong at ``key``. The loader adds the file and makes it a ``ScenarioError``."""
+
+    def __init__(self, key: Key, what: str) -> None:
+        super().__init__(what)
+        self.key = key
+        self.what = what
+
+
+def nearest(word: object, valid: Iterable[str]) -> str:
+    """``; did you mean "x"?``-like tail naming the nearest of ``valid``; empty if none is near."""
+    names = list(valid)
+    by_lower = {n.lower(): n for n in reversed(names)}
+    found = difflib.get_close_matches(str(word).lower(), by_lower, n=1, cutoff=0.5)
+    return f' (did you mean "{by_lower[found[0]]}"?)' if found else ""
+
+
+def unknown(what: str, word: object, valid: Iterable[str]) -> str:
+    """Sentence for a name that does not exist: the nearest one and all valid ones."""
+    names = list(valid)
+    return f'unknown {what} "{word}"{nearest(word, names)}; valid: {", ".join(names)}'
+
+
+def key_in_document(document: Any, key: Sequence[str | int]) -> Key:
+    """``key`` as the file has it: parts that only the schema knows (union tags, list forms) left out."""
+    kept: list[str | int] = []
+    here = document
+    for position, part in enumerate(key):
+        in_table = isinstance(here, dict) and part in here
+        if in_table or (isinstance(here, list) and isinstance(part, int) and part < len(here)):
+            here = here[part]
+        elif not (isinstance(here, dict) and isinstance(part, str) and position == len(key) - 1):
+            continue
+        kept.append(part)
+    return tuple(kept)
+
+
+def explain(error: ValidationError) -> WrongValueError:
+    """The first problem of a pydantic error, in words; unknown keys come first, as they cause others."""
+    details = error.errors(include_url=False)
+    first = next((d for d in details if d["type"] == "unknown_key"), details[0])
+    key: Key = tuple(first["loc"])
+    context: dict[str, Any] = first.get("ctx", {})
+    if "key" in context:
+        key = (*key, context["key"])
+    return WrongValueError(key, _sentence(first["type"], first["msg"], first.get("input"), context))
+
+
+_MUST_BE = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "string_type": "text in quotes",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "model_type": "a table",
+    "dict_type": "a table",
+    "model_attributes_type": "a table",
+    "finite_number": "a finite number",
+}
+_BOUND = {
+    "greater_than": ("more than", "gt"),
+    "greater_than_equal": ("at least", "ge"),
+    "less_than": ("less than", "lt"),
+    "less_than_equal": ("at most", "le"),
+}
+
+
+def _sentence(kind: str, message: str, given: Any, context: dict[str, Any]) -> str:
+    shown = f'"{given}"' if isinstance(given, str) else str(given).replace("True", "true")
+    if kind in _MUST_BE:
+        return f"must be {_MUST_BE[kind]}, not {shown}"
+    if kind in _BOUND:
+        words, name = _BOUND[kind]
+        return f"must be {words} {context[name]}, not {shown}"
+    if kind == "literal_error":
+        return unknown("value", given, re.findall(r"'([^']*)'", str(context["expected"])))
+    if kind == "union_tag_invalid":
+        return unknown("value", context["tag"], re.findall(r"'([^']*)'", str(context["expected_tags"])))
+    if kind in ("missing", "union_tag_not_found"):
+        return "is missing"
+    if kind == "too_short":
+        return f"needs at least {context['min_length']} entry"
+    if kind == "too_long":
+        return f"takes at most {context['max_length']} entries"
+    return message

@@ -1,0 +1,136 @@
+"""From a checked scenario to an ``Experiment``: names become numbers, and every choice is made."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+
+from policies.problem import Problem
+from testbed.experiment import Backoff, Experiment
+from testbed.scenario.network import Node, node_links, policy_times, site_links
+from testbed.scenario.policy import is_proposed, resolve_policy
+from testbed.scenario.problems import Key, WrongValueError
+from testbed.scenario.profiles import HardwareShelf, resolve_calibration, resolve_model, server_spec
+from testbed.scenario.schema import ClientsTable, Scenario, ServersTable
+from testbed.scenario.workload import join_order, make_requests
+
+
+def resolve(scenario: Scenario, stem: str, trace_folder: Path) -> Experiment:
+    """Look every name up and make every random choice.
+
+    ``stem`` names a scenario that gives no name; a relative trace file is taken from ``trace_folder``.
+    Raises ``WrongValueError`` with the key path of what cannot be resolved.
+    """
+    model_table, model = resolve_model(scenario.model)
+    policy = resolve_policy(scenario.policy)
+    calibration_table, calibration = resolve_calibration(scenario.calibration, is_proposed(policy))
+
+    taken: dict[str, Key] = {}
+    server_nodes = _nodes("servers", scenario.servers, taken)
+    client_nodes = _nodes("clients", scenario.clients, taken)
+    servers = list(chain.from_iterable(server_nodes))
+    clients = list(chain.from_iterable(client_nodes))
+
+    shelf = HardwareShelf(scenario.hardware, scenario.calibration.set)
+    hardware = {
+        group.hardware: shelf.get(group.hardware, ("servers", index, "hardware"))
+        for index, group in enumerate(scenario.servers)
+    }
+    specs = tuple(
+        server_spec(node.name, group.hardware, hardware[group.hardware], group.memory)
+        for group, nodes in zip(scenario.servers, server_nodes, strict=True)
+        for node in nodes
+    )
+
+    links = node_links(site_links(scenario.network), clients, servers)
+    client_names = tuple(node.name for node in clients)
+    times = policy_times(
+        links, client_names, [s.name for s in specs], model, calibration, scenario.network.mtu
+    )
+    workload, requests, n_input_tokens, n_output_tokens = make_requests(
+        scenario.workload, scenario.seed, len(clients), trace_folder
+    )
+    name = scenario.name or stem
+    resolved = scenario.model_copy(
+        update={
+            "name": name,
+            "resolved": True,
+            "model": model_table,
+            "hardware": hardware,
+            "workload": workload,
+            "policy": policy,
+            "calibration": calibration_table,
+        }
+    )
+    concurrency = policy.design_concurrency
+    assert workload.rate is not None and policy.placement is not None and policy.routing is not None
+    return Experiment(
+        name=name,
+        description=scenario.description,
+        seed=scenario.seed,
+        time_scale=scenario.time_scale,
+        problem=Problem(
+            model=model,
+            servers=specs,
+            clients=client_names,
+            raw_rtt_s=times.raw_rtt_s,
+            token_rtt_s=times.token_rtt_s,
+            input_rtt_base_s=times.input_rtt_base_s,
+            input_rtt_slope_s=times.input_rtt_slope_s,
+            server_rtt_s=times.server_rtt_s,
+            n_input_tokens=n_input_tokens,
+            n_output_tokens=n_output_tokens,
+            request_rate=workload.rate,
+            join_order=join_order(scenario.seed, len(specs)),
+            initial_delay_s=calibration.initial_delay_s,
+        ),
+        sites={node.name: node.site for node in (*clients, *servers)},
+        links=links,
+        network=scenario.network.backend,
+        tcp_warm=scenario.tcp.warm,
+        tcp_slow_start_after_idle=scenario.tcp.slow_start_after_idle,
+        tcp_congestion_control=scenario.tcp.congestion_control,
+        mtu=scenario.network.mtu,
+        compute=scenario.compute.backend,
+        serial_compute=scenario.compute.serial,
+        placement=policy.placement,
+        routing=policy.routing,
+        design_concurrency=concurrency if isinstance(concurrency, int) else None,
+        calibration=calibration,
+        backoff=Backoff(scenario.backoff.first, scenario.backoff.max, scenario.backoff.give_up),
+        requests=requests,
+        document=resolved.model_dump(by_alias=True, exclude_none=True),
+    )
+
+
+def _nodes(
+    kind: str, groups: Sequence[ServersTable | ClientsTable], taken: dict[str, Key]
+) -> list[list[Node]]:
+    """Nodes per group. Default names count on over the groups; a given name counts in its own group."""
+    counter: Counter[str] = Counter()
+    nodes: list[list[Node]] = []
+    for index, group in enumerate(groups):
+        members = []
+        for position in range(group.count):
+            name = _node_name(group, position, counter)
+            if name in taken:
+                first = ".".join(str(part) for part in taken[name])
+                raise WrongValueError(
+                    (kind, index), f'makes a second node "{name}" beside {first}; change its name'
+                )
+            taken[name] = (kind, index)
+            members.append(Node(name, group.site, (kind, index, "site")))
+        nodes.append(members)
+    if not any(nodes):
+        raise WrongValueError((kind,), f"there are no {kind}; give at least one entry a count of 1 or more")
+    return nodes
+
+
+def _node_name(group: ServersTable | ClientsTable, position: int, counter: Counter[str]) -> str:
+    if group.name is not None:
+        return group.name if group.count == 1 else f"{group.name}-{position}"
+    prefix = group.hardware if isinstance(group, ServersTable) else "client"
+    counter[prefix] += 1
+    return f"{prefix}-{counter[prefix] - 1}"

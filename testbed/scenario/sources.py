@@ -1,0 +1,143 @@
+"""Where scenario files come from, and how ``--set`` changes their data before they are checked."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from testbed.errors import ScenarioError
+from testbed.scenario.policy import settle_overrides
+from testbed.scenario.problems import Key, WrongValueError, key_in_document, nearest
+
+
+@dataclass
+class Source:
+    """A read file: its data, what it is called in messages, and the ``--set`` options applied to it."""
+
+    label: str
+    stem: str
+    folder: Path
+    document: dict[str, Any]
+    overridden: dict[tuple[str, ...], str] = field(default_factory=dict)
+
+    def error(self, wrong: WrongValueError) -> ScenarioError:
+        """``wrong`` as one sentence; names the ``--set`` option if that is where the value came from."""
+        key = tuple(str(part) for part in key_in_document(self.document, wrong.key))
+        option = next((o for k, o in self.overridden.items() if key[: len(k)] == k), None)
+        where = f"{self.label} with --set {option}" if option else self.label
+        return ScenarioError(": ".join(filter(None, (where, ".".join(key), wrong.what))))
+
+
+def shipped_files() -> Iterator[tuple[str, str]]:
+    """(name, TOML text) of every shipped scenario, by name."""
+    files = [f for f in resources.files("scenarios").iterdir() if f.name.endswith(".toml")]
+    for file in sorted(files, key=lambda f: f.name):
+        yield file.name.removesuffix(".toml"), file.read_text(encoding="utf-8")
+
+
+def shipped_documents() -> Iterator[tuple[str, dict[str, Any]]]:
+    """(name, data) of every shipped scenario, by name."""
+    for name, text in shipped_files():
+        yield name, _parse(text, f"scenarios/{name}.toml")
+
+
+def read_source(name_or_path: str) -> Source:
+    """The file at a path, or the shipped scenario of that name. Raises ``ScenarioError``."""
+    path = Path(name_or_path)
+    if not path.is_file():
+        shipped = dict(shipped_files())
+        if name_or_path in shipped:
+            text = shipped[name_or_path]
+            label = f"scenarios/{name_or_path}.toml"
+            return Source(label, name_or_path, Path(), _parse(text, label))
+        if path.exists():
+            raise ScenarioError(f"{path}: is not a file; name a scenario file or one of {', '.join(shipped)}")
+        hint = nearest(path.stem, shipped)
+        raise ScenarioError(
+            f"{name_or_path}: no such file or shipped scenario{hint}; shipped: {', '.join(shipped)}"
+        )
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise ScenarioError(f"{path}: cannot be read: {os.strerror(error.errno or 0)}") from None
+    except UnicodeDecodeError as error:
+        raise ScenarioError(f"{path}: is not UTF-8 text (byte {error.start})") from None
+    return Source(str(path), path.stem, path.parent, _parse(text, str(path)))
+
+
+def _parse(text: str, label: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        found = re.fullmatch(r"(.*) \(at (?:line (\d+), column (\d+)|end of document)\)", str(error))
+        message, line, column = found.groups() if found else (str(error), None, None)
+        line = line or str(text.count("\n") + 1)
+        where = f"{label}:{line}:{column}" if column else f"{label}:{line}"
+        raise ScenarioError(f"{where}: not valid TOML: {message[:1].lower()}{message[1:]}") from None
+
+
+def override(source: Source, options: Sequence[str]) -> None:
+    """Apply ``key.path=value`` options to ``source.document``, in order. Raises ``ScenarioError``."""
+    for option in options:
+        path, equals, text = option.partition("=")
+        parts = tuple(part.strip() for part in path.split("."))
+        if not equals or not all(parts):
+            raise ScenarioError(
+                f"--set {option}: must have the form key.path=value, for example workload.rate=0.5"
+            )
+        _check_resolved(source, parts, option)
+        try:
+            _put(source.document, parts, _value(text.strip()))
+        except WrongValueError as wrong:
+            key = ".".join(str(part) for part in wrong.key)
+            raise ScenarioError(f"{source.label} with --set {option}: {key}: {wrong.what}") from None
+        source.overridden[parts] = option
+    policy = source.document.get("policy")
+    if isinstance(policy, dict):
+        given = {parts[1] for parts in source.overridden if len(parts) == 2 and parts[0] == "policy"}
+        settle_overrides(policy, given)
+
+
+def _value(text: str) -> Any:
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return parsed["value"] if list(parsed) == ["value"] else text
+
+
+def _put(document: dict[str, Any], parts: tuple[str, ...], value: Any) -> None:
+    here: Any = document
+    for depth, part in enumerate(parts):
+        key: Key = parts[:depth]
+        last = depth == len(parts) - 1
+        if isinstance(here, list):
+            if not part.isdecimal() or int(part) >= len(here):
+                entries = f"0 to {len(here) - 1}" if here else "none"
+                raise WrongValueError(key, f'is a list with the entries {entries}, and has no entry "{part}"')
+            index: Any = int(part)
+        elif isinstance(here, dict):
+            index = part
+            if not last:
+                here.setdefault(part, {})
+        else:
+            raise WrongValueError(key, f'is a single value and has no key "{part}"')
+        if last:
+            here[index] = value
+        else:
+            here = here[index]
+
+
+def _check_resolved(source: Source, parts: tuple[str, ...], option: str) -> None:
+    """A resolved file holds numbers: another profile or calibration name would change nothing."""
+    if source.document.get("resolved") is True and parts in (("model", "profile"), ("calibration", "set")):
+        raise ScenarioError(
+            f"{source.label} with --set {option}: this is a resolved scenario, whose numbers no longer "
+            "follow from names; use --set on the scenario that it was made from"
+        )

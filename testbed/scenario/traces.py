@@ -1,0 +1,111 @@
+"""Recorded workloads: Mooncake JSONL, Azure and BurstGPT CSV, and a run's own ``requests.parquet``.
+
+The kind is told from the content. Every reader answers rows of (arrival, input tokens, output tokens).
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from testbed.scenario.problems import WrongValueError
+
+Row = tuple[float, int, int]
+_KEY = ("workload", "file")
+_log = logging.getLogger(__name__)
+
+
+def read_trace(path: Path) -> list[list[int | float]]:
+    """Requests of ``path`` as ``[arrival in s, input tokens, output tokens]``, first arrival at 0.
+
+    Requests without input or output tokens (failed ones) are left out with a warning.
+    Raises ``WrongValueError`` if the file cannot be read or is of no known kind.
+    """
+    try:
+        with path.open("rb") as file:
+            start = file.read(4)
+        rows = list(_parquet(path) if start == b"PAR1" else _text(path))
+    except OSError as error:
+        raise WrongValueError(_KEY, f'cannot read "{path}": {error.strerror}') from None
+    except UnicodeDecodeError:
+        raise WrongValueError(_KEY, f'"{path}" is neither text nor Parquet') from None
+    served = sorted((row for row in rows if row[1] >= 1 and row[2] >= 1), key=lambda row: row[0])
+    if not served:
+        raise WrongValueError(_KEY, f'"{path}" holds no request with input and output tokens')
+    if len(served) < len(rows):
+        _log.warning(
+            "%s: left out %d of %d requests that have no input or no output tokens",
+            path,
+            len(rows) - len(served),
+            len(rows),
+        )
+    return [[at_s - served[0][0], n_in, n_out] for at_s, n_in, n_out in served]
+
+
+def _text(path: Path) -> Iterator[Row]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        first = file.readline()
+        file.seek(0)
+        if first.lstrip().startswith("{"):
+            lines = ((n, json_line) for n, json_line in enumerate(file, 1) if json_line.strip())
+            yield from _rows(path, lines, _mooncake)
+            return
+        reader = csv.DictReader(file)
+        columns = set(reader.fieldnames or ())
+        for needed, read in _CSV:
+            if needed <= columns:
+                yield from _rows(path, ((reader.line_num, record) for record in reader), read)
+                return
+    kinds = "; ".join(", ".join(sorted(needed)) for needed, _ in _CSV)
+    raise WrongValueError(
+        _KEY,
+        f'"{path}" is no known trace: neither JSON lines (timestamp, input_length, output_length), '
+        f"nor a CSV with the columns {kinds}, nor Parquet",
+    )
+
+
+def _rows(path: Path, records: Iterator[tuple[int, Any]], read: Callable[[Any], Row]) -> Iterator[Row]:
+    for line, record in records:
+        try:
+            yield read(record)
+        except (ValueError, KeyError, TypeError) as error:
+            what = f"no {error}" if isinstance(error, KeyError) else str(error)
+            raise WrongValueError(_KEY, f'"{path}" line {line} cannot be read: {what}') from None
+
+
+def _mooncake(line: str) -> Row:
+    record = json.loads(line)
+    return float(record["timestamp"]) / 1000, int(record["input_length"]), int(record["output_length"])
+
+
+def _azure(record: dict[str, str]) -> Row:
+    at_s = datetime.fromisoformat(record["TIMESTAMP"]).timestamp()
+    return at_s, int(record["ContextTokens"]), int(record["GeneratedTokens"])
+
+
+def _burstgpt(record: dict[str, str]) -> Row:
+    return float(record["Timestamp"]), int(record["Request tokens"]), int(record["Response tokens"])
+
+
+_CSV: tuple[tuple[frozenset[str], Callable[[dict[str, str]], Row]], ...] = (
+    (frozenset({"TIMESTAMP", "ContextTokens", "GeneratedTokens"}), _azure),
+    (frozenset({"Timestamp", "Request tokens", "Response tokens"}), _burstgpt),
+)
+
+
+def _parquet(path: Path) -> Iterator[Row]:
+    import pyarrow as pa  # only here: most scenarios replay nothing
+    import pyarrow.parquet as pq
+
+    columns = ["arrival_at_s", "n_input_tokens", "n_output_tokens"]
+    try:
+        table = pq.read_table(path, columns=columns)
+        yield from zip(*(table.column(name).to_pylist() for name in columns), strict=True)
+    except (pa.ArrowException, KeyError) as error:
+        reason = str(error).splitlines()[0]
+        raise WrongValueError(_KEY, f'"{path}" cannot be read as requests of a run: {reason}') from None

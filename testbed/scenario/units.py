@@ -1,0 +1,92 @@
+"""Quantities as people write them ("100 ms", "1 Gbit/s", "79.13 GB") and the floats used inside.
+
+Conversion goes through decimal arithmetic, so that ``parse(format(x)) == x`` for every float.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+
+from testbed.scenario.problems import nearest
+
+_QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)\s*(.*?)\s*", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """A kind of quantity: its units with their factors, and an example for messages.
+
+    ``display`` names the units that output uses, largest first; the last one takes all the rest.
+    """
+
+    name: str
+    units: Mapping[str, Decimal]
+    display: tuple[str, ...]
+    example: str
+
+    def parse(self, text: str) -> float:
+        """The value of ``text`` in the base unit. Raises ``ValueError`` with what is wrong."""
+        match = _QUANTITY.fullmatch(text)
+        if match is None:
+            raise ValueError(f'must be a {self.name} with a unit such as "{self.example}", not "{text}"')
+        number, unit = match.groups()
+        if unit not in self.units:
+            what = f'unknown unit "{unit}"' if unit else f'"{text}" has no unit'
+            valid = ", ".join(self.units)
+            raise ValueError(f"{what}{nearest(unit, self.units)}; a {self.name} is given in {valid}")
+        value = float(Decimal(number) * self.units[unit])
+        if value < 0:
+            raise ValueError(f'must not be negative, but is "{text}"')
+        if value == float("inf"):
+            raise ValueError(f'"{text}" is too large')
+        return value
+
+    def format(self, value: float) -> str:
+        """``value`` (base unit, not negative) in the largest unit that leaves at least 1; exact."""
+        exact = Decimal(repr(float(value)))
+        if exact == 0:
+            return f"0 {self.display[0]}" if self.units[self.display[0]] == 1 else f"0 {self.display[-1]}"
+        unit = next((u for u in self.display if exact >= self.units[u]), self.display[-1])
+        scaled = exact.scaleb(-self.units[unit].adjusted()).normalize()
+        return f"{scaled:f} {unit}"
+
+
+DURATION = Dimension(
+    "duration",
+    {
+        "h": Decimal(3600),
+        "min": Decimal(60),
+        "s": Decimal(1),
+        "ms": Decimal("1e-3"),
+        "us": Decimal("1e-6"),
+        "µs": Decimal("1e-6"),
+        "ns": Decimal("1e-9"),
+    },
+    ("s", "ms", "us"),
+    "100 ms",
+)
+RATE = Dimension(
+    "rate",
+    {"bit/s": Decimal(1), "kbit/s": Decimal("1e3"), "Mbit/s": Decimal("1e6"), "Gbit/s": Decimal("1e9")},
+    ("Gbit/s", "Mbit/s", "kbit/s", "bit/s"),
+    "100 Mbit/s",
+)
+SIZE = Dimension(
+    "size",
+    {
+        "B": Decimal(1),
+        "kB": Decimal("1e3"),
+        "MB": Decimal("1e6"),
+        "GB": Decimal("1e9"),
+        "TB": Decimal("1e12"),
+        "KiB": Decimal(1024),
+        "MiB": Decimal(1024**2),
+        "GiB": Decimal(1024**3),
+        "TiB": Decimal(1024**4),
+    },
+    ("GB", "MB", "kB", "B"),
+    "79.13 GB",
+)

@@ -1,0 +1,143 @@
+"""The requests of a run: arrivals, lengths and clients, each from its own random stream of the seed.
+
+``random.Random`` seeded with text is the same on every machine and Python version.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from testbed.experiment import RequestPlan
+from testbed.scenario.problems import WrongValueError
+from testbed.scenario.schema import Choice, Lognormal, Uniform, WorkloadTable
+from testbed.scenario.traces import read_trace
+
+LengthTable = int | Uniform | Lognormal | Choice
+Listed = list[list[int | float]]
+
+
+def stream(seed: int, concern: str) -> random.Random:
+    """The random stream of one concern; streams of different concerns do not move each other."""
+    return random.Random(f"{seed}:{concern}")
+
+
+def join_order(seed: int, n_servers: int) -> tuple[int, ...]:
+    """Order in which servers join under PETALS: a random permutation."""
+    order = list(range(n_servers))
+    stream(seed, "join order").shuffle(order)
+    return tuple(order)
+
+
+def _gaps(table: WorkloadTable, rng: random.Random) -> Callable[[], float]:
+    """Time between arrivals in seconds, with mean 1 / rate."""
+    rate = table.rate or 0.0
+    if table.arrivals == "poisson":
+        return lambda: rng.expovariate(rate)
+    if table.arrivals == "gamma":
+        shape = table.shape or 1.0
+        return lambda: rng.gammavariate(shape, 1 / (rate * shape))
+    return lambda: 1 / rate
+
+
+def _length(table: LengthTable, rng: random.Random) -> Callable[[], int]:
+    if isinstance(table, int):
+        return lambda: table
+    if isinstance(table, Uniform):
+        return lambda: rng.randint(table.low, table.high)
+    if isinstance(table, Choice):
+        return lambda: rng.choices(table.values, table.weights)[0]
+    mu = math.log(table.mean) - table.sigma**2 / 2
+    return lambda: min(max(round(rng.lognormvariate(mu, table.sigma)), 1), table.max)
+
+
+def _longest(table: LengthTable | None, seen: list[int]) -> int:
+    """The length that placement is designed for: the largest that can occur."""
+    if isinstance(table, int):
+        return table
+    if isinstance(table, Uniform):
+        return table.high
+    if isinstance(table, Lognormal):
+        return table.max
+    return max(table.values if isinstance(table, Choice) else seen)
+
+
+def _checked(listed: Listed) -> Listed:
+    last_s = 0.0
+    for index, row in enumerate(listed):
+        whole = len(row) == 3 and all(isinstance(n, int) and n >= 1 for n in row[1:])
+        if not whole or row[0] < last_s:
+            raise WrongValueError(
+                ("workload", "requests", index),
+                "must be [arrival in seconds, input tokens, output tokens] with arrivals in order, "
+                f"none negative, and at least 1 token each, not {row}",
+            )
+        last_s = row[0]
+    if not listed:
+        raise WrongValueError(("workload", "requests"), "needs at least one request")
+    return listed
+
+
+def _replayed(table: WorkloadTable, folder: Path) -> tuple[Listed, float]:
+    """Requests of a trace file, cut to ``n_requests`` and stretched to ``rate`` where these are given."""
+    rows = (
+        read_trace(folder / (table.file or ""))
+        if table.arrivals == "trace"
+        else _checked(table.requests or [])
+    )
+    n = table.n_requests or len(rows)
+    if n > len(rows):
+        raise WrongValueError(("workload", "n_requests"), f"is {n}, but there are only {len(rows)} requests")
+    rows = rows[:n]
+    span_s = rows[-1][0] - rows[0][0]
+    if table.rate is None and span_s <= 0:
+        raise WrongValueError(
+            ("workload", "rate"), "is missing, and cannot be told from requests that arrive at once"
+        )
+    rate = table.rate or (n - 1) / span_s
+    if table.arrivals == "trace" and table.rate is not None and span_s > 0:
+        stretch = (n - 1) / rate / span_s
+        rows = [[at_s * stretch, *lengths] for at_s, *lengths in rows]
+    return rows, rate
+
+
+def make_requests(
+    table: WorkloadTable, seed: int, n_clients: int, folder: Path
+) -> tuple[WorkloadTable, tuple[RequestPlan, ...], int, int]:
+    """The resolved table, the requests, and the largest input and output lengths that can occur.
+
+    The first generated request arrives at 0 s. A relative trace file is looked for in ``folder``.
+    """
+    arrivals = stream(seed, "arrivals")
+    replayed: Listed | None = None
+    update: dict[str, Any] = {}
+    if table.arrivals in ("trace", "listed"):
+        replayed, rate = _replayed(table, folder)
+        arrives_at_s = [float(row[0]) for row in replayed]
+        update = {"arrivals": "listed", "file": None, "rate": rate, "n_requests": len(replayed)}
+    else:
+        gap = _gaps(table, arrivals)
+        arrives_at_s = list(accumulate((gap() for _ in range((table.n_requests or 1) - 1)), initial=0.0))
+    lengths = []
+    for column, spec, concern in (
+        (1, table.n_input_tokens, "input lengths"),
+        (2, table.n_output_tokens, "output lengths"),
+    ):
+        if spec is not None:
+            draw = _length(spec, stream(seed, concern))
+            lengths.append([draw() for _ in arrives_at_s])
+        else:
+            lengths.append([int(row[column]) for row in replayed or []])
+    client = stream(seed, "client choice")
+    requests = tuple(
+        RequestPlan(index, client.randrange(n_clients), at_s, n_in, n_out)
+        for index, (at_s, n_in, n_out) in enumerate(zip(arrives_at_s, *lengths, strict=True))
+    )
+    if replayed is not None:
+        update["requests"] = [[r.arrival_at_s, r.n_input_tokens, r.n_output_tokens] for r in requests]
+    longest = (_longest(table.n_input_tokens, lengths[0]), _longest(table.n_output_tokens, lengths[1]))
+    return table.model_copy(update=update), requests, *longest
