@@ -24,7 +24,7 @@ _SUBNET = "198.18.0.0/15"
 _FIRST_ADDRESS = int.from_bytes(socket.inet_aton("198.18.0.1"), "big")
 DEVICE = "testbed0"
 
-EARLY_S = 90e-6
+EARLY_S = 60e-6
 """Delay per direction that the kernel's wake-ups and the forwarder add (see docs/accuracy.md)."""
 
 

@@ -1,0 +1,35 @@
+"""Which backend runs here: the best that works, and why the better ones do not."""
+
+from __future__ import annotations
+
+from netem.backend import Backend
+from netem.fabric import FabricBackend
+from netem.kernel import NetemBackend
+from netem.loopback import LoopbackBackend
+from netem.spec import NetworkError, NetworkUnavailable
+
+BACKENDS: tuple[type[Backend], ...] = (NetemBackend, FabricBackend, LoopbackBackend)
+"""From most to least faithful."""
+
+
+def choose_backend(wanted: str) -> tuple[type[Backend], str]:
+    """The backend called ``wanted``, or for ``auto`` the first that works here, and one sentence why.
+
+    Raises ``NetworkUnavailable`` when the one asked for does not work on this machine. Must be
+    called from a single-threaded process: it probes in forked children.
+    """
+    by_name = {backend.name: backend for backend in BACKENDS}
+    if wanted != "auto":
+        if wanted not in by_name:
+            raise NetworkError(f"there is no network backend {wanted!r}: take one of auto, {', '.join(by_name)}")
+        missing = by_name[wanted].missing()
+        if missing is not None:
+            raise NetworkUnavailable(f"the {wanted} network does not work here: {missing}")
+        return by_name[wanted], "asked for"
+    reasons: list[str] = []
+    for backend in BACKENDS:
+        missing = backend.missing()
+        if missing is None:
+            return backend, "; ".join(reasons) or "the most faithful one works here"
+        reasons.append(f"no {backend.name}: {missing}")
+    raise NetworkUnavailable("; ".join(reasons))

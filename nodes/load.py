@@ -1,0 +1,103 @@
+"""The open-loop load generator of one client: starts every request at its time, come what may."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from nodes.clock import Clock
+from nodes.eventlog import EventLog, LogFullError
+from nodes.session import HubSession, Request, SessionError
+
+Progress = Callable[[str, int, float], None]
+"""Called with (state, request index, instant) whenever a request changes state."""
+
+
+class LoadGenerator:
+    """Runs requests concurrently, logs everything, and counts tokens for the progress view."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        log: EventLog,
+        make_session: Callable[[Request, LoadGenerator], HubSession],
+        progress: Progress,
+    ) -> None:
+        self._clock = clock
+        self._log = log
+        self._make_session = make_session
+        self._progress = progress
+        self._failure: LogFullError | None = None
+        self.n_tokens = 0
+        self.last_ttft_s = 0.0
+        self.last_gap_s = 0.0
+        self._arrived_at_s: dict[int, float] = {}
+
+    async def run(self, requests: Sequence[Request], client: str) -> None:
+        """Serve all requests; returns when each has completed or failed.
+
+        Raises ``LogFullError`` when measurements can no longer be stored: the run is over then.
+        """
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            for request in requests:
+                await self._clock.sleep_until_s(request.arrival_at_s)
+                if self._failure is not None:
+                    raise self._failure
+                self._arrived(request, client)
+                tasks.append(asyncio.create_task(self._serve(request)))
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        if self._failure is not None:
+            raise self._failure
+
+    def _arrived(self, request: Request, client: str) -> None:
+        at_s = self._clock.now_s()
+        self._arrived_at_s[request.index] = at_s
+        details = {
+            "client": client,
+            "intended_at_s": request.arrival_at_s,
+            "n_input_tokens": request.n_input_tokens,
+            "n_output_tokens": request.n_output_tokens,
+        }
+        self.state(request, "arrived", at_s, details)
+
+    async def _serve(self, request: Request) -> None:
+        try:
+            await self._make_session(request, self).run()
+        except SessionError as error:
+            with contextlib.suppress(LogFullError):  # remembered by _write, raised by run
+                self.state(request, "failed", self._clock.now_s(), {"reason": str(error)})
+        except asyncio.CancelledError:
+            with contextlib.suppress(LogFullError):
+                self.state(request, "interrupted", self._clock.now_s(), {})
+            raise
+
+    def state(self, request: Request, state: str, at_s: float, details: Mapping[str, Any]) -> None:
+        self._write("state", request.index, state, at_s, dict(details))
+        self._progress(state, request.index, at_s)
+
+    def opening(self, request: Request, at_s: float, opened_at_s: float) -> None:
+        self._write("opening", request.index, at_s, opened_at_s)
+
+    def token(
+        self, request: Request, token: int, ready_at_s: float, finished_at_s: float, hops: Sequence[Any]
+    ) -> None:
+        self._write("token", request.index, token, ready_at_s, finished_at_s, hops)
+        self.n_tokens += 1
+        if token:
+            self.last_gap_s = finished_at_s - ready_at_s
+        else:
+            self.last_ttft_s = finished_at_s - self._arrived_at_s[request.index]
+
+    def _write(self, *record: Any) -> None:
+        try:
+            self._log.write(*record)
+        except LogFullError as error:
+            self._failure = error
+            raise

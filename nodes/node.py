@@ -1,0 +1,219 @@
+"""What a node process runs after it has entered its network: a server or a client until told to stop.
+
+The launcher forks the process and calls ``run_server`` or ``run_client`` with a plain configuration;
+from then on the orchestrator speaks to it over the control plane.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import uvloop
+from aiohttp import web
+
+from nodes import control
+from nodes.clock import ScaledClock
+from nodes.compute import StubCompute, StubProfile
+from nodes.connection import Connection
+from nodes.eventlog import EventLog, LogFullError
+from nodes.links import DelayProfile
+from nodes.load import LoadGenerator
+from nodes.server import HostedBlocks, Server, ServerLimits
+from nodes.session import HubSession, Request, SessionRules
+
+log = logging.getLogger(__name__)
+
+DATA_PORT = 7000
+_PROGRESS_S = 0.2
+
+
+@dataclass(frozen=True)
+class NodeConfig:
+    """What every node is told when it is forked. ``port`` 0 takes any free one."""
+
+    name: str
+    control_path: Path
+    address: str
+    port: int
+    time_scale: float
+
+
+@dataclass(frozen=True)
+class ServerConfig(NodeConfig):
+    """A server: what it hosts, and the stub's profile."""
+
+    hosted: HostedBlocks = field(kw_only=True)
+    stub: StubProfile = field(kw_only=True)
+    limits: ServerLimits = field(kw_only=True)
+
+
+@dataclass(frozen=True)
+class ClientConfig(NodeConfig):
+    """A client: where its log goes and what its sessions obey."""
+
+    log_path: Path = field(kw_only=True)
+    rules: SessionRules = field(kw_only=True)
+
+
+def run_server(config: ServerConfig) -> None:
+    """Serve until the orchestrator says ``stop`` or is gone."""
+    uvloop.run(_serve(config))
+
+
+def run_client(config: ClientConfig) -> None:
+    """Take work from the orchestrator until it says ``stop`` or is gone."""
+    uvloop.run(_drive(config))
+
+
+async def _until_stopped(peer: control.Peer, stopped: asyncio.Event) -> None:
+    """Serve the control connection until ``stop`` arrives or the orchestrator is gone."""
+    serving = asyncio.ensure_future(peer.serve())
+    waiting = asyncio.ensure_future(stopped.wait())
+    await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    serving.cancel()
+    waiting.cancel()
+
+
+async def _serve(config: ServerConfig) -> None:
+    clock = ScaledClock(0.0, config.time_scale)
+    server = Server(config.name, config.hosted, StubCompute(config.stub, clock), clock, config.limits)
+    runner = web.AppRunner(server.app(), access_log=None, handle_signals=False, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, config.address, config.port)
+    await site.start()
+    port = runner.addresses[0][1]
+    stopped = asyncio.Event()
+
+    async def start(origin_at: float) -> None:
+        clock.origin_at = origin_at
+
+    async def status() -> dict[str, Any]:
+        return server.status()
+
+    async def stop() -> None:
+        stopped.set()
+
+    peer = await control.connect(
+        config.control_path, {"start": start, "status": status, "stop": stop}
+    )
+    peer.tell("hello", config.name, os.getpid(), port)
+    await _until_stopped(peer, stopped)
+    await runner.cleanup()
+    clock.close()
+
+
+class _Client:
+    """Methods that the orchestrator calls on a client node."""
+
+    def __init__(self, config: ClientConfig, http: aiohttp.ClientSession) -> None:
+        self.config = config
+        self.clock = ScaledClock(0.0, config.time_scale)
+        self.http = http
+        self.connections: list[Connection] = []
+        self.stopped = asyncio.Event()
+        self.peer: control.Peer | None = None
+        self._work: asyncio.Task[None] | None = None
+        self._log = EventLog(config.log_path)
+
+    async def connect(self, servers: list[dict[str, Any]]) -> None:
+        """Connect to every server: ``{address, port, up, down}``; ``up``/``down`` only for loopback."""
+        for server in servers:
+            up, down = (
+                DelayProfile(*server[key]) if server.get(key) else None for key in ("up", "down")
+            )
+            url = f"http://{server['address']}:{server['port']}/v1/sessions"
+            self.connections.append(Connection(self.http, url, self.clock, up, down))
+        await asyncio.gather(*(connection.open() for connection in self.connections))
+
+    async def warm(self, n_bytes: int) -> None:
+        """Send one message of ``n_bytes`` each way on every connection."""
+        payload = bytes(n_bytes)
+        await asyncio.gather(*(c.ask("ping", payload) for c in self.connections))
+
+    async def start(self, origin_at: float) -> None:
+        self.clock.origin_at = origin_at
+
+    async def serve(self, requests: list[list[Any]]) -> None:
+        """Run the workload in the background; ``done`` is told at its end."""
+        self._work = asyncio.create_task(self._run([Request(*fields) for fields in requests]))
+
+    async def _run(self, requests: list[Request]) -> None:
+        generator = LoadGenerator(self.clock, self._log, self._session, self._progress)
+        reporting = asyncio.create_task(self._report(generator))
+        failure = ""
+        try:
+            await generator.run(requests, self.config.name)
+        except LogFullError as error:
+            failure = str(error)
+        except asyncio.CancelledError:
+            failure = "interrupted"
+        except Exception as error:
+            log.exception("the load generator broke")
+            failure = f"{type(error).__name__}: {error}"
+        reporting.cancel()
+        self._tell("done", self.config.name, failure)
+
+    def _session(self, request: Request, generator: LoadGenerator) -> HubSession:
+        return HubSession(
+            request,
+            str(request.index),
+            self.config.name,
+            self.connections,
+            self._route,
+            self.config.rules,
+            self.clock,
+            generator,
+        )
+
+    async def _route(self, request: Request, attempt: int) -> dict[str, Any] | None:
+        assert self.peer is not None
+        answer: dict[str, Any] | None = await self.peer.ask("route", request.index, attempt)
+        return answer
+
+    def _progress(self, state: str, index: int, at_s: float) -> None:
+        self._tell("state", index, state, at_s)
+
+    async def _report(self, generator: LoadGenerator) -> None:
+        while True:
+            self._tell(
+                "tokens", self.config.name, generator.n_tokens, generator.last_ttft_s, generator.last_gap_s
+            )
+            await asyncio.sleep(_PROGRESS_S)
+
+    def _tell(self, method: str, *params: Any) -> None:
+        assert self.peer is not None
+        try:
+            self.peer.tell(method, *params)
+        except control.ControlError:  # the orchestrator is gone: stop, the log holds everything
+            self.stopped.set()
+
+    async def finish(self) -> None:
+        """End the workload now; running requests are logged as interrupted."""
+        if self._work is not None and not self._work.done():
+            self._work.cancel()
+            await asyncio.wait({self._work})
+
+    async def stop(self) -> None:
+        self.stopped.set()
+
+
+async def _drive(config: ClientConfig) -> None:
+    connector = aiohttp.TCPConnector(local_addr=(config.address, 0), limit=0)
+    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as http:
+        client = _Client(config, http)
+        handlers: dict[str, control.Handler] = {
+            name: getattr(client, name) for name in ("connect", "warm", "start", "serve", "finish", "stop")
+        }
+        client.peer = await control.connect(config.control_path, handlers)
+        client.peer.tell("hello", config.name, os.getpid(), 0)
+        await _until_stopped(client.peer, client.stopped)
+        await client.finish()
+        await asyncio.gather(*(c.close() for c in client.connections), return_exceptions=True)
+        client.clock.close()

@@ -1,0 +1,187 @@
+"""The launcher: a small pre-loaded process that owns the emulated network and forks the nodes.
+
+It is a process of its own because making namespaces needs a single thread, and because forking one
+pre-loaded parent starts 60 nodes in the time that two interpreters take. It holds the namespaces by
+descriptor: when it dies, so do its children (death signal), and the kernel removes the rest.
+
+The orchestrator talks to it over a private socket pair (``LauncherHandle`` is its end): requests are
+``(command, *arguments)``, answers ``("ok", value)`` or ``("error", message, is_user_error)``, and
+``("exited", name, pid, status)`` comes whenever a child ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import select
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from netem.backend import Backend
+from netem.choose import choose_backend
+from netem.probe import become_network_admin
+from netem.spec import NetworkError, NetworkSpec, NetworkUnavailable
+from netem.syscalls import set_death_signal, set_process_name, set_timer_slack
+
+NODE_KINDS: dict[str, Callable[[Any], None]] = {}
+
+
+def _preload() -> None:
+    """Import all that nodes need, once, so that forked nodes share it."""
+    from nodes.node import run_client, run_server
+    from nodes.probe import run_echo, run_prober
+
+    NODE_KINDS.update(server=run_server, client=run_client, echo=run_echo, prober=run_prober)
+
+
+class Launcher:
+    """Executes the orchestrator's commands one after another."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._backend: Backend | None = None
+        self._children: dict[int, str] = {}
+        self._wakeup_in, self._wakeup_out = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(self._wakeup_out, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+
+    def run(self) -> None:
+        """Serve until the orchestrator closes its end or is gone."""
+        try:
+            while True:
+                ready, _, _ = select.select([self._connection, self._wakeup_in], [], [])
+                if self._wakeup_in in ready:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(self._wakeup_in, 4096)
+                    self._reap()
+                if self._connection in ready:
+                    self._answer(self._connection.recv())
+        except (EOFError, ConnectionError):
+            return
+        finally:
+            self._close()
+
+    def _answer(self, request: tuple[Any, ...]) -> None:
+        command, *arguments = request
+        try:
+            value = getattr(self, f"_do_{command}")(*arguments)
+        except (NetworkError, OSError) as error:
+            self._connection.send(("error", str(error), isinstance(error, NetworkUnavailable)))
+        except Exception as error:
+            traceback.print_exc()
+            self._connection.send(("error", f"{type(error).__name__}: {error}", False))
+        else:
+            self._connection.send(("ok", value))
+
+    def _do_open(self, wanted: str, spec: NetworkSpec, logs: Path) -> dict[str, Any]:
+        """Choose and build the network; fork its forwarder if it has one."""
+        backend_class, why = choose_backend(wanted)
+        if not backend_class.delays_in_client:
+            become_network_admin()
+        self._backend = backend = backend_class(spec)
+        backend.open()
+        worker = backend.worker()
+        if worker is not None:
+            self._fork(backend.name, logs / f"{backend.name}.log", worker, None)
+        gc.collect()
+        gc.freeze()
+        return {
+            "name": backend.name,
+            "why": why,
+            "delays_in_client": backend.delays_in_client,
+            "addresses": {node: backend.address(node) for node in spec.nodes},
+        }
+
+    def _do_spawn(self, kind: str, config: Any, log: Path) -> int:
+        """Fork one node into its network; answers its process id."""
+        run = NODE_KINDS[kind]
+        return self._fork(config.name, log, lambda: run(config), config.name)
+
+    def _do_stats(self) -> dict[str, float] | None:
+        """The forwarder's counters, if the network has one."""
+        stats = getattr(self._backend, "stats", None)
+        return vars(stats()) if stats is not None else None
+
+    def _do_kill(self, pid: int, number: int) -> None:
+        """Send a signal to a child of this launcher."""
+        if pid not in self._children:
+            raise NetworkError(f"process {pid} is not a node of this run")
+        os.kill(pid, number)
+
+    def _fork(self, name: str, log: Path, run: Callable[[], None], node: str | None) -> int:
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                self._become_child(name, log, node, parent)
+                run()
+                status = 0
+            except SystemExit as error:
+                status = error.code if isinstance(error.code, int) else 1
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(status)
+        self._children[pid] = name
+        return pid
+
+    def _become_child(self, name: str, log: Path, node: str | None, parent: int) -> None:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._connection.close()
+        os.close(self._wakeup_in)
+        os.close(self._wakeup_out)
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.close(output)
+        if node is not None:
+            assert self._backend is not None, "spawn before open"
+            self._backend.enter(node)
+        set_timer_slack(1)
+        set_process_name(f"tb:{name}")
+        set_death_signal(signal.SIGKILL)
+        if os.getppid() != parent:  # the launcher died before the death signal was set
+            os._exit(1)
+
+    def _reap(self) -> None:
+        for pid in list(self._children):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                name = self._children.pop(pid)
+                with contextlib.suppress(ConnectionError):
+                    self._connection.send(("exited", name, pid, os.waitstatus_to_exitcode(status)))
+
+    def _close(self) -> None:
+        for pid in self._children:
+            os.kill(pid, signal.SIGKILL)
+        for pid in self._children:
+            os.waitpid(pid, 0)
+        self._children.clear()
+        if self._backend is not None:
+            self._backend.close()
+
+
+def main() -> None:
+    """Entry point: ``python -m testbed.launcher FD PARENT``."""
+    descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
+    set_death_signal(signal.SIGKILL)
+    if os.getppid() != parent:
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    set_process_name("tb:launcher")
+    _preload()
+    Launcher(Connection(descriptor)).run()
+
+
+if __name__ == "__main__":
+    main()
