@@ -16,7 +16,7 @@ import tomli_w
 from pydantic import ValidationError
 
 from testbed.experiment import Experiment
-from testbed.scenario.problems import WrongValueError, explain
+from testbed.scenario.problems import KeyedError, explain
 from testbed.scenario.resolve import resolve
 from testbed.scenario.schema import Scenario
 from testbed.scenario.sources import override, read_source, shipped_documents
@@ -40,7 +40,7 @@ def load_experiment(name_or_path: str, overrides: Sequence[str] = ()) -> Experim
         return resolve(scenario, source.stem, folder)
     except ValidationError as error:
         raise source.error(explain(error)) from None
-    except WrongValueError as wrong:
+    except KeyedError as wrong:
         raise source.error(wrong) from None
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from netem.spec import HEADER_BYTES, LinkProfile
 from policies.problem import Matrix, ModelSpec
 from testbed.experiment import Calibration, Link
-from testbed.scenario.problems import Key, WrongValueError, unknown
+from testbed.scenario.problems import Key, KeyedError, unknown
 from testbed.scenario.schema import ClustersTable, MatrixTable
 from testbed.scenario.units import DURATION, RATE
 
@@ -43,7 +43,7 @@ def _from_rows(table: ClustersTable) -> dict[SitePair, Link]:
         if pair in links:
             first = row_of[pair]
             how = "contradicts" if links[pair] != link else "repeats"
-            raise WrongValueError(
+            raise KeyedError(
                 ("network", "pairs", index),
                 f"{how} network.pairs.{first} for {pair[0]} to {pair[1]}; keep one of the two rows",
             )
@@ -69,7 +69,7 @@ def _from_matrix(table: MatrixTable) -> dict[SitePair, Link]:
 
 
 def site_links(table: ClustersTable | MatrixTable) -> dict[SitePair, Link]:
-    """One link per ordered pair of sites. Raises ``WrongValueError`` where rows contradict each other."""
+    """One link per ordered pair of sites. Raises ``KeyedError`` where rows contradict each other."""
     return _from_rows(table) if isinstance(table, ClustersTable) else _from_matrix(table)
 
 
@@ -78,14 +78,12 @@ def node_links(
 ) -> dict[tuple[str, str], Link]:
     """Links of every client-server and server-server pair, both directions, by node names.
 
-    Raises ``WrongValueError`` for a site that no row knows and for a pair of sites without a row.
+    Raises ``KeyedError`` for a site that no row knows and for a pair of sites without a row.
     """
     known = sorted({site for pair in by_site for site in pair})
     for node in (*clients, *servers):
         if node.site not in known:
-            raise WrongValueError(
-                node.key, f"{unknown('site', node.site, known)}; or give it rows in network"
-            )
+            raise KeyedError(node.key, f"{unknown('site', node.site, known)}; or give it rows in network")
     links = {}
     for server in servers:
         for other in (*clients, *servers):
@@ -93,7 +91,7 @@ def node_links(
                 continue
             for a, b in ((other, server), (server, other)):
                 if (a.site, b.site) not in by_site:
-                    raise WrongValueError(
+                    raise KeyedError(
                         ("network", "pairs"),
                         f"no row for {a.site} to {b.site}, but {a.name} and {b.name} need one",
                     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from testbed.scenario.problems import WrongValueError, unknown
+from testbed.scenario.problems import KeyedError, unknown
 from testbed.scenario.schema import PolicyTable
 
 POLICY_PAIRS = {"petals": ("petals", "petals"), "proposed": ("cg-bp", "ws-rr")}
@@ -18,21 +18,19 @@ _HALVES = ("placement", "routing")
 
 
 def resolve_policy(table: PolicyTable) -> PolicyTable:
-    """Placement and routing by their own names. Raises ``WrongValueError`` if the keys contradict each other."""
+    """Placement and routing by their own names. Raises ``KeyedError`` if the keys contradict each other."""
     if table.name is None:
         for half in _HALVES:
             if getattr(table, half) is None:
-                raise WrongValueError(
-                    ("policy", half), f"is missing; give it, or a pair by name ({_pairs()})"
-                )
+                raise KeyedError(("policy", half), f"is missing; give it, or a pair by name ({_pairs()})")
         return table
     if table.name not in POLICY_PAIRS:
-        raise WrongValueError(("policy", "name"), unknown("policy pair", table.name, POLICY_PAIRS))
+        raise KeyedError(("policy", "name"), unknown("policy pair", table.name, POLICY_PAIRS))
     pair = dict(zip(_HALVES, POLICY_PAIRS[table.name], strict=True))
     for half, meant in pair.items():
         given = getattr(table, half)
         if given not in (None, meant):
-            raise WrongValueError(
+            raise KeyedError(
                 ("policy", half),
                 f'"{given}" contradicts policy.name = "{table.name}", which means {half} "{meant}"; '
                 "keep one of the two",

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 Key = tuple[str | int, ...]
 
 
-class WrongValueError(Exception):
+class KeyedError(Exception):
     """Something is wrong at ``key``. The loader adds the file and makes it a ``ScenarioError``."""
 
     def __init__(self, key: Key, what: str) -> None:
@@ -27,6 +27,13 @@ def nearest(word: object, valid: Iterable[str]) -> str:
     by_lower = {n.lower(): n for n in reversed(names)}
     found = difflib.get_close_matches(str(word).lower(), by_lower, n=1, cutoff=0.5)
     return f' (did you mean "{by_lower[found[0]]}"?)' if found else ""
+
+
+def shown(value: object) -> str:
+    """A value as the file has it."""
+    if isinstance(value, str):
+        return f'"{value}"'
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def unknown(what: str, word: object, valid: Iterable[str]) -> str:
@@ -49,15 +56,17 @@ def key_in_document(document: Any, key: Sequence[str | int]) -> Key:
     return tuple(kept)
 
 
-def explain(error: ValidationError) -> WrongValueError:
+def explain(error: ValidationError) -> KeyedError:
     """The first problem of a pydantic error, in words; unknown keys come first, as they cause others."""
     details = error.errors(include_url=False)
     first = next((d for d in details if d["type"] == "unknown_key"), details[0])
-    key: Key = tuple(first["loc"])
+    key: Key = tuple(part for part in first["loc"] if part != "[key]")
     context: dict[str, Any] = first.get("ctx", {})
     if "key" in context:
         key = (*key, context["key"])
-    return WrongValueError(key, _sentence(first["type"], first["msg"], first.get("input"), context))
+    elif "discriminator" in context:
+        key = (*key, context["discriminator"].strip("'"))
+    return KeyedError(key, _sentence(first["type"], first["msg"], first.get("input"), context))
 
 
 _MUST_BE = {
@@ -80,12 +89,11 @@ _BOUND = {
 
 
 def _sentence(kind: str, message: str, given: Any, context: dict[str, Any]) -> str:
-    shown = f'"{given}"' if isinstance(given, str) else str(given).replace("True", "true")
     if kind in _MUST_BE:
-        return f"must be {_MUST_BE[kind]}, not {shown}"
+        return f"must be {_MUST_BE[kind]}, not {shown(given)}"
     if kind in _BOUND:
         words, name = _BOUND[kind]
-        return f"must be {words} {context[name]}, not {shown}"
+        return f"must be {words} {context[name]:g}, not {shown(given)}"
     if kind == "literal_error":
         return unknown("value", given, re.findall(r"'([^']*)'", str(context["expected"])))
     if kind == "union_tag_invalid":

@@ -10,7 +10,7 @@ from typing import Any
 
 from policies.problem import ModelSpec, ServerSpec
 from testbed.experiment import Calibration
-from testbed.scenario.problems import Key, WrongValueError, unknown
+from testbed.scenario.problems import Key, KeyedError, unknown
 from testbed.scenario.schema import CalibrationTable, HardwareTable, ModelTable, Table
 
 
@@ -23,7 +23,7 @@ def _shipped(kind: str) -> dict[str, dict[str, Any]]:
 def _lookup(kind: str, name: str, key: Key, what: str) -> dict[str, Any]:
     profiles = _shipped(kind)
     if name not in profiles:
-        raise WrongValueError(key, unknown(what, name, profiles))
+        raise KeyedError(key, unknown(what, name, profiles))
     return profiles[name]
 
 
@@ -35,7 +35,7 @@ def _over(base: Table, top: Table) -> dict[str, Any]:
 def _require(table: Table, names: tuple[str, ...], key: Key, remedy: str) -> None:
     for name in names:
         if getattr(table, name) is None:
-            raise WrongValueError((*key, name), f"is missing; {remedy}")
+            raise KeyedError((*key, name), f"is missing; {remedy}")
 
 
 def resolve_model(table: ModelTable) -> tuple[ModelTable, ModelSpec]:
@@ -78,9 +78,9 @@ class HardwareShelf:
         }
 
     def get(self, name: str, key: Key) -> HardwareTable:
-        """The complete profile ``name``. Raises ``WrongValueError`` at ``key`` if there is none."""
+        """The complete profile ``name``. Raises ``KeyedError`` at ``key`` if there is none."""
         if name not in self._own and name not in self._shipped:
-            raise WrongValueError(key, unknown("hardware", name, dict.fromkeys([*self._own, *self._shipped])))
+            raise KeyedError(key, unknown("hardware", name, dict.fromkeys([*self._own, *self._shipped])))
         table = self._get(name, key, ())
         remedy = 'give it, or take the rest from another profile with base = "..."'
         names = tuple(n for n in HardwareTable.model_fields if n not in ("base", "block_cap"))
@@ -97,9 +97,9 @@ class HardwareShelf:
             table = self._shipped[name]
             base = table.base
         elif name in seen:
-            raise WrongValueError(key, f'"{name}" is based on itself ({" -> ".join([*seen, name])})')
+            raise KeyedError(key, f'"{name}" is based on itself ({" -> ".join([*seen, name])})')
         else:
-            raise WrongValueError(key, unknown("hardware", name, dict.fromkeys([*self._own, *self._shipped])))
+            raise KeyedError(key, unknown("hardware", name, dict.fromkeys([*self._own, *self._shipped])))
         if base is None:
             return table
         merged = _over(self._get(base, key, (*seen, name)), table)

@@ -11,7 +11,7 @@ from policies.problem import Problem
 from testbed.experiment import Backoff, Experiment
 from testbed.scenario.network import Node, node_links, policy_times, site_links
 from testbed.scenario.policy import is_proposed, resolve_policy
-from testbed.scenario.problems import Key, WrongValueError
+from testbed.scenario.problems import Key, KeyedError
 from testbed.scenario.profiles import HardwareShelf, resolve_calibration, resolve_model, server_spec
 from testbed.scenario.schema import ClientsTable, Scenario, ServersTable
 from testbed.scenario.workload import join_order, make_requests
@@ -21,7 +21,7 @@ def resolve(scenario: Scenario, stem: str, trace_folder: Path) -> Experiment:
     """Look every name up and make every random choice.
 
     ``stem`` names a scenario that gives no name; a relative trace file is taken from ``trace_folder``.
-    Raises ``WrongValueError`` with the key path of what cannot be resolved.
+    Raises ``KeyedError`` with the key path of what cannot be resolved.
     """
     model_table, model = resolve_model(scenario.model)
     policy = resolve_policy(scenario.policy)
@@ -117,14 +117,14 @@ def _nodes(
             name = _node_name(group, position, counter)
             if name in taken:
                 first = ".".join(str(part) for part in taken[name])
-                raise WrongValueError(
+                raise KeyedError(
                     (kind, index), f'makes a second node "{name}" beside {first}; change its name'
                 )
             taken[name] = (kind, index)
             members.append(Node(name, group.site, (kind, index, "site")))
         nodes.append(members)
     if not any(nodes):
-        raise WrongValueError((kind,), f"there are no {kind}; give at least one entry a count of 1 or more")
+        raise KeyedError((kind,), f"there are no {kind}; give at least one entry a count of 1 or more")
     return nodes
 
 

@@ -18,7 +18,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from testbed.scenario.problems import nearest, unknown
+from testbed.scenario.problems import nearest, shown, unknown
 from testbed.scenario.units import DURATION, RATE, SIZE, Dimension
 
 
@@ -30,7 +30,7 @@ def _rule(what: str, key: str | None = None) -> PydanticCustomError:
 def _quantity(dimension: Dimension) -> Callable[[Any], float]:
     def parse(value: Any) -> float:
         if not isinstance(value, str):
-            raise _rule(f'must be text with a unit such as "{dimension.example}", not {value}')
+            raise _rule(f'must be text with a unit such as "{dimension.example}", not {shown(value)}')
         try:
             return dimension.parse(value)
         except ValueError as error:
@@ -50,7 +50,7 @@ def _int_or(word: str) -> BeforeValidator:
     def check(value: Any) -> Any:
         whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
         if value != word and not whole:
-            raise _rule(f'must be "{word}" or a whole number of at least 1, not {value!r}')
+            raise _rule(f'must be "{word}" or a whole number of at least 1, not {shown(value)}')
         return value
 
     return BeforeValidator(check)
@@ -164,6 +164,10 @@ class ClustersTable(Table):
     pairs: Annotated[list[PairRow], Field(min_length=1)]
 
 
+def _rate_kind(value: Any) -> str:
+    return "matrix" if isinstance(value, list) else "text"
+
+
 class MatrixTable(Table):
     """``[network]`` with full matrices over ``sites``.
 
@@ -177,7 +181,10 @@ class MatrixTable(Table):
     sites: Annotated[list[Name], Field(min_length=1)]
     rtt: list[list[Annotated[float, Field(ge=0)]]]
     rtt_unit: str
-    rate: str | list[list[Positive]]
+    rate: Annotated[
+        Annotated[str, Tag("text")] | Annotated[list[list[Positive]], Tag("matrix")],
+        Discriminator(_rate_kind),
+    ]
     rate_unit: str | None = None
 
     @field_validator("rate", mode="before")
@@ -197,13 +204,18 @@ class MatrixTable(Table):
         matrices: list[tuple[str, str, list[list[float]], Dimension, str | None]] = [
             ("rtt", "rtt_unit", self.rtt, DURATION, self.rtt_unit)
         ]
-        if not isinstance(self.rate, str):
+        if isinstance(self.rate, str):
+            if self.rate_unit is not None:
+                raise _rule("is only for a rate matrix; rate has its own unit", "rate_unit")
+        else:
             matrices.append(("rate", "rate_unit", self.rate, RATE, self.rate_unit))
         for key, unit_key, matrix, dimension, unit in matrices:
             if len(matrix) != n or any(len(row) != n for row in matrix):
                 raise _rule(f"must be a {n} x {n} matrix, a row and a column per site", key)
-            if unit is None or unit not in dimension.units:
-                raise _rule(unknown("unit", unit or "", dimension.units), unit_key)
+            if unit is None:
+                raise _rule(f"is missing; give one of {', '.join(dimension.units)}", unit_key)
+            if unit not in dimension.units:
+                raise _rule(unknown("unit", unit, dimension.units), unit_key)
         return self
 
 
@@ -261,13 +273,17 @@ Length = Annotated[
 
 
 class WorkloadTable(Table):
-    """``[workload]``: when requests arrive and how long they are."""
+    """``[workload]``: when requests arrive and how long they are.
+
+    ``trace`` and ``listed`` have their own arrivals and lengths; ``n_requests`` cuts them, ``rate``
+    stretches time to that mean rate, and lengths replace their lengths.
+    """
 
     arrivals: Literal["poisson", "gamma", "constant", "trace", "listed"] = "poisson"
     rate: Positive | None = None
     shape: Positive | None = None
     file: str | None = None
-    requests: list[list[int | float]] | None = None
+    requests: list[Any] | None = None
     n_requests: Annotated[int, Field(ge=1)] | None = None
     n_input_tokens: Length | None = None
     n_output_tokens: Length | None = None

@@ -13,7 +13,7 @@ from typing import Any
 
 from testbed.errors import ScenarioError
 from testbed.scenario.policy import settle_overrides
-from testbed.scenario.problems import Key, WrongValueError, key_in_document, nearest
+from testbed.scenario.problems import Key, KeyedError, key_in_document, nearest
 
 
 @dataclass
@@ -26,10 +26,12 @@ class Source:
     document: dict[str, Any]
     overridden: dict[tuple[str, ...], str] = field(default_factory=dict)
 
-    def error(self, wrong: WrongValueError) -> ScenarioError:
+    def error(self, wrong: KeyedError) -> ScenarioError:
         """``wrong`` as one sentence; names the ``--set`` option if that is where the value came from."""
         key = tuple(str(part) for part in key_in_document(self.document, wrong.key))
-        option = next((o for k, o in self.overridden.items() if key[: len(k)] == k), None)
+        options = self.overridden.items()
+        below = (o for k, o in options if key and k[: len(key)] == key)
+        option = next((o for k, o in options if key[: len(k)] == k), next(below, None))
         where = f"{self.label} with --set {option}" if option else self.label
         return ScenarioError(": ".join(filter(None, (where, ".".join(key), wrong.what))))
 
@@ -57,7 +59,9 @@ def read_source(name_or_path: str) -> Source:
             label = f"scenarios/{name_or_path}.toml"
             return Source(label, name_or_path, Path(), _parse(text, label))
         if path.exists():
-            raise ScenarioError(f"{path}: is not a file; name a scenario file or one of {', '.join(shipped)}")
+            raise ScenarioError(
+                f"{path}: is not a file; name a scenario file, or a shipped scenario: {', '.join(shipped)}"
+            )
         hint = nearest(path.stem, shipped)
         raise ScenarioError(
             f"{name_or_path}: no such file or shipped scenario{hint}; shipped: {', '.join(shipped)}"
@@ -77,6 +81,9 @@ def _parse(text: str, label: str) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         found = re.fullmatch(r"(.*) \(at (?:line (\d+), column (\d+)|end of document)\)", str(error))
         message, line, column = found.groups() if found else (str(error), None, None)
+        message = re.sub(
+            r"\((.*?),?\)", lambda m: f"[{m[1].replace(', ', '.').replace(chr(39), '')}]", message
+        )
         line = line or str(text.count("\n") + 1)
         where = f"{label}:{line}:{column}" if column else f"{label}:{line}"
         raise ScenarioError(f"{where}: not valid TOML: {message[:1].lower()}{message[1:]}") from None
@@ -94,7 +101,7 @@ def override(source: Source, options: Sequence[str]) -> None:
         _check_resolved(source, parts, option)
         try:
             _put(source.document, parts, _value(text.strip()))
-        except WrongValueError as wrong:
+        except KeyedError as wrong:
             key = ".".join(str(part) for part in wrong.key)
             raise ScenarioError(f"{source.label} with --set {option}: {key}: {wrong.what}") from None
         source.overridden[parts] = option
@@ -120,14 +127,14 @@ def _put(document: dict[str, Any], parts: tuple[str, ...], value: Any) -> None:
         if isinstance(here, list):
             if not part.isdecimal() or int(part) >= len(here):
                 entries = f"0 to {len(here) - 1}" if here else "none"
-                raise WrongValueError(key, f'is a list with the entries {entries}, and has no entry "{part}"')
+                raise KeyedError(key, f'is a list with the entries {entries}, and has no entry "{part}"')
             index: Any = int(part)
         elif isinstance(here, dict):
             index = part
             if not last:
                 here.setdefault(part, {})
         else:
-            raise WrongValueError(key, f'is a single value and has no key "{part}"')
+            raise KeyedError(key, f'is a single value and has no key "{part}"')
         if last:
             here[index] = value
         else:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import csv
 import json
 import logging
+import math
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from testbed.scenario.problems import WrongValueError
+from testbed.scenario.problems import KeyedError
 
 Row = tuple[float, int, int]
 _KEY = ("workload", "file")
@@ -24,19 +25,19 @@ def read_trace(path: Path) -> list[list[int | float]]:
     """Requests of ``path`` as ``[arrival in s, input tokens, output tokens]``, first arrival at 0.
 
     Requests without input or output tokens (failed ones) are left out with a warning.
-    Raises ``WrongValueError`` if the file cannot be read or is of no known kind.
+    Raises ``KeyedError`` if the file cannot be read or is of no known kind.
     """
     try:
         with path.open("rb") as file:
             start = file.read(4)
         rows = list(_parquet(path) if start == b"PAR1" else _text(path))
     except OSError as error:
-        raise WrongValueError(_KEY, f'cannot read "{path}": {error.strerror}') from None
+        raise KeyedError(_KEY, f'cannot read "{path}": {error.strerror}') from None
     except UnicodeDecodeError:
-        raise WrongValueError(_KEY, f'"{path}" is neither text nor Parquet') from None
+        raise KeyedError(_KEY, f'"{path}" is neither text nor Parquet') from None
     served = sorted((row for row in rows if row[1] >= 1 and row[2] >= 1), key=lambda row: row[0])
     if not served:
-        raise WrongValueError(_KEY, f'"{path}" holds no request with input and output tokens')
+        raise KeyedError(_KEY, f'"{path}" holds no request with input and output tokens')
     if len(served) < len(rows):
         _log.warning(
             "%s: left out %d of %d requests that have no input or no output tokens",
@@ -62,7 +63,7 @@ def _text(path: Path) -> Iterator[Row]:
                 yield from _rows(path, ((reader.line_num, record) for record in reader), read)
                 return
     kinds = "; ".join(", ".join(sorted(needed)) for needed, _ in _CSV)
-    raise WrongValueError(
+    raise KeyedError(
         _KEY,
         f'"{path}" is no known trace: neither JSON lines (timestamp, input_length, output_length), '
         f"nor a CSV with the columns {kinds}, nor Parquet",
@@ -72,10 +73,13 @@ def _text(path: Path) -> Iterator[Row]:
 def _rows(path: Path, records: Iterator[tuple[int, Any]], read: Callable[[Any], Row]) -> Iterator[Row]:
     for line, record in records:
         try:
-            yield read(record)
+            row = read(record)
+            if not math.isfinite(row[0]):
+                raise ValueError(f"arrival {row[0]} is not a finite time")
+            yield row
         except (ValueError, KeyError, TypeError) as error:
             what = f"no {error}" if isinstance(error, KeyError) else str(error)
-            raise WrongValueError(_KEY, f'"{path}" line {line} cannot be read: {what}') from None
+            raise KeyedError(_KEY, f'"{path}" line {line} cannot be read: {what}') from None
 
 
 def _mooncake(line: str) -> Row:
@@ -108,4 +112,4 @@ def _parquet(path: Path) -> Iterator[Row]:
         yield from zip(*(table.column(name).to_pylist() for name in columns), strict=True)
     except (pa.ArrowException, KeyError) as error:
         reason = str(error).splitlines()[0]
-        raise WrongValueError(_KEY, f'"{path}" cannot be read as requests of a run: {reason}') from None
+        raise KeyedError(_KEY, f'"{path}" cannot be read as requests of a run: {reason}') from None

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.experiment import RequestPlan
-from testbed.scenario.problems import WrongValueError
+from testbed.scenario.problems import KeyedError
 from testbed.scenario.schema import Choice, Lognormal, Uniform, WorkloadTable
 from testbed.scenario.traces import read_trace
 
@@ -66,19 +66,26 @@ def _longest(table: LengthTable | None, seen: list[int]) -> int:
     return max(table.values if isinstance(table, Choice) else seen)
 
 
-def _checked(listed: Listed) -> Listed:
+def _is_request(row: list[Any]) -> bool:
+    if len(row) != 3 or any(isinstance(value, bool) for value in row):
+        return False
+    at_s, *lengths = row
+    finite = isinstance(at_s, int | float) and math.isfinite(at_s)
+    return finite and all(isinstance(length, int) and length >= 1 for length in lengths)
+
+
+def _checked(listed: list[Any]) -> Listed:
     last_s = 0.0
     for index, row in enumerate(listed):
-        whole = len(row) == 3 and all(isinstance(n, int) and n >= 1 for n in row[1:])
-        if not whole or row[0] < last_s:
-            raise WrongValueError(
+        if not (isinstance(row, list) and _is_request(row) and row[0] >= last_s):
+            raise KeyedError(
                 ("workload", "requests", index),
                 "must be [arrival in seconds, input tokens, output tokens] with arrivals in order, "
                 f"none negative, and at least 1 token each, not {row}",
             )
         last_s = row[0]
     if not listed:
-        raise WrongValueError(("workload", "requests"), "needs at least one request")
+        raise KeyedError(("workload", "requests"), "needs at least one request")
     return listed
 
 
@@ -91,16 +98,17 @@ def _replayed(table: WorkloadTable, folder: Path) -> tuple[Listed, float]:
     )
     n = table.n_requests or len(rows)
     if n > len(rows):
-        raise WrongValueError(("workload", "n_requests"), f"is {n}, but there are only {len(rows)} requests")
+        raise KeyedError(("workload", "n_requests"), f"is {n}, but there are only {len(rows)} requests")
     rows = rows[:n]
     span_s = rows[-1][0] - rows[0][0]
     if table.rate is None and span_s <= 0:
-        raise WrongValueError(
+        raise KeyedError(
             ("workload", "rate"), "is missing, and cannot be told from requests that arrive at once"
         )
     rate = table.rate or (n - 1) / span_s
-    if table.arrivals == "trace" and table.rate is not None and span_s > 0:
-        stretch = (n - 1) / rate / span_s
+    stretch = (n - 1) / rate / span_s if span_s > 0 else 1.0
+    # Rounding alone must not move arrivals: a resolved scenario has to give the same ones again.
+    if not math.isclose(stretch, 1.0, rel_tol=1e-9):
         rows = [[at_s * stretch, *lengths] for at_s, *lengths in rows]
     return rows, rate
 

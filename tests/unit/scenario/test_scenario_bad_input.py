@@ -1,0 +1,181 @@
+"""Every mistake in a scenario ends as one sentence with the file, the key path and what to change."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from testbed.errors import ScenarioError
+from testbed.scenario import load_experiment
+
+Complain = Callable[..., str]
+
+OPTIONS = {
+    # what is set: what the sentence says after the file and the option
+    "workload.rat=1": 'workload.rat: unknown key (did you mean "rate"?)',
+    "wrkload.rate=1": 'wrkload: unknown key (did you mean "workload"?)',
+    "network.pairs.0.rtt=5 msec": 'network.pairs.0.rtt: unknown unit "msec" (did you mean "ms"?)',
+    "network.pairs.0.rtt=5": 'network.pairs.0.rtt: must be text with a unit such as "100 ms", not 5',
+    "network.pairs.0.rtt=-5 ms": 'network.pairs.0.rtt: must not be negative, but is "-5 ms"',
+    "network.pairs.0.rate=0 bit/s": 'network.pairs.0.rate: must be more than 0, not "0 bit/s"',
+    "network.kind=cluster": 'network.kind: unknown value "cluster" (did you mean "clusters"?)',
+    "network.backend=nete": 'network.backend: unknown value "nete" (did you mean "netem"?)',
+    "clients.site=C": 'clients.site: unknown site "C"; valid: A, B',
+    "clients.count=0": "clients: there are no clients",
+    "clients.name=a100-1": 'clients: makes a second node "a100-1" beside servers.0',
+    "clients.name=a b": 'clients.name: "a b" must consist of letters',
+    "servers.0.count=0": "servers: there are no servers",
+    "servers.0.count=-1": "servers.0.count: must be at least 0, not -1",
+    "servers.0.count=true": "servers.0.count: must be a whole number, not true",
+    "servers=[]": "servers: needs at least 1 entry",
+    "servers.0.memory=0 GB": "servers.0.memory: must be more than 0",
+    "servers.0.hardware=a10": 'servers.0.hardware: unknown hardware "a10" (did you mean "a100"?)',
+    "servers.7.count=1": 'servers: is a list with the entries 0 to 0, and has no entry "7"',
+    "workload.rate.x=1": 'workload.rate: is a single value and has no key "x"',
+    "model.profile=bloom": 'model.profile: unknown model "bloom" (did you mean "bloom-176b"?)',
+    "workload.n_output_tokens=0": "workload.n_output_tokens: must be at least 1, not 0",
+    "workload.n_input_tokens={distribution='unifrm'}": (
+        'workload.n_input_tokens.distribution: unknown value "unifrm" (did you mean "uniform"?)'
+    ),
+    "workload.n_input_tokens={distribution='uniform',low=4,high=2}": (
+        "workload.n_input_tokens.high: must not be less than low (4), but is 2"
+    ),
+    "workload.n_input_tokens={distribution='choice',values=[1,2],weights=[1]}": (
+        "workload.n_input_tokens.weights: needs one weight per value"
+    ),
+    "workload.shape=2": 'workload.shape: is only for arrivals = "gamma"; arrivals is "poisson"',
+    "workload.rate=0": "workload.rate: must be more than 0, not 0",
+    "time_scale=0": "time_scale: must be more than 0, not 0",
+    "time_scale=-2": "time_scale: must be more than 0, not -2",
+    "time_scale=inf": "time_scale: must be a finite number, not inf",
+    "seed=abc": 'seed: must be a whole number, not "abc"',
+    "policy.name=propsed": 'policy.name: unknown policy pair "propsed" (did you mean "proposed"?)',
+    "policy.design_concurrency=0": 'policy.design_concurrency: must be "auto" or a whole number',
+    "calibration.set=petals": 'calibration.set: unknown calibration set "petals"',
+    "backoff.max=0.5 s": "backoff.max: must not be shorter than first",
+    "hardware.a100.base=x100": 'hardware.a100.base: unknown hardware "x100" (did you mean "a100"?)',
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_a_bad_option_is_refused_with_file_option_key_and_remedy(complaint: Complain, option: str) -> None:
+    assert complaint(option).startswith(f"small.toml with --set {option}: {OPTIONS[option]}")
+
+
+FILES = {
+    "an unknown key in a list": (
+        ("count = 2", "cuont = 2"),
+        'servers.0.cuont: unknown key (did you mean "count"?)',
+    ),
+    "a missing key": (("rate = 0.5\n", ""), 'workload.rate: is missing; arrivals = "poisson" needs it'),
+    "a missing table": (('[model]\nprofile = "bloom-176b"', ""), "model: is missing"),
+    "a network without kind": (('kind = "clusters"', ""), "network.kind: is missing"),
+    "a site without a row for itself": (
+        ('    { sites = ["A", "A"], rtt = "5 ms", rate = "1 Gbit/s" },\n', ""),
+        "network.pairs: no row for A to A, but a100-1 and a100-0 need one",
+    ),
+    "two sites without a row": (
+        ('["A", "B"]', '["B", "B"]'),
+        "network.pairs: no row for B to A, but client-0 and a100-0 need one",
+    ),
+    "only one direction": (
+        ('sites = ["A", "B"], rtt = "100 ms"', 'from = "A", to = "B", delay = "50 ms"'),
+        "network.pairs: no row for B to A, but client-0 and a100-0 need one",
+    ),
+    "rows that contradict": (
+        ("pairs = [", 'pairs = [{ sites = ["B", "A"], rtt = "90 ms", rate = "1 Gbit/s" },'),
+        "network.pairs.2: contradicts network.pairs.0 for A to B; keep one of the two rows",
+    ),
+    "a direction that contradicts": (
+        ("pairs = [", 'pairs = [{ from = "B", to = "A", delay = "9 ms", rate = "1 Gbit/s" },'),
+        "network.pairs.2: contradicts network.pairs.0 for B to A; keep one of the two rows",
+    ),
+    "a row given twice": (
+        ("pairs = [", 'pairs = [{ sites = ["B", "A"], rtt = "100 ms", rate = "100 Mbit/s" },'),
+        "network.pairs.2: repeats network.pairs.0 for A to B; keep one of the two rows",
+    ),
+    "a row of both forms": (
+        ('{ sites = ["A", "A"],', '{ sites = ["A", "A"], from = "A",'),
+        "network.pairs.0: needs either sites, rtt and rate, or from, to, delay (one way) and rate",
+    ),
+    "a name used twice": (
+        ("[clients]", '[[servers]]\nhardware = "a100"\nsite = "A"\nname = "a100-1"\n[clients]'),
+        'servers.1: makes a second node "a100-1" beside servers.0; change its name',
+    ),
+    "a pair name and another placement": (
+        ("", '[policy]\nname = "proposed"\nplacement = "petals"\n'),
+        'policy.placement: "petals" contradicts policy.name = "proposed", which means placement "cg-bp"; '
+        "keep one of the two",
+    ),
+    "half a policy": (
+        ("", '[policy]\nplacement = "petals"\n'),
+        "policy.routing: is missing; give it, or a pair by name (petals, proposed)",
+    ),
+    "gamma arrivals without shape": (
+        ("[workload]", '[workload]\narrivals = "gamma"'),
+        'workload.shape: is missing; arrivals = "gamma" needs it',
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_a_bad_file_is_refused_with_key_and_remedy(complaint: Complain, case: str) -> None:
+    replace, said = FILES[case]
+    assert complaint(replace=replace).startswith(f"small.toml: {said}")
+
+
+def test_new_hardware_needs_all_numbers_or_a_base(complaint: Complain) -> None:
+    said = complaint('hardware.h100={memory="80 GB"}', "servers.0.hardware=h100")
+    assert (
+        "hardware.h100.decode: is missing; give it, or take the rest from another profile with base" in said
+    )
+
+
+def test_hardware_based_on_itself_is_refused(complaint: Complain) -> None:
+    said = complaint('hardware={x={base="y"},y={base="x"}}', "servers.0.hardware=x")
+    assert said.endswith('"x" is based on itself (x -> y -> x)')
+
+
+@pytest.mark.parametrize("option", ["foo", "=3", "a..b=3", ".=1"])
+def test_an_option_of_the_wrong_form_is_refused_with_an_example(complaint: Complain, option: str) -> None:
+    said = complaint(option)
+    assert said == f"--set {option}: must have the form key.path=value, for example workload.rate=0.5"
+
+
+def test_a_toml_mistake_is_named_by_file_line_and_column(complaint: Complain) -> None:
+    assert complaint(replace=('name = "small"', "name =")) == "small.toml:2:7: not valid TOML: invalid value"
+    assert complaint(replace=("", '[clients]\nsite = "A"\n')).endswith(
+        "not valid TOML: cannot declare [clients] twice"
+    )
+
+
+def test_an_unknown_scenario_name_lists_the_shipped_ones() -> None:
+    with pytest.raises(ScenarioError) as caught:
+        load_experiment("clusterd")
+    assert str(caught.value) == (
+        'clusterd: no such file or shipped scenario (did you mean "clustered"?); shipped: clustered'
+    )
+
+
+def test_a_folder_is_not_a_scenario(tmp_path: Path) -> None:
+    with pytest.raises(ScenarioError, match="is not a file; name a scenario file, or a shipped scenario"):
+        load_experiment(str(tmp_path))
+
+
+def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "binary.toml"
+    path.write_bytes(b'name = "\xff"')
+    with pytest.raises(ScenarioError, match=r"binary\.toml: is not UTF-8 text \(byte 8\)"):
+        load_experiment(str(path))
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "secret.toml"
+    path.touch()
+
+    def refuse(_: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(ScenarioError, match=r"secret\.toml: cannot be read: Permission denied"):
+        load_experiment(str(path))

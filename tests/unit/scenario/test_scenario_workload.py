@@ -1,0 +1,167 @@
+import itertools
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from testbed.experiment import Experiment
+from testbed.scenario import dump_toml, load_experiment
+
+Complain = Callable[..., str]
+Load = Callable[..., Experiment]
+
+Arrivals = Callable[[Experiment], Sequence[float]]
+
+
+def test_the_first_request_arrives_at_zero_and_the_rest_at_the_rate(load: Load, arrivals: Arrivals) -> None:
+    at_s = arrivals(load("workload.n_requests=4000"))
+    assert at_s[0] == 0
+    assert list(at_s) == sorted(at_s)
+    assert at_s[-1] / 3999 == pytest.approx(2.0, rel=0.05)
+
+
+@pytest.mark.parametrize(("shape", "spread"), [(0.25, 2.0), (4.0, 0.5)])
+def test_gamma_arrivals_are_as_bursty_as_their_shape_says(
+    load: Load, arrivals: Arrivals, shape: float, spread: float
+) -> None:
+    at_s = arrivals(load("workload.arrivals=gamma", f"workload.shape={shape}", "workload.n_requests=8000"))
+    gaps = [b - a for a, b in itertools.pairwise(at_s)]
+    assert statistics.mean(gaps) == pytest.approx(2.0, rel=0.1)
+    assert statistics.stdev(gaps) / statistics.mean(gaps) == pytest.approx(spread, rel=0.1)
+
+
+def test_constant_arrivals_are_evenly_spaced(load: Load, arrivals: Arrivals) -> None:
+    assert arrivals(load("workload.arrivals=constant", "workload.n_requests=3")) == [0, 2, 4]
+
+
+def test_the_same_seed_gives_the_same_requests_and_another_seed_does_not(load: Load) -> None:
+    assert load().requests == load().requests
+    assert load().requests != load("seed=1").requests
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "clients.count=3",
+        "workload.n_input_tokens={distribution='uniform',low=1,high=9}",
+        "workload.n_output_tokens={distribution='uniform',low=1,high=9}",
+        "servers.0.count=6",
+    ],
+)
+def test_changing_one_random_concern_does_not_move_arrivals(
+    load: Load, arrivals: Arrivals, option: str
+) -> None:
+    assert arrivals(load(option)) == arrivals(load())
+
+
+def test_arrivals_do_not_move_lengths_clients_or_join_order(load: Load) -> None:
+    options = [
+        "clients.count=3",
+        "servers.0.count=9",
+        "workload.n_input_tokens={distribution='uniform',low=1,high=99}",
+        "workload.n_output_tokens={distribution='uniform',low=1,high=99}",
+    ]
+    a = load(*options)
+    b = load(*options, "workload.arrivals=gamma", "workload.shape=0.5", "workload.rate=3")
+    assert a.problem.join_order == b.problem.join_order
+    assert [(r.client, r.n_input_tokens, r.n_output_tokens) for r in a.requests] == [
+        (r.client, r.n_input_tokens, r.n_output_tokens) for r in b.requests
+    ]
+    assert [r.arrival_at_s for r in a.requests] != [r.arrival_at_s for r in b.requests]
+    assert [r.n_input_tokens for r in a.requests] != [r.n_output_tokens for r in a.requests]
+
+
+def test_requests_are_spread_over_all_clients(load: Load) -> None:
+    assert {r.client for r in load("clients.count=3", "workload.n_requests=50").requests} == {0, 1, 2}
+
+
+def test_servers_join_in_a_permutation(load: Load) -> None:
+    assert sorted(load("servers.0.count=9").problem.join_order) == list(range(9))
+
+
+LISTED = ["workload.arrivals=listed", "workload.n_requests=2"]
+
+
+def test_listed_requests_come_as_listed(load: Load) -> None:
+    requests = load(
+        *LISTED, "workload.requests=[[0,1,2],[2.0,3,4]]", replace=("n_input_tokens = 20\n", "")
+    ).requests
+    assert [(r.arrival_at_s, r.n_input_tokens) for r in requests] == [(0, 1), (2.0, 3)]
+    assert {r.n_output_tokens for r in requests} == {64}
+
+
+@pytest.mark.parametrize(
+    "rows", ["[[3,1,2],[1.5,3,4]]", "[[0,1]]", "[[0,1,0]]", "[['a',1,2]]", "[3]", "[[-1,1,2]]", "[[nan,1,2]]"]
+)
+def test_badly_listed_requests_are_refused_with_their_form(complaint: Complain, rows: str) -> None:
+    said = complaint(*LISTED, f"workload.requests={rows}")
+    assert ": must be [arrival in seconds, input tokens, output tokens] with arrivals in order" in said
+
+
+def test_an_empty_list_of_requests_is_refused(complaint: Complain) -> None:
+    assert complaint(*LISTED, "workload.requests=[]").endswith(
+        "workload.requests: needs at least one request"
+    )
+
+
+TRACE = """
+[workload]
+arrivals = "trace"
+file = "trace.jsonl"
+"""
+MOONCAKE = "".join(
+    f'{{"timestamp": {1000 + 3000 * i}, "input_length": {10 + i}, "output_length": {i + 1}}}\n'
+    for i in range(5)
+)
+
+
+@pytest.fixture
+def traced(tmp_path: Path, small: str) -> Path:
+    (tmp_path / "trace.jsonl").write_text(MOONCAKE)
+    path = tmp_path / "traced.toml"
+    path.write_text(small[: small.index("[workload]")] + TRACE)
+    return path
+
+
+def test_a_trace_beside_the_scenario_is_replayed(traced: Path, arrivals: Arrivals) -> None:
+    e = load_experiment(str(traced))
+    assert arrivals(e) == [0, 3, 6, 9, 12]
+    assert [(r.n_input_tokens, r.n_output_tokens) for r in e.requests][-1] == (14, 5)
+    assert (e.problem.n_input_tokens, e.problem.n_output_tokens) == (14, 5)
+    assert e.problem.request_rate == pytest.approx(1 / 3)
+
+
+def test_a_trace_can_be_cut_and_stretched(traced: Path, arrivals: Arrivals) -> None:
+    e = load_experiment(
+        str(traced), ["workload.n_requests=3", "workload.rate=1", "workload.n_output_tokens=7"]
+    )
+    assert arrivals(e) == pytest.approx([0, 1, 2])
+    assert {r.n_output_tokens for r in e.requests} == {7}
+    assert e.problem.request_rate == 1
+
+
+def test_a_dumped_trace_needs_the_trace_file_no_more(traced: Path, tmp_path: Path) -> None:
+    made = load_experiment(str(traced), ["workload.rate=0.7"])
+    path = tmp_path / "resolved.toml"
+    path.write_text(dump_toml(made), encoding="utf-8")
+    (tmp_path / "trace.jsonl").unlink()
+    assert load_experiment(str(path)) == made
+
+
+def test_a_trace_given_as_an_option_is_found_from_the_current_folder(
+    traced: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = traced.parent / "elsewhere"
+    folder.mkdir()
+    (folder / "other.jsonl").write_text(MOONCAKE.splitlines()[0] + "\n")
+    monkeypatch.chdir(folder)
+    e = load_experiment(str(traced), ["workload.file=other.jsonl", "workload.rate=1"])
+    assert len(e.requests) == 1
+
+
+def test_a_trace_with_too_few_requests_is_refused(traced: Path) -> None:
+    with pytest.raises(Exception, match=r"workload\.n_requests: is 6, but there are only 5 requests"):
+        load_experiment(str(traced), ["workload.n_requests=6"])
+    with pytest.raises(Exception, match=r"workload\.rate: is missing, and cannot be told"):
+        load_experiment(str(traced), ["workload.n_requests=1"])
