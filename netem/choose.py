@@ -21,7 +21,9 @@ def choose_backend(wanted: str) -> tuple[type[Backend], str]:
     by_name = {backend.name: backend for backend in BACKENDS}
     if wanted != "auto":
         if wanted not in by_name:
-            raise NetworkError(f"there is no network backend {wanted!r}: take one of auto, {', '.join(by_name)}")
+            raise NetworkError(
+                f"there is no network backend {wanted!r}: take one of auto, {', '.join(by_name)}"
+            )
         missing = by_name[wanted].missing()
         if missing is not None:
             raise NetworkUnavailable(f"the {wanted} network does not work here: {missing}")

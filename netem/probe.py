@@ -96,6 +96,4 @@ def probe_tun() -> str | None:
     error = try_in_child(attempt)
     if error is None:
         return None
-    return (
-        f"a TUN device cannot be made ({error}): let this user read and write /dev/net/tun (chmod 666 /dev/net/tun)"
-    )
+    return f"a TUN device cannot be made ({error}): let this user read and write /dev/net/tun (chmod 666 /dev/net/tun)"

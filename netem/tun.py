@@ -15,6 +15,7 @@ _TUNSETVNETHDRSZ = 0x400454D8
 _IFF_TUN_NO_PI_VNET_HDR = 0x0001 | 0x1000 | 0x4000
 _OFFLOAD_CHECKSUM_AND_TCP = 1 | 2 | 4
 
+
 def open_tun(name: str) -> int:
     """Make a TUN device in the current namespace and answer its non-blocking descriptor."""
     fd = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)

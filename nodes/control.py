@@ -50,7 +50,7 @@ class Peer:
     ) -> None:
         self._reader = reader
         self._writer = writer
-        self._handlers = handlers
+        self.handlers = handlers
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._next_id = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -90,7 +90,7 @@ class Peer:
     async def _handle(self, kind: int, message: list[Any]) -> None:
         method, params = message[-2], message[-1]
         try:
-            result = await self._handlers[method](*params)
+            result = await self.handlers[method](*params)
         except Exception as error:
             if kind == _TELL:
                 raise
@@ -140,3 +140,12 @@ async def connect(path: Path, handlers: dict[str, Handler]) -> Peer:
     with _short_path(path) as name:
         reader, writer = await asyncio.open_unix_connection(name)
     return Peer(reader, writer, handlers)
+
+
+async def until_stopped(peer: Peer, stopped: asyncio.Event) -> None:
+    """Serve the control connection until ``stop`` arrives or the orchestrator is gone."""
+    serving = asyncio.ensure_future(peer.serve())
+    waiting = asyncio.ensure_future(stopped.wait())
+    await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    serving.cancel()
+    waiting.cancel()

@@ -25,7 +25,5 @@ class DelayLine:
 
     async def carry(self, n_bytes: int) -> None:
         """Return when a message of ``n_bytes`` that is sent now arrives."""
-        self._free_at_s = (
-            max(self._clock.now_s(), self._free_at_s) + n_bytes * self._profile.s_per_byte
-        )
+        self._free_at_s = max(self._clock.now_s(), self._free_at_s) + n_bytes * self._profile.s_per_byte
         await self._clock.sleep_until_s(self._free_at_s + self._profile.delay_s)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,15 +71,6 @@ def run_client(config: ClientConfig) -> None:
     uvloop.run(_drive(config))
 
 
-async def _until_stopped(peer: control.Peer, stopped: asyncio.Event) -> None:
-    """Serve the control connection until ``stop`` arrives or the orchestrator is gone."""
-    serving = asyncio.ensure_future(peer.serve())
-    waiting = asyncio.ensure_future(stopped.wait())
-    await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
-    serving.cancel()
-    waiting.cancel()
-
-
 async def _serve(config: ServerConfig) -> None:
     clock = ScaledClock(0.0, config.time_scale)
     server = Server(config.name, config.hosted, StubCompute(config.stub, clock), clock, config.limits)
@@ -100,11 +90,9 @@ async def _serve(config: ServerConfig) -> None:
     async def stop() -> None:
         stopped.set()
 
-    peer = await control.connect(
-        config.control_path, {"start": start, "status": status, "stop": stop}
-    )
+    peer = await control.connect(config.control_path, {"start": start, "status": status, "stop": stop})
     peer.tell("hello", config.name, os.getpid(), port)
-    await _until_stopped(peer, stopped)
+    await control.until_stopped(peer, stopped)
     await runner.cleanup()
     clock.close()
 
@@ -125,9 +113,7 @@ class _Client:
     async def connect(self, servers: list[dict[str, Any]]) -> None:
         """Connect to every server: ``{address, port, up, down}``; ``up``/``down`` only for loopback."""
         for server in servers:
-            up, down = (
-                DelayProfile(*server[key]) if server.get(key) else None for key in ("up", "down")
-            )
+            up, down = (DelayProfile(*server[key]) if server.get(key) else None for key in ("up", "down"))
             url = f"http://{server['address']}:{server['port']}/v1/sessions"
             self.connections.append(Connection(self.http, url, self.clock, up, down))
         await asyncio.gather(*(connection.open() for connection in self.connections))
@@ -213,7 +199,7 @@ async def _drive(config: ClientConfig) -> None:
         }
         client.peer = await control.connect(config.control_path, handlers)
         client.peer.tell("hello", config.name, os.getpid(), 0)
-        await _until_stopped(client.peer, client.stopped)
+        await control.until_stopped(client.peer, client.stopped)
         await client.finish()
         await asyncio.gather(*(c.close() for c in client.connections), return_exceptions=True)
         client.clock.close()

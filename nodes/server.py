@@ -72,9 +72,7 @@ class ServerLimits:
 class _WebSocket(web.WebSocketResponse):
     """Sends an error frame before aiohttp closes a connection over an oversized message."""
 
-    async def close(
-        self, *, code: int = WSCloseCode.OK, message: bytes = b"", drain: bool = True
-    ) -> bool:
+    async def close(self, *, code: int = WSCloseCode.OK, message: bytes = b"", drain: bool = True) -> bool:
         if code == WSCloseCode.MESSAGE_TOO_BIG and not self.closed:
             with contextlib.suppress(ConnectionError):
                 await self.send_bytes(
@@ -98,7 +96,12 @@ class Server:
     """
 
     def __init__(
-        self, name: str, hosted: HostedBlocks, compute: Compute, clock: Clock, limits: ServerLimits | None = None
+        self,
+        name: str,
+        hosted: HostedBlocks,
+        compute: Compute,
+        clock: Clock,
+        limits: ServerLimits | None = None,
     ) -> None:
         self.name = name
         self.hosted = hosted
@@ -186,7 +189,12 @@ class Server:
                     session = self._check_step(connection, frame)
                     if session is None:
                         await socket.send_bytes(
-                            wire.pack("error", frame[1], wire.SESSION_EXPIRED, f"session {frame[2]} was idle for too long")
+                            wire.pack(
+                                "error",
+                                frame[1],
+                                wire.SESSION_EXPIRED,
+                                f"session {frame[2]} was idle for too long",
+                            )
                         )
                         continue
                     task = asyncio.ensure_future(self._step(connection, session, frame, arrived_at_s))

@@ -155,9 +155,7 @@ class HubSession:
         for hop, result in zip(hops, results, strict=True):
             if not isinstance(result, BaseException):
                 opened.append(hop)
-            elif isinstance(result, ServerError) and result.code == wire.NO_CAPACITY:
-                refused = (hop[0], str(result))
-            elif isinstance(result, ServerError | ConnectionLost):
+            elif (isinstance(result, ServerError) and result.code == wire.NO_CAPACITY) or isinstance(result, ServerError | ConnectionLost):
                 refused = (hop[0], str(result))
             else:
                 raise result

@@ -131,9 +131,7 @@ class Problem:
 
     def input_rtt_s(self, client: int, server: int, n_tokens: int) -> float:
         """t^I_cj(l): communication time of a prompt of ``n_tokens`` tokens, both directions."""
-        return (
-            self.input_rtt_base_s[client][server] + self.input_rtt_slope_s[client][server] * n_tokens
-        )
+        return self.input_rtt_base_s[client][server] + self.input_rtt_slope_s[client][server] * n_tokens
 
 
 @dataclass(frozen=True)

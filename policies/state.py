@@ -35,9 +35,7 @@ class SystemState:
         """Reserve ``bytes_per_block`` for every block of every hop until ``ends_at_s``."""
         for hop in hops:
             self._sequence += 1
-            held = ActiveSession(
-                ends_at_s, self._sequence, hop.n_blocks, hop.n_blocks * bytes_per_block, key
-            )
+            held = ActiveSession(ends_at_s, self._sequence, hop.n_blocks, hop.n_blocks * bytes_per_block, key)
             insort(self._sessions[hop.server], held)
             self._used[hop.server] += held.n_bytes
 

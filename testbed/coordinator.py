@@ -1,0 +1,71 @@
+"""Where routing decisions are taken: one object per run that knows which sessions hold cache."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from policies.checks import check_route
+from policies.interfaces import Router
+from policies.problem import Hop, Placement, Problem, RequestSpec, service_s
+from policies.state import SystemState
+from testbed.experiment import Calibration, RequestPlan
+
+
+class Coordinator:
+    """Answers clients' questions for a chain, and keeps the router's view of the servers.
+
+    A session counts from the moment that its chain is handed out until it ends or is refused; its
+    expected completion is the modelled one. ``now_s`` gives scenario time.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        placement: Placement,
+        router: Router,
+        routing_name: str,
+        calibration: Calibration,
+        requests: tuple[RequestPlan, ...],
+        now_s: Callable[[], float],
+    ) -> None:
+        self._problem = problem
+        self._placement = placement
+        self._router = router
+        self._routing_name = routing_name
+        self._calibration = calibration
+        self._requests = {r.index: r for r in requests}
+        self._now_s = now_s
+        self._state = SystemState(placement.cache_bytes)
+        self.decisions_s: list[float] = []
+        """Real seconds that each decision took."""
+
+    def route(self, index: int) -> dict[str, Any] | None:
+        """The chain for request ``index`` now: ``{hops, wait_s, decision_s}``, ``None`` if there is none.
+
+        Raises ``policies.problem.PolicyError`` when a policy answers a chain that breaks a rule.
+        """
+        plan = self._requests[index]
+        request = RequestSpec(plan.client, plan.n_input_tokens, plan.n_output_tokens)
+        now_s = self._now_s()
+        self._state.close(index)
+        started_at = time.perf_counter()
+        route = self._router.route(request, self._state, now_s)
+        decision_s = time.perf_counter() - started_at
+        self.decisions_s.append(decision_s)
+        if route is None:
+            return None
+        check_route(self._problem, self._placement, route, self._routing_name)
+        self._hold(index, request, route.hops, now_s)
+        return {"hops": [list(hop) for hop in route.hops], "wait_s": route.wait_s, "decision_s": decision_s}
+
+    def _hold(self, index: int, request: RequestSpec, hops: tuple[Hop, ...], now_s: float) -> None:
+        setup_s = self._problem.initial_delay_s + self._calibration.session_setup_s
+        ends_at_s = now_s + setup_s + service_s(self._problem, request, hops)[1]
+        bytes_per_block = self._problem.model.cache_bytes(request.n_tokens)
+        self._state.open(index, hops, bytes_per_block, ends_at_s)
+
+    def release(self, index: int) -> None:
+        """The session has ended or was refused."""
+        self._state.close(index)

@@ -1,0 +1,343 @@
+"""``testbed up``: builds the network, starts the nodes, serves the workload, keeps the record.
+
+``Emulation`` holds the phases of one run; ``run_emulation`` is the whole of it. Whatever happens
+(an error, Ctrl-C, a node that dies), the network and the processes go and the record stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nodes import control
+from policies.problem import Placement, PolicyError
+from policies.registry import resolve_placement, resolve_routing
+from testbed import wiring
+from testbed.coordinator import Coordinator
+from testbed.errors import RunError, TestbedError, UserError
+from testbed.experiment import Experiment
+from testbed.handle import LauncherHandle
+from testbed.rundir import EventWriter, write_json
+
+_START_LEAD_S = 0.1
+_NODE_START_TIMEOUT_S = 30.0
+_LOG_TAIL_LINES = 5
+
+
+@dataclass
+class Progress:
+    """What the live view shows; updated as clients report."""
+
+    n_requests: int
+    phase: str = "starting"
+    states: dict[int, str] = field(default_factory=dict)
+    n_tokens: dict[str, int] = field(default_factory=dict)
+    ttft_s: float = 0.0
+    gap_s: float = 0.0
+    scenario_s: float = 0.0
+
+    def count(self, *states: str) -> int:
+        return sum(1 for state in self.states.values() if state in states)
+
+
+class Emulation:
+    """One run: ``place``, ``start``, ``serve``, ``stop`` in this order. Use ``run_emulation``."""
+
+    def __init__(self, experiment: Experiment, run_dir: Path, launcher: LauncherHandle) -> None:
+        self.experiment = experiment
+        self.run_dir = run_dir
+        self.progress = Progress(len(experiment.requests))
+        self.interrupted = asyncio.Event()
+        self.events = EventWriter(run_dir)
+        self.network: dict[str, Any] = {}
+        self._launcher = launcher
+        self._control_path = run_dir / "control.sock"
+        self._peers: dict[str, control.Peer] = {}
+        self._ports: dict[str, int] = {}
+        self._hello: asyncio.Event = asyncio.Event()
+        self._pids: dict[str, int] = {}
+        self._stopping = False
+        self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._done: dict[str, str] = {}
+        self._all_done = asyncio.Event()
+        self._origin_at = 0.0
+        self._coordinator: Coordinator | None = None
+        self._started_at = time.monotonic()
+        self.startup_s: dict[str, float] = {}
+        self.placement_decision_s = 0.0
+
+    def now_s(self) -> float:
+        """Scenario time."""
+        return (time.monotonic() - self._origin_at) * self.experiment.time_scale
+
+    def place(self) -> Placement:
+        """Run the placement policy. Raises ``UserError`` with the policy's reason."""
+        experiment = self.experiment
+        try:
+            policy = resolve_placement(experiment.placement)
+            routing = resolve_routing(experiment.routing)
+            started_at = time.perf_counter()
+            placement = policy.place(experiment.problem, experiment.design_concurrency)
+            self.placement_decision_s = time.perf_counter() - started_at
+            router = routing.bind(experiment.problem, placement)
+        except PolicyError as error:
+            raise UserError(str(error)) from error
+        self._coordinator = Coordinator(
+            experiment.problem,
+            placement,
+            router,
+            experiment.routing,
+            experiment.calibration,
+            experiment.requests,
+            self.now_s,
+        )
+        self._mark("placement")
+        return placement
+
+    async def start(self, placement: Placement) -> None:
+        """Build the network, fork the nodes, connect the clients, agree on time zero."""
+        experiment = self.experiment
+        self._launcher.listen(self._node_ended)
+        listener = await control.listen(self._control_path, self._accept)
+        try:
+            self.network = await self._guard(
+                self._launcher.ask(
+                    "open",
+                    experiment.network,
+                    wiring.network_spec(experiment, self.run_dir.name),
+                    self.run_dir / "logs",
+                )
+            )
+            self._mark("network")
+            self.events.write("network", name=self.network["name"], why=self.network["why"])
+            await self._guard(self._spawn_nodes(placement))
+            self._mark("nodes")
+            await self._guard(self._connect_clients())
+            self._mark("total")
+        finally:
+            listener.close()
+            self._control_path.unlink(missing_ok=True)
+
+    async def _spawn_nodes(self, placement: Placement) -> None:
+        experiment, addresses = self.experiment, self.network["addresses"]
+        any_port = self.network["delays_in_client"]
+        logs = self.run_dir / "logs"
+        for i, server in enumerate(experiment.problem.servers):
+            config = wiring.server_config(
+                experiment, placement, i, self._control_path, addresses[server.name], any_port
+            )
+            await self._spawn("server", server.name, config, logs)
+        for client in experiment.problem.clients:
+            log = self.run_dir / "events" / f"{client}.log"
+            client_config = wiring.client_config(
+                experiment, client, self._control_path, addresses[client], log
+            )
+            await self._spawn("client", client, client_config, logs)
+        async with asyncio.timeout(_NODE_START_TIMEOUT_S):
+            while len(self._peers) < len(experiment.nodes):
+                self._hello.clear()
+                await self._hello.wait()
+
+    async def _spawn(self, kind: str, name: str, config: Any, logs: Path) -> None:
+        self._pids[name] = await self._launcher.ask("spawn", kind, config, logs / f"{name}.log")
+
+    async def _connect_clients(self) -> None:
+        experiment, addresses = self.experiment, self.network["addresses"]
+        ends = {name: (addresses[name], self._ports[name]) for name in self._peers}
+        n_bytes = max((r.n_input_tokens for r in experiment.requests), default=1)
+        n_bytes *= experiment.problem.model.token_bytes
+        for client in experiment.problem.clients:
+            view = wiring.client_view(experiment, client, ends, self.network["delays_in_client"])
+            try:
+                await self._peers[client].ask("connect", view)
+                if experiment.tcp_warm:
+                    await self._peers[client].ask("warm", n_bytes)
+            except control.ControlError as error:
+                raise RunError(f"{client} cannot reach the servers: {error}") from error
+        self._origin_at = time.monotonic() + _START_LEAD_S
+        for peer in self._peers.values():
+            await peer.ask("start", self._origin_at)
+
+    async def serve(self) -> None:
+        """Run the workload to its end. Raises ``RunError`` when the emulation breaks on the way."""
+        self.progress.phase = "serving"
+        self.events.write("serving", self.now_s())
+        for number, client in enumerate(self.experiment.problem.clients):
+            requests = [
+                [r.index, r.arrival_at_s, r.n_input_tokens, r.n_output_tokens]
+                for r in self.experiment.requests
+                if r.client == number
+            ]
+            await self._peers[client].ask("serve", requests)
+        await self._guard(self._all_done.wait())
+        for client, failure in self._done.items():
+            if failure and failure != "interrupted":
+                raise RunError(f"{client}: {failure}; all rows up to then are intact")
+
+    async def hold(self) -> None:
+        """Keep everything up until interrupted."""
+        self.progress.phase = "holding"
+        await self._guard(asyncio.Event().wait())
+
+    async def stop(self) -> None:
+        """End the workload and the nodes. Safe in every phase."""
+        self._stopping = True
+        self.progress.phase = "stopping"
+        for client in self.experiment.problem.clients:
+            if client in self._peers:
+                with contextlib.suppress(control.ControlError, TimeoutError):
+                    async with asyncio.timeout(5):
+                        await self._peers[client].ask("finish")
+        for peer in self._peers.values():
+            with contextlib.suppress(control.ControlError):  # it is gone already
+                peer.tell("stop")
+        self.events.write("stopped", self.now_s() if self._origin_at else None)
+        self._launcher.close()
+        for peer in self._peers.values():
+            peer.close()
+        self.events.close()
+
+    async def forwarder_stats(self) -> dict[str, float] | None:
+        """Counters of the user-space forwarder, if the network has one."""
+        stats: dict[str, float] | None = await self._launcher.ask("stats")
+        return stats
+
+    async def _guard(self, work: Any) -> Any:
+        """Await ``work``, but not past a broken node or an interrupt."""
+        task = asyncio.ensure_future(work)
+        stop = asyncio.ensure_future(self.interrupted.wait())
+        try:
+            await asyncio.wait({task, stop, self._broken}, return_when=asyncio.FIRST_COMPLETED)
+            if self._broken.done():
+                self._broken.result()
+            if task.done():
+                return task.result()
+            raise KeyboardInterrupt
+        except TimeoutError:
+            missing = [name for name in self.experiment.nodes if name not in self._peers]
+            raise RunError(f"{', '.join(missing)} did not start in {_NODE_START_TIMEOUT_S:g} s") from None
+        finally:
+            task.cancel()
+            stop.cancel()
+
+    async def _accept(self, peer: control.Peer) -> None:
+        handlers: dict[str, control.Handler] = {
+            "route": self._on_route,
+            "state": self._on_state,
+            "tokens": self._on_tokens,
+            "done": self._on_done,
+        }
+
+        async def hello(name: str, pid: int, port: int) -> None:
+            self._peers[name] = peer
+            self._ports[name] = port
+            self._hello.set()
+
+        peer.handlers.update(handlers, hello=hello)
+        await peer.serve()
+
+    async def _on_route(self, index: int, attempt: int) -> dict[str, Any] | None:
+        assert self._coordinator is not None
+        try:
+            return self._coordinator.route(index)
+        except PolicyError as error:
+            self._break(UserError(f"request {index}: {error}"))
+            return None
+
+    async def _on_state(self, index: int, state: str, at_s: float) -> None:
+        self.progress.states[index] = state
+        if state in ("completed", "failed", "interrupted", "rejected"):
+            assert self._coordinator is not None
+            self._coordinator.release(index)
+        if state in ("failed", "rejected", "interrupted"):
+            self.events.write(state, at_s, request=index)
+
+    async def _on_tokens(self, client: str, n_tokens: int, ttft_s: float, gap_s: float) -> None:
+        self.progress.n_tokens[client] = n_tokens
+        self.progress.ttft_s, self.progress.gap_s = ttft_s, gap_s
+        self.progress.scenario_s = self.now_s()
+
+    async def _on_done(self, client: str, failure: str) -> None:
+        self._done[client] = failure
+        if len(self._done) == len(self.experiment.problem.clients):
+            self._all_done.set()
+
+    def _node_ended(self, name: str, status: int) -> None:
+        if self._stopping:
+            return
+        self.events.write("node-ended", self.now_s() if self._origin_at else None, node=name, status=status)
+        tail = _log_tail(self.run_dir / "logs" / f"{name}.log")
+        self._break(RunError(f"{name} ended unexpectedly (status {status}){tail}"))
+
+    def _break(self, error: TestbedError) -> None:
+        if not self._broken.done():
+            self._broken.set_exception(error)
+            self._broken.exception()  # retrieved here too: nobody may be waiting yet
+
+    def _mark(self, phase: str) -> None:
+        self.startup_s[phase] = round(time.monotonic() - self._started_at, 4)
+
+
+def _log_tail(path: Path) -> str:
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    return ": " + " | ".join(lines[-_LOG_TAIL_LINES:]) if lines else ""
+
+
+def plan_document(emulation: Emulation, placement: Placement) -> dict[str, Any]:
+    """``plan.json``: the placement, who made it, and how long starting took."""
+    problem = emulation.experiment.problem
+    return {
+        "placement": {
+            "policy": placement.policy,
+            "ranges": [list(r) for r in placement.ranges],
+            "cache_bytes": list(placement.cache_bytes),
+            "design_concurrency": placement.design_concurrency,
+            "bounds": dict(placement.bounds),
+        },
+        "routing": emulation.experiment.routing,
+        "servers": [s.name for s in problem.servers],
+        "clients": list(problem.clients),
+        "placement_decision_s": emulation.placement_decision_s,
+        "network": emulation.network.get("name", emulation.experiment.network),
+        "startup_s": emulation.startup_s,
+    }
+
+
+async def run_emulation(
+    emulation: Emulation, hold: bool, announce: Callable[[str], None]
+) -> TestbedError | None:
+    """The whole run; answers what broke it, if anything. An interrupt ends it cleanly (no error)."""
+    try:
+        placement = emulation.place()
+        plan = emulation.run_dir / "plan.json"
+        write_json(plan, plan_document(emulation, placement))
+        await emulation.start(placement)
+        write_json(plan, plan_document(emulation, placement))
+        announce(
+            f"network {emulation.network['name']} ({emulation.network['why']}); "
+            f"{len(emulation.experiment.nodes)} nodes up in {emulation.startup_s['total']:.2f} s"
+        )
+        await emulation.serve()
+        if hold:
+            announce("the workload is done; holding the testbed up, Ctrl-C ends it")
+            await emulation.hold()
+    except KeyboardInterrupt:
+        emulation.events.write("interrupted", emulation.now_s())
+        emulation.interrupted.set()
+    except TestbedError as error:
+        emulation.events.write("broken", emulation.now_s(), reason=str(error))
+        return error
+    except OSError as error:
+        emulation.events.write("broken", emulation.now_s(), reason=str(error))
+        return RunError(f"the run ended: {error}")
+    finally:
+        await emulation.stop()
+    return None

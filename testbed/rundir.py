@@ -1,0 +1,85 @@
+"""Run directories, and what tells a live run from a dead one."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from testbed.errors import UserError
+
+EVENTS = "events.jsonl"
+OWNER = "owner.json"
+
+
+def make_run_dir(parent: Path, name: str) -> Path:
+    """A new ``<name>-<time>`` folder below ``parent`` with its subfolders. Raises ``UserError``."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    for number in range(1000):
+        path = parent / (f"{name}-{stamp}" if not number else f"{name}-{stamp}-{number}")
+        try:
+            path.mkdir(parents=True)
+            for folder in ("events", "logs"):
+                (path / folder).mkdir()
+            write_json(path / OWNER, {"pid": os.getpid(), "started": process_start(os.getpid())})
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UserError(
+                f"cannot make the run directory {path}: {error.strerror}; choose another with --out"
+            ) from error
+        return path.resolve()
+    raise UserError(f"cannot find a free name for a run directory in {parent}")
+
+
+def process_start(pid: int) -> str:
+    """When a process started, in the kernel's ticks; empty if there is none. Tells pids apart."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    return text.rpartition(")")[2].split()[19]
+
+
+def owner_alive(run_dir: Path) -> bool:
+    """Whether the ``testbed up`` that made ``run_dir`` is still running."""
+    try:
+        owner = json.loads((run_dir / OWNER).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return bool(owner["started"]) and process_start(owner["pid"]) == owner["started"]
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write ``value`` whole or not at all."""
+    temporary = path.with_suffix(path.suffix + ".part")
+    try:
+        temporary.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+class EventWriter:
+    """``events.jsonl``: one line per thing that happened to the run, written as it happens.
+
+    A full disk does not stop the run: ``failure`` then holds the reason.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._fd = os.open(run_dir / EVENTS, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self.failure: str | None = None
+
+    def write(self, event: str, at_s: float | None = None, **details: Any) -> None:
+        line = json.dumps({"event": event, "at_s": at_s, **details}) + "\n"
+        try:
+            os.write(self._fd, line.encode())
+        except OSError as error:
+            self.failure = f"cannot write {EVENTS}: {error.strerror}"
+
+    def close(self) -> None:
+        os.close(self._fd)

@@ -1,0 +1,144 @@
+"""From a resolved scenario to what the network and the nodes are told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from netem.spec import LinkProfile, NetworkSpec, TcpSpec
+from nodes.compute import StubProfile
+from nodes.links import DelayProfile
+from nodes.node import DATA_PORT, ClientConfig, ServerConfig
+from nodes.server import HostedBlocks, ServerLimits
+from nodes.session import SessionRules
+from policies.problem import Placement
+from testbed.experiment import Experiment, Link
+
+_IDLE_S = 300.0
+
+
+def scaled(link: Link, time_scale: float) -> LinkProfile:
+    """A link as the machine must emulate it: real seconds and bits per second."""
+    return LinkProfile(link.delay_s / time_scale, link.rate_bps * time_scale)
+
+
+def network_spec(experiment: Experiment, run: str) -> NetworkSpec:
+    """All nodes, and the client-server pairs in both directions (hub-spoke)."""
+    scale = experiment.time_scale
+    clients = set(experiment.problem.clients)
+    links = {
+        pair: scaled(link, scale)
+        for pair, link in experiment.links.items()
+        if (pair[0] in clients) != (pair[1] in clients)
+    }
+    tcp = TcpSpec(
+        experiment.tcp_warm, experiment.tcp_slow_start_after_idle, experiment.tcp_congestion_control
+    )
+    return NetworkSpec(run, experiment.nodes, links, tcp, experiment.mtu)
+
+
+def transmission_s(experiment: Experiment, client: str, server: str, n_tokens: int) -> float:
+    """Scenario seconds that ``n_tokens`` hidden states take on the links of a hop, both directions."""
+    n_bytes = n_tokens * experiment.problem.model.token_bytes
+    return sum(
+        scaled(experiment.links[pair], 1.0).transmission_s(n_bytes, experiment.mtu)
+        for pair in ((client, server), (server, client))
+    )
+
+
+def stub_profile(experiment: Experiment, server: int) -> StubProfile:
+    """Times of one server; published overheads less what the emulated link's transmission takes."""
+    spec = experiment.problem.servers[server]
+    calibration = experiment.calibration
+    token: dict[str, float] = {}
+    inputs: dict[str, tuple[float, float]] = {}
+    if (
+        calibration.token_overhead_s
+        or calibration.input_overhead_base_s
+        or calibration.input_overhead_slope_s
+    ):
+        for client in experiment.problem.clients:
+            one = transmission_s(experiment, client, spec.name, 1)
+            # Transmission grows by whole segments: the mean slope over 100 tokens is exact to 0.01 %.
+            slope = transmission_s(experiment, client, spec.name, 100) / 100
+            token[client] = max(0.0, calibration.token_overhead_s - one)
+            inputs[client] = (
+                calibration.input_overhead_base_s,
+                calibration.input_overhead_slope_s - slope,
+            )
+    return StubProfile(
+        token_bytes=experiment.problem.model.token_bytes,
+        decode_s=spec.decode_s,
+        prefill_base_s=spec.prefill_base_s,
+        prefill_slope_s=spec.prefill_slope_s,
+        token_overhead_s=token,
+        input_overhead_s=inputs,
+        serial=experiment.serial_compute,
+    )
+
+
+def server_config(
+    experiment: Experiment, placement: Placement, server: int, control: Path, address: str, any_port: bool
+) -> ServerConfig:
+    """What server number ``server`` is told when it is forked."""
+    model = experiment.problem.model
+    blocks = placement.ranges[server]
+    return ServerConfig(
+        name=experiment.problem.servers[server].name,
+        control_path=control,
+        address=address,
+        port=0 if any_port else DATA_PORT,
+        time_scale=experiment.time_scale,
+        hosted=HostedBlocks(
+            blocks.first, blocks.last, placement.cache_bytes[server], model.cache_bytes_per_token
+        ),
+        stub=stub_profile(experiment, server),
+        limits=ServerLimits(idle_s=_IDLE_S + experiment.calibration.session_setup_s),
+    )
+
+
+def client_config(
+    experiment: Experiment, client: str, control: Path, address: str, log: Path
+) -> ClientConfig:
+    """What a client is told when it is forked."""
+    backoff = experiment.backoff
+    return ClientConfig(
+        name=client,
+        control_path=control,
+        address=address,
+        port=0,
+        time_scale=experiment.time_scale,
+        log_path=log,
+        rules=SessionRules(
+            token_bytes=experiment.problem.model.token_bytes,
+            n_blocks=experiment.problem.model.n_blocks,
+            initial_delay_s=experiment.problem.initial_delay_s,
+            setup_s=experiment.calibration.session_setup_s,
+            backoff_first_s=backoff.first_s,
+            backoff_max_s=backoff.max_s,
+            give_up_s=backoff.give_up_s,
+        ),
+    )
+
+
+def delay_profile(experiment: Experiment, source: str, target: str) -> DelayProfile:
+    """A link for a client that delays messages itself; headers are counted as extra bytes."""
+    link = experiment.links[source, target]
+    whole = scaled(link, 1.0).transmission_s(1_000_000, experiment.mtu)
+    return DelayProfile(link.delay_s, whole / 1_000_000)
+
+
+def client_view(
+    experiment: Experiment, client: str, addresses: dict[str, tuple[str, int]], delays_in_client: bool
+) -> list[dict[str, Any]]:
+    """How ``client`` reaches every server, in the problem's order."""
+    view: list[dict[str, Any]] = []
+    for server in experiment.problem.servers:
+        address, port = addresses[server.name]
+        entry: dict[str, Any] = {"address": address, "port": port, "up": None, "down": None}
+        if delays_in_client:
+            for key, pair in (("up", (client, server.name)), ("down", (server.name, client))):
+                profile = delay_profile(experiment, *pair)
+                entry[key] = [profile.delay_s, profile.s_per_byte]
+        view.append(entry)
+    return view
