@@ -5,9 +5,13 @@ Every probe answers ``None`` when the thing works, else one sentence: what is mi
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+
+from pyroute2 import IPRoute
+from pyroute2.netlink.exceptions import NetlinkError
 
 from netem.syscalls import CLONE_NEWNET, enter_user_namespace, unshare
 from netem.tun import open_tun
@@ -97,3 +101,26 @@ def probe_tun() -> str | None:
     if error is None:
         return None
     return f"a TUN device cannot be made ({error}): let this user read and write /dev/net/tun (chmod 666 /dev/net/tun)"
+
+
+def probe_qdisc(kind: str) -> str | None:
+    """A queueing discipline of that kind (``htb``, ``netem``) in a namespace of one's own."""
+    missing = probe_namespaces()
+    if missing is not None:
+        return missing
+
+    def attempt() -> str | None:
+        become_network_admin()
+        options = {"netem": {"delay": 1000}, "htb": {"default": 1}}.get(kind, {})
+        with IPRoute() as ip:
+            try:
+                ip.tc("add", kind, ip.link_lookup(ifname="lo")[0], "1:", **options)
+            except NetlinkError as error:
+                if error.code == errno.ENOENT:
+                    return (
+                        f"sch_{kind} is not in this kernel: modprobe sch_{kind}, or install its extra modules"
+                    )
+                return f"sch_{kind}: {error}"
+        return None
+
+    return try_in_child(attempt)

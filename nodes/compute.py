@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from nodes.clock import Clock
-from nodes.digest import apply_blocks, read_value, write_rows
+from nodes.digest import apply_blocks, read_rows, write_rows
 
 
 class Compute(Protocol):
@@ -94,10 +94,9 @@ class StubCompute:
             start_s = max(start_s, self._busy_until_s)
             self._busy_until_s = start_s + busy_s
         done_at_s = start_s + busy_s + profile.overhead_s(session.client, position, n_tokens)
-        view = memoryview(payload)
         values = [
-            apply_blocks(read_value(view[i * self.token_bytes :]), session.first, session.caches)
-            for i in range(n_tokens)
+            apply_blocks(value, session.first, session.caches)
+            for value in read_rows(payload, self.token_bytes)
         ]
         answer = write_rows(values, self.token_bytes)
         await self._clock.sleep_until_s(done_at_s)

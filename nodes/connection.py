@@ -21,7 +21,7 @@ class ServerError(Exception):
         self.code = code
 
 
-class ConnectionLost(Exception):  # noqa: N818 - says what happened
+class ConnectionLost(Exception):
     """The connection to the server is gone."""
 
 

@@ -37,9 +37,12 @@ def apply_blocks(value: int, first: int, caches: MutableSequence[int]) -> int:
     return value
 
 
-def read_value(row: bytes | memoryview) -> int:
-    """The value carried by one hidden state."""
-    return int.from_bytes(row[:DIGEST_BYTES], "little")
+def read_rows(payload: bytes, token_bytes: int) -> list[int]:
+    """The values carried by a message of hidden states."""
+    return [
+        int.from_bytes(payload[start : start + DIGEST_BYTES], "little")
+        for start in range(0, len(payload), token_bytes)
+    ]
 
 
 def write_rows(values: list[int], token_bytes: int) -> bytes:

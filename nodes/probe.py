@@ -6,9 +6,11 @@ Plain TCP, no aiohttp, so that the figures are the network's and not the data pl
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import struct
+import threading
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +18,6 @@ from typing import Any
 import uvloop
 
 from nodes import control
-from nodes.clock import ScaledClock
-from nodes.links import DelayLine, DelayProfile
 from nodes.node import NodeConfig
 
 _HEADER = struct.Struct("!QQ")
@@ -49,40 +49,38 @@ def run_prober(config: NodeConfig) -> None:
 
 
 class _Echo:
-    """Reads a header and its payload, answers the number of bytes asked for."""
+    """Reads a header and its payload, answers the number of bytes asked for; a thread per connection.
 
-    async def prepare(self, config: NodeConfig) -> int:
-        server = await asyncio.start_server(self._serve, config.address, config.port)
-        return int(server.sockets[0].getsockname()[1])
+    Blocking sockets on both ends: an event loop would add its own time to what is measured.
+    """
+
+    def prepare(self, config: NodeConfig) -> int:
+        listener = socket.create_server((config.address, config.port), backlog=64)
+        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+        return int(listener.getsockname()[1])
 
     def handlers(self) -> dict[str, control.Handler]:
         return {}
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        _no_delay(writer)
-        try:
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            connection, _ = listener.accept()
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(ConnectionError):  # the prober has left
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             while True:
-                follow, wanted = _HEADER.unpack(await reader.readexactly(_HEADER.size))
-                while follow:
-                    data = await reader.read(min(follow, 1 << 20))
-                    if not data:
-                        return
-                    follow -= len(data)
-                for start in range(0, wanted, 1 << 20):
-                    writer.write(bytes(min(wanted - start, 1 << 20)))
-                    await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError):
-            return
-        finally:
-            writer.close()
+                follow, wanted = _HEADER.unpack(_receive(connection, _HEADER.size))
+                _discard(connection, follow)
+                connection.sendall(bytes(wanted))
 
 
 class _Prober:
     def __init__(self, config: NodeConfig) -> None:
         self._address = config.address
-        self._clock = ScaledClock()
 
-    async def prepare(self, config: NodeConfig) -> int:
+    def prepare(self, config: NodeConfig) -> int:
         return 0
 
     def handlers(self) -> dict[str, control.Handler]:
@@ -91,52 +89,62 @@ class _Prober:
     async def measure(self, fields: dict[str, Any]) -> dict[str, Any]:
         """One pair: ``{"rtt_s": [...], "echo_s": [...], "up_s": s, "down_s": s}``, real seconds.
 
-        ``rtt_s`` are single-byte-sized echoes, ``echo_s`` echoes of ``echo_bytes`` each way, ``up_s``
-        and ``down_s`` the times of one bulk transfer, from the first byte sent to the answer's last.
+        ``rtt_s`` are one-byte echoes, ``echo_s`` echoes of ``echo_bytes`` each way. ``up_s`` and
+        ``down_s`` are the times of a bulk transfer on a warm connection, one round trip included.
         """
-        plan = ProbePlan(**fields)
-        local = None if plan.up else (self._address, 0)
-        reader, writer = await asyncio.open_connection(plan.address, plan.port, local_addr=local)
-        _no_delay(writer)
-        up, down = (
-            DelayLine(DelayProfile(*pair), self._clock) if pair else None for pair in (plan.up, plan.down)
-        )
+        return await asyncio.to_thread(self._measure, ProbePlan(**fields))
 
-        async def exchange(n_up: int, n_down: int) -> float:
-            started_at = time.monotonic()
-            message = _HEADER.pack(n_up, n_down) + bytes(n_up)
-            if up is not None:
-                await up.carry(len(message))
-            writer.write(message)
-            left = n_down
-            while left:
-                data = await reader.read(min(left, 1 << 20))
-                if not data:
-                    raise ConnectionError("the echo service closed the connection")
-                left -= len(data)
-            if down is not None:
-                await down.carry(n_down)
-            return time.monotonic() - started_at
+    def _measure(self, plan: ProbePlan) -> dict[str, Any]:
+        source = None if plan.up else (self._address, 0)
+        with socket.create_connection((plan.address, plan.port), timeout=60, source_address=source) as link:
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-        try:
-            await exchange(plan.echo_bytes, plan.echo_bytes)
-            return {
-                "rtt_s": [await exchange(1, 1) for _ in range(plan.n_echoes)],
-                "echo_s": [await exchange(plan.echo_bytes, plan.echo_bytes) for _ in range(plan.n_echoes)],
-                "up_s": await exchange(plan.bulk_bytes_up, 1),
-                "down_s": await exchange(1, plan.bulk_bytes_down),
-            }
-        finally:
-            writer.close()
-            self._clock.close()
+            def exchange(n_up: int, n_down: int) -> float:
+                message = _HEADER.pack(n_up, n_down) + bytes(n_up)
+                started_at = time.monotonic()
+                _hold(plan.up, len(message))
+                link.sendall(message)
+                _discard(link, n_down)
+                _hold(plan.down, n_down)
+                return time.monotonic() - started_at
+
+            exchange(plan.echo_bytes, plan.echo_bytes)
+            rtt_s = [exchange(1, 1) for _ in range(plan.n_echoes)]
+            echo_s = [exchange(plan.echo_bytes, plan.echo_bytes) for _ in range(plan.n_echoes)]
+            exchange(plan.bulk_bytes_up, 1)  # opens the windows as far as this link needs
+            up_s = exchange(plan.bulk_bytes_up, 1)
+            exchange(1, plan.bulk_bytes_down)
+            down_s = exchange(1, plan.bulk_bytes_down)
+        return {"rtt_s": rtt_s, "echo_s": echo_s, "up_s": up_s, "down_s": down_s}
 
 
-def _no_delay(writer: asyncio.StreamWriter) -> None:
-    writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+def _hold(link: tuple[float, float] | None, n_bytes: int) -> None:
+    """Wait as long as the link would take, where the kernel delays nothing."""
+    if link is not None:
+        time.sleep(link[0] + n_bytes * link[1])
+
+
+def _receive(connection: socket.socket, n_bytes: int) -> bytes:
+    data = b""
+    while len(data) < n_bytes:
+        part = connection.recv(n_bytes - len(data))
+        if not part:
+            raise ConnectionError("closed")
+        data += part
+    return data
+
+
+def _discard(connection: socket.socket, n_bytes: int) -> None:
+    buffer = memoryview(bytearray(min(max(n_bytes, 1), 1 << 20)))
+    while n_bytes:
+        got = connection.recv_into(buffer[: min(n_bytes, len(buffer))])
+        if not got:
+            raise ConnectionError("closed")
+        n_bytes -= got
 
 
 async def _run_node(config: NodeConfig, node: _Echo | _Prober) -> None:
-    port = await node.prepare(config)
+    port = node.prepare(config)
     stopped = asyncio.Event()
 
     async def stop() -> None:

@@ -7,10 +7,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from nodes import wire
 from nodes.clock import Clock
 from nodes.connection import Connection, ConnectionLost, ServerError
-from nodes.digest import apply_blocks, embed, read_value, token_of, write_rows
+from nodes.digest import apply_blocks, embed, read_rows, token_of, write_rows
 
 HopPlan = tuple[int, int, int]
 """(server index, first block, last block), half-open."""
@@ -92,8 +91,9 @@ class HubSession:
         self._rules = rules
         self._clock = clock
         self._observer = observer
-        self.hop_inputs: list[list[bytes]] = []
-        """What was sent to each hop, step by step: enough to rebuild its cache elsewhere."""
+        self.hop_inputs: list[list[int]] = []
+        """What was sent to each hop, token by token: enough to rebuild its cache elsewhere. The stub's
+        hidden states are determined by their values, so these are kept and not the bytes."""
 
     async def run(self) -> None:
         """Raises ``SessionError`` with the reason when the request cannot be completed."""
@@ -155,7 +155,7 @@ class HubSession:
         for hop, result in zip(hops, results, strict=True):
             if not isinstance(result, BaseException):
                 opened.append(hop)
-            elif (isinstance(result, ServerError) and result.code == wire.NO_CAPACITY) or isinstance(result, ServerError | ConnectionLost):
+            elif isinstance(result, ServerError | ConnectionLost):
                 refused = (hop[0], str(result))
             else:
                 raise result
@@ -185,7 +185,7 @@ class HubSession:
             payload = write_rows(values, rules.token_bytes)
             timings: list[tuple[int | float, ...]] = []
             for i, (server, first, last) in enumerate(hops):
-                self.hop_inputs[i].append(payload)
+                self.hop_inputs[i] += read_rows(payload, rules.token_bytes)
                 n_up = len(payload)
                 try:
                     frame, sent_at_s, received_at_s = await self._connections[server].ask(
@@ -209,7 +209,7 @@ class HubSession:
                 )
             finished_at_s = self._clock.now_s()
             self._observer.token(request, index, ready_at_s, finished_at_s, timings)
-            value = read_value(memoryview(payload)[-rules.token_bytes :])
+            value = read_rows(payload, rules.token_bytes)[-1]
             if rules.verify:
                 expected = [apply_blocks(v, 0, caches) for v in values][-1]
                 if value != expected:

@@ -16,12 +16,12 @@ from typing import Any
 
 from nodes import control
 from policies.problem import Placement, PolicyError
-from policies.registry import resolve_placement, resolve_routing
 from testbed import wiring
 from testbed.coordinator import Coordinator
 from testbed.errors import RunError, TestbedError, UserError
 from testbed.experiment import Experiment
 from testbed.handle import LauncherHandle
+from testbed.placing import place_experiment
 from testbed.rundir import EventWriter, write_json
 
 _START_LEAD_S = 0.1
@@ -42,7 +42,7 @@ class Progress:
     scenario_s: float = 0.0
 
     def count(self, *states: str) -> int:
-        return sum(1 for state in self.states.values() if state in states)
+        return sum(state in states for state in self.states.values())
 
 
 class Emulation:
@@ -78,15 +78,9 @@ class Emulation:
     def place(self) -> Placement:
         """Run the placement policy. Raises ``UserError`` with the policy's reason."""
         experiment = self.experiment
-        try:
-            policy = resolve_placement(experiment.placement)
-            routing = resolve_routing(experiment.routing)
-            started_at = time.perf_counter()
-            placement = policy.place(experiment.problem, experiment.design_concurrency)
-            self.placement_decision_s = time.perf_counter() - started_at
-            router = routing.bind(experiment.problem, placement)
-        except PolicyError as error:
-            raise UserError(str(error)) from error
+        started_at = time.perf_counter()
+        placement, router = place_experiment(experiment)
+        self.placement_decision_s = time.perf_counter() - started_at
         self._coordinator = Coordinator(
             experiment.problem,
             placement,
@@ -111,6 +105,7 @@ class Emulation:
                     experiment.network,
                     wiring.network_spec(experiment, self.run_dir.name),
                     self.run_dir / "logs",
+                    experiment.keep_cpus_awake,
                 )
             )
             self._mark("network")

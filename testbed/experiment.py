@@ -79,6 +79,8 @@ class Experiment:
     """Both directions of every client-server pair and every server-server pair."""
     network: str
     """Backend asked for: auto, netem, fabric, loopback."""
+    keep_cpus_awake: bool
+    """Spin at idle priority while running, so that no CPU sleeps (see ``testbed.launcher``)."""
     tcp_warm: bool
     tcp_slow_start_after_idle: bool
     tcp_congestion_control: str

@@ -93,6 +93,7 @@ def resolve(scenario: Scenario, stem: str, trace_folder: Path) -> Experiment:
         tcp_slow_start_after_idle=scenario.tcp.slow_start_after_idle,
         tcp_congestion_control=scenario.tcp.congestion_control,
         mtu=scenario.network.mtu,
+        keep_cpus_awake=scenario.network.keep_cpus_awake,
         compute=scenario.compute.backend,
         serial_compute=scenario.compute.serial,
         placement=policy.placement,

@@ -161,6 +161,7 @@ class ClustersTable(Table):
     backend: Backend = "auto"
     kind: Literal["clusters"]
     mtu: Mtu = 1500
+    keep_cpus_awake: bool = True
     pairs: Annotated[list[PairRow], Field(min_length=1)]
 
 
@@ -178,6 +179,7 @@ class MatrixTable(Table):
     backend: Backend = "auto"
     kind: Literal["matrix"]
     mtu: Mtu = 1500
+    keep_cpus_awake: bool = True
     sites: Annotated[list[Name], Field(min_length=1)]
     rtt: list[list[Annotated[float, Field(ge=0)]]]
     rtt_unit: str

@@ -1,0 +1,223 @@
+"""The command line. Every command is a function here; what it does stands in the module it calls."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from testbed.errors import RunError, TestbedError, UserError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Networked emulation testbed for geographically distributed LLM inference.",
+    epilog="Start with: testbed up clustered --time-scale 20",
+)
+
+ScenarioArg = Annotated[
+    str, typer.Argument(help="A scenario file, or the name of a shipped one (clustered).")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a value, e.g. workload.rate=0.5. Repeatable."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
+NetworkOption = Annotated[
+    str | None, typer.Option(help="auto, netem, fabric or loopback; overrides network.backend.")
+]
+TimeScaleOption = Annotated[
+    float | None, typer.Option(help="Run so many times faster than life; times are reported scaled back.")
+]
+SeedOption = Annotated[int | None, typer.Option(help="Overrides the scenario's seed.")]
+OutOption = Annotated[Path, typer.Option("--out", help="Folder for run directories.")]
+
+
+@app.command()
+def up(
+    scenario: ScenarioArg,
+    network: NetworkOption = None,
+    compute: Annotated[
+        str | None, typer.Option(help="stub (calibrated times) or blocks (real blocks).")
+    ] = None,
+    placement: Annotated[str | None, typer.Option(help="Placement policy; see `testbed policies`.")] = None,
+    routing: Annotated[str | None, typer.Option(help="Routing policy; see `testbed policies`.")] = None,
+    policy: Annotated[str | None, typer.Option(help="A pair of both: proposed or petals.")] = None,
+    time_scale: TimeScaleOption = None,
+    seed: SeedOption = None,
+    overrides: SetOption = None,
+    out: OutOption = Path("runs"),
+    as_json: JsonOption = False,
+    hold: Annotated[bool, typer.Option("--hold", help="Keep the testbed up after the workload.")] = False,
+    slo: Annotated[str | None, typer.Option(help="Objectives for goodput, e.g. ttft=5s,tpot=1s.")] = None,
+    report: Annotated[bool, typer.Option(help="Write report.html and figures after the run.")] = True,
+) -> None:
+    """Bring the testbed up, serve the scenario's workload, write a trace, print a summary."""
+    from testbed.scenario import load_experiment
+    from testbed.up import up_command
+
+    options = {
+        "network.backend": network,
+        "compute.backend": compute,
+        "time_scale": time_scale,
+        "seed": seed,
+    }
+    changes = [f"{key}={value}" for key, value in options.items() if value is not None]
+    changes += _policy_changes(policy, placement, routing)
+    experiment = load_experiment(scenario, [*(overrides or []), *changes])
+    raise typer.Exit(up_command(experiment, out, as_json=as_json, hold=hold, slo=slo, report=report))
+
+
+def _policy_changes(policy: str | None, placement: str | None, routing: str | None) -> list[str]:
+    if policy is not None and (placement is not None or routing is not None):
+        raise UserError("--policy names both policies: give either it, or --placement and --routing")
+    named = {"name": policy, "placement": placement, "routing": routing}
+    return [f'policy.{key}="{value}"' for key, value in named.items() if value is not None]
+
+
+@app.command()
+def show(scenario: ScenarioArg, overrides: SetOption = None, as_json: JsonOption = False) -> None:
+    """Print the resolved scenario: every name looked up, every unit converted."""
+    from testbed.scenario import dump_toml, load_experiment
+
+    experiment = load_experiment(scenario, overrides or [])
+    _print(dict(experiment.document), lambda: dump_toml(experiment), as_json)
+
+
+@app.command()
+def validate(scenario: ScenarioArg, overrides: SetOption = None, as_json: JsonOption = False) -> None:
+    """Check a scenario, its placement included, without running anything."""
+    from testbed.placing import place_experiment
+    from testbed.scenario import load_experiment
+
+    experiment = load_experiment(scenario, overrides or [])
+    placement, _ = place_experiment(experiment)
+    answer = {
+        "valid": True,
+        "name": experiment.name,
+        "n_servers": experiment.problem.n_servers,
+        "n_clients": len(experiment.problem.clients),
+        "n_requests": len(experiment.requests),
+        "design_concurrency": placement.design_concurrency,
+    }
+    _print(
+        answer,
+        lambda: (
+            f"{experiment.name}: valid; {answer['n_servers']} servers, {answer['n_clients']} clients, "
+            f"{answer['n_requests']} requests; {placement.policy} places all blocks"
+            + (f" for |R| = {placement.design_concurrency}" if placement.design_concurrency else "")
+        ),
+        as_json,
+    )
+
+
+@app.command()
+def scenarios(as_json: JsonOption = False) -> None:
+    """List the scenarios that come with the tool."""
+    from testbed.scenario import shipped_scenarios
+
+    rows = [{"name": name, "description": text} for name, text in shipped_scenarios()]
+    _print(
+        {"scenarios": rows}, lambda: "\n".join(f"{r['name']:<14} {r['description']}" for r in rows), as_json
+    )
+
+
+@app.command()
+def policies(as_json: JsonOption = False) -> None:
+    """List placement and routing policies, one line each."""
+    from policies.registry import list_policies
+
+    rows = list_policies()
+    _print(
+        {"policies": rows},
+        lambda: "\n".join(f"{r['kind']:<10} {r['name']:<10} {r['summary']}" for r in rows),
+        as_json,
+    )
+
+
+@app.command()
+def links(
+    scenario: ScenarioArg,
+    network: NetworkOption = None,
+    pairs: Annotated[
+        int | None, typer.Option(min=1, help="Measure only the first N client-server pairs.")
+    ] = None,
+    echoes: Annotated[int, typer.Option(min=2, help="Echoes per pair and message size.")] = 50,
+    time_scale: TimeScaleOption = None,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure the emulated network itself: requested and achieved RTT and rate of every pair."""
+    from testbed.linkcheck import links_command
+    from testbed.scenario import load_experiment
+
+    options = {"network.backend": network, "time_scale": time_scale}
+    changes = [f"{key}={value}" for key, value in options.items() if value is not None]
+    experiment = load_experiment(scenario, [*(overrides or []), *changes])
+    answer, text = links_command(experiment, pairs, echoes)
+    _print(answer, lambda: text, as_json)
+
+
+@app.command()
+def doctor(as_json: JsonOption = False) -> None:
+    """Show what works on this machine, what does not, and how to get it."""
+    from testbed.doctor import doctor_rows, doctor_text
+
+    rows = doctor_rows()
+    _print({"capabilities": rows}, lambda: doctor_text(rows), as_json)
+
+
+@app.command()
+def clean(out: OutOption = Path("runs"), as_json: JsonOption = False) -> None:
+    """Remove what killed runs left (processes, sockets) and complete their tables."""
+    from testbed.clean import clean_command, clean_text
+
+    answer = clean_command(out)
+    _print(answer, lambda: clean_text(answer), as_json)
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="A run directory.")], as_json: JsonOption = False
+) -> None:
+    """Rebuild tables, summary, trace and report of a run from its logs."""
+    from testbed.results import finish_run, load_run, write_report
+    from testbed.results.text import summary_text
+
+    experiment = load_run(run)
+    summary = finish_run(run, experiment)
+    write_report(run, experiment)
+    _print(summary, lambda: summary_text(summary), as_json)
+
+
+def _print(answer: dict[str, Any], text: Callable[[], str], as_json: bool) -> None:
+    typer.echo(json.dumps(answer) if as_json else text())
+
+
+def main() -> NoReturn:
+    """Entry point: a user's mistake is one sentence on stderr and exit code 2."""
+    try:
+        app(standalone_mode=True)
+    except UserError as error:
+        _fail(error, 2)
+    except RunError as error:
+        _fail(error, 1)
+    except BrokenPipeError:
+        sys.exit(0)
+    except TestbedError as error:
+        _fail(error, 1)
+    sys.exit(0)
+
+
+def _fail(error: Exception, code: int) -> NoReturn:
+    print(f"testbed: {error}", file=sys.stderr)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Reads the append-only logs that clients write (``nodes.eventlog``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+Hop = tuple[int, int, int, float, float, float, float, int, int]
+"""server, first, last, sent_at_s, arrived_at_s, departed_at_s, received_at_s, up_bytes, down_bytes"""
+
+
+@dataclass
+class TokenRecord:
+    """One output token: its hops in order. Token 0 is the prefill."""
+
+    token: int
+    ready_at_s: float
+    finished_at_s: float
+    hops: list[Hop]
+
+
+@dataclass
+class RequestRecord:
+    """What a client logged of one request; ``status`` is the last state that ends one."""
+
+    index: int
+    client: str
+    intended_at_s: float
+    arrived_at_s: float
+    n_input_tokens: int
+    n_output_tokens: int
+    status: str = "unfinished"
+    reason: str = ""
+    n_rejections: int = 0
+    wait_expected_s: float = 0.0
+    decision_s: list[float] = field(default_factory=list)
+    asked_s: list[float] = field(default_factory=list)
+    opening_at_s: float | None = None
+    opened_at_s: float | None = None
+    ended_at_s: float | None = None
+    chain: list[list[int]] = field(default_factory=list)
+    tokens: list[TokenRecord] = field(default_factory=list)
+
+
+@dataclass
+class RunRecords:
+    """All requests of a run by index; ``dropped_bytes`` were cut off by a kill or a full disk."""
+
+    requests: list[RequestRecord]
+    dropped_bytes: int
+
+
+def read_logs(run_dir: Path) -> RunRecords:
+    """Every whole record of every client's log. A truncated tail is dropped and counted."""
+    requests: dict[int, RequestRecord] = {}
+    dropped = 0
+    for path in sorted((run_dir / "events").glob("*.log")):
+        data = path.read_bytes()
+        unpacker = msgpack.Unpacker(strict_map_key=False, max_buffer_size=max(len(data), 1))
+        unpacker.feed(data)
+        whole = 0
+        while True:
+            try:
+                record = unpacker.unpack()
+            except msgpack.OutOfData:
+                break
+            _apply(requests, record)
+            whole = unpacker.tell()
+        dropped += len(data) - whole
+    return RunRecords([requests[i] for i in sorted(requests)], dropped)
+
+
+def _apply(requests: dict[int, RequestRecord], record: list[Any]) -> None:
+    kind, index = record[0], record[1]
+    if kind == "token":
+        _, _, token, ready, finished, hops = record
+        requests[index].tokens.append(TokenRecord(token, ready, finished, [tuple(h) for h in hops]))
+    elif kind == "opening":
+        requests[index].opening_at_s, requests[index].opened_at_s = record[2], record[3]
+    else:
+        _apply_state(requests, index, *record[2:])
+
+
+def _apply_state(
+    requests: dict[int, RequestRecord], index: int, state: str, at_s: float, details: dict[str, Any]
+) -> None:
+    if state == "arrived":
+        requests[index] = RequestRecord(
+            index,
+            details["client"],
+            details["intended_at_s"],
+            at_s,
+            details["n_input_tokens"],
+            details["n_output_tokens"],
+        )
+        return
+    request = requests[index]
+    if state == "routed":
+        request.decision_s.append(details["decision_s"])
+        request.asked_s.append(details["asked_s"])
+        request.wait_expected_s = max(request.wait_expected_s, details["wait_s"])
+    elif state == "rejected":
+        request.n_rejections += 1
+    elif state == "admitted":
+        request.chain = [list(hop) for hop in details["hops"]]
+    else:  # completed, failed, interrupted
+        request.status, request.ended_at_s = state, at_s
+        request.reason = details.get("reason", "")

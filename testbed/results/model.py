@@ -1,0 +1,154 @@
+"""What the model says that every hop should have taken, given when its messages were sent.
+
+Per hop: transmission and propagation each way, and k tau (decode) or k tau^I(l) (prefill) plus what the
+calibration adds. Links are FIFO in the order of the measured sends, so that queueing behind another
+session's message is part of the model and not an error of the emulation; so is queueing at a server
+that computes serially. Errors do not accumulate: every stage starts from its measured input.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.experiment import Experiment
+from testbed.results.logs import RunRecords
+from testbed.wiring import scaled, stub_profile
+
+Array = NDArray[np.float64]
+
+
+@dataclass
+class HopTable:
+    """One row per token and hop, in the order of the log; scenario seconds.
+
+    ``network_s`` is propagation, transmission and queueing on both links; ``link_queue_s`` the last of
+    these alone; ``compute_s`` includes what the calibration adds.
+    """
+
+    request: NDArray[np.int64]
+    token: NDArray[np.int64]
+    hop: NDArray[np.int64]
+    server: NDArray[np.int64]
+    first: NDArray[np.int64]
+    last: NDArray[np.int64]
+    sent_at_s: Array
+    arrived_at_s: Array
+    departed_at_s: Array
+    received_at_s: Array
+    up_bytes: NDArray[np.int64]
+    down_bytes: NDArray[np.int64]
+    client_s: Array
+    """Client time before this hop's send; after the last hop's receive it is in ``tail_s``."""
+    tail_s: Array
+    model_network_s: Array
+    model_link_queue_s: Array
+    model_compute_s: Array
+
+    @property
+    def network_s(self) -> Array:
+        return (self.arrived_at_s - self.sent_at_s) + (self.received_at_s - self.departed_at_s)
+
+    @property
+    def compute_s(self) -> Array:
+        return self.departed_at_s - self.arrived_at_s
+
+    @property
+    def model_s(self) -> Array:
+        return self.model_network_s + self.model_compute_s
+
+    @property
+    def measured_s(self) -> Array:
+        """Everything that the hop took, the client's part included; sums to the token's time."""
+        return self.client_s + self.network_s + self.compute_s + self.tail_s
+
+
+def hop_table(experiment: Experiment, records: RunRecords) -> HopTable:
+    """The measured hops of all requests with the model's times beside them."""
+    rows: list[tuple[float, ...]] = []
+    clients: list[str] = []
+    for request in records.requests:
+        for token in request.tokens:
+            previous_s = token.ready_at_s
+            for number, hop in enumerate(token.hops):
+                is_last = number == len(token.hops) - 1
+                tail = token.finished_at_s - hop[6] if is_last else 0.0
+                rows.append((request.index, token.token, number, *hop, hop[3] - previous_s, tail))
+                clients.append(request.client)
+                previous_s = hop[6]
+    columns = np.array(rows, dtype=np.float64).reshape(len(rows), 14).T
+    whole = columns.astype(np.int64)
+    table = HopTable(
+        request=whole[0],
+        token=whole[1],
+        hop=whole[2],
+        server=whole[3],
+        first=whole[4],
+        last=whole[5],
+        sent_at_s=columns[6],
+        arrived_at_s=columns[7],
+        departed_at_s=columns[8],
+        received_at_s=columns[9],
+        up_bytes=whole[10],
+        down_bytes=whole[11],
+        client_s=columns[12],
+        tail_s=columns[13],
+        model_network_s=np.zeros(len(rows)),
+        model_link_queue_s=np.zeros(len(rows)),
+        model_compute_s=np.zeros(len(rows)),
+    )
+    _fill_network(experiment, table, np.array(clients))
+    _fill_compute(experiment, table, np.array(clients))
+    return table
+
+
+def _fill_network(experiment: Experiment, table: HopTable, clients: NDArray[np.str_]) -> None:
+    names = [s.name for s in experiment.problem.servers]
+    for client in sorted(set(clients)):
+        for server in sorted(set(table.server[clients == client])):
+            chosen = np.flatnonzero((clients == client) & (table.server == server))
+            for pair, at_s, n_bytes in (
+                ((client, names[server]), table.sent_at_s, table.up_bytes),
+                ((names[server], client), table.departed_at_s, table.down_bytes),
+            ):
+                profile = scaled(experiment.links[pair], 1.0)
+                free_at_s = -np.inf
+                for row in chosen[np.argsort(at_s[chosen], kind="stable")]:
+                    sent = at_s[row]
+                    start = max(sent, free_at_s)
+                    transmission = profile.transmission_s(int(n_bytes[row]), experiment.mtu)
+                    free_at_s = start + transmission
+                    table.model_link_queue_s[row] += start - sent
+                    table.model_network_s[row] += free_at_s - sent + profile.delay_s
+
+
+def _fill_compute(experiment: Experiment, table: HopTable, clients: NDArray[np.str_]) -> None:
+    lengths = {r.index: r.n_input_tokens for r in experiment.requests}
+    for server in sorted(set(table.server)):
+        profile = stub_profile(experiment, int(server))
+        free_at_s = -np.inf
+        chosen = np.flatnonzero(table.server == server)
+        for row in chosen[np.argsort(table.arrived_at_s[chosen], kind="stable")]:
+            position = int(table.token[row])
+            n_tokens = 1 if position else lengths[int(table.request[row])]
+            busy = profile.compute_s(position, n_tokens, int(table.last[row] - table.first[row]))
+            arrived = table.arrived_at_s[row]
+            start = max(arrived, free_at_s) if profile.serial else arrived
+            free_at_s = start + busy
+            overhead = profile.overhead_s(str(clients[row]), position, n_tokens)
+            table.model_compute_s[row] = start - arrived + busy + overhead
+
+
+def model_setup_s(experiment: Experiment, client: str, chain: list[list[int]]) -> float:
+    """Opening a chain: the slowest hop's round trip, at least the initial delay, plus session setup."""
+    names = [s.name for s in experiment.problem.servers]
+    rtts = (
+        experiment.links[client, names[hop[0]]].delay_s + experiment.links[names[hop[0]], client].delay_s
+        for hop in chain
+    )
+    return (
+        max(max(rtts, default=0.0), experiment.problem.initial_delay_s)
+        + experiment.calibration.session_setup_s
+    )

@@ -1,0 +1,126 @@
+"""One row per request: every metric, measured and modelled. Definitions in ``docs/metrics.md``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from policies.problem import Hop, RequestSpec, service_s
+from testbed.experiment import Experiment
+from testbed.results.logs import RequestRecord, RunRecords
+from testbed.results.model import HopTable, model_setup_s
+
+METRICS = ("queue_s", "setup_s", "ttft_s", "tpot_s", "per_token_s", "rest_s", "e2e_s")
+
+
+def request_rows(experiment: Experiment, records: RunRecords, hops: HopTable) -> list[dict[str, Any]]:
+    """Rows in the order of the requests; metrics of a request that did not get so far are ``None``.
+
+    ``model_*`` is the model with queueing on links, given the measured queueing for admission;
+    ``unqueued_*`` the paper's closed form, as if the request were alone.
+    """
+    modelled: dict[int, dict[int, float]] = {}
+    for request, token, value in zip(hops.request, hops.token, hops.model_s, strict=True):
+        tokens = modelled.setdefault(int(request), {})
+        tokens[int(token)] = tokens.get(int(token), 0.0) + float(value)
+    known = {r.index: r for r in records.requests}
+    rows: list[dict[str, Any]] = []
+    for plan in experiment.requests:
+        record = known.get(plan.index)
+        row: dict[str, Any] = {
+            "request": plan.index,
+            "client": experiment.problem.clients[plan.client],
+            "status": record.status if record else "not-started",
+            "reason": record.reason if record else "",
+            "arrival_at_s": plan.arrival_at_s,
+            "arrived_at_s": record.arrived_at_s if record else None,
+            "n_input_tokens": plan.n_input_tokens,
+            "n_output_tokens": plan.n_output_tokens,
+            "n_tokens_done": len(record.tokens) if record else 0,
+            "n_rejections": record.n_rejections if record else 0,
+            "schedule_lag_s": record.arrived_at_s - record.intended_at_s if record else None,
+            "decision_s": sum(record.decision_s) if record else None,
+            "asked_s": sum(record.asked_s) if record else None,
+            "wait_expected_s": record.wait_expected_s if record else None,
+            "chain": " ".join(f"{s}:{a}-{b}" for s, a, b in record.chain) if record else "",
+        }
+        measured = _measured(record) if record else {}
+        row.update({name: measured.get(name) for name in METRICS})
+        model = _model(experiment, record, row, modelled.get(plan.index, {})) if record else {}
+        row.update({f"model_{name}": model.get(name) for name in METRICS})
+        alone = _unqueued(experiment, plan.client, record, row) if record else {}
+        row.update({f"unqueued_{name}": alone.get(name) for name in METRICS})
+        rows.append(row)
+    return rows
+
+
+def _measured(record: RequestRecord) -> dict[str, float]:
+    values: dict[str, float] = {}
+    if record.opening_at_s is not None:
+        values["queue_s"] = record.opening_at_s - record.arrived_at_s
+    if record.tokens and record.opening_at_s is not None:
+        first, last = record.tokens[0], record.tokens[-1]
+        values["setup_s"] = first.ready_at_s - record.opening_at_s
+        values["ttft_s"] = first.finished_at_s - record.arrived_at_s
+        if record.status == "completed":
+            n_rest = record.n_output_tokens - 1
+            values["e2e_s"] = last.finished_at_s - record.arrived_at_s
+            values["per_token_s"] = values["e2e_s"] / record.n_output_tokens
+            if n_rest:
+                values["tpot_s"] = values["rest_s"] = (last.finished_at_s - first.finished_at_s) / n_rest
+    return values
+
+
+def _assemble(queue_s: float, setup_s: float, first_s: float, rest_s: float, n_out: int) -> dict[str, float]:
+    ttft_s = queue_s + setup_s + first_s
+    values = {
+        "queue_s": queue_s,
+        "setup_s": setup_s,
+        "ttft_s": ttft_s,
+        "e2e_s": ttft_s + rest_s,
+        "per_token_s": (ttft_s + rest_s) / n_out,
+    }
+    if n_out > 1:
+        values["tpot_s"] = values["rest_s"] = rest_s / (n_out - 1)
+    return values
+
+
+def _model(
+    experiment: Experiment, record: RequestRecord, row: dict[str, Any], tokens: dict[int, float]
+) -> dict[str, float]:
+    if record.status != "completed":
+        return {}
+    setup_s = model_setup_s(experiment, record.client, record.chain)
+    rest_s = sum(value for token, value in tokens.items() if token)
+    return _assemble(row["queue_s"], setup_s, tokens[0], rest_s, record.n_output_tokens)
+
+
+def _unqueued(
+    experiment: Experiment, client: int, record: RequestRecord, row: dict[str, Any]
+) -> dict[str, float]:
+    if record.status != "completed":
+        return {}
+    request = RequestSpec(client, record.n_input_tokens, record.n_output_tokens)
+    first_s, all_s = service_s(experiment.problem, request, [Hop(*hop) for hop in record.chain])
+    setup_s = model_setup_s(experiment, record.client, record.chain)
+    return _assemble(row["queue_s"], setup_s, first_s, all_s - first_s, record.n_output_tokens)
+
+
+def stats(values: Any) -> dict[str, float | int | None]:
+    """``{mean, std, min, p50, p90, p95, p99, max, n}``; all but n are ``None`` for an empty sample."""
+    array = np.asarray([v for v in values if v is not None], dtype=np.float64)
+    if not len(array):
+        return {**dict.fromkeys(("mean", "std", "min", "p50", "p90", "p95", "p99", "max")), "n": 0}
+    p50, p90, p95, p99 = np.percentile(array, (50, 90, 95, 99))
+    numbers = {
+        "mean": array.mean(),
+        "std": array.std(),
+        "min": array.min(),
+        "p50": p50,
+        "p90": p90,
+        "p95": p95,
+        "p99": p99,
+        "max": array.max(),
+    }
+    return {**{name: float(value) for name, value in numbers.items()}, "n": len(array)}

@@ -1,0 +1,60 @@
+"""``requests.parquet`` and ``hops.parquet``: written whole or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from testbed.experiment import Experiment
+from testbed.results.model import HopTable
+
+_TEXT = {"client", "status", "reason", "chain"}
+_WHOLE = {"request", "n_input_tokens", "n_output_tokens", "n_tokens_done", "n_rejections"}
+
+
+def write_requests(path: Path, rows: list[dict[str, Any]]) -> None:
+    """A row per request of the scenario, also those that failed or never started."""
+    types = [
+        (name, pa.string() if name in _TEXT else pa.int64() if name in _WHOLE else pa.float64())
+        for name in (rows[0] if rows else {"request": 0})
+    ]
+    _write(path, pa.Table.from_pylist(rows, schema=pa.schema(types)))
+
+
+def write_hops(path: Path, experiment: Experiment, hops: HopTable) -> None:
+    """A row per token and hop: instants, parts, and the model's times beside them."""
+    names = pa.array([s.name for s in experiment.problem.servers])
+    columns: dict[str, Any] = {
+        "request": hops.request,
+        "token": hops.token,
+        "hop": hops.hop,
+        "server": pa.DictionaryArray.from_arrays(pa.array(hops.server), names),
+        "first_block": hops.first,
+        "last_block": hops.last,
+        "sent_at_s": hops.sent_at_s,
+        "arrived_at_s": hops.arrived_at_s,
+        "departed_at_s": hops.departed_at_s,
+        "received_at_s": hops.received_at_s,
+        "up_bytes": hops.up_bytes,
+        "down_bytes": hops.down_bytes,
+        "hop_client_s": hops.client_s + hops.tail_s,
+        "hop_network_s": hops.network_s,
+        "hop_compute_s": hops.compute_s,
+        "model_network_s": hops.model_network_s,
+        "model_link_queue_s": hops.model_link_queue_s,
+        "model_compute_s": hops.model_compute_s,
+    }
+    _write(path, pa.table(columns))
+
+
+def _write(path: Path, table: pa.Table) -> None:
+    temporary = path.with_suffix(".part")
+    try:
+        pq.write_table(table, temporary)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,90 @@
+"""The summary as a person reads it on the terminal."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+_ROWS = (
+    ("per_token_s", "per token, all tokens", "per_token_s"),
+    ("ttft_s", "first token (TTFT)", "ttft_s"),
+    ("tpot_s", "each remaining token (TPOT)", "tpot_s"),
+    ("token_gap_s", "single token gaps", "token_gap_s"),
+    ("e2e_s", "whole request", "e2e_s"),
+    ("queue_s", "queue (admission)", None),
+)
+
+
+def summary_text(summary: dict[str, Any], width: int = 110) -> str:
+    """A few lines and one table: measured, modelled, error in percent."""
+    buffer = io.StringIO()
+    console = Console(file=buffer, width=width, highlight=False)
+    policy = summary["policy"]
+    designed = f", |R| = {policy['design_concurrency']}" if policy["design_concurrency"] else ""
+    console.print(
+        f"{summary['scenario']}: {summary['n_completed']} of {summary['n_requests']} requests completed"
+        + (f", {summary['n_failed']} failed" if summary["n_failed"] else "")
+        + (f", {summary['n_interrupted']} interrupted" if summary["n_interrupted"] else "")
+    )
+    console.print(
+        f"placement {policy['placement']}, routing {policy['routing']}{designed}; network {summary['network']}, "
+        f"compute {summary['compute']}, time scale {summary['time_scale']:g}, seed {summary['seed']}"
+    )
+    console.print(_table(summary))
+    console.print(_footer(summary))
+    return buffer.getvalue().rstrip()
+
+
+def _table(summary: dict[str, Any]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("scenario seconds")
+    for name in ("mean", "p50", "p99", "model mean", "model p99", "error mean", "error p99"):
+        table.add_column(name, justify="right")
+    for metric, label, error_metric in _ROWS:
+        measured, model = summary["metrics"][metric], summary["model"][metric]
+        if not measured["n"]:
+            continue
+        error = summary["emulation_error"].get(error_metric) if error_metric else None
+        table.add_row(
+            label,
+            *(_number(measured[key]) for key in ("mean", "p50", "p99")),
+            *(_number(model[key]) for key in ("mean", "p99")),
+            *((_percent(error["mean_abs_ratio"]), _percent(error["p99_abs_ratio"])) if error else ("", "")),
+        )
+    return table
+
+
+def _footer(summary: dict[str, Any]) -> str:
+    lines = []
+    if summary["overhead_per_hop_s"] is not None:
+        lines.append(
+            f"own overhead per hop {summary['overhead_per_hop_s'] * 1e3:.2f} ms real (p50); started in "
+            f"{summary['startup_s']:.2f} s; {summary['decision']['routing_s']['n']} routing decisions"
+        )
+    if summary["time_scale"] != 1:
+        lines.append(
+            f"time ran {summary['time_scale']:g} times faster: a real delay of 1 ms counts as "
+            f"{summary['time_scale']:g} ms; the error columns state what this added"
+        )
+    if summary["network"] == "loopback":
+        lines.append("loopback network: delays are applied in the client, least faithful of the three")
+    if "without_session_setup" in summary:
+        without = summary["without_session_setup"]
+        lines.append(
+            f"session_setup adds {summary['calibration']['session_setup_s']:g} s to every first token; without it "
+            f"TTFT {_number(without['ttft_s']['mean'])}, per token {_number(without['per_token_s']['mean'])}"
+        )
+    if summary["dropped_log_bytes"]:
+        lines.append(f"{summary['dropped_log_bytes']} bytes of an unfinished log record were dropped")
+    return "\n".join(lines)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.2f} %"

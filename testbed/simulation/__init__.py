@@ -1,0 +1,4 @@
+"""The simulator.
+
+``reference`` replays requests as the paper's public simulator does; ``instance`` reads its instances.
+"""

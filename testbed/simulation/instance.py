@@ -1,0 +1,177 @@
+"""Reference instances: JSON files with one fully explicit problem, its workload and join order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, ValidationError
+
+from policies.problem import ModelSpec, Problem, ServerSpec
+from testbed.errors import UserError
+from testbed.experiment import RequestPlan
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class _Model(BaseModel):
+    name: str
+    n_blocks: Count
+    d_model: Count
+    block_gb: Positive
+    cache_gb_per_block_session: Positive
+    petals_cache_gb_per_block: Positive
+
+
+class _Server(BaseModel):
+    type: str
+    memory_gb: NonNegative
+    decode_ms: Positive
+    prefill_ms: NonNegative
+    token_rtt_ms: NonNegative
+    input_rtt_ms: NonNegative
+    petals_forward_per_s: Positive
+    petals_network_per_s: Positive
+    block_cap: Annotated[int, Field(ge=0)] | None = None
+
+
+class _Workload(BaseModel):
+    rate_per_s: Positive
+    n_input_tokens: Count
+    n_output_tokens: Count
+    inter_arrival_ms: list[NonNegative] = Field(min_length=1)
+
+
+class _PetalsConstants(BaseModel):
+    hop_overhead_ms: NonNegative = 18.0
+    shortage_penalty_ms: NonNegative = 10_000.0
+
+
+class _Document(BaseModel):
+    """The keys that are read; others (expected results, descriptions) are left alone."""
+
+    id: str
+    model: _Model
+    servers: list[_Server] = Field(min_length=1)
+    raw_rtt_ms: list[list[NonNegative]]
+    workload: _Workload
+    petals_join_order: list[int]
+    petals_constants: _PetalsConstants = _PetalsConstants()
+    initial_delay_ms: NonNegative = 0.0
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One reference instance: a problem with one client, its requests, and PETALS' routing constants."""
+
+    id: str
+    problem: Problem
+    requests: tuple[RequestPlan, ...]
+    hop_overhead_s: float
+    shortage_penalty_s: float
+
+
+def load_instance(path: Path) -> Instance:
+    """Read an instance file. Raises ``UserError`` naming the file and the key that is wrong."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(
+            f"{path}: cannot be read ({error.strerror}); give a reference instance file"
+        ) from error
+    except ValueError as error:
+        raise UserError(f"{path}: is not JSON ({error}); give a reference instance file") from error
+    return parse_instance(document, str(path))
+
+
+def parse_instance(document: Mapping[str, Any], source: str) -> Instance:
+    """An instance from its JSON data. Raises ``UserError`` naming ``source`` and the key that is wrong."""
+    try:
+        data = _Document.model_validate(document)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise UserError(f"{source}: {where}: {first['msg'][:1].lower()}{first['msg'][1:]}") from error
+    _check_shapes(data, source)
+    arrivals_ms = accumulate(data.workload.inter_arrival_ms)
+    workload = data.workload
+    requests = tuple(
+        RequestPlan(i, 0, at_ms / 1e3, workload.n_input_tokens, workload.n_output_tokens)
+        for i, at_ms in enumerate(arrivals_ms)
+    )
+    return Instance(
+        id=data.id,
+        problem=_problem(data),
+        requests=requests,
+        hop_overhead_s=data.petals_constants.hop_overhead_ms / 1e3,
+        shortage_penalty_s=data.petals_constants.shortage_penalty_ms / 1e3,
+    )
+
+
+def _check_shapes(data: _Document, source: str) -> None:
+    n_nodes = len(data.servers) + 1
+    if len(data.raw_rtt_ms) != n_nodes:
+        raise UserError(
+            f"{source}: raw_rtt_ms: has {len(data.raw_rtt_ms)} rows but needs {n_nodes}, one for the client "
+            f"and one for each of the {n_nodes - 1} servers"
+        )
+    for i, row in enumerate(data.raw_rtt_ms):
+        if len(row) != n_nodes:
+            raise UserError(f"{source}: raw_rtt_ms.{i}: has {len(row)} values but needs {n_nodes}")
+    if sorted(data.petals_join_order) != list(range(n_nodes - 1)):
+        raise UserError(
+            f"{source}: petals_join_order: must name each of the servers 0 to {n_nodes - 2} exactly once"
+        )
+
+
+def _problem(data: _Document) -> Problem:
+    workload, model = data.workload, data.model
+    n_tokens = workload.n_input_tokens + workload.n_output_tokens
+    token_bytes = model.cache_gb_per_block_session * 1e9 / n_tokens
+    return Problem(
+        model=ModelSpec(
+            name=model.name,
+            n_blocks=model.n_blocks,
+            hidden_size=model.d_model,
+            block_bytes=model.block_gb * 1e9,
+            cache_bytes_per_token=token_bytes,
+            petals_cache_tokens=round(model.petals_cache_gb_per_block * 1e9 / token_bytes),
+        ),
+        servers=tuple(_server(j, server) for j, server in enumerate(data.servers)),
+        clients=("client",),
+        raw_rtt_s=(tuple(t / 1e3 for t in data.raw_rtt_ms[0][1:]),),
+        token_rtt_s=(tuple(s.token_rtt_ms / 1e3 for s in data.servers),),
+        input_rtt_base_s=(tuple(s.input_rtt_ms / 1e3 for s in data.servers),),
+        input_rtt_slope_s=((0.0,) * len(data.servers),),
+        server_rtt_s=tuple(tuple(t / 1e3 for t in row[1:]) for row in data.raw_rtt_ms[1:]),
+        n_input_tokens=workload.n_input_tokens,
+        n_output_tokens=workload.n_output_tokens,
+        request_rate=workload.rate_per_s,
+        join_order=tuple(data.petals_join_order),
+        initial_delay_s=data.initial_delay_ms / 1e3,
+    )
+
+
+_HARDWARE: dict[str, Literal["mig-1g", "a100"]] = {"MIG": "mig-1g", "A100": "a100"}
+"""Names of hardware profiles for the types of the instances."""
+
+
+def _server(number: int, server: _Server) -> ServerSpec:
+    hardware = _HARDWARE.get(server.type, server.type.lower())
+    return ServerSpec(
+        name=f"{hardware}-{number}",
+        hardware=hardware,
+        memory_bytes=server.memory_gb * 1e9,
+        decode_s=server.decode_ms / 1e3,
+        prefill_base_s=server.prefill_ms / 1e3,
+        prefill_slope_s=0.0,
+        petals_forward_rps=server.petals_forward_per_s,
+        petals_network_rps=server.petals_network_per_s,
+        block_cap=server.block_cap,
+    )

@@ -1,0 +1,96 @@
+"""The ``up`` command around an emulation: run directory, signals, live view, tables, summary."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import typer
+import uvloop
+
+from testbed.emulation import Emulation, run_emulation
+from testbed.errors import RunError, TestbedError, UserError
+from testbed.experiment import Experiment
+from testbed.handle import LauncherHandle
+from testbed.live import LiveView
+from testbed.results import finish_run, write_report
+from testbed.results.slo import parse_slo
+from testbed.results.text import summary_text
+from testbed.rundir import make_run_dir
+from testbed.scenario import dump_toml
+
+EXIT_INTERRUPTED = 130
+
+
+def up_command(
+    experiment: Experiment, out: Path, *, as_json: bool, hold: bool, slo: str | None, report: bool
+) -> int:
+    """Run ``experiment``; answers the exit code: 0 only when every request completed."""
+    objectives = parse_slo(slo) if slo else None
+    if experiment.compute != "stub":
+        raise UserError(
+            "compute.backend 'blocks' (real transformer blocks) is not part of this version yet: take 'stub'"
+        )
+    run_dir = make_run_dir(out, experiment.name)
+    (run_dir / "scenario.toml").write_text(dump_toml(experiment), encoding="utf-8")
+    _say(f"run {run_dir}")
+    launcher = LauncherHandle(run_dir)
+    error, interrupted = uvloop.run(_emulate(experiment, run_dir, launcher, hold))
+    if not any((run_dir / "events").iterdir()):
+        if error is not None:
+            raise error
+        return EXIT_INTERRUPTED
+    summary = _finish(run_dir, experiment, objectives, report)
+    typer.echo(json.dumps(summary) if as_json else summary_text(summary))
+    if error is not None:
+        raise error
+    if interrupted:
+        _say(f"interrupted: the record up to now is in {run_dir}")
+        return EXIT_INTERRUPTED
+    return 0 if summary["n_completed"] == summary["n_requests"] else 1
+
+
+async def _emulate(
+    experiment: Experiment, run_dir: Path, launcher: LauncherHandle, hold: bool
+) -> tuple[TestbedError | None, bool]:
+    emulation = Emulation(experiment, run_dir, launcher)
+    loop = asyncio.get_running_loop()
+    interrupted = asyncio.Event()
+
+    def interrupt() -> None:
+        interrupted.set()
+        emulation.interrupted.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, interrupt)
+    view = LiveView(emulation.progress)
+    showing = asyncio.create_task(view.run())
+    try:
+        error = await run_emulation(emulation, hold, _say)
+    finally:
+        showing.cancel()
+        view.close()
+    return error, interrupted.is_set()
+
+
+def _finish(
+    run_dir: Path, experiment: Experiment, objectives: dict[str, float] | None, report: bool
+) -> dict[str, Any]:
+    try:
+        summary = finish_run(run_dir, experiment, objectives)
+        if report:
+            write_report(run_dir, experiment)
+    except OSError as error:
+        raise RunError(
+            f"cannot write the tables of {run_dir} ({error.strerror}); the logs are intact: make room, then "
+            f"`testbed report {run_dir}`"
+        ) from error
+    return summary
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
