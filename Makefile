@@ -1,0 +1,55 @@
+# make run    set up and run the clustered scenario in a fast setting
+# make test   set up and pass all tests
+# make setup  .venv with everything (development tools, real blocks)
+# make check  format, lint, types
+# make bench  measure speed and accuracy; prints the figures
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+# Extras of `make setup`. torch is large: `make setup EXTRAS=dev` leaves it out.
+EXTRAS ?= dev,blocks
+# Extra arguments for the run, e.g. make run ARGS="--policy petals"
+ARGS ?=
+
+.PHONY: setup run test check format bench clean
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "testbed needs Python 3.11 or newer")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run: $(VENV)/bin/python pyproject.toml
+	$(PIP) --editable .
+	touch $@
+
+$(VENV)/.test: $(VENV)/bin/python pyproject.toml
+	$(PIP) --editable '.[dev]'
+	touch $(VENV)/.run $@
+
+$(VENV)/.all: $(VENV)/bin/python pyproject.toml
+	$(PIP) --editable '.[$(EXTRAS)]'
+	touch $(VENV)/.run $(VENV)/.test $@
+
+setup: $(VENV)/.all
+
+run: $(VENV)/.run
+	$(BIN)/testbed up scenarios/clustered.toml --time-scale 20 $(ARGS)
+
+check: $(VENV)/.test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(VENV)/.test
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+test: $(VENV)/.test check
+	$(BIN)/python -m pytest $(ARGS)
+
+bench: $(VENV)/.test
+	$(BIN)/python -m benchmarks $(ARGS)
+
+clean:
+	rm -rf $(VENV) .cache build dist
