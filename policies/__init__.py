@@ -1,7 +1,49 @@
 """Pure decisions: where blocks go and which chain serves a request. No clock, no files, no network.
 
+What policies see and answer
 - ``problem``: servers, clients, model, placements, routes; ``state``: who holds cache until when
 - ``interfaces``: what a placement and a routing policy must offer; ``checks``: the rules they must keep
-- ``cgbp``: CG-BP with Theorem 1's bound; ``design``: |R|; ``petals``: PETALS' placement and routing
-- ``wsrr``: WS-RR; ``waiting``: time until cache is free; ``registry``: policies by name
+- ``registry``: policies by name, users' own included
+
+Placement
+- ``cgbp``: CG-BP and its bounds; ``greedy``: its steps, for reuse; ``design``: |R|
+- ``petals``: PETALS' placement; ``feasibility``: words for what does not fit
+
+Routing
+- ``wsrr``: WS-RR; ``petals_routing``: PETALS' routing
+- ``positions``: the graph of block positions; ``waiting``: time until cache is free
 """
+
+from policies.interfaces import PlacementPolicy, Router, RoutingPolicy
+from policies.problem import (
+    BlockRange,
+    Hop,
+    InfeasiblePlacement,
+    ModelSpec,
+    Placement,
+    PolicyError,
+    Problem,
+    RequestSpec,
+    Route,
+    ServerSpec,
+    service_s,
+)
+from policies.state import SystemState
+
+__all__ = [
+    "BlockRange",
+    "Hop",
+    "InfeasiblePlacement",
+    "ModelSpec",
+    "Placement",
+    "PlacementPolicy",
+    "PolicyError",
+    "Problem",
+    "RequestSpec",
+    "Route",
+    "Router",
+    "RoutingPolicy",
+    "ServerSpec",
+    "SystemState",
+    "service_s",
+]

@@ -2,46 +2,88 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+from policies.feasibility import block_list, gigabytes
 from policies.problem import Placement, PolicyError, Problem, Route
 
+_ROUNDING_RATIO = 1e-9
 
-def check_placement(problem: Problem, placement: Placement) -> None:
-    """Raises ``PolicyError`` naming the policy and the rule that it broke."""
-    model, name = problem.model, placement.policy
-    if len(placement.ranges) != problem.n_servers or len(placement.cache_bytes) != problem.n_servers:
-        raise PolicyError(
-            f"placement {name} must answer one range and one cache size for each of {problem.n_servers} servers"
-        )
-    for server, (first, last), cache in zip(
+
+def check_placement(problem: Problem, placement: Placement, name: str | None = None) -> None:
+    """Every block is held, ranges lie in ``[0, L)``, and s_m m_j + cache_j <= M_j on every server.
+
+    ``name`` is the policy's, if it is not ``placement.policy``. Raises ``PolicyError`` naming the
+    policy and the rule that it broke.
+    """
+    model = problem.model
+    who = f"placement policy {name or getattr(placement, 'policy', '?')}"
+    if not isinstance(placement, Placement):
+        raise PolicyError(f"{who} must answer a Placement, not {type(placement).__name__}")
+    for what, values in (("range", placement.ranges), ("cache size", placement.cache_bytes)):
+        if len(values) != problem.n_servers:
+            raise PolicyError(
+                f"{who} must answer one {what} for each of the {problem.n_servers} servers, not {len(values)}"
+            )
+    for server, held, cache_bytes in zip(
         problem.servers, placement.ranges, placement.cache_bytes, strict=True
     ):
+        first, last = _ints(held, who, server.name)
         if not 0 <= first <= last <= model.n_blocks:
             raise PolicyError(
-                f"placement {name} puts blocks [{first}, {last}) on {server.name}; the model has [0, {model.n_blocks})"
+                f"{who} puts blocks [{first}, {last}) on {server.name}; the model has [0, {model.n_blocks})"
             )
-        needed = model.block_bytes * (last - first) + cache
-        if cache < 0 or needed > server.memory_bytes * (1 + 1e-9):
+        needed_bytes = model.block_bytes * (last - first) + cache_bytes
+        if not cache_bytes >= 0:
             raise PolicyError(
-                f"placement {name} overbooks {server.name}: {needed / 1e9:.3f} GB of blocks and caches in "
-                f"{server.memory_bytes / 1e9:.3f} GB"
+                f"{who} leaves {cache_bytes} bytes for caches on {server.name}; it must be >= 0"
+            )
+        if needed_bytes > server.memory_bytes * (1 + _ROUNDING_RATIO):
+            raise PolicyError(
+                f"{who} overbooks {server.name}: {gigabytes(needed_bytes)} of blocks and caches in "
+                f"{gigabytes(server.memory_bytes)} of memory"
             )
     missing = placement.uncovered(model.n_blocks)
     if missing:
-        raise PolicyError(f"placement {name} leaves blocks {missing} on no server")
+        raise PolicyError(f"{who} leaves blocks {block_list(missing)} on no server")
 
 
 def check_route(problem: Problem, placement: Placement, route: Route, name: str) -> None:
-    """A chain covers ``[0, L)`` in order and leaves every server at the end of its range (Lemma 1)."""
+    """A chain covers ``[0, L)`` in order and leaves every server at the end of its range (Lemma 1).
+
+    Raises ``PolicyError`` naming the policy ``name`` and the rule that it broke.
+    """
+    if not isinstance(route, Route):
+        raise PolicyError(f"routing policy {name} must answer a Route or None, not {type(route).__name__}")
     position = 0
     for hop in route.hops:
         if not 0 <= hop.server < problem.n_servers:
-            raise PolicyError(f"routing {name} names server {hop.server}, which does not exist")
+            raise PolicyError(f"routing policy {name} names server {hop.server}, which does not exist")
         first, last = placement.ranges[hop.server]
-        if hop.first != position or not first <= hop.first < hop.last or hop.last != last:
-            raise PolicyError(
-                f"routing {name} sends blocks [{hop.first}, {hop.last}) to {problem.servers[hop.server].name}, which "
-                f"holds [{first}, {last}), when block {position} is next"
-            )
+        what = (
+            f"routing policy {name} sends blocks [{hop.first}, {hop.last}) to "
+            f"{problem.servers[hop.server].name}, which holds [{first}, {last})"
+        )
+        if hop.first != position:
+            raise PolicyError(f"{what}, when block {position} is next")
+        if not first <= hop.first < hop.last <= last:
+            raise PolicyError(f"{what}; a hop must stay inside the server's range")
+        if hop.last != last:
+            raise PolicyError(f"{what}; a hop must go on to the end of the server's range")
         position = hop.last
     if position != problem.model.n_blocks:
-        raise PolicyError(f"routing {name} stops before block {position} of {problem.model.n_blocks}")
+        raise PolicyError(
+            f"routing policy {name} stops before block {position}; the model has {problem.model.n_blocks}"
+        )
+    if not route.wait_s >= 0:
+        raise PolicyError(f"routing policy {name} expects a wait of {route.wait_s} s; it must be >= 0")
+
+
+def _ints(held: Any, who: str, server: str) -> tuple[int, int]:
+    """A range's two block numbers, from what a user's policy answered."""
+    if isinstance(held, Sequence) and len(held) == 2 and all(isinstance(b, int) for b in held):
+        return held[0], held[1]
+    raise PolicyError(
+        f"{who} answers {held!r} for {server}; a BlockRange(first, last) of whole numbers is needed"
+    )

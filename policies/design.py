@@ -1,51 +1,75 @@
-"""|R|, the number of concurrent sessions that a placement is designed for, as the paper sets it."""
+"""|R|, the number of concurrent sessions that a placement is designed for."""
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
-from policies.cgbp import place_conservatively
-from policies.problem import InfeasiblePlacement, Placement, Problem, RequestSpec, service_s
+from policies.feasibility import cgbp_infeasible, no_concurrency
+from policies.greedy import plan
+from policies.problem import Placement, Problem, RequestSpec
 from policies.state import SystemState
 from policies.wsrr import WsRr
 
 
-def concurrency_bound(problem: Problem) -> int:
-    """The largest |R| for which memory suffices: floor((sum M_j - s_m(L+|V|)) / (s_c(L+|V|)))."""
-    slots = problem.model.n_blocks + problem.n_servers
-    free = sum(s.memory_bytes for s in problem.servers) - problem.model.block_bytes * slots
-    return math.floor(free / (problem.design_cache_bytes * slots))
+class DesignConcurrency(NamedTuple):
+    """|R| and what it came from: the smaller of ``wanted`` and ``memory_bound``, but at least 1.
+
+    ``single_request_s`` is T, one request's time under CG-BP and WS-RR designed for one request.
+    """
+
+    value: int
+    wanted: int
+    memory_bound: int
+    single_request_s: float
+
+
+def memory_bound(problem: Problem) -> int:
+    """floor((sum M_j - s_m (L + |V_s|)) / (s_c (L + |V_s|))): an |R| up to this is sure to fit.
+
+    Can be negative.
+    """
+    held_blocks = problem.model.n_blocks + problem.n_servers
+    total_bytes = sum(server.memory_bytes for server in problem.servers)
+    free_bytes = total_bytes - problem.model.block_bytes * held_blocks
+    return math.floor(free_bytes / (problem.design_cache_bytes * held_blocks))
 
 
 def single_request_s(problem: Problem) -> float:
-    """Time of one request under CG-BPRR designed for one, worst client, initial delay included.
+    """T: time of one request of the design lengths, alone, under CG-BP with |R| = 1 and WS-RR.
 
-    As in the reference simulator, block caps do not apply to this estimate.
+    Includes ``initial_delay_s``; the slowest client counts. As in the reference simulator the
+    servers' block caps do not apply here. Raises ``InfeasiblePlacement`` if some block has no server.
     """
-    ranges = tuple(place_conservatively(problem, 1, capped=False))
-    room = tuple(s.memory_bytes for s in problem.servers)
-    router = WsRr().bind(problem, Placement("cg-bp", ranges, room))
-    worst_s = 0.0
+    greedy = plan(problem, 1, honour_cap=False)
+    free_bytes = tuple(
+        server.memory_bytes - problem.model.block_bytes * held.n_blocks
+        for server, held in zip(problem.servers, greedy.ranges, strict=True)
+    )
+    placement = Placement("single request", greedy.ranges, free_bytes, 1)
+    missing = placement.uncovered(problem.model.n_blocks)
+    if missing:
+        raise cgbp_infeasible(problem, 1, missing, honour_cap=False)
+    router = WsRr().bind(problem, placement)
+    idle = SystemState(free_bytes)
+    slowest_s = 0.0
     for client in range(len(problem.clients)):
         request = RequestSpec(client, problem.n_input_tokens, problem.n_output_tokens)
-        route = router.route(request, SystemState(room), 0.0)
-        assert route is not None, "a placement that holds every block has a route"
-        worst_s = max(worst_s, service_s(problem, request, route.hops)[1])
-    return problem.initial_delay_s + worst_s
+        route = router.route(request, idle, 0.0)
+        assert route is not None, "a placement for one request has a chain with room for it"
+        slowest_s = max(slowest_s, route.cost_s)
+    return slowest_s + problem.initial_delay_s
 
 
-def paper_concurrency(problem: Problem) -> int:
-    """|R| = min(round(lambda T + sqrt(lambda T)), memory bound). Raises ``InfeasiblePlacement`` below 1."""
-    load = problem.request_rate * single_request_s(problem)
-    bound = concurrency_bound(problem)
+def choose_design_concurrency(problem: Problem) -> DesignConcurrency:
+    """|R| = min(round(lambda T + sqrt(lambda T)), memory bound), at least 1.
+
+    Raises ``InfeasiblePlacement`` if the memory bound is below 1 or one request does not fit.
+    """
+    alone_s = single_request_s(problem)
+    bound = memory_bound(problem)
     if bound < 1:
-        slots = problem.model.n_blocks + problem.n_servers
-        needed = (problem.model.block_bytes + problem.design_cache_bytes) * slots
-        total = sum(s.memory_bytes for s in problem.servers)
-        raise InfeasiblePlacement(
-            f"the servers' memory ({total / 1e9:.1f} GB) does not surely suffice for a single session of "
-            f"{problem.model.name}: the paper's bound on |R| is {bound}, {(needed - total) / 1e9:.1f} GB are "
-            "missing; add servers or memory, or set policy.design_concurrency yourself"
-        )
-    # MATLAB's round: halves away from zero.
-    return min(max(1, math.floor(load + math.sqrt(load) + 0.5)), bound)
+        raise no_concurrency(problem, bound)
+    mean_active = problem.request_rate * alone_s
+    wanted = math.floor(mean_active + math.sqrt(mean_active) + 0.5)
+    return DesignConcurrency(max(min(wanted, bound), 1), wanted, bound, alone_s)

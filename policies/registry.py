@@ -1,15 +1,20 @@
-"""Policies by name: the shipped ones, installed ones (entry points), and ``module:Class``."""
+"""Policies by name: the shipped ones, installed ones (entry points), and ``module:Class``.
+
+A package offers its own under the entry point groups ``testbed.placement`` and ``testbed.routing``.
+"""
 
 from __future__ import annotations
 
 import difflib
 import importlib
-from importlib.metadata import entry_points
+from collections.abc import Iterable
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, cast
 
 from policies.cgbp import CgBp
 from policies.interfaces import PlacementPolicy, RoutingPolicy
-from policies.petals import PetalsPlacement, PetalsRouting
+from policies.petals import PetalsPlacement
+from policies.petals_routing import PetalsRouting
 from policies.problem import PolicyError
 from policies.wsrr import WsRr
 
@@ -17,73 +22,91 @@ PLACEMENTS: dict[str, type[PlacementPolicy]] = {p.name: p for p in (PetalsPlacem
 ROUTINGS: dict[str, type[RoutingPolicy]] = {r.name: r for r in (PetalsRouting, WsRr)}
 PAIRS: dict[str, tuple[str, str]] = {"petals": ("petals", "petals"), "proposed": ("cg-bp", "ws-rr")}
 
-_GROUPS = {"placement": "testbed.placement", "routing": "testbed.routing"}
+_SHIPPED: dict[str, dict[str, Any]] = {"placement": {**PLACEMENTS}, "routing": {**ROUTINGS}}
 _METHODS = {"placement": "place", "routing": "bind"}
 
 
 def resolve_placement(name: str) -> PlacementPolicy:
     """The placement policy of that name. Raises ``PolicyError`` with the nearest valid names."""
-    return cast(PlacementPolicy, _resolve("placement", name, dict(PLACEMENTS)))
+    return cast(PlacementPolicy, _resolve("placement", name))
 
 
 def resolve_routing(name: str) -> RoutingPolicy:
     """The routing policy of that name. Raises ``PolicyError`` with the nearest valid names."""
-    return cast(RoutingPolicy, _resolve("routing", name, dict(ROUTINGS)))
+    return cast(RoutingPolicy, _resolve("routing", name))
 
 
 def resolve_pair(name: str) -> tuple[str, str]:
-    """(placement, routing) names of a pair such as ``proposed``."""
+    """(placement, routing) names of a pair such as ``proposed``. Raises ``PolicyError``."""
     if name not in PAIRS:
-        raise PolicyError(_unknown("policy pair", name, list(PAIRS)))
+        raise PolicyError(_unknown("policy pair", name, PAIRS))
     return PAIRS[name]
 
 
 def list_policies() -> list[dict[str, str]]:
-    """Every policy that can be named: ``{kind, name, summary}``."""
+    """Every policy that can be named: ``{kind, name, summary}``; one that cannot be loaded says why."""
     rows = [
         {"kind": "pair", "name": name, "summary": f"placement {placement} with routing {routing}"}
         for name, (placement, routing) in PAIRS.items()
     ]
-    for kind, shipped in (("placement", PLACEMENTS), ("routing", ROUTINGS)):
+    for kind, shipped in _SHIPPED.items():
         for name, policy in shipped.items():
             rows.append({"kind": kind, "name": name, "summary": _summary(policy)})
-        for point in entry_points(group=_GROUPS[kind]):
-            rows.append({"kind": kind, "name": point.name, "summary": f"installed: {point.value}"})
+        for name, point in _installed(kind).items():
+            try:
+                summary = _summary(_load(kind, name, point.value)) or f"installed: {point.value}"
+            except PolicyError as error:
+                summary = str(error)
+            rows.append({"kind": kind, "name": name, "summary": summary})
     return rows
 
 
-def _summary(policy: type) -> str:
-    return (policy.__doc__ or "").strip().splitlines()[0] if policy.__doc__ else ""
+def _installed(kind: str) -> dict[str, EntryPoint]:
+    """Installed policies by name; a shipped name stays the shipped policy."""
+    points = entry_points(group=f"testbed.{kind}")
+    return {point.name: point for point in points if point.name not in _SHIPPED[kind]}
 
 
-def _resolve(kind: str, name: str, shipped: dict[str, Any]) -> Any:
+def _summary(policy: Any) -> str:
+    return next(iter((policy.__doc__ or "").strip().splitlines()), "")
+
+
+def _resolve(kind: str, name: str) -> Any:
+    shipped = _SHIPPED[kind]
     if name in shipped:
         return shipped[name]()
     if ":" in name:
-        return _load(kind, name)
-    installed = {point.name: point for point in entry_points(group=_GROUPS[kind])}
+        return _load(kind, name, name)
+    installed = _installed(kind)
     if name in installed:
-        return _check(kind, name, installed[name].load())
+        return _load(kind, name, installed[name].value)
     raise PolicyError(_unknown(f"{kind} policy", name, [*shipped, *installed]))
 
 
-def _load(kind: str, name: str) -> Any:
-    module_name, _, attribute = name.partition(":")
+def _load(kind: str, name: str, target: str) -> Any:
+    """The policy at ``module:Class`` (or ``module:object``). Raises ``PolicyError``, whatever went wrong."""
+    module_name, _, attribute = target.partition(":")
     try:
-        found = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise PolicyError(f"{kind} policy {name} cannot be loaded: {error}") from error
-    return _check(kind, name, found)
-
-
-def _check(kind: str, name: str, found: Any) -> Any:
-    policy = found() if isinstance(found, type) else found
-    if not callable(getattr(policy, _METHODS[kind], None)):
-        raise PolicyError(f"{kind} policy {name} has no method {_METHODS[kind]}()")
+        found: Any = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+        policy = found() if isinstance(found, type) else found
+    except Exception as error:  # users' code can fail in any way; its reason is shown
+        raise PolicyError(
+            f"{kind} policy {name} cannot be loaded ({type(error).__name__}: {error}); write module:Class, with "
+            "the module on PYTHONPATH and a constructor without arguments"
+        ) from error
+    method = _METHODS[kind]
+    if not callable(getattr(policy, method, None)):
+        raise PolicyError(f"{kind} policy {name} has no method {method}(); a {kind} policy needs one")
+    if not isinstance(getattr(policy, "name", None), str):
+        raise PolicyError(f"{kind} policy {name} has no name; give its class an attribute name = '...'")
     return policy
 
 
-def _unknown(what: str, name: str, valid: list[str]) -> str:
-    near = difflib.get_close_matches(name, valid, 1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"there is no {what} {name!r}; {hint}valid: {', '.join(valid)}, or module:Class"
+def _unknown(what: str, name: str, valid: Iterable[str]) -> str:
+    names = list(valid)
+    near = difflib.get_close_matches(name.lower(), names, 2)
+    hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+    own = "" if what == "policy pair" else ", or module:Class"
+    return f"there is no {what} {name!r}; {hint}valid: {', '.join(names)}{own}"

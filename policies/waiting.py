@@ -1,4 +1,4 @@
-"""How long a session must wait for attention cache, as far as a router can know."""
+"""How long a server lets a session wait: t^W, from the cache that active sessions hold."""
 
 from __future__ import annotations
 
@@ -6,22 +6,28 @@ import math
 
 from policies.state import SystemState
 
-_SLACK = 1e-9
+ROUNDING_RATIO = 1e-9
+"""Cache that is short by less than this part of what is needed is not short: float rounding."""
 
 
-def waiting_s(state: SystemState, server: int, n_bytes: float, now_s: float) -> float:
-    """t^W: time until ``n_bytes`` are free on ``server``, by the expected ends of its sessions.
+def fits(free_bytes: float, need_bytes: float) -> bool:
+    return free_bytes >= need_bytes * (1.0 - ROUNDING_RATIO)
 
-    0 if there is room now; infinite if even an empty server has not enough.
+
+def waiting_s(state: SystemState, server: int, need_bytes: float, now_s: float) -> float:
+    """Time from ``now_s`` until ``need_bytes`` of cache are free on ``server``, if nobody else comes.
+
+    0 with room now; infinite if the server's whole cache is too small. Sessions are expected to end
+    when the state says; one that is overdue counts as ending now.
     """
-    slack = n_bytes * _SLACK
-    free = state.free_bytes(server)
-    if free + slack >= n_bytes:
+    enough_bytes = need_bytes * (1.0 - ROUNDING_RATIO)
+    free_bytes = state.free_bytes(server)
+    if free_bytes >= enough_bytes:
         return 0.0
-    if state.cache_bytes[server] + slack < n_bytes:
+    if state.cache_bytes[server] < enough_bytes:
         return math.inf
     for held in state.sessions(server):
-        free += held.n_bytes
-        if free + slack >= n_bytes:
-            return max(0.0, held.ends_at_s - now_s)
-    return 0.0
+        free_bytes += held.n_bytes
+        if free_bytes >= enough_bytes:
+            return max(held.ends_at_s - now_s, 0.0)
+    return math.inf

@@ -1,0 +1,136 @@
+"""Words for what does not fit: the missing blocks, the missing memory, and what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+
+from policies.greedy import block_counts
+from policies.problem import InfeasiblePlacement, Problem, ServerSpec
+
+
+def block_list(blocks: Sequence[int]) -> str:
+    """``blocks`` (ascending) as text: ``[0, 1, 2, 7]`` is "0-2, 7"."""
+    runs: list[list[int]] = []
+    for b in blocks:
+        if runs and runs[-1][1] == b - 1:
+            runs[-1][1] = b
+        else:
+            runs.append([b, b])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def gigabytes(n_bytes: float) -> str:
+    return f"{n_bytes / 1e9:.2f} GB" if n_bytes >= 1e7 else f"{n_bytes:.4g} bytes"
+
+
+def largest_concurrency(problem: Problem, honour_cap: bool = True) -> int:
+    """The largest |R| at which CG-BP holds every block (0: none), by bisection.
+
+    CG-BP packs windows from block 0 and never leaves a gap, so all blocks are held exactly when
+    ``sum m_j >= L``, and m_j falls with |R|.
+    """
+
+    def fits(concurrency: int) -> bool:
+        counts = block_counts(problem, concurrency, honour_cap=honour_cap)
+        return sum(counts) >= problem.model.n_blocks
+
+    low, high = 0, 1
+    if not fits(1):
+        return 0
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _more_servers(problem: Problem, blocks_of: dict[str, int], n_missing: int) -> list[str]:
+    """One offer per kind of hardware that can hold a block: how many more of it hold ``n_missing``."""
+    offers = []
+    for hardware, n_blocks in sorted(blocks_of.items(), key=lambda kind: -kind[1]):
+        if n_blocks > 0:
+            n = ceil(n_missing / n_blocks)
+            offers.append(f"{n} more {hardware} server{'s' if n > 1 else ''}")
+    return offers
+
+
+def _by_hardware(servers: Sequence[ServerSpec], counts: Sequence[int]) -> dict[str, int]:
+    """Blocks that a server of each kind of hardware holds (the largest among its servers)."""
+    held: dict[str, int] = {}
+    for server, count in zip(servers, counts, strict=True):
+        held[server.hardware] = max(held.get(server.hardware, 0), count)
+    return held
+
+
+def _sentence(what: str, missing: Sequence[int], problem: Problem, per_block_bytes: float) -> str:
+    plural = "s" if len(missing) > 1 else ""
+    are = "are" if plural else "is"
+    return (
+        f"{what} leaves {len(missing)} of {problem.model.n_blocks} blocks unplaced: block{plural} "
+        f"{block_list(missing)} {are} on no server, for want of "
+        f"{gigabytes(len(missing) * per_block_bytes)} of memory"
+    )
+
+
+def _advice(offers: Sequence[str]) -> str:
+    return f"; {' or '.join(offers)} would do" if offers else "; give the servers more memory"
+
+
+def cgbp_infeasible(
+    problem: Problem, design_concurrency: int, missing: Sequence[int], honour_cap: bool
+) -> InfeasiblePlacement:
+    """CG-BP with ``design_concurrency`` sessions leaves the blocks ``missing`` on no server."""
+    counts = block_counts(problem, design_concurrency, honour_cap=honour_cap)
+    per_block_bytes = problem.model.block_bytes + design_concurrency * problem.design_cache_bytes
+    offers = _more_servers(problem, _by_hardware(problem.servers, counts), len(missing))
+    limit = largest_concurrency(problem, honour_cap)
+    if limit:
+        offers.append(f"|R| <= {limit}")
+    sentence = _sentence(f"CG-BP for |R| = {design_concurrency}", missing, problem, per_block_bytes)
+    return InfeasiblePlacement(sentence + _advice(offers))
+
+
+def petals_infeasible(problem: Problem, counts: Sequence[int], missing: Sequence[int]) -> InfeasiblePlacement:
+    """PETALS with ``counts[j]`` blocks on server j leaves the blocks ``missing`` on no server."""
+    per_block_bytes = problem.model.block_bytes + problem.model.petals_cache_bytes
+    offers = _more_servers(problem, _by_hardware(problem.servers, counts), len(missing))
+    sentence = _sentence("PETALS' placement", missing, problem, per_block_bytes)
+    return InfeasiblePlacement(sentence + _advice(offers))
+
+
+def no_concurrency(problem: Problem, bound: int) -> InfeasiblePlacement:
+    """The closed-form memory bound on |R| is ``bound`` < 1."""
+    n_blocks, n_servers = problem.model.n_blocks, problem.n_servers
+    per_block_bytes = problem.model.block_bytes + problem.design_cache_bytes
+    have_bytes = sum(s.memory_bytes for s in problem.servers)
+    need_bytes = per_block_bytes * (n_blocks + n_servers)
+    offers = []
+    for hardware in dict.fromkeys(s.hardware for s in problem.servers):
+        memory_bytes = max(s.memory_bytes for s in problem.servers if s.hardware == hardware)
+        # Every further server also raises the bound's demand by one block and its cache.
+        if memory_bytes > per_block_bytes:
+            n = max(ceil((need_bytes - have_bytes) / (memory_bytes - per_block_bytes)), 1)
+            offers.append(f"{n} more {hardware} server{'s' if n > 1 else ''}")
+    limit = largest_concurrency(problem)
+    if limit:
+        offers.append(f"a design concurrency given by hand, at most {limit},")
+    missing = _unheld_after(problem)
+    blocks = (
+        f"block{'s' if len(missing) > 1 else ''} {block_list(missing)} would be on no server and "
+        if missing
+        else ""
+    )
+    return InfeasiblePlacement(
+        f"no design concurrency |R| >= 1 is guaranteed to fit: {blocks}the memory bound gives "
+        f"|R| <= {bound}, for want of {gigabytes(need_bytes - have_bytes)} of memory"
+        f" ({gigabytes(have_bytes)} on {n_servers} servers, {gigabytes(need_bytes)} needed for "
+        f"{n_blocks} blocks)" + _advice(offers)
+    )
+
+
+def _unheld_after(problem: Problem) -> list[int]:
+    """Blocks on no server even with |R| = 1 (CG-BP packs from block 0)."""
+    n_held = sum(block_counts(problem, 1))
+    return list(range(min(n_held, problem.model.n_blocks), problem.model.n_blocks))

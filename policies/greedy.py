@@ -1,0 +1,107 @@
+"""The greedy core of CG-BP (Alg. 1, lines 1-9): how many blocks, in which order, on which window.
+
+Kept apart from the policy so that |R| can be estimated with it and ablations can reuse its parts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from policies.problem import BlockRange, Problem
+
+_DUMMY_EXTRA_S = 1e-3
+"""The dummy server that holds every block at first is this much slower than the slowest real one."""
+
+_TICKS_PER_S = 10**15
+"""Sums over windows are compared in whole ticks: exact, so that equal windows tie in any order of addition."""
+
+
+def whole(amount: float, each: float) -> int:
+    """How many ``each`` fit into ``amount``; a ratio short of a whole number only by rounding counts as it."""
+    return math.floor(amount / each + 1e-9)
+
+
+class GreedyPlan(NamedTuple):
+    """What the greedy placement decided for ``n_servers`` servers.
+
+    ``ranges[j]`` is ``BlockRange(0, 0)`` for a server that holds nothing. ``order`` are the servers
+    with blocks from the cheapest; ``amortized_s[j]`` is t~_j, infinite where m_j = 0.
+    """
+
+    ranges: tuple[BlockRange, ...]
+    order: tuple[int, ...]
+    amortized_s: tuple[float, ...]
+
+
+def block_counts(problem: Problem, design_concurrency: int, *, honour_cap: bool = True) -> list[int]:
+    """m_j = min(floor(M_j / (s_m + s_c |R|)), L), and at most ``block_cap`` where that is honoured."""
+    per_block_bytes = problem.model.block_bytes + problem.design_cache_bytes * design_concurrency
+    counts = []
+    for server in problem.servers:
+        count = min(whole(server.memory_bytes, per_block_bytes), problem.model.n_blocks)
+        if honour_cap and server.block_cap is not None:
+            count = min(count, server.block_cap)
+        counts.append(max(count, 0))
+    return counts
+
+
+def amortized_s(problem: Problem, counts: Sequence[int]) -> list[float]:
+    """t~_j = tau_j + max_c t_cj / m_j: time per block and token if all of the server's blocks are used."""
+    worst_rtt_s = [max(column) for column in zip(*problem.token_rtt_s, strict=True)]
+    return [
+        server.decode_s + rtt_s / count if count else math.inf
+        for server, rtt_s, count in zip(problem.servers, worst_rtt_s, counts, strict=True)
+    ]
+
+
+def serving_order(times_s: Sequence[float]) -> list[int]:
+    """Servers that take part, from the smallest t~_j; equal ones in list order."""
+    return sorted((j for j, t in enumerate(times_s) if t < math.inf), key=times_s.__getitem__)
+
+
+def plan(problem: Problem, design_concurrency: int, *, honour_cap: bool = True) -> GreedyPlan:
+    """Give every server its window, cheapest server first. Blocks may stay uncovered: the caller checks."""
+    n_blocks = problem.model.n_blocks
+    counts = block_counts(problem, design_concurrency, honour_cap=honour_cap)
+    times_s = amortized_s(problem, counts)
+    order = serving_order(times_s)
+    ranges = [BlockRange(0, 0)] * problem.n_servers
+    if order:
+        ticks = [round(t * _TICKS_PER_S) if t < math.inf else 0 for t in times_s]
+        dummy = ticks[order[-1]] + round(_DUMMY_EXTRA_S * _TICKS_PER_S)
+        capacity = [0] * n_blocks
+        load = [dummy * design_concurrency] * n_blocks
+        for j in order:
+            count = counts[j]
+            first = _window(capacity, load, count, design_concurrency)
+            ranges[j] = BlockRange(first, first + count)
+            free_bytes = problem.servers[j].memory_bytes - problem.model.block_bytes * count
+            sessions = whole(free_bytes, problem.design_cache_bytes * count)
+            saved = dummy - ticks[j]
+            for b in range(first, first + count):
+                load[b] -= saved * min(max(design_concurrency - capacity[b], 0), sessions)
+                capacity[b] += sessions
+    return GreedyPlan(tuple(ranges), tuple(order), tuple(times_s))
+
+
+def _window(capacity: list[int], load: list[int], count: int, design_concurrency: int) -> int:
+    """First block of the window for ``count`` blocks.
+
+    While a block has room for fewer than |R| sessions: of the windows with such a block, the one
+    with the largest load, lowest first. After that: the lexicographically smallest sorted capacity.
+    """
+    starts = range(len(capacity) - count + 1)
+    short = [c < design_concurrency for c in capacity]
+    if not any(short):
+        return min(starts, key=lambda a: sorted(capacity[a : a + count]))
+    best, best_load = -1, -1
+    window_load, window_short = sum(load[:count]), sum(short[:count])
+    for a in starts:
+        if a:
+            window_load += load[a + count - 1] - load[a - 1]
+            window_short += short[a + count - 1] - short[a - 1]
+        if window_short and window_load > best_load:
+            best, best_load = a, window_load
+    return best
