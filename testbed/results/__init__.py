@@ -2,17 +2,20 @@
 
 - ``logs`` reads what clients wrote; ``model`` puts the modelled time beside every hop
 - ``requests`` has a row and its metrics per request; ``summary`` aggregates; ``slo`` reads objectives
-- ``tables`` (Parquet), ``trace`` (Perfetto), ``text`` (terminal), ``figures`` and ``report`` write
+- ``tables`` (Parquet), ``trace`` (Perfetto), ``text`` (terminal), ``figures`` and ``report`` write;
+  ``atomic`` lets no file be left half written
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from testbed.errors import UserError
+from testbed.errors import RunError, UserError
 from testbed.experiment import Experiment
+from testbed.results.atomic import replacing
 from testbed.results.logs import read_logs
 from testbed.results.model import hop_table
 from testbed.results.requests import request_rows
@@ -27,42 +30,57 @@ def finish_run(
 ) -> dict[str, Any]:
     """Write tables, trace and summary of a run from its logs; answers the summary.
 
-    Works on a run that was interrupted or killed. Raises ``OSError`` when something cannot be
-    written; the logs stay as they are.
+    Works on a run that was interrupted or killed. ``objectives`` (``slo.parse_slo``) are those of an
+    earlier summary of the same run unless given. Every file is tried even if another cannot be
+    written; raises ``RunError`` naming all that could not. The logs stay as they are.
     """
     from testbed.results.tables import write_hops, write_requests
     from testbed.results.trace import write_trace
 
     plan = json.loads((run_dir / "plan.json").read_text(encoding="utf-8"))
+    if objectives is None:
+        objectives = _earlier_objectives(run_dir)
     records = read_logs(run_dir)
     hops = hop_table(experiment, records)
     rows = request_rows(experiment, records, hops)
     summary = summarize(experiment, plan, records, hops, rows, objectives)
-    write_json(run_dir / "summary.json", summary)
-    write_requests(run_dir / "requests.parquet", rows)
-    write_hops(run_dir / "hops.parquet", experiment, hops)
-    write_trace(run_dir / "trace.json", experiment, records)
+    _write_all(
+        run_dir,
+        {
+            "summary.json": lambda path: write_json(path, summary),
+            "requests.parquet": lambda path: write_requests(path, rows),
+            "hops.parquet": lambda path: write_hops(path, experiment, hops),
+            "trace.json": lambda path: write_trace(path, experiment, records, hops),
+        },
+    )
     return summary
 
 
 def write_report(run_dir: Path, experiment: Experiment) -> Path:
-    """Write ``report.html`` and ``figures/`` from the logs and ``summary.json``; answers the page."""
+    """Write ``report.html`` and ``figures/`` from the logs and ``summary.json``; answers the page.
+
+    Raises ``RunError`` if something cannot be written.
+    """
     from testbed.results.figures import draw_figures
-    from testbed.results.report import write_page
+    from testbed.results.report import page_text
 
     summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
     records = read_logs(run_dir)
     hops = hop_table(experiment, records)
     rows = request_rows(experiment, records, hops)
-    figures = draw_figures(run_dir / "figures", experiment, records, hops, rows)
     failures = [
         f"request {row['request']}: {row['status']} {row['reason']}".strip()
         for row in rows
         if row["status"] != "completed"
     ]
-    page = run_dir / "report.html"
-    write_page(page, summary, figures, failures)
-    return page
+
+    def write_page(path: Path) -> None:
+        figures = draw_figures(run_dir / "figures", experiment, records, hops, rows)
+        with replacing(path) as temporary:
+            temporary.write_text(page_text(summary, figures, failures), encoding="utf-8")
+
+    _write_all(run_dir, {"report.html": write_page})
+    return run_dir / "report.html"
 
 
 def load_run(run_dir: Path) -> Experiment:
@@ -72,3 +90,26 @@ def load_run(run_dir: Path) -> Experiment:
     if not (run_dir / "plan.json").exists() or not (run_dir / "scenario.toml").exists():
         raise UserError(f"{run_dir} is not a run directory (no scenario.toml and plan.json in it)")
     return load_experiment(str(run_dir / "scenario.toml"))
+
+
+def _write_all(run_dir: Path, writers: dict[str, Callable[[Path], object]]) -> None:
+    problems: dict[str, str] = {}
+    for name, write in writers.items():
+        try:
+            write(run_dir / name)
+        except OSError as error:
+            problems[name] = error.strerror or str(error)
+    if problems:
+        what = ", ".join(f"{name} ({reason})" for name, reason in problems.items())
+        raise RunError(
+            f"cannot write {what} in {run_dir}; the logs are intact: make room, then `testbed report {run_dir}`"
+        )
+
+
+def _earlier_objectives(run_dir: Path) -> dict[str, float]:
+    """The objectives of the summary that is there; none if there is no readable one."""
+    try:
+        earlier = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return dict(earlier.get("objectives", {}))

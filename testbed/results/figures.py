@@ -45,7 +45,8 @@ def draw_figures(
             axes.plot(
                 ordered, np.arange(1, len(ordered) + 1) / len(ordered), style, label=label, color=colour
             )
-        axes.set_xlabel("time of one output token [s]")
+        axes.set_xlim(0.98 * min(gaps.min(), model.min()), np.percentile(gaps, 99.5))
+        axes.set_xlabel("time of one output token [s] (slowest 0.5 % not shown)")
         axes.set_ylabel("fraction of tokens")
         axes.set_ylim(0, 1)
         axes.grid(alpha=0.3)
@@ -113,10 +114,14 @@ def _load(plt: Any, experiment: Experiment, records: RunRecords) -> Any:
             changes[server] += [(record.opened_at_s, 1), (record.tokens[-1].finished_at_s, -1)]
     used = [i for i, events in enumerate(changes) if events]
     figure, axes = plt.subplots(figsize=(7.5, 3.6))
-    for server in used:
+    for number, server in enumerate(used):
         events = sorted(changes[server])
         axes.step(
-            [at for at, _ in events], np.cumsum([c for _, c in events]), where="post", label=names[server]
+            [at for at, _ in events],
+            np.cumsum([c for _, c in events]),
+            where="post",
+            label=names[server],
+            linestyle=("-", "--", ":")[number % 3],
         )
     axes.set_xlabel("time [s]")
     axes.set_ylabel("sessions")

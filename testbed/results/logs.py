@@ -38,11 +38,21 @@ class RequestRecord:
     wait_expected_s: float = 0.0
     decision_s: list[float] = field(default_factory=list)
     asked_s: list[float] = field(default_factory=list)
+    retried_at_s: float = 0.0
+    """The last time a chain was asked for or refused."""
     opening_at_s: float | None = None
     opened_at_s: float | None = None
     ended_at_s: float | None = None
     chain: list[list[int]] = field(default_factory=list)
     tokens: list[TokenRecord] = field(default_factory=list)
+
+    @property
+    def last_seen_at_s(self) -> float:
+        """The latest instant that the log knows of this request; its end if it has ended."""
+        if self.ended_at_s is not None:
+            return self.ended_at_s
+        known = [self.arrived_at_s if self.opened_at_s is None else self.opened_at_s, self.retried_at_s]
+        return max(*known, *(t.finished_at_s for t in self.tokens[-1:]))
 
 
 @dataclass
@@ -53,8 +63,11 @@ class RunRecords:
     dropped_bytes: int
 
 
+_KINDS = ("state", "opening", "token")
+
+
 def read_logs(run_dir: Path) -> RunRecords:
-    """Every whole record of every client's log. A truncated tail is dropped and counted."""
+    """Every whole record of every client's log. A tail that cannot be read is dropped and counted."""
     requests: dict[int, RequestRecord] = {}
     dropped = 0
     for path in sorted((run_dir / "events").glob("*.log")):
@@ -65,8 +78,10 @@ def read_logs(run_dir: Path) -> RunRecords:
         while True:
             try:
                 record = unpacker.unpack()
-            except msgpack.OutOfData:
+            except (msgpack.OutOfData, ValueError):  # cut short, or bytes that are no msgpack
                 break
+            if not (isinstance(record, list) and record and record[0] in _KINDS):
+                break  # a disk that lost power can leave zeros: what follows means nothing
             _apply(requests, record)
             whole = unpacker.tell()
         dropped += len(data) - whole
@@ -99,10 +114,12 @@ def _apply_state(
         return
     request = requests[index]
     if state == "routed":
+        request.retried_at_s = at_s
         request.decision_s.append(details["decision_s"])
         request.asked_s.append(details["asked_s"])
         request.wait_expected_s = max(request.wait_expected_s, details["wait_s"])
     elif state == "rejected":
+        request.retried_at_s = at_s
         request.n_rejections += 1
     elif state == "admitted":
         request.chain = [list(hop) for hop in details["hops"]]

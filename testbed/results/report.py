@@ -19,10 +19,8 @@ img{max-width:100%}figure{margin:2rem 0}figcaption{color:#555}
 """
 
 
-def write_page(
-    path: Path, summary: dict[str, Any], figures: list[tuple[Path, str]], failures: list[str]
-) -> None:
-    """Everything inline: the page can be sent as one file."""
+def page_text(summary: dict[str, Any], figures: list[tuple[Path, str]], failures: list[str]) -> str:
+    """The page with everything inline: it can be sent as one file. Figures are (PNG, caption)."""
     title = f"{summary['scenario']}: {summary['policy']['placement']} + {summary['policy']['routing']}"
     parts = [
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(title)}</title>",
@@ -41,7 +39,7 @@ def write_page(
             f'<figure><img alt="{html.escape(caption)}" src="data:image/png;base64,{data}">'
             f"<figcaption>{html.escape(caption)}</figcaption></figure>"
         )
-    path.write_text("\n".join(parts) + "\n", encoding="utf-8")
+    return "\n".join(parts) + "\n"
 
 
 def _parts_table(summary: dict[str, Any]) -> str:

@@ -32,6 +32,7 @@ def summarize(
     metrics["hop_compute_s"] = stats(hops.compute_s)
     metrics["hop_client_s"] = stats(hops.client_s + hops.tail_s)
     metrics["hop_overhead_s"] = stats(overhead_s)
+    metrics["decision_s"] = stats(row["decision_s"] for row in rows)  # the only one in real seconds
     metrics["schedule_lag_s"] = stats(row["schedule_lag_s"] for row in rows)
     model = {name: stats(row[f"model_{name}"] for row in rows) for name in METRICS}
     model["token_gap_s"] = stats(model_gaps)
@@ -118,9 +119,10 @@ def _pairs(rows: list[dict[str, Any]], name: str) -> tuple[list[float], list[flo
 def _error(measured: Any, modelled: Any) -> dict[str, float | None]:
     """|measured - modelled| / modelled: its mean and its 99th percentile."""
     model = np.asarray(modelled, dtype=np.float64)
-    if not len(model):
+    some = model > 0  # a model of nothing takes no time, and no ratio to it is finite
+    if not some.any():
         return {"mean_abs_ratio": None, "p99_abs_ratio": None}
-    ratio = np.abs(np.asarray(measured) - model) / model
+    ratio = np.abs(np.asarray(measured)[some] - model[some]) / model[some]
     return {"mean_abs_ratio": float(ratio.mean()), "p99_abs_ratio": float(np.percentile(ratio, 99))}
 
 
@@ -133,10 +135,7 @@ def _concurrency(records: RunRecords) -> dict[str, float | None]:
     changes: list[tuple[float, int]] = []
     for record in records.requests:
         if record.opened_at_s is not None:
-            end_s = record.ended_at_s
-            if end_s is None:
-                end_s = record.tokens[-1].finished_at_s if record.tokens else record.opened_at_s
-            changes += [(record.opened_at_s, 1), (end_s, -1)]
+            changes += [(record.opened_at_s, 1), (record.last_seen_at_s, -1)]
     if not changes:
         return {"mean": None, "max": None}
     changes.sort()
@@ -146,17 +145,22 @@ def _concurrency(records: RunRecords) -> dict[str, float | None]:
         area_s += active * (at_s - previous_s)
         active += change
         highest, previous_s = max(highest, active), at_s
-    span_s = changes[-1][0] - records.requests[0].arrived_at_s
+    span_s = changes[-1][0] - min(record.arrived_at_s for record in records.requests)
     return {"mean": area_s / span_s if span_s > 0 else 0.0, "max": float(highest)}
 
 
 def _goodput(rows: list[dict[str, Any]], objectives: dict[str, float]) -> float | None:
-    """Completed requests per second that met every objective."""
+    """Completed requests per second that met every objective, from the first arrival to the last end.
+
+    A metric that a request does not have (``tpot_s`` of a single token) fails no objective. Failed
+    requests count as not good, and their arrivals count as time.
+    """
     done = [row for row in rows if row["status"] == "completed"]
     if not done:
         return None
     good = [row for row in done if all((row[f"{k}_s"] or 0.0) <= v for k, v in objectives.items())]
-    span_s = max(row["arrived_at_s"] + row["e2e_s"] for row in done) - min(r["arrived_at_s"] for r in done)
+    began_at_s = min(row["arrived_at_s"] for row in rows if row["arrived_at_s"] is not None)
+    span_s = max(row["arrived_at_s"] + row["e2e_s"] for row in done) - began_at_s
     return len(good) / span_s if span_s > 0 else None
 
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from testbed.experiment import Experiment
+from testbed.results.atomic import replacing
 from testbed.results.model import HopTable
 
 _TEXT = {"client", "status", "reason", "chain"}
@@ -51,10 +52,5 @@ def write_hops(path: Path, experiment: Experiment, hops: HopTable) -> None:
 
 
 def _write(path: Path, table: pa.Table) -> None:
-    temporary = path.with_suffix(".part")
-    try:
+    with replacing(path) as temporary:
         pq.write_table(table, temporary)
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise

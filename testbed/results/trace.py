@@ -2,67 +2,95 @@
 
 from __future__ import annotations
 
+import heapq
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from testbed.experiment import Experiment
+from testbed.results.atomic import replacing
 from testbed.results.logs import RequestRecord, RunRecords
+from testbed.results.model import HopTable
 
 _US = 1e6
+_LANES = 1000
+"""Threads set aside per server; more sessions at once than that would share the last one."""
+_FIRST_SESSION = 1_000_000_000
+"""Above every server's thread: sessions are listed below the servers of a site."""
 
 
-def write_trace(path: Path, experiment: Experiment, records: RunRecords) -> None:
+def write_trace(path: Path, experiment: Experiment, records: RunRecords, hops: HopTable) -> None:
     """Stream the events of all requests to ``path``; whole or not at all."""
-    temporary = path.with_suffix(".part")
-    try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
-            for number, event in enumerate(_events(experiment, records)):
-                file.write((",\n" if number else "") + json.dumps(event))
-            file.write("\n]}\n")
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    with replacing(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
+        file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
+        for number, event in enumerate(_events(experiment, records, hops)):
+            file.write((",\n" if number else "") + json.dumps(event))
+        file.write("\n]}\n")
 
 
-def _events(experiment: Experiment, records: RunRecords) -> Iterator[dict[str, Any]]:
+def _events(experiment: Experiment, records: RunRecords, hops: HopTable) -> Iterator[dict[str, Any]]:
     sites = sorted(set(experiment.sites.values()))
     process = {site: number + 1 for number, site in enumerate(sites)}
-    servers = [s.name for s in experiment.problem.servers]
     for site in sites:
         yield _meta("process_name", process[site], 0, site)
-    for number, name in enumerate(servers):
-        yield _meta("thread_name", process[experiment.sites[name]], number + 1, name)
+    names = [s.name for s in experiment.problem.servers]
+    for server, name in enumerate(names):
+        yield from _server_events(name, server, process[experiment.sites[name]], hops)
     for record in records.requests:
-        pid = process[experiment.sites[record.client]]
-        tid = 1000 + record.index
+        pid, tid = process[experiment.sites[record.client]], _FIRST_SESSION + record.index
         yield _meta("thread_name", pid, tid, f"{record.client} request {record.index}")
-        yield from _session_events(record, pid, tid)
-        for token in record.tokens:
-            for server, first, last, sent, arrived, departed, received, up, down in token.hops:
-                place = process[experiment.sites[servers[server]]]
-                label = "prefill" if token.token == 0 else "decode"
-                details = {"request": record.index, "token": token.token, "blocks": f"{first}-{last}"}
-                yield _span(f"{label} r{record.index}", place, server + 1, arrived, departed, details)
-                yield _span("up", pid, tid, sent, arrived, {"server": servers[server], "bytes": up})
-                yield _span("down", pid, tid, departed, received, {"server": servers[server], "bytes": down})
+        yield from _session_events(record, pid, tid, names)
 
 
-def _session_events(record: RequestRecord, pid: int, tid: int) -> Iterator[dict[str, Any]]:
-    end_s = record.tokens[-1].finished_at_s if record.tokens else record.ended_at_s
-    if end_s is None:
-        return
-    details = {"status": record.status, "n_rejections": record.n_rejections}
+def _server_events(name: str, server: int, pid: int, hops: HopTable) -> Iterator[dict[str, Any]]:
+    """What the server computed. Sessions run side by side, and the spans of one thread may not overlap:
+    each span takes the first lane that is free."""
+    tid = 1 + server * _LANES
+    yield _meta("thread_name", pid, tid, name)
+    rows = np.flatnonzero(hops.server == server)
+    rows = rows[np.argsort(hops.arrived_at_s[rows], kind="stable")]
+    free: list[int] = []
+    busy: list[tuple[float, int]] = []
+    n_lanes = 0
+    for row in rows.tolist():
+        start_s, end_s = float(hops.arrived_at_s[row]), float(hops.departed_at_s[row])
+        while busy and busy[0][0] <= start_s:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        if free:
+            lane = heapq.heappop(free)
+        else:
+            lane, n_lanes = min(n_lanes, _LANES - 1), n_lanes + 1
+            if 0 < lane == n_lanes - 1:
+                yield _meta("thread_name", pid, tid + lane, f"{name} ({lane + 1})")
+        heapq.heappush(busy, (end_s, lane))
+        request, token = int(hops.request[row]), int(hops.token[row])
+        blocks = f"{int(hops.first[row])}-{int(hops.last[row])}"
+        kind = "decode" if token else "prefill"
+        details = {"request": request, "token": token, "blocks": blocks}
+        yield _span(f"{kind} r{request}", pid, tid + lane, start_s, end_s, details)
+
+
+def _session_events(
+    record: RequestRecord, pid: int, tid: int, servers: list[str]
+) -> Iterator[dict[str, Any]]:
+    """One request: the whole, its phases inside it, tokens, and each message on the wire."""
+    end_s = record.last_seen_at_s
+    details = {"status": record.status, "reason": record.reason, "n_rejections": record.n_rejections}
     yield _span(f"request {record.index}", pid, tid, record.arrived_at_s, end_s, details)
-    if record.opening_at_s is not None:
-        yield _span("queue", pid, tid, record.arrived_at_s, record.opening_at_s, {})
-        if record.tokens:
-            yield _span("setup", pid, tid, record.opening_at_s, record.tokens[0].ready_at_s, {})
+    if record.opening_at_s is None or record.opened_at_s is None:
+        yield _span("queue", pid, tid, record.arrived_at_s, end_s, {})
+        return
+    ready_at_s = record.tokens[0].ready_at_s if record.tokens else record.opened_at_s
+    yield _span("queue", pid, tid, record.arrived_at_s, record.opening_at_s, {})
+    yield _span("setup", pid, tid, record.opening_at_s, ready_at_s, {})
     for token in record.tokens:
         yield _span(f"token {token.token}", pid, tid, token.ready_at_s, token.finished_at_s, {})
+        for server, _, _, sent, arrived, departed, received, up, down in token.hops:
+            yield _span("up", pid, tid, sent, arrived, {"server": servers[server], "bytes": up})
+            yield _span("down", pid, tid, departed, received, {"server": servers[server], "bytes": down})
 
 
 def _meta(name: str, pid: int, tid: int, text: str) -> dict[str, Any]:
@@ -72,12 +100,14 @@ def _meta(name: str, pid: int, tid: int, text: str) -> dict[str, Any]:
 def _span(
     name: str, pid: int, tid: int, start_s: float, end_s: float, details: dict[str, Any]
 ) -> dict[str, Any]:
+    """Both ends are rounded the same way, so that what nests in seconds nests in the file."""
+    start_us, end_us = round(start_s * _US, 3), round(end_s * _US, 3)
     return {
         "ph": "X",
         "name": name,
         "pid": pid,
         "tid": tid,
-        "ts": round(start_s * _US, 3),
-        "dur": round((end_s - start_s) * _US, 3),
+        "ts": start_us,
+        "dur": round(end_us - start_us, 3),
         "args": details,
     }
