@@ -72,8 +72,8 @@ def unpack_request(data: bytes) -> list[Any]:
     request_id = frame[1] if len(frame) > 1 and type(frame[1]) is int else -1
     if len(frame) != len(shape) + 1:
         raise FrameError(BAD_FRAME, f"{kind!r} takes {len(shape)} fields, not {len(frame) - 1}", request_id)
-    for field, wanted in zip(frame[1:], shape, strict=True):
-        value: Any = field
+    fields: list[tuple[Any, type]] = list(zip(frame[1:], shape, strict=True))
+    for value, wanted in fields:
         if type(value) is not wanted:
             raise FrameError(
                 BAD_FRAME, f"{kind!r} has a {type(value).__name__} instead of a {wanted.__name__}", request_id

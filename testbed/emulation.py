@@ -60,7 +60,7 @@ class Emulation:
         self._peers: dict[str, control.Peer] = {}
         self._ports: dict[str, int] = {}
         self._hello: asyncio.Event = asyncio.Event()
-        self._pids: dict[str, int] = {}
+        self.pids: dict[str, int] = {}
         self._stopping = False
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._done: dict[str, str] = {}
@@ -139,7 +139,7 @@ class Emulation:
                 await self._hello.wait()
 
     async def _spawn(self, kind: str, name: str, config: Any, logs: Path) -> None:
-        self._pids[name] = await self._launcher.ask("spawn", kind, config, logs / f"{name}.log")
+        self.pids[name] = await self._launcher.ask("spawn", kind, config, logs / f"{name}.log")
 
     async def _connect_clients(self) -> None:
         experiment, addresses = self.experiment, self.network["addresses"]

@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def up_command(
     (run_dir / "scenario.toml").write_text(dump_toml(experiment), encoding="utf-8")
     _say(f"run {run_dir}")
     launcher = LauncherHandle(run_dir)
-    error, interrupted = uvloop.run(_emulate(experiment, run_dir, launcher, hold))
+    error, interrupted = uvloop.run(_emulate(experiment, run_dir, launcher, hold, _say))
     if not any((run_dir / "events").iterdir()):
         if error is not None:
             raise error
@@ -54,8 +55,22 @@ def up_command(
     return 0 if summary["n_completed"] == summary["n_requests"] else 1
 
 
+def run_quietly(experiment: Experiment, out: Path) -> dict[str, Any]:
+    """Run ``experiment`` below ``out`` without a word; answers the summary. Raises what broke it."""
+    run_dir = make_run_dir(out, experiment.name)
+    (run_dir / "scenario.toml").write_text(dump_toml(experiment), encoding="utf-8")
+    error, _ = uvloop.run(_emulate(experiment, run_dir, LauncherHandle(run_dir), False, lambda _: None))
+    if error is not None:
+        raise error
+    return finish_run(run_dir, experiment)
+
+
 async def _emulate(
-    experiment: Experiment, run_dir: Path, launcher: LauncherHandle, hold: bool
+    experiment: Experiment,
+    run_dir: Path,
+    launcher: LauncherHandle,
+    hold: bool,
+    announce: Callable[[str], None],
 ) -> tuple[TestbedError | None, bool]:
     emulation = Emulation(experiment, run_dir, launcher)
     loop = asyncio.get_running_loop()
@@ -70,7 +85,7 @@ async def _emulate(
     view = LiveView(emulation.progress)
     showing = asyncio.create_task(view.run())
     try:
-        error = await run_emulation(emulation, hold, _say)
+        error = await run_emulation(emulation, hold, announce)
     finally:
         showing.cancel()
         view.close()

@@ -2,129 +2,183 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from testbed.experiment import Experiment
 from testbed.results.logs import RunRecords
 from testbed.results.model import HopTable
 
-_MEASURED, _MODEL = "#1f5a99", "#d1762b"
-_PHASES = (("queue_s", "#c9c9c9"), ("setup_s", "#e0b64b"), ("prefill", "#d1762b"), ("decode", "#1f5a99"))
+Array = NDArray[np.float64]
+Rows = list[dict[str, Any]]
+
+_MEASURED, _MODEL, _BAD = "#1f5a99", "#d1762b", "#b3202a"
+_PHASES = {"queue": "#c9c9c9", "setup": "#e0b64b", "prefill": "#d1762b", "decode": "#1f5a99"}
+_STYLE = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}
+_SMALL_STEPS = 0.1
+"""Inches of a row in figures with many of them."""
 
 
 def draw_figures(
-    folder: Path, experiment: Experiment, records: RunRecords, hops: HopTable, rows: list[dict[str, Any]]
+    folder: Path, experiment: Experiment, records: RunRecords, hops: HopTable, rows: Rows
 ) -> list[tuple[Path, str]]:
-    """Draw all figures as PNG and PDF; answers (PNG path, caption)."""
+    """Draw all figures as PNG and PDF; answers (PNG path, caption). Raises ``OSError``."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     folder.mkdir(exist_ok=True)
-    plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
     drawn: list[tuple[Path, str]] = []
-
-    def save(figure: Any, name: str, caption: str) -> None:
-        for ending in ("png", "pdf"):
-            figure.savefig(folder / f"{name}.{ending}", dpi=130, bbox_inches="tight")
-        plt.close(figure)
-        drawn.append((folder / f"{name}.png", caption))
-
-    gaps, model = _gap_arrays(records, hops)
-    if len(gaps):
-        figure, axes = plt.subplots(figsize=(6.4, 3.6))
-        for values, label, colour, style in (
-            (gaps, "measured", _MEASURED, "-"),
-            (model, "model", _MODEL, "--"),
-        ):
-            ordered = np.sort(values)
-            axes.plot(
-                ordered, np.arange(1, len(ordered) + 1) / len(ordered), style, label=label, color=colour
-            )
-        axes.set_xlim(0.98 * min(gaps.min(), model.min()), np.percentile(gaps, 99.5))
-        axes.set_xlabel("time of one output token [s] (slowest 0.5 % not shown)")
-        axes.set_ylabel("fraction of tokens")
-        axes.set_ylim(0, 1)
-        axes.grid(alpha=0.3)
-        axes.legend(frameon=False)
-        save(figure, "token_gap_cdf", "Time between consecutive output tokens: measured and modelled.")
-
-        figure, axes = plt.subplots(figsize=(6.4, 3.6))
-        error = 100 * (gaps - model) / model
-        low, high = np.percentile(error, (0.5, 99.5))
-        axes.hist(np.clip(error, low, high), bins=60, color=_MEASURED)
-        axes.axvline(0, color="black", linewidth=0.8)
-        axes.set_xlabel("measured against model [%] (outer 1 % clipped)")
-        axes.set_ylabel("tokens")
-        save(figure, "token_error", "How far single tokens are from the model.")
-    if any(row["ttft_s"] is not None for row in rows):
-        save(_timeline(plt, rows), "requests", "Requests over time: queue, setup, prefill, decode.")
-        save(_load(plt, experiment, records), "servers", "Sessions that hold attention cache, per server.")
+    with plt.rc_context(_STYLE):
+        for name, caption, figure in _figures(plt, experiment, records, hops, rows):
+            try:
+                for ending, metadata in (("png", {}), ("pdf", {"CreationDate": None})):
+                    path = folder / f"{name}.{ending}"
+                    figure.savefig(path, dpi=130, bbox_inches="tight", metadata=metadata)
+            finally:
+                plt.close(figure)
+            drawn.append((folder / f"{name}.png", caption))
     return drawn
 
 
-def _gap_arrays(records: RunRecords, hops: HopTable) -> tuple[Any, Any]:
+def _figures(
+    plt: Any, experiment: Experiment, records: RunRecords, hops: HopTable, rows: Rows
+) -> Iterator[tuple[str, str, Any]]:
+    """(file name, caption, figure); a figure without anything to show is left out."""
+    gaps, model = _gaps(records, hops)
+    if len(gaps):
+        caption = "Time between consecutive output tokens, all requests together: measured and modelled."
+        yield "token_gap_cdf", caption, _cdf(plt, gaps, model)
+        caption = "How far single decode tokens are from the model; positive: slower than the model."
+        yield "token_error", caption, _errors(plt, 100 * (gaps / model - 1))
+    if any(row["arrived_at_s"] is not None for row in rows):
+        caption = (
+            "Every request from its arrival to its end, by phase; a cross marks one that did not complete."
+        )
+        yield "requests", caption, _timeline(plt, records, rows)
+    if any(record.opened_at_s is not None for record in records.requests):
+        caption = "Sessions that each server held at a time, and the most it ever held."
+        yield "servers", caption, _load(plt, experiment, records)
+
+
+def _gaps(records: RunRecords, hops: HopTable) -> tuple[Array, Array]:
+    """Decode tokens' times, measured and modelled."""
     modelled: dict[tuple[int, int], float] = {}
-    for request, token, value in zip(
-        hops.request.tolist(), hops.token.tolist(), hops.model_s.tolist(), strict=True
-    ):
+    keys = zip(hops.request.tolist(), hops.token.tolist(), hops.model_s.tolist(), strict=True)
+    for request, token, value in keys:
         modelled[request, token] = modelled.get((request, token), 0.0) + value
     pairs = [
         (t.finished_at_s - t.ready_at_s, modelled[r.index, t.token])
         for r in records.requests
         for t in r.tokens[1:]
     ]
-    both = np.array(pairs).reshape(len(pairs), 2)
+    both = np.array(pairs, dtype=np.float64).reshape(len(pairs), 2)
     return both[:, 0], both[:, 1]
 
 
-def _timeline(plt: Any, rows: list[dict[str, Any]]) -> Any:
-    figure, axes = plt.subplots(figsize=(7.5, max(2.5, min(9.0, 0.09 * len(rows) + 1.5))))
+def _cdf(plt: Any, gaps: Array, model: Array) -> Any:
+    figure, axes = plt.subplots(figsize=(6.4, 3.6))
+    lines = ((gaps, "measured", _MEASURED, "-"), (model, "model", _MODEL, "--"))
+    for values, label, colour, style in lines:
+        ordered = np.sort(values)
+        share = np.arange(1, len(ordered) + 1) / len(ordered)
+        axes.step(ordered, share, style, where="post", label=label, color=colour)
+    axes.set_xlabel("time of one output token [s]")
+    axes.set_ylabel("fraction of tokens")
+    axes.set_ylim(0, 1.01)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, loc="lower right")
+    return figure
+
+
+def _errors(plt: Any, error: Array) -> Any:
+    """Histogram over the middle 99 %; how many tokens lie outside is said, not drawn."""
+    figure, axes = plt.subplots(figsize=(6.4, 3.6))
+    low, high = np.percentile(error, (0.5, 99.5))
+    inside = error[(error >= low) & (error <= high)]
+    axes.hist(inside, bins=60, color=_MEASURED)
+    axes.axvline(0, color="black", linewidth=0.8)
+    median = float(np.median(error))
+    axes.axvline(median, color=_MODEL, linestyle="--", label=f"median {median:+.2f} %")
+    outside = len(error) - len(inside)
+    note = f" ({outside} outside, from {error.min():+.1f} to {error.max():+.1f} %)" if outside else ""
+    axes.set_xlabel(f"measured against model [%]{note}")
+    axes.set_ylabel("tokens")
+    axes.yaxis.get_major_locator().set_params(integer=True)
+    axes.legend(frameon=False)
+    return figure
+
+
+def _timeline(plt: Any, records: RunRecords, rows: Rows) -> Any:
+    ends = {record.index: record.last_seen_at_s for record in records.requests}
+    figure, axes = plt.subplots(figsize=(7.5, max(2.4, min(9.0, _SMALL_STEPS * len(rows) + 1.4))))
     for row in rows:
-        if row["ttft_s"] is None:
+        at_s = row["arrived_at_s"]
+        if at_s is None:
             continue
-        prefill = row["ttft_s"] - row["queue_s"] - row["setup_s"]
-        decode = (row["e2e_s"] or row["ttft_s"]) - row["ttft_s"]
-        left = row["arrived_at_s"]
-        for width, (_, colour) in zip(
-            (row["queue_s"], row["setup_s"], prefill, decode), _PHASES, strict=True
-        ):
-            axes.barh(row["request"], width, left=left, color=colour, height=0.8, linewidth=0)
-            left += width
-    handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for _, colour in _PHASES]
-    labels = ["queue", "setup", "prefill", "decode"]
-    axes.legend(handles, labels, frameon=False, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0))
-    axes.set_xlabel("time [s]")
+        end_s = ends[row["request"]]
+        cuts = [at_s]
+        if row["queue_s"] is not None:
+            cuts.append(at_s + row["queue_s"])
+        if row["ttft_s"] is not None:
+            cuts += [cuts[-1] + row["setup_s"], at_s + row["ttft_s"]]
+        cuts.append(end_s)
+        for start, stop, colour in zip(cuts, cuts[1:], _PHASES.values(), strict=False):
+            axes.barh(row["request"], stop - start, left=start, color=colour, height=0.8, linewidth=0)
+        if row["status"] != "completed":
+            axes.plot(end_s, row["request"], "x", color=_BAD, markersize=5, clip_on=False)
+    handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in _PHASES.values()]
+    labels = list(_PHASES)
+    if any(row["status"] != "completed" for row in rows):
+        handles.append(plt.Line2D([], [], color=_BAD, marker="x", linestyle=""))
+        labels.append("not completed")
+    axes.legend(
+        handles, labels, frameon=False, ncols=len(labels), loc="lower center", bbox_to_anchor=(0.5, 1.0)
+    )
+    axes.set_xlabel("time since the start [s]")
     axes.set_ylabel("request")
-    axes.invert_yaxis()
+    numbers = [row["request"] for row in rows]
+    axes.set_ylim(max(numbers) + 0.6, min(numbers) - 0.6)
+    axes.yaxis.get_major_locator().set_params(integer=True)
+    axes.set_xlim(left=0)
     return figure
 
 
 def _load(plt: Any, experiment: Experiment, records: RunRecords) -> Any:
+    """A row per server: lines of servers that carry the same sessions would hide each other."""
     names = [s.name for s in experiment.problem.servers]
-    changes: list[list[tuple[float, int]]] = [[] for _ in names]
+    changes: list[tuple[float, int, int]] = []
     for record in records.requests:
-        if record.opened_at_s is None or not record.tokens:
-            continue
-        for server in {hop[0] for hop in record.chain}:
-            changes[server] += [(record.opened_at_s, 1), (record.tokens[-1].finished_at_s, -1)]
-    used = [i for i, events in enumerate(changes) if events]
-    figure, axes = plt.subplots(figsize=(7.5, 3.6))
-    for number, server in enumerate(used):
-        events = sorted(changes[server])
-        axes.step(
-            [at for at, _ in events],
-            np.cumsum([c for _, c in events]),
-            where="post",
-            label=names[server],
-            linestyle=("-", "--", ":")[number % 3],
-        )
-    axes.set_xlabel("time [s]")
-    axes.set_ylabel("sessions")
-    axes.set_ylim(bottom=0)
-    axes.legend(frameon=False, fontsize=8, ncols=2, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        if record.opened_at_s is not None:
+            for server in sorted({hop[0] for hop in record.chain}):
+                changes += [(record.opened_at_s, 1, server), (record.last_seen_at_s, -1, server)]
+    changes.sort()
+    instants = sorted({0.0, *(at for at, _, _ in changes)})
+    column = {at: i for i, at in enumerate(instants)}
+    steps = np.zeros((len(names), len(instants)))
+    for at, change, server in changes:
+        steps[server, column[at]] += change
+    active = np.cumsum(steps, axis=1)[:, :-1]
+    figure, axes = plt.subplots(figsize=(7.5, max(2.0, min(9.0, 0.28 * len(names) + 1.2))))
+    edges = np.arange(len(names) + 1) - 0.5
+    mesh = axes.pcolormesh(instants, edges, active, cmap="Blues", vmin=0, vmax=max(1.0, active.max()))
+    bar = figure.colorbar(mesh, ax=axes, label="sessions", pad=0.12)
+    bar.locator.set_params(integer=True)
+    bar.update_ticks()
+    peaks = [int(peak) for peak in active.max(axis=1)]
+    if len(names) <= 40:
+        axes.set_yticks(range(len(names)), names)
+        for server, peak in enumerate(peaks):
+            axes.annotate(
+                f"max {peak}", (1.01, server), xycoords=("axes fraction", "data"), va="center", fontsize=8
+            )
+    else:
+        axes.set_ylabel("server")
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_xlabel("time since the start [s]")
     return figure

@@ -1,0 +1,45 @@
+"""The clustered experiment against the model: how true the measured token times are.
+
+20 requests at 0.5 per second, client in Cluster0, time scale 1 (two minutes) and 10. The baseline is
+the model itself: transmission, propagation, FIFO links, compute.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figure import figure
+from testbed.scenario import load_experiment
+from testbed.up import run_quietly
+
+_GOALS = {1: ("<= 1", "<= 3"), 10: ("<= 3", "<= 8")}
+
+
+def measure() -> list[dict[str, Any]]:
+    figures: list[dict[str, Any]] = []
+    for scale, (mean_goal, p99_goal) in _GOALS.items():
+        sets = [f"time_scale={scale}", "workload.rate=0.5", "workload.n_requests=20"]
+        with tempfile.TemporaryDirectory() as folder:
+            summary = run_quietly(load_experiment("clustered", sets), Path(folder))
+        error = summary["emulation_error"]["token_gap_s"]
+        label = f"{summary['network']}, time scale {scale}"
+        figures += [
+            figure(
+                f"{label}: token time against the model, mean error",
+                100 * error["mean_abs_ratio"],
+                "%",
+                mean_goal,
+            ),
+            figure(
+                f"{label}: token time against the model, p99 error",
+                100 * error["p99_abs_ratio"],
+                "%",
+                p99_goal,
+            ),
+            figure(
+                f"{label}: own overhead per hop, p50", 1e3 * summary["overhead_per_hop_s"], "ms", "<= 1.5"
+            ),
+        ]
+    return figures

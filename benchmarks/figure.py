@@ -1,0 +1,10 @@
+"""One measured figure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def figure(name: str, value: float, unit: str, goal: str = "") -> dict[str, Any]:
+    """``value`` rounded to four significant digits, and what was aimed at."""
+    return {"name": name, "value": float(f"{value:.4g}"), "unit": unit, "goal": goal}
