@@ -18,7 +18,7 @@ Rows = list[dict[str, Any]]
 
 _MEASURED, _MODEL, _BAD = "#1f5a99", "#d1762b", "#b3202a"
 _PHASES = {"queue": "#c9c9c9", "setup": "#e0b64b", "prefill": "#d1762b", "decode": "#1f5a99"}
-_STYLE = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}
+_STYLE: dict[Any, Any] = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}
 _SMALL_STEPS = 0.1
 """Inches of a row in figures with many of them."""
 
@@ -61,7 +61,7 @@ def _figures(
             "Every request from its arrival to its end, by phase; a cross marks one that did not complete."
         )
         yield "requests", caption, _timeline(plt, records, rows)
-    if any(record.opened_at_s is not None for record in records.requests):
+    if any(r.opened_at_s is not None and r.last_seen_at_s > r.opened_at_s for r in records.requests):
         caption = "Sessions that each server held at a time, and the most it ever held."
         yield "servers", caption, _load(plt, experiment, records)
 
@@ -106,7 +106,7 @@ def _errors(plt: Any, error: Array) -> Any:
     median = float(np.median(error))
     axes.axvline(median, color=_MODEL, linestyle="--", label=f"median {median:+.2f} %")
     outside = len(error) - len(inside)
-    note = f" ({outside} outside, from {error.min():+.1f} to {error.max():+.1f} %)" if outside else ""
+    note = f" ({outside} outside; range {error.min():+.1f} to {error.max():+.1f} %)" if outside else ""
     axes.set_xlabel(f"measured against model [%]{note}")
     axes.set_ylabel("tokens")
     axes.yaxis.get_major_locator().set_params(integer=True)
