@@ -33,5 +33,5 @@ def choose_backend(wanted: str) -> tuple[type[Backend], str]:
         missing = backend.missing()
         if missing is None:
             return backend, "; ".join(reasons) or "the most faithful one works here"
-        reasons.append(f"no {backend.name}: {missing}")
+        reasons.append(f"no {backend.name} as {missing.partition(':')[0]}, see `testbed doctor`")
     raise NetworkUnavailable("; ".join(reasons))

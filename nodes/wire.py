@@ -72,15 +72,14 @@ def unpack_request(data: bytes) -> list[Any]:
     request_id = frame[1] if len(frame) > 1 and type(frame[1]) is int else -1
     if len(frame) != len(shape) + 1:
         raise FrameError(BAD_FRAME, f"{kind!r} takes {len(shape)} fields, not {len(frame) - 1}", request_id)
-    fields: list[tuple[Any, type]] = list(zip(frame[1:], shape, strict=True))
-    for value, wanted in fields:
+    for value, wanted in zip(frame[1:], shape, strict=True):
         if type(value) is not wanted:
             raise FrameError(
                 BAD_FRAME, f"{kind!r} has a {type(value).__name__} instead of a {wanted.__name__}", request_id
             )
-        if wanted is int and value < 0:
+        if isinstance(value, int) and value < 0:
             raise FrameError(BAD_FRAME, f"{kind!r} has a negative number", request_id)
-        if wanted is str and len(value) > _MAX_NAME:
+        if isinstance(value, str) and len(value) > _MAX_NAME:
             raise FrameError(BAD_FRAME, f"{kind!r} has a name longer than {_MAX_NAME}", request_id)
     return frame
 
