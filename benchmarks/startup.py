@@ -18,6 +18,7 @@ import uvloop
 from benchmarks.figure import figure
 from testbed.emulation import Emulation
 from testbed.handle import LauncherHandle
+from testbed.placing import place_experiment
 from testbed.rundir import make_run_dir
 from testbed.scenario import load_experiment
 
@@ -48,9 +49,10 @@ async def _start(sets: list[str], folder: Path) -> tuple[float, list[float], str
     started_at = time.monotonic()
     experiment = load_experiment("clustered", sets)
     run_dir = make_run_dir(folder, "startup")
-    emulation = Emulation(experiment, run_dir, LauncherHandle(run_dir))
+    launcher = LauncherHandle(run_dir)
+    emulation = Emulation(experiment, place_experiment(experiment), run_dir, launcher)
     try:
-        await emulation.start(emulation.place())
+        await emulation.start()
         took_s = time.monotonic() - started_at
         await asyncio.sleep(0.5)
         private = [_private_bytes(emulation.pids[s.name]) for s in experiment.problem.servers]

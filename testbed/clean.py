@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -17,17 +19,17 @@ from typing import Any
 from testbed.errors import TestbedError
 from testbed.handle import RUN_VARIABLE
 from testbed.results import finish_run, load_run
-from testbed.rundir import OWNER, owner_alive
+from testbed.rundir import LINKS_PREFIX, OWNER, owner_alive
 
 _TERM_WAIT_S = 2.0
 
 
 def clean_command(out: Path) -> dict[str, Any]:
-    """Answers ``{processes: [{pid, run}], sockets: [...], completed: [...], problems: [...]}``.
+    """Answers ``{processes: [{pid, run}], sockets: [...], folders: [...], completed: [...], problems: [...]}``.
 
     Touches only processes that carry this tool's run variable and whose run has no living owner.
     """
-    answer: dict[str, Any] = {"processes": [], "sockets": [], "completed": [], "problems": []}
+    answer: dict[str, Any] = {"processes": [], "sockets": [], "folders": [], "completed": [], "problems": []}
     for pid, run in _orphans():
         _end(pid)
         answer["processes"].append({"pid": pid, "run": str(run)})
@@ -45,6 +47,10 @@ def clean_command(out: Path) -> dict[str, Any]:
                 answer["completed"].append(str(run))
             except (TestbedError, OSError) as error:
                 answer["problems"].append(f"{run}: {error}")
+    for folder in sorted(Path(tempfile.gettempdir()).glob(f"{LINKS_PREFIX}*")):
+        if not owner_alive(folder):
+            shutil.rmtree(folder)
+            answer["folders"].append(str(folder))
     return answer
 
 
@@ -77,7 +83,7 @@ def _end(pid: int) -> None:
 def clean_text(answer: dict[str, Any]) -> str:
     """What was done, for the terminal."""
     lines = [f"ended process {p['pid']} of {p['run']}" for p in answer["processes"]]
-    lines += [f"removed {path}" for path in answer["sockets"]]
+    lines += [f"removed {path}" for path in answer["sockets"] + answer["folders"]]
     lines += [f"completed the tables of {path}" for path in answer["completed"]]
     lines += [f"problem: {text}" for text in answer["problems"]]
     return "\n".join(lines) or "nothing was left"

@@ -96,7 +96,7 @@ def validate(scenario: ScenarioArg, overrides: SetOption = None, as_json: JsonOp
     from testbed.scenario import load_experiment
 
     experiment = load_experiment(scenario, overrides or [])
-    placement, _ = place_experiment(experiment)
+    placement = place_experiment(experiment).placement
     answer = {
         "valid": True,
         "name": experiment.name,

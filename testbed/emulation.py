@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from nodes import control
-from policies.problem import Placement, PolicyError
+from policies.problem import PolicyError
 from testbed import wiring
 from testbed.coordinator import Coordinator
 from testbed.errors import RunError, TestbedError, UserError
 from testbed.experiment import Experiment
 from testbed.handle import LauncherHandle
-from testbed.placing import place_experiment
+from testbed.placing import PlacedExperiment
 from testbed.rundir import EventWriter, write_json
 
 _START_LEAD_S = 0.1
@@ -46,10 +46,13 @@ class Progress:
 
 
 class Emulation:
-    """One run: ``place``, ``start``, ``serve``, ``stop`` in this order. Use ``run_emulation``."""
+    """One run: ``start``, ``serve``, ``stop`` in this order. Use ``run_emulation``."""
 
-    def __init__(self, experiment: Experiment, run_dir: Path, launcher: LauncherHandle) -> None:
+    def __init__(
+        self, experiment: Experiment, placed: PlacedExperiment, run_dir: Path, launcher: LauncherHandle
+    ) -> None:
         self.experiment = experiment
+        self.placed = placed
         self.run_dir = run_dir
         self.progress = Progress(len(experiment.requests))
         self.interrupted = asyncio.Event()
@@ -66,34 +69,25 @@ class Emulation:
         self._done: dict[str, str] = {}
         self._all_done = asyncio.Event()
         self._origin_at = 0.0
-        self._coordinator: Coordinator | None = None
-        self._started_at = time.monotonic()
-        self.startup_s: dict[str, float] = {}
-        self.placement_decision_s = 0.0
-
-    def now_s(self) -> float:
-        """Scenario time."""
-        return (time.monotonic() - self._origin_at) * self.experiment.time_scale
-
-    def place(self) -> Placement:
-        """Run the placement policy. Raises ``UserError`` with the policy's reason."""
-        experiment = self.experiment
-        started_at = time.perf_counter()
-        placement, router = place_experiment(experiment)
-        self.placement_decision_s = time.perf_counter() - started_at
         self._coordinator = Coordinator(
             experiment.problem,
-            placement,
-            router,
+            placed.placement,
+            placed.router,
             experiment.routing,
             experiment.calibration,
             experiment.requests,
             self.now_s,
         )
-        self._mark("placement")
-        return placement
+        self._started_at = time.monotonic()
+        self.startup_s: dict[str, float] = {}
+        self.forwarder: dict[str, float] | None = None
+        """Counters of the user-space forwarder, if the network has one."""
 
-    async def start(self, placement: Placement) -> None:
+    def now_s(self) -> float:
+        """Scenario time."""
+        return (time.monotonic() - self._origin_at) * self.experiment.time_scale
+
+    async def start(self) -> None:
         """Build the network, fork the nodes, connect the clients, agree on time zero."""
         experiment = self.experiment
         self._launcher.listen(self._node_ended)
@@ -110,7 +104,7 @@ class Emulation:
             )
             self._mark("network")
             self.events.write("network", name=self.network["name"], why=self.network["why"])
-            await self._guard(self._spawn_nodes(placement))
+            await self._guard(self._spawn_nodes())
             self._mark("nodes")
             await self._guard(self._connect_clients())
             self._mark("total")
@@ -118,13 +112,13 @@ class Emulation:
             listener.close()
             self._control_path.unlink(missing_ok=True)
 
-    async def _spawn_nodes(self, placement: Placement) -> None:
+    async def _spawn_nodes(self) -> None:
         experiment, addresses = self.experiment, self.network["addresses"]
         any_port = self.network["delays_in_client"]
         logs = self.run_dir / "logs"
         for i, server in enumerate(experiment.problem.servers):
             config = wiring.server_config(
-                experiment, placement, i, self._control_path, addresses[server.name], any_port
+                experiment, self.placed.placement, i, self._control_path, addresses[server.name], any_port
             )
             await self._spawn("server", server.name, config, logs)
         for client in experiment.problem.clients:
@@ -170,6 +164,7 @@ class Emulation:
             ]
             await self._peers[client].ask("serve", requests)
         await self._guard(self._all_done.wait())
+        self.forwarder = await self._guard(self._launcher.ask("stats"))
         for client, failure in self._done.items():
             if failure and failure != "interrupted":
                 raise RunError(f"{client}: {failure}; all rows up to then are intact")
@@ -196,11 +191,6 @@ class Emulation:
         for peer in self._peers.values():
             peer.close()
         self.events.close()
-
-    async def forwarder_stats(self) -> dict[str, float] | None:
-        """Counters of the user-space forwarder, if the network has one."""
-        stats: dict[str, float] | None = await self._launcher.ask("stats")
-        return stats
 
     async def _guard(self, work: Any) -> Any:
         """Await ``work``, but not past a broken node or an interrupt."""
@@ -237,7 +227,6 @@ class Emulation:
         await peer.serve()
 
     async def _on_route(self, index: int, attempt: int) -> dict[str, Any] | None:
-        assert self._coordinator is not None
         try:
             return self._coordinator.route(index)
         except PolicyError as error:
@@ -247,7 +236,6 @@ class Emulation:
     async def _on_state(self, index: int, state: str, at_s: float) -> None:
         self.progress.states[index] = state
         if state in ("completed", "failed", "interrupted", "rejected"):
-            assert self._coordinator is not None
             self._coordinator.release(index)
         if state in ("failed", "rejected", "interrupted"):
             self.events.write(state, at_s, request=index)
@@ -286,9 +274,9 @@ def _log_tail(path: Path) -> str:
     return ": " + " | ".join(lines[-_LOG_TAIL_LINES:]) if lines else ""
 
 
-def plan_document(emulation: Emulation, placement: Placement) -> dict[str, Any]:
+def plan_document(emulation: Emulation) -> dict[str, Any]:
     """``plan.json``: the placement, who made it, and how long starting took."""
-    problem = emulation.experiment.problem
+    problem, placement = emulation.experiment.problem, emulation.placed.placement
     return {
         "placement": {
             "policy": placement.policy,
@@ -300,9 +288,10 @@ def plan_document(emulation: Emulation, placement: Placement) -> dict[str, Any]:
         "routing": emulation.experiment.routing,
         "servers": [s.name for s in problem.servers],
         "clients": list(problem.clients),
-        "placement_decision_s": emulation.placement_decision_s,
+        "placement_decision_s": emulation.placed.decision_s,
         "network": emulation.network.get("name", emulation.experiment.network),
         "startup_s": emulation.startup_s,
+        "forwarder": emulation.forwarder,
     }
 
 
@@ -311,16 +300,16 @@ async def run_emulation(
 ) -> TestbedError | None:
     """The whole run; answers what broke it, if anything. An interrupt ends it cleanly (no error)."""
     try:
-        placement = emulation.place()
         plan = emulation.run_dir / "plan.json"
-        write_json(plan, plan_document(emulation, placement))
-        await emulation.start(placement)
-        write_json(plan, plan_document(emulation, placement))
+        write_json(plan, plan_document(emulation))
+        await emulation.start()
+        write_json(plan, plan_document(emulation))
         announce(
             f"network {emulation.network['name']} ({emulation.network['why']}); "
             f"{len(emulation.experiment.nodes)} nodes up in {emulation.startup_s['total']:.2f} s"
         )
         await emulation.serve()
+        write_json(plan, plan_document(emulation))
         if hold:
             announce("the workload is done; holding the testbed up, Ctrl-C ends it")
             await emulation.hold()

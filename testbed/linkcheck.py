@@ -18,6 +18,7 @@ from testbed import wiring
 from testbed.errors import RunError
 from testbed.experiment import Experiment
 from testbed.handle import LauncherHandle
+from testbed.rundir import LINKS_PREFIX, claim
 
 _BULK_S = 0.5
 _MIN_BULK_BYTES = 200_000
@@ -26,8 +27,9 @@ _MAX_BULK_BYTES = 64_000_000
 
 def links_command(experiment: Experiment, pairs: int | None, echoes: int) -> tuple[dict[str, Any], str]:
     """Measure the first ``pairs`` client-server pairs (all by default); answers (JSON object, text)."""
-    with tempfile.TemporaryDirectory(prefix="testbed-links-") as folder:
+    with tempfile.TemporaryDirectory(prefix=LINKS_PREFIX) as folder:
         run_dir = Path(folder)
+        claim(run_dir)
         (run_dir / "logs").mkdir()
         answer = uvloop.run(_Links(experiment, run_dir).measure(pairs, echoes))
     return answer, _text(answer)

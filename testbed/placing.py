@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass
+
 from policies.checks import check_placement
 from policies.interfaces import Router
 from policies.problem import Placement, PolicyError
@@ -10,13 +13,24 @@ from testbed.errors import UserError
 from testbed.experiment import Experiment
 
 
-def place_experiment(experiment: Experiment) -> tuple[Placement, Router]:
-    """The placement and a router for it. Raises ``UserError`` with the policy's reason."""
+@dataclass(frozen=True)
+class PlacedExperiment:
+    """A checked placement, the router for it, and the real seconds that deciding took."""
+
+    placement: Placement
+    router: Router
+    decision_s: float
+
+
+def place_experiment(experiment: Experiment) -> PlacedExperiment:
+    """Place the blocks. Raises ``UserError`` with the policy's reason."""
+    started_at = time.perf_counter()
     try:
         placement = resolve_placement(experiment.placement).place(
             experiment.problem, experiment.design_concurrency
         )
         check_placement(experiment.problem, placement)
-        return placement, resolve_routing(experiment.routing).bind(experiment.problem, placement)
+        router = resolve_routing(experiment.routing).bind(experiment.problem, placement)
     except PolicyError as error:
         raise UserError(str(error)) from error
+    return PlacedExperiment(placement, router, time.perf_counter() - started_at)

@@ -13,6 +13,8 @@ from testbed.errors import UserError
 
 EVENTS = "events.jsonl"
 OWNER = "owner.json"
+LINKS_PREFIX = "testbed-links-"
+"""Name of the temporary folders of ``testbed links``."""
 
 
 def make_run_dir(parent: Path, name: str) -> Path:
@@ -24,7 +26,7 @@ def make_run_dir(parent: Path, name: str) -> Path:
             path.mkdir(parents=True)
             for folder in ("events", "logs"):
                 (path / folder).mkdir()
-            write_json(path / OWNER, {"pid": os.getpid(), "started": process_start(os.getpid())})
+            claim(path)
         except FileExistsError:
             continue
         except OSError as error:
@@ -33,6 +35,11 @@ def make_run_dir(parent: Path, name: str) -> Path:
             ) from error
         return path.resolve()
     raise UserError(f"cannot find a free name for a run directory in {parent}")
+
+
+def claim(run_dir: Path) -> None:
+    """Note in ``run_dir`` that this process owns it."""
+    write_json(run_dir / OWNER, {"pid": os.getpid(), "started": process_start(os.getpid())})
 
 
 def process_start(pid: int) -> str:

@@ -18,6 +18,7 @@ from testbed.errors import RunError, TestbedError, UserError
 from testbed.experiment import Experiment
 from testbed.handle import LauncherHandle
 from testbed.live import LiveView
+from testbed.placing import PlacedExperiment, place_experiment
 from testbed.results import finish_run, write_report
 from testbed.results.slo import parse_slo
 from testbed.results.text import summary_text
@@ -36,11 +37,10 @@ def up_command(
         raise UserError(
             "compute.backend 'blocks' (real transformer blocks) is not part of this version yet: take 'stub'"
         )
+    placed = place_experiment(experiment)
     run_dir = make_run_dir(out, experiment.name)
-    (run_dir / "scenario.toml").write_text(dump_toml(experiment), encoding="utf-8")
     _say(f"run {run_dir}")
-    launcher = LauncherHandle(run_dir)
-    error, interrupted = uvloop.run(_emulate(experiment, run_dir, launcher, hold, _say))
+    error, interrupted = uvloop.run(_emulate(experiment, placed, run_dir, hold, _say))
     if not any((run_dir / "events").iterdir()):
         if error is not None:
             raise error
@@ -57,9 +57,9 @@ def up_command(
 
 def run_quietly(experiment: Experiment, out: Path) -> dict[str, Any]:
     """Run ``experiment`` below ``out`` without a word; answers the summary. Raises what broke it."""
+    placed = place_experiment(experiment)
     run_dir = make_run_dir(out, experiment.name)
-    (run_dir / "scenario.toml").write_text(dump_toml(experiment), encoding="utf-8")
-    error, _ = uvloop.run(_emulate(experiment, run_dir, LauncherHandle(run_dir), False, lambda _: None))
+    error, _ = uvloop.run(_emulate(experiment, placed, run_dir, False, lambda _: None))
     if error is not None:
         raise error
     return finish_run(run_dir, experiment)
@@ -67,12 +67,13 @@ def run_quietly(experiment: Experiment, out: Path) -> dict[str, Any]:
 
 async def _emulate(
     experiment: Experiment,
+    placed: PlacedExperiment,
     run_dir: Path,
-    launcher: LauncherHandle,
     hold: bool,
     announce: Callable[[str], None],
 ) -> tuple[TestbedError | None, bool]:
-    emulation = Emulation(experiment, run_dir, launcher)
+    (run_dir / "scenario.toml").write_text(dump_toml(experiment), encoding="utf-8")
+    emulation = Emulation(experiment, placed, run_dir, LauncherHandle(run_dir))
     loop = asyncio.get_running_loop()
     interrupted = asyncio.Event()
 

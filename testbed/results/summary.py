@@ -72,6 +72,7 @@ def summarize(
         "emulation_error": error,
         "overhead_per_hop_s": _median(overhead_s / experiment.time_scale),
         "startup_s": plan["startup_s"].get("total"),
+        "forwarder": plan.get("forwarder"),
         "decision": {
             "placement_s": plan["placement_decision_s"],
             "routing_s": stats(d for r in records.requests for d in r.decision_s),

@@ -77,6 +77,12 @@ def _footer(summary: dict[str, Any]) -> str:
             f"session_setup adds {summary['calibration']['session_setup_s']:g} s to every first token; without it "
             f"TTFT {_number(without['ttft_s']['mean'])}, per token {_number(without['per_token_s']['mean'])}"
         )
+    forwarder = summary["forwarder"]
+    if forwarder and forwarder["dropped"]:
+        lines.append(
+            f"the forwarder dropped {forwarder['dropped']} of {forwarder['packets']} packets: this machine is too "
+            "slow for these rates and this time scale; times are not to be trusted"
+        )
     if summary["dropped_log_bytes"]:
         lines.append(f"{summary['dropped_log_bytes']} bytes of an unfinished log record were dropped")
     return "\n".join(lines)
