@@ -1,0 +1,106 @@
+"""Routers on any placement and load, against every chain there is."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies import Hop, Placement, Problem, RequestSpec, SystemState, service_s
+from policies.checks import check_route
+from policies.petals_routing import PetalsRouting
+from policies.wsrr import WsRr
+from tests.support.problems import every_chain, placements, problems, requests, states
+
+
+def plain_wait_s(state: SystemState, server: int, need_bytes: float) -> float:
+    """Waiting from the definition: the earliest end after which what is left leaves room."""
+    sessions = state.sessions(server)
+    for at_s in [0.0, *(s.ends_at_s for s in sessions)]:
+        used = sum(s.n_bytes for s in sessions if s.ends_at_s > at_s)
+        if state.cache_bytes[server] - used >= need_bytes - 1e-6:
+            return at_s
+    return math.inf
+
+
+def waits_s(
+    problem: Problem, request: RequestSpec, chain: tuple[Hop, ...], state: SystemState
+) -> list[float]:
+    block_bytes = problem.model.cache_bytes(request.n_tokens)
+    return [plain_wait_s(state, hop.server, hop.n_blocks * block_bytes) for hop in chain]
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> tuple[Problem, Placement, SystemState, RequestSpec]:
+    problem = draw(problems())
+    placement = draw(placements(problem))
+    return problem, placement, draw(states(problem, placement)), draw(requests(problem))
+
+
+@given(situations())
+def test_ws_rr_finds_the_cheapest_of_all_chains_waiting_included(
+    situation: tuple[Problem, Placement, SystemState, RequestSpec],
+) -> None:
+    problem, placement, state, request = situation
+    router = WsRr().bind(problem, placement)
+    best_s = math.inf
+    for chain in every_chain(placement, problem.model.n_blocks):
+        cost_s = sum(waits_s(problem, request, chain, state)) + service_s(problem, request, chain)[1]
+        best_s = min(best_s, cost_s)
+    route = router.route(request, state, 0.0)
+    if route is None:
+        assert best_s == math.inf
+        return
+    check_route(problem, placement, route, "ws-rr")
+    assert math.isclose(route.cost_s, best_s, rel_tol=1e-9)
+    chain_waits_s = waits_s(problem, request, route.hops, state)
+    assert route.wait_s == max(chain_waits_s)
+    service = service_s(problem, request, route.hops)[1]
+    assert math.isclose(route.cost_s, sum(chain_waits_s) + service, rel_tol=1e-9)
+
+
+@given(situations())
+def test_petals_finds_the_cheapest_of_all_chains_by_its_own_costs(
+    situation: tuple[Problem, Placement, SystemState, RequestSpec],
+) -> None:
+    problem, placement, state, request = situation
+    block_bytes = problem.model.cache_bytes(request.n_tokens)
+    rtt_s = problem.raw_rtt_s[request.client]
+
+    def cost_s(chain: tuple[Hop, ...]) -> float:
+        total_s, before = rtt_s[chain[-1].server] / 2, None
+        for hop in chain:
+            j, room = hop.server, placement.cache_bytes[hop.server]
+            if room < hop.n_blocks * block_bytes - 1e-6:
+                return math.inf
+            total_s += (rtt_s[j] if before is None else problem.server_rtt_s[before][j]) / 2 + 0.018
+            total_s += problem.servers[j].decode_s * hop.n_blocks
+            capacity = int(room / (placement.ranges[j].n_blocks * block_bytes) + 1e-9)
+            total_s += 10.0 if capacity - state.n_active(j) == 0 else 0.0
+            before = j
+        return total_s
+
+    router = PetalsRouting().bind(problem, placement)
+    route = router.route(request, state, 0.0)
+    best_s = min(map(cost_s, every_chain(placement, problem.model.n_blocks)), default=math.inf)
+    if route is None:
+        assert best_s == math.inf
+        return
+    check_route(problem, placement, route, "petals")
+    assert math.isclose(route.cost_s, best_s, rel_tol=1e-9)
+    assert math.isclose(cost_s(route.hops), best_s, rel_tol=1e-9)
+    assert route.wait_s == max(waits_s(problem, request, route.hops, state))
+
+
+@given(situations(), st.sampled_from([WsRr(), PetalsRouting()]))
+def test_a_router_that_has_answered_other_requests_answers_as_a_fresh_one(
+    situation: tuple[Problem, Placement, SystemState, RequestSpec], routing: WsRr | PetalsRouting
+) -> None:
+    problem, placement, state, request = situation
+    used = routing.bind(problem, placement)
+    for client in range(len(problem.clients)):
+        for other in (request, RequestSpec(client, 2, 3)):
+            used.route(other, SystemState(placement.cache_bytes), 0.0)
+            used.route(other, state, 0.0)
+    assert used.route(request, state, 0.0) == routing.bind(problem, placement).route(request, state, 0.0)

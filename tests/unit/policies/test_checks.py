@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from policies import BlockRange, Hop, Placement, PolicyError, Route
+from policies.checks import check_placement, check_route
+from tests.support.problems import make_problem, placed
+
+PROBLEM = make_problem([44.0, 30.0])
+GOOD = placed(PROBLEM, [(0, 3), (2, 4)], [14.0, 10.0])
+
+
+def test_good_answers_pass() -> None:
+    check_placement(PROBLEM, GOOD)
+    check_placement(PROBLEM, placed(PROBLEM, [(0, 4), (0, 0)], [4.0, 0.0]))
+    check_route(PROBLEM, GOOD, Route((Hop(0, 0, 3), Hop(1, 3, 4)), 0.0, 1.0), "mine")
+
+
+@pytest.mark.parametrize(
+    ("placement", "rule"),
+    [
+        (placed(PROBLEM, [(0, 4)], [0.0, 0.0]), "one range for each of the 2 servers, not 1"),
+        (placed(PROBLEM, [(0, 4), (0, 0)], [0.0]), "one cache size for each of the 2 servers, not 1"),
+        (placed(PROBLEM, [(0, 5), (0, 0)], [0.0, 0.0]), r"blocks \[0, 5\) on s0; the model has \[0, 4\)"),
+        (placed(PROBLEM, [(3, 1), (0, 0)], [0.0, 0.0]), r"blocks \[3, 1\) on s0"),
+        (placed(PROBLEM, [(0, 3), (2, 4)], [14.1, 0.0]), "overbooks s0: 44.1 bytes .* in 44 bytes"),
+        (placed(PROBLEM, [(0, 3), (2, 4)], [-1.0, 0.0]), "-1.0 bytes for caches on s0"),
+        (placed(PROBLEM, [(0, 3), (2, 4)], [float("nan"), 0.0]), "nan bytes for caches on s0"),
+        (placed(PROBLEM, [(0, 1), (2, 3)], [0.0, 0.0]), "leaves blocks 1, 3 on no server"),
+        (Placement("by hand", (None, BlockRange(0, 4)), (0.0, 0.0)), "answers None for s0"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_placement_that_breaks_a_rule_is_refused_with_the_policys_name_and_the_rule(
+    placement: Placement, rule: str
+) -> None:
+    with pytest.raises(PolicyError, match=f"placement policy by hand .*{rule}"):
+        check_placement(PROBLEM, placement)
+    with pytest.raises(PolicyError, match=f"placement policy mine .*{rule}"):
+        check_placement(PROBLEM, placement, "mine")
+
+
+@pytest.mark.parametrize(
+    ("hops", "rule"),
+    [
+        ((Hop(0, 0, 3),), "stops before block 3; the model has 4"),
+        ((), "stops before block 0"),
+        ((Hop(1, 2, 4),), "when block 0 is next"),
+        ((Hop(0, 0, 3), Hop(1, 2, 4)), "when block 3 is next"),
+        ((Hop(0, 0, 2), Hop(1, 2, 4)), "must go on to the end of the server's range"),
+        ((Hop(0, 0, 4),), "must stay inside the server's range"),
+        ((Hop(0, 0, 0), Hop(0, 0, 3)), "must stay inside the server's range"),
+        ((Hop(2, 0, 4),), "names server 2, which does not exist"),
+    ],
+)
+def test_a_route_that_breaks_a_rule_is_refused_with_the_policys_name_and_the_rule(
+    hops: tuple[Hop, ...], rule: str
+) -> None:
+    with pytest.raises(PolicyError, match=f"routing policy mine .*{rule}"):
+        check_route(PROBLEM, GOOD, Route(hops, 0.0, 1.0), "mine")
+
+
+def test_answers_of_another_kind_are_refused() -> None:
+    other: Any = [(0, 4)]
+    with pytest.raises(PolicyError, match="placement policy mine must answer a Placement, not list"):
+        check_placement(PROBLEM, other, "mine")
+    with pytest.raises(PolicyError, match="must answer a Route or None, not list"):
+        check_route(PROBLEM, GOOD, other, "mine")
+    negative = Route((Hop(0, 0, 3), Hop(1, 3, 4)), -1.0, 1.0)
+    with pytest.raises(PolicyError, match=r"a wait of -1\.0 s"):
+        check_route(PROBLEM, GOOD, negative, "mine")

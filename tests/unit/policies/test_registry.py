@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from policies import PolicyError, registry
+from policies.cgbp import CgBp
+from policies.petals import PetalsPlacement
+from policies.petals_routing import PetalsRouting
+from policies.registry import list_policies, resolve_pair, resolve_placement, resolve_routing
+from policies.wsrr import WsRr
+
+OWN = '''
+class Mine:
+    """Puts everything on the first server."""
+    name = "mine"
+    def place(self, problem, design_concurrency=None): ...
+    def bind(self, problem, placement): ...
+
+class Picky(Mine):
+    def __init__(self, speed): ...
+
+class Useless:
+    name = "useless"
+
+class Nameless:
+    def place(self, problem, design_concurrency=None): ...
+'''
+
+
+@pytest.fixture
+def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    (tmp_path / "own_policies.py").write_text(OWN, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield "own_policies"
+    sys.modules.pop("own_policies", None)
+
+
+def test_shipped_policies_and_pairs_go_by_their_names() -> None:
+    assert isinstance(resolve_placement("cg-bp"), CgBp)
+    assert isinstance(resolve_placement("petals"), PetalsPlacement)
+    assert isinstance(resolve_routing("ws-rr"), WsRr)
+    assert isinstance(resolve_routing("petals"), PetalsRouting)
+    assert resolve_pair("proposed") == ("cg-bp", "ws-rr")
+    assert resolve_pair("petals") == ("petals", "petals")
+
+
+def test_an_unknown_name_is_answered_with_the_nearest_valid_one() -> None:
+    with pytest.raises(
+        PolicyError, match=r"no placement policy 'cgbp'; did you mean 'cg-bp'\? valid: petals, cg-bp"
+    ):
+        resolve_placement("cgbp")
+    with pytest.raises(PolicyError, match=r"did you mean 'ws-rr'\?"):
+        resolve_routing("WS-RR")
+    with pytest.raises(PolicyError, match=r"no policy pair 'best'; valid: petals, proposed$"):
+        resolve_pair("best")
+
+
+def test_a_class_of_ones_own_goes_by_module_and_name(own_module: str) -> None:
+    assert resolve_placement(f"{own_module}:Mine").name == "mine"
+    assert resolve_routing(f"{own_module}:Mine").name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("no_such_module:Mine", "No module named 'no_such_module'"),
+        ("own_policies:Missing", "no attribute 'Missing'"),
+        ("own_policies:Picky", "missing 1 required positional argument: 'speed'"),
+        ("own_policies:Useless", r"has no method place\(\)"),
+        ("own_policies:Nameless", "has no name"),
+    ],
+)
+def test_a_policy_that_cannot_be_used_is_refused_with_its_name_and_the_reason(
+    own_module: str, name: str, reason: str
+) -> None:
+    with pytest.raises(PolicyError, match=reason) as caught:
+        resolve_placement(name)
+    assert name in str(caught.value)
+
+
+def test_installed_policies_are_found_and_listed_with_their_summaries(
+    own_module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = [
+        EntryPoint("mine", f"{own_module}:Mine", "testbed.placement"),
+        EntryPoint("broken", "no_such_module:X", "testbed.placement"),
+        EntryPoint("cg-bp", f"{own_module}:Mine", "testbed.placement"),
+    ]
+    monkeypatch.setattr(registry, "entry_points", lambda group: [p for p in points if p.group == group])
+    assert resolve_placement("mine").name == "mine"
+    assert isinstance(resolve_placement("cg-bp"), CgBp)
+    rows = {(row["kind"], row["name"]): row["summary"] for row in list_policies()}
+    assert rows["placement", "mine"] == "Puts everything on the first server."
+    assert "No module named 'no_such_module'" in rows["placement", "broken"]
+    assert ("routing", "mine") not in rows
+
+
+def test_every_listed_policy_has_a_summary_of_one_line() -> None:
+    rows = list_policies()
+    assert [(r["kind"], r["name"]) for r in rows if r["kind"] == "pair"] == [
+        ("pair", "petals"),
+        ("pair", "proposed"),
+    ]
+    assert all(r["summary"] and "\n" not in r["summary"] for r in rows)

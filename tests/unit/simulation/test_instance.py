@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed.errors import UserError
+from testbed.simulation.instance import load_instance, parse_instance
+
+SERVER = {
+    "type": "A100",
+    "memory_gb": 79.13,
+    "decode_ms": 3.2,
+    "prefill_ms": 34.5,
+    "token_rtt_ms": 110.0,
+    "input_rtt_ms": 90.0,
+    "petals_forward_per_s": 20000.0,
+    "petals_network_per_s": 3000.0,
+    "block_cap": None,
+}
+DOCUMENT: dict[str, Any] = {
+    "id": "example",
+    "model": {
+        "name": "BLOOM-176B",
+        "n_blocks": 70,
+        "d_model": 14336,
+        "block_gb": 1.3233976672,
+        "cache_gb_per_block_session": 0.008486912,
+        "petals_cache_gb_per_block": 0.234881024,
+    },
+    "workload": {
+        "rate_per_s": 0.5,
+        "n_input_tokens": 20,
+        "n_output_tokens": 128,
+        "inter_arrival_ms": [0.0, 2500.0, 500.0],
+    },
+    "servers": [SERVER, {**SERVER, "type": "MIG", "block_cap": 4}],
+    "raw_rtt_ms": [[0.0, 10.0, 20.0], [0.0, 0.0, 5.0], [0.0, 6.0, 0.0]],
+    "petals_join_order": [1, 0],
+    "initial_delay_ms": 70.0,
+}
+
+
+def test_an_instance_becomes_a_problem_in_seconds_and_bytes() -> None:
+    instance = parse_instance(DOCUMENT, "here")
+    problem = instance.problem
+    assert problem.model.cache_bytes_per_token == pytest.approx(57344)
+    assert problem.model.petals_cache_bytes == pytest.approx(0.234881024e9)
+    assert problem.raw_rtt_s == ((0.01, 0.02),)
+    assert problem.server_rtt_s == ((0.0, 0.005), (0.006, 0.0))
+    assert problem.input_rtt_s(0, 1, 20) == 0.09
+    assert [(s.hardware, s.block_cap) for s in problem.servers] == [("a100", None), ("mig-1g", 4)]
+    assert [r.arrival_at_s for r in instance.requests] == [0.0, 2.5, 3.0]
+    assert (instance.hop_overhead_s, instance.shortage_penalty_s) == (0.018, 10.0)
+
+
+def _drop_row(d: dict[str, Any]) -> None:
+    d["raw_rtt_ms"].pop()
+
+
+def _shorten_row(d: dict[str, Any]) -> None:
+    d["raw_rtt_ms"][1].pop()
+
+
+def _join_twice(d: dict[str, Any]) -> None:
+    d["petals_join_order"] = [0, 0]
+
+
+def _negative_decode(d: dict[str, Any]) -> None:
+    d["servers"][1]["decode_ms"] = -1
+
+
+def _no_model(d: dict[str, Any]) -> None:
+    del d["model"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (_drop_row, "here: raw_rtt_ms: has 2 rows but needs 3"),
+        (_shorten_row, "here: raw_rtt_ms.1: has 2 values but needs 3"),
+        (_join_twice, "here: petals_join_order: must name each of the servers 0 to 1 exactly once"),
+        (_negative_decode, "here: servers.1.decode_ms: input should be greater than 0"),
+        (_no_model, "here: model: field required"),
+    ],
+)
+def test_a_malformed_instance_is_refused_with_the_key_that_is_wrong(
+    spoil: Callable[[dict[str, Any]], None], message: str
+) -> None:
+    document = copy.deepcopy(DOCUMENT)
+    spoil(document)
+    with pytest.raises(UserError) as caught:
+        parse_instance(document, "here")
+    assert str(caught.value).startswith(message)
+
+
+def test_a_file_that_is_missing_or_not_json_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"none\.json: cannot be read"):
+        load_instance(tmp_path / "none.json")
+    (tmp_path / "bad.json").write_text("{", encoding="utf-8")
+    with pytest.raises(UserError, match=r"bad\.json: is not JSON"):
+        load_instance(tmp_path / "bad.json")
+    (tmp_path / "good.json").write_text(json.dumps(DOCUMENT), encoding="utf-8")
+    assert load_instance(tmp_path / "good.json").id == "example"
