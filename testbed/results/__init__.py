@@ -110,6 +110,6 @@ def _earlier_objectives(run_dir: Path) -> dict[str, float]:
     """The objectives of the summary that is there; none if there is no readable one."""
     try:
         earlier = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+    except (OSError, ValueError):
         return {}
     return dict(earlier.get("objectives", {}))

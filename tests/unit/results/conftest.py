@@ -1,0 +1,179 @@
+"""Synthetic runs whose times can be worked out by hand.
+
+One token is 1,000 bytes: with the headers of its one segment 1,052 bytes, 0.1 s on every link here.
+A prompt of l <= 3 tokens takes l times that. Propagation is 0.05 s each way, decode 0.01 s per block and
+token, prefill 0.02 + 0.005 l per block. So a decode step on two blocks takes 2 x 0.15 + 0.02 = 0.32 s.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodes.eventlog import EventLog
+from policies.problem import ModelSpec, Problem, ServerSpec
+from testbed.experiment import Calibration, Experiment, Link, RequestPlan
+from testbed.scenario import load_experiment
+
+LINK = Link(0.05, 84_160.0)
+Hop = tuple[int, int, int, float, float, float, float, int, int]
+
+
+def make_experiment(
+    lengths: Sequence[tuple[int, int]] = ((2, 3),),
+    clients: Sequence[int] | None = None,
+    calibration: Calibration | None = None,
+    time_scale: float = 1.0,
+    serial: bool = False,
+) -> Experiment:
+    """Servers s0 (East) and s1 (West), clients c0 and c1 (North); request i arrives at i seconds."""
+    names, servers = ("c0", "c1"), ("s0", "s1")
+    calibration = calibration or Calibration()
+    grid = ((0.1, 0.1), (0.1, 0.1))
+    return replace(
+        load_experiment("clustered"),  # whatever else an experiment holds does not matter here
+        name="synthetic",
+        seed=7,
+        time_scale=time_scale,
+        problem=Problem(
+            model=ModelSpec("four", 4, 500, 1.0, 1.0),
+            servers=tuple(ServerSpec(name, "any", 100.0, 0.01, 0.02, 0.005, 1.0, 1.0) for name in servers),
+            clients=names,
+            raw_rtt_s=grid,
+            token_rtt_s=((0.3, 0.3), (0.3, 0.3)),
+            input_rtt_base_s=grid,
+            input_rtt_slope_s=((0.2, 0.2), (0.2, 0.2)),
+            server_rtt_s=grid,
+            n_input_tokens=2,
+            n_output_tokens=3,
+            request_rate=1.0,
+            join_order=(0, 1),
+            initial_delay_s=calibration.initial_delay_s,
+        ),
+        sites={"s0": "East", "s1": "West", "c0": "North", "c1": "North"},
+        links={pair: LINK for c in names for s in servers for pair in ((c, s), (s, c))},
+        mtu=1500,
+        compute="stub",
+        serial_compute=serial,
+        placement="cg-bp",
+        routing="ws-rr",
+        design_concurrency=None,
+        calibration=calibration,
+        requests=tuple(
+            RequestPlan(i, clients[i] if clients else 0, float(i), *pair) for i, pair in enumerate(lengths)
+        ),
+    )
+
+
+def perfect_hop(
+    server: int, first: int, last: int, sent_at_s: float, n_tokens: int = 1, prompt: bool = False
+) -> Hop:
+    """A hop that takes exactly what the model says of it alone."""
+    way_s = 0.05 + 0.1 * n_tokens
+    block_s = 0.02 + 0.005 * n_tokens if prompt else 0.01
+    arrived = sent_at_s + way_s
+    departed = arrived + (last - first) * block_s
+    n_bytes = 1000 * n_tokens
+    return (server, first, last, sent_at_s, arrived, departed, departed + way_s, n_bytes, n_bytes)
+
+
+@dataclass
+class SyntheticRun:
+    """A run directory that is filled record by record, as clients do."""
+
+    path: Path
+    experiment: Experiment
+    _logs: dict[str, EventLog] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        (self.path / "events").mkdir(parents=True)
+        plan = {
+            "placement": {"policy": "cg-bp", "design_concurrency": 5},
+            "placement_decision_s": 0.002,
+            "network": "fabric",
+            "startup_s": {"total": 0.5},
+        }
+        (self.path / "plan.json").write_text(json.dumps(plan))
+
+    def log(self, client: str, *record: Any) -> None:
+        if client not in self._logs:
+            self._logs[client] = EventLog(self.path / "events" / f"{client}.log")
+        self._logs[client].write(*record)
+
+    def state(self, index: int, state: str, at_s: float, details: Mapping[str, Any] | None = None) -> None:
+        self.log(self._client(index), "state", index, state, at_s, dict(details or {}))
+
+    def arrive(self, index: int, at_s: float, intended_at_s: float | None = None) -> None:
+        plan = self.experiment.requests[index]
+        details = {
+            "client": self._client(index),
+            "intended_at_s": at_s if intended_at_s is None else intended_at_s,
+            "n_input_tokens": plan.n_input_tokens,
+            "n_output_tokens": plan.n_output_tokens,
+        }
+        self.state(index, "arrived", at_s, details)
+
+    def admit(
+        self, index: int, chain: Sequence[tuple[int, int, int]], attempt_at_s: float, opened_at_s: float
+    ) -> None:
+        details = {"hops": chain, "wait_s": 0.0, "decision_s": 0.001, "asked_s": 0.004}
+        self.state(index, "routed", attempt_at_s, details)
+        self.state(index, "admitted", opened_at_s, {"hops": chain})
+        self.log(self._client(index), "opening", index, attempt_at_s, opened_at_s)
+
+    def token(
+        self,
+        index: int,
+        token: int,
+        ready_at_s: float,
+        hops: Sequence[Hop],
+        finished_at_s: float | None = None,
+    ) -> float:
+        """Log one token; answers when it was finished (at the last hop's end unless given)."""
+        end_s = hops[-1][6] if finished_at_s is None else finished_at_s
+        self.log(self._client(index), "token", index, token, ready_at_s, end_s, hops)
+        return end_s
+
+    def serve(
+        self, index: int, at_s: float, chain: Sequence[tuple[int, int, int]], n_tokens: int | None = None
+    ) -> float:
+        """A request that arrives and is opened at once (0.1 s), each step as modelled; answers its end.
+
+        With ``n_tokens`` the log ends after so many, otherwise the request completes.
+        """
+        plan = self.experiment.requests[index]
+        self.arrive(index, at_s)
+        self.admit(index, chain, at_s, at_s + 0.1)
+        now_s = at_s + 0.1
+        for token in range(plan.n_output_tokens if n_tokens is None else n_tokens):
+            hops, sent = [], now_s
+            for server, first, last in chain:
+                length = 1 if token else plan.n_input_tokens
+                hops.append(perfect_hop(server, first, last, sent, length, not token))
+                sent = hops[-1][6]
+            now_s = self.token(index, token, now_s, hops)
+        if n_tokens is None:
+            self.state(index, "completed", now_s)
+        return now_s
+
+    def _client(self, index: int) -> str:
+        return self.experiment.problem.clients[self.experiment.requests[index].client]
+
+
+MakeRun = Callable[..., SyntheticRun]
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> MakeRun:
+    """Makes an empty run of ``make_experiment(**options)``."""
+    return lambda **options: SyntheticRun(tmp_path / "run", make_experiment(**options))
+
+
+@pytest.fixture
+def hop() -> Callable[..., Hop]:
+    return perfect_hop

@@ -1,0 +1,142 @@
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from testbed.experiment import Calibration
+from testbed.results.logs import read_logs
+from testbed.results.model import HopTable, hop_table, model_setup_s
+from tests.unit.results.conftest import MakeRun, SyntheticRun, perfect_hop
+
+CHAIN = [(0, 0, 2), (1, 2, 4)]
+
+
+def table_of(run: SyntheticRun) -> HopTable:
+    return hop_table(run.experiment, read_logs(run.path))
+
+
+def step(run: SyntheticRun, index: int, sent_at_s: float, **times: float) -> None:
+    """One decode step on all blocks of s0, sent at ``sent_at_s``, with some instants moved."""
+    server, first, last, sent, arrived, departed, received, up, down = perfect_hop(0, 0, 4, sent_at_s)
+    arrived, departed = times.get("arrived", arrived), times.get("departed", departed)
+    received = times.get("received", received)
+    run.token(index, 1, sent_at_s, [(server, first, last, sent, arrived, departed, received, up, down)])
+
+
+def test_a_hop_alone_takes_propagation_transmission_and_compute(make_run: MakeRun) -> None:
+    run = make_run()
+    run.serve(0, 0.0, CHAIN)
+    table = table_of(run)
+    assert table.token.tolist() == [0, 0, 1, 1, 2, 2]
+    assert_allclose(table.model_network_s, [0.5, 0.5, 0.3, 0.3, 0.3, 0.3])
+    assert_allclose(table.model_compute_s, [0.06, 0.06, 0.02, 0.02, 0.02, 0.02])
+    assert_allclose(table.measured_s, table.model_s)
+    assert_allclose(table.model_link_queue_s, 0, atol=1e-12)
+
+
+def test_a_message_waits_in_the_model_for_the_one_that_another_session_sent_before(make_run: MakeRun) -> None:
+    run = make_run(lengths=[(2, 3)] * 2)
+    run.arrive(0, 0.0)
+    run.arrive(1, 0.0)
+    # The log has the later one first: what counts is when they were sent.
+    step(run, 1, 1.02, arrived=1.25, departed=1.29, received=1.44)
+    step(run, 0, 1.0)  # on the link until 1.1, so that the other's transmission starts 0.08 s late
+    table = table_of(run)
+    by_request = dict(zip(table.request.tolist(), range(2), strict=True))
+    first, second = by_request[0], by_request[1]
+    assert_allclose(table.model_link_queue_s[[first, second]], [0.0, 0.08], atol=1e-12)
+    assert_allclose(table.model_network_s[[first, second]], [0.3, 0.38])
+    assert_allclose(table.network_s[second], 0.38)
+
+
+def test_answers_queue_in_the_order_in_which_the_server_sent_them(make_run: MakeRun) -> None:
+    run = make_run(lengths=[(2, 3)] * 2)
+    run.arrive(0, 0.0)
+    run.arrive(1, 0.0)
+    step(run, 0, 1.0, departed=2.03)
+    step(run, 1, 1.5, departed=2.0)  # sent later, answered first: 0 waits 0.07 s for it
+    table = table_of(run)
+    assert_allclose(table.model_link_queue_s, [0.07, 0.0], atol=1e-12)
+
+
+def test_sessions_of_different_clients_do_not_share_a_link(make_run: MakeRun) -> None:
+    run = make_run(lengths=[(2, 3)] * 2, clients=[0, 1])
+    run.arrive(0, 0.0)
+    run.arrive(1, 0.0)
+    step(run, 0, 1.0)
+    step(run, 1, 1.02)
+    assert_allclose(table_of(run).model_link_queue_s, 0, atol=1e-12)
+
+
+def test_a_server_that_computes_serially_makes_the_second_session_wait_in_the_model(
+    make_run: MakeRun,
+) -> None:
+    run = make_run(lengths=[(2, 3)] * 2, clients=[0, 1], serial=True)
+    run.arrive(0, 0.0)
+    run.arrive(1, 0.0)
+    step(run, 0, 1.0)  # computes from 1.15 to 1.19
+    step(run, 1, 1.01)  # arrives at 1.16
+    assert_allclose(table_of(run).model_compute_s, [0.04, 0.03 + 0.04])
+
+
+def test_sessions_at_once_do_not_slow_each_other_unless_the_server_is_serial(make_run: MakeRun) -> None:
+    run = make_run(lengths=[(2, 3)] * 2, clients=[0, 1])
+    run.arrive(0, 0.0)
+    run.arrive(1, 0.0)
+    step(run, 0, 1.0)
+    step(run, 1, 1.01)
+    assert_allclose(table_of(run).model_compute_s, [0.04, 0.04])
+
+
+def test_prefill_is_modelled_with_each_requests_own_length(make_run: MakeRun) -> None:
+    run = make_run(lengths=[(1, 2), (3, 1)])
+    run.serve(0, 0.0, [(0, 0, 4)])
+    run.serve(1, 50.0, [(0, 0, 4)])
+    table = table_of(run)
+    assert table.request.tolist() == [0, 0, 1]
+    assert_allclose(table.model_compute_s, [4 * 0.025, 4 * 0.01, 4 * 0.035])
+    assert_allclose(table.model_network_s, [0.3, 0.3, 0.7])
+
+
+def test_published_overheads_count_less_the_transmission_that_the_link_takes(make_run: MakeRun) -> None:
+    calibration = Calibration("measured", token_overhead_s=0.25, input_overhead_base_s=0.1)
+    run = make_run(calibration=calibration)
+    run.serve(0, 0.0, [(0, 0, 4)])
+    # Decode: 0.25 - 2 x 0.1 on top of 0.04. Prefill: 0.1 is less than 2 x 0.2, and never negative.
+    assert_allclose(table_of(run).model_compute_s, [4 * 0.03, 0.09, 0.09])
+
+
+def test_the_parts_of_a_tokens_hops_add_up_to_its_time(make_run: MakeRun) -> None:
+    run = make_run()
+    run.arrive(0, 0.0)
+    hops = [perfect_hop(0, 0, 2, 1.003), perfect_hop(1, 2, 4, 1.3307)]
+    run.token(0, 1, 1.0, hops, finished_at_s=1.6591)
+    table = table_of(run)
+    assert_allclose(table.client_s, [0.003, 1.3307 - hops[0][6]], atol=1e-12)
+    assert_allclose(table.tail_s, [0.0, 1.6591 - hops[1][6]], atol=1e-12)
+    parts = table.client_s + table.tail_s + table.network_s + table.compute_s
+    assert_allclose(parts.sum(), 0.6591, atol=1e-12)
+    assert_allclose(table.measured_s, parts)
+
+
+@pytest.mark.parametrize(
+    ("calibration", "expected_s"),
+    [
+        (Calibration(), 0.1),
+        (Calibration("a", initial_delay_s=0.07), 0.1),
+        (Calibration("a", initial_delay_s=0.3), 0.3),
+        (Calibration("a", initial_delay_s=0.3, session_setup_s=60.0), 60.3),
+    ],
+)
+def test_setup_takes_a_round_trip_or_the_initial_delay_and_then_the_session_setup(
+    make_run: MakeRun, calibration: Calibration, expected_s: float
+) -> None:
+    run = make_run(calibration=calibration)
+    assert_allclose(model_setup_s(run.experiment, "c0", [[0, 0, 4]]), expected_s)
+
+
+def test_a_run_without_tokens_has_an_empty_table(make_run: MakeRun) -> None:
+    run = make_run()
+    run.arrive(0, 0.0)
+    table = table_of(run)
+    assert len(table.request) == 0
+    assert np.sum(table.model_s) == 0

@@ -1,0 +1,240 @@
+import json
+import math
+from typing import Any
+
+import pytest
+
+from testbed.errors import UserError
+from testbed.experiment import Calibration
+from testbed.results import finish_run
+from testbed.results.slo import parse_slo
+from testbed.results.text import summary_text
+from tests.unit.results.conftest import MakeRun, SyntheticRun, perfect_hop
+
+CHAIN = [(0, 0, 2), (1, 2, 4)]
+"""One request of 2 + 3 tokens on it: setup 0.1, prefill 2 x 0.56, decode 2 x 2 x 0.32: 2.5 s in all."""
+
+
+def finish(run: SyntheticRun, objectives: dict[str, float] | None = None) -> dict[str, Any]:
+    summary = finish_run(run.path, run.experiment, objectives)
+    assert json.loads((run.path / "summary.json").read_text()) == summary
+    return summary
+
+
+def test_a_request_that_goes_as_modelled_has_the_metrics_of_the_definition_and_no_error(
+    make_run: MakeRun,
+) -> None:
+    run = make_run()
+    run.serve(0, 0.0, CHAIN)
+    summary = finish(run)
+    expected = {
+        "queue_s": 0.0,
+        "setup_s": 0.1,
+        "ttft_s": 1.22,
+        "tpot_s": 0.64,
+        "rest_s": 0.64,
+        "token_gap_s": 0.64,
+        "per_token_s": 2.5 / 3,
+        "e2e_s": 2.5,
+    }
+    for kind in ("metrics", "model", "model_unqueued"):
+        assert {name: summary[kind][name]["mean"] for name in expected} == pytest.approx(expected), kind
+    assert summary["metrics"]["token_gap_s"]["n"] == 2
+    for name, error in summary["emulation_error"].items():
+        assert error == pytest.approx({"mean_abs_ratio": 0, "p99_abs_ratio": 0}, abs=1e-9), name
+    assert set(summary["emulation_error"]) == {
+        *("token_gap_s", "hop_s", "ttft_s", "tpot_s", "per_token_s", "e2e_s")
+    }
+
+
+def test_queue_ends_where_the_successful_attempt_begins(make_run: MakeRun) -> None:
+    run = make_run()
+    run.arrive(0, 10.0, intended_at_s=9.75)
+    run.state(0, "rejected", 10.1, {"server": 0, "reason": "no-capacity", "backoff_s": 1.0})
+    run.admit(0, [(0, 0, 4)], 11.1, 11.2)
+    hop = perfect_hop(0, 0, 4, 11.2, n_tokens=2, prompt=True)
+    end_s = run.token(0, 0, 11.2, [hop])
+    run.state(0, "interrupted", end_s)
+    metrics = finish(run)["metrics"]
+    assert metrics["queue_s"]["mean"] == pytest.approx(1.1)
+    assert metrics["setup_s"]["mean"] == pytest.approx(0.1)
+    assert metrics["ttft_s"]["mean"] == pytest.approx(end_s - 10)
+    assert metrics["schedule_lag_s"]["mean"] == pytest.approx(0.25)
+    assert metrics["decision_s"]["mean"] == pytest.approx(0.001)
+    assert metrics["e2e_s"]["n"] == 0
+
+
+def test_every_request_of_the_scenario_is_counted_whatever_became_of_it(make_run: MakeRun) -> None:
+    run = make_run(lengths=[(2, 3)] * 5)
+    run.serve(0, 0.0, CHAIN)
+    run.arrive(1, 1.0)
+    run.state(1, "failed", 5.0, {"reason": "no room within 4 s"})
+    run.serve(2, 2.0, CHAIN, n_tokens=2)
+    run.state(2, "interrupted", 6.0)
+    run.serve(3, 3.0, CHAIN, n_tokens=1)  # killed: nothing more in the log; request 4 never arrived
+    summary = finish(run)
+    counts = {name: summary[name] for name in ("n_requests", "n_completed", "n_failed", "n_interrupted")}
+    assert counts == {"n_requests": 5, "n_completed": 1, "n_failed": 1, "n_interrupted": 3}
+    assert summary["metrics"]["ttft_s"]["n"] == 3
+    assert summary["metrics"]["token_gap_s"]["n"] == 2 + 1
+    text = summary_text(summary)
+    assert "1 of 5 requests completed, 1 failed, 3 interrupted" in text
+
+
+@pytest.mark.parametrize("some_tokens", [False, True])
+def test_a_run_in_which_nothing_completed_still_has_a_summary_of_finite_numbers(
+    make_run: MakeRun, some_tokens: bool
+) -> None:
+    run = make_run()
+    if some_tokens:
+        run.serve(0, 0.0, CHAIN, n_tokens=1)
+    summary = finish(run)
+    assert summary["n_completed"] == 0
+    assert summary["goodput_rps"] is None
+    assert summary["metrics"]["e2e_s"] == {
+        **dict.fromkeys(("mean", "std", "min", "p50", "p90", "p95", "p99", "max")),
+        "n": 0,
+    }
+    assert summary["emulation_error"]["e2e_s"] == {"mean_abs_ratio": None, "p99_abs_ratio": None}
+    assert (summary["overhead_per_hop_s"] is None) == (not some_tokens)
+    assert "0 of 1 requests completed" in summary_text(summary)
+    json.dumps(summary, allow_nan=False)
+
+
+def test_a_slow_token_shows_as_error_and_as_overhead_in_real_seconds(make_run: MakeRun) -> None:
+    run = make_run(lengths=[(2, 2)], time_scale=4.0)
+    run.arrive(0, 0.0)
+    run.admit(0, [(0, 0, 4)], 0.0, 0.1)
+    ready_s = run.token(0, 0, 0.1, [perfect_hop(0, 0, 4, 0.1 + 0.008, 2, prompt=True)])
+    hop = perfect_hop(0, 0, 4, ready_s + 0.008)  # modelled: 0.3 + 0.04
+    end_s = run.token(0, 1, ready_s, [hop], finished_at_s=hop[6] + 0.026)
+    run.state(0, "completed", end_s)
+    summary = finish(run)
+    assert summary["emulation_error"]["token_gap_s"]["mean_abs_ratio"] == pytest.approx(0.034 / 0.34)
+    assert summary["emulation_error"]["hop_s"]["p99_abs_ratio"] == pytest.approx(0.1, rel=0.02)
+    # Scenario seconds: 0.008 and 0.034. Four of them pass in a real one.
+    assert summary["metrics"]["hop_overhead_s"]["p50"] == pytest.approx(0.021)
+    assert summary["overhead_per_hop_s"] == pytest.approx(0.021 / 4)
+    assert summary["metrics"]["hop_client_s"]["max"] == pytest.approx(0.034)
+    assert "4 times faster" in summary_text(summary)
+
+
+def test_the_closed_form_knows_nothing_of_queueing_on_links(make_run: MakeRun) -> None:
+    run = make_run(lengths=[(2, 2)] * 2)
+    for index in (0, 1):
+        run.arrive(index, 0.0)
+        run.admit(index, [(0, 0, 4)], 0.0, 0.1)
+    firsts = [perfect_hop(0, 0, 4, 0.1, 2, prompt=True)]
+    s, a, b, sent, arrived, departed, received, up, down = firsts[0]
+    firsts.append((s, a, b, sent, arrived + 0.2, departed + 0.2, received + 0.2, up, down))
+    for index, first in enumerate(firsts):
+        ready_s = run.token(index, 0, 0.1, [first])
+        run.state(index, "completed", run.token(index, 1, ready_s, [perfect_hop(0, 0, 4, ready_s)]))
+    summary = finish(run)
+    assert summary["model"]["ttft_s"]["max"] == pytest.approx(0.1 + 0.62 + 0.2)
+    assert summary["model"]["link_queue_s"]["max"] == pytest.approx(0.2)
+    assert summary["model_unqueued"]["ttft_s"]["max"] == pytest.approx(0.1 + 0.62)
+    assert summary["emulation_error"]["ttft_s"]["p99_abs_ratio"] == pytest.approx(0, abs=1e-9)
+
+
+def test_goodput_counts_only_requests_within_every_objective_over_the_time_since_the_first_arrival(
+    make_run: MakeRun,
+) -> None:
+    run = make_run(lengths=[(2, 3)] * 3)
+    run.arrive(0, 0.0)
+    run.state(0, "failed", 1.0, {"reason": "server 0: gone"})
+    run.serve(1, 10.0, CHAIN)
+    run.serve(2, 17.5, [(0, 0, 4)])  # one hop: 0.1 + 0.62 + 2 x 0.34 = 1.4 s, first token after 0.72 s
+    span_s = 18.9
+    assert finish(run, {})["goodput_rps"] == pytest.approx(2 / span_s)
+    assert finish(run, {"ttft": 1.0})["goodput_rps"] == pytest.approx(1 / span_s)
+    assert finish(run, {"ttft": 5.0, "tpot": 0.3})["goodput_rps"] == 0
+
+
+def test_objectives_of_an_earlier_summary_are_kept_when_tables_are_made_again(make_run: MakeRun) -> None:
+    run = make_run()
+    run.serve(0, 0.0, CHAIN)
+    first = finish(run, {"ttft": 1.0})
+    assert first["goodput_rps"] == 0
+    assert finish(run) == first
+
+
+def test_concurrency_is_averaged_over_the_time_from_the_first_arrival_to_the_last_end(
+    make_run: MakeRun,
+) -> None:
+    run = make_run(lengths=[(2, 3)] * 2)
+    run.serve(0, 1.0, CHAIN)  # active from 1.1 to 3.5
+    run.serve(1, 2.0, CHAIN)  # active from 2.1 to 4.5
+    concurrency = finish(run)["achieved_concurrency"]
+    assert concurrency == pytest.approx({"mean": 4.8 / 3.5, "max": 2})
+
+
+def test_session_setup_is_shown_with_the_results_without_it_beside(make_run: MakeRun) -> None:
+    run = make_run(lengths=[(2, 1)], calibration=Calibration(session_setup_s=60.0))
+    run.arrive(0, 0.0)
+    run.admit(0, [(0, 0, 4)], 0.0, 0.1)
+    run.state(0, "completed", run.token(0, 0, 60.1, [perfect_hop(0, 0, 4, 60.1, 2, prompt=True)]))
+    summary = finish(run)
+    assert summary["calibration"] == {"set": "none", "session_setup_s": 60.0}
+    assert summary["metrics"]["ttft_s"]["mean"] == pytest.approx(60.72)
+    assert summary["model"]["ttft_s"]["mean"] == pytest.approx(60.72)
+    without = summary["without_session_setup"]
+    assert without["ttft_s"]["mean"] == without["per_token_s"]["mean"] == pytest.approx(0.72)
+    assert "session_setup adds 60 s" in summary_text(summary)
+
+
+def test_a_run_without_session_setup_does_not_speak_of_it(make_run: MakeRun) -> None:
+    run = make_run()
+    run.serve(0, 0.0, CHAIN)
+    assert "without_session_setup" not in finish(run)
+
+
+def test_the_summary_says_what_was_run_and_how(make_run: MakeRun) -> None:
+    run = make_run(time_scale=2.0)
+    run.serve(0, 0.0, CHAIN)
+    summary = finish(run)
+    told = ("scenario", "seed", "network", "compute", "time_scale", "startup_s", "policy")
+    assert {name: summary[name] for name in told} == {
+        "scenario": "synthetic",
+        "seed": 7,
+        "network": "fabric",
+        "compute": "stub",
+        "time_scale": 2.0,
+        "startup_s": 0.5,
+        "policy": {"placement": "cg-bp", "routing": "ws-rr", "design_concurrency": 5},
+    }
+    assert summary["decision"]["placement_s"] == 0.002
+    assert summary["decision"]["routing_s"]["mean"] == 0.001
+    assert summary["decision"]["control_plane_s"]["mean"] == 0.002
+    text = summary_text(summary)
+    assert "network fabric, compute stub, time scale 2, seed 7" in text
+
+
+def test_percentiles_are_over_all_values_and_the_deviation_is_the_samples_own(make_run: MakeRun) -> None:
+    run = make_run(lengths=[(2, 1)] * 5)
+    for index in range(5):
+        run.arrive(index, 10.0 * index, intended_at_s=10.0 * index - index)
+    lag = finish(run)["metrics"]["schedule_lag_s"]
+    assert lag == pytest.approx(
+        {
+            "mean": 2.0,
+            "std": math.sqrt(2),
+            "min": 0.0,
+            "p50": 2.0,
+            "p90": 3.6,
+            "p95": 3.8,
+            "p99": 3.96,
+            "max": 4.0,
+            "n": 5,
+        }
+    )
+
+
+def test_objectives_are_read_as_people_write_them() -> None:
+    assert parse_slo("ttft=5s, tpot=250 ms") == {"ttft": 5.0, "tpot": 0.25}
+
+
+@pytest.mark.parametrize("text", ["speed=5s", "ttft=fast", "ttft", ""])
+def test_a_wrong_objective_is_refused_with_a_sentence_that_names_the_option(text: str) -> None:
+    with pytest.raises(UserError, match="--slo"):
+        parse_slo(text)
