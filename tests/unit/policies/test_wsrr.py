@@ -96,3 +96,26 @@ def test_without_a_server_for_some_block_there_is_no_route() -> None:
         placement = placed(problem, ranges, [9.0, 9.0])
         state = SystemState(placement.cache_bytes)
         assert WsRr().bind(problem, placement).route(ONE, state, 0.0) is None
+
+
+def test_the_last_session_that_fits_is_admitted_at_once_in_spite_of_rounding() -> None:
+    problem = make_problem([1.0], n_blocks=1, cache_bytes_per_token=0.05)
+    assert 0.3 - 0.1 - 0.1 < 0.1
+    placement = placed(problem, [(0, 1)], [0.3])
+    router, state = WsRr().bind(problem, placement), SystemState(placement.cache_bytes)
+    waits_s = []
+    for key in range(4):
+        route = router.route(ONE, state, 0.0)
+        assert route is not None
+        waits_s.append(route.wait_s)
+        state.open(key, route.hops, 0.1, 5.0)
+    assert waits_s == [0.0, 0.0, 0.0, 5.0]
+
+
+def test_a_session_as_large_as_the_whole_cache_is_admitted_in_spite_of_rounding() -> None:
+    problem = make_problem([1.0], n_blocks=3, cache_bytes_per_token=0.05)
+    assert 3 * 0.1 > 0.3
+    placement = placed(problem, [(0, 3)], [0.3])
+    route = WsRr().bind(problem, placement).route(ONE, SystemState(placement.cache_bytes), 0.0)
+    assert route is not None
+    assert route.wait_s == 0.0
