@@ -72,39 +72,42 @@ def _measured(record: RequestRecord) -> dict[str, float]:
     return values
 
 
-def _assemble(queue_s: float, setup_s: float, first_s: float, rest_s: float, n_out: int) -> dict[str, float]:
+def _assemble(
+    queue_s: float, setup_s: float, first_s: float, rest_s: float | None, n_out: int
+) -> dict[str, float]:
+    """A request's metrics from its parts; ``rest_s`` is ``None`` if it did not complete."""
     ttft_s = queue_s + setup_s + first_s
-    values = {
-        "queue_s": queue_s,
-        "setup_s": setup_s,
-        "ttft_s": ttft_s,
-        "e2e_s": ttft_s + rest_s,
-        "per_token_s": (ttft_s + rest_s) / n_out,
-    }
-    if n_out > 1:
-        values["tpot_s"] = values["rest_s"] = rest_s / (n_out - 1)
+    values = {"queue_s": queue_s, "setup_s": setup_s, "ttft_s": ttft_s}
+    if rest_s is not None:
+        values["e2e_s"] = ttft_s + rest_s
+        values["per_token_s"] = values["e2e_s"] / n_out
+        if n_out > 1:
+            values["tpot_s"] = values["rest_s"] = rest_s / (n_out - 1)
     return values
 
 
 def _model(
     experiment: Experiment, record: RequestRecord, row: dict[str, Any], tokens: dict[int, float]
 ) -> dict[str, float]:
-    if record.status != "completed":
+    """Modelled wherever it is measured, so that both columns are about the same requests."""
+    if row["ttft_s"] is None:
         return {}
     setup_s = model_setup_s(experiment, record.client, record.chain)
     rest_s = sum(value for token, value in tokens.items() if token)
-    return _assemble(row["queue_s"], setup_s, tokens[0], rest_s, record.n_output_tokens)
+    whole_s = rest_s if record.status == "completed" else None
+    return _assemble(row["queue_s"], setup_s, tokens[0], whole_s, record.n_output_tokens)
 
 
 def _unqueued(
     experiment: Experiment, client: int, record: RequestRecord, row: dict[str, Any]
 ) -> dict[str, float]:
-    if record.status != "completed":
+    if row["ttft_s"] is None:
         return {}
     request = RequestSpec(client, record.n_input_tokens, record.n_output_tokens)
     first_s, all_s = service_s(experiment.problem, request, [Hop(*hop) for hop in record.chain])
     setup_s = model_setup_s(experiment, record.client, record.chain)
-    return _assemble(row["queue_s"], setup_s, first_s, all_s - first_s, record.n_output_tokens)
+    whole_s = all_s - first_s if record.status == "completed" else None
+    return _assemble(row["queue_s"], setup_s, first_s, whole_s, record.n_output_tokens)
 
 
 def stats(values: Any) -> dict[str, float | int | None]:

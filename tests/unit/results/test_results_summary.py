@@ -69,13 +69,16 @@ def test_every_request_of_the_scenario_is_counted_whatever_became_of_it(make_run
     run.serve(0, 0.0, CHAIN)
     run.arrive(1, 1.0)
     run.state(1, "failed", 5.0, {"reason": "no room within 4 s"})
-    run.serve(2, 2.0, CHAIN, n_tokens=2)
-    run.state(2, "interrupted", 6.0)
-    run.serve(3, 3.0, CHAIN, n_tokens=1)  # killed: nothing more in the log; request 4 never arrived
+    run.serve(2, 10.0, CHAIN, n_tokens=2)
+    run.state(2, "interrupted", 20.0)
+    run.serve(3, 20.0, CHAIN, n_tokens=1)  # killed: nothing more in the log; request 4 never arrived
     summary = finish(run)
     counts = {name: summary[name] for name in ("n_requests", "n_completed", "n_failed", "n_interrupted")}
     assert counts == {"n_requests": 5, "n_completed": 1, "n_failed": 1, "n_interrupted": 3}
-    assert summary["metrics"]["ttft_s"]["n"] == 3
+    for kind in ("metrics", "model", "model_unqueued"):  # the same requests in each
+        assert summary[kind]["ttft_s"]["n"] == 3
+        assert summary[kind]["ttft_s"]["mean"] == pytest.approx(1.22)
+        assert summary[kind]["e2e_s"]["n"] == 1
     assert summary["metrics"]["token_gap_s"]["n"] == 2 + 1
     text = summary_text(summary)
     assert "1 of 5 requests completed, 1 failed, 3 interrupted" in text
