@@ -32,8 +32,8 @@ class CacheAccount:
         """Set ``n_bytes`` aside. Raises ``NoCapacityError`` without room, ``KeyError`` if it holds some."""
         if session in self._reserved:
             raise KeyError(session)
-        # Relative slack: n sessions of capacity / n bytes each must fit in spite of rounding.
-        if self._used_bytes + n_bytes > self.capacity_bytes * (1 + 1e-12):
+        # The same relative slack as routing grants, so that rounding never refuses what it promised.
+        if self._used_bytes + n_bytes > self.capacity_bytes * (1 + 1e-9):
             raise NoCapacityError(
                 f"{n_bytes / 1e6:.1f} MB asked for, {(self.capacity_bytes - self._used_bytes) / 1e6:.1f} MB free"
             )
