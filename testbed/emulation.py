@@ -144,7 +144,7 @@ class Emulation:
             view = wiring.client_view(experiment, client, ends, self.network["delays_in_client"])
             try:
                 await self._peers[client].ask("connect", view)
-                if experiment.tcp_warm:
+                if experiment.tcp_warm and not self.network["delays_in_client"]:
                     await self._peers[client].ask("warm", n_bytes)
             except control.ControlError as error:
                 raise RunError(f"{client} cannot reach the servers: {error}") from error
