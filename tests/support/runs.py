@@ -1,0 +1,259 @@
+"""Whole runs for tests: the command as a subprocess, its processes, and what it leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pyarrow.parquet as pq
+import pytest
+
+COMMAND = str(Path(sys.executable).with_name("testbed"))
+
+FAST = ("--time-scale", "50", "--set", "workload.n_requests=3", "--set", "workload.n_output_tokens=4")
+FAST += ("--set", "workload.rate=2", "--no-report")
+"""A run of about two seconds, most of it starting and ending."""
+
+LONG = ("--time-scale", "20", "--set", "workload.n_requests=60", "--set", "workload.n_output_tokens=128")
+LONG += ("--set", "workload.rate=2", "--no-report")
+"""A run that is still serving when a test interferes: a session takes three seconds."""
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    """The rows of a Parquet file."""
+    return list(pq.read_table(path).to_pylist())
+
+
+def require(capability: str, missing: str | None) -> None:
+    """Skip by name what this machine cannot do; fail if it is among what must run here."""
+    if missing is None:
+        return
+    if os.environ.get("CI") == "true" or capability in os.environ.get("TESTBED_REQUIRE", "").split(","):
+        pytest.fail(f"{capability} must work here: {missing}")
+    pytest.skip(f"{capability}: {missing}")
+
+
+def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 20.0) -> Any:
+    """Poll until ``condition()`` is truthy and answer it; fail with ``what`` after ``timeout_s``."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"waited {timeout_s:g} s for: {what}"
+        time.sleep(0.005)
+    return value
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a finished command answered."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def run_dir(self) -> Path:
+        """The run directory that ``testbed up`` announced."""
+        return announced(self.stderr)[0]
+
+    def json(self) -> dict[str, Any]:
+        """The one JSON object on stdout."""
+        value = json.loads(self.stdout)
+        assert isinstance(value, dict)
+        return value
+
+
+def announced(stderr: str) -> list[Path]:
+    return [Path(line[4:]) for line in stderr.splitlines() if line.startswith("run /")]
+
+
+class Running:
+    """A command in progress; its output goes to files, so that it can be read at any time."""
+
+    def __init__(self, arguments: Sequence[str], folder: Path, env: Mapping[str, str]) -> None:
+        self._out, self._err = folder / "stdout", folder / "stderr"
+        with open(self._out, "wb") as out, open(self._err, "wb") as err:
+            self.process = subprocess.Popen(
+                list(arguments), stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=folder, env=dict(env)
+            )
+
+    @property
+    def stderr(self) -> str:
+        return self._err.read_text(encoding="utf-8")
+
+    def wait(self, timeout_s: float = 60.0) -> Outcome:
+        """The outcome. A command that takes longer is killed, and fails the test."""
+        try:
+            code = self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            pytest.fail(f"{self.process.args!r} did not end in {timeout_s:g} s; it said: {self.stderr}")
+        return Outcome(code, self._out.read_text(encoding="utf-8"), self.stderr)
+
+    def interrupt(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def run_dir(self) -> Path:
+        """The run directory, as soon as it is announced."""
+        return wait_until(lambda: announced(self.stderr) or self._ended(), "the run directory")[0]
+
+    def serving(self, n_tokens: int = 20) -> Path:
+        """The run directory, as soon as its logs hold so many tokens."""
+        run_dir = self.run_dir()
+        wait_until(lambda: len(logged_tokens(run_dir)) >= n_tokens or self._ended(), f"{n_tokens} tokens")
+        return run_dir
+
+    def says(self, text: str) -> None:
+        wait_until(lambda: text in self.stderr or self._ended(), repr(text))
+
+    def _ended(self) -> None:
+        assert self.process.poll() is None, f"ended with {self.process.returncode}: {self.stderr}"
+
+
+class Testbed:
+    """Runs ``testbed`` commands, each in a folder of its own below ``folder``."""
+
+    __test__ = False
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.runs = folder / "runs"
+        self._started: list[Running] = []
+
+    def start(
+        self, *arguments: str, env: Mapping[str, str] | None = None, wrapper: Sequence[str] = ()
+    ) -> Running:
+        folder = self.folder / f"command-{len(self._started)}"
+        folder.mkdir(parents=True)
+        running = Running([*wrapper, COMMAND, *arguments], folder, {**os.environ, **(env or {})})
+        self._started.append(running)
+        return running
+
+    def __call__(self, *arguments: str, timeout_s: float = 60.0, **options: Any) -> Outcome:
+        return self.start(*arguments, **options).wait(timeout_s)
+
+    def start_up(self, *arguments: str, **options: Any) -> Running:
+        """``testbed up ... --out`` this testbed's folder of runs."""
+        return self.start("up", *arguments, "--out", str(self.runs), **options)
+
+    def up(self, *arguments: str, timeout_s: float = 60.0, **options: Any) -> Outcome:
+        return self.start_up(*arguments, **options).wait(timeout_s)
+
+    def close(self) -> None:
+        """End what a failed test left running."""
+        for running in self._started:
+            if running.process.poll() is None:
+                running.kill()
+
+
+def processes(below: Path) -> dict[int, str]:
+    """Name by pid of every process of a run whose directory is ``below`` or under it."""
+    found: dict[int, str] = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):  # it has just ended
+            run = _run_of(entry)
+            if run is not None and run.is_relative_to(below):
+                found[int(entry.name)] = (entry / "comm").read_text().rstrip("\n")
+    return found
+
+
+def _run_of(entry: Path) -> Path | None:
+    for variable in (entry / "environ").read_bytes().split(b"\0"):
+        if variable.startswith(b"TESTBED_RUN="):
+            return Path(os.fsdecode(variable.partition(b"=")[2]))
+    return None
+
+
+def node_pid(run_dir: Path, name: str) -> int:
+    """The process of one node, as soon as it is there. The kernel keeps 15 characters of its name."""
+
+    def found() -> int | None:
+        return next((pid for pid, comm in processes(run_dir).items() if comm == f"tb:{name}"[:15]), None)
+
+    return int(wait_until(found, f"process of {name}"))
+
+
+def links() -> list[str]:
+    """The network devices of this namespace, without their numbers."""
+    text = subprocess.run(["ip", "-o", "link"], check=True, capture_output=True, text=True).stdout
+    return sorted(line.split(": ")[1] for line in text.splitlines())
+
+
+def namespaces(pids: Sequence[int]) -> set[str]:
+    """The network namespaces of these processes."""
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has just ended
+            found.add(str(Path(f"/proc/{pid}/ns/net").readlink()))
+    return found
+
+
+def all_namespaces() -> set[str]:
+    return namespaces([int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()])
+
+
+def logged_tokens(run_dir: Path) -> dict[tuple[int, int], tuple[float, int]]:
+    """(seconds, number of hops) by (request, token), straight from the clients' logs."""
+    tokens: dict[tuple[int, int], tuple[float, int]] = {}
+    for path in sorted((run_dir / "events").glob("*.log")):
+        unpacker = msgpack.Unpacker(strict_map_key=False)
+        unpacker.feed(path.read_bytes())
+        for record in unpacker:
+            if record[0] == "token":
+                _, request, token, ready_at_s, finished_at_s, hops = record
+                tokens[request, token] = (finished_at_s - ready_at_s, len(hops))
+    return tokens
+
+
+def tabled_tokens(run_dir: Path) -> dict[tuple[int, int], tuple[float, int]]:
+    """The same from ``hops.parquet``: the sum of the parts of every hop."""
+    tokens: dict[tuple[int, int], tuple[float, int]] = {}
+    for row in rows_of(run_dir / "hops.parquet"):
+        key = (row["request"], row["token"])
+        parts_s = row["hop_client_s"] + row["hop_network_s"] + row["hop_compute_s"]
+        total_s, count = tokens.get(key, (0.0, 0))
+        tokens[key] = (total_s + parts_s, count + 1)
+    return tokens
+
+
+def assert_tables_hold_the_whole_log(run_dir: Path) -> None:
+    """Every logged token is in the tables, with parts that add up to its time; the trace loads."""
+    logged, tabled = logged_tokens(run_dir), tabled_tokens(run_dir)
+    assert logged and set(logged) == set(tabled)
+    for key, (seconds, n_hops) in logged.items():
+        assert tabled[key][1] == n_hops
+        assert tabled[key][0] == pytest.approx(seconds, abs=1e-9)
+    done: dict[int, int] = {}
+    for request, _ in logged:
+        done[request] = done.get(request, 0) + 1
+    rows = {row["request"]: row["n_tokens_done"] for row in rows_of(run_dir / "requests.parquet")}
+    assert {request: n for request, n in rows.items() if n} == done
+    trace = json.loads((run_dir / "trace.json").read_text(encoding="utf-8"))
+    spans = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert sum(span["name"].startswith("token ") for span in spans) == len(logged)
+
+
+def assert_one_sentence(outcome: Outcome, *expected: str) -> None:
+    """Exit code 2, nothing on stdout, one line on stderr that holds every expected text."""
+    assert outcome.code == 2, outcome.stderr
+    assert outcome.stdout == ""
+    lines = [line for line in outcome.stderr.splitlines() if not line.startswith(("run /", "network "))]
+    assert len(lines) == 1, outcome.stderr
+    assert lines[0].startswith("testbed: ")
+    for text in expected:
+        assert text in lines[0], lines[0]

@@ -1,0 +1,79 @@
+"""Whole runs with real processes and namespaces; every test also proves that it left nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from netem.fabric import FabricBackend
+from netem.probe import try_in_child
+from tests.support.runs import FAST, Outcome, Testbed, links, processes, require, wait_until
+
+
+@pytest.fixture
+def testbed(tmp_path: Path) -> Iterator[Testbed]:
+    """The command, in a folder of this test's own. No process and no device may outlive the test."""
+    before = links()
+    testbed = Testbed(tmp_path)
+    yield testbed
+    testbed.close()
+    try:
+        wait_until(lambda: not processes(tmp_path), "the end of every process of the run", 2.0)
+    finally:
+        for pid in processes(tmp_path):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    assert links() == before
+
+
+@pytest.fixture(scope="session")
+def fabric() -> None:
+    """Skips the test, by name, where the fabric network does not work."""
+    require("fabric", try_in_child(FabricBackend.missing))
+
+
+@pytest.fixture(scope="session")
+def finished(fabric: None, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """One complete run of the proposed policies on fabric, with --json; not to be changed."""
+    testbed = Testbed(tmp_path_factory.mktemp("finished"))
+    return testbed.up("clustered", "--network", "fabric", "--json", "--slo", "ttft=60s", *FAST)
+
+
+@pytest.fixture
+def two_sites(tmp_path: Path) -> str:
+    """A scenario of three servers with a client at either site."""
+    path = tmp_path / "two-sites.toml"
+    path.write_text(TWO_SITES, encoding="utf-8")
+    return str(path)
+
+
+TWO_SITES = """
+seed = 3
+time_scale = 50
+model = { profile = "bloom-176b", n_blocks = 6 }
+servers = [
+    { hardware = "mig-1g", site = "Here", count = 2 },
+    { hardware = "a100", site = "There" },
+]
+clients = [{ site = "Here" }, { site = "There" }]
+
+[network]
+kind = "clusters"
+pairs = [
+    { sites = ["Here", "Here"], rtt = "5 ms", rate = "1 Gbit/s" },
+    { sites = ["There", "There"], rtt = "5 ms", rate = "1 Gbit/s" },
+    { sites = ["Here", "There"], rtt = "60 ms", rate = "100 Mbit/s" },
+]
+
+[workload]
+arrivals = "constant"
+rate = 2
+n_requests = 4
+n_input_tokens = 5
+n_output_tokens = 3
+"""

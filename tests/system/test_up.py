@@ -1,0 +1,224 @@
+"""A run that goes well: what it prints and what it leaves."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.runs import (
+    FAST,
+    Outcome,
+    Testbed,
+    all_namespaces,
+    assert_tables_hold_the_whole_log,
+    namespaces,
+    processes,
+    rows_of,
+    wait_until,
+)
+
+STATISTICS = {"mean", "std", "min", "p50", "p90", "p95", "p99", "max", "n"}
+REQUEST_METRICS = {"queue_s", "setup_s", "ttft_s", "tpot_s", "token_gap_s", "per_token_s", "rest_s", "e2e_s"}
+FASTEST_DECODE_S = 3.2197e-3
+"""Of one block, on the faster of the two servers' profiles."""
+HOP_METRICS = {"hop_compute_s", "hop_network_s", "hop_client_s"}
+
+
+def summary_of(run_dir: Path) -> dict[str, Any]:
+    return dict(json.loads((run_dir / "summary.json").read_text(encoding="utf-8")))
+
+
+def assert_complete(outcome: Outcome, n_requests: int = 3) -> dict[str, Any]:
+    """Exit code 0, every request completed, every token in the tables; answers the summary."""
+    assert outcome.code == 0, outcome.stderr
+    summary = summary_of(outcome.run_dir)
+    assert (summary["n_requests"], summary["n_completed"]) == (n_requests, n_requests)
+    assert_tables_hold_the_whole_log(outcome.run_dir)
+    return summary
+
+
+def test_a_run_on_fabric_completes_every_request_and_exits_0(finished: Outcome) -> None:
+    summary = assert_complete(finished)
+    assert summary["network"] == "fabric"
+    assert summary["n_failed"] == 0
+    assert summary["forwarder"]["packets"] > 0
+
+
+def test_json_is_one_object_on_stdout_and_messages_are_on_stderr(finished: Outcome) -> None:
+    assert finished.stdout.count("\n") == 1
+    assert finished.json() == summary_of(finished.run_dir)
+    messages = finished.stderr.splitlines()
+    assert len(messages) == 2
+    assert messages[0] == f"run {finished.run_dir}"
+    assert messages[1].startswith("network fabric (asked for); 10 nodes up in ")
+
+
+def test_the_run_directory_is_complete(finished: Outcome) -> None:
+    run_dir = finished.run_dir
+    for name in ("scenario.toml", "plan.json", "events.jsonl", "requests.parquet", "hops.parquet"):
+        assert (run_dir / name).stat().st_size > 0
+    plan = json.loads((run_dir / "plan.json").read_text())
+    nodes = [*plan["servers"], *plan["clients"]]
+    assert len(plan["placement"]["ranges"]) == 9
+    assert {path.stem for path in (run_dir / "logs").iterdir()} == {*nodes, "fabric", "launcher"}
+    assert {path.stem for path in (run_dir / "events").iterdir()} == set(plan["clients"])
+    events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+    assert [event["event"] for event in events] == ["network", "serving", "stopped"]
+    assert not list(run_dir.rglob("*.part")) and not list(run_dir.rglob("*.sock"))
+
+
+def test_the_summary_holds_what_others_script_against(finished: Outcome) -> None:
+    summary = finished.json()
+    assert (summary["compute"], summary["time_scale"]) == ("stub", 50)
+    assert summary["policy"]["placement"] == "cg-bp" and summary["policy"]["routing"] == "ws-rr"
+    for group, names in (("metrics", REQUEST_METRICS | HOP_METRICS), ("model", REQUEST_METRICS)):
+        assert names <= set(summary[group])
+        for name in names:
+            assert set(summary[group][name]) == STATISTICS
+            assert summary[group][name]["n"] > 0
+            assert summary[group][name]["min"] <= summary[group][name]["p50"] <= summary[group][name]["max"]
+    assert {"decision_s", "schedule_lag_s"} <= set(summary["metrics"])
+    for name in ("per_token_s", "ttft_s", "tpot_s", "token_gap_s", "e2e_s"):
+        assert set(summary["emulation_error"][name]) == {"mean_abs_ratio", "p99_abs_ratio"}
+    assert summary["metrics"]["token_gap_s"]["n"] == 3 * 3
+    assert summary["overhead_per_hop_s"] is not None
+    assert summary["startup_s"] > 0
+    assert summary["objectives"] == {"ttft": 60.0}
+    assert summary["goodput_rps"] > 0
+
+
+def test_the_trace_is_a_chrome_trace_whose_processes_are_sites(finished: Outcome) -> None:
+    trace = json.loads((finished.run_dir / "trace.json").read_text(encoding="utf-8"))
+    events = trace["traceEvents"]
+    sites = {e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "process_name"}
+    assert sites == {"Cluster0", "Cluster1", "Cluster2"}
+    spans = [e for e in events if e["ph"] == "X"]
+    assert spans and all(e["dur"] >= 0 and {"name", "pid", "tid", "ts"} <= set(e) for e in spans)
+    assert sum(e["name"].startswith("request ") for e in spans) == 3
+
+
+def test_report_rebuilds_the_same_tables_byte_by_byte(
+    finished: Outcome, testbed: Testbed, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(finished.run_dir, copy)
+    tables = ("requests.parquet", "hops.parquet", "trace.json")
+    for name in (*tables, "summary.json"):
+        (copy / name).unlink()
+    outcome = testbed("report", str(copy), "--json")
+    assert outcome.code == 0, outcome.stderr
+    for name in tables:
+        assert (copy / name).read_bytes() == (finished.run_dir / name).read_bytes()
+    expected = {**finished.json(), "objectives": {}}
+    assert outcome.json() == {**expected, "goodput_rps": outcome.json()["goodput_rps"]}
+    assert (copy / "report.html").stat().st_size > 0
+
+
+def test_the_same_seed_repeats_arrivals_and_another_changes_them(finished: Outcome, testbed: Testbed) -> None:
+    def arrivals(outcome: Outcome) -> list[float]:
+        return [row["arrival_at_s"] for row in rows_of(outcome.run_dir / "requests.parquet")]
+
+    same = testbed.up("clustered", "--network", "loopback", "--seed", "0", *FAST)
+    other = testbed.up("clustered", "--network", "loopback", "--seed", "1", *FAST)
+    assert_complete(same)
+    assert summary_of(assert_complete(other) and other.run_dir)["seed"] == 1
+    assert arrivals(same) == arrivals(finished)
+    assert arrivals(other) != arrivals(finished)
+
+
+def test_plain_output_is_a_table_on_stdout_and_a_report_is_written(testbed: Testbed) -> None:
+    fast = [argument for argument in FAST if argument != "--no-report"]
+    outcome = testbed.up("clustered", "--policy", "petals", "--network", "loopback", *fast)
+    summary = assert_complete(outcome)
+    assert outcome.stdout.startswith("clustered: 3 of 3 requests completed\n")
+    assert "placement petals, routing petals" in outcome.stdout
+    assert "least faithful" in outcome.stdout
+    assert summary["network"] == "loopback"
+    assert (outcome.run_dir / "report.html").stat().st_size > 0
+    assert {path.suffix for path in (outcome.run_dir / "figures").iterdir()} == {".png", ".pdf"}
+
+
+@pytest.mark.usefixtures("fabric")
+def test_petals_policies_with_their_published_overheads_run_on_fabric(testbed: Testbed) -> None:
+    settings = ("--set", "calibration.set=petals-scattered", "--policy", "petals")
+    summary = assert_complete(testbed.up("clustered", "--network", "fabric", *settings, *FAST))
+    assert summary["policy"]["placement"] == summary["policy"]["routing"] == "petals"
+    assert summary["calibration"]["set"] == "petals-scattered"
+    assert summary["network"] == "fabric"
+
+
+def test_session_setup_is_in_the_first_token_and_reported_without_it_too(testbed: Testbed) -> None:
+    settings = ("--set", "calibration.session_setup=true", "--set", "calibration.session_setup_proposed=3 s")
+    outcome = testbed.up("clustered", "--network", "loopback", *settings, *FAST)
+    summary = assert_complete(outcome)
+    assert summary["calibration"]["session_setup_s"] == 3.0
+    assert summary["metrics"]["setup_s"]["min"] >= 3.0
+    with_s = summary["metrics"]["ttft_s"]["mean"]
+    assert summary["without_session_setup"]["ttft_s"]["mean"] == pytest.approx(with_s - 3.0)
+    assert "session_setup adds 3 s to every first token" in outcome.stdout
+
+
+@pytest.mark.usefixtures("fabric")
+def test_clients_at_two_sites_share_the_servers_of_both(testbed: Testbed, two_sites: str) -> None:
+    outcome = testbed.up(two_sites, "--network", "fabric", "--no-report", "--set", "workload.n_requests=8")
+    summary = assert_complete(outcome, 8)
+    assert summary["scenario"] == "two-sites"
+    rows = rows_of(outcome.run_dir / "requests.parquet")
+    assert len({row["client"] for row in rows}) == 2
+    assert len(list((outcome.run_dir / "events").iterdir())) == 2
+
+
+def test_a_server_that_computes_serially_serves_gamma_arrivals_of_mixed_lengths(
+    testbed: Testbed, two_sites: str
+) -> None:
+    lengths = '{distribution="choice", values=[2, 5]}'
+    settings = [
+        "compute.serial=true",
+        "workload.arrivals=gamma",
+        "workload.shape=0.5",
+        "workload.n_requests=8",
+    ]
+    settings += [f"workload.n_input_tokens={lengths}", f"workload.n_output_tokens={lengths}"]
+    options = [part for setting in settings for part in ("--set", setting)]
+    outcome = testbed.up(two_sites, "--network", "loopback", "--no-report", *options)
+    assert_complete(outcome, 8)
+    rows = rows_of(outcome.run_dir / "requests.parquet")
+    assert {row["n_output_tokens"] for row in rows} == {2, 5}
+    assert [row["n_tokens_done"] for row in rows] == [row["n_output_tokens"] for row in rows]
+    gaps = {round(b["arrival_at_s"] - a["arrival_at_s"], 6) for a, b in itertools.pairwise(rows)}
+    assert len(gaps) == 7
+    by_server: dict[str, list[dict[str, Any]]] = {}
+    for row in sorted(rows_of(outcome.run_dir / "hops.parquet"), key=lambda row: row["departed_at_s"]):
+        by_server.setdefault(row["server"], []).append(row)
+    for steps in by_server.values():
+        for before, after in itertools.pairwise(steps):
+            # Half: a departure that is noted late takes from the time to the next.
+            alone_s = (after["last_block"] - after["first_block"]) * FASTEST_DECODE_S
+            assert after["departed_at_s"] - before["departed_at_s"] > alone_s / 2
+
+
+@pytest.mark.usefixtures("fabric")
+def test_two_runs_at_once_both_succeed_and_their_namespaces_go_with_them(
+    testbed: Testbed, two_sites: str
+) -> None:
+    runs = [testbed.start_up(two_sites, "--network", "fabric", "--no-report", "--hold") for _ in range(2)]
+    held: list[set[str]] = []
+    for run in runs:
+        run.says("holding")
+        pids = processes(run.run_dir())
+        assert sum(name.startswith("tb:") for name in pids.values()) >= 7
+        held.append(namespaces(list(pids)) - namespaces([run.process.pid]))
+    assert len(held[0]) >= 5 and not held[0] & held[1]
+    for run in runs:
+        run.interrupt()
+    outcomes = [run.wait() for run in runs]
+    assert len({outcome.run_dir for outcome in outcomes}) == 2
+    for outcome in outcomes:
+        assert outcome.code == 130
+        assert summary_of(outcome.run_dir)["n_completed"] == 4
+    wait_until(lambda: not (held[0] | held[1]) & all_namespaces(), "the end of the runs' namespaces", 5)
