@@ -10,15 +10,17 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from testbed.errors import RunError, TestbedError, UserError
+from testbed.errors import EXIT_INTERRUPTED, TestbedError, UserError
 
 app = typer.Typer(
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Networked emulation testbed for geographically distributed LLM inference.",
     epilog="Start with: testbed up clustered --time-scale 20",
 )
+
+# Typer has a copy of click inside, whose usage error is public only as the base of this one.
+_UsageError: Any = typer.BadParameter.__bases__[0]
 
 ScenarioArg = Annotated[
     str, typer.Argument(help="A scenario file, or the name of a shipped one (clustered).")
@@ -202,19 +204,20 @@ def _print(answer: dict[str, Any], text: Callable[[], str], as_json: bool) -> No
 def main() -> NoReturn:
     """Entry point: a user's mistake is one sentence on stderr and exit code 2."""
     try:
-        app(standalone_mode=True)
+        code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+    except _UsageError as error:
+        command = error.ctx.command_path if error.ctx else "testbed"
+        _fail(f"{error.format_message().rstrip('.')} (see `{command} --help`)", 2)
     except UserError as error:
         _fail(error, 2)
-    except RunError as error:
-        _fail(error, 1)
-    except BrokenPipeError:
-        sys.exit(0)
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(EXIT_INTERRUPTED)
     except TestbedError as error:
         _fail(error, 1)
-    sys.exit(0)
+    sys.exit(code)
 
 
-def _fail(error: Exception, code: int) -> NoReturn:
+def _fail(error: Exception | str, code: int) -> NoReturn:
     print(f"testbed: {error}", file=sys.stderr)
     sys.exit(code)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+EXIT_INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells count it: 128 and the signal's number."""
+
 
 class TestbedError(Exception):
     """Base of everything that the tool itself raises."""

@@ -14,7 +14,7 @@ import typer
 import uvloop
 
 from testbed.emulation import Emulation, run_emulation
-from testbed.errors import RunError, TestbedError, UserError
+from testbed.errors import EXIT_INTERRUPTED, RunError, TestbedError, UserError
 from testbed.experiment import Experiment
 from testbed.handle import LauncherHandle
 from testbed.live import LiveView
@@ -24,8 +24,6 @@ from testbed.results.slo import parse_slo
 from testbed.results.text import summary_text
 from testbed.rundir import make_run_dir
 from testbed.scenario import dump_toml
-
-EXIT_INTERRUPTED = 130
 
 
 def up_command(
