@@ -1,0 +1,91 @@
+"""Whole runs by an unprivileged user: no root, no capability, only user namespaces and /dev/net/tun.
+
+Where the tests run as root, they become another user inside a mount namespace of their own, in which
+that user can read this Python and open a TUN device, as on an ordinary desktop or server.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from netem.probe import probe_rootless
+from tests.support.runs import COMMAND, FAST, require
+
+_USER = 65534
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder that the unprivileged user may write (pytest's own belong to root alone)."""
+    path = Path(tempfile.mkdtemp(prefix="testbed-rootless-"))
+    path.chmod(0o777)
+    yield path
+    shutil.rmtree(path)
+
+
+def _closed_ancestor(path: Path) -> Path | None:
+    """The outermost folder above ``path`` that other users cannot enter."""
+    closed = [p for p in (path, *path.parents) if not p.stat().st_mode & stat.S_IXOTH]
+    return closed[-1] if closed else None
+
+
+def _as_user(folder: Path, arguments: list[str]) -> list[str]:
+    """A command line that runs ``testbed`` with ``arguments`` as an unprivileged user."""
+    command = [COMMAND, *arguments]
+    if os.geteuid() != 0:
+        return command
+    needed = sorted({Path(sys.base_prefix).resolve(), Path(sys.prefix).resolve(), _ROOT})
+    lines = ["set -e"]
+    closed = {}
+    for number, path in enumerate(needed):
+        ancestor = _closed_ancestor(path)
+        if ancestor is not None:
+            closed[path] = ancestor
+            lines += [f"mkdir {folder}/keep{number}", f"mount --bind {path} {folder}/keep{number}"]
+    lines += [f"mount -t tmpfs -o mode=755 tmpfs {ancestor}" for ancestor in sorted(set(closed.values()))]
+    for number, path in enumerate(needed):
+        if path in closed:
+            lines += [f"mkdir -p {path}", f"mount --bind {folder}/keep{number} {path}"]
+    lines += [
+        f"mknod {folder}/tun c 10 200",
+        f"chmod 666 {folder}/tun",
+        f"mount --bind {folder}/tun /dev/net/tun",
+        f"cd {folder}",
+        f"exec setpriv --reuid={_USER} --regid={_USER} --clear-groups env HOME={folder} {shlex.join(command)}",
+    ]
+    return ["unshare", "--mount", "sh", "-c", "\n".join(lines)]
+
+
+def test_an_unprivileged_user_runs_the_same_command_on_the_fabric_network(folder: Path) -> None:
+    require("rootless", probe_rootless())
+    arguments = ["up", "clustered", *FAST, "--network", "fabric", "--json", "--out", str(folder / "runs")]
+    done = subprocess.run(_as_user(folder, arguments), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert summary["network"] == "fabric"
+    assert summary["n_completed"] == 3
+    (run_dir,) = (folder / "runs").iterdir()
+    if os.geteuid() == 0:
+        assert run_dir.stat().st_uid == _USER
+
+
+def test_the_doctor_tells_an_unprivileged_user_that_no_root_is_needed(folder: Path) -> None:
+    require("rootless", probe_rootless())
+    done = subprocess.run(_as_user(folder, ["doctor", "--json"]), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    works = {row["name"]: row["works"] for row in json.loads(done.stdout)["capabilities"]}
+    assert works["rootless"] and works["network fabric"]
+    if os.geteuid() == 0:
+        assert not works["root"]

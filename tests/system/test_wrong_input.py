@@ -1,0 +1,93 @@
+"""A user's mistake ends as one sentence on stderr and exit code 2."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from netem.kernel import NetemBackend
+from netem.probe import try_in_child
+from tests.support.runs import FAST, Testbed, assert_one_sentence
+
+MISTAKES = {
+    "an unknown scenario": (("clusterd",), ("clusterd", "clustered")),
+    "a missing file": (("nowhere/mine.toml",), ("nowhere/mine.toml",)),
+    "an unknown key": (("clustered", "--set", "workload.rte=1"), ("workload.rte", "rate")),
+    "an unknown unit": (("clustered", "--set", "backoff.first=5 parsecs"), ("parsecs", "ms")),
+    "a negative time scale": (("clustered", "--time-scale", "-1"), ("time_scale",)),
+    "an override without a value": (
+        ("clustered", "--set", "workload.rate"),
+        ("--set workload.rate", "key.path=value"),
+    ),
+    "an unknown pair of policies": (("clustered", "--policy", "propsed"), ("propsed", "proposed")),
+    "an unknown placement": (("clustered", "--placement", "cgbp"), ("placement policy 'cgbp'", "'cg-bp'")),
+    "an unknown routing": (("clustered", "--routing", "wsrr"), ("routing policy 'wsrr'", "'ws-rr'")),
+    "a policy that cannot be imported": (("clustered", "--routing", "no_such:Thing"), ("no_such:Thing",)),
+    "a pair and a half of policies": (
+        ("clustered", "--policy", "petals", "--placement", "petals"),
+        ("--policy", "--placement"),
+    ),
+    "blocks that are not there yet": (("clustered", "--compute", "blocks"), ("blocks", "stub")),
+    "an unknown network": (("clustered", "--network", "fabrik"), ("fabrik", "fabric")),
+    "an unknown objective": (("clustered", "--slo", "ttf=5s"), ("--slo", "'ttf'", "ttft")),
+    "an objective without a unit": (("clustered", "--slo", "ttft=5"), ("--slo ttft", "5")),
+    "a site without a row": (("clustered", "--set", "clients.site=Mars"), ("Mars",)),
+    "servers that cannot hold the model": (
+        ("clustered", "--set", "servers.1.count=0"),
+        ("block", "on no server", "GB of memory", "would do"),
+    ),
+    "servers that cannot hold the model under petals": (
+        ("clustered", "--policy", "petals", "--set", "servers.1.count=0"),
+        ("block", "on no server", "GB of memory", "would do"),
+    ),
+    "a design concurrency that does not fit": (
+        ("clustered", "--set", "policy.design_concurrency=1000"),
+        ("|R| = 1000", "GB of memory", "|R| <= "),
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_sentence_and_exit_code_2(mistake: str, testbed: Testbed) -> None:
+    arguments, expected = MISTAKES[mistake]
+    outcome = testbed.up(*arguments)
+    assert_one_sentence(outcome, *expected)
+    assert not testbed.runs.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("up",), "Missing argument 'scenario'"),
+        (("up", "clustered", "--tme-scale", "2"), "--time-scale"),
+        (("up", "clustered", "--seed", "soon"), "'--seed'"),
+        (("upp", "clustered"), "'up'"),
+        (("report",), "Missing argument 'run'"),
+        (("links", "clustered", "--echoes", "1"), "'--echoes'"),
+        (("validate", "clustered", "petals"), "petals"),
+    ],
+)
+def test_a_wrong_command_line_is_one_sentence_too(
+    arguments: tuple[str, ...], expected: str, testbed: Testbed
+) -> None:
+    assert_one_sentence(testbed(*arguments), expected, "--help`")
+
+
+def test_an_out_folder_that_cannot_be_made_is_named(testbed: Testbed, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    outcome = testbed("up", "clustered", "--out", str(tmp_path / "file"), *FAST)
+    assert_one_sentence(outcome, str(tmp_path / "file"), "--out")
+
+
+def test_report_of_a_folder_that_is_no_run_says_so(testbed: Testbed, tmp_path: Path) -> None:
+    assert_one_sentence(testbed("report", str(tmp_path)), str(tmp_path), "not a run directory")
+
+
+def test_netem_works_or_says_how_to_get_it(testbed: Testbed) -> None:
+    missing = try_in_child(NetemBackend.missing)
+    outcome = testbed.up("clustered", "--network", "netem", *FAST)
+    if missing is None:
+        assert outcome.code == 0, outcome.stderr
+    else:
+        assert_one_sentence(outcome, "the netem network does not work here", "modprobe sch_netem")
