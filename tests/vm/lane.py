@@ -22,7 +22,29 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache" / "vm"
 DEBIAN_PACKAGES = "qemu-system-x86 linux-image-cloud-amd64 e2fsprogs busybox-static"
-PACKAGES = ["aiohttp", "aiohappyeyeballs", "aiosignal", "attr", "attrs", "frozenlist", "idna", "msgpack", "multidict", "propcache", "pyroute2", "uvloop", "yarl", "typing_extensions.py", "iniconfig", "packaging", "pluggy", "pygments", "pytest", "_pytest", "py.py"]
+PACKAGES = [
+    "aiohttp",
+    "aiohappyeyeballs",
+    "aiosignal",
+    "attr",
+    "attrs",
+    "frozenlist",
+    "idna",
+    "msgpack",
+    "multidict",
+    "propcache",
+    "pyroute2",
+    "uvloop",
+    "yarl",
+    "typing_extensions.py",
+    "iniconfig",
+    "packaging",
+    "pluggy",
+    "pygments",
+    "pytest",
+    "_pytest",
+    "py.py",
+]
 MODULES = ("veth", "tun", "sch_htb", "sch_netem", "cls_u32", "cls_bpf", "sch_ingress")
 CODE = ("netem", "nodes", "policies", "tests")
 _MARK = "@@status"
