@@ -33,7 +33,7 @@ def clean_command(out: Path) -> dict[str, Any]:
     for pid, run in _orphans():
         _end(pid)
         answer["processes"].append({"pid": pid, "run": str(run)})
-    for owner in sorted(out.glob(f"*/{OWNER}")) if out.is_dir() else []:
+    for owner in sorted([*out.glob(OWNER), *out.glob(f"*/{OWNER}")]):
         run = owner.parent
         if owner_alive(run):
             continue

@@ -37,7 +37,9 @@ TimeScaleOption = Annotated[
     float | None, typer.Option(help="Run so many times faster than life; times are reported scaled back.")
 ]
 SeedOption = Annotated[int | None, typer.Option(help="Overrides the scenario's seed.")]
-OutOption = Annotated[Path, typer.Option("--out", help="Folder for run directories.")]
+OutOption = Annotated[
+    Path | None, typer.Option("--out", help="The run directory; default runs/<scenario>-<time>.")
+]
 
 
 @app.command()
@@ -53,7 +55,7 @@ def up(
     time_scale: TimeScaleOption = None,
     seed: SeedOption = None,
     overrides: SetOption = None,
-    out: OutOption = Path("runs"),
+    out: OutOption = None,
     as_json: JsonOption = False,
     hold: Annotated[bool, typer.Option("--hold", help="Keep the testbed up after the workload.")] = False,
     slo: Annotated[str | None, typer.Option(help="Objectives for goodput, e.g. ttft=5s,tpot=1s.")] = None,
@@ -175,7 +177,10 @@ def doctor(as_json: JsonOption = False) -> None:
 
 
 @app.command()
-def clean(out: OutOption = Path("runs"), as_json: JsonOption = False) -> None:
+def clean(
+    out: Annotated[Path, typer.Option("--out", help="A run directory, or a folder of them.")] = Path("runs"),
+    as_json: JsonOption = False,
+) -> None:
     """Remove what killed runs left (processes, sockets) and complete their tables."""
     from testbed.clean import clean_command, clean_text
 

@@ -17,24 +17,32 @@ LINKS_PREFIX = "testbed-links-"
 """Name of the temporary folders of ``testbed links``."""
 
 
-def make_run_dir(parent: Path, name: str) -> Path:
-    """A new ``<name>-<time>`` folder below ``parent`` with its subfolders. Raises ``UserError``."""
+def make_run_dir(out: Path | None, name: str) -> Path:
+    """``out``, which must be new or empty, or else a new ``runs/<name>-<time>``; with its subfolders.
+
+    Raises ``UserError`` when it cannot be made.
+    """
     stamp = time.strftime("%Y%m%d-%H%M%S")
     for number in range(1000):
-        path = parent / (f"{name}-{stamp}" if not number else f"{name}-{stamp}-{number}")
+        path = out or Path("runs") / (f"{name}-{stamp}" if not number else f"{name}-{stamp}-{number}")
         try:
-            path.mkdir(parents=True)
+            if path.is_dir() and not any(path.iterdir()):
+                pass
+            else:
+                path.mkdir(parents=True)
             for folder in ("events", "logs"):
                 (path / folder).mkdir()
             claim(path)
         except FileExistsError:
+            if out is not None:
+                raise UserError(f"{out} holds something already; give a new folder with --out") from None
             continue
         except OSError as error:
             raise UserError(
                 f"cannot make the run directory {path}: {error.strerror}; choose another with --out"
             ) from error
         return path.resolve()
-    raise UserError(f"cannot find a free name for a run directory in {parent}")
+    raise UserError("cannot find a free name for a run directory in runs/")
 
 
 def claim(run_dir: Path) -> None:

@@ -27,7 +27,7 @@ from testbed.scenario import dump_toml
 
 
 def up_command(
-    experiment: Experiment, out: Path, *, as_json: bool, hold: bool, slo: str | None, report: bool
+    experiment: Experiment, out: Path | None, *, as_json: bool, hold: bool, slo: str | None, report: bool
 ) -> int:
     """Run ``experiment``; answers the exit code: 0 only when every request completed."""
     objectives = parse_slo(slo) if slo else None
@@ -42,6 +42,7 @@ def up_command(
     if not any((run_dir / "events").iterdir()):
         if error is not None:
             raise error
+        _say(f"interrupted before any session; logs are in {run_dir}")
         return EXIT_INTERRUPTED
     summary = _finish(run_dir, experiment, objectives, report)
     typer.echo(json.dumps(summary) if as_json else summary_text(summary))

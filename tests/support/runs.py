@@ -132,6 +132,7 @@ class Testbed:
         self.folder = folder
         self.runs = folder / "runs"
         self._started: list[Running] = []
+        self._count = 0
 
     def start(
         self, *arguments: str, env: Mapping[str, str] | None = None, wrapper: Sequence[str] = ()
@@ -147,7 +148,9 @@ class Testbed:
 
     def start_up(self, *arguments: str, **options: Any) -> Running:
         """``testbed up ... --out`` this testbed's folder of runs."""
-        return self.start("up", *arguments, "--out", str(self.runs), **options)
+        self._count += 1
+        out = str(self.runs / f"run-{self._count}")
+        return self.start("up", *arguments, "--out", out, **options)
 
     def up(self, *arguments: str, timeout_s: float = 60.0, **options: Any) -> Outcome:
         return self.start_up(*arguments, **options).wait(timeout_s)
