@@ -1,0 +1,49 @@
+"""Machines that lack something: one sentence that says how to get it, and a fallback that works."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.support.runs import FAST, Testbed
+
+WITHOUT_TUN = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs /dev/net && exec "$@"', "sh")
+WITHOUT_PRIVILEGES = ("setpriv", "--bounding-set=-all", "--inh-caps=-all")
+"""Root in name only: it may neither make namespaces nor map itself into a user namespace."""
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="takes privileges away, so needs to be root")
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "words"),
+    [(WITHOUT_TUN, "/dev/net/tun does not exist"), (WITHOUT_PRIVILEGES, "network namespaces cannot be made")],
+    ids=["no TUN", "no privileges"],
+)
+def test_a_network_that_cannot_work_here_is_refused_with_what_to_do(
+    testbed: Testbed, wrapper: tuple[str, ...], words: str
+) -> None:
+    outcome = testbed.up("clustered", *FAST, "--network", "fabric", wrapper=wrapper)
+    assert outcome.code == 2
+    last = outcome.stderr.strip().splitlines()[-1]
+    assert last.startswith("testbed: the fabric network does not work here: ")
+    assert words in last
+    assert "Traceback" not in outcome.stderr
+
+
+@pytest.mark.parametrize("wrapper", [WITHOUT_TUN, WITHOUT_PRIVILEGES], ids=["no TUN", "no privileges"])
+def test_auto_falls_back_to_loopback_and_says_why(testbed: Testbed, wrapper: tuple[str, ...]) -> None:
+    outcome = testbed.up("clustered", *FAST, "--json", wrapper=wrapper)
+    assert outcome.code == 0, outcome.stderr
+    assert outcome.json()["network"] == "loopback"
+    assert "network loopback (no netem as " in outcome.stderr
+    assert "; no fabric as " in outcome.stderr
+
+
+def test_the_doctor_says_what_is_missing(testbed: Testbed) -> None:
+    outcome = testbed("doctor", "--json", wrapper=WITHOUT_TUN)
+    assert outcome.code == 0
+    rows = {row["name"]: row for row in outcome.json()["capabilities"]}
+    assert not rows["tun"]["works"]
+    assert "modprobe tun" in rows["tun"]["detail"]
+    assert rows["network loopback"]["works"]
