@@ -11,6 +11,7 @@ from policies.interfaces import Router
 from policies.problem import Hop, Placement, Problem, RequestSpec, service_s
 from policies.state import SystemState
 from testbed.experiment import Calibration, RequestPlan
+from testbed.placing import policy_code
 
 
 class Coordinator:
@@ -44,14 +45,15 @@ class Coordinator:
     def route(self, index: int) -> dict[str, Any] | None:
         """The chain for request ``index`` now: ``{hops, wait_s, decision_s}``, ``None`` if there is none.
 
-        Raises ``policies.problem.PolicyError`` when a policy answers a chain that breaks a rule.
+        Raises ``policies.problem.PolicyError`` when a policy fails or answers a chain that breaks a rule.
         """
         plan = self._requests[index]
         request = RequestSpec(plan.client, plan.n_input_tokens, plan.n_output_tokens)
         now_s = self._now_s()
         self._state.close(index)
         started_at = time.perf_counter()
-        route = self._router.route(request, self._state, now_s)
+        with policy_code("routing", self._routing_name):
+            route = self._router.route(request, self._state, now_s)
         decision_s = time.perf_counter() - started_at
         self.decisions_s.append(decision_s)
         if route is None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from policies.checks import check_placement
 from policies.interfaces import Router
@@ -22,15 +26,32 @@ class PlacedExperiment:
     decision_s: float
 
 
+@contextmanager
+def policy_code(kind: str, name: str) -> Iterator[None]:
+    """Runs a policy's code: whatever it raises becomes a ``PolicyError`` that names it and the place."""
+    try:
+        yield
+    except PolicyError:
+        raise
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise PolicyError(
+            f"{kind} policy {name} failed at {Path(frame.filename).name}:{frame.lineno} with "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
 def place_experiment(experiment: Experiment) -> PlacedExperiment:
     """Place the blocks. Raises ``UserError`` with the policy's reason."""
     started_at = time.perf_counter()
     try:
-        placement = resolve_placement(experiment.placement).place(
-            experiment.problem, experiment.design_concurrency
-        )
-        check_placement(experiment.problem, placement)
-        router = resolve_routing(experiment.routing).bind(experiment.problem, placement)
+        policy = resolve_placement(experiment.placement)
+        with policy_code("placement", experiment.placement):
+            placement = policy.place(experiment.problem, experiment.design_concurrency)
+        check_placement(experiment.problem, placement, experiment.placement)
+        routing = resolve_routing(experiment.routing)
+        with policy_code("routing", experiment.routing):
+            router = routing.bind(experiment.problem, placement)
     except PolicyError as error:
         raise UserError(str(error)) from error
     return PlacedExperiment(placement, router, time.perf_counter() - started_at)
