@@ -78,7 +78,9 @@ def test_a_full_disk_ends_the_run_with_a_message_and_earlier_rows_stay(
     require("mount namespaces", _missing([*namespace, "true"]))
     small, kept = tmp_path / "small", tmp_path / "kept"
     small.mkdir()
-    script = 'mount -t tmpfs -o size=200k none "$1" && "${@:3}" --out "$1/run"; c=$?; cp -a "$1" "$2"; exit $c'
+    script = (
+        'mount -t tmpfs -o size=200k none "$1" && "${@:3}" --out "$1/run"; c=$?; cp -a "$1" "$2"; exit $c'
+    )
     outcome = testbed(
         *("up", "clustered", "--network", "loopback", *LONG),
         wrapper=[*namespace, "bash", "-c", script, "bash", str(small), str(kept)],

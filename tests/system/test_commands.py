@@ -1,0 +1,139 @@
+"""The other commands: what they print for people and for scripts."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.support.runs import FAST, Testbed, rows_of, wait_until
+
+COMMANDS = ("up", "show", "validate", "scenarios", "policies", "links", "doctor", "clean", "report")
+
+
+@pytest.mark.parametrize("command", ("", *COMMANDS))
+def test_help_is_on_stdout_with_exit_code_0(command: str, testbed: Testbed) -> None:
+    outcome = testbed(*command.split(), "--help")
+    assert (outcome.code, outcome.stderr) == (0, "")
+    assert "Usage: testbed" in outcome.stdout
+    if not command:
+        assert all(name in outcome.stdout for name in COMMANDS)
+
+
+def test_show_prints_a_scenario_that_loads_again_to_the_same(testbed: Testbed, tmp_path: Path) -> None:
+    first = testbed("show", "clustered", "--set", "workload.rate=0.5")
+    assert first.code == 0, first.stderr
+    path = tmp_path / "clustered.toml"
+    path.write_text(first.stdout, encoding="utf-8")
+    assert testbed("show", str(path)).stdout == first.stdout
+    document = testbed("show", str(path), "--json").json()
+    assert document["workload"]["rate"] == 0.5
+    assert document["resolved"] is True
+
+
+def test_a_stored_scenario_repeats_its_run(testbed: Testbed) -> None:
+    first = testbed.up("clustered", "--network", "loopback", *FAST)
+    again = testbed.up(str(first.run_dir / "scenario.toml"), "--network", "loopback", "--no-report")
+    assert (first.code, again.code) == (0, 0), again.stderr
+    requests = [rows_of(outcome.run_dir / "requests.parquet") for outcome in (first, again)]
+    for name in ("arrival_at_s", "n_output_tokens", "chain"):
+        assert [row[name] for row in requests[0]] == [row[name] for row in requests[1]]
+
+
+def test_validate_checks_a_scenario_and_its_placement(testbed: Testbed) -> None:
+    outcome = testbed("validate", "clustered", "--json")
+    assert outcome.code == 0, outcome.stderr
+    answer = outcome.json()
+    assert (answer["valid"], answer["n_servers"], answer["n_clients"]) == (True, 9, 1)
+    assert answer["n_requests"] == 100
+    assert testbed("validate", "clustered").stdout.startswith("clustered: valid; 9 servers")
+
+
+def test_scenarios_and_policies_are_listed_with_a_line_each(testbed: Testbed) -> None:
+    scenarios = testbed("scenarios", "--json").json()["scenarios"]
+    assert "clustered" in {row["name"] for row in scenarios}
+    policies = testbed("policies", "--json").json()["policies"]
+    named = {(row["kind"], row["name"]) for row in policies}
+    assert {("pair", "petals"), ("pair", "proposed"), ("placement", "cg-bp"), ("routing", "ws-rr")} <= named
+    assert all(row["summary"] for row in policies)
+    assert len(testbed("policies").stdout.splitlines()) == len(policies)
+
+
+def test_doctor_says_what_works_and_how_to_get_the_rest(testbed: Testbed) -> None:
+    rows = testbed("doctor", "--json").json()["capabilities"]
+    names = {row["name"] for row in rows}
+    assert {"root", "namespaces", "rootless", "tun", "htb", "netem-qdisc", "gpu"} <= names
+    assert {f"network {name}" for name in ("netem", "fabric", "loopback", "auto")} <= names
+    assert all(row["detail"] for row in rows)
+    assert len(testbed("doctor").stdout.splitlines()) == len(rows)
+
+
+@pytest.mark.parametrize("network", ["fabric", "loopback"])
+def test_links_measures_both_directions_of_a_pair(network: str, testbed: Testbed, fabric: None) -> None:
+    outcome = testbed(
+        *("links", "clustered", "--network", network, "--pairs", "1", "--echoes", "5", "--json"),
+        *("--time-scale", "10"),
+    )
+    assert outcome.code == 0, outcome.stderr
+    answer = outcome.json()
+    assert answer["network"] == network
+    there, back = answer["pairs"]
+    assert (there["from"], there["to"]) == (back["to"], back["from"])
+    for row in (there, back):
+        assert row["rtt_ms"]["requested"] == pytest.approx(100)
+        assert 95 < row["rtt_ms"]["p50"] <= row["rtt_ms"]["p99"]
+        assert row["rate_mbps"]["requested"] == pytest.approx(100)
+        assert 0 < row["rate_mbps"]["achieved"] < 110
+
+
+def test_links_prints_a_table_for_people_and_leaves_no_folder(testbed: Testbed, tmp_path: Path) -> None:
+    outcome = testbed(
+        *(
+            "links",
+            "clustered",
+            "--network",
+            "loopback",
+            "--pairs",
+            "1",
+            "--echoes",
+            "2",
+            "--time-scale",
+            "20",
+        ),
+        env={"TMPDIR": str(tmp_path)},
+    )
+    assert outcome.code == 0, outcome.stderr
+    assert "Mbit/s asked" in outcome.stdout
+    assert not list(tmp_path.glob("testbed-links-*"))
+
+
+def test_links_interrupted_exits_130_and_leaves_no_folder(testbed: Testbed, tmp_path: Path) -> None:
+    run = testbed.start("links", "clustered", "--network", "loopback", env={"TMPDIR": str(tmp_path)})
+    wait_until(lambda: list(tmp_path.glob("testbed-links-*/control.sock")), "the measurement")
+    run.interrupt()
+    outcome = run.wait(10)
+    assert outcome.code == 130
+    assert "Traceback" not in outcome.stderr
+    assert not list(tmp_path.glob("testbed-links-*"))
+
+
+def test_auto_takes_what_the_doctor_promises_to_a_process_without_capabilities(testbed: Testbed) -> None:
+    # The kernel lets root without capabilities make no user namespace that maps root.
+    drop = (
+        ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"] if os.geteuid() == 0 else []
+    )
+    rows = {row["name"]: row for row in testbed("doctor", "--json", wrapper=drop).json()["capabilities"]}
+    outcome = testbed.up("clustered", "--json", *FAST, wrapper=drop)
+    assert outcome.code == 0, outcome.stderr
+    assert outcome.json()["n_completed"] == 3
+    chosen = outcome.json()["network"]
+    assert rows["network auto"]["detail"] == f"takes {chosen}"
+    assert rows[f"network {chosen}"]["works"]
+    events = (outcome.run_dir / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    why = json.loads(events[0])["why"]
+    assert f"network {chosen} ({why})" in outcome.stderr
+    assert all(
+        f"no {name} as " in why for name in ("netem", "fabric") if not rows[f"network {name}"]["works"]
+    )
