@@ -44,7 +44,12 @@ def up_command(
             raise error
         _say(f"interrupted before any session; logs are in {run_dir}")
         return EXIT_INTERRUPTED
-    summary = _finish(run_dir, experiment, objectives, report)
+    try:
+        summary = _finish(run_dir, experiment, objectives, report)
+    except RunError:
+        if error is not None:
+            _say(f"testbed: {error}")
+        raise
     typer.echo(json.dumps(summary) if as_json else summary_text(summary))
     if error is not None:
         raise error
@@ -71,7 +76,12 @@ async def _emulate(
     hold: bool,
     announce: Callable[[str], None],
 ) -> tuple[TestbedError | None, bool]:
-    (run_dir / "scenario.toml").write_text(dump_toml(experiment), encoding="utf-8")
+    try:
+        (run_dir / "scenario.toml").write_text(dump_toml(experiment), encoding="utf-8")
+    except OSError as full:
+        raise RunError(
+            f"cannot write to {run_dir}: {full.strerror}; make room, or choose another --out"
+        ) from full
     emulation = Emulation(experiment, placed, run_dir, LauncherHandle(run_dir))
     loop = asyncio.get_running_loop()
     interrupted = asyncio.Event()
