@@ -67,32 +67,39 @@ def test_what_dies_while_serving_is_named_and_the_rows_before_it_stay(name: str,
     assert summary["n_completed"] < summary["n_requests"]
 
 
-def test_a_full_disk_ends_the_run_with_a_message_and_earlier_rows_stay(
-    testbed: Testbed, tmp_path: Path
-) -> None:
-    def attempt() -> None:
-        unshare(CLONE_NEWNS)
-
-    rootless = try_in_child(attempt) is not None
+def up_on_a_small_disk(testbed: Testbed, size: str, folder: Path) -> Outcome:
+    """A run whose directory has only so much space; what is left of it is ``folder / "kept"``."""
+    rootless = try_in_child(lambda: unshare(CLONE_NEWNS)) is not None
     namespace = ["unshare", "--mount", *(["--user", "--map-root-user"] if rootless else [])]
     require("mount namespaces", _missing([*namespace, "true"]))
-    small, kept = tmp_path / "small", tmp_path / "kept"
-    small.mkdir()
-    script = (
-        'mount -t tmpfs -o size=200k none "$1" && "${@:3}" --out "$1/run"; c=$?; cp -a "$1" "$2"; exit $c'
-    )
-    outcome = testbed(
+    (folder / "small").mkdir()
+    script = """
+        mount -t tmpfs -o size=$0 none "$1" && "${@:3}" --out "$1/run"
+        code=$?; cp -a "$1/run" "$2"; exit $code
+    """
+    return testbed(
         *("up", "clustered", "--network", "loopback", *LONG),
-        wrapper=[*namespace, "bash", "-c", script, "bash", str(small), str(kept)],
+        wrapper=[*namespace, "bash", "-c", script, size, str(folder / "small"), str(folder / "kept")],
     )
-    assert_broken(outcome, "space left")
-    run_dir = kept / "run"
-    logged = logged_tokens(run_dir)
-    assert len(logged) > 20
-    again = testbed("report", str(run_dir), "--json")
+
+
+def test_a_disk_that_gets_full_ends_the_run_with_a_message_and_earlier_rows_stay(
+    testbed: Testbed, tmp_path: Path
+) -> None:
+    outcome = up_on_a_small_disk(testbed, "200k", tmp_path)
+    assert_broken(outcome, "No space left", "the logs are intact: make room, then `testbed report ")
+    assert "client-0: no space left" in outcome.stderr.splitlines()[-2]
+    kept = tmp_path / "kept"
+    assert len(logged_tokens(kept)) > 20
+    again = testbed("report", str(kept), "--json")
     assert again.code == 0, again.stderr
     assert again.json()["dropped_log_bytes"] == 0
-    assert_tables_hold_the_whole_log(run_dir)
+    assert_tables_hold_the_whole_log(kept)
+
+
+@pytest.mark.parametrize("size", ["4k", "8k", "12k"])
+def test_a_disk_that_is_full_from_the_start_is_a_message(size: str, testbed: Testbed, tmp_path: Path) -> None:
+    assert_broken(up_on_a_small_disk(testbed, size, tmp_path), "No space left")
 
 
 def _missing(command: list[str]) -> str | None:
