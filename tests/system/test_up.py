@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import os
+import pty
 import shutil
+import subprocess
+import termios
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.runs import (
+    COMMAND,
     FAST,
     Outcome,
     Testbed,
@@ -221,3 +227,26 @@ def test_two_runs_at_once_both_succeed_and_their_namespaces_go_with_them(
         assert outcome.code == 130
         assert summary_of(outcome.run_dir)["n_completed"] == 4
     wait_until(lambda: not (held[0] | held[1]) & all_namespaces(), "the end of the runs' namespaces", 5)
+
+
+def test_progress_is_shown_on_a_terminal(testbed: Testbed, tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (40, 150))
+    with open(tmp_path / "stdout", "wb") as plain:
+        process = subprocess.Popen(
+            [COMMAND, "up", "clustered", "--network", "loopback", *FAST, "--out", str(tmp_path / "run")],
+            stdin=subprocess.DEVNULL,
+            stdout=plain,
+            stderr=theirs,
+            env={**os.environ, "TERM": "xterm"},
+        )
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # the end of a terminal
+        while part := os.read(ours, 4096):
+            shown += part
+    os.close(ours)
+    assert process.wait(10) == 0, shown
+    for text in (b"serving", b"/3 done", b"tokens/s", b"TTFT"):
+        assert text in shown
+    assert (tmp_path / "stdout").read_text().startswith("clustered: 3 of 3 requests completed\n")
