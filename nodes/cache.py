@@ -34,9 +34,8 @@ class CacheAccount:
             raise KeyError(session)
         # The same relative slack as routing grants, so that rounding never refuses what it promised.
         if self._used_bytes + n_bytes > self.capacity_bytes * (1 + 1e-9):
-            raise NoCapacityError(
-                f"{n_bytes / 1e6:.1f} MB asked for, {(self.capacity_bytes - self._used_bytes) / 1e6:.1f} MB free"
-            )
+            free_bytes = max(0.0, self.capacity_bytes - self._used_bytes)
+            raise NoCapacityError(f"{n_bytes / 1e6:.1f} MB asked for, {free_bytes / 1e6:.1f} MB free")
         self._reserved[session] = n_bytes
         self._used_bytes += n_bytes
 

@@ -42,6 +42,11 @@ _SHAPES: dict[str, tuple[type, ...]] = {
     "close": (int, str),
     "ping": (int, bytes),
 }
+_ANSWER_SHAPES: dict[str, tuple[type, ...]] = {
+    "ok": (int,),
+    "out": (int, float, float, bytes),
+    "error": (int, str, str),
+}
 _MAX_NAME = 128
 
 
@@ -66,9 +71,11 @@ def unpack_request(data: bytes) -> list[Any]:
     """
     frame = _unpack(data)
     kind = frame[0]
-    shape = _SHAPES.get(kind) if isinstance(kind, str) else None
+    if not isinstance(kind, str):  # not shown: the text of a deeply nested value can exhaust the stack
+        raise FrameError(BAD_FRAME, f"a frame starts with its kind, not with a {type(kind).__name__}")
+    shape = _SHAPES.get(kind)
     if shape is None:
-        raise FrameError(BAD_FRAME, f"unknown kind of frame {str(kind)[:40]!r}")
+        raise FrameError(BAD_FRAME, f"unknown kind of frame {kind[:40]!r}")
     request_id = frame[1] if len(frame) > 1 and type(frame[1]) is int else -1
     if len(frame) != len(shape) + 1:
         raise FrameError(BAD_FRAME, f"{kind!r} takes {len(shape)} fields, not {len(frame) - 1}", request_id)
@@ -87,8 +94,11 @@ def unpack_request(data: bytes) -> list[Any]:
 def unpack_answer(data: bytes) -> list[Any]:
     """An answer frame. Raises ``FrameError`` if it is none."""
     frame = _unpack(data)
-    if frame[0] not in ("ok", "out", "error") or len(frame) < 2 or type(frame[1]) is not int:
+    shape = _ANSWER_SHAPES.get(frame[0]) if isinstance(frame[0], str) else None
+    if shape is None or len(frame) != len(shape) + 1:
         raise FrameError(BAD_FRAME, "not an answer frame")
+    if not all(isinstance(value, wanted) for value, wanted in zip(frame[1:], shape, strict=True)):
+        raise FrameError(BAD_FRAME, f"{frame[0]!r} has a field of another type")
     return frame
 
 
