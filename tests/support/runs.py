@@ -25,7 +25,7 @@ FAST += ("--set", "workload.rate=2", "--no-report")
 """A run of about two seconds, most of it starting and ending."""
 
 LONG = ("--time-scale", "20", "--set", "workload.n_requests=60", "--set", "workload.n_output_tokens=128")
-LONG += ("--set", "workload.rate=2", "--no-report")
+LONG += ("--set", "workload.rate=0.5", "--no-report")
 """A run that is still serving when a test interferes: a session takes three seconds."""
 
 
