@@ -16,6 +16,8 @@ from typing import Any
 import msgpack
 
 _ASK, _ANSWER, _FAIL, _TELL = range(4)
+_FORMS = [[4, _ASK], [3, _ANSWER], [3, _FAIL], [3, _TELL]]
+"""Length and first element of every message."""
 MAX_MESSAGE_BYTES = 256 * 1024**2
 _MAX_SOCKET_PATH = 100
 
@@ -39,6 +41,16 @@ def _short_path(path: Path) -> Any:
         os.close(folder)
 
 
+def _unpack(body: bytes) -> list[Any]:
+    try:
+        message = msgpack.unpackb(body, strict_map_key=False)
+    except ValueError as error:  # what msgpack's errors have in common
+        raise ControlError(f"a control message that is not msgpack: {error}") from error
+    if not isinstance(message, list) or [len(message), *message[:1]] not in _FORMS:
+        raise ControlError("a control message of an unknown form")
+    return message
+
+
 class Peer:
     """One end of a control connection. ``handlers`` maps a method to a coroutine function."""
 
@@ -56,13 +68,16 @@ class Peer:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self) -> None:
-        """Handle messages until the other side is gone; then every pending ``ask`` fails."""
+        """Handle messages until the other side is gone; then every pending ``ask`` fails.
+
+        Raises ``ControlError`` when the other side does not speak the protocol.
+        """
         try:
             while True:
                 size = int.from_bytes(await self._reader.readexactly(4), "big")
                 if size > MAX_MESSAGE_BYTES:
                     raise ControlError(f"a control message of {size} bytes")
-                self._dispatch(msgpack.unpackb(await self._reader.readexactly(size), strict_map_key=False))
+                self._dispatch(_unpack(await self._reader.readexactly(size)))
         except (asyncio.IncompleteReadError, ConnectionError):
             return
         finally:
@@ -91,13 +106,12 @@ class Peer:
         method, params = message[-2], message[-1]
         try:
             result = await self.handlers[method](*params)
+            if kind == _ASK:
+                self._send([_ANSWER, message[1], result])
         except Exception as error:
             if kind == _TELL:
                 raise
             self._send([_FAIL, message[1], f"{type(error).__name__}: {error}"])
-        else:
-            if kind == _ASK:
-                self._send([_ANSWER, message[1], result])
 
     def _send(self, message: list[Any]) -> None:
         if self._writer.is_closing():
@@ -113,8 +127,8 @@ class Peer:
         """Call ``method`` on the other side. Raises ``ControlError`` if it fails there."""
         self._next_id += 1
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting[self._next_id] = future
         self._send([_ASK, self._next_id, method, params])
+        self._waiting[self._next_id] = future
         return await future
 
     def close(self) -> None:
