@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from nodes import control
+from nodes.control import ControlError, Handler, Peer
+
+
+@contextlib.asynccontextmanager
+async def pair(
+    path: Path, node: dict[str, Handler], orchestrator: dict[str, Handler]
+) -> AsyncIterator[list[Peer]]:
+    """(node, orchestrator): both ends of a control connection, serving."""
+    accepted: asyncio.Future[Peer] = asyncio.get_running_loop().create_future()
+
+    async def accept(peer: Peer) -> None:
+        peer.handlers = orchestrator
+        accepted.set_result(peer)
+        await peer.serve()
+
+    listener = await control.listen(path, accept)
+    peer = await control.connect(path, node)
+    serving = asyncio.ensure_future(peer.serve())
+    try:
+        async with asyncio.timeout(10):
+            yield [peer, await accepted]
+    finally:
+        peer.close()
+        await serving
+        listener.close()
+
+
+async def test_either_side_asks_and_gets_its_own_answer(tmp_path: Path) -> None:
+    async def double(value: int) -> int:
+        for _ in range(value % 3):  # answers come in another order than the questions
+            await asyncio.sleep(0)
+        return 2 * value
+
+    async def join(*parts: str) -> dict[int, list[str]]:
+        return {1: list(parts)}
+
+    async with pair(tmp_path / "s", {"join": join}, {"double": double}) as (node, orchestrator):
+        assert await asyncio.gather(*(node.ask("double", i) for i in range(30))) == list(range(0, 60, 2))
+        assert await orchestrator.ask("join", "a", "b") == {1: ["a", "b"]}
+
+
+async def test_what_is_told_arrives_in_order(tmp_path: Path) -> None:
+    heard: list[int] = []
+    everything = asyncio.Event()
+
+    async def hear(value: int) -> None:
+        heard.append(value)
+        if value == 99:
+            everything.set()
+
+    async with pair(tmp_path / "s", {}, {"hear": hear}) as (node, _):
+        for value in range(100):
+            node.tell("hear", value)
+        await everything.wait()
+    assert heard == list(range(100))
+
+
+async def test_an_error_on_the_other_side_is_the_askers_error_and_ends_nothing_else(tmp_path: Path) -> None:
+    async def fail() -> None:
+        raise ValueError("no such server")
+
+    async def fine() -> str:
+        return "fine"
+
+    async def unsendable() -> object:
+        return object()
+
+    async with pair(tmp_path / "s", {}, {"fail": fail, "fine": fine, "unsendable": unsendable}) as (node, _):
+        with pytest.raises(ControlError, match=r"^ValueError: no such server$"):
+            await node.ask("fail")
+        with pytest.raises(ControlError, match="KeyError: 'nothing'"):
+            await node.ask("nothing")
+        with pytest.raises(ControlError, match="TypeError"):
+            await node.ask("fine", "an argument too many")
+        with pytest.raises(ControlError, match="TypeError"):
+            await node.ask("unsendable")
+        assert await node.ask("fine") == "fine"
+
+
+async def test_a_closed_connection_fails_what_is_pending_and_takes_no_more(tmp_path: Path) -> None:
+    asked = asyncio.Event()
+
+    async def never() -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    async with pair(tmp_path / "s", {}, {"never": never}) as (node, orchestrator):
+        pending = [asyncio.ensure_future(node.ask("never")) for _ in range(3)]
+        await asked.wait()
+        orchestrator.close()
+        for future in pending:
+            with pytest.raises(ControlError, match="the control connection was closed"):
+                await future
+        with pytest.raises(ControlError, match="closed"):
+            await node.ask("never")
+        with pytest.raises(ControlError, match="closed"):
+            node.tell("never")
+
+
+async def test_a_run_directory_deeper_than_a_socket_address_works(tmp_path: Path) -> None:
+    folder = tmp_path / ("d" * 100) / ("e" * 100)
+    folder.mkdir(parents=True)
+
+    async def ping() -> str:
+        return "pong"
+
+    n_open = len(os.listdir("/proc/self/fd"))
+    async with pair(folder / "control.sock", {}, {"ping": ping}) as (node, _):
+        assert await node.ask("ping") == "pong"
+        assert stat.S_ISSOCK((folder / "control.sock").stat().st_mode)
+    await asyncio.sleep(0)
+    assert len(os.listdir("/proc/self/fd")) <= n_open + 1, "only the listening socket may still be closing"
+
+
+async def test_only_the_owner_may_use_the_socket_and_the_umask_stays_as_it_was(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        async with pair(tmp_path / "s", {}, {}):
+            assert stat.S_IMODE((tmp_path / "s").stat().st_mode) & 0o077 == 0
+        assert os.umask(0o022) == 0o022
+    finally:
+        os.umask(before)
+
+
+def _message(*fields: Any) -> bytes:
+    body = msgpack.packb(fields)
+    return len(body).to_bytes(4, "big") + body
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        (control.MAX_MESSAGE_BYTES + 1).to_bytes(4, "big") + b"x" * 100,
+        b"\xff" * 50,
+        (3).to_bytes(4, "big") + b"\xc1\xc1\xc1",
+        _message(),
+        _message(0),
+        _message(9, 1, 2),
+        (1).to_bytes(4, "big") + b"\x05",
+    ],
+    ids=["oversized", "garbage", "not msgpack", "empty", "too short", "unknown kind", "no array"],
+)
+async def test_a_message_that_breaks_the_protocol_ends_its_connection_with_a_control_error(
+    tmp_path: Path, data: bytes
+) -> None:
+    ended: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
+
+    async def accept(peer: Peer) -> None:
+        pending = asyncio.ensure_future(peer.ask("anything"))
+        await asyncio.sleep(0)
+        try:
+            await peer.serve()
+        except ControlError as error:
+            with pytest.raises(ControlError, match="closed"):
+                await pending
+            ended.set_result(error)
+        except Exception as error:
+            pending.cancel()
+            ended.set_result(error)
+
+    listener = await control.listen(tmp_path / "s", accept)
+    reader, writer = await asyncio.open_unix_connection(tmp_path / "s")
+    writer.write(data)
+    async with asyncio.timeout(10):
+        assert isinstance(await ended, ControlError)
+        await reader.read()  # what was asked, and the end of the connection
+        writer.close()
+        await writer.wait_closed()
+    listener.close()
+
+
+async def test_a_node_stops_when_it_is_told_to_and_when_the_orchestrator_is_gone(tmp_path: Path) -> None:
+    for end in ("told", "gone"):
+        accepted: asyncio.Future[Peer] = asyncio.get_running_loop().create_future()
+
+        async def accept(peer: Peer, accepted: asyncio.Future[Peer] = accepted) -> None:
+            accepted.set_result(peer)
+            await peer.serve()
+
+        listener = await control.listen(tmp_path / end, accept)
+        stopped = asyncio.Event()
+
+        async def stop(stopped: asyncio.Event = stopped) -> None:
+            stopped.set()
+
+        node = await control.connect(tmp_path / end, {"stop": stop})
+        running = asyncio.ensure_future(control.until_stopped(node, stopped))
+        orchestrator = await accepted
+        if end == "told":
+            orchestrator.tell("stop")
+        else:
+            orchestrator.close()
+        async with asyncio.timeout(10):
+            await running
+        node.close()
+        listener.close()
