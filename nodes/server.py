@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiohttp import WSCloseCode, WSMsgType, web
+from aiohttp import WebSocketError, WSCloseCode, WSMsgType, web
 
 from nodes import wire
 from nodes.cache import CacheAccount, NoCapacityError
@@ -167,7 +167,8 @@ class Server:
         self.counters.connections += 1
         try:
             async with self._expiring(connection, number):
-                await self._read(connection, number)
+                with contextlib.suppress(ConnectionError):  # the client left before it was answered
+                    await self._read(connection, number)
         finally:
             self._connections.discard(number)
             for task in connection.tasks:
@@ -180,6 +181,10 @@ class Server:
         socket = connection.socket
         async for message in socket:
             arrived_at_s = self.clock.now_s()
+            if message.type == WSMsgType.ERROR:  # aiohttp has closed the connection already
+                self.counters.errors += isinstance(message.data, WebSocketError)
+                log.warning("a connection has ended: %s", message.data)
+                return
             if message.type != WSMsgType.BINARY:
                 await self._reject(socket, wire.FrameError(wire.BAD_FRAME, "only binary frames are served"))
                 return
@@ -286,7 +291,12 @@ class Server:
         self, connection: _Connection, session: _Session, frame: list[Any], arrived_at_s: float
     ) -> None:
         _, request_id, _, position, n_tokens, payload = frame
-        answer = await self.compute.step(session.state, position, n_tokens, payload, arrived_at_s)
+        try:
+            answer = await self.compute.step(session.state, position, n_tokens, payload, arrived_at_s)
+        except Exception:
+            log.exception("computing session %s failed: closing its connection", session.key)
+            await connection.socket.close(code=WSCloseCode.INTERNAL_ERROR, message=b"computing failed")
+            return
         session.position += n_tokens
         session.running = False
         departed_at_s = session.used_at_s = self.clock.now_s()
