@@ -89,27 +89,32 @@ class Connection:
         return frame, sent_at_s, received_at_s
 
     async def _read(self, ws: aiohttp.ClientWebSocketResponse) -> None:
+        reason = "was closed"
         try:
             async for message in ws:
                 if message.type != aiohttp.WSMsgType.BINARY:
+                    reason = f"carried a {message.type.name} message"
                     break
+                frame = wire.unpack_answer(message.data)
                 if self._down is None:
-                    self._deliver(message.data, self._clock.now_s())
+                    self._deliver(frame, self._clock.now_s())
                 else:
-                    task = asyncio.ensure_future(self._deliver_late(message.data, self._down))
+                    task = asyncio.ensure_future(self._deliver_late(frame, len(message.data), self._down))
                     self._late.add(task)
                     task.add_done_callback(self._late.discard)
+        except wire.FrameError as error:
+            reason = f"carried what is no answer: {error}"
         finally:
             for future in self._waiting.values():
                 if not future.done():
-                    future.set_exception(ConnectionLost(f"the connection to {self._url} was closed"))
+                    future.set_exception(ConnectionLost(f"the connection to {self._url} {reason}"))
+            await ws.close()  # nothing is read any more, so nothing may be asked any more
 
-    async def _deliver_late(self, data: bytes, down: DelayLine) -> None:
-        await down.carry(len(data))
-        self._deliver(data, self._clock.now_s())
+    async def _deliver_late(self, frame: list[Any], n_bytes: int, down: DelayLine) -> None:
+        await down.carry(n_bytes)
+        self._deliver(frame, self._clock.now_s())
 
-    def _deliver(self, data: bytes, received_at_s: float) -> None:
-        frame = wire.unpack_answer(data)
+    def _deliver(self, frame: list[Any], received_at_s: float) -> None:
         future = self._waiting.get(frame[1])
         if future is not None and not future.done():
             future.set_result((frame, received_at_s))
