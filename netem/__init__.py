@@ -1,0 +1,7 @@
+"""The emulated network: nodes in namespaces, and a delay and a rate for every ordered pair.
+
+- ``spec``: what a network must look like; ``backend``: what every implementation must do
+- ``kernel`` (with ``qdiscs``, ``rtnetlink``): netem; ``fabric`` (with ``forwarder``, ``tun``); ``loopback``
+- ``choose``: the best that works here; ``probe``: what works here
+- ``tcp``: TCP's settings inside a namespace; ``syscalls``: namespaces and process calls that Python lacks
+"""

@@ -77,9 +77,13 @@ class Running:
         worker = backend.worker()
         if worker is not None:
             self.fork(worker)
+        reading, writing = os.pipe()
         for number, node in enumerate(NODES[1:]):
-            self.fork(lambda node=node, number=number: self._echo(node, PORT + number))
-        time.sleep(0.3)
+            self.fork(lambda node=node, number=number: self._echo(node, PORT + number, writing))
+        os.close(writing)
+        for _ in NODES[1:]:
+            assert os.read(reading, 1) == b"+", "an echo server did not start"
+        os.close(reading)
 
     def fork(self, run: Callable[[], None]) -> None:
         pid = os.fork()
@@ -90,9 +94,10 @@ class Running:
                 os._exit(0)
         self._pids.append(pid)
 
-    def _echo(self, node: str, port: int) -> None:
+    def _echo(self, node: str, port: int, listening: int) -> None:
         self.backend.enter(node)
         listener = socket.create_server((self.backend.address(node), port))
+        os.write(listening, b"+")
         while True:
             connection, _ = listener.accept()
             while header := connection.recv(8, socket.MSG_WAITALL):

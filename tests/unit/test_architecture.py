@@ -1,0 +1,56 @@
+"""Who may import whom: the rules of CONTRIBUTING.md."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+OURS = {"policies", "netem", "nodes", "scenarios", "testbed", "tests", "benchmarks"}
+MAY_IMPORT = {
+    "policies": {"policies"},
+    "netem": {"netem"},
+    "nodes": {"nodes"},
+    "scenarios": set(),
+    "testbed": {"testbed", "policies", "netem", "nodes", "scenarios"},
+}
+
+
+def imported(path: Path) -> set[str]:
+    """Top-level names of everything that a module imports, also inside functions."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names.update(alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module.partition(".")[0])
+    return names
+
+
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_a_package_imports_only_what_its_place_allows(package: str) -> None:
+    modules = sorted((ROOT / package).rglob("*.py"))
+    assert modules
+    for module in modules:
+        others = imported(module) & OURS
+        assert others <= MAY_IMPORT[package], f"{module.relative_to(ROOT)} imports {others}"
+
+
+def test_policies_know_neither_clock_nor_files_nor_network() -> None:
+    for module in (ROOT / "policies").rglob("*.py"):
+        foreign = imported(module) & {"asyncio", "time", "os", "pathlib", "socket", "aiohttp", "torch"}
+        assert not foreign, f"{module.name} imports {foreign}"
+
+
+def test_only_the_blocks_backend_may_import_torch() -> None:
+    for package in MAY_IMPORT:
+        for module in (ROOT / package).rglob("*.py"):
+            assert not imported(module) & {"torch", "transformers"}, module
+
+
+def test_every_package_says_what_its_modules_are_for() -> None:
+    for package in MAY_IMPORT:
+        source = (ROOT / package / "__init__.py").read_text(encoding="utf-8")
+        assert ast.get_docstring(ast.parse(source)), f"{package} has no map"
