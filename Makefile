@@ -28,7 +28,7 @@ $(VENV)/.test: $(VENV)/bin/python pyproject.toml
 	touch $(VENV)/.run $@
 
 $(VENV)/.all: $(VENV)/bin/python pyproject.toml
-	$(PIP) --editable '.[$(EXTRAS)]'
+	$(PIP) --constraint .ci/constraints.txt --editable '.[$(EXTRAS)]'
 	touch $(VENV)/.run $(VENV)/.test $@
 
 setup: $(VENV)/.all
