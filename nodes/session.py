@@ -193,6 +193,8 @@ class HubSession:
                     )
                 except (ServerError, ConnectionLost) as error:
                     raise SessionError(f"server {server}: {error}") from error
+                if frame[0] != "out" or len(frame[4]) != n_up:
+                    raise SessionError(f"server {server}: its answer is not {len(tokens)} hidden states")
                 _, _, arrived_at_s, departed_at_s, payload = frame
                 timings.append(
                     (
