@@ -1,0 +1,205 @@
+"""The load generator over real servers: arrivals, failures and the log that it leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from nodes.clock import Clock, ManualClock
+from nodes.compute import StubCompute, StubProfile
+from nodes.connection import Connection
+from nodes.digest import DIGEST_BYTES, embed
+from nodes.eventlog import EventLog, LogFullError
+from nodes.load import LoadGenerator
+from nodes.session import HubSession, Request, SessionRules
+from tests.support.data_plane import (
+    INSTANT,
+    TOKEN_BYTES,
+    JumpClock,
+    connected,
+    drive,
+    make_server,
+    until,
+)
+
+RULES = SessionRules(TOKEN_BYTES, 4)
+HOPS = [(0, 0, 2), (1, 2, 4)]
+
+
+async def route(request: Request, attempt: int) -> dict[str, Any]:
+    return {"hops": HOPS, "wait_s": 0.0, "decision_s": 0.25}
+
+
+class Load:
+    """A generator, and what it told the progress view."""
+
+    def __init__(self, clock: Clock, log: EventLog, connections: Sequence[Connection]) -> None:
+        self.progress: list[tuple[str, int, float]] = []
+        self.log = log
+
+        def make(request: Request, generator: LoadGenerator) -> HubSession:
+            return HubSession(request, str(request.index), "c", connections, route, RULES, clock, generator)
+
+        self.generator = LoadGenerator(
+            clock, log, make, lambda state, index, at_s: self.progress.append((state, index, at_s))
+        )
+
+    def count(self, state: str) -> int:
+        return sum(1 for name, _, _ in self.progress if name == state)
+
+    def records(self) -> list[Any]:
+        with self.log.path.open("rb") as file:
+            return list(msgpack.Unpacker(file))
+
+
+def plain(value: Any) -> Any:
+    """As it comes back from msgpack, which knows no tuples."""
+    return msgpack.unpackb(msgpack.packb(value))
+
+
+async def test_the_log_holds_every_record_of_a_request_in_order(tmp_path: Path) -> None:
+    clock = JumpClock()
+    async with connected([make_server(0, 2), make_server(2, 4)], clock) as connections:
+        load = Load(clock, EventLog(tmp_path / "log"), connections)
+        await load.generator.run([Request(7, 2.5, 3, 2)], "hub")
+        load.log.close()
+    n_up = 3 * TOKEN_BYTES
+    arrived = {"client": "hub", "intended_at_s": 2.5, "n_input_tokens": 3, "n_output_tokens": 2}
+    routed = {"hops": HOPS, "wait_s": 0.0, "decision_s": 0.25, "asked_s": 0.0}
+    assert load.records() == plain(
+        [
+            ("state", 7, "arrived", 2.5, arrived),
+            ("state", 7, "routed", 2.5, routed),
+            ("state", 7, "admitted", 2.5, {"hops": HOPS}),
+            ("opening", 7, 2.5, 2.5),
+            ("token", 7, 0, 2.5, 2.5, [(*hop, 2.5, 0.0, 0.0, 2.5, n_up, n_up) for hop in HOPS]),
+            ("token", 7, 1, 2.5, 2.5, [(*hop, 2.5, 0.0, 0.0, 2.5, 64, 64) for hop in HOPS]),
+            ("state", 7, "completed", 2.5, {}),
+        ]
+    )
+    assert [state for state, _, _ in load.progress] == ["arrived", "routed", "admitted", "completed"]
+    assert load.generator.n_tokens == 2
+
+
+async def test_arrivals_do_not_wait_for_slow_sessions(tmp_path: Path) -> None:
+    clock, server_clock = JumpClock(), ManualClock()
+    slow = StubProfile(TOKEN_BYTES, 100.0, 100.0, 0.0)
+    chain = [make_server(0, 2, clock=server_clock, profile=slow), make_server(2, 4)]
+    requests = [Request(i, 0.5 * i, 3, 2) for i in range(20)]
+    async with connected(chain, clock) as connections:
+        load = Load(clock, EventLog(tmp_path / "log"), connections)
+        work = asyncio.create_task(load.generator.run(requests, "c"))
+        await until(lambda: load.count("admitted") == 20)
+        assert [entry for entry in load.progress if entry[0] == "arrived"] == [
+            ("arrived", i, 0.5 * i) for i in range(20)
+        ]
+        assert load.count("completed") == 0
+        await drive(server_clock, work, 50.0)
+        assert load.count("completed") == 20
+        load.log.close()
+    completed = [record for record in load.records() if record[0] == "state" and record[2] == "completed"]
+    assert sorted(record[1] for record in completed) == list(range(20))
+
+
+class _WrongForOne(StubCompute):
+    """Computes something else for the prompt of one request."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(INSTANT, ManualClock())
+        self._prompt = embed(index, 0).to_bytes(DIGEST_BYTES, "little")
+
+    async def step(
+        self, session: Any, position: int, n_tokens: int, payload: bytes, arrived_at_s: float
+    ) -> bytes:
+        answer = await super().step(session, position, n_tokens, payload, arrived_at_s)
+        return bytes(len(answer)) if payload.startswith(self._prompt) else answer
+
+
+async def test_a_request_that_fails_is_logged_with_the_reason_and_the_others_complete(tmp_path: Path) -> None:
+    clock = JumpClock()
+    chain = [make_server(0, 2, compute=_WrongForOne(20)), make_server(2, 4)]
+    async with connected(chain, clock) as connections:
+        load = Load(clock, EventLog(tmp_path / "log"), connections)
+        await load.generator.run([Request(i, float(i), 3, 2) for i in (10, 20, 30)], "c")
+        load.log.close()
+        assert all(server.account.used_bytes == 0.0 for server in chain)
+    ends = {
+        record[1]: (record[2], record[4])
+        for record in load.records()
+        if record[0] == "state" and record[2] in ("completed", "failed")
+    }
+    assert ends == {
+        10: ("completed", {}),
+        20: ("failed", {"reason": "token 0 differs from the whole model's"}),
+        30: ("completed", {}),
+    }
+
+
+class _LimitedLog(EventLog):
+    """Full after some records."""
+
+    def __init__(self, path: Path, n_records: int) -> None:
+        super().__init__(path)
+        self._left = n_records
+
+    def write(self, *record: Any) -> None:
+        if not self._left:
+            raise LogFullError("no space left for the log")
+        self._left -= 1
+        super().write(*record)
+
+
+@pytest.mark.parametrize("n_records", [0, 1, 4, 9, 20])
+async def test_a_full_disk_ends_the_run_and_every_server_is_free_once_the_client_has_left(
+    tmp_path: Path, n_records: int
+) -> None:
+    clock = JumpClock()
+    chain = [make_server(0, 2), make_server(2, 4)]
+    async with connected(chain, clock) as connections:
+        load = Load(clock, _LimitedLog(tmp_path / "log", n_records), connections)
+        with pytest.raises(LogFullError, match="no space left for the log"):
+            await load.generator.run([Request(i, float(i), 3, 20) for i in range(5)], "c")
+        load.log.close()
+        await asyncio.gather(*(connection.close() for connection in connections))
+        await until(lambda: all(server.account.used_bytes == 0.0 for server in chain))
+    assert len(load.records()) == n_records
+
+
+async def test_requests_that_are_running_when_the_run_is_stopped_are_logged_as_interrupted(
+    tmp_path: Path,
+) -> None:
+    clock, server_clock = ManualClock(), ManualClock()
+    slow = StubProfile(TOKEN_BYTES, 100.0, 100.0, 0.0)
+    chain = [make_server(0, 2, clock=server_clock, profile=slow), make_server(2, 4)]
+    async with connected(chain, clock) as connections:
+        load = Load(clock, EventLog(tmp_path / "log"), connections)
+        requests = [Request(0, 0.0, 3, 2), Request(1, 1.0, 3, 2), Request(2, 1e6, 3, 2)]
+        work = asyncio.create_task(load.generator.run(requests, "c"))
+        await clock.advance(1.0)
+        await until(lambda: load.count("admitted") == 2)
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+        load.log.close()
+        assert all(server.account.used_bytes == 0.0 for server in chain)
+    assert [record[1:4] for record in load.records() if record[2] == "interrupted"] == [
+        [0, "interrupted", 1.0],
+        [1, "interrupted", 1.0],
+    ]
+
+
+async def test_the_progress_view_gets_the_latest_first_token_and_the_latest_gap(tmp_path: Path) -> None:
+    clock = ManualClock()
+    load = Load(clock, EventLog(tmp_path / "log"), [])
+    generator, request = load.generator, Request(0, 0.0, 3, 3)
+    generator._arrived(request, "c")
+    generator.token(request, 0, 1.0, 4.0, [])
+    assert (generator.n_tokens, generator.last_ttft_s) == (1, 4.0)
+    generator.token(request, 1, 4.0, 4.5, [])
+    assert (generator.n_tokens, generator.last_ttft_s, generator.last_gap_s) == (2, 4.0, 0.5)
+    load.log.close()
