@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import traceback
 from collections.abc import Iterator
@@ -44,6 +45,8 @@ def policy_code(kind: str, name: str) -> Iterator[None]:
 def place_experiment(experiment: Experiment) -> PlacedExperiment:
     """Place the blocks. Raises ``UserError`` with the policy's reason."""
     started_at = time.perf_counter()
+    if ":" in experiment.placement + experiment.routing and str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))  # module:Class is looked up in the current folder too
     try:
         policy = resolve_placement(experiment.placement)
         with policy_code("placement", experiment.placement):

@@ -64,6 +64,9 @@ def _footer(summary: dict[str, Any]) -> str:
             f"own overhead per hop {summary['overhead_per_hop_s'] * 1e3:.2f} ms real (p50); started in "
             f"{summary['startup_s']:.2f} s; {summary['decision']['routing_s']['n']} routing decisions"
         )
+    if summary["objectives"] and summary["goodput_rps"] is not None:
+        limits = ", ".join(f"{name} <= {limit:g} s" for name, limit in summary["objectives"].items())
+        lines.append(f"goodput {summary['goodput_rps']:.4f} requests/s met {limits}")
     if summary["time_scale"] != 1:
         lines.append(
             f"time ran {summary['time_scale']:g} times faster: a real delay of 1 ms counts as "

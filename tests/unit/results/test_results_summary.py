@@ -152,6 +152,7 @@ def test_goodput_counts_only_requests_within_every_objective_over_the_time_since
     assert finish(run, {})["goodput_rps"] == pytest.approx(2 / span_s)
     assert finish(run, {"ttft": 1.0})["goodput_rps"] == pytest.approx(1 / span_s)
     assert finish(run, {"ttft": 5.0, "tpot": 0.3})["goodput_rps"] == 0
+    assert "goodput 0.0000 requests/s met ttft <= 5 s, tpot <= 0.3 s" in summary_text(finish(run))
 
 
 def test_objectives_of_an_earlier_summary_are_kept_when_tables_are_made_again(make_run: MakeRun) -> None:
