@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from policies.registry import PAIRS
 from testbed.scenario.problems import KeyedError, unknown
 from testbed.scenario.schema import PolicyTable
-
-POLICY_PAIRS = {"petals": ("petals", "petals"), "proposed": ("cg-bp", "ws-rr")}
-"""Placement and routing by the name of the pair."""
 
 _HALVES = ("placement", "routing")
 
@@ -24,9 +22,9 @@ def resolve_policy(table: PolicyTable) -> PolicyTable:
             if getattr(table, half) is None:
                 raise KeyedError(("policy", half), f"is missing; give it, or a pair by name ({_pairs()})")
         return table
-    if table.name not in POLICY_PAIRS:
-        raise KeyedError(("policy", "name"), unknown("policy pair", table.name, POLICY_PAIRS))
-    pair = dict(zip(_HALVES, POLICY_PAIRS[table.name], strict=True))
+    if table.name not in PAIRS:
+        raise KeyedError(("policy", "name"), unknown("policy pair", table.name, PAIRS))
+    pair = dict(zip(_HALVES, PAIRS[table.name], strict=True))
     for half, meant in pair.items():
         given = getattr(table, half)
         if given not in (None, meant):
@@ -40,7 +38,7 @@ def resolve_policy(table: PolicyTable) -> PolicyTable:
 
 def is_proposed(table: PolicyTable) -> bool:
     """Whether a resolved table is the paper's proposed pair, which has its own session setup."""
-    return (table.placement, table.routing) == POLICY_PAIRS["proposed"]
+    return (table.placement, table.routing) == PAIRS["proposed"]
 
 
 def settle_overrides(policy: dict[str, Any], given: Collection[str]) -> None:
@@ -56,11 +54,11 @@ def settle_overrides(policy: dict[str, Any], given: Collection[str]) -> None:
     elif any(half in given for half in _HALVES) and (
         "name" in policy or not any(h in policy for h in _HALVES if h not in given)
     ):
-        pair = POLICY_PAIRS.get(policy.pop("name", "proposed"), (None, None))
+        pair = PAIRS.get(policy.pop("name", "proposed"), (None, None))
         for half, meant in zip(_HALVES, pair, strict=True):
             if meant is not None:
                 policy.setdefault(half, meant)
 
 
 def _pairs() -> str:
-    return ", ".join(POLICY_PAIRS)
+    return ", ".join(PAIRS)
