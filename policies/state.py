@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Hashable, Sequence
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 from policies.problem import Hop
@@ -23,6 +24,8 @@ class SystemState:
     """Active sessions per server, ordered by expected completion.
 
     A session counts as active at time t while ``ends_at_s > t`` (strictly) or until ``close``.
+    ``open`` and ``close`` cost the session's hops times a search among a server's sessions;
+    ``advance`` costs what has ended since.
     """
 
     def __init__(self, cache_bytes: Sequence[float]) -> None:
@@ -30,31 +33,46 @@ class SystemState:
         self._sessions: list[list[ActiveSession]] = [[] for _ in cache_bytes]
         self._used = [0.0] * len(self.cache_bytes)
         self._sequence = 0
+        self._held: dict[Hashable, list[tuple[int, ActiveSession]]] = {}
+        self._ends: list[tuple[float, int, Hashable]] = []
+        """Heap of (expected end, sequence, key) of what was opened, closed sessions included."""
 
     def open(self, key: Hashable, hops: Sequence[Hop], bytes_per_block: float, ends_at_s: float) -> None:
         """Reserve ``bytes_per_block`` for every block of every hop until ``ends_at_s``."""
+        entries = self._held.setdefault(key, [])
         for hop in hops:
             self._sequence += 1
-            held = ActiveSession(ends_at_s, self._sequence, hop.n_blocks, hop.n_blocks * bytes_per_block, key)
+            n_blocks = hop.last - hop.first
+            held = ActiveSession(ends_at_s, self._sequence, n_blocks, n_blocks * bytes_per_block, key)
             insort(self._sessions[hop.server], held)
             self._used[hop.server] += held.n_bytes
+            entries.append((hop.server, held))
+        heappush(self._ends, (ends_at_s, self._sequence, key))
 
     def close(self, key: Hashable) -> None:
         """Free what ``key`` holds, on every server. Unknown keys hold nothing."""
-        for server, sessions in enumerate(self._sessions):
-            for held in [s for s in sessions if s.key == key]:
-                sessions.remove(held)
-                self._release(server, held)
+        for server, held in self._held.pop(key, ()):
+            self._release(server, held)
 
     def advance(self, now_s: float) -> None:
         """Drop every session whose expected completion is not after ``now_s``."""
-        for server, sessions in enumerate(self._sessions):
-            while sessions and sessions[0].ends_at_s <= now_s:
-                self._release(server, sessions.pop(0))
+        ends = self._ends
+        while ends and ends[0][0] <= now_s:
+            key = heappop(ends)[2]
+            later = []
+            for server, held in self._held.pop(key, ()):
+                if held.ends_at_s <= now_s:
+                    self._release(server, held)
+                else:
+                    later.append((server, held))
+            if later:
+                self._held[key] = later
 
     def _release(self, server: int, held: ActiveSession) -> None:
+        sessions = self._sessions[server]
+        del sessions[bisect_left(sessions, held)]
         self._used[server] -= held.n_bytes
-        if not self._sessions[server]:
+        if not sessions:
             self._used[server] = 0.0
 
     def sessions(self, server: int) -> Sequence[ActiveSession]:

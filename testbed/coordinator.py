@@ -10,7 +10,8 @@ from policies.checks import check_route
 from policies.interfaces import Router
 from policies.problem import Hop, Placement, Problem, RequestSpec, service_s
 from policies.state import SystemState
-from testbed.experiment import Calibration, RequestPlan
+from policies.workload import RequestPlan
+from testbed.experiment import Calibration
 from testbed.placing import policy_code
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from policies.problem import Problem
+from policies.workload import Backoff, RequestPlan
 
 
 @dataclass(frozen=True)
@@ -39,29 +40,6 @@ class Calibration:
 
     def input_overhead_s(self, n_tokens: int) -> float:
         return self.input_overhead_base_s + self.input_overhead_slope_s * n_tokens
-
-
-@dataclass(frozen=True)
-class RequestPlan:
-    """One request of the workload. ``client`` indexes ``problem.clients``."""
-
-    index: int
-    client: int
-    arrival_at_s: float
-    n_input_tokens: int
-    n_output_tokens: int
-
-
-@dataclass(frozen=True)
-class Backoff:
-    """Waits between attempts to open a session: ``first_s`` doubling up to ``max_s``.
-
-    ``give_up_s`` after arrival without room, the request fails (0: never).
-    """
-
-    first_s: float = 1.0
-    max_s: float = 60.0
-    give_up_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from itertools import chain
 from pathlib import Path
 
 from policies.problem import Problem
-from testbed.experiment import Backoff, Experiment
+from policies.workload import Backoff
+from testbed.experiment import Experiment
 from testbed.scenario.network import Node, node_links, policy_times, site_links
 from testbed.scenario.policy import is_proposed, resolve_policy
 from testbed.scenario.problems import Key, KeyedError

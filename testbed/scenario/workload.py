@@ -12,7 +12,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from testbed.experiment import RequestPlan
+from policies.workload import RequestPlan
 from testbed.scenario.problems import KeyedError
 from testbed.scenario.schema import Choice, Lognormal, Uniform, WorkloadTable
 from testbed.scenario.traces import read_trace

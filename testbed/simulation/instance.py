@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, ValidationError
 
 from policies.problem import ModelSpec, Problem, ServerSpec
+from policies.workload import RequestPlan
 from testbed.errors import UserError
-from testbed.experiment import RequestPlan
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]

@@ -59,7 +59,7 @@ def test_the_remedies_that_an_infeasible_placement_names_are_enough(
     except InfeasiblePlacement as error:
         message = str(error)
     else:
-        assume(False)
+        return  # nothing to mend
     limit = re.search(r"\|R\| <= (\d+)", message)
     assert (limit is not None) == (largest_concurrency(problem) > 0)
     if limit:

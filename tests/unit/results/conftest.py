@@ -17,7 +17,8 @@ import pytest
 
 from nodes.eventlog import EventLog
 from policies.problem import ModelSpec, Problem, ServerSpec
-from testbed.experiment import Calibration, Experiment, Link, RequestPlan
+from policies.workload import RequestPlan
+from testbed.experiment import Calibration, Experiment, Link
 from testbed.scenario import load_experiment
 
 LINK = Link(0.05, 84_160.0)

@@ -23,9 +23,9 @@ from policies.cgbp import CgBp, lower_bounds_per_token_s
 from policies.design import choose_design_concurrency
 from policies.petals import PetalsPlacement
 from policies.petals_routing import PetalsRouting
+from policies.replay import replay
 from policies.wsrr import WsRr
 from testbed.simulation.instance import Instance, parse_instance
-from testbed.simulation.reference import replay
 
 DATA = Path(__file__).parents[2] / "data"
 

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 
 from policies.petals_routing import PetalsRouting
+from policies.problem import PolicyError
+from policies.replay import backoff_s, replay
+from policies.workload import Backoff, RequestPlan
 from policies.wsrr import WsRr
-from testbed.errors import RunError
-from testbed.experiment import Backoff, RequestPlan
-from testbed.simulation.reference import backoff_s, replay
 from tests.support.problems import make_problem, placed
 
 
@@ -44,5 +44,5 @@ def test_a_request_that_no_server_can_ever_hold_ends_the_replay_with_a_reason(
 ) -> None:
     problem = make_problem([44.0])
     placement = placed(problem, [(0, 4)], [4.0])
-    with pytest.raises(RunError, match="request 0 of 3 tokens has no chain"):
+    with pytest.raises(PolicyError, match="request 0 of 3 tokens has no chain"):
         replay(problem, placement, routing.bind(problem, placement), [RequestPlan(0, 0, 0.0, 1, 2)])
