@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from policies import InfeasiblePlacement, Problem, RequestSpec, SystemState
