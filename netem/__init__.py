@@ -1,5 +1,6 @@
 """The emulated network: nodes in namespaces, and a delay and a rate for every ordered pair.
 
+- ``topology``: places and links, and what delay-shortest paths over them cost
 - ``spec``: what a network must look like; ``backend``: what every implementation must do
 - ``kernel`` (with ``qdiscs``, ``rtnetlink``): netem; ``fabric`` (with ``forwarder``, ``tun``); ``loopback``
 - ``choose``: the best that works here; ``probe``: what works here

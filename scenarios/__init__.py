@@ -1,1 +1,6 @@
-"""Shipped data: scenario files (``*.toml``) and model, hardware and calibration profiles (``profiles/``)."""
+"""Shipped data, no code.
+
+- ``*.toml``: scenarios
+- ``profiles/``: models, hardware, calibrations
+- ``topologies/``: places and links of real networks
+"""

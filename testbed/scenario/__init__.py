@@ -2,6 +2,7 @@
 
 - ``sources``: finds and reads files, applies ``--set``
 - ``schema``: the form of a file (strict tables, units through ``units``)
+- ``topologies``: the form of a topology file, the shipped ones, and the choice of nodes
 - ``profiles``, ``network``, ``workload``, ``traces``, ``policy``: look names up and make choices
 - ``resolve``: puts the ``Experiment`` together
 - ``problems``: what is wrong, in one sentence
@@ -10,7 +11,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import tomli_w
 from pydantic import ValidationError
@@ -33,11 +33,9 @@ def load_experiment(name_or_path: str, overrides: Sequence[str] = ()) -> Experim
     """
     source = read_source(name_or_path)
     override(source, overrides)
-    # A trace file is relative to the file that names it; on the command line, to the current folder.
-    folder = Path() if ("workload", "file") in source.overridden else source.folder
     try:
         scenario = Scenario.model_validate(source.document)
-        return resolve(scenario, source.stem, folder)
+        return resolve(scenario, source.stem, source.folder_of)
     except ValidationError as error:
         raise source.error(explain(error)) from None
     except KeyedError as wrong:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import TypeVar
 
 from policies.problem import Problem
 from policies.workload import Backoff
@@ -14,14 +15,18 @@ from testbed.scenario.network import Node, node_links, policy_times, site_links
 from testbed.scenario.policy import is_proposed, resolve_policy
 from testbed.scenario.problems import Key, KeyedError
 from testbed.scenario.profiles import HardwareShelf, resolve_calibration, resolve_model, server_spec
-from testbed.scenario.schema import ClientsTable, Scenario, ServersTable
+from testbed.scenario.schema import ClientsTable, Scenario, ServersTable, TopologyNetworkTable
+from testbed.scenario.topologies import ANY, as_matrix, choose_nodes, topology_of
 from testbed.scenario.workload import join_order, make_requests
 
+GroupT = TypeVar("GroupT", ServersTable, ClientsTable)
 
-def resolve(scenario: Scenario, stem: str, trace_folder: Path) -> Experiment:
+
+def resolve(scenario: Scenario, stem: str, folder_of: Callable[[str, str], Path]) -> Experiment:
     """Look every name up and make every random choice.
 
-    ``stem`` names a scenario that gives no name; a relative trace file is taken from ``trace_folder``.
+    ``stem`` names a scenario that gives no name; the relative path of a trace or topology file starts
+    at ``folder_of`` its key.
     Raises ``KeyedError`` with the key path of what cannot be resolved.
     """
     model_table, model = resolve_model(scenario.model)
@@ -33,6 +38,12 @@ def resolve(scenario: Scenario, stem: str, trace_folder: Path) -> Experiment:
     client_nodes = _nodes("clients", scenario.clients, taken)
     servers = list(chain.from_iterable(server_nodes))
     clients = list(chain.from_iterable(client_nodes))
+    network = scenario.network
+    if isinstance(network, TopologyNetworkTable):
+        topology = topology_of(network, folder_of("network", "topology"))
+        servers, clients = choose_nodes(topology, scenario.seed, servers, clients)
+        network = as_matrix(network, topology, [node.site for node in (*servers, *clients)])
+    sites = {node.name: node.site for node in (*clients, *servers)}
 
     shelf = HardwareShelf(scenario.hardware, scenario.calibration.set)
     hardware = {
@@ -45,13 +56,11 @@ def resolve(scenario: Scenario, stem: str, trace_folder: Path) -> Experiment:
         for node in nodes
     )
 
-    links = node_links(site_links(scenario.network), clients, servers)
+    links = node_links(site_links(network), clients, servers)
     client_names = tuple(node.name for node in clients)
-    times = policy_times(
-        links, client_names, [s.name for s in specs], model, calibration, scenario.network.mtu
-    )
+    times = policy_times(links, client_names, [s.name for s in specs], model, calibration, network.mtu)
     workload, requests, n_input_tokens, n_output_tokens = make_requests(
-        scenario.workload, scenario.seed, len(clients), trace_folder
+        scenario.workload, scenario.seed, len(clients), folder_of("workload", "file")
     )
     name = scenario.name or stem
     resolved = scenario.model_copy(
@@ -60,6 +69,9 @@ def resolve(scenario: Scenario, stem: str, trace_folder: Path) -> Experiment:
             "resolved": True,
             "model": model_table,
             "hardware": hardware,
+            "servers": _at_sites(scenario.servers, server_nodes, sites),
+            "clients": _at_sites(scenario.clients, client_nodes, sites),
+            "network": network,
             "workload": workload,
             "policy": policy,
             "calibration": calibration_table,
@@ -87,14 +99,14 @@ def resolve(scenario: Scenario, stem: str, trace_folder: Path) -> Experiment:
             join_order=join_order(scenario.seed, len(specs)),
             initial_delay_s=calibration.initial_delay_s,
         ),
-        sites={node.name: node.site for node in (*clients, *servers)},
+        sites=sites,
         links=links,
-        network=scenario.network.backend,
+        network=network.backend,
         tcp_warm=scenario.tcp.warm,
         tcp_slow_start_after_idle=scenario.tcp.slow_start_after_idle,
         tcp_congestion_control=scenario.tcp.congestion_control,
-        mtu=scenario.network.mtu,
-        keep_cpus_awake=scenario.network.keep_cpus_awake,
+        mtu=network.mtu,
+        keep_cpus_awake=network.keep_cpus_awake,
         compute=scenario.compute.backend,
         serial_compute=scenario.compute.serial,
         placement=policy.placement,
@@ -128,6 +140,21 @@ def _nodes(
     if not any(nodes):
         raise KeyedError((kind,), f"there are no {kind}; give at least one entry a count of 1 or more")
     return nodes
+
+
+def _at_sites(
+    groups: Sequence[GroupT], nodes: Sequence[Sequence[Node]], sites: Mapping[str, str]
+) -> list[GroupT]:
+    """The groups with those at drawn sites split into their nodes, so that each has its site."""
+    tables: list[GroupT] = []
+    for group, members in zip(groups, nodes, strict=True):
+        if group.site != ANY or not members:
+            tables.append(group)
+            continue
+        for node in members:
+            name = node.name if group.name is not None else None
+            tables.append(group.model_copy(update={"site": sites[node.name], "count": 1, "name": name}))
+    return tables
 
 
 def _node_name(group: ServersTable | ClientsTable, position: int, counter: Counter[str]) -> str:

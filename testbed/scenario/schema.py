@@ -113,7 +113,7 @@ class HardwareTable(Table):
 
 
 class ServersTable(Table):
-    """``[[servers]]``: ``count`` equal servers at one site."""
+    """``[[servers]]``: ``count`` equal servers at one site, or (in a topology) each at "any" node."""
 
     hardware: str
     site: Name
@@ -123,7 +123,7 @@ class ServersTable(Table):
 
 
 class ClientsTable(Table):
-    """``[clients]`` or ``[[clients]]``: ``count`` clients at one site."""
+    """``[clients]`` or ``[[clients]]``: ``count`` clients at one site, or (in a topology) at "any" nodes."""
 
     site: Name
     count: Annotated[int, Field(ge=0)] = 1
@@ -218,6 +218,27 @@ class MatrixTable(Table):
                 raise _rule(f"is missing; give one of {', '.join(dimension.units)}", unit_key)
             if unit not in dimension.units:
                 raise _rule(unknown("unit", unit, dimension.units), unit_key)
+        return self
+
+
+class TopologyNetworkTable(Table):
+    """``[network]`` along the delay-shortest paths of a topology, whose node names are the sites.
+
+    ``delays``: "given" takes the topology's, "fibre" great-circle distance x ``detour`` / 200 km/ms.
+    """
+
+    backend: Backend = "auto"
+    kind: Literal["topology"]
+    mtu: Mtu = 1500
+    keep_cpus_awake: bool = True
+    topology: Annotated[str, Field(min_length=1)]
+    delays: Literal["given", "fibre"] = "given"
+    detour: Annotated[float, Field(ge=1)] | None = None
+
+    @model_validator(mode="after")
+    def _detour_of_fibre(self) -> Self:
+        if self.detour is not None and self.delays != "fibre":
+            raise _rule('is only for delays = "fibre"', "detour")
         return self
 
 
@@ -364,7 +385,7 @@ class Scenario(Table):
     hardware: dict[Name, HardwareTable] = Field(default_factory=dict)
     servers: Annotated[list[ServersTable], Field(min_length=1)]
     clients: Annotated[list[ClientsTable], BeforeValidator(_as_list), Field(min_length=1)]
-    network: Annotated[ClustersTable | MatrixTable, Field(discriminator="kind")]
+    network: Annotated[ClustersTable | MatrixTable | TopologyNetworkTable, Field(discriminator="kind")]
     tcp: TcpTable = TcpTable()
     workload: WorkloadTable
     policy: PolicyTable = PolicyTable(name="proposed")

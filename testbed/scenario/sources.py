@@ -26,6 +26,10 @@ class Source:
     document: dict[str, Any]
     overridden: dict[tuple[str, ...], str] = field(default_factory=dict)
 
+    def folder_of(self, *key: str) -> Path:
+        """Where a relative path at ``key`` starts: the file's folder, or the current one after ``--set``."""
+        return Path() if any(key[: len(k)] == k for k in self.overridden) else self.folder
+
     def error(self, wrong: KeyedError) -> ScenarioError:
         """``wrong`` as one sentence; names the ``--set`` option if that is where the value came from."""
         key = tuple(str(part) for part in key_in_document(self.document, wrong.key))
@@ -66,13 +70,18 @@ def read_source(name_or_path: str) -> Source:
         raise ScenarioError(
             f"{name_or_path}: no such file or shipped scenario{hint}; shipped: {', '.join(shipped)}"
         )
+    return Source(str(path), path.stem, path.parent, read_toml(path))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The data of a TOML file. Raises ``ScenarioError``."""
     try:
         text = path.read_bytes().decode("utf-8")
     except OSError as error:
         raise ScenarioError(f"{path}: cannot be read: {os.strerror(error.errno or 0)}") from None
     except UnicodeDecodeError as error:
         raise ScenarioError(f"{path}: is not UTF-8 text (byte {error.start})") from None
-    return Source(str(path), path.stem, path.parent, _parse(text, str(path)))
+    return _parse(text, str(path))
 
 
 def _parse(text: str, label: str) -> dict[str, Any]:

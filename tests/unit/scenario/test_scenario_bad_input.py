@@ -153,7 +153,8 @@ def test_an_unknown_scenario_name_lists_the_shipped_ones() -> None:
     with pytest.raises(ScenarioError) as caught:
         load_experiment("clusterd")
     assert str(caught.value) == (
-        'clusterd: no such file or shipped scenario (did you mean "clustered"?); shipped: clustered'
+        'clusterd: no such file or shipped scenario (did you mean "clustered"?); '
+            "shipped: abovenet, bellcanada, clustered, gts-ce"
     )
 
 

@@ -1,0 +1,154 @@
+"""Topologies: places joined by links, and what delay-shortest paths between them cost.
+
+Pure: no files, no system. ``testbed.scenario.topologies`` reads them from files.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from netem.spec import NetworkError
+
+FIBRE_KM_PER_S = 200_000.0
+"""Speed of light in fibre, about two thirds of that in vacuum."""
+EARTH_RADIUS_KM = 6371.0
+
+
+class TopologyError(NetworkError):
+    """The topology contradicts itself, or has no path that is needed. One sentence for the user."""
+
+
+@dataclass(frozen=True)
+class TopologyNode:
+    """A place. Coordinates in degrees, east and north positive; both ``None`` where unknown."""
+
+    name: str
+    longitude_deg: float | None = None
+    latitude_deg: float | None = None
+
+
+@dataclass(frozen=True)
+class TopologyLink:
+    """A link between nodes ``a`` and ``b``: the same one-way delay and rate in both directions."""
+
+    a: str
+    b: str
+    delay_s: float
+    rate_bps: float
+
+
+@dataclass(frozen=True)
+class Path:
+    """A delay-shortest path: its nodes in order, its one-way delay, its slowest link's rate."""
+
+    nodes: tuple[str, ...]
+    delay_s: float
+    rate_bps: float
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Nodes in a fixed order, and undirected links; two nodes may have several links.
+
+    ``without_coordinates`` names the nodes that kept a link from getting a delay from coordinates.
+    Raises ``TopologyError`` for two nodes of one name, a link from a node to itself or to no node.
+    """
+
+    name: str
+    nodes: tuple[TopologyNode, ...]
+    links: tuple[TopologyLink, ...]
+    without_coordinates: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        known = set(self.node_names)
+        if len(known) != len(self.nodes):
+            twice = next(name for name in self.node_names if self.node_names.count(name) > 1)
+            raise TopologyError(f"topology {self.name} has two nodes named {twice}")
+        for link in self.links:
+            for end in (link.a, link.b):
+                if end not in known:
+                    raise TopologyError(f"topology {self.name} has a link to {end}, which is no node of it")
+            if link.a == link.b:
+                raise TopologyError(f"topology {self.name} has a link from {link.a} to itself")
+
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        return tuple(node.name for node in self.nodes)
+
+    @property
+    def max_rate_bps(self) -> float:
+        return max(link.rate_bps for link in self.links)
+
+    def with_fibre_delays(self, detour: float = 1.0) -> Topology:
+        """The same topology with every link's delay from its ends' coordinates.
+
+        delay = great-circle distance x ``detour`` / 200 km/ms. A link with an end of unknown place keeps
+        the delay it has; ``without_coordinates`` of the result names those ends, in node order.
+        """
+        by_name = {node.name: node for node in self.nodes}
+        links = []
+        unplaced: set[str] = set()
+        for link in self.links:
+            distance_km = great_circle_km(by_name[link.a], by_name[link.b])
+            if distance_km is None:
+                unplaced.update(end for end in (link.a, link.b) if by_name[end].latitude_deg is None)
+                links.append(link)
+            else:
+                links.append(replace(link, delay_s=distance_km * detour / FIBRE_KM_PER_S))
+        names = tuple(name for name in self.node_names if name in unplaced)
+        return replace(self, links=tuple(links), without_coordinates=names)
+
+    def paths(self, chosen: Sequence[str]) -> dict[tuple[str, str], Path]:
+        """The delay-shortest path of every ordered pair of different ``chosen`` nodes.
+
+        Both directions of a pair take the same path. Of parallel links the shortest counts, then the
+        fastest. Raises ``TopologyError`` where a node is unknown or a pair is not connected.
+        """
+        import networkx as nx
+
+        for name in chosen:
+            if name not in self.node_names:
+                raise TopologyError(f"topology {self.name} has no node {name}")
+        # In the topology's order, so that ties do not depend on the order of the choice.
+        names = [name for name in self.node_names if name in chosen]
+        graph = nx.Graph()
+        graph.add_nodes_from(self.node_names)
+        for link in sorted(self.links, key=lambda link: (link.delay_s, -link.rate_bps)):
+            if not graph.has_edge(link.a, link.b):
+                graph.add_edge(link.a, link.b, delay_s=link.delay_s, rate_bps=link.rate_bps)
+
+        found: dict[tuple[str, str], Path] = {}
+        for position, start in enumerate(names):
+            delays_s, routes = nx.single_source_dijkstra(graph, start, weight="delay_s")
+            for end in names[position + 1 :]:
+                if end not in routes:
+                    raise TopologyError(f"topology {self.name} has no path from {start} to {end}")
+                route = tuple(routes[end])
+                rate_bps = min(graph.edges[hop]["rate_bps"] for hop in pairwise(route))
+                found[start, end] = Path(route, delays_s[end], rate_bps)
+                found[end, start] = Path(route[::-1], delays_s[end], rate_bps)
+        return found
+
+    def rtt_matrix_s(self, chosen: Sequence[str]) -> tuple[tuple[float, ...], ...]:
+        """RTT between ``chosen`` nodes, a row and a column each: twice the one-way delay; 0 on the diagonal.
+
+        Raises ``TopologyError`` as ``paths`` does.
+        """
+        paths = self.paths(chosen)
+        return tuple(tuple(0.0 if a == b else 2 * paths[a, b].delay_s for b in chosen) for a in chosen)
+
+
+def great_circle_km(a: TopologyNode, b: TopologyNode) -> float | None:
+    """Distance along the Earth's surface (haversine), or ``None`` where a place is unknown."""
+    if a.longitude_deg is None or a.latitude_deg is None or b.longitude_deg is None or b.latitude_deg is None:
+        return None
+    north_a, north_b = math.radians(a.latitude_deg), math.radians(b.latitude_deg)
+    east = math.radians(b.longitude_deg - a.longitude_deg)
+    h = (
+        math.sin((north_b - north_a) / 2) ** 2
+        + math.cos(north_a) * math.cos(north_b) * math.sin(east / 2) ** 2
+    )
+    return 2 * EARTH_RADIUS_KM * math.asin(math.sqrt(min(h, 1.0)))

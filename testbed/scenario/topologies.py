@@ -1,0 +1,197 @@
+"""Topologies of scenarios: their files, the choice of nodes by seed, and the matrix that a run keeps."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError
+
+from netem.topology import Topology, TopologyError, TopologyLink, TopologyNode
+from testbed.scenario.network import Node
+from testbed.scenario.problems import KeyedError, explain, key_in_document, nearest
+from testbed.scenario.schema import (
+    BitsPerSecond,
+    MatrixTable,
+    Name,
+    Seconds,
+    Table,
+    TopologyNetworkTable,
+)
+from testbed.scenario.sources import read_toml
+from testbed.scenario.units import RATE
+from testbed.scenario.workload import stream
+
+ANY = "any"
+"""The site that stands for a node of the topology drawn by the scenario's seed."""
+DEFAULT_DETOUR = 1.5
+"""Fibre follows roads and coasts: cables are about half longer than the straight way."""
+KEY = ("network", "topology")
+
+
+class NodeRow(Table):
+    name: Name
+    longitude: Annotated[float, Field(ge=-180, le=180)] | None = None
+    latitude: Annotated[float, Field(ge=-90, le=90)] | None = None
+
+
+class LinkRow(Table):
+    nodes: Annotated[list[Name], Field(min_length=2, max_length=2)]
+    delay: Seconds
+    rate: BitsPerSecond
+
+
+class TopologyFile(Table):
+    """A topology file: nodes in order, and links that carry both directions (``delay`` is one way)."""
+
+    name: Name
+    description: str = ""
+    nodes: Annotated[list[NodeRow], Field(min_length=1)]
+    links: Annotated[list[LinkRow], Field(min_length=1)]
+
+
+def shipped_topologies() -> list[str]:
+    """Names of the topologies that are installed with the tool."""
+    folder = resources.files("scenarios") / "topologies"
+    return sorted(f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml"))
+
+
+def load_topology(name_or_path: str, folder: Path = Path()) -> Topology:
+    """A shipped topology by name, or the file at a path, which may be relative to ``folder``.
+
+    Raises ``KeyedError`` that names the file and what in it is wrong; ``ScenarioError`` where the file
+    cannot be read.
+    """
+    shipped = shipped_topologies()
+    if name_or_path in shipped:
+        resource = resources.files("scenarios") / "topologies" / f"{name_or_path}.toml"
+        return _topology(tomllib.loads(resource.read_text(encoding="utf-8")), resource.name)
+    path = folder / name_or_path
+    if not path.is_file():
+        raise KeyedError(
+            KEY,
+            f'"{name_or_path}" is neither a shipped topology{nearest(name_or_path, shipped)} '
+            f"nor a file; shipped: {', '.join(shipped)}",
+        )
+    return _topology(read_toml(path), str(path))
+
+
+def _topology(document: dict[str, Any], label: str) -> Topology:
+    def wrong(where: KeyedError) -> KeyedError:
+        key = ".".join(str(part) for part in key_in_document(document, where.key))
+        return KeyedError(KEY, ": ".join(filter(None, (label, key, where.what))))
+
+    try:
+        file = TopologyFile.model_validate(document)
+        names = [row.name for row in file.nodes]
+        for index, row in enumerate(file.nodes):
+            _check_node(row, index, names)
+        for index, link in enumerate(file.links):
+            for end, name in enumerate(link.nodes):
+                if name not in names:
+                    raise KeyedError(("links", index, "nodes", end), unknown_node(name, file.name, names))
+        return Topology(
+            file.name,
+            tuple(TopologyNode(row.name, row.longitude, row.latitude) for row in file.nodes),
+            tuple(TopologyLink(row.nodes[0], row.nodes[1], row.delay, row.rate) for row in file.links),
+        )
+    except ValidationError as error:
+        raise wrong(explain(error)) from None
+    except KeyedError as where:
+        raise wrong(where) from None
+    except TopologyError as error:
+        raise wrong(KeyedError((), str(error))) from None
+
+
+def _check_node(row: NodeRow, index: int, names: list[str]) -> None:
+    if row.name == ANY:
+        raise KeyedError(("nodes", index, "name"), f'"{ANY}" means a drawn node and can be no node\'s name')
+    if names.index(row.name) != index:
+        raise KeyedError(("nodes", index, "name"), f'"{row.name}" is already nodes.{names.index(row.name)}')
+    if (row.longitude is None) != (row.latitude is None):
+        raise KeyedError(("nodes", index), "needs both longitude and latitude, or neither")
+
+
+def unknown_node(name: str, topology: str, names: Sequence[str]) -> str:
+    """Sentence for a node that a topology does not have."""
+    listed = ", ".join(names) if len(names) <= 12 else f"{names[0]} to {names[-1]} ({len(names)})"
+    return f'unknown node "{name}"{nearest(name, names)}; nodes of {topology}: {listed}'
+
+
+def choose_nodes(
+    topology: Topology, seed: int, servers: Sequence[Node], clients: Sequence[Node]
+) -> tuple[list[Node], list[Node]]:
+    """The same nodes with "any" replaced by drawn places.
+
+    One shuffled order of the places that no entry names: servers take from its start and clients from
+    its end, so that neither moves when the other grows, and more servers keep the places of fewer.
+    Servers get distinct places; clients share with servers, then with each other, only when places
+    run out. Raises ``KeyedError`` for unknown nodes and for more drawn servers than places.
+    """
+    names = topology.node_names
+    for node in (*servers, *clients):
+        if node.site != ANY and node.site not in names:
+            raise KeyedError(node.key, unknown_node(node.site, topology.name, names))
+    named = {node.site for node in (*servers, *clients)}
+    order = [name for name in names if name not in named]
+    stream(seed, "node choice").shuffle(order)
+    drawn = [node for node in servers if node.site == ANY]
+    if len(drawn) > len(order):
+        raise KeyedError(
+            drawn[0].key,
+            f'is "{ANY}" for {len(drawn)} servers, but {topology.name} has only {len(order)} nodes that '
+            "no entry names; lower the counts or name sites",
+        )
+    backwards = order[::-1] or list(names)
+    return _placed(servers, order), _placed(clients, backwards)
+
+
+def _placed(nodes: Sequence[Node], places: Sequence[str]) -> list[Node]:
+    placed = []
+    n_drawn = 0
+    for node in nodes:
+        if node.site == ANY:
+            placed.append(replace(node, site=places[n_drawn % len(places)]))
+            n_drawn += 1
+        else:
+            placed.append(node)
+    return placed
+
+
+def topology_of(table: TopologyNetworkTable, folder: Path) -> Topology:
+    """The topology that ``[network]`` names, with the delays that it asks for."""
+    topology = load_topology(table.topology, folder)
+    if table.delays == "fibre":
+        return topology.with_fibre_delays(DEFAULT_DETOUR if table.detour is None else table.detour)
+    return topology
+
+
+def as_matrix(table: TopologyNetworkTable, topology: Topology, sites: Iterable[str]) -> MatrixTable:
+    """``[network]`` over those places alone: what remains of a topology in a resolved scenario.
+
+    Nodes at one place are 0 s apart, at the rate of the topology's fastest link. Raises ``KeyedError``
+    where two places are not connected.
+    """
+    used = set(sites)
+    chosen = [name for name in topology.node_names if name in used]
+    try:
+        paths = topology.paths(chosen)
+    except TopologyError as error:
+        raise KeyedError(KEY, str(error)) from None
+    rates_bps = [[topology.max_rate_bps if a == b else paths[a, b].rate_bps for b in chosen] for a in chosen]
+    one_rate = len({rate for row in rates_bps for rate in row}) == 1
+    return MatrixTable(
+        backend=table.backend,
+        kind="matrix",
+        mtu=table.mtu,
+        keep_cpus_awake=table.keep_cpus_awake,
+        sites=chosen,
+        rtt=[[0.0 if a == b else 2 * paths[a, b].delay_s for b in chosen] for a in chosen],
+        rtt_unit="s",
+        rate=RATE.format(rates_bps[0][0]) if one_rate else rates_bps,
+        rate_unit=None if one_rate else "bit/s",
+    )
