@@ -1,0 +1,290 @@
+"""The exact offline optimum of placement and routing (BPRR), its LP relaxation, and rounding that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from policies.design import choose_design_concurrency
+from policies.feasibility import block_list, gigabytes
+from policies.greedy import whole
+from policies.link_costs import cheapest_chain, link_costs
+from policies.milp_model import BprrModel
+from policies.positions import PositionGraph
+from policies.problem import (
+    BlockRange,
+    Hop,
+    InfeasiblePlacement,
+    Placement,
+    PolicyError,
+    Problem,
+    RequestSpec,
+)
+from policies.waiting import ROUNDING_RATIO, fits
+
+
+class BprrAnswer(NamedTuple):
+    """A placement and one chain per request, none of which waits.
+
+    ``objective_s`` is the time per token summed over the requests. No placement and routes reach less
+    than ``lower_bound_s``; with ``proven_optimal`` none reach less than the objective.
+    """
+
+    ranges: tuple[BlockRange, ...]
+    chains: tuple[tuple[Hop, ...], ...]
+    objective_s: float
+    lower_bound_s: float
+    proven_optimal: bool
+
+
+def solve_bprr(
+    problem: Problem,
+    requests: Sequence[RequestSpec],
+    *,
+    decode_only: bool = False,
+    min_blocks: int = 0,
+    time_limit_s: float = 60.0,
+    gap_ratio: float = 0.0,
+) -> BprrAnswer:
+    """Place blocks and route ``requests``, all at once, so that their total time per token is least.
+
+    ``decode_only`` counts decode steps alone instead of the mean over all tokens. ``min_blocks`` = 1
+    makes every server with room for a block hold one. A solution within ``gap_ratio`` of the bound is
+    taken for optimal. ``policies.milp_model`` has the program. Raises ``InfeasiblePlacement`` if there
+    is no solution, ``PolicyError`` if the instance is too large or the time too short to find one.
+    """
+    _refuse_if_short(problem, requests)
+    model = BprrModel(problem, requests, decode_only=decode_only, min_blocks=min_blocks)
+    solution = model.linear.solve(time_limit_s=time_limit_s, gap_ratio=gap_ratio)
+    if solution is None:
+        raise _infeasible(problem, requests)
+    chains = model.chains(solution)
+    objective_s = _objective_s(problem, requests, chains, decode_only)
+    ranges = model.ranges(solution)
+    overbooked = _overbooked(problem, requests, ranges, chains)
+    assert not overbooked, f"the program's solution overbooks {overbooked}"
+    bound_s = objective_s if solution.proven_optimal and gap_ratio == 0 else min(solution.bound, objective_s)
+    return BprrAnswer(ranges, chains, objective_s, bound_s, solution.proven_optimal)
+
+
+def round_bprr(
+    problem: Problem,
+    requests: Sequence[RequestSpec],
+    *,
+    decode_only: bool = False,
+    min_blocks: int = 0,
+    time_limit_s: float = 60.0,
+) -> BprrAnswer:
+    """Solve the LP relaxation, round every a_j and m_j to the nearest whole number, route on that.
+
+    Each request in turn takes the cheapest chain on which its caches fit. ``lower_bound_s`` is the
+    relaxation's value. Rounding need not keep blocks held or memory kept: raises
+    ``InfeasiblePlacement`` with the blocks on no server, the server overbooked, or the request left
+    without a chain. Raises ``PolicyError`` as ``solve_bprr`` does.
+    """
+    _refuse_if_short(problem, requests)
+    model = BprrModel(problem, requests, decode_only=decode_only, min_blocks=min_blocks)
+    solution = model.linear.solve(relaxed=True, time_limit_s=time_limit_s)
+    if solution is None:
+        raise _infeasible(problem, requests)
+    ranges = []
+    for mean_first, mean_blocks in model.mean_ranges(solution):
+        n_held = round(mean_blocks)
+        first = min(round(mean_first), problem.model.n_blocks - n_held)
+        ranges.append(BlockRange(first, first + n_held) if n_held else BlockRange(0, 0))
+    chains = _route_in_turn(problem, requests, ranges, decode_only)
+    objective_s = _objective_s(problem, requests, chains, decode_only)
+    return BprrAnswer(tuple(ranges), chains, objective_s, solution.bound, False)
+
+
+def relaxation_s(
+    problem: Problem,
+    requests: Sequence[RequestSpec],
+    *,
+    decode_only: bool = False,
+    time_limit_s: float = 60.0,
+) -> float:
+    """Value of the LP relaxation: no placement and routes reach less. Raises as ``solve_bprr`` does."""
+    _refuse_if_short(problem, requests)
+    model = BprrModel(problem, requests, decode_only=decode_only, min_blocks=0)
+    solution = model.linear.solve(relaxed=True, time_limit_s=time_limit_s)
+    if solution is None:
+        raise _infeasible(problem, requests)
+    return solution.bound
+
+
+@dataclass
+class MilpPlacement:
+    """The exact optimum (BPRR) for |R| requests at once, by HiGHS: small instances only.
+
+    The requests have the design lengths and come from the clients in turn. The best found within
+    ``time_limit_s`` is answered; ``bounds["proven_optimal"]`` is 1 if it is the optimum.
+    """
+
+    time_limit_s: float = 60.0
+    name: str = "milp"
+
+    def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
+        """Place for ``design_concurrency`` requests; ``None`` chooses |R| as the paper does.
+
+        Raises ``InfeasiblePlacement``, and ``PolicyError`` for a problem that is too large.
+        """
+        requests = _design_requests(problem, design_concurrency)
+        answer = solve_bprr(problem, requests, time_limit_s=self.time_limit_s)
+        bounds = {
+            "objective_per_token_s": answer.objective_s / len(requests),
+            "lower_bound_per_token_s": answer.lower_bound_s / len(requests),
+            "proven_optimal": float(answer.proven_optimal),
+        }
+        return _placement(self.name, problem, answer.ranges, len(requests), bounds)
+
+
+@dataclass
+class LpRounding:
+    """The LP relaxation of BPRR for |R| requests, rounded: may be infeasible, small instances only.
+
+    The requests have the design lengths and come from the clients in turn.
+    """
+
+    time_limit_s: float = 60.0
+    name: str = "lp-rounding"
+
+    def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
+        """Place for ``design_concurrency`` requests; ``None`` chooses |R| as the paper does.
+
+        Raises ``InfeasiblePlacement``, also where only the rounding is to blame, and ``PolicyError``
+        for a problem that is too large.
+        """
+        requests = _design_requests(problem, design_concurrency)
+        answer = round_bprr(problem, requests, time_limit_s=self.time_limit_s)
+        bounds = {
+            "objective_per_token_s": answer.objective_s / len(requests),
+            "lower_bound_per_token_s": answer.lower_bound_s / len(requests),
+        }
+        return _placement(self.name, problem, answer.ranges, len(requests), bounds)
+
+
+def _design_requests(problem: Problem, design_concurrency: int | None) -> list[RequestSpec]:
+    if design_concurrency is None:
+        design_concurrency = choose_design_concurrency(problem).value
+    if design_concurrency < 1:
+        raise PolicyError(f"design concurrency must be at least 1, not {design_concurrency}")
+    n_clients = len(problem.clients)
+    return [
+        RequestSpec(i % n_clients, problem.n_input_tokens, problem.n_output_tokens)
+        for i in range(design_concurrency)
+    ]
+
+
+def _placement(
+    name: str, problem: Problem, ranges: Sequence[BlockRange], n_requests: int, bounds: dict[str, float]
+) -> Placement:
+    free_bytes = tuple(
+        max(server.memory_bytes - problem.model.block_bytes * held.n_blocks, 0.0)
+        for server, held in zip(problem.servers, ranges, strict=True)
+    )
+    return Placement(name, tuple(ranges), free_bytes, n_requests, bounds)
+
+
+def _objective_s(
+    problem: Problem,
+    requests: Sequence[RequestSpec],
+    chains: Sequence[tuple[Hop, ...]],
+    decode_only: bool,
+) -> float:
+    return sum(
+        link_costs(problem, request, decode_only=decode_only).of(chain)
+        for request, chain in zip(requests, chains, strict=True)
+    )
+
+
+def _overbooked(
+    problem: Problem,
+    requests: Sequence[RequestSpec],
+    ranges: Sequence[BlockRange],
+    chains: Sequence[tuple[Hop, ...]],
+) -> list[str]:
+    """Servers whose blocks and caches need more than their memory."""
+    used_bytes = [problem.model.block_bytes * held.n_blocks for held in ranges]
+    for request, chain in zip(requests, chains, strict=True):
+        for hop in chain:
+            used_bytes[hop.server] += problem.model.cache_bytes(request.n_tokens) * hop.n_blocks
+    # Twice the ratio: the program's own rows may use it up, and sums round.
+    return [
+        server.name
+        for server, used in zip(problem.servers, used_bytes, strict=True)
+        if used > server.memory_bytes * (1 + 2 * ROUNDING_RATIO)
+    ]
+
+
+def _route_in_turn(
+    problem: Problem, requests: Sequence[RequestSpec], ranges: Sequence[BlockRange], decode_only: bool
+) -> tuple[tuple[Hop, ...], ...]:
+    """The cheapest chain with room for each request in turn, on ranges that may be infeasible."""
+    model = problem.model
+    missing = Placement("", tuple(ranges), ()).uncovered(model.n_blocks)
+    if missing:
+        raise InfeasiblePlacement(
+            f"rounding the LP relaxation leaves block{'s' if len(missing) > 1 else ''} {block_list(missing)} on no "
+            f"server, for want of {gigabytes(len(missing) * model.block_bytes)} of memory there; use milp or cg-bp"
+        )
+    free_bytes = []
+    for server, held in zip(problem.servers, ranges, strict=True):
+        needed_bytes = model.block_bytes * held.n_blocks
+        if not fits(server.memory_bytes, needed_bytes):
+            raise InfeasiblePlacement(
+                f"rounding the LP relaxation overbooks {server.name}: {held.n_blocks} blocks need "
+                f"{gigabytes(needed_bytes)}, it has {gigabytes(server.memory_bytes)}; use milp or cg-bp"
+            )
+        free_bytes.append(server.memory_bytes - needed_bytes)
+    graph = PositionGraph(ranges, model.n_blocks)
+    chains = []
+    for number, request in enumerate(requests):
+        each_bytes = model.cache_bytes(request.n_tokens)
+        room = {
+            hop: fits(free_bytes[hop.server], each_bytes * hop.n_blocks) for _, hop in sum(graph.into, ())
+        }
+        costs = link_costs(problem, request, decode_only=decode_only)
+        chain = cheapest_chain(graph, costs, room.__getitem__)
+        if chain is None:
+            full = sorted(
+                {problem.servers[hop.server].name for hop, has_room in room.items() if not has_room}
+            )
+            raise InfeasiblePlacement(
+                f"rounding the LP relaxation leaves request {number} of {len(requests)} without a chain: no cache "
+                f"is left on {', '.join(full)} for {gigabytes(each_bytes)} per block; use milp or cg-bp"
+            )
+        for hop in chain:
+            free_bytes[hop.server] -= each_bytes * hop.n_blocks
+        chains.append(chain)
+    return tuple(chains)
+
+
+def _refuse_if_short(problem: Problem, requests: Sequence[RequestSpec]) -> None:
+    """Raise ``InfeasiblePlacement`` if the servers cannot hold all blocks with caches, however split."""
+    if not requests:
+        raise PolicyError("the optimum is over at least one request; give some")
+    model = problem.model
+    each_bytes = model.block_bytes + min(model.cache_bytes(r.n_tokens) for r in requests)
+    n_held = sum(whole(server.memory_bytes, each_bytes) for server in problem.servers)
+    if n_held < model.n_blocks:
+        missing = range(n_held, model.n_blocks)
+        raise InfeasiblePlacement(
+            f"no placement holds block{'s' if len(missing) > 1 else ''} {block_list(missing)}: the servers have room "
+            f"for {n_held} of {model.n_blocks} blocks with one session's cache each, for want of "
+            f"{gigabytes(len(missing) * each_bytes)} of memory"
+        )
+
+
+def _infeasible(problem: Problem, requests: Sequence[RequestSpec]) -> InfeasiblePlacement:
+    model = problem.model
+    needed_bytes = model.n_blocks * (
+        model.block_bytes + sum(model.cache_bytes(request.n_tokens) for request in requests)
+    )
+    have_bytes = sum(server.memory_bytes for server in problem.servers)
+    return InfeasiblePlacement(
+        f"no placement holds all {model.n_blocks} blocks with caches for {len(requests)} requests at once: one copy "
+        f"of the blocks and the caches need {gigabytes(needed_bytes)} in whole blocks, the "
+        f"{problem.n_servers} servers have {gigabytes(have_bytes)}; fewer requests at once or more memory would do"
+    )

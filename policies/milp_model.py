@@ -1,0 +1,165 @@
+"""Block placement and request routing (BPRR) as a mixed-integer linear program.
+
+The paper's problem in another exact form than its eqs. 13a-13h. There a_j and m_j are integers, tied
+to the routes by products that are linearised with big-M rows. Here binaries choose whole ranges, and
+requests flow over block positions:
+
+- y[j,a,e] = 1: server j holds the blocks [a, e). At most one range per server.
+- f[q,j,p,e] = number of requests of kind q (same client and lengths) that enter server j at position
+  p and leave it at the end e of its range, k = e - p blocks. Flow of n_q from position 0 to L.
+- A hop needs its range: sum_{p'<=p} f[q,j,p',e] <= n_q sum_{a<=p} y[j,a,e], for every q, j, p, e.
+- Memory: sum s_m (e - a) y + sum s_c(q) (e - p) f <= M_j.
+- Objective: sum (hop_s + block_s (e - p)) f, the time per token summed over the requests.
+
+There is no big-M, so the LP relaxation is tighter than the paper's. Requests of one kind share a flow,
+which loses nothing (an integral flow is a set of chains) and leaves no symmetric copies to search.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from policies.greedy import whole
+from policies.link_costs import link_costs
+from policies.milp_solver import LinearModel, Solution
+from policies.problem import BlockRange, Hop, PolicyError, Problem, RequestSpec
+from policies.waiting import ROUNDING_RATIO
+
+MAX_VARIABLES = 20_000
+"""Larger models are refused: HiGHS would need hours, if it finds anything at all."""
+
+
+class BprrModel:
+    """The program for ``requests`` on ``problem``.
+
+    ``min_blocks`` = 1 makes every server hold a block if it has room for one. Raises ``PolicyError``
+    if the program would have more than ``MAX_VARIABLES`` variables.
+    """
+
+    def __init__(
+        self, problem: Problem, requests: Sequence[RequestSpec], *, decode_only: bool, min_blocks: int
+    ) -> None:
+        self._problem = problem
+        self._requests = tuple(requests)
+        self._kinds = Counter(self._requests)
+        self._n_blocks = problem.model.n_blocks
+        self._cache_bytes = {q: problem.model.cache_bytes(q.n_tokens) for q in self._kinds}
+        self.linear = LinearModel()
+        self._ranges: list[dict[BlockRange, int]] = [{} for _ in problem.servers]
+        self._flows: dict[RequestSpec, dict[Hop, int]] = {q: {} for q in self._kinds}
+        self._refuse_large()
+        for j in range(problem.n_servers):
+            self._choose_range(j, min_blocks)
+            for kind in self._kinds:
+                self._offer_hops(j, kind, decode_only)
+            self._limit_memory(j)
+        for kind, n_requests in self._kinds.items():
+            self._conserve(kind, n_requests)
+
+    def _refuse_large(self) -> None:
+        n_variables = 0
+        for held in self._most_held():
+            n_variables += sum(self._n_blocks - m + 1 for m in range(1, held + 1)) * (1 + len(self._kinds))
+        if n_variables > MAX_VARIABLES:
+            raise PolicyError(
+                f"the exact program for {self._n_blocks} blocks, {self._problem.n_servers} servers and "
+                f"{len(self._kinds)} kinds of request would have up to {n_variables} variables, more than "
+                f"the {MAX_VARIABLES} that are tried; use cg-bp for this size"
+            )
+
+    def _most_held(self) -> list[int]:
+        """Blocks that fit on each server, at most L."""
+        block_bytes = self._problem.model.block_bytes
+        return [min(whole(s.memory_bytes, block_bytes), self._n_blocks) for s in self._problem.servers]
+
+    def _choose_range(self, j: int, min_blocks: int) -> None:
+        ranges = self._ranges[j]
+        held = self._most_held()[j]
+        for first in range(self._n_blocks):
+            for last in range(first + 1, min(first + held, self._n_blocks) + 1):
+                ranges[BlockRange(first, last)] = self.linear.variable(0.0, 1.0)
+        if ranges:
+            self.linear.row(dict.fromkeys(ranges.values(), 1.0), float(min(min_blocks, 1)), 1.0)
+
+    def _offer_hops(self, j: int, kind: RequestSpec, decode_only: bool) -> None:
+        """The hops that ``kind`` may take on server j, each only if j's range allows it."""
+        n_requests = self._kinds[kind]
+        costs = link_costs(self._problem, kind, decode_only=decode_only)
+        one_bytes = self._problem.model.block_bytes + self._cache_bytes[kind]
+        longest = whole(self._problem.servers[j].memory_bytes, one_bytes)
+        for last in range(1, self._n_blocks + 1):
+            entered: dict[int, float] = {}
+            for first in range(max(last - longest, 0), last):
+                hop = Hop(j, first, last)
+                flow = self.linear.variable(costs.of((hop,)), float(n_requests))
+                self._flows[kind][hop] = flow
+                entered[flow] = 1.0
+                needed = {
+                    y: -float(n_requests)
+                    for held, y in self._ranges[j].items()
+                    if held.last == last and held.first <= first
+                }
+                self.linear.row({**entered, **needed}, -float("inf"), 0.0)
+
+    def _limit_memory(self, j: int) -> None:
+        memory_bytes = self._problem.servers[j].memory_bytes
+        block_bytes = self._problem.model.block_bytes
+        terms = {y: block_bytes * held.n_blocks / memory_bytes for held, y in self._ranges[j].items()}
+        for kind, flows in self._flows.items():
+            for hop, flow in flows.items():
+                if hop.server == j:
+                    terms[flow] = self._cache_bytes[kind] * hop.n_blocks / memory_bytes
+        if terms:
+            self.linear.row(terms, 0.0, 1.0 + ROUNDING_RATIO)
+
+    def _conserve(self, kind: RequestSpec, n_requests: int) -> None:
+        """Every chain starts at position 0, goes on wherever it arrives, and ends at L."""
+        for position in range(self._n_blocks + 1):
+            terms = {}
+            for hop, flow in self._flows[kind].items():
+                if hop.first == position:
+                    terms[flow] = 1.0
+                elif hop.last == position:
+                    terms[flow] = -1.0
+            surplus = float(n_requests if position == 0 else -n_requests if position == self._n_blocks else 0)
+            self.linear.row(terms, surplus, surplus)
+
+    def ranges(self, solution: Solution) -> tuple[BlockRange, ...]:
+        """The range that an integral solution chooses for each server; ``(0, 0)`` for none."""
+        return tuple(
+            next((held for held, y in ranges.items() if solution.values[y] > 0.5), BlockRange(0, 0))
+            for ranges in self._ranges
+        )
+
+    def chains(self, solution: Solution) -> tuple[tuple[Hop, ...], ...]:
+        """A chain per request, from the flows of an integral solution."""
+        left = {
+            kind: {hop: round(solution.values[flow]) for hop, flow in flows.items()}
+            for kind, flows in self._flows.items()
+        }
+        return tuple(self._take_chain(left[request]) for request in self._requests)
+
+    def _take_chain(self, left: dict[Hop, int]) -> tuple[Hop, ...]:
+        chain: list[Hop] = []
+        position = 0
+        while position < self._n_blocks:
+            hop = next(h for h, n in left.items() if n > 0 and h.first == position)
+            left[hop] -= 1
+            chain.append(hop)
+            position = hop.last
+        return tuple(chain)
+
+    def mean_ranges(self, solution: Solution) -> list[tuple[float, float]]:
+        """(first block, number of blocks) of each server as a relaxed solution has them: real numbers.
+
+        The paper's a_j - 1, as the mean over the ranges chosen in part, and m_j, as their sum.
+        """
+        means = []
+        for ranges in self._ranges:
+            chosen = {held: solution.values[y] for held, y in ranges.items()}
+            weight = sum(chosen.values())
+            first = sum(part * held.first for held, part in chosen.items())
+            blocks = sum(part * held.n_blocks for held, part in chosen.items())
+            means.append((first / weight if weight > 0 else 0.0, blocks))
+        return means

@@ -1,0 +1,111 @@
+"""A small linear model and its solution by HiGHS, which is imported when a model is solved."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from policies.problem import PolicyError
+
+_TOLERANCE = 1e-9
+"""Of feasibility, optimality and integrality; costs and rows are scaled to about 1."""
+
+
+class Solution(NamedTuple):
+    """Values of the variables; ``bound`` is proven: no solution has a smaller objective."""
+
+    values: tuple[float, ...]
+    objective: float
+    bound: float
+    proven_optimal: bool
+
+
+class LinearModel:
+    """Minimise a linear objective with costs >= 0 over variables >= 0 under linear rows."""
+
+    def __init__(self) -> None:
+        self._costs: list[float] = []
+        self._uppers: list[float] = []
+        self._integer: list[bool] = []
+        self._lower_sides: list[float] = []
+        self._upper_sides: list[float] = []
+        self._starts: list[int] = [0]
+        self._columns: list[int] = []
+        self._coefficients: list[float] = []
+
+    @property
+    def n_variables(self) -> int:
+        return len(self._costs)
+
+    def variable(self, cost: float, upper: float = math.inf, *, integer: bool = True) -> int:
+        """Add a variable in ``[0, upper]``; its number."""
+        self._costs.append(cost)
+        self._uppers.append(upper)
+        self._integer.append(integer)
+        return len(self._costs) - 1
+
+    def row(self, terms: Mapping[int, float], lower: float, upper: float) -> None:
+        """Add ``lower <= sum of coefficient * variable <= upper``; ``terms`` is by variable."""
+        self._columns.extend(terms)
+        self._coefficients.extend(terms.values())
+        self._starts.append(len(self._columns))
+        self._lower_sides.append(lower)
+        self._upper_sides.append(upper)
+
+    def solve(
+        self, *, relaxed: bool = False, time_limit_s: float = math.inf, gap_ratio: float = 0.0
+    ) -> Solution | None:
+        """The optimum (``relaxed``: without integrality), or the best found within the limit.
+
+        ``None`` means that there is no solution. A solution within ``gap_ratio`` of the bound counts
+        as optimal. Raises ``PolicyError`` if the time was too short to find any, or if HiGHS fails.
+        """
+        import highspy
+        import numpy as np
+
+        scale = max(self._costs, default=0.0) or 1.0
+        lp = highspy.HighsLp()
+        lp.num_col_, lp.num_row_ = len(self._costs), len(self._lower_sides)
+        lp.col_cost_ = np.array(self._costs) / scale
+        lp.col_lower_ = np.zeros(len(self._costs))
+        lp.col_upper_ = np.array(self._uppers)
+        lp.row_lower_ = np.array(self._lower_sides)
+        lp.row_upper_ = np.array(self._upper_sides)
+        lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+        lp.a_matrix_.start_ = np.array(self._starts)
+        lp.a_matrix_.index_ = np.array(self._columns)
+        lp.a_matrix_.value_ = np.array(self._coefficients)
+        mixed = not relaxed and any(self._integer)
+        if mixed:
+            kinds = {True: highspy.HighsVarType.kInteger, False: highspy.HighsVarType.kContinuous}
+            lp.integrality_ = [kinds[integer] for integer in self._integer]
+        highs = highspy.Highs()  # type: ignore[no-untyped-call]
+        options: dict[str, bool | float | str] = {
+            "output_flag": False,
+            "parallel": "off",
+            "time_limit": time_limit_s,
+            "mip_rel_gap": gap_ratio,
+            "mip_abs_gap": _TOLERANCE,
+            "mip_feasibility_tolerance": _TOLERANCE,
+            "primal_feasibility_tolerance": _TOLERANCE,
+            "dual_feasibility_tolerance": _TOLERANCE,
+        }
+        for option, value in options.items():
+            highs.setOptionValue(option, value)
+        highs.passModel(lp)
+        highs.run()
+        status, info = highs.getModelStatus(), highs.getInfo()
+        if status in (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible):
+            return None  # never unbounded: costs and variables are >= 0
+        optimal = status == highspy.HighsModelStatus.kOptimal
+        if not optimal and status != highspy.HighsModelStatus.kTimeLimit:
+            raise PolicyError(f"HiGHS ended with {highs.modelStatusToString(status)!r}")
+        if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
+            raise PolicyError(
+                f"HiGHS found no solution within {time_limit_s:g} s; allow more time or make the instance smaller"
+            )
+        objective = info.objective_function_value
+        bound = info.mip_dual_bound if mixed else objective if optimal else 0.0
+        values = tuple(float(value) for value in highs.getSolution().col_value)
+        return Solution(values, objective * scale, bound * scale, optimal)
