@@ -43,6 +43,9 @@ class _Kind(NamedTuple):
 class PetalsRouter:
     """Dijkstra over servers, which here is one pass in the order of the ranges' ends.
 
+    Costs are summed in milliseconds in the reference simulator's order of addition: which of two chains
+    of equal cost it takes hinges on the last bit of these sums.
+
     First hop raw_RTT(c,i)/2 + overhead + tau_i m_i; hop i to j raw_RTT(i,j)/2 + overhead + tau_j k;
     plus the penalty where exactly no session more fits; last hop raw_RTT(c,i)/2. Of equal chains,
     Dijkstra keeps the one whose predecessor it settled first: smallest distance, then list order.
@@ -53,6 +56,13 @@ class PetalsRouter:
         self._placement = placement
         self._policy = policy
         self._kinds: dict[tuple[int, int], _Kind] = {}
+        self._hop_overhead_ms = _ms(policy.hop_overhead_s)
+        self._penalty_ms = _ms(policy.shortage_penalty_s)
+        self._decode_ms = [_ms(server.decode_s) for server in problem.servers]
+        # One-way delays. Networks have few distinct ones: each is converted once.
+        half_ms = {t: _ms(t) / 2 for row in (*problem.raw_rtt_s, *problem.server_rtt_s) for t in row}
+        self._from_client_ms = [[half_ms[t] for t in row] for row in problem.raw_rtt_s]
+        self._from_server_ms = [[half_ms[t] for t in row] for row in problem.server_rtt_s]
 
     def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
         """The cheapest chain. Its ``wait_s`` is what its hops then make the session wait."""
@@ -92,38 +102,38 @@ class PetalsRouter:
 
         Links over which a server's whole cache is too small for the session are left out.
         """
-        problem, ranges = self._problem, self._placement.ranges
-        client_rtt_s = problem.raw_rtt_s[client]
+        ranges, cache_bytes = self._placement.ranges, self._placement.cache_bytes
+        from_client_ms = self._from_client_ms[client]
         # Ranges end strictly later from hop to hop, so that this order settles predecessors first.
         by_end = sorted((j for j, _ in kind.sessions), key=lambda j: ranges[j].last)
-        dist_s: dict[int, float] = {}
+        dist_ms: dict[int, float] = {}
         before: dict[int, int | None] = {}
         for j in by_end:
-            held, server = ranges[j], problem.servers[j]
-            penalty_s = self._policy.shortage_penalty_s if j in full else 0.0
+            held, decode_ms = ranges[j], self._decode_ms[j]
+            penalty_ms = self._penalty_ms if j in full else 0.0
             offers: list[tuple[float, float, int, int | None]] = []
             entries: list[tuple[float, int, float, int | None]] = [
-                (dist_s[i], ranges[i].last, problem.server_rtt_s[i][j], i)
-                for i in dist_s
+                (dist_ms[i], ranges[i].last, self._from_server_ms[i][j], i)
+                for i in dist_ms
                 if held.first <= ranges[i].last < held.last
             ]
             if held.first == 0:
-                entries.append((0.0, 0, client_rtt_s[j], None))
-            for start_s, position, rtt_s, i in entries:
+                entries.append((0.0, 0, from_client_ms[j], None))
+            for start_ms, position, way_ms, i in entries:
                 n_blocks = held.last - position
-                if fits(self._placement.cache_bytes[j], n_blocks * kind.block_bytes):
-                    link_s = rtt_s / 2 + self._policy.hop_overhead_s + server.decode_s * n_blocks
-                    offers.append((start_s + (link_s + penalty_s), start_s, -1 if i is None else i, i))
+                if fits(cache_bytes[j], n_blocks * kind.block_bytes):
+                    link_ms = way_ms + self._hop_overhead_ms + decode_ms * n_blocks
+                    offers.append((start_ms + (link_ms + penalty_ms), start_ms, -1 if i is None else i, i))
             if offers:
-                dist_s[j], _, _, before[j] = min(offers, key=lambda o: o[:3])
+                dist_ms[j], _, _, before[j] = min(offers, key=lambda o: o[:3])
         ends = [
-            (dist_s[j] + client_rtt_s[j] / 2, dist_s[j], j)
-            for j in dist_s
-            if ranges[j].last == problem.model.n_blocks
+            (dist_ms[j] + from_client_ms[j], dist_ms[j], j)
+            for j in dist_ms
+            if ranges[j].last == self._problem.model.n_blocks
         ]
         if not ends:
             return (), math.inf
-        cost_s, _, last = min(ends)
+        cost_ms, _, last = min(ends)
         chain: list[int] = []
         at: int | None = last
         while at is not None:
@@ -132,4 +142,9 @@ class PetalsRouter:
         hops: list[Hop] = []
         for j in reversed(chain):
             hops.append(Hop(j, hops[-1].last if hops else 0, ranges[j].last))
-        return tuple(hops), cost_s
+        return tuple(hops), cost_ms / 1e3
+
+
+def _ms(time_s: float) -> float:
+    """Milliseconds as a person would write them: rid of the conversion's own rounding."""
+    return round(time_s * 1e3, 9)

@@ -103,7 +103,9 @@ class Problem:
     ``server_rtt_s[i][j]`` is the raw RTT between servers. ``n_input_tokens`` and
     ``n_output_tokens`` are the lengths that placement is designed for (the maxima).
     ``request_rate`` is lambda in requests per second, all clients together.
-    ``join_order`` is the order in which servers join under PETALS.
+    ``join_order`` is the order in which servers join under PETALS. ``forwarding``: servers send hidden
+    states straight to the next server and the last one to the client; otherwise (hub-spoke) every hop
+    goes through the client.
     """
 
     model: ModelSpec
@@ -119,6 +121,7 @@ class Problem:
     request_rate: float
     join_order: tuple[int, ...]
     initial_delay_s: float = 0.0
+    forwarding: bool = False
 
     @property
     def n_servers(self) -> int:
@@ -179,8 +182,7 @@ class Hop(NamedTuple):
         return self.last - self.first
 
 
-@dataclass(frozen=True)
-class Route:
+class Route(NamedTuple):
     """A chain of servers that covers ``[0, n_blocks)``.
 
     ``wait_s`` is the largest waiting time among its hops as the policy expects it (0: room
@@ -192,16 +194,46 @@ class Route:
     cost_s: float
 
 
+def hop_times_s(
+    problem: Problem, request: RequestSpec, previous: int | None, server: int
+) -> tuple[float, float]:
+    """Communication of one hop: (of the prompt, of every further token).
+
+    Hub-spoke: t^I_cj(l) and t_cj. Forwarding: the round trip's propagation is replaced by the one-way
+    delay from ``previous`` (``None``: the client); what t_cj has beyond propagation stays.
+    """
+    client = request.client
+    input_s = problem.input_rtt_s(client, server, request.n_input_tokens)
+    token_s = problem.token_rtt_s[client][server]
+    if not problem.forwarding:
+        return input_s, token_s
+    from_client_s = problem.raw_rtt_s[client][server]
+    before_s = from_client_s if previous is None else problem.server_rtt_s[previous][server]
+    less_s = from_client_s - before_s / 2
+    return input_s - less_s, token_s - less_s
+
+
+def return_s(problem: Problem, client: int, server: int) -> float:
+    """What a token still needs from the last server to the client: nothing more with hub-spoke."""
+    return problem.raw_rtt_s[client][server] / 2 if problem.forwarding else 0.0
+
+
 def service_s(problem: Problem, request: RequestSpec, hops: Sequence[Hop]) -> tuple[float, float]:
     """Modelled (first-token, whole-request) time of a chain without queue and setup.
 
     First token: sum over hops of t^I_cj + k_j tau^I_j. All: that plus
-    ``(l_out - 1) * sum(t_cj + k_j tau_j)``.
+    ``(l_out - 1) * sum(t_cj + k_j tau_j)``; see ``hop_times_s`` for forwarding.
     """
     prefill = decode = 0.0
+    previous: int | None = None
     for hop in hops:
         server = problem.servers[hop.server]
-        prefill += problem.input_rtt_s(request.client, hop.server, request.n_input_tokens)
+        input_s, token_s = hop_times_s(problem, request, previous, hop.server)
+        prefill += input_s
         prefill += hop.n_blocks * server.prefill_s(request.n_input_tokens)
-        decode += problem.token_rtt_s[request.client][hop.server] + hop.n_blocks * server.decode_s
+        decode += token_s + hop.n_blocks * server.decode_s
+        previous = hop.server
+    if previous is not None:
+        last_s = return_s(problem, request.client, previous)
+        prefill, decode = prefill + last_s, decode + last_s
     return prefill, prefill + (request.n_output_tokens - 1) * decode

@@ -11,16 +11,27 @@ from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, cast
 
+from policies.ablations import OptimizedNumber, OptimizedOrder
 from policies.cgbp import CgBp
 from policies.interfaces import PlacementPolicy, RoutingPolicy
+from policies.optimal_rr import OptimalRr
 from policies.petals import PetalsPlacement
 from policies.petals_routing import PetalsRouting
 from policies.problem import PolicyError
-from policies.wsrr import WsRr
+from policies.wsrr import ShortestPath, WsRr
 
-PLACEMENTS: dict[str, type[PlacementPolicy]] = {p.name: p for p in (PetalsPlacement, CgBp)}
-ROUTINGS: dict[str, type[RoutingPolicy]] = {r.name: r for r in (PetalsRouting, WsRr)}
-PAIRS: dict[str, tuple[str, str]] = {"petals": ("petals", "petals"), "proposed": ("cg-bp", "ws-rr")}
+PLACEMENTS: dict[str, type[PlacementPolicy]] = {
+    p.name: p for p in (PetalsPlacement, OptimizedOrder, OptimizedNumber, CgBp)
+}
+ROUTINGS: dict[str, type[RoutingPolicy]] = {r.name: r for r in (PetalsRouting, WsRr, OptimalRr, ShortestPath)}
+PAIRS: dict[str, tuple[str, str]] = {
+    "petals": ("petals", "petals"),
+    "petals-optimized-order": ("petals-optimized-order", "petals"),
+    "petals-optimized-number": ("petals-optimized-number", "petals"),
+    "petals-optimized-rr": ("petals", "optimal-rr"),
+    "proposed": ("cg-bp", "ws-rr"),
+    "cg-bprr": ("cg-bp", "shortest-path"),
+}
 
 _SHIPPED: dict[str, dict[str, Any]] = {"placement": {**PLACEMENTS}, "routing": {**ROUTINGS}}
 _METHODS = {"placement": "place", "routing": "bind"}

@@ -1,0 +1,74 @@
+"""PETALS with one step of CG-BP each: the order in which servers choose, or how many blocks they take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from policies.design import choose_design_concurrency
+from policies.feasibility import cgbp_infeasible, petals_infeasible
+from policies.greedy import amortized_s, block_counts, serving_order
+from policies.petals import choose_ranges, petals_block_counts
+from policies.problem import Placement, PolicyError, Problem
+
+
+@dataclass
+class OptimizedOrder:
+    """PETALS' placement with servers joining in CG-BP's order (the paper's Optimized Order).
+
+    Blocks per server and cache room are PETALS'. Servers that CG-BP would leave out join last.
+    """
+
+    honour_block_cap: bool = True
+    name: str = "petals-optimized-order"
+
+    def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
+        """Join in increasing t~_j, with m_j of CG-BP for |R|. Raises ``InfeasiblePlacement``."""
+        concurrency = _concurrency(problem, design_concurrency)
+        order = _cgbp_order(problem, concurrency, self.honour_block_cap)
+        counts = petals_block_counts(problem, honour_cap=self.honour_block_cap)
+        ranges = choose_ranges(problem, counts, order)
+        cache_bytes = tuple(held.n_blocks * problem.model.petals_cache_bytes for held in ranges)
+        placement = Placement(self.name, ranges, cache_bytes, concurrency)
+        missing = placement.uncovered(problem.model.n_blocks)
+        if missing:
+            raise petals_infeasible(problem, counts, missing)
+        return placement
+
+
+@dataclass
+class OptimizedNumber:
+    """PETALS' choice of windows with CG-BP's number of blocks per server (the paper's Optimized Number).
+
+    Servers join in PETALS' order; the cache room is all memory that the blocks leave, as for CG-BP.
+    """
+
+    honour_block_cap: bool = True
+    name: str = "petals-optimized-number"
+
+    def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
+        """Windows of m_j = floor(M_j / (s_m + s_c |R|)) blocks. Raises ``InfeasiblePlacement``."""
+        concurrency = _concurrency(problem, design_concurrency)
+        counts = block_counts(problem, concurrency, honour_cap=self.honour_block_cap)
+        ranges = choose_ranges(problem, counts, problem.join_order)
+        cache_bytes = tuple(
+            server.memory_bytes - problem.model.block_bytes * held.n_blocks
+            for server, held in zip(problem.servers, ranges, strict=True)
+        )
+        placement = Placement(self.name, ranges, cache_bytes, concurrency)
+        missing = placement.uncovered(problem.model.n_blocks)
+        if missing:
+            raise cgbp_infeasible(problem, concurrency, missing, self.honour_block_cap)
+        return placement
+
+
+def _concurrency(problem: Problem, given: int | None) -> int:
+    concurrency = choose_design_concurrency(problem).value if given is None else given
+    if concurrency < 1:
+        raise PolicyError(f"design concurrency must be at least 1, not {concurrency}")
+    return concurrency
+
+
+def _cgbp_order(problem: Problem, concurrency: int, honour_cap: bool) -> list[int]:
+    counts = block_counts(problem, concurrency, honour_cap=honour_cap)
+    order = serving_order(amortized_s(problem, counts))
+    return order + [j for j in range(problem.n_servers) if j not in set(order)]
