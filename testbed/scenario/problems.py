@@ -48,6 +48,9 @@ def key_in_document(document: Any, key: Sequence[str | int]) -> Key:
     here = document
     for position, part in enumerate(key):
         in_table = isinstance(here, dict) and part in here
+        if in_table and not isinstance(here[part], dict | list) and key[position + 1 : position + 2]:
+            # A tag with the name of a key, as kind = "topology" has beside topology = "...".
+            in_table = key[position + 1] not in here
         if in_table or (isinstance(here, list) and isinstance(part, int) and part < len(here)):
             here = here[part]
         elif not (isinstance(here, dict) and isinstance(part, str) and position == len(key) - 1):
