@@ -16,6 +16,7 @@ from policies.cgbp import CgBp
 from policies.interfaces import PlacementPolicy, RoutingPolicy
 from policies.optimal_rr import OptimalRr
 from policies.petals import PetalsPlacement
+from policies.petals_code import PetalsCodeRouting
 from policies.petals_routing import PetalsRouting
 from policies.problem import PolicyError
 from policies.wsrr import ShortestPath, WsRr
@@ -23,7 +24,9 @@ from policies.wsrr import ShortestPath, WsRr
 PLACEMENTS: dict[str, type[PlacementPolicy]] = {
     p.name: p for p in (PetalsPlacement, OptimizedOrder, OptimizedNumber, CgBp)
 }
-ROUTINGS: dict[str, type[RoutingPolicy]] = {r.name: r for r in (PetalsRouting, WsRr, OptimalRr, ShortestPath)}
+ROUTINGS: dict[str, type[RoutingPolicy]] = {
+    r.name: r for r in (PetalsRouting, PetalsCodeRouting, WsRr, OptimalRr, ShortestPath)
+}
 PAIRS: dict[str, tuple[str, str]] = {
     "petals": ("petals", "petals"),
     "petals-optimized-order": ("petals-optimized-order", "petals"),
