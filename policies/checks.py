@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from policies.feasibility import block_list, gigabytes
-from policies.problem import Placement, PolicyError, Problem, Route
+from policies.problem import Placement, PolicyError, Problem, RequestSpec, Route
+from policies.state import SystemState
+from policies.waiting import waiting_s
 
 _ROUNDING_RATIO = 1e-9
 
@@ -78,6 +81,25 @@ def check_route(problem: Problem, placement: Placement, route: Route, name: str)
         )
     if not route.wait_s >= 0:
         raise PolicyError(f"routing policy {name} expects a wait of {route.wait_s} s; it must be >= 0")
+
+
+def check_waiting(
+    problem: Problem, request: RequestSpec, route: Route, state: SystemState, now_s: float, name: str
+) -> None:
+    """A route does not promise room before there is any: ``wait_s`` is at least t^W of each of its hops.
+
+    Raises ``PolicyError`` naming the policy ``name``, the server and the memory.
+    """
+    block_bytes = problem.model.cache_bytes(request.n_tokens)
+    for hop in route.hops:
+        need_bytes = hop.n_blocks * block_bytes
+        until_s = waiting_s(state, hop.server, need_bytes, now_s)
+        if until_s > route.wait_s * (1 + _ROUNDING_RATIO) + _ROUNDING_RATIO:
+            when = "never has it" if until_s == math.inf else f"has it only in {until_s:.3f} s"
+            raise PolicyError(
+                f"routing policy {name} overbooks {problem.servers[hop.server].name}: after a wait of "
+                f"{route.wait_s:g} s the session needs {gigabytes(need_bytes)} of cache there, and it {when}"
+            )
 
 
 def _ints(held: Any, who: str, server: str) -> tuple[int, int]:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
-from policies.checks import check_route
-from policies.interfaces import Router
 from policies.problem import Hop, Placement, Problem, RequestSpec, service_s
 from policies.state import SystemState
 from policies.workload import RequestPlan
 from testbed.experiment import Calibration
-from testbed.placing import policy_code
+from testbed.placing import CheckedRouter
 
 
 class Coordinator:
@@ -26,22 +23,17 @@ class Coordinator:
         self,
         problem: Problem,
         placement: Placement,
-        router: Router,
-        routing_name: str,
+        router: CheckedRouter,
         calibration: Calibration,
         requests: tuple[RequestPlan, ...],
         now_s: Callable[[], float],
     ) -> None:
         self._problem = problem
-        self._placement = placement
         self._router = router
-        self._routing_name = routing_name
         self._calibration = calibration
         self._requests = {r.index: r for r in requests}
         self._now_s = now_s
         self._state = SystemState(placement.cache_bytes)
-        self.decisions_s: list[float] = []
-        """Real seconds that each decision took."""
 
     def route(self, index: int) -> dict[str, Any] | None:
         """The chain for request ``index`` now: ``{hops, wait_s, decision_s}``, ``None`` if there is none.
@@ -52,14 +44,10 @@ class Coordinator:
         request = RequestSpec(plan.client, plan.n_input_tokens, plan.n_output_tokens)
         now_s = self._now_s()
         self._state.close(index)
-        started_at = time.perf_counter()
-        with policy_code("routing", self._routing_name):
-            route = self._router.route(request, self._state, now_s)
-        decision_s = time.perf_counter() - started_at
-        self.decisions_s.append(decision_s)
+        route = self._router.route(request, self._state, now_s)
         if route is None:
             return None
-        check_route(self._problem, self._placement, route, self._routing_name)
+        decision_s = self._router.decisions_s[-1]
         self._hold(index, request, route.hops, now_s)
         return {"hops": [list(hop) for hop in route.hops], "wait_s": route.wait_s, "decision_s": decision_s}
 

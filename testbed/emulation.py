@@ -73,7 +73,6 @@ class Emulation:
             experiment.problem,
             placed.placement,
             placed.router,
-            experiment.routing,
             experiment.calibration,
             experiment.requests,
             self.now_s,

@@ -5,17 +5,58 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
-from policies.checks import check_placement
-from policies.interfaces import Router
-from policies.problem import Placement, PolicyError
+from policies.checks import check_placement, check_route, check_waiting
+from policies.interfaces import PlacementPolicy, Router, RoutingPolicy
+from policies.problem import Hop, Placement, PolicyError, Problem, RequestSpec, Route
 from policies.registry import resolve_placement, resolve_routing
+from policies.state import SystemState
 from testbed.errors import UserError
 from testbed.experiment import Experiment
+from testbed.fixed import PREFIX, fixed_placement, fixed_routing
+
+_NONE: Mapping[str, RoutingPolicy] = MappingProxyType({})
+_MAX_CHECKED = 65536
+"""Chains whose check is remembered."""
+
+
+class CheckedRouter:
+    """A router that is held to the rules and whose time is taken.
+
+    ``decisions_s`` grows by the real seconds of each decision. ``check_waits`` also holds the expected
+    wait to what the state says, for engines that take the policy's word for it.
+    """
+
+    def __init__(self, router: Router, problem: Problem, placement: Placement, name: str) -> None:
+        self._router = router
+        self._problem = problem
+        self._placement = placement
+        self._name = name
+        self._checked: set[tuple[Hop, ...]] = set()
+        self.decisions_s: list[float] = []
+        self.check_waits = False
+
+    def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
+        """Raises ``PolicyError`` naming the policy if it fails or answers a chain that breaks a rule."""
+        started_at = time.perf_counter()
+        with policy_code("routing", self._name):
+            route = self._router.route(request, state, now_s)
+        self.decisions_s.append(time.perf_counter() - started_at)
+        if route is None:
+            return None
+        if not (isinstance(route, Route) and route.wait_s >= 0 and route.hops in self._checked):
+            check_route(self._problem, self._placement, route, self._name)
+            if len(self._checked) >= _MAX_CHECKED:
+                self._checked.clear()
+            self._checked.add(route.hops)
+        if self.check_waits:
+            check_waiting(self._problem, request, route, state, now_s, self._name)
+        return route
 
 
 @dataclass(frozen=True)
@@ -23,7 +64,7 @@ class PlacedExperiment:
     """A checked placement, the router for it, and the real seconds that deciding took."""
 
     placement: Placement
-    router: Router
+    router: CheckedRouter
     decision_s: float
 
 
@@ -42,19 +83,43 @@ def policy_code(kind: str, name: str) -> Iterator[None]:
         ) from error
 
 
-def place_experiment(experiment: Experiment) -> PlacedExperiment:
-    """Place the blocks. Raises ``UserError`` with the policy's reason."""
-    started_at = time.perf_counter()
-    if ":" in experiment.placement + experiment.routing and str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))  # module:Class is looked up in the current folder too
+def place_experiment(
+    experiment: Experiment, stand_ins: Mapping[str, RoutingPolicy] = _NONE
+) -> PlacedExperiment:
+    """Place the blocks. Raises ``UserError`` with the policy's reason.
+
+    ``stand_ins`` are routing policies to take in place of the registered ones of their names.
+    """
     try:
-        policy = resolve_placement(experiment.placement)
-        with policy_code("placement", experiment.placement):
-            placement = policy.place(experiment.problem, experiment.design_concurrency)
-        check_placement(experiment.problem, placement, experiment.placement)
-        routing = resolve_routing(experiment.routing)
-        with policy_code("routing", experiment.routing):
-            router = routing.bind(experiment.problem, placement)
+        return place(experiment, stand_ins)
     except PolicyError as error:
         raise UserError(str(error)) from error
-    return PlacedExperiment(placement, router, time.perf_counter() - started_at)
+
+
+def place(experiment: Experiment, stand_ins: Mapping[str, RoutingPolicy] = _NONE) -> PlacedExperiment:
+    """As ``place_experiment``, but raises the ``PolicyError`` itself."""
+    problem = experiment.problem
+    if ":" in experiment.placement + experiment.routing and str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))  # module:Class is looked up in the current folder too
+    policy = placement_policy(experiment.placement)
+    routing = stand_ins.get(experiment.routing) or routing_policy(experiment.routing)
+    started_at = time.perf_counter()
+    with policy_code("placement", experiment.placement):
+        placement = policy.place(problem, experiment.design_concurrency)
+    check_placement(problem, placement, experiment.placement)
+    with policy_code("routing", experiment.routing):
+        router = routing.bind(problem, placement)
+    decision_s = time.perf_counter() - started_at
+    return PlacedExperiment(
+        placement, CheckedRouter(router, problem, placement, experiment.routing), decision_s
+    )
+
+
+def placement_policy(name: str) -> PlacementPolicy:
+    """The placement policy of a name as scenarios give it. Raises ``PolicyError`` or ``UserError``."""
+    return fixed_placement(name) if name.startswith(PREFIX) else resolve_placement(name)
+
+
+def routing_policy(name: str) -> RoutingPolicy:
+    """The routing policy of a name as scenarios give it. Raises ``PolicyError`` or ``UserError``."""
+    return fixed_routing(name) if name.startswith(PREFIX) else resolve_routing(name)

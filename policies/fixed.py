@@ -1,0 +1,109 @@
+"""Decisions that a user has made: a placement as given, and chains as given."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from policies.problem import (
+    BlockRange,
+    Hop,
+    Placement,
+    PolicyError,
+    Problem,
+    RequestSpec,
+    Route,
+    service_s,
+)
+from policies.state import SystemState
+from policies.waiting import waiting_s
+
+
+@dataclass
+class FixedPlacement:
+    """The blocks that each server holds, as given.
+
+    ``ranges`` in the order of the servers; ``cache_bytes`` likewise, ``None``: whatever the blocks leave.
+    """
+
+    ranges: tuple[BlockRange, ...]
+    cache_bytes: tuple[float, ...] | None = None
+    name: str = "fixed"
+
+    def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
+        """``design_concurrency`` is noted and has no effect. ``checks.check_placement`` judges the answer."""
+        cache_bytes = self.cache_bytes
+        if cache_bytes is None:
+            cache_bytes = tuple(
+                max(server.memory_bytes - problem.model.block_bytes * held.n_blocks, 0.0)
+                for server, held in zip(problem.servers, self.ranges, strict=False)
+            )
+        return Placement(self.name, self.ranges, cache_bytes, design_concurrency)
+
+
+@dataclass
+class FixedRouting:
+    """One chain for every request, or one per client, as given.
+
+    ``chains`` are servers, by name or number, by client name; the key ``""`` stands for all other clients.
+    """
+
+    chains: Mapping[str, Sequence[str | int]]
+    name: str = "fixed"
+
+    def bind(self, problem: Problem, placement: Placement) -> FixedRouter:
+        """Raises ``PolicyError`` if a client has no chain, or a chain does not hold all blocks in order."""
+        unknown = [name for name in self.chains if name and name not in problem.clients]
+        if unknown:
+            raise PolicyError(
+                f"the fixed route is for {unknown[0]!r}, which is no client; clients: {', '.join(problem.clients)}"
+            )
+        hops = []
+        for client in problem.clients:
+            chain = self.chains.get(client, self.chains.get(""))
+            if chain is None:
+                raise PolicyError(f"the fixed route has no chain for {client}; give one")
+            hops.append(_hops(problem, placement, chain))
+        return FixedRouter(problem, tuple(hops))
+
+
+class FixedRouter:
+    """The client's chain; it waits until every server on it has room."""
+
+    def __init__(self, problem: Problem, chains: tuple[tuple[Hop, ...], ...]) -> None:
+        self._problem = problem
+        self._chains = chains
+
+    def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
+        """``None`` if the request can never fit on one of the servers."""
+        hops = self._chains[request.client]
+        block_bytes = self._problem.model.cache_bytes(request.n_tokens)
+        wait_s = max(waiting_s(state, hop.server, hop.n_blocks * block_bytes, now_s) for hop in hops)
+        if wait_s == math.inf:
+            return None
+        return Route(hops, wait_s, wait_s + service_s(self._problem, request, hops)[1])
+
+
+def _hops(problem: Problem, placement: Placement, chain: Sequence[str | int]) -> tuple[Hop, ...]:
+    numbers = {server.name: j for j, server in enumerate(problem.servers)}
+    position, hops = 0, []
+    for server in chain:
+        j = numbers.get(server, -1) if isinstance(server, str) else server
+        if not 0 <= j < problem.n_servers:
+            raise PolicyError(
+                f"the fixed route names server {server!r}, which does not exist; servers: {', '.join(numbers)}"
+            )
+        held = placement.ranges[j]
+        if not held.first <= position < held.last:
+            raise PolicyError(
+                f"the fixed route needs block {position} on {problem.servers[j].name}, which holds "
+                f"[{held.first}, {held.last})"
+            )
+        hops.append(Hop(j, position, held.last))
+        position = held.last
+    if position != problem.model.n_blocks:
+        raise PolicyError(
+            f"the fixed route ends before block {position}; the model has {problem.model.n_blocks}"
+        )
+    return tuple(hops)
