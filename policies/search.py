@@ -1,0 +1,154 @@
+"""Choosing by trial: candidates are replayed on synthetic arrivals, the same ones for every candidate.
+
+The arrivals are made from what a problem states of its load (rate, maximal lengths, clients). All random
+streams come from fixed text, so that the same problem always gets the same answer.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from policies.feasibility import largest_concurrency
+from policies.greedy import block_counts
+from policies.interfaces import Router
+from policies.problem import InfeasiblePlacement, Placement, PolicyError, Problem
+from policies.replay import replay
+from policies.workload import RequestPlan
+
+MakeRouter = Callable[[Problem, Placement], Router]
+"""``bind`` of a routing policy."""
+
+STREAM_REQUESTS = 100
+"""Requests of a synthetic stream: as many as the paper's experiments send."""
+
+
+class Load(NamedTuple):
+    """A kind of synthetic load, relative to the one that the problem states.
+
+    Arrivals come at ``rate_ratio`` times the stated rate, with gamma-distributed gaps of ``shape`` (1:
+    Poisson; less: bursts). Lengths are uniform between ``shortest_ratio`` times the maximum and it.
+    """
+
+    name: str
+    rate_ratio: float = 1.0
+    shape: float = 1.0
+    shortest_ratio: float = 1.0
+
+
+STATED = Load("stated")
+
+
+def synthetic_requests(
+    problem: Problem, load: Load, stream: str, n_requests: int = STREAM_REQUESTS
+) -> list[RequestPlan]:
+    """Requests of ``load`` from equally likely clients. ``stream`` names the random stream."""
+    rng = random.Random(f"synthetic {load.name} {stream}")
+    scale_s = 1 / (load.shape * load.rate_ratio * problem.request_rate)
+    longest = (problem.n_input_tokens, problem.n_output_tokens)
+    shortest = [max(round(load.shortest_ratio * n), min(n, 1)) for n in longest]
+    at_s = 0.0
+    requests = []
+    for index in range(n_requests):
+        client = rng.randrange(len(problem.clients))
+        n_in, n_out = (rng.randint(*ends) for ends in zip(shortest, longest, strict=True))
+        requests.append(RequestPlan(index, client, at_s, n_in, n_out))
+        at_s += rng.gammavariate(load.shape, scale_s)
+    return requests
+
+
+class Trials:
+    """Mean time per token of placements, on streams of requests that are made once."""
+
+    def __init__(self, problem: Problem, make_router: MakeRouter, loads: Sequence[Load]) -> None:
+        self._problem = problem
+        self._make_router = make_router
+        self._loads = tuple(loads)
+        self._requests: dict[tuple[Load, str], list[RequestPlan]] = {}
+
+    def per_token_s(self, placement: Placement, streams: Sequence[str]) -> list[list[float]]:
+        """For every load, the mean time per token on each of ``streams``, in seconds.
+
+        That is the mean over requests of (completion - arrival) / output tokens. Infinite where some
+        request has no chain.
+        """
+        router = self._make_router(self._problem, placement)
+        return [[self._mean_s(placement, router, load, stream) for stream in streams] for load in self._loads]
+
+    def _mean_s(self, placement: Placement, router: Router, load: Load, stream: str) -> float:
+        requests = self._requests.get((load, stream))
+        if requests is None:
+            requests = synthetic_requests(self._problem, load, stream)
+            self._requests[load, stream] = requests
+        try:
+            done = replay(self._problem, placement, router, requests)
+        except PolicyError:
+            return math.inf
+        return sum(d.time_s / d.plan.n_output_tokens for d in done) / len(done)
+
+
+def candidate_concurrencies(problem: Problem, at_most: int) -> list[int]:
+    """|R| worth trying, ascending: the largest for each set of m_j that CG-BP can have, thinned to ``at_most``.
+
+    Empty if even one session does not fit.
+    """
+    limit = largest_concurrency(problem)
+    found: list[int] = []
+    low = 1
+    while low <= limit:
+        counts = block_counts(problem, low)
+        same, above = low, limit + 1  # the largest |R| with the same m_j, by bisection
+        while above - same > 1:
+            middle = (same + above) // 2
+            same, above = (middle, above) if block_counts(problem, middle) == counts else (same, middle)
+        found.append(same)
+        low = same + 1
+    if len(found) <= at_most:
+        return found
+    step = (len(found) - 1) / (at_most - 1)
+    return [found[round(i * step)] for i in range(at_most)]
+
+
+class SearchedConcurrency(NamedTuple):
+    """The best |R|, its placement, and the mean time per token in seconds of each |R| that was tried."""
+
+    value: int
+    placement: Placement
+    per_token_s: dict[int, float]
+
+
+def search_design_concurrency(
+    problem: Problem,
+    place: Callable[[Problem, int | None], Placement],
+    make_router: MakeRouter,
+    *,
+    at_most: int = 40,
+    n_streams: int = 3,
+) -> SearchedConcurrency:
+    """The |R| whose placement serves the stated load fastest, of at most ``at_most`` that are simulated.
+
+    ``place`` and ``make_router`` are a placement policy's ``place`` and a routing policy's ``bind``.
+    Equally fast: the larger |R|. Raises ``InfeasiblePlacement`` where no |R| has a placement.
+    """
+    trials = Trials(problem, make_router, (STATED,))
+    streams = [f"search {i}" for i in range(n_streams)]
+    best: tuple[float, int, Placement] | None = None
+    tried: dict[int, float] = {}
+    for concurrency in candidate_concurrencies(problem, at_most):
+        try:
+            placement = place(problem, concurrency)
+        except InfeasiblePlacement:
+            continue
+        times_s = trials.per_token_s(placement, streams)[0]
+        mean_s = tried[concurrency] = sum(times_s) / n_streams
+        if mean_s < math.inf and (best is None or mean_s <= best[0]):
+            best = (mean_s, concurrency, placement)
+    if best is None:
+        placement = place(problem, None)  # says what is missing
+        raise InfeasiblePlacement(
+            f"{placement.policy} has no placement that serves a request of {problem.n_input_tokens} + "
+            f"{problem.n_output_tokens} tokens at any design concurrency; give the servers more memory"
+        )
+    return SearchedConcurrency(best[1], best[2], tried)
