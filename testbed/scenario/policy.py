@@ -36,9 +36,12 @@ def resolve_policy(table: PolicyTable) -> PolicyTable:
     return table.model_copy(update={"name": None, **pair})
 
 
-def is_proposed(table: PolicyTable) -> bool:
-    """Whether a resolved table is the paper's proposed pair, which has its own session setup."""
-    return (table.placement, table.routing) == PAIRS["proposed"]
+def has_petals_setup(placement: str) -> bool:
+    """Whether the published session setup of PETALS and its variants applies, or that of the others.
+
+    The published simulator tells them apart by the placement.
+    """
+    return placement.startswith("petals")
 
 
 def settle_overrides(policy: dict[str, Any], given: Collection[str]) -> None:

@@ -125,12 +125,12 @@ def server_spec(name: str, hardware: str, table: HardwareTable, memory_bytes: fl
     )
 
 
-def resolve_calibration(table: CalibrationTable, proposed: bool) -> tuple[CalibrationTable, Calibration]:
-    """All numbers of ``[calibration]``; ``proposed`` chooses the proposed pair's session setup."""
+def resolve_calibration(table: CalibrationTable, petals: bool) -> tuple[CalibrationTable, Calibration]:
+    """All numbers of ``[calibration]``; ``petals`` chooses PETALS' session setup."""
     shipped = dict(_lookup("calibrations", table.set, ("calibration", "set"), "calibration set"))
     shipped.pop("hardware", None)
     values = CalibrationTable.model_validate({**shipped, **table.model_dump(exclude_none=True)})
-    setup = values.session_setup_proposed if proposed else values.session_setup_petals
+    setup = values.session_setup_petals if petals else values.session_setup_proposed
     return values, Calibration(
         name=values.set,
         token_overhead_s=values.token_overhead or 0.0,

@@ -12,7 +12,7 @@ from policies.problem import Problem
 from policies.workload import Backoff
 from testbed.experiment import Experiment
 from testbed.scenario.network import Node, node_links, policy_times, site_links
-from testbed.scenario.policy import is_proposed, resolve_policy
+from testbed.scenario.policy import has_petals_setup, resolve_policy
 from testbed.scenario.problems import Key, KeyedError
 from testbed.scenario.profiles import HardwareShelf, resolve_calibration, resolve_model, server_spec
 from testbed.scenario.schema import ClientsTable, Scenario, ServersTable, TopologyNetworkTable
@@ -31,7 +31,9 @@ def resolve(scenario: Scenario, stem: str, folder_of: Callable[[str, str], Path]
     """
     model_table, model = resolve_model(scenario.model)
     policy = resolve_policy(scenario.policy)
-    calibration_table, calibration = resolve_calibration(scenario.calibration, is_proposed(policy))
+    assert policy.placement is not None and policy.routing is not None
+    petals = has_petals_setup(policy.placement)
+    calibration_table, calibration = resolve_calibration(scenario.calibration, petals)
 
     taken: dict[str, Key] = {}
     server_nodes = _nodes("servers", scenario.servers, taken)
@@ -78,7 +80,7 @@ def resolve(scenario: Scenario, stem: str, folder_of: Callable[[str, str], Path]
         }
     )
     concurrency = policy.design_concurrency
-    assert workload.rate is not None and policy.placement is not None and policy.routing is not None
+    assert workload.rate is not None
     return Experiment(
         name=name,
         description=scenario.description,

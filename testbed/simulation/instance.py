@@ -9,18 +9,23 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from policies.problem import ModelSpec, Problem, ServerSpec
 from policies.workload import RequestPlan
 from testbed.errors import UserError
+from testbed.scenario.problems import explain
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 
 
-class _Model(BaseModel):
+class _Table(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+
+class _Model(_Table):
     name: str
     n_blocks: Count
     d_model: Count
@@ -29,8 +34,9 @@ class _Model(BaseModel):
     petals_cache_gb_per_block: Positive
 
 
-class _Server(BaseModel):
+class _Server(_Table):
     type: str
+    node: str | None = None
     memory_gb: NonNegative
     decode_ms: Positive
     prefill_ms: NonNegative
@@ -41,19 +47,28 @@ class _Server(BaseModel):
     block_cap: Annotated[int, Field(ge=0)] | None = None
 
 
-class _Workload(BaseModel):
+class _Workload(_Table):
     rate_per_s: Positive
     n_input_tokens: Count
     n_output_tokens: Count
     inter_arrival_ms: list[NonNegative] = Field(min_length=1)
 
 
-class _PetalsConstants(BaseModel):
+class _PetalsConstants(_Table):
     hop_overhead_ms: NonNegative = 18.0
     shortage_penalty_ms: NonNegative = 10_000.0
 
 
-class _Document(BaseModel):
+class _Setup(_Table):
+    petals: NonNegative
+    proposed: NonNegative
+
+
+class _Client(_Table):
+    node: str = "client"
+
+
+class _Document(_Table):
     """The keys that are read; others (expected results, descriptions) are left alone."""
 
     id: str
@@ -64,17 +79,27 @@ class _Document(BaseModel):
     petals_join_order: list[int]
     petals_constants: _PetalsConstants = _PetalsConstants()
     initial_delay_ms: NonNegative = 0.0
+    client: _Client = _Client()
+    session_setup_ms: _Setup | None = None
 
 
 @dataclass(frozen=True)
 class Instance:
-    """One reference instance: a problem with one client, its requests, and PETALS' routing constants."""
+    """One reference instance: a problem with one client, its requests, and PETALS' routing constants.
+
+    ``session_setup_petals_s`` and ``session_setup_proposed_s`` are the constants that the published
+    simulator adds to every first token, for PETALS and its variants and for the others. ``sites`` are
+    the nodes of the client and of every server.
+    """
 
     id: str
     problem: Problem
     requests: tuple[RequestPlan, ...]
     hop_overhead_s: float
     shortage_penalty_s: float
+    session_setup_petals_s: float
+    session_setup_proposed_s: float
+    sites: tuple[str, ...]
 
 
 def load_instance(path: Path) -> Instance:
@@ -95,9 +120,14 @@ def parse_instance(document: Mapping[str, Any], source: str) -> Instance:
     try:
         data = _Document.model_validate(document)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        raise UserError(f"{source}: {where}: {first['msg'][:1].lower()}{first['msg'][1:]}") from error
+        wrong = explain(error)
+        where = ".".join(map(str, wrong.key)) or "the file"
+        if wrong.key[:2] == ("workload", "inter_arrival_ms") and "at least 0" in wrong.what:
+            raise UserError(
+                f"{source}: {where}: {wrong.what}: arrivals are not sorted; give the gaps between requests "
+                "in the order of their arrival"
+            ) from error
+        raise UserError(f"{source}: {where}: {wrong.what}") from error
     _check_shapes(data, source)
     arrivals_ms = accumulate(data.workload.inter_arrival_ms)
     workload = data.workload
@@ -105,13 +135,27 @@ def parse_instance(document: Mapping[str, Any], source: str) -> Instance:
         RequestPlan(i, 0, at_ms / 1e3, workload.n_input_tokens, workload.n_output_tokens)
         for i, at_ms in enumerate(arrivals_ms)
     )
+    setup = data.session_setup_ms or _published_setup(data)
     return Instance(
         id=data.id,
         problem=_problem(data),
         requests=requests,
         hop_overhead_s=data.petals_constants.hop_overhead_ms / 1e3,
         shortage_penalty_s=data.petals_constants.shortage_penalty_ms / 1e3,
+        session_setup_petals_s=setup.petals / 1e3,
+        session_setup_proposed_s=setup.proposed / 1e3,
+        sites=(data.client.node, *(s.node or f"server {j}" for j, s in enumerate(data.servers))),
     )
+
+
+_LARGE_SCRIPT_PER_S = (2555.208925125856, 1636.225130062161)
+"""PETALS' network throughput of A100 and MIG as the published script for large topologies has it."""
+
+
+def _published_setup(data: _Document) -> _Setup:
+    """The constants of the published script that an instance comes from, told by its hardware numbers."""
+    large = any(server.petals_network_per_s in _LARGE_SCRIPT_PER_S for server in data.servers)
+    return _Setup(petals=350_000.0 if large else 250_000.0, proposed=60_000.0)
 
 
 def _check_shapes(data: _Document, source: str) -> None:
@@ -124,6 +168,12 @@ def _check_shapes(data: _Document, source: str) -> None:
     for i, row in enumerate(data.raw_rtt_ms):
         if len(row) != n_nodes:
             raise UserError(f"{source}: raw_rtt_ms.{i}: has {len(row)} values but needs {n_nodes}")
+    for position, server in enumerate(data.petals_join_order):
+        if not 0 <= server < n_nodes - 1:
+            raise UserError(
+                f"{source}: petals_join_order.{position}: there is no server {server}; servers are numbered 0 to "
+                f"{n_nodes - 2}"
+            )
     if sorted(data.petals_join_order) != list(range(n_nodes - 1)):
         raise UserError(
             f"{source}: petals_join_order: must name each of the servers 0 to {n_nodes - 2} exactly once"

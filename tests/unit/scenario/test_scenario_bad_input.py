@@ -109,7 +109,7 @@ FILES = {
     ),
     "half a policy": (
         ("", '[policy]\nplacement = "petals"\n'),
-        "policy.routing: is missing; give it, or a pair by name (petals, proposed)",
+        "policy.routing: is missing; give it, or a pair by name (petals, ",
     ),
     "gamma arrivals without shape": (
         ("[workload]", '[workload]\narrivals = "gamma"'),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -78,14 +79,37 @@ def _no_model(d: dict[str, Any]) -> None:
     del d["model"]
 
 
+def _unknown_server(d: dict[str, Any]) -> None:
+    d["petals_join_order"] = [0, 2]
+
+
+def _unsorted(d: dict[str, Any]) -> None:
+    d["workload"]["inter_arrival_ms"] = [0.0, 20.0, -5.0]
+
+
+def _not_a_number(d: dict[str, Any]) -> None:
+    d["servers"][0]["token_rtt_ms"] = math.nan
+
+
+def _text(d: dict[str, Any]) -> None:
+    d["workload"]["rate_per_s"] = "0.5"
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
         (_drop_row, "here: raw_rtt_ms: has 2 rows but needs 3"),
         (_shorten_row, "here: raw_rtt_ms.1: has 2 values but needs 3"),
         (_join_twice, "here: petals_join_order: must name each of the servers 0 to 1 exactly once"),
-        (_negative_decode, "here: servers.1.decode_ms: input should be greater than 0"),
-        (_no_model, "here: model: field required"),
+        (_negative_decode, "here: servers.1.decode_ms: must be more than 0, not -1"),
+        (_unknown_server, "here: petals_join_order.1: there is no server 2; servers are numbered 0 to 1"),
+        (
+            _unsorted,
+            "here: workload.inter_arrival_ms.2: must be at least 0, not -5.0: arrivals are not sorted",
+        ),
+        (_not_a_number, "here: servers.0.token_rtt_ms: must be a finite number, not nan"),
+        (_text, 'here: workload.rate_per_s: must be a number, not "0.5"'),
+        (_no_model, "here: model: is missing"),
     ],
 )
 def test_a_malformed_instance_is_refused_with_the_key_that_is_wrong(
