@@ -8,9 +8,12 @@ What policies see and answer
 Placement
 - ``cgbp``: CG-BP and its bounds; ``greedy``: its steps, for reuse; ``design``: |R|
 - ``petals``: PETALS' placement; ``feasibility``: words for what does not fit
+- ``milp``: the exact optimum of placement and routes, its relaxation and rounding that; ``milp_model``: the
+  program; ``milp_solver``: HiGHS; ``offline``: CG-BPRR for given requests; ``link_costs``: time per token
 
 Routing
 - ``wsrr``: WS-RR; ``petals_routing``: PETALS' routing
+- ``optimal_rr``: exact for one request; ``route_milp``: the same as a program, to check it
 - ``positions``: the graph of block positions; ``waiting``: time until cache is free
 """
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from policies.positions import PositionGraph
-from policies.problem import Hop, Problem, RequestSpec
+from policies.problem import Hop, PolicyError, Problem, RequestSpec
 
 
 class LinkCosts(NamedTuple):
@@ -26,8 +26,14 @@ def link_costs(problem: Problem, request: RequestSpec, *, decode_only: bool = Fa
     """Costs of ``request`` on every server, averaged over all of its output tokens.
 
     Of l_out tokens one costs the prefill, t^I_cj + k tau^I_j, and the others a decode step,
-    t_cj + k tau_j. ``decode_only`` leaves the first token out: every token is a decode step.
+    t_cj + k tau_j. ``decode_only`` leaves the first token out: every token is a decode step. Raises
+    ``PolicyError`` with server-to-server forwarding, where a hop's cost depends on the one before.
     """
+    if problem.forwarding:
+        raise PolicyError(
+            "the offline optimum and its bounds are for sessions through the client; "
+            "turn server-to-server forwarding off, or place with cg-bp"
+        )
     decode_s = problem.token_rtt_s[request.client]
     if decode_only:
         return LinkCosts(decode_s, tuple(server.decode_s for server in problem.servers))

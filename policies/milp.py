@@ -95,7 +95,7 @@ def round_bprr(
         ranges.append(BlockRange(first, first + n_held) if n_held else BlockRange(0, 0))
     chains = _route_in_turn(problem, requests, ranges, decode_only)
     objective_s = _objective_s(problem, requests, chains, decode_only)
-    return BprrAnswer(tuple(ranges), chains, objective_s, solution.bound, False)
+    return BprrAnswer(tuple(ranges), chains, objective_s, min(solution.bound, objective_s), False)
 
 
 def relaxation_s(
@@ -118,8 +118,9 @@ def relaxation_s(
 class MilpPlacement:
     """The exact optimum (BPRR) for |R| requests at once, by HiGHS: small instances only.
 
-    The requests have the design lengths and come from the clients in turn. The best found within
-    ``time_limit_s`` is answered; ``bounds["proven_optimal"]`` is 1 if it is the optimum.
+    The requests have the design lengths and come from the clients in turn; block caps do not apply.
+    The best found within ``time_limit_s`` is answered; ``bounds["proven_optimal"]`` is 1 if it is the
+    optimum, and only then is the answer the same on every machine.
     """
 
     time_limit_s: float = 60.0
@@ -144,7 +145,7 @@ class MilpPlacement:
 class LpRounding:
     """The LP relaxation of BPRR for |R| requests, rounded: may be infeasible, small instances only.
 
-    The requests have the design lengths and come from the clients in turn.
+    The requests have the design lengths and come from the clients in turn; block caps do not apply.
     """
 
     time_limit_s: float = 60.0

@@ -62,10 +62,11 @@ class BprrModel:
         for held in self._most_held():
             n_variables += sum(self._n_blocks - m + 1 for m in range(1, held + 1)) * (1 + len(self._kinds))
         if n_variables > MAX_VARIABLES:
+            kinds = f"{len(self._kinds)} kind{'s' if len(self._kinds) > 1 else ''} of request"
             raise PolicyError(
-                f"the exact program for {self._n_blocks} blocks, {self._problem.n_servers} servers and "
-                f"{len(self._kinds)} kinds of request would have up to {n_variables} variables, more than "
-                f"the {MAX_VARIABLES} that are tried; use cg-bp for this size"
+                f"the exact program for {self._n_blocks} blocks, {self._problem.n_servers} servers and {kinds} "
+                f"would have up to {n_variables} variables, more than the {MAX_VARIABLES} that are tried; "
+                "use cg-bp for this size"
             )
 
     def _most_held(self) -> list[int]:

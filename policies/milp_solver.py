@@ -34,10 +34,6 @@ class LinearModel:
         self._columns: list[int] = []
         self._coefficients: list[float] = []
 
-    @property
-    def n_variables(self) -> int:
-        return len(self._costs)
-
     def variable(self, cost: float, upper: float = math.inf, *, integer: bool = True) -> int:
         """Add a variable in ``[0, upper]``; its number."""
         self._costs.append(cost)
@@ -106,6 +102,7 @@ class LinearModel:
                 f"HiGHS found no solution within {time_limit_s:g} s; allow more time or make the instance smaller"
             )
         objective = info.objective_function_value
-        bound = info.mip_dual_bound if mixed else objective if optimal else 0.0
+        # Costs are >= 0; the bound of a search that was stopped early can be less, even -inf.
+        bound = max(info.mip_dual_bound, 0.0) if mixed else objective if optimal else 0.0
         values = tuple(float(value) for value in highs.getSolution().col_value)
         return Solution(values, objective * scale, bound * scale, optimal)

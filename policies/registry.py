@@ -14,6 +14,7 @@ from typing import Any, cast
 from policies.ablations import OptimizedNumber, OptimizedOrder
 from policies.cgbp import CgBp
 from policies.interfaces import PlacementPolicy, RoutingPolicy
+from policies.milp import LpRounding, MilpPlacement
 from policies.optimal_rr import OptimalRr
 from policies.petals import PetalsPlacement
 from policies.petals_code import PetalsCodeRouting
@@ -22,7 +23,7 @@ from policies.problem import PolicyError
 from policies.wsrr import ShortestPath, WsRr
 
 PLACEMENTS: dict[str, type[PlacementPolicy]] = {
-    p.name: p for p in (PetalsPlacement, OptimizedOrder, OptimizedNumber, CgBp)
+    p.name: p for p in (PetalsPlacement, OptimizedOrder, OptimizedNumber, CgBp, MilpPlacement, LpRounding)
 }
 ROUTINGS: dict[str, type[RoutingPolicy]] = {
     r.name: r for r in (PetalsRouting, PetalsCodeRouting, WsRr, OptimalRr, ShortestPath)
@@ -34,6 +35,7 @@ PAIRS: dict[str, tuple[str, str]] = {
     "petals-optimized-rr": ("petals", "optimal-rr"),
     "proposed": ("cg-bp", "ws-rr"),
     "cg-bprr": ("cg-bp", "shortest-path"),
+    "milp": ("milp", "optimal-rr"),
 }
 
 _SHIPPED: dict[str, dict[str, Any]] = {"placement": {**PLACEMENTS}, "routing": {**ROUTINGS}}

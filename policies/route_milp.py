@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from policies.milp_solver import LinearModel
-from policies.problem import Hop, Placement, Problem, RequestSpec, Route, service_s
+from policies.problem import Hop, Placement, Problem, RequestSpec, Route, hop_times_s, return_s, service_s
 from policies.state import SystemState
 from policies.waiting import waiting_s
 
@@ -17,7 +17,8 @@ def route_by_milp(
 
     MILP (24) on the graph of servers: x_ij = 1 if server j follows server i (or the client). One unit
     flows from the client to itself, x_ij only where a_j <= end of i < end of j; the wait W is at least
-    t^W_ij x_ij on every link; minimise W + sum x_ij (t^I_cj + (l-1) t_cj + (tau^I_j + (l-1) tau_j) k_ij).
+    t^W_ij x_ij on every link; minimise W + sum x_ij (t^I_cj + (l-1) t_cj + (tau^I_j + (l-1) tau_j) k_ij),
+    with the delays of ``hop_times_s`` where servers forward to each other.
     ``wait_s`` is W and ``cost_s`` the minimum.
     """
     n_blocks = problem.model.n_blocks
@@ -34,7 +35,7 @@ def route_by_milp(
             hop = Hop(j, position, last)
             link_wait_s = waiting_s(state, j, cache_bytes * hop.n_blocks, now_s)
             if link_wait_s < math.inf:
-                link = model.variable(service_s(problem, request, (hop,))[1], 1.0)
+                link = model.variable(_link_s(problem, request, before, hop), 1.0)
                 links[link] = (before, hop, link_wait_s)
                 model.row({wait: -1.0, link: link_wait_s}, -math.inf, 0.0)
     for node, position in ends.items():
@@ -56,3 +57,14 @@ def route_by_milp(
         wait_s = max(wait_s, link_wait_s)
         at = hop.server
     return Route(tuple(hops), wait_s, wait_s + service_s(problem, request, hops)[1])
+
+
+def _link_s(problem: Problem, request: RequestSpec, before: int | None, hop: Hop) -> float:
+    """Service time of one hop, the way back to the client included in the last one's."""
+    server, n_decoded = problem.servers[hop.server], request.n_output_tokens - 1
+    input_s, token_s = hop_times_s(problem, request, before, hop.server)
+    compute_s = server.prefill_s(request.n_input_tokens) + n_decoded * server.decode_s
+    link_s = input_s + n_decoded * token_s + compute_s * hop.n_blocks
+    if hop.last == problem.model.n_blocks:
+        link_s += request.n_output_tokens * return_s(problem, request.client, hop.server)
+    return link_s

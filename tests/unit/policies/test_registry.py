@@ -11,7 +11,7 @@ from policies import PolicyError, registry
 from policies.cgbp import CgBp
 from policies.petals import PetalsPlacement
 from policies.petals_routing import PetalsRouting
-from policies.registry import list_policies, resolve_pair, resolve_placement, resolve_routing
+from policies.registry import PAIRS, list_policies, resolve_pair, resolve_placement, resolve_routing
 from policies.wsrr import WsRr
 
 OWN = '''
@@ -51,12 +51,12 @@ def test_shipped_policies_and_pairs_go_by_their_names() -> None:
 
 def test_an_unknown_name_is_answered_with_the_nearest_valid_one() -> None:
     with pytest.raises(
-        PolicyError, match=r"no placement policy 'cgbp'; did you mean 'cg-bp'\? valid: petals, cg-bp"
+        PolicyError, match=r"no placement policy 'cgbp'; did you mean 'cg-bp'\? valid: petals, .*cg-bp"
     ):
         resolve_placement("cgbp")
     with pytest.raises(PolicyError, match=r"did you mean 'ws-rr'\?"):
         resolve_routing("WS-RR")
-    with pytest.raises(PolicyError, match=r"no policy pair 'best'; valid: petals, proposed$"):
+    with pytest.raises(PolicyError, match=r"no policy pair 'best'; valid: petals, .*proposed"):
         resolve_pair("best")
 
 
@@ -102,8 +102,5 @@ def test_installed_policies_are_found_and_listed_with_their_summaries(
 
 def test_every_listed_policy_has_a_summary_of_one_line() -> None:
     rows = list_policies()
-    assert [(r["kind"], r["name"]) for r in rows if r["kind"] == "pair"] == [
-        ("pair", "petals"),
-        ("pair", "proposed"),
-    ]
+    assert [r["name"] for r in rows if r["kind"] == "pair"] == list(PAIRS)
     assert all(r["summary"] and "\n" not in r["summary"] for r in rows)
