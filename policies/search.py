@@ -25,6 +25,10 @@ STREAM_REQUESTS = 100
 """Requests of a synthetic stream: as many as the paper's experiments send."""
 
 
+_FINEST_RATIO = 0.02
+"""Neighbouring candidates for |R| differ by this much at least: with many unlike servers m_j changes at each."""
+
+
 class Load(NamedTuple):
     """A kind of synthetic load, relative to the one that the problem states.
 
@@ -104,7 +108,7 @@ def candidate_concurrencies(problem: Problem, at_most: int) -> list[int]:
             middle = (same + above) // 2
             same, above = (middle, above) if block_counts(problem, middle) == counts else (same, middle)
         found.append(same)
-        low = same + 1
+        low = max(same + 1, math.floor(same * (1 + _FINEST_RATIO)))
     if len(found) <= at_most:
         return found
     step = (len(found) - 1) / (at_most - 1)

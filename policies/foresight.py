@@ -1,0 +1,168 @@
+"""Foresight: CG-BP's placement unless another is clearly better on trial."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, stdev
+
+from policies.cgbp import CgBp
+from policies.foresight_routing import ForesightRouting
+from policies.greedy import plan
+from policies.neighbours import Neighbours, Ranges
+from policies.petals import choose_ranges
+from policies.problem import InfeasiblePlacement, Placement, Problem
+from policies.search import STATED, Load, Trials, candidate_concurrencies
+from policies.wsrr import WsRr
+
+LOADS = (
+    STATED,
+    Load("rush", rate_ratio=3.0),
+    Load("bursts", shape=0.25, shortest_ratio=0.25),
+)
+"""What a placement is tried on. It must not lose to CG-BP on any of them."""
+
+_SCREENING = ("fit 0",)
+_FITTING = ("fit 1", "fit 2", "fit 3")
+_VALIDATION = tuple(f"validation {i}" for i in range(8))
+_T_95 = 1.895
+"""Student's t, one-sided 95 %, for the degrees of freedom of the validation streams (7)."""
+
+_N_FINALISTS = 4
+_ROUNDING_RATIO = 1e-9
+
+Times = list[list[float]]
+"""Mean time per token in seconds, by load and stream."""
+
+
+@dataclass
+class ForesightPlacement:
+    """The proposed placement, unless another one is clearly better on simulated arrivals (own).
+
+    CG-BP fixes |R| by a formula and from it m_j for every server alike. Foresight tries instead: CG-BP
+    and CG-BP's order of joining at every |R| that changes some m_j, then small changes of single
+    windows, each replayed under its own routing on synthetic arrivals of the stated load, of three times
+    its rate, and of bursts of mixed lengths (the same arrivals for every candidate). The best candidates
+    meet CG-BP, under either routing, on arrivals that took no part in the choice. One replaces CG-BP
+    only if its mean time per token is no larger on any of the three loads and smaller over all of them
+    at 95 % (paired). Where CG-BP's |R| does not fit but a smaller one does, it serves with that.
+    The same problem always gets the same placement. A given |R| replaces the formula's, no more.
+    """
+
+    name: str = "foresight"
+
+    def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
+        """Search a placement; ``design_concurrency`` (``None``: the formula's) is CG-BP's, to be beaten.
+
+        Raises ``InfeasiblePlacement`` if CG-BP holds all blocks at no |R| that leaves a session cache.
+        """
+        return _Search(problem, self.name).run(design_concurrency)
+
+
+class _Search:
+    """One search. Its work is bounded by counts, not by a clock: fewer candidates where there are more servers."""
+
+    def __init__(self, problem: Problem, name: str) -> None:
+        self._problem = problem
+        self._name = name
+        self._trials = Trials(problem, ForesightRouting().bind, LOADS)
+        self._proposed = Trials(problem, WsRr().bind, LOADS)
+        self._n_concurrencies = min(max(600 // problem.n_servers, 4), 40)
+        self._n_draws = min(1200 // problem.n_servers, 100)
+
+    def run(self, design_concurrency: int | None) -> Placement:
+        refusal = None
+        try:
+            baseline = CgBp().place(self._problem, design_concurrency)
+            baseline = replace(baseline, policy=self._name)
+        except InfeasiblePlacement as infeasible:
+            baseline, refusal = None, infeasible
+        seeds = self._seeds(baseline)
+        if refusal is not None and not seeds:
+            raise refusal
+        finalists = self._finalists(seeds, baseline or seeds[0])
+        if baseline is None:
+            return finalists[0]
+        return next((f for f in finalists if self._clearly_better(f, baseline)), baseline)
+
+    def _seeds(self, baseline: Placement | None) -> list[Placement]:
+        """CG-BP at every |R| to be tried, and its m_j on the windows that PETALS would choose in its order."""
+        problem = self._problem
+        seeds: dict[Ranges, Placement] = {}
+        for concurrency in candidate_concurrencies(problem, self._n_concurrencies):
+            greedy = plan(problem, concurrency)
+            counts = [held.n_blocks for held in greedy.ranges]
+            for ranges in (greedy.ranges, choose_ranges(problem, counts, greedy.order)):
+                placement = self._placed(ranges, concurrency)
+                if not placement.uncovered(problem.model.n_blocks):
+                    seeds.setdefault(ranges, placement)
+        if baseline is not None:
+            seeds.pop(baseline.ranges, None)
+        return list(seeds.values())
+
+    def _placed(self, ranges: Ranges, concurrency: int | None) -> Placement:
+        """All memory that the blocks leave is for caches."""
+        block_bytes = self._problem.model.block_bytes
+        free_bytes = tuple(
+            server.memory_bytes - block_bytes * held.n_blocks
+            for server, held in zip(self._problem.servers, ranges, strict=True)
+        )
+        return Placement(self._name, ranges, free_bytes, concurrency)
+
+    def _finalists(self, seeds: list[Placement], reference: Placement) -> list[Placement]:
+        """The best seeds and what local search makes of the best, best first on streams of their own."""
+        screen = _Ranking(self._trials, reference, _SCREENING)
+        best = sorted([*seeds, reference], key=screen.of)[:_N_FINALISTS]
+        best.insert(0, self._improved(best[0], screen))
+        unlike = list({placement.ranges: placement for placement in best}.values())
+        return sorted(unlike, key=_Ranking(self._trials, reference, _FITTING).of)
+
+    def _improved(self, placement: Placement, ranking: _Ranking) -> Placement:
+        """Local search: changed windows are kept where they are no worse."""
+        neighbours = Neighbours(self._problem, random.Random("foresight"))
+        rank = ranking.of(placement)
+        for _ in range(self._n_draws):
+            ranges = neighbours.draw(placement.ranges)
+            if ranges is not None:
+                changed = self._placed(ranges, placement.design_concurrency)
+                changed_rank = ranking.of(changed)
+                if changed_rank <= rank:
+                    placement, rank = changed, changed_rank
+        return placement
+
+    def _clearly_better(self, placement: Placement, baseline: Placement) -> bool:
+        """Whether validation shows ``placement`` no slower on any load than CG-BP and faster over all, at 95 %."""
+        times_s = self._trials.per_token_s(placement, _VALIDATION)
+        return all(
+            _no_slower_and_faster(times_s, trials.per_token_s(baseline, _VALIDATION))
+            for trials in (self._trials, self._proposed)
+        )
+
+
+class _Ranking:
+    """Ranks placements against ``reference``: first those that are slower on no load, then by mean ratio."""
+
+    def __init__(self, trials: Trials, reference: Placement, streams: Sequence[str]) -> None:
+        self._trials = trials
+        self._streams = streams
+        self._reference_s = [fmean(row) for row in trials.per_token_s(reference, streams)]
+
+    def of(self, placement: Placement) -> tuple[bool, float]:
+        """Smaller is better; equal placements rank equally."""
+        ratios = [
+            fmean(row) / reference_s
+            for row, reference_s in zip(
+                self._trials.per_token_s(placement, self._streams), self._reference_s, strict=True
+            )
+        ]
+        return max(ratios) > 1 + _ROUNDING_RATIO, fmean(ratios)
+
+
+def _no_slower_and_faster(times_s: Times, rival_s: Times) -> bool:
+    ratios = [[a / b for a, b in zip(*rows, strict=True)] for rows in zip(times_s, rival_s, strict=True)]
+    if any(fmean(a) > fmean(b) * (1 + _ROUNDING_RATIO) for a, b in zip(times_s, rival_s, strict=True)):
+        return False
+    gains = [1 - fmean(column) for column in zip(*ratios, strict=True)]
+    return fmean(gains) > _T_95 * stdev(gains) / math.sqrt(len(gains))
