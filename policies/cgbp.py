@@ -43,10 +43,10 @@ class CgBp:
         missing = placement.uncovered(problem.model.n_blocks)
         if missing:
             raise cgbp_infeasible(problem, design_concurrency, missing, self.honour_block_cap)
-        bounds = {
-            "theorem1_per_token_s": theorem1_per_token_s(problem, greedy),
-            "lower_bound_per_token_s": min(lower_bounds_per_token_s(problem)),
-        }
+        bounds = {}
+        if not problem.forwarding:  # both bounds are proven for hub-spoke
+            bounds["theorem1_per_token_s"] = theorem1_per_token_s(problem, greedy)
+            bounds["lower_bound_per_token_s"] = min(lower_bounds_per_token_s(problem))
         return Placement(
             placement.policy, placement.ranges, placement.cache_bytes, design_concurrency, bounds
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from policies.problem import Problem
 from policies.workload import Backoff, RequestPlan
@@ -68,7 +68,8 @@ class Experiment:
     serial_compute: bool
     placement: str
     routing: str
-    design_concurrency: int | None
+    design_concurrency: int | Literal["searched"] | None
+    """|R| as given; ``None``: the placement policy chooses."""
     calibration: Calibration
     backoff: Backoff
     requests: tuple[RequestPlan, ...]

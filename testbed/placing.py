@@ -15,6 +15,7 @@ from policies.checks import check_placement, check_route, check_waiting
 from policies.interfaces import PlacementPolicy, Router, RoutingPolicy
 from policies.problem import Hop, Placement, PolicyError, Problem, RequestSpec, Route
 from policies.registry import resolve_placement, resolve_routing
+from policies.search import search_design_concurrency
 from policies.state import SystemState
 from testbed.errors import UserError
 from testbed.experiment import Experiment
@@ -105,7 +106,10 @@ def place(experiment: Experiment, stand_ins: Mapping[str, RoutingPolicy] = _NONE
     routing = stand_ins.get(experiment.routing) or routing_policy(experiment.routing)
     started_at = time.perf_counter()
     with policy_code("placement", experiment.placement):
-        placement = policy.place(problem, experiment.design_concurrency)
+        if experiment.design_concurrency == "searched":
+            placement = search_design_concurrency(problem, policy.place, routing.bind).placement
+        else:
+            placement = policy.place(problem, experiment.design_concurrency)
     check_placement(problem, placement, experiment.placement)
     with policy_code("routing", experiment.routing):
         router = routing.bind(problem, placement)

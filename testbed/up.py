@@ -35,6 +35,11 @@ def up_command(
         raise UserError(
             "compute.backend 'blocks' (real transformer blocks) is not part of this version yet: take 'stub'"
         )
+    if experiment.problem.forwarding:
+        raise UserError(
+            "policy.communication 'server-to-server' is only simulated (`testbed simulate`): the emulated hub sends "
+            "every hidden state itself; take 'hub-spoke'"
+        )
     placed = place_experiment(experiment)
     run_dir = make_run_dir(out, experiment.name)
     _say(f"run {run_dir}")

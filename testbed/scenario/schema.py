@@ -46,11 +46,12 @@ Positive = Annotated[float, Field(gt=0)]
 Tokens = Annotated[int, Field(ge=1)]
 
 
-def _int_or(word: str) -> BeforeValidator:
+def _int_or(*words: str) -> BeforeValidator:
     def check(value: Any) -> Any:
         whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-        if value != word and not whole:
-            raise _rule(f'must be "{word}" or a whole number of at least 1, not {shown(value)}')
+        if value not in words and not whole:
+            choice = ", ".join(f'"{word}"' for word in words)
+            raise _rule(f"must be {choice} or a whole number of at least 1, not {shown(value)}")
         return value
 
     return BeforeValidator(check)
@@ -327,12 +328,17 @@ class WorkloadTable(Table):
 
 
 class PolicyTable(Table):
-    """``[policy]``: a pair by ``name``, or ``placement`` and ``routing``."""
+    """``[policy]``: a pair by ``name``, or ``placement`` and ``routing``.
+
+    ``design_concurrency`` is |R|: "auto" leaves it to the placement policy, "searched" tries candidates
+    on synthetic arrivals. ``communication`` is who sends hidden states to the next server.
+    """
 
     name: str | None = None
     placement: str | None = None
     routing: str | None = None
-    design_concurrency: Annotated[int | Literal["auto"], _int_or("auto")] = "auto"
+    design_concurrency: Annotated[int | Literal["auto", "searched"], _int_or("auto", "searched")] = "auto"
+    communication: Literal["hub-spoke", "server-to-server"] = "hub-spoke"
 
 
 class ComputeTable(Table):
