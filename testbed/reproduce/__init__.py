@@ -1,0 +1,8 @@
+"""`testbed reproduce paper`: the paper's tables and sweeps, its printed numbers beside them.
+
+- ``settings``: the experiments as data; ``paper_numbers.toml`` and ``paper``: what the paper prints
+- ``lines``: the policies compared, and the placements between PETALS and CG-BP; ``windows`` places these
+- ``runs``: one Monte-Carlo run of one setting; ``store``: results as JSON lines; ``pool``: all of them
+- ``statistics``: means, confidence intervals; ``breakdown``: how much of a gain comes from what
+- ``tables``, ``text``, ``figures``: what is written; ``command``: puts it together
+"""
