@@ -85,6 +85,74 @@ def _policy_changes(policy: str | None, placement: str | None, routing: str | No
 
 
 @app.command()
+def simulate(
+    targets: Annotated[
+        list[str],
+        typer.Argument(
+            help="Scenarios (files or shipped names) and instance files (.json).", metavar="TARGET..."
+        ),
+    ],
+    policy: Annotated[
+        list[str] | None, typer.Option(help="A pair, see `testbed policies`. Repeat to compare.")
+    ] = None,
+    placement: Annotated[str | None, typer.Option(help="Placement policy, with --routing.")] = None,
+    routing: Annotated[str | None, typer.Option(help="Routing policy, with --placement.")] = None,
+    runs: Annotated[int, typer.Option(min=1, help="Monte-Carlo runs: so many seeds, counting up.")] = 1,
+    seed: SeedOption = None,
+    session_setup: Annotated[
+        str | None,
+        typer.Option(help="reference adds the published constant per request; none does not."),
+    ] = None,
+    mode: Annotated[
+        str | None,
+        typer.Option(help="reference (default for instances) or real (default for scenarios)."),
+    ] = None,
+    design_concurrency: Annotated[
+        str | None, typer.Option(metavar="N", help="|R|: a number, auto (by formula) or searched.")
+    ] = None,
+    offline: Annotated[
+        bool,
+        typer.Option(
+            "--offline", help="Offline instances: all requests at once; milp, cg-bprr, lp-rounding."
+        ),
+    ] = False,
+    overrides: SetOption = None,
+    slo: Annotated[str | None, typer.Option(help="Objectives for goodput, e.g. ttft=5s,tpot=1s.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per line to stdout.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option("--out", help="Write tables to this new folder.")] = None,
+) -> None:
+    """Simulate scenarios or instance files: the same decisions and tables in a fraction of a second."""
+    from testbed.results.slo import parse_slo
+    from testbed.simulation.cases import PolicyChoice
+    from testbed.simulation.command import Options, simulate_command
+
+    if policy and (placement is not None or routing is not None):
+        raise UserError("--policy names both policies: give either it, or --placement and --routing")
+    if offline:
+        from testbed.simulation.offline import offline_command
+
+        chosen = policy or ["cg-bprr"]
+        for answer in [a for name in chosen for a in offline_command([Path(t) for t in targets], name)]:
+            typer.echo(json.dumps(answer))
+        return
+    choices = [PolicyChoice(name) for name in policy or ()] or [PolicyChoice(None, placement, routing)]
+    options = Options(
+        choices=tuple(choices),
+        n_runs=runs,
+        seed=seed,
+        session_setup=session_setup,
+        mode=mode,
+        design_concurrency=design_concurrency,
+        overrides=tuple(overrides or ()),
+        objectives=parse_slo(slo) if slo else None,
+        out=out,
+    )
+    raise typer.Exit(simulate_command(targets, options, as_json=as_json))
+
+
+@app.command()
 def show(scenario: ScenarioArg, overrides: SetOption = None, as_json: JsonOption = False) -> None:
     """Print the resolved scenario: every name looked up, every unit converted."""
     from testbed.scenario import dump_toml, load_experiment

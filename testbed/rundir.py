@@ -45,6 +45,18 @@ def make_run_dir(out: Path | None, name: str) -> Path:
     raise UserError("cannot find a free name for a run directory in runs/")
 
 
+def claim_folder(out: Path) -> None:
+    """Make the folder ``out``, which must be new or empty. Raises ``UserError``."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if any(out.iterdir()):
+            raise UserError(f"{out} holds something already; give a new folder with --out")
+    except OSError as error:
+        raise UserError(
+            f"cannot make the folder {out}: {error.strerror}; choose another with --out"
+        ) from error
+
+
 def claim(run_dir: Path) -> None:
     """Note in ``run_dir`` that this process owns it."""
     write_json(run_dir / OWNER, {"pid": os.getpid(), "started": process_start(os.getpid())})

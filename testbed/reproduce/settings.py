@@ -67,8 +67,8 @@ class Sweep:
         return [setting for points in self.points.values() for _, setting in points]
 
 
-_SCATTERED = {"calibration.set": "petals-scattered"}
-_CLUSTERED_BRANCH = {
+_SCATTERED: dict[str, str | float] = {"calibration.set": "petals-scattered"}
+_CLUSTERED_BRANCH: dict[str, str | float] = {
     "calibration.set": "petals-clustered",
     "workload.rate": 1.0,
     "workload.n_requests": 50,
@@ -84,8 +84,8 @@ def _table(name: str, title: str, note: str, n_requests: int, branch: str | None
     cells = {}
     for place in PLACES:
         for column, (rate, n_output) in enumerate(COLUMNS):
-            common = {"workload.n_output_tokens": n_output}
-            stated = {"workload.rate": rate, "workload.n_requests": n_requests}
+            common: dict[str, str | float] = {"workload.n_output_tokens": n_output}
+            stated: dict[str, str | float] = {"workload.rate": rate, "workload.n_requests": n_requests}
             if place in TOPOLOGIES:
                 if branch == "drawn":
                     continue

@@ -75,15 +75,17 @@ def _cgbp_ranges(
         count = counts[j]
         if not count:
             continue
-        windows = [slice(a, a + count) for a in range(n_blocks - count + 1)]
-        short = [w for w in windows if min(capacity[w]) < design_concurrency]
+        starts = range(n_blocks - count + 1)
+        short = [a for a in starts if min(capacity[a : a + count]) < design_concurrency]
         if short:
-            window = max(short, key=lambda w: sum(load[w]))
+            sums = {a: sum(load[a : a + count]) for a in short}
+            first = max(short, key=sums.__getitem__)
         else:
-            window = min(windows, key=lambda w: sorted(capacity[w]))
-        ranges[j] = BlockRange(window.start, window.stop)
+            ordered = {a: sorted(capacity[a : a + count]) for a in starts}
+            first = min(starts, key=ordered.__getitem__)
+        ranges[j] = BlockRange(first, first + count)
         sessions = whole(cache_bytes[j], problem.design_cache_bytes * count)
-        for b in range(window.start, window.stop):
+        for b in range(first, first + count):
             load[b] -= (dummy - ticks[j]) * min(max(design_concurrency - capacity[b], 0), sessions)
             capacity[b] += sessions
     return tuple(ranges)

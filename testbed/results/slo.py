@@ -1,6 +1,8 @@
-"""Objectives for goodput: ``ttft=5s,tpot=1s``."""
+"""Objectives (``ttft=5s,tpot=1s``) and the goodput under them."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from testbed.errors import UserError
 from testbed.scenario.units import DURATION
@@ -20,3 +22,18 @@ def parse_slo(text: str) -> dict[str, float]:
         except ValueError as error:
             raise UserError(f"--slo {name.strip()}: {error}") from error
     return objectives
+
+
+def goodput_rps(rows: list[dict[str, Any]], objectives: dict[str, float]) -> float | None:
+    """Completed requests per second that met every objective, from the first arrival to the last end.
+
+    A metric that a request does not have (``tpot_s`` of a single token) fails no objective. Failed
+    requests count as not good, and their arrivals count as time.
+    """
+    done = [row for row in rows if row["status"] == "completed"]
+    if not done:
+        return None
+    good = [row for row in done if all((row[f"{k}_s"] or 0.0) <= v for k, v in objectives.items())]
+    began_at_s = min(row["arrived_at_s"] for row in rows if row["arrived_at_s"] is not None)
+    span_s = max(row["arrived_at_s"] + row["e2e_s"] for row in done) - began_at_s
+    return len(good) / span_s if span_s > 0 else None

@@ -10,6 +10,7 @@ from testbed.experiment import Experiment
 from testbed.results.logs import RunRecords
 from testbed.results.model import HopTable
 from testbed.results.requests import METRICS, stats
+from testbed.results.slo import goodput_rps
 
 _ERROR_METRICS = ("ttft_s", "tpot_s", "per_token_s", "e2e_s")
 
@@ -48,6 +49,7 @@ def summarize(
     }
     n_completed = statuses.count("completed")
     summary: dict[str, Any] = {
+        "engine": "emulation",
         "scenario": experiment.name,
         "seed": experiment.seed,
         "n_requests": len(rows),
@@ -79,7 +81,7 @@ def summarize(
             "control_plane_s": stats(a / experiment.time_scale for r in records.requests for a in r.asked_s),
         },
         "achieved_concurrency": _concurrency(records),
-        "goodput_rps": _goodput(rows, objectives or {}),
+        "goodput_rps": goodput_rps(rows, objectives or {}),
         "objectives": objectives or {},
         "dropped_log_bytes": records.dropped_bytes,
     }
@@ -148,21 +150,6 @@ def _concurrency(records: RunRecords) -> dict[str, float | None]:
         highest, previous_s = max(highest, active), at_s
     span_s = changes[-1][0] - min(record.arrived_at_s for record in records.requests)
     return {"mean": area_s / span_s if span_s > 0 else 0.0, "max": float(highest)}
-
-
-def _goodput(rows: list[dict[str, Any]], objectives: dict[str, float]) -> float | None:
-    """Completed requests per second that met every objective, from the first arrival to the last end.
-
-    A metric that a request does not have (``tpot_s`` of a single token) fails no objective. Failed
-    requests count as not good, and their arrivals count as time.
-    """
-    done = [row for row in rows if row["status"] == "completed"]
-    if not done:
-        return None
-    good = [row for row in done if all((row[f"{k}_s"] or 0.0) <= v for k, v in objectives.items())]
-    began_at_s = min(row["arrived_at_s"] for row in rows if row["arrived_at_s"] is not None)
-    span_s = max(row["arrived_at_s"] + row["e2e_s"] for row in done) - began_at_s
-    return len(good) / span_s if span_s > 0 else None
 
 
 def _without_setup(experiment: Experiment, rows: list[dict[str, Any]]) -> dict[str, Any]:

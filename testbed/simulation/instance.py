@@ -65,7 +65,7 @@ class _Setup(_Table):
 
 
 class _Client(_Table):
-    node: str = "client"
+    node: str | None = None
 
 
 class _Document(_Table):
@@ -144,7 +144,7 @@ def parse_instance(document: Mapping[str, Any], source: str) -> Instance:
         shortage_penalty_s=data.petals_constants.shortage_penalty_ms / 1e3,
         session_setup_petals_s=setup.petals / 1e3,
         session_setup_proposed_s=setup.proposed / 1e3,
-        sites=(data.client.node, *(s.node or f"server {j}" for j, s in enumerate(data.servers))),
+        sites=(data.client.node or "client", *(s.node or f"server {j}" for j, s in enumerate(data.servers))),
     )
 
 

@@ -1,0 +1,120 @@
+"""One JSON object per simulation: the form that others script against, in milliseconds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from policies.cgbp import lower_bounds_per_token_s
+from policies.design import choose_design_concurrency
+from policies.problem import PolicyError
+from testbed.simulation.engine import SimulatedRequest, Simulation
+
+MEANS = ("per_token_ms", "ttft_ms", "rest_ms", "waiting_ms", "max_concurrent")
+
+
+def answer(simulation: Simulation) -> dict[str, Any]:
+    """``{id, policy, feasible, error?, placement, requests, mean, bounds, decision_s, ...}``.
+
+    ``placement`` is ``[first_block, n_blocks]`` per server, 1-based, ``[0, 0]`` for none; ``requests`` are
+    ``{route, waiting_ms, time_ms, ttft_ms}`` (and ``status`` if not completed), routes being 0-based
+    servers. All three, and ``mean``, are ``None`` where infeasible.
+    """
+    experiment, placement = simulation.case.experiment, simulation.placement
+    found: dict[str, Any] = {
+        "id": experiment.name,
+        "seed": experiment.seed,
+        "policy": simulation.case.policy,
+        "mode": simulation.mode,
+        "session_setup_ms": experiment.calibration.session_setup_s * 1e3,
+        "feasible": placement is not None,
+    }
+    if placement is None:
+        found |= {"error": simulation.error, "placement": None, "requests": None, "mean": None}
+    else:
+        found["placement"] = [[r.first + 1, r.n_blocks] if r.n_blocks else [0, 0] for r in placement.ranges]
+        found["requests"] = [_request(request) for request in simulation.requests]
+        found["mean"] = means(simulation.requests)
+    found["bounds"] = _bounds(simulation)
+    found["decision_s"] = simulation.placement_s + sum(simulation.routing_s)
+    return found
+
+
+def _request(request: SimulatedRequest) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "route": [hop.server for hop in request.hops],
+        "waiting_ms": request.waiting_s * 1e3,
+        "time_ms": None if request.time_s is None else request.time_s * 1e3,
+        "ttft_ms": None if request.ttft_s is None else request.ttft_s * 1e3,
+    }
+    if request.status != "completed":
+        row |= {"status": request.status, "reason": request.reason}
+    return row
+
+
+def means(requests: Iterable[SimulatedRequest]) -> dict[str, float | None]:
+    """Means over the completed requests; ``None`` where there is none to average.
+
+    ``max_concurrent`` is the largest number of requests between arrival and end at a time.
+    """
+    done = [r for r in requests if r.ttft_s is not None and r.time_s is not None]
+    values = {
+        "per_token_ms": [1e3 * (r.time_s or 0.0) / r.plan.n_output_tokens for r in done],
+        "ttft_ms": [1e3 * (r.ttft_s or 0.0) for r in done],
+        "rest_ms": [
+            1e3 * ((r.time_s or 0.0) - (r.ttft_s or 0.0)) / (r.plan.n_output_tokens - 1)
+            for r in done
+            if r.plan.n_output_tokens > 1
+        ],
+        "waiting_ms": [1e3 * r.waiting_s for r in done],
+    }
+    found: dict[str, float | None] = {
+        name: math.fsum(sample) / len(sample) if sample else None for name, sample in values.items()
+    }
+    found["max_concurrent"] = concurrency(done)[1]
+    return found
+
+
+def concurrency(requests: Iterable[SimulatedRequest]) -> tuple[float | None, int]:
+    """(time-averaged, largest) number of requests between arrival and end; the mean from first to last."""
+    changes: list[tuple[float, int]] = []
+    for r in requests:
+        if r.time_s is not None:
+            changes += [(r.plan.arrival_at_s, 1), (r.plan.arrival_at_s + r.time_s, -1)]
+    if not changes:
+        return None, 0
+    changes.sort()
+    at_s = np.array([at for at, _ in changes])
+    active = np.cumsum([change for _, change in changes])
+    span_s = at_s[-1] - at_s[0]
+    mean = float(np.dot(active[:-1], np.diff(at_s)) / span_s) if span_s > 0 else 0.0
+    return mean, int(active.max())
+
+
+def _bounds(simulation: Simulation) -> dict[str, float | int | None]:
+    """|R| and what limits it; Theorem 1's bound and T^o per decoded token, and their ratio.
+
+    The published bounds are for hub-spoke communication: with forwarding there are none.
+    """
+    problem, placement = simulation.case.experiment.problem, simulation.placement
+    found: dict[str, float | int | None] = {
+        "design_concurrency": placement.design_concurrency if placement else None
+    }
+    try:
+        chosen = choose_design_concurrency(problem)
+    except PolicyError:
+        found |= {"design_concurrency_bound": None, "single_request_ms": None}
+    else:
+        found["design_concurrency_bound"] = chosen.memory_bound
+        found["single_request_ms"] = chosen.single_request_s * 1e3
+    if problem.forwarding:
+        return found
+    lower_s = min(lower_bounds_per_token_s(problem))
+    found["lower_bound_per_token_ms"] = lower_s * 1e3 if lower_s < math.inf else None
+    upper_s = placement.bounds.get("theorem1_per_token_s") if placement else None
+    if upper_s is not None:
+        found |= {"theorem1_per_token_ms": upper_s * 1e3, "theorem1_ratio": upper_s / lower_s}
+    return found

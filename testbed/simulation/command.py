@@ -1,0 +1,168 @@
+"""``testbed simulate``: every target under every policy and seed; prints, and writes tables."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from policies.problem import PolicyError
+from policies.registry import resolve_pair
+from testbed.errors import UserError
+from testbed.rundir import claim_folder
+from testbed.simulation.answer import MEANS, answer
+from testbed.simulation.cases import Case, PolicyChoice, instance_case, is_instance, scenario_case
+from testbed.simulation.engine import MODES, Simulation, simulate
+from testbed.simulation.summary import summarize_simulation
+from testbed.simulation.tables import write_simulation
+from testbed.simulation.text import comparison_text, interval
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line says. ``mode`` and ``session_setup`` ``None``: as fits the target."""
+
+    choices: tuple[PolicyChoice, ...]
+    n_runs: int = 1
+    seed: int | None = None
+    session_setup: str | None = None
+    mode: str | None = None
+    design_concurrency: str | None = None
+    overrides: tuple[str, ...] = ()
+    objectives: dict[str, float] | None = None
+    out: Path | None = None
+
+
+def simulate_command(targets: Sequence[str], options: Options, *, as_json: bool) -> int:
+    """Simulate every target under every policy; answers the exit code.
+
+    With ``as_json`` one object per target and policy goes to stdout as soon as it is there, and an
+    infeasible placement is an answer like others; as text it is an error when nothing else was asked.
+    """
+    _check(targets, options)
+    several = len(targets) * len(options.choices) > 1
+    if options.out is not None:
+        claim_folder(options.out)
+    rows = []
+    for target in targets:
+        for choice in options.choices:
+            seen: list[dict[str, Any]] = []
+            for case in _cases(target, choice, options):
+                seen.append(_one(case, options, several))
+            row = seen[0] if options.n_runs == 1 else _aggregate(seen)
+            rows.append(row)
+            if as_json:
+                print(json.dumps(row), flush=True)
+    if not as_json:
+        infeasible = [row for row in rows if not row["feasible"]]
+        if len(infeasible) == len(rows):
+            raise UserError("; ".join(dict.fromkeys(f"{row['id']}: {row['error']}" for row in infeasible)))
+        typer.echo(comparison_text(rows))
+    return 0
+
+
+def _check(targets: Sequence[str], options: Options) -> None:
+    """Raises ``UserError`` for what does not go together, before anything is simulated."""
+    try:
+        for choice in options.choices:
+            if choice.pair is not None:
+                resolve_pair(choice.pair)
+    except PolicyError as error:
+        raise UserError(f"--policy: {error}") from error
+    if options.mode is not None and options.mode not in MODES:
+        raise UserError(f"--mode must be {' or '.join(MODES)}, not {options.mode!r}")
+    if options.session_setup not in (None, "reference", "none"):
+        raise UserError(f"--session-setup must be reference or none, not {options.session_setup!r}")
+    instances = [target for target in targets if is_instance(target)]
+    if instances:
+        for given, name in (
+            (options.n_runs > 1, "--runs"),
+            (options.seed is not None, "--seed"),
+            (bool(options.overrides), "--set"),
+        ):
+            if given:
+                raise UserError(
+                    f"{name} is for scenarios: an instance file states everything; leave it out for {instances[0]}"
+                )
+
+
+def _cases(target: str, choice: PolicyChoice, options: Options) -> Iterator[Case]:
+    setup = options.session_setup == "reference"
+    if is_instance(target):
+        yield _designed(instance_case(Path(target), choice, setup), options.design_concurrency)
+        return
+    overrides = list(options.overrides)
+    if options.session_setup is not None:
+        overrides.append(f"calibration.session_setup={json.dumps(setup)}")
+    if options.design_concurrency is not None:
+        overrides.append(f"policy.design_concurrency={options.design_concurrency}")
+    first = scenario_case(target, choice, overrides, options.seed)
+    yield first
+    for number in range(1, options.n_runs):
+        yield scenario_case(target, choice, overrides, first.experiment.seed + number)
+
+
+def _designed(case: Case, concurrency: str | None) -> Case:
+    if concurrency in (None, "auto"):
+        return case
+    if concurrency == "searched":
+        return replace(case, experiment=replace(case.experiment, design_concurrency="searched"))
+    if not concurrency.isdigit() or int(concurrency) < 1:
+        raise UserError(
+            f"--design-concurrency must be auto, searched or a whole number of at least 1, not {concurrency!r}"
+        )
+    return replace(case, experiment=replace(case.experiment, design_concurrency=int(concurrency)))
+
+
+def _one(case: Case, options: Options, several: bool) -> dict[str, Any]:
+    """Simulate one case, write its tables, answer its object."""
+    mode = options.mode or ("reference" if case.source is not None else "real")
+    simulation = simulate(case, mode)
+    row = answer(simulation)
+    if case.experiment.calibration.session_setup_s and simulation.placement is not None:
+        row["mean_without_session_setup"] = answer(_without_setup(case, mode))["mean"]
+    if options.out is not None and simulation.placement is not None:
+        objectives = options.objectives or {}
+        summary = summarize_simulation(simulation, objectives)
+        if "mean_without_session_setup" in row:
+            summary["without_session_setup"] = row["mean_without_session_setup"]
+        folder = options.out
+        if several:
+            folder = folder / _slug(case.experiment.name) / _slug(case.policy)
+        if options.n_runs > 1:
+            folder = folder / f"seed-{case.experiment.seed}"
+        write_simulation(folder, simulation, summary)
+    return row
+
+
+def _without_setup(case: Case, mode: str) -> Simulation:
+    calibration = replace(case.experiment.calibration, session_setup_s=0.0)
+    return simulate(replace(case, experiment=replace(case.experiment, calibration=calibration)), mode)
+
+
+def _aggregate(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Several seeds in one object: means over the runs with the half-width of their 95 % interval."""
+    feasible = [row for row in rows if row["feasible"]]
+    whole: dict[str, Any] = {key: rows[0][key] for key in ("id", "policy", "mode", "session_setup_ms")}
+    whole |= {"feasible": bool(feasible), "n_runs": len(rows), "n_feasible": len(feasible)}
+    errors = list(dict.fromkeys(row["error"] for row in rows if not row["feasible"]))
+    if errors:
+        whole["error"] = "; ".join(errors[:3])
+    for key in ("mean", "mean_without_session_setup"):
+        if any(key in row for row in feasible):
+            samples = {name: [row[key][name] for row in feasible] for name in MEANS}
+            intervals = {name: interval(sample) for name, sample in samples.items()}
+            whole[key] = {name: middle for name, (middle, _) in intervals.items()}
+            whole[f"{key}_ci95"] = {name: half for name, (_, half) in intervals.items()}
+    whole["decision_s"] = sum(row["decision_s"] for row in rows) / len(rows)
+    whole["runs"] = [{k: v for k, v in row.items() if k != "requests"} for row in rows]
+    return whole
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name)

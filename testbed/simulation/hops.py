@@ -1,0 +1,94 @@
+"""A simulated run's hops, token by token, from the closed form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from policies.problem import RequestSpec, hop_times_s, return_s
+from testbed.experiment import Experiment
+from testbed.results.model import HopTable
+from testbed.simulation.engine import SimulatedRequest, Simulation
+
+
+def hop_table(simulation: Simulation) -> HopTable:
+    """A row per completed request's token and hop, from the closed form; the model's columns are the same.
+
+    Compute holds k tau or k tau^I and what the calibration adds; network the rest of the hop's time.
+    """
+    experiment = simulation.case.experiment
+    parts = [_hop_rows(experiment, r) for r in simulation.requests if r.time_s is not None and r.hops]
+    columns = np.concatenate(parts).T if parts else np.zeros((12, 0))
+    whole = columns[:6].astype(np.int64)
+    sent_at_s, arrived_at_s, departed_at_s, received_at_s = columns[6:10]
+    none_s = np.zeros(columns.shape[1])
+    request, token, hop, server, first, last = whole
+    return HopTable(
+        request=request,
+        token=token,
+        hop=hop,
+        server=server,
+        first=first,
+        last=last,
+        sent_at_s=sent_at_s,
+        arrived_at_s=arrived_at_s,
+        departed_at_s=departed_at_s,
+        received_at_s=received_at_s,
+        up_bytes=columns[10].astype(np.int64),
+        down_bytes=columns[11].astype(np.int64),
+        client_s=none_s,
+        tail_s=none_s,
+        model_network_s=(arrived_at_s - sent_at_s) + (received_at_s - departed_at_s),
+        model_link_queue_s=none_s,
+        model_compute_s=departed_at_s - arrived_at_s,
+    )
+
+
+def _hop_rows(experiment: Experiment, r: SimulatedRequest) -> Any:
+    """Array (tokens x hops, 12): request, token, hop, server, first, last, four instants, bytes each way."""
+    problem, plan = experiment.problem, r.plan
+    n_hops, n_out = len(r.hops), plan.n_output_tokens
+    network_s, compute_s = _parts(experiment, r)
+    token_bytes = problem.model.token_bytes
+    rows = np.zeros((n_out, n_hops, 12))
+    rows[:, :, 0] = plan.index
+    rows[:, :, 1] = np.arange(n_out)[:, None]
+    rows[:, :, 2] = np.arange(n_hops)
+    rows[:, :, 3:6] = np.array([tuple(hop) for hop in r.hops])
+    times_s = (network_s + compute_s)[(np.arange(n_out) > 0).astype(int)]
+    began_at_s = plan.arrival_at_s + r.waiting_s + r.setup_s
+    ends_at_s = began_at_s + np.cumsum(times_s.reshape(-1)).reshape(n_out, n_hops)
+    later = (np.arange(n_out) > 0).astype(int)
+    rows[:, :, 6] = ends_at_s - times_s
+    rows[:, :, 7] = rows[:, :, 6] + network_s[later] / 2
+    rows[:, :, 8] = rows[:, :, 7] + compute_s[later]
+    rows[:, :, 9] = ends_at_s
+    rows[:, :, 10:12] = token_bytes
+    rows[0, :, 10:12] = token_bytes * plan.n_input_tokens
+    return rows.reshape(-1, 12)
+
+
+def _parts(experiment: Experiment, r: SimulatedRequest) -> tuple[Any, Any]:
+    """Network and compute seconds, arrays (2, hops): of the prompt, of every further token."""
+    problem, plan, calibration = experiment.problem, r.plan, experiment.calibration
+    request = RequestSpec(plan.client, plan.n_input_tokens, plan.n_output_tokens)
+    network_s, compute_s = np.zeros((2, len(r.hops))), np.zeros((2, len(r.hops)))
+    previous: int | None = None
+    for i, hop in enumerate(r.hops):
+        server = problem.servers[hop.server]
+        input_s, token_s = hop_times_s(problem, request, previous, hop.server)
+        added_s = (calibration.input_overhead_s(plan.n_input_tokens), calibration.token_overhead_s)
+        for row, (all_s, block_s, more_s) in enumerate(
+            zip(
+                (input_s, token_s),
+                (server.prefill_s(plan.n_input_tokens), server.decode_s),
+                added_s,
+                strict=True,
+            )
+        ):
+            compute_s[row, i] = hop.n_blocks * block_s + more_s
+            network_s[row, i] = all_s - more_s
+        previous = hop.server
+    network_s[:, -1] += return_s(problem, plan.client, r.hops[-1].server)
+    return network_s, compute_s

@@ -1,0 +1,100 @@
+"""A simulated run's rows per request and its ``summary.json``, with the names of an emulation's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from testbed.results.requests import METRICS, stats
+from testbed.results.slo import goodput_rps
+from testbed.simulation.answer import concurrency
+from testbed.simulation.engine import SimulatedRequest, Simulation
+
+_MAX_HOP_ROWS = 5_000_000
+"""Above so many tokens times hops ``hops.parquet`` is left out; ``summary.json`` says so."""
+
+
+def request_rows(simulation: Simulation) -> list[dict[str, Any]]:
+    """The columns of ``testbed.results.requests``. Here the model is what is measured.
+
+    ``decision_s`` and ``asked_s`` are empty: they are real time, and the tables of one seed are the same bytes.
+    """
+    clients = simulation.case.experiment.problem.clients
+    rows = []
+    for r in simulation.requests:
+        done = r.time_s is not None
+        metrics = _metrics(r)
+        rows.append(
+            {
+                "request": r.plan.index,
+                "client": clients[r.plan.client],
+                "status": r.status,
+                "reason": r.reason,
+                "arrival_at_s": r.plan.arrival_at_s,
+                "arrived_at_s": r.plan.arrival_at_s,
+                "n_input_tokens": r.plan.n_input_tokens,
+                "n_output_tokens": r.plan.n_output_tokens,
+                "n_tokens_done": r.plan.n_output_tokens if done else 0,
+                "n_rejections": r.n_rejections,
+                "schedule_lag_s": 0.0,
+                "decision_s": None,
+                "asked_s": None,
+                "wait_expected_s": r.expected_wait_s,
+                "chain": " ".join(f"{h.server}:{h.first}-{h.last}" for h in r.hops),
+                **{
+                    prefix + name: metrics.get(name)
+                    for prefix in ("", "model_", "unqueued_")
+                    for name in METRICS
+                },
+            }
+        )
+    return rows
+
+
+def _metrics(r: SimulatedRequest) -> dict[str, float]:
+    values = {"queue_s": r.waiting_s}
+    if r.ttft_s is None or r.time_s is None:
+        return values
+    values |= {"setup_s": r.setup_s, "ttft_s": r.ttft_s, "e2e_s": r.time_s}
+    values["per_token_s"] = r.time_s / r.plan.n_output_tokens
+    if r.plan.n_output_tokens > 1:
+        values["tpot_s"] = values["rest_s"] = (r.time_s - r.ttft_s) / (r.plan.n_output_tokens - 1)
+    return values
+
+
+def _n_hop_rows(simulation: Simulation) -> int:
+    return sum(len(r.hops) * r.plan.n_output_tokens for r in simulation.requests if r.time_s is not None)
+
+
+def summarize_simulation(simulation: Simulation, objectives: dict[str, float]) -> dict[str, Any]:
+    """``summary.json``: the keys of an emulation's summary that mean something without a network."""
+    experiment, placement = simulation.case.experiment, simulation.placement
+    assert placement is not None, "only feasible simulations are summarised"
+    rows = request_rows(simulation)
+    statuses = [row["status"] for row in rows]
+    mean, largest = concurrency(simulation.requests)
+    return {
+        "engine": "simulation",
+        "mode": simulation.mode,
+        "scenario": experiment.name,
+        "seed": experiment.seed,
+        "n_requests": len(rows),
+        "n_completed": statuses.count("completed"),
+        "n_failed": len(rows) - statuses.count("completed"),
+        "n_interrupted": 0,
+        "policy": {
+            "placement": experiment.placement,
+            "routing": experiment.routing,
+            "design_concurrency": placement.design_concurrency,
+        },
+        "calibration": {
+            "set": experiment.calibration.name,
+            "session_setup_s": experiment.calibration.session_setup_s,
+        },
+        "metrics": {name: stats(row[name] for row in rows) for name in METRICS},
+        "decision": {"placement_s": simulation.placement_s, "routing_s": stats(simulation.routing_s)},
+        "achieved_concurrency": {"mean": mean, "max": float(largest)},
+        "goodput_rps": goodput_rps(rows, objectives),
+        "objectives": objectives,
+        "n_hop_rows": _n_hop_rows(simulation),
+        "hops_left_out": _n_hop_rows(simulation) > _MAX_HOP_ROWS,
+    }

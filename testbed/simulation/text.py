@@ -1,0 +1,110 @@
+"""Simulations as a person reads them on the terminal."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+_COLUMNS = (
+    ("per_token_ms", "per token"),
+    ("ttft_ms", "first token"),
+    ("rest_ms", "each remaining"),
+    ("waiting_ms", "waiting"),
+    ("max_concurrent", "most at once"),
+)
+
+
+def interval(sample: Sequence[float | None]) -> tuple[float | None, float | None]:
+    """(mean, half-width of its 95 % confidence interval by Student's t); the latter needs two values."""
+    values = [value for value in sample if value is not None]
+    if not values:
+        return None, None
+    n, mean = len(values), math.fsum(values) / len(values)
+    if n < 2:
+        return mean, None
+    from scipy.special import stdtrit
+
+    deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1))
+    return mean, float(stdtrit(n - 1, 0.975)) * deviation / math.sqrt(n)
+
+
+def comparison_text(rows: Sequence[dict[str, Any]], width: int = 120) -> str:
+    """A table with a row per target and policy, means over requests in seconds, and what to know of them."""
+    buffer = io.StringIO()
+    console = Console(file=buffer, width=width, highlight=False)
+    for name in dict.fromkeys(row["id"] for row in rows):
+        chosen = [row for row in rows if row["id"] == name]
+        console.print(_headline(name, chosen))
+        console.print(_table(chosen))
+        for row in chosen:
+            for note in _notes(row):
+                console.print(note)
+        console.print()
+    return buffer.getvalue().rstrip()
+
+
+def _headline(name: str, rows: Sequence[dict[str, Any]]) -> str:
+    runs = rows[0].get("n_runs", 1)
+    what = f"means over {runs} runs with 95 % confidence intervals" if runs > 1 else "means over the requests"
+    seed = f", seed {rows[0]['seed']}" if "seed" in rows[0] else ""
+    return f"{name} (simulated, {rows[0]['mode']} mode{seed}): {what}, in seconds"
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("policy", no_wrap=True)
+    for _, title in _COLUMNS:
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("|R|", justify="right")
+    table.add_column("decisions", justify="right", no_wrap=True)
+    for row in rows:
+        if not row["feasible"]:
+            table.add_row(row["policy"], "infeasible")
+            continue
+        table.add_row(
+            row["policy"], *_cells(row, "mean"), _designed(row), f"{1e3 * row['decision_s']:.1f} ms"
+        )
+        if "mean_without_session_setup" in row:
+            table.add_row("  without session setup", *_cells(row, "mean_without_session_setup"))
+    return table
+
+
+def _cells(row: dict[str, Any], key: str) -> list[str]:
+    halves = row.get(f"{key}_ci95", {})
+    cells = []
+    for name, _ in _COLUMNS:
+        value, half = row[key][name], halves.get(name)
+        if value is None:
+            cells.append("-")
+            continue
+        scale, form = (1.0, ".0f" if half is None else ".1f") if name == "max_concurrent" else (1e-3, ".3f")
+        cells.append(f"{value * scale:{form}}" + (f" ±{half * scale:{form}}" if half is not None else ""))
+    return cells
+
+
+def _designed(row: dict[str, Any]) -> str:
+    designs = {run["bounds"]["design_concurrency"] for run in row.get("runs", [row]) if run["feasible"]}
+    known = sorted(design for design in designs if design is not None)
+    if not known:
+        return "-"
+    return str(known[0]) if len(known) == 1 else f"{known[0]}-{known[-1]}"
+
+
+def _notes(row: dict[str, Any]) -> list[str]:
+    notes = []
+    if row["session_setup_ms"]:
+        notes.append(
+            f"{row['policy']}: contains the published session setup of {row['session_setup_ms'] / 1e3:g} s per request"
+        )
+    if row.get("error"):
+        of = f" in {row['n_runs'] - row['n_feasible']} of {row['n_runs']} runs" if "n_runs" in row else ""
+        notes.append(f"{row['policy']} is infeasible{of}: {row['error']}")
+    failed = [r for run in row.get("runs", [row]) for r in run.get("requests") or () if "status" in r]
+    if failed:
+        notes.append(f"{row['policy']}: {len(failed)} requests did not complete; the means are of the others")
+    return notes
