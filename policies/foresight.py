@@ -20,7 +20,7 @@ from policies.wsrr import WsRr
 LOADS = (
     STATED,
     Load("rush", rate_ratio=3.0),
-    Load("bursts of mixed lengths", shape=0.25, shortest_ratio=0.25),
+    Load("bursts of mixed lengths", shape=0.25, length_ratios=(0.25, 0.5, 1.0)),
 )
 """What a placement is tried on."""
 

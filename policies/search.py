@@ -33,13 +33,14 @@ class Load(NamedTuple):
     """A kind of synthetic load, relative to the one that the problem states.
 
     Arrivals come at ``rate_ratio`` times the stated rate, with gamma-distributed gaps of ``shape`` (1:
-    Poisson; less: bursts). Lengths are uniform between ``shortest_ratio`` times the maximum and it.
+    Poisson; less: bursts). Input and output lengths are each one of ``length_ratios`` times the maximum,
+    equally likely; few different ones, because routers prepare for every kind of request.
     """
 
     name: str
     rate_ratio: float = 1.0
     shape: float = 1.0
-    shortest_ratio: float = 1.0
+    length_ratios: tuple[float, ...] = (1.0,)
 
 
 STATED = Load("stated")
@@ -51,13 +52,14 @@ def synthetic_requests(
     """Requests of ``load`` from equally likely clients. ``stream`` names the random stream."""
     rng = random.Random(f"synthetic {load.name} {stream}")
     scale_s = 1 / (load.shape * load.rate_ratio * problem.request_rate)
-    longest = (problem.n_input_tokens, problem.n_output_tokens)
-    shortest = [max(round(load.shortest_ratio * n), min(n, 1)) for n in longest]
     at_s = 0.0
     requests = []
     for index in range(n_requests):
         client = rng.randrange(len(problem.clients))
-        n_in, n_out = (rng.randint(*ends) for ends in zip(shortest, longest, strict=True))
+        n_in, n_out = (
+            max(round(rng.choice(load.length_ratios) * longest), min(longest, 1))
+            for longest in (problem.n_input_tokens, problem.n_output_tokens)
+        )
         requests.append(RequestPlan(index, client, at_s, n_in, n_out))
         at_s += rng.gammavariate(load.shape, scale_s)
     return requests
