@@ -12,7 +12,7 @@ Placement
   program; ``milp_solver``: HiGHS; ``offline``: CG-BPRR for given requests; ``link_costs``: time per token
 
 Routing
-- ``wsrr``: WS-RR; ``petals_routing``: PETALS' routing
+- ``wsrr``: WS-RR; ``petals_routing``: PETALS' routing; ``petals_search``: its search for chains
 - ``optimal_rr``: exact for one request; ``route_milp``: the same as a program, to check it
 - ``positions``: the graph of block positions; ``waiting``: time until cache is free
 """

@@ -32,6 +32,7 @@ class SystemState:
         self.cache_bytes = tuple(cache_bytes)
         self._sessions: list[list[ActiveSession]] = [[] for _ in cache_bytes]
         self._used = [0.0] * len(self.cache_bytes)
+        self._n_active = [0] * len(self.cache_bytes)
         self._sequence = 0
         self._held: dict[Hashable, list[tuple[int, ActiveSession]]] = {}
         self._ends: list[tuple[float, int, Hashable]] = []
@@ -46,6 +47,7 @@ class SystemState:
             held = ActiveSession(ends_at_s, self._sequence, n_blocks, n_blocks * bytes_per_block, key)
             insort(self._sessions[hop.server], held)
             self._used[hop.server] += held.n_bytes
+            self._n_active[hop.server] += 1
             entries.append((hop.server, held))
         heappush(self._ends, (ends_at_s, self._sequence, key))
 
@@ -72,6 +74,7 @@ class SystemState:
         sessions = self._sessions[server]
         del sessions[bisect_left(sessions, held)]
         self._used[server] -= held.n_bytes
+        self._n_active[server] -= 1
         if not sessions:
             self._used[server] = 0.0
 
@@ -80,7 +83,11 @@ class SystemState:
         return self._sessions[server]
 
     def n_active(self, server: int) -> int:
-        return len(self._sessions[server])
+        return self._n_active[server]
+
+    def all_active(self) -> Sequence[int]:
+        """Sessions on every server, in list order: to look at many servers at once."""
+        return self._n_active
 
     def free_bytes(self, server: int) -> float:
         return self.cache_bytes[server] - self._used[server]

@@ -1,0 +1,64 @@
+"""A large problem for the simulator: BLOOM-176B on A100 and MIG servers at random places, one client."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import numpy as np
+
+from policies.problem import Problem
+from policies.workload import RequestPlan
+from testbed.scenario.profiles import HardwareShelf, resolve_calibration, resolve_model, server_spec
+from testbed.scenario.schema import CalibrationTable, ModelTable
+
+RATE_PER_SERVER_RPS = 0.1 / 9
+"""Arrivals per second and server, as in the paper's sweep over servers and rate together."""
+
+_A100_EVERY = 5
+_N_INPUT_TOKENS, _N_OUTPUT_TOKENS = 20, 128
+_STEP_S = 1e-5
+_NEAREST_STEPS, _PLANE_STEPS = 500, 7000
+"""Two places are 5 ms apart plus 70 ms times their distance on the unit square, in steps of 10 us."""
+
+
+def large_problem(n_servers: int, seed: int) -> Problem:
+    """70 blocks; every fifth server is an A100 (86.13 GB), the others are MIG slices (9.1 GB).
+
+    Hardware and overheads are those of the paper's sweeps. ``request_rate`` grows with the servers.
+    """
+    rng = np.random.default_rng([seed, 0])
+    _, model = resolve_model(ModelTable(profile="bloom-176b"))
+    _, added = resolve_calibration(CalibrationTable(set="petals-scattered"), petals=False)
+    shelf = HardwareShelf({}, "petals-scattered")
+    profiles = {name: shelf.get(name, ("hardware",)) for name in ("a100-sweep", "mig-1g-sweep")}
+    kinds = ["a100-sweep" if j % _A100_EVERY == 0 else "mig-1g-sweep" for j in range(n_servers)]
+    places = rng.random((n_servers + 1, 2))
+    apart = np.hypot(*(places[:, None, axis] - places[None, :, axis] for axis in (0, 1)))
+    steps = _NEAREST_STEPS + np.rint(_PLANE_STEPS * apart).astype(np.int32)
+    np.fill_diagonal(steps, 0)
+    time_s = [step * _STEP_S for step in range(int(steps.max()) + 1)]  # equal times share one float
+    rows = [tuple(time_s[step] for step in row[1:].tolist()) for row in steps]
+    return Problem(
+        model=model,
+        servers=tuple(server_spec(f"{k}-{j}", k, profiles[k], None) for j, k in enumerate(kinds)),
+        clients=("client",),
+        raw_rtt_s=(rows[0],),
+        token_rtt_s=(tuple(t + added.token_overhead_s for t in rows[0]),),
+        input_rtt_base_s=(tuple(t + added.input_overhead_base_s for t in rows[0]),),
+        input_rtt_slope_s=((added.input_overhead_slope_s,) * n_servers,),
+        server_rtt_s=tuple(rows[1:]),
+        n_input_tokens=_N_INPUT_TOKENS,
+        n_output_tokens=_N_OUTPUT_TOKENS,
+        request_rate=RATE_PER_SERVER_RPS * n_servers,
+        join_order=tuple(rng.permutation(n_servers).tolist()),
+        initial_delay_s=added.initial_delay_s,
+    )
+
+
+def poisson_requests(problem: Problem, n_requests: int, seed: int) -> list[RequestPlan]:
+    """Poisson arrivals at the problem's rate, all with the design lengths."""
+    gaps_s = np.random.default_rng([seed, 1]).exponential(1 / problem.request_rate, n_requests)
+    return [
+        RequestPlan(i, 0, at_s, problem.n_input_tokens, problem.n_output_tokens)
+        for i, at_s in enumerate(accumulate(gaps_s.tolist()))
+    ]

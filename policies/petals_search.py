@@ -1,0 +1,172 @@
+"""PETALS' shortest chain over servers: server by server for few of them, with arrays for many.
+
+Both sum costs in milliseconds in the reference simulator's order of addition and give bit-equal answers:
+which of two chains of equal cost is taken hinges on the last bit of these sums. Of equal chains Dijkstra
+keeps the one whose predecessor it settled first: smallest distance, then list order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from policies.problem import BlockRange, Problem
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+FEW_SERVERS = 48
+"""Up to here a search server by server is as fast as one with arrays, and spares numpy's start-up."""
+
+
+class Costs(NamedTuple):
+    """What a search adds up, in milliseconds: overhead of a hop, penalty of a full server, tau of each server."""
+
+    hop_overhead_ms: float
+    penalty_ms: float
+    decode_ms: tuple[float, ...]
+
+
+class Search(Protocol):
+    """Finds chains for one placement."""
+
+    def shortest(self, client: int, entries: Sequence[int], full: bytes) -> tuple[list[int], float]:
+        """(servers of the cheapest chain, its cost in ms); no servers and infinity if there is none.
+
+        ``entries[j]`` is the lowest block at which server j can be entered: its first block, or a later
+        one if its cache is too small for a session over all of its blocks; its end keeps it out.
+        ``full[j]`` is 1 where entering costs the penalty.
+        """
+        ...
+
+
+def make_search(problem: Problem, ranges: Sequence[BlockRange], costs: Costs) -> Search:
+    n_holding = sum(1 for held in ranges if held.n_blocks)
+    kind = ServerByServer if n_holding <= FEW_SERVERS else WithArrays
+    return kind(problem, ranges, costs)
+
+
+class ServerByServer:
+    """Dijkstra, which here is one pass over the servers in the order of their ranges' ends."""
+
+    def __init__(self, problem: Problem, ranges: Sequence[BlockRange], costs: Costs) -> None:
+        self._ranges = ranges
+        self._n_blocks = problem.model.n_blocks
+        self._costs = costs
+        half_ms = _half_ms(problem)
+        self._from_client_ms = [[half_ms[t] for t in row] for row in problem.raw_rtt_s]
+        self._from_server_ms = [[half_ms[t] for t in row] for row in problem.server_rtt_s]
+        # Ranges end strictly later from hop to hop, so that this order settles predecessors first.
+        self._by_end = sorted(
+            (j for j, held in enumerate(ranges) if held.n_blocks), key=lambda j: ranges[j].last
+        )
+
+    def shortest(self, client: int, entries: Sequence[int], full: bytes) -> tuple[list[int], float]:
+        ranges, (overhead_ms, full_ms, decode_ms) = self._ranges, self._costs
+        from_client_ms, from_server_ms = self._from_client_ms[client], self._from_server_ms
+        dist_ms: dict[int, float] = {}
+        settled: list[tuple[int, int]] = []
+        before: dict[int, int | None] = {}
+        for j in self._by_end:
+            last, entry = ranges[j].last, entries[j]
+            penalty_ms = full_ms if full[j] else 0.0
+            best_ms, best_start_ms, best = math.inf, math.inf, -2
+            if entry == 0:
+                best_ms = 0.0 + (from_client_ms[j] + overhead_ms + decode_ms[j] * last + penalty_ms)
+                best_start_ms, best = 0.0, -1
+            for i, end in settled:
+                if entry <= end < last:
+                    start_ms = dist_ms[i]
+                    link_ms = from_server_ms[i][j] + overhead_ms + decode_ms[j] * (last - end)
+                    total_ms = start_ms + (link_ms + penalty_ms)
+                    if total_ms < best_ms or (total_ms == best_ms and (start_ms, i) < (best_start_ms, best)):
+                        best_ms, best_start_ms, best = total_ms, start_ms, i
+            if best_ms < math.inf:
+                dist_ms[j] = best_ms
+                before[j] = None if best == -1 else best
+                settled.append((j, last))
+        ends = [
+            (dist_ms[j] + from_client_ms[j], dist_ms[j], j) for j, end in settled if end == self._n_blocks
+        ]
+        if not ends:
+            return [], math.inf
+        cost_ms, _, last_server = min(ends)
+        servers: list[int] = []
+        at: int | None = last_server
+        while at is not None:
+            servers.append(at)
+            at = before[at]
+        return servers[::-1], cost_ms
+
+
+class WithArrays:
+    """The same pass, over all servers with the same end and lowest entry at once.
+
+    Keeps 8 bytes per pair of servers. A search costs the pairs that can follow each other.
+    Arrays are in the order of the ranges' ends.
+    """
+
+    def __init__(self, problem: Problem, ranges: Sequence[BlockRange], costs: Costs) -> None:
+        import numpy as np
+
+        half_ms = _half_ms(problem)
+        self._n_blocks = problem.model.n_blocks
+        self._penalty_ms = costs.penalty_ms
+        holding = (j for j, held in enumerate(ranges) if held.n_blocks)
+        order = sorted(holding, key=lambda j: (ranges[j].last, ranges[j].first))
+        ends = np.array([ranges[j].last for j in order])
+        decode_ms = np.array([costs.decode_ms[j] for j in order])
+        self._order, self._ends = np.array(order), ends
+        self._from_client_ms = [np.array([half_ms[row[j]] for j in order]) for row in problem.raw_rtt_s]
+        self._first_ms = [way + costs.hop_overhead_ms + decode_ms * ends for way in self._from_client_ms]
+        self._link_ms = np.empty((len(order), len(order)))
+        """Of every server (row) after every other (column), without the penalty."""
+        for i, j in enumerate(order):
+            way_ms = np.array([half_ms[t] for t in problem.server_rtt_s[j]])[self._order]
+            self._link_ms[:, i] = way_ms + costs.hop_overhead_ms + decode_ms * (ends - ends[i])
+
+    def shortest(self, client: int, entries: Sequence[int], full: bytes) -> tuple[list[int], float]:
+        import numpy as np
+
+        entry = np.array(entries)[self._order]
+        penalty_ms = np.frombuffer(full, np.uint8)[self._order] * self._penalty_ms
+        first_ms = np.where(entry == 0, self._first_ms[client] + penalty_ms, np.inf)
+        dist_ms = first_ms.copy()
+        # Those who can come before a server: the numbers from its low to its high.
+        low, high = np.searchsorted(self._ends, entry), np.searchsorted(self._ends, self._ends)
+        changes = np.diff(low, prepend=-1).astype(bool) | np.diff(high, prepend=-1).astype(bool)
+        for a, b in pairwise([*np.flatnonzero(changes).tolist(), len(low)]):
+            before = slice(low[a], high[a])
+            if low[a] < high[a]:
+                total_ms = self._link_ms[a:b, before] + penalty_ms[a:b, None]
+                total_ms += dist_ms[before]
+                np.minimum(dist_ms[a:b], total_ms.min(axis=1), out=dist_ms[a:b])
+        cost_ms = np.where(self._ends == self._n_blocks, dist_ms + self._from_client_ms[client], np.inf)
+        least_ms = float(cost_ms.min())
+        if least_ms == math.inf:
+            return [], math.inf
+        at = self._settled_first(np.flatnonzero(cost_ms == least_ms), dist_ms)
+        numbers = [at]
+        while first_ms[at] != dist_ms[at]:  # the client is settled before all servers
+            before = slice(low[at], high[at])
+            total_ms = self._link_ms[at, before] + penalty_ms[at] + dist_ms[before]
+            at = self._settled_first(np.flatnonzero(total_ms == dist_ms[at]) + low[at], dist_ms)
+            numbers.append(at)
+        return self._order[numbers[::-1]].tolist(), least_ms
+
+    def _settled_first(self, candidates: NDArray[np.int_], dist_ms: NDArray[np.float64]) -> int:
+        return int(min(candidates, key=lambda k: (dist_ms[k], self._order[k])))
+
+
+def _half_ms(problem: Problem) -> dict[float, float]:
+    """One-way delays in ms by RTT in s. Networks have few distinct ones: each is converted once."""
+    times_s = set(chain.from_iterable((*problem.raw_rtt_s, *problem.server_rtt_s)))
+    return {t: milliseconds(t) / 2 for t in times_s}
+
+
+def milliseconds(time_s: float) -> float:
+    """Milliseconds as a person would write them: rid of the conversion's own rounding."""
+    return round(time_s * 1e3, 9)
