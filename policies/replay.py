@@ -60,7 +60,10 @@ def replay(
             request = kinds[lengths] = RequestSpec(*lengths)
         now_s = plan.arrival_at_s
         state.advance(now_s)
-        route = router.route(request, state, now_s)
+        try:
+            route = router.route(request, state, now_s)
+        except PolicyError as error:
+            raise PolicyError(f"request {plan.index}: {error}") from error
         if route is None:
             raise PolicyError(
                 f"request {plan.index} of {request.n_tokens} tokens has no chain with room for it"

@@ -89,7 +89,7 @@ def simulate(
     targets: Annotated[
         list[str],
         typer.Argument(
-            help="Scenarios (files or shipped names) and instance files (.json).", metavar="TARGET..."
+            help="Scenarios (files or shipped names) and instance files (.json).", metavar="TARGET"
         ),
     ],
     policy: Annotated[
@@ -132,10 +132,11 @@ def simulate(
         raise UserError("--policy names both policies: give either it, or --placement and --routing")
     if offline:
         from testbed.simulation.offline import offline_command
+        from testbed.simulation.text import offline_text
 
-        chosen = policy or ["cg-bprr"]
-        for answer in [a for name in chosen for a in offline_command([Path(t) for t in targets], name)]:
-            typer.echo(json.dumps(answer))
+        paths = [Path(target) for target in targets]
+        answers = [answer for name in policy or ["cg-bprr"] for answer in offline_command(paths, name)]
+        typer.echo("\n".join(map(json.dumps, answers)) if as_json else offline_text(answers))
         return
     choices = [PolicyChoice(name) for name in policy or ()] or [PolicyChoice(None, placement, routing)]
     options = Options(
@@ -207,7 +208,7 @@ def policies(as_json: JsonOption = False) -> None:
     rows = list_policies()
     _print(
         {"policies": rows},
-        lambda: "\n".join(f"{r['kind']:<10} {r['name']:<10} {r['summary']}" for r in rows),
+        lambda: "\n".join(f"{r['kind']:<10} {r['name']:<24} {r['summary']}" for r in rows),
         as_json,
     )
 

@@ -87,8 +87,16 @@ def load_run(run_dir: Path) -> Experiment:
     """The experiment of a run directory. Raises ``UserError`` if it is none."""
     from testbed.scenario import load_experiment
 
+    if (run_dir / "plan.json").exists() and not (run_dir / "events").is_dir():
+        raise UserError(
+            f"{run_dir} was simulated: it has no logs to rebuild its tables from; simulate it again"
+        )
     if not (run_dir / "plan.json").exists() or not (run_dir / "scenario.toml").exists():
         raise UserError(f"{run_dir} is not a run directory (no scenario.toml and plan.json in it)")
+    if not (run_dir / "events").is_dir():
+        raise UserError(
+            f"{run_dir} was simulated: it has no logs to rebuild its tables from; simulate it again"
+        )
     return load_experiment(str(run_dir / "scenario.toml"))
 
 

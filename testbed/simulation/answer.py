@@ -26,7 +26,7 @@ def answer(simulation: Simulation) -> dict[str, Any]:
     experiment, placement = simulation.case.experiment, simulation.placement
     found: dict[str, Any] = {
         "id": experiment.name,
-        "seed": experiment.seed,
+        "seed": None if simulation.case.source else experiment.seed,
         "policy": simulation.case.policy,
         "mode": simulation.mode,
         "session_setup_ms": experiment.calibration.session_setup_s * 1e3,

@@ -80,6 +80,8 @@ def load_offline_instance(path: Path) -> OfflineInstance:
 
 def parse_offline_instance(document: Mapping[str, Any], source: str) -> OfflineInstance:
     """An offline instance from its JSON data. Raises ``UserError`` naming ``source`` and the wrong key."""
+    if isinstance(document, dict) and "inter_arrival_ms" in document.get("workload", {}):
+        raise UserError(f"{source}: is not an offline instance: leave out --offline")
     try:
         data = _Document.model_validate(document)
     except ValidationError as error:

@@ -51,7 +51,7 @@ def comparison_text(rows: Sequence[dict[str, Any]], width: int = 120) -> str:
 def _headline(name: str, rows: Sequence[dict[str, Any]]) -> str:
     runs = rows[0].get("n_runs", 1)
     what = f"means over {runs} runs with 95 % confidence intervals" if runs > 1 else "means over the requests"
-    seed = f", seed {rows[0]['seed']}" if "seed" in rows[0] else ""
+    seed = f", seed {rows[0]['seed']}" if rows[0].get("seed") is not None else ""
     return f"{name} (simulated, {rows[0]['mode']} mode{seed}): {what}, in seconds"
 
 
@@ -108,3 +108,27 @@ def _notes(row: dict[str, Any]) -> list[str]:
     if failed:
         notes.append(f"{row['policy']}: {len(failed)} requests did not complete; the means are of the others")
     return notes
+
+
+def offline_text(answers: Sequence[dict[str, Any]], width: int = 120) -> str:
+    """A row per offline instance and policy: objective and bounds in milliseconds, summed over the requests."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("instance", "policy", "objective (ms)", "lower bound", "Theorem 1", "decision"):
+        table.add_column(title, justify="left" if title in ("instance", "policy") else "right", no_wrap=True)
+    for answer in answers:
+        bounds = answer["bounds"]
+        limits = (bounds["lower_bound_knapsack_ms"], bounds["theorem1_ms"])
+        table.add_row(
+            answer["id"],
+            answer["policy"],
+            f"{answer['objective_ms']:.3f}" if answer["feasible"] else "infeasible",
+            *("-" if limit is None else f"{limit:.3f}" for limit in limits),
+            f"{1e3 * answer['decision_s']:.1f} ms",
+        )
+    buffer = io.StringIO()
+    console = Console(file=buffer, width=width, highlight=False)
+    console.print(table)
+    for answer in answers:
+        if not answer["feasible"]:
+            console.print(f"{answer['id']}, {answer['policy']}: {answer['error']}")
+    return buffer.getvalue().rstrip()
