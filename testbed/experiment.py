@@ -70,6 +70,12 @@ class Experiment:
     routing: str
     design_concurrency: int | Literal["searched"] | None
     """|R| as given; ``None``: the placement policy chooses."""
+    online: str | None
+    """Policy that changes the placement while requests are served; ``None``: it stays."""
+    load_bps: float
+    """How fast a server loads blocks."""
+    state_age_s: float
+    """Time between the reports of servers that routers see; 0: always current."""
     calibration: Calibration
     backoff: Backoff
     requests: tuple[RequestPlan, ...]

@@ -35,11 +35,7 @@ def up_command(
         raise UserError(
             "compute.backend 'blocks' (real transformer blocks) is not part of this version yet: take 'stub'"
         )
-    if experiment.problem.forwarding:
-        raise UserError(
-            "policy.communication 'server-to-server' is only simulated (`testbed simulate`): the emulated hub sends "
-            "every hidden state itself; take 'hub-spoke'"
-        )
+    _refuse_what_is_only_simulated(experiment)
     placed = place_experiment(experiment)
     run_dir = make_run_dir(out, experiment.name)
     _say(f"run {run_dir}")
@@ -62,6 +58,16 @@ def up_command(
         _say(f"interrupted: the record up to now is in {run_dir}")
         return EXIT_INTERRUPTED
     return 0 if summary["n_completed"] == summary["n_requests"] else 1
+
+
+def _refuse_what_is_only_simulated(experiment: Experiment) -> None:
+    for is_asked, key, what in (
+        (experiment.problem.forwarding, "communication", "'server-to-server': take 'hub-spoke'"),
+        (experiment.online is not None, "online", f"'{experiment.online}': leave it out"),
+        (experiment.state_age_s > 0, "state_age", "above 0: the emulation's coordinator sees every change"),
+    ):
+        if is_asked:
+            raise UserError(f"policy.{key} {what}; only `testbed simulate` can do that")
 
 
 def run_quietly(experiment: Experiment, out: Path) -> dict[str, Any]:

@@ -331,7 +331,9 @@ class PolicyTable(Table):
     """``[policy]``: a pair by ``name``, or ``placement`` and ``routing``.
 
     ``design_concurrency`` is |R|: "auto" leaves it to the placement policy, "searched" tries candidates
-    on synthetic arrivals. ``communication`` is who sends hidden states to the next server.
+    on synthetic arrivals. ``communication`` is who sends hidden states to the next server. ``online``
+    names a policy that changes the placement while requests are served; servers then load blocks at
+    ``load_rate``. ``state_age`` is the time between the reports that routers see. The last three are simulated.
     """
 
     name: str | None = None
@@ -339,6 +341,9 @@ class PolicyTable(Table):
     routing: str | None = None
     design_concurrency: Annotated[int | Literal["auto", "searched"], _int_or("auto", "searched")] = "auto"
     communication: Literal["hub-spoke", "server-to-server"] = "hub-spoke"
+    online: str | None = None
+    load_rate: BitsPerSecond = 1e9
+    state_age: Annotated[Seconds, Field(ge=0)] = 0.0
 
 
 class ComputeTable(Table):

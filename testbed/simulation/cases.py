@@ -110,6 +110,9 @@ def instance_experiment(instance: Instance, placement: str, routing: str, sessio
         placement=placement,
         routing=routing,
         design_concurrency=None,
+        online=None,
+        load_bps=1e9,
+        state_age_s=0.0,
         calibration=Calibration(
             name="instance",
             initial_delay_s=problem.initial_delay_s,
