@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
-from policies.chains import Chains, Link, cheapest, route_of
+from policies.chains import ChainGraph, Chains, Link, cheapest, route_of
 from policies.problem import Placement, Problem, RequestSpec, Route
 from policies.state import SystemState
 from policies.wsrr import has_room, link_wait_s
@@ -22,9 +23,8 @@ class OptimalRr:
 class OptimalRrRouter:
     """Minimises max over links of t^W plus the sum of (t^I + (l-1) t) + (tau^I + (l-1) tau) k.
 
-    A session waits for all of its hops at once, so that the longest wait counts. For each distinct
-    wait w in ascending order: the shortest path over links that wait at most w. No path can be cheaper
-    than the idle optimum, which ends the search early. Equal costs: the smaller threshold.
+    A session waits for all of its hops at once, so that the longest wait counts. Equal costs: the
+    shorter wait.
     """
 
     def __init__(self, problem: Problem, placement: Placement) -> None:
@@ -35,25 +35,44 @@ class OptimalRrRouter:
         graph = self._chains.of(request)
         if graph.idle is None or has_room(graph, state):
             return graph.idle
-        waits_s: dict[Link, float] = {}
-        for groups in graph.into:
-            for group in groups:
-                for link in group:
-                    waits_s[link] = link_wait_s(link, state, now_s)
-        best: Route | None = None
-        best_s = math.inf
-        for threshold_s in sorted(set(waits_s.values())):
-            if threshold_s + graph.idle.cost_s >= best_s or threshold_s == math.inf:
-                break
 
-            def keep(link: Link, most_s: float = threshold_s) -> bool:
-                return waits_s[link] <= most_s
+        def wait_s(link: Link) -> float:
+            return link_wait_s(link, state, now_s)
 
-            service_s, chain = cheapest(graph.into, keep=keep)
-            if service_s == math.inf:
-                continue
-            wait_s = max(waits_s[link] for link in chain)
-            if wait_s + service_s < best_s:
-                best_s = wait_s + service_s
-                best = route_of(chain, wait_s, best_s)
-        return best
+        return least_longest_wait(graph, wait_s)
+
+
+def least_longest_wait(graph: ChainGraph, wait_s: Callable[[Link], float]) -> Route | None:
+    """The chain with the least longest wait plus service time; ``None`` if every chain waits for ever.
+
+    ``wait_s`` of a link is at least 0 and asked at most once. ``Route.wait_s`` is the chain's longest.
+
+    For thresholds w from 0: the shortest path over links that wait at most w. A search that refused
+    no link with a wait up to w' answers the same for w', so the next threshold is the least wait that
+    it refused. No path can be cheaper than the idle optimum, which ends the search early.
+    """
+    if graph.idle is None:
+        return None
+    waits_s: dict[int, float] = {}
+    best: Route | None = None
+    best_s = math.inf
+    threshold_s, refused_s = 0.0, math.inf
+
+    def keep(link: Link) -> bool:
+        nonlocal refused_s
+        link_s = waits_s.get(id(link))
+        if link_s is None:
+            link_s = waits_s[id(link)] = wait_s(link)
+        if link_s > threshold_s:
+            refused_s = min(refused_s, link_s)
+        return link_s <= threshold_s
+
+    while threshold_s < math.inf and threshold_s + graph.idle.cost_s < best_s:
+        service_s, chain = cheapest(graph.into, keep=keep)
+        if service_s < math.inf:
+            longest_s = max(waits_s[id(link)] for link in chain)
+            if longest_s + service_s < best_s:
+                best_s = longest_s + service_s
+                best = route_of(chain, longest_s, best_s)
+        threshold_s, refused_s = refused_s, math.inf
+    return best
