@@ -1,6 +1,7 @@
 """Policies by name: the shipped ones, installed ones (entry points), and ``module:Class``.
 
-A package offers its own under the entry point groups ``testbed.placement`` and ``testbed.routing``.
+A package offers its own under the entry point groups ``testbed.placement``, ``testbed.routing`` and
+``testbed.online``.
 """
 
 from __future__ import annotations
@@ -13,20 +14,33 @@ from typing import Any, cast
 
 from policies.ablations import OptimizedNumber, OptimizedOrder
 from policies.cgbp import CgBp
+from policies.foresight import ForesightPlacement
+from policies.foresight_routing import ForesightRouting
 from policies.interfaces import PlacementPolicy, RoutingPolicy
 from policies.milp import LpRounding, MilpPlacement
+from policies.online import OnlinePolicy, TwoTimeScale
 from policies.optimal_rr import OptimalRr
 from policies.petals import PetalsPlacement
 from policies.petals_code import PetalsCodeRouting
+from policies.petals_rebalancing import PetalsRebalancing
 from policies.petals_routing import PetalsRouting
 from policies.problem import PolicyError
 from policies.wsrr import ShortestPath, WsRr
 
 PLACEMENTS: dict[str, type[PlacementPolicy]] = {
-    p.name: p for p in (PetalsPlacement, OptimizedOrder, OptimizedNumber, CgBp, MilpPlacement, LpRounding)
+    p.name: p
+    for p in (
+        PetalsPlacement,
+        OptimizedOrder,
+        OptimizedNumber,
+        CgBp,
+        ForesightPlacement,
+        MilpPlacement,
+        LpRounding,
+    )
 }
 ROUTINGS: dict[str, type[RoutingPolicy]] = {
-    r.name: r for r in (PetalsRouting, PetalsCodeRouting, WsRr, OptimalRr, ShortestPath)
+    r.name: r for r in (PetalsRouting, PetalsCodeRouting, WsRr, OptimalRr, ShortestPath, ForesightRouting)
 }
 PAIRS: dict[str, tuple[str, str]] = {
     "petals": ("petals", "petals"),
@@ -34,12 +48,18 @@ PAIRS: dict[str, tuple[str, str]] = {
     "petals-optimized-number": ("petals-optimized-number", "petals"),
     "petals-optimized-rr": ("petals", "optimal-rr"),
     "proposed": ("cg-bp", "ws-rr"),
+    "foresight": ("foresight", "foresight"),
     "cg-bprr": ("cg-bp", "shortest-path"),
     "milp": ("milp", "optimal-rr"),
 }
+ONLINE: dict[str, type[OnlinePolicy]] = {p.name: p for p in (TwoTimeScale, PetalsRebalancing)}
 
-_SHIPPED: dict[str, dict[str, Any]] = {"placement": {**PLACEMENTS}, "routing": {**ROUTINGS}}
-_METHODS = {"placement": "place", "routing": "bind"}
+_SHIPPED: dict[str, dict[str, Any]] = {
+    "placement": {**PLACEMENTS},
+    "routing": {**ROUTINGS},
+    "online": {**ONLINE},
+}
+_METHODS = {"placement": "place", "routing": "bind", "online": "bind"}
 
 
 def resolve_placement(name: str) -> PlacementPolicy:
@@ -50,6 +70,11 @@ def resolve_placement(name: str) -> PlacementPolicy:
 def resolve_routing(name: str) -> RoutingPolicy:
     """The routing policy of that name. Raises ``PolicyError`` with the nearest valid names."""
     return cast(RoutingPolicy, _resolve("routing", name))
+
+
+def resolve_online(name: str) -> OnlinePolicy:
+    """The online policy of that name. Raises ``PolicyError`` with the nearest valid names."""
+    return cast(OnlinePolicy, _resolve("online", name))
 
 
 def resolve_pair(name: str) -> tuple[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,11 +62,15 @@ class CheckedRouter:
 
 @dataclass(frozen=True)
 class PlacedExperiment:
-    """A checked placement, the router for it, and the real seconds that deciding took."""
+    """A checked placement, the router for it, and the real seconds that deciding took.
+
+    ``bind`` makes a router for another placement of the same problem.
+    """
 
     placement: Placement
     router: CheckedRouter
     decision_s: float
+    bind: Callable[[Placement], CheckedRouter]
 
 
 @contextmanager
@@ -111,12 +115,14 @@ def place(experiment: Experiment, stand_ins: Mapping[str, RoutingPolicy] = _NONE
         else:
             placement = policy.place(problem, experiment.design_concurrency)
     check_placement(problem, placement, experiment.placement)
-    with policy_code("routing", experiment.routing):
-        router = routing.bind(problem, placement)
-    decision_s = time.perf_counter() - started_at
-    return PlacedExperiment(
-        placement, CheckedRouter(router, problem, placement, experiment.routing), decision_s
-    )
+
+    def bind(placement: Placement) -> CheckedRouter:
+        with policy_code("routing", experiment.routing):
+            router = routing.bind(problem, placement)
+        return CheckedRouter(router, problem, placement, experiment.routing)
+
+    router = bind(placement)
+    return PlacedExperiment(placement, router, time.perf_counter() - started_at, bind)
 
 
 def placement_policy(name: str) -> PlacementPolicy:

@@ -12,6 +12,7 @@ from policies.cgbp import lower_bounds_per_token_s
 from policies.design import choose_design_concurrency
 from policies.problem import PolicyError
 from testbed.simulation.engine import SimulatedRequest, Simulation
+from testbed.simulation.moving import Move
 
 MEANS = ("per_token_ms", "ttft_ms", "rest_ms", "waiting_ms", "max_concurrent")
 
@@ -38,6 +39,8 @@ def answer(simulation: Simulation) -> dict[str, Any]:
         found["placement"] = [[r.first + 1, r.n_blocks] if r.n_blocks else [0, 0] for r in placement.ranges]
         found["requests"] = [_request(request) for request in simulation.requests]
         found["mean"] = means(simulation.requests)
+        if experiment.online is not None:
+            found["moves"] = [_move(move) for move in simulation.moves]
     found["bounds"] = _bounds(simulation)
     found["decision_s"] = simulation.placement_s + sum(simulation.routing_s)
     return found
@@ -53,6 +56,16 @@ def _request(request: SimulatedRequest) -> dict[str, Any]:
     if request.status != "completed":
         row |= {"status": request.status, "reason": request.reason}
     return row
+
+
+def _move(move: Move) -> dict[str, Any]:
+    """A server's change: blocks as in ``placement``, the instants in seconds."""
+    return {
+        "server": move.server,
+        "old": [move.old.first + 1, move.old.n_blocks],
+        "new": [move.new.first + 1, move.new.n_blocks],
+        **{name: value for name, value in move._asdict().items() if name.endswith("_s")},
+    }
 
 
 def means(requests: Iterable[SimulatedRequest]) -> dict[str, float | None]:

@@ -1,17 +1,20 @@
-"""Runs one case without a network: placement, then every request under the reference semantics."""
+"""Runs one case without a network: placement, then every request, in one of two modes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 from policies.problem import Hop, InfeasiblePlacement, Placement, PolicyError
-from policies.registry import ROUTINGS
+from policies.registry import ROUTINGS, resolve_online
 from policies.replay import replay
 from policies.workload import RequestPlan
 from testbed.errors import UserError
-from testbed.placing import PlacedExperiment, place
+from testbed.placing import CheckedRouter, PlacedExperiment, place
 from testbed.simulation.cases import Case
+from testbed.simulation.moving import Move, Online
+from testbed.simulation.real import COMPLETED, simulate_real
 
 MODES = ("reference", "real")
 
@@ -38,6 +41,7 @@ class SimulatedRequest(NamedTuple):
 class Simulation:
     """A case and its outcome; without a feasible placement, ``error`` says why and there are no requests.
 
+    ``moves`` are the servers' changes under an online policy.
     ``placement_s`` and ``routing_s`` are the real seconds that placement and all routing decisions took.
     """
 
@@ -45,29 +49,43 @@ class Simulation:
     mode: str
     placement: Placement | None
     requests: tuple[SimulatedRequest, ...]
+    moves: tuple[Move, ...]
     placement_s: float
     routing_s: tuple[float, ...]
     error: str | None = None
 
 
 def simulate(case: Case, mode: str) -> Simulation:
-    """Place and serve. Raises ``UserError`` when a policy fails or breaks a rule."""
+    """Place and serve. Raises ``UserError`` when a policy fails or breaks a rule, or if the mode does not fit."""
+    experiment = case.experiment
+    if mode == "reference":
+        for is_asked, what in (
+            (experiment.online is not None, "policy.online"),
+            (experiment.state_age_s > 0, "policy.state_age"),
+            (experiment.serial_compute, "compute.serial"),
+        ):
+            if is_asked:
+                raise UserError(
+                    f"{experiment.name}: {what} has no meaning in the reference mode; add --mode real"
+                )
     try:
-        placed = place(case.experiment, case.stand_ins)
+        placed = place(experiment, case.stand_ins)
     except InfeasiblePlacement as error:
-        return Simulation(case, mode, None, (), 0.0, (), str(error))
+        return Simulation(case, mode, None, (), (), 0.0, (), str(error))
     except PolicyError as error:
-        raise UserError(f"{case.experiment.name}: {error}") from error
+        raise UserError(f"{experiment.name}: {error}") from error
     try:
-        requests = _reference(case, placed)
+        served = _reference(case, placed) if mode == "reference" else _real(case, placed)
     except PolicyError as error:
-        raise UserError(f"{case.experiment.name}: {error}") from error
-    return Simulation(
-        case, mode, placed.placement, requests, placed.decision_s, tuple(placed.router.decisions_s)
-    )
+        raise UserError(f"{experiment.name}: {error}") from error
+    return Simulation(case, mode, placed.placement, *served)
 
 
-def _reference(case: Case, placed: PlacedExperiment) -> tuple[SimulatedRequest, ...]:
+_Served = tuple[tuple[SimulatedRequest, ...], tuple[Move, ...], float, tuple[float, ...]]
+"""Requests, moves of servers, and the real seconds of placing and of each routing decision."""
+
+
+def _reference(case: Case, placed: PlacedExperiment) -> _Served:
     """As the published simulator does: see ``policies.replay``."""
     experiment, router = case.experiment, placed.router
     # This mode takes the router's word for the wait; shipped policies are tested for it.
@@ -77,7 +95,7 @@ def _reference(case: Case, placed: PlacedExperiment) -> tuple[SimulatedRequest, 
         experiment.problem, placed.placement, router, experiment.requests, setup_s, experiment.backoff
     )
     setup_s += experiment.problem.initial_delay_s
-    return tuple(
+    requests = tuple(
         SimulatedRequest(
             d.plan,
             "completed",
@@ -91,3 +109,46 @@ def _reference(case: Case, placed: PlacedExperiment) -> tuple[SimulatedRequest, 
         )
         for d in done
     )
+    return requests, (), placed.decision_s, tuple(router.decisions_s)
+
+
+def _real(case: Case, placed: PlacedExperiment) -> _Served:
+    """As the testbed's nodes and coordinator do: see ``testbed.simulation.real``."""
+    experiment = case.experiment
+    routers = [placed.router]
+
+    def bind(placement: Placement) -> CheckedRouter:
+        routers.append(placed.bind(placement))
+        return routers[-1]
+
+    online = None
+    if experiment.online is not None:
+        online = Online(resolve_online(experiment.online), experiment.load_bps, bind)
+    run = simulate_real(
+        experiment.problem,
+        placed.placement,
+        placed.router,
+        experiment.requests,
+        session_setup_s=experiment.calibration.session_setup_s,
+        backoff=experiment.backoff,
+        serial_compute=experiment.serial_compute,
+        state_age_s=experiment.state_age_s,
+        online=online,
+    )
+    requests = tuple(
+        SimulatedRequest(
+            r.plan,
+            r.status,
+            r.route.hops if r.route else (),
+            r.route.wait_s if r.route else 0.0,
+            r.n_attempts - 1,
+            r.waiting_s,
+            r.setup_s or 0.0,
+            r.ttft_s,
+            r.time_s if r.status == COMPLETED else None,
+            r.reason,
+        )
+        for r in run.requests
+    )
+    decisions_s = tuple(chain.from_iterable(router.decisions_s for router in routers))
+    return requests, tuple(run.moves), placed.decision_s, decisions_s

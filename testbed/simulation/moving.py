@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -114,14 +115,13 @@ class Mover:
 
     def _plan_check(self) -> None:
         at_s, now_s = self._controller.next_check_at_s, self._queue.now_s
-        if self.is_first_check and at_s == 0 or at_s > now_s:
-            if at_s != float("inf"):
-                self._queue.at(at_s, self._check)
-            return
-        raise PolicyError(
-            f"online policy {self._policy.name} wants to be asked at {at_s} s when it is {now_s} s; "
-            "next_check_at_s must move on with every check"
-        )
+        if not at_s > now_s:
+            raise PolicyError(
+                f"online policy {self._policy.name} wants to be asked at {at_s} s when it is {now_s} s; "
+                "next_check_at_s must move on with every check"
+            )
+        if at_s < math.inf:
+            self._queue.at(at_s, self._check)
 
     def _check(self) -> None:
         now_s = self._queue.now_s
@@ -187,8 +187,6 @@ class Mover:
         new = self._target.ranges[server]
         self._servers.install(server, new, self._target.cache_bytes[server])
         decided_at_s, closed_at_s = self._under_way.pop(server)
-        self.done.append(
-            Move(server, old, new, decided_at_s, closed_at_s, empty_at_s, self._queue.now_s)
-        )
+        self.done.append(Move(server, old, new, decided_at_s, closed_at_s, empty_at_s, self._queue.now_s))
         self._changed(self._servers.placement)
         self._begin_pending()

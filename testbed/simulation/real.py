@@ -17,7 +17,7 @@ from policies.workload import Backoff, RequestPlan
 from testbed.simulation.events import EventQueue
 from testbed.simulation.moving import Load, Move, Mover, Online
 from testbed.simulation.servers import Key, OnCache, Servers
-from testbed.simulation.serving import ClosedForm, Course, SerialServers, Serving
+from testbed.simulation.serving import ClosedForm, Course, SerialServers, ServiceTimes, Serving
 from testbed.simulation.view import RouterView
 
 COMPLETED, REJECTED, FAILED = "completed", "rejected", "failed"
@@ -34,7 +34,7 @@ class SimulatedRequest(NamedTuple):
     arrival to the start of the opening that led to the first token (to the end without one),
     ``setup_s`` from there until the prompt is sent, ``ttft_s`` arrival to first token (these two
     ``None`` without a first token), ``time_s`` arrival to the end, which is ``ended_at_s``.
-    ``n_attempts`` are the chains asked for, ``n_replays`` how often a moving server cut the session.
+    ``n_attempts`` are the chains asked for, ``n_cuts`` how often a moving server cut the session.
     """
 
     plan: RequestPlan
@@ -47,7 +47,7 @@ class SimulatedRequest(NamedTuple):
     setup_s: float | None
     ended_at_s: float
     n_attempts: int
-    n_replays: int
+    n_cuts: int
 
 
 class RealRun(NamedTuple):
@@ -80,7 +80,8 @@ def simulate_real(
     or breaks a rule.
     """
     run = _Run(problem, placement, router, session_setup_s, backoff, state_age_s, max_attempts, on_cache)
-    run.serving = SerialServers(problem, run.queue) if serial_compute else ClosedForm(problem, run.queue)
+    if serial_compute:
+        run.serving = SerialServers(problem, run.queue)
     if online is not None:
         run.go_online(placement, online)
     return run.serve(requests)
@@ -98,9 +99,10 @@ class _Session:
     backoff_s: float
     opening: int = 0
     n_attempts: int = 0
-    n_replays: int = 0
+    n_cuts: int = 0
     asked_at_s: float = 0.0
     was_idle: bool = False
+    is_hopeless: bool = False
     route: Route | None = None
     opened: tuple[Hop, ...] = ()
     refusal: str = ""
@@ -113,8 +115,6 @@ class _Session:
 
 class _Run:
     """One simulation."""
-
-    serving: Serving
 
     def __init__(
         self,
@@ -138,6 +138,8 @@ class _Run:
         self._load = Load()
         self._mover: Mover | None = None
         self._sessions: dict[int, _Session] = {}
+        self._times = ServiceTimes(problem)
+        self.serving: Serving = ClosedForm(self._times, self.queue)
         self._ended: dict[int, SimulatedRequest] = {}
 
     def go_online(self, placement: Placement, online: Online) -> None:
@@ -173,8 +175,8 @@ class _Run:
         session.opening += 1
         session.n_attempts += 1
         session.asked_at_s = now_s
-        session.refusal = ""
-        session.opened = ()
+        session.refusal, session.is_hopeless = "", False
+        session.opened, session.course = (), None
         state = self._view.state(session.number, now_s)
         session.was_idle = self._view.is_idle
         try:
@@ -183,14 +185,152 @@ class _Run:
             raise PolicyError(f"request {plan.index}: {error}") from error
         if route is None:
             session.refusal = "no route covers the model"
-            self._refused(session, session.opening)
+            session.is_hopeless = session.was_idle and not self._is_moving()
+            self._refused(session)
             return
         session.route = route
-        self._view.hold(
-            session.number, route.hops, self._block_bytes(session), self._expected_end_s(session, route), now_s
+        hops, block_bytes = (
+            route.hops,
+            self._problem.model.cache_bytes(plan.n_input_tokens + plan.n_output_tokens),
         )
+        expected_s = (
+            self._problem.initial_delay_s + self._setup_s(session) + self._times.of(session.request, hops)[1]
+        )
+        self._view.hold(session.number, hops, block_bytes, now_s + expected_s, now_s)
         rtt_s = self._problem.raw_rtt_s[plan.client]
-        for hop in route.hops:
-            self.queue.at(now_s + rtt_s[hop.server] / 2, self._open, session, session.opening, hop)
-        slowest_s = max(rtt_s[hop.server] for hop in route.hops)
+        for hop in hops:
+            self.queue.at(
+                now_s + rtt_s[hop.server] / 2,
+                self._open,
+                session,
+                session.opening,
+                hop,
+                hop.n_blocks * block_bytes,
+            )
+        slowest_s = max(rtt_s[hop.server] for hop in hops)
         self.queue.at(now_s + slowest_s, self._answered, session, session.opening)
+
+    def _setup_s(self, session: _Session) -> float:
+        """The constant that a request pays once, before its first token."""
+        return 0.0 if session.n_done else self._session_setup_s
+
+    def _open(self, session: _Session, opening: int, hop: Hop, n_bytes: float) -> None:
+        """An opening reaches a server."""
+        if session.opening != opening:
+            return
+        reason = self._servers.reserve((session.number, opening), hop, n_bytes, self.queue.now_s)
+        if reason is None:
+            session.opened += (hop,)
+            return
+        session.refusal = f"{self._problem.servers[hop.server].name}: {reason}"
+        # Nobody else was there, and the next answer would be the same: waiting does not help.
+        is_still = session.was_idle and not self._is_moving()
+        session.is_hopeless = is_still and self._servers.is_empty(hop.server)
+
+    def _is_moving(self) -> bool:
+        return self._mover is not None and self._mover.is_moving
+
+    def _answered(self, session: _Session, opening: int) -> None:
+        """All servers have answered."""
+        if session.opening != opening:
+            return
+        now_s = self.queue.now_s
+        if session.refusal:
+            rtt_s = self._problem.raw_rtt_s[session.plan.client]
+            closed_s = max((rtt_s[hop.server] for hop in session.opened), default=0.0)
+            self._close(session, session.opened)
+            self.queue.free_at(now_s + closed_s, self._refused, session)
+            return
+        assert session.route is not None
+        ready_at_s = max(now_s, session.asked_at_s + self._problem.initial_delay_s) + self._setup_s(session)
+        if not session.n_done:
+            session.waiting_s = session.asked_at_s - session.plan.arrival_at_s
+            session.setup_s = ready_at_s - session.asked_at_s
+        session.course = self.serving.start(
+            session.request, session.route.hops, ready_at_s, partial(self._finish, session)
+        )
+
+    def _refused(self, session: _Session) -> None:
+        """Try again after the backoff, or give up."""
+        now_s, give_up_s = self.queue.now_s, self._backoff.give_up_s
+        self._view.release(session.number, now_s)
+        if session.is_hopeless:
+            self._end(session, FAILED, session.refusal)
+        elif give_up_s and now_s + session.backoff_s > session.since_s + give_up_s:
+            self._end(session, REJECTED, f"no room within {give_up_s:g} s ({session.refusal})")
+        elif session.n_attempts >= self._max_attempts:
+            reason = f"{session.n_attempts} attempts to open a session failed ({session.refusal})"
+            self._end(session, FAILED, reason)
+        else:
+            self.queue.at(now_s + session.backoff_s, self._ask, session)
+            session.backoff_s = min(2 * session.backoff_s, self._backoff.max_s)
+
+    def _finish(self, session: _Session) -> None:
+        self._note_first_token(session)
+        self._view.release(session.number, self.queue.now_s)
+        self._close(session, session.opened)
+        self._end(session, COMPLETED, "")
+
+    def _note_first_token(self, session: _Session) -> None:
+        if session.ttft_s is None:
+            assert session.course is not None and session.course.first_at_s is not None
+            session.ttft_s = session.course.first_at_s - session.plan.arrival_at_s
+
+    def _close(self, session: _Session, hops: tuple[Hop, ...]) -> None:
+        """Tell servers that the session is over."""
+        now_s, rtt_s = self.queue.now_s, self._problem.raw_rtt_s[session.plan.client]
+        key = session.number, session.opening
+        for hop in hops:
+            self.queue.free_at(now_s + rtt_s[hop.server] / 2, self._free, key, hop.server)
+
+    def _free(self, key: Key, server: int) -> None:
+        self._servers.release(key, server, self.queue.now_s)
+        if self._mover is not None and self._servers.is_empty(server):
+            self._mover.emptied(server)
+
+    def _cut(self, server: int, keys: list[Key]) -> None:
+        """``server`` has dropped these sessions: those that go on ask for a chain now."""
+        self.serving.restart(server)
+        for number, opening in keys:
+            session = self._sessions.get(number)
+            # Others have ended or were refused, and their closing is on its way.
+            if session is not None and session.opening == opening and not session.refusal:
+                self._cut_session(session, server)
+
+    def _cut_session(self, session: _Session, server: int) -> None:
+        """Start over with what is done so far as part of the prompt."""
+        now_s, plan = self.queue.now_s, session.plan
+        self._close(session, tuple(hop for hop in session.opened if hop.server != server))
+        self._view.release(session.number, now_s)
+        n_new = session.course.cut(now_s) if session.course else 0
+        if n_new:
+            self._note_first_token(session)
+            session.n_done += n_new
+            n_prompt, n_left = plan.n_input_tokens + session.n_done, plan.n_output_tokens - session.n_done
+            session.request = RequestSpec(plan.client, n_prompt, n_left)
+        if not session.n_done:
+            session.waiting_s = session.setup_s = None
+        session.n_cuts += 1
+        session.opening += 1
+        session.since_s, session.backoff_s = now_s, self._backoff.first_s
+        self.queue.at(now_s, self._ask, session)
+
+    def _end(self, session: _Session, status: str, reason: str) -> None:
+        now_s, plan = self.queue.now_s, session.plan
+        assert session.number not in self._ended, f"request {plan.index} ends twice"
+        del self._sessions[session.number]
+        self._load.end(now_s)
+        time_s = now_s - plan.arrival_at_s
+        self._ended[session.number] = SimulatedRequest(
+            plan=plan,
+            route=session.route,
+            waiting_s=time_s if session.waiting_s is None else session.waiting_s,
+            ttft_s=session.ttft_s,
+            time_s=time_s,
+            status=status,
+            reason=reason,
+            setup_s=session.setup_s,
+            ended_at_s=now_s,
+            n_attempts=session.n_attempts,
+            n_cuts=session.n_cuts,
+        )

@@ -57,23 +57,34 @@ class _Timed:
         return min(finished, self.n_tokens - 1)
 
 
-class ClosedForm:
-    """Sessions do not slow each other: ``policies.problem.service_s``. One event per request."""
+class ServiceTimes:
+    """``policies.problem.service_s``, remembered."""
 
-    def __init__(self, problem: Problem, queue: EventQueue) -> None:
+    def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self._queue = queue
         self._known_s: dict[tuple[RequestSpec, tuple[Hop, ...]], tuple[float, float]] = {}
 
-    def start(
-        self, request: RequestSpec, hops: tuple[Hop, ...], ready_at_s: float, done: Callable[[], None]
-    ) -> Course:
+    def of(self, request: RequestSpec, hops: tuple[Hop, ...]) -> tuple[float, float]:
+        """(first token, whole request) in seconds."""
         known = self._known_s.get((request, hops))
         if known is None:
             if len(self._known_s) >= _MAX_KNOWN:
                 self._known_s.clear()
             known = self._known_s[request, hops] = service_s(self._problem, request, hops)
-        first_s, all_s = known
+        return known
+
+
+class ClosedForm:
+    """Sessions do not slow each other. One event per request."""
+
+    def __init__(self, times: ServiceTimes, queue: EventQueue) -> None:
+        self._times = times
+        self._queue = queue
+
+    def start(
+        self, request: RequestSpec, hops: tuple[Hop, ...], ready_at_s: float, done: Callable[[], None]
+    ) -> Course:
+        first_s, all_s = self._times.of(request, hops)
         n_rest = request.n_output_tokens - 1
         token_s = (all_s - first_s) / n_rest if n_rest else 0.0
         course = _Timed(ready_at_s + first_s, token_s, request.n_output_tokens)

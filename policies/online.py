@@ -1,0 +1,187 @@
+"""Two-time-scale operation: placements that follow the load while sessions are routed all the time.
+
+What an engine and an online policy tell each other, how a placement is moved to another one, and
+the policy that re-runs placement when concurrency leaves what it was designed for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from policies.cgbp import CgBp
+from policies.design import memory_bound
+from policies.interfaces import PlacementPolicy
+from policies.problem import BlockRange, InfeasiblePlacement, Placement, PolicyError, Problem
+
+
+class SystemView(NamedTuple):
+    """What a controller learns at a check.
+
+    ``n_active`` counts requests that have arrived and not ended, those that wait for room included:
+    sessions alone could never show that the room is too small. ``mean_active`` is its time average
+    and ``request_rate`` the arrivals per second, both since the last check. ``placement`` is what was
+    last decided; ``moving`` are the servers that are not there yet.
+    """
+
+    n_active: int
+    mean_active: float
+    request_rate: float
+    placement: Placement
+    moving: tuple[int, ...] = ()
+
+
+class Controller(Protocol):
+    """An online policy bound to one problem and the placement that it starts from."""
+
+    next_check_at_s: float
+    """When ``check`` wants to be called next; each call moves it on. Infinite: never again."""
+
+    def check(self, now_s: float, view: SystemView) -> Placement | None:
+        """The placement to move to, ``None`` to leave everything. Must not change servers in ``view.moving``."""
+        ...
+
+
+class OnlinePolicy(Protocol):
+    """Makes controllers. ``name`` is what scenarios say.
+
+    With ``drains`` a server that must change takes no new sessions, finishes those it has, loads and
+    comes back; at most ``at_once`` servers change together, and no block is ever without a server
+    that takes sessions. Otherwise servers change at once and their sessions are cut.
+    """
+
+    name: str
+    drains: bool
+    at_once: int
+
+    def bind(self, problem: Problem, placement: Placement) -> Controller: ...
+
+
+def moves(old: Placement, new: Placement) -> list[int]:
+    """Servers whose blocks or cache room differ, in list order."""
+    return [
+        j
+        for j in range(len(old.ranges))
+        if old.ranges[j] != new.ranges[j] or old.cache_bytes[j] != new.cache_bytes[j]
+    ]
+
+
+def loading_s(problem: Problem, old: BlockRange, new: BlockRange, load_bps: float) -> float:
+    """Time to load the blocks of ``new`` that ``old`` has not: their bytes at ``load_bps`` bits per second."""
+    kept = max(0, min(old.last, new.last) - max(old.first, new.first))
+    return (new.n_blocks - kept) * problem.model.block_bytes * 8 / load_bps
+
+
+def rolling_order(
+    old: Sequence[BlockRange], new: Sequence[BlockRange], changing: Sequence[int], n_blocks: int
+) -> list[int]:
+    """An order in which the servers ``changing`` can move one by one so that every block stays held.
+
+    While a server moves it holds nothing; after that, its new range. Next is always the server whose
+    leaving hurts least (the one whose least-held block has the most holders), the first on ties. The
+    order is shorter than ``changing`` if the rest cannot move: then no server's leaving is harmless.
+    """
+    held = Counter(b for r in old for b in range(r.first, r.last))
+    left, order = list(changing), []
+    while left:
+        spare, _, j = max((_spare(held, old[j], n_blocks), -j, j) for j in left)
+        if spare < 1:
+            break
+        left.remove(j)
+        order.append(j)
+        held.subtract(range(*old[j]))
+        held.update(range(*new[j]))
+    return order
+
+
+def _spare(held: Counter[int], leaving: BlockRange, n_blocks: int) -> int:
+    """Fewest servers that a block of ``leaving`` keeps when one leaves; 0 if a block is held by none now."""
+    if any(held[b] < 1 for b in range(n_blocks)):
+        return 0
+    return min((held[b] - 1 for b in range(*leaving)), default=len(held) + 1)
+
+
+@dataclass
+class TwoTimeScale:
+    """Re-runs a placement policy when the mean concurrency leaves the design range for long enough.
+
+    Every ``period_s`` the mean number n of requests in the system gives the |R| that the paper would
+    choose for it, n + sqrt(n) up to the memory bound. When that is outside [|R| / (1 + tolerance),
+    |R| (1 + tolerance)] of the placement in force, on the same side, for ``patience_s``, ``placement``
+    is run again for the mean over that time. Servers drain one after another (``at_once``). If the new
+    placement is infeasible, or cannot be reached without leaving a block on no server, the old one stays.
+    """
+
+    placement: PlacementPolicy = field(default_factory=CgBp)
+    period_s: float = 60.0
+    patience_s: float = 300.0
+    tolerance_ratio: float = 0.25
+    at_once: int = 1
+    drains: bool = True
+    name: str = "two-time-scale"
+
+    def bind(self, problem: Problem, placement: Placement) -> TwoTimeScaleController:
+        """Raises ``PolicyError`` if ``placement`` was not designed for a number of sessions."""
+        if placement.design_concurrency is None:
+            raise PolicyError(
+                f"{self.name} needs a placement that was designed for a number of sessions, which "
+                f"{placement.policy} is not; use cg-bp, for example"
+            )
+        return TwoTimeScaleController(problem, placement.design_concurrency, self)
+
+
+class TwoTimeScaleController:
+    """Watches the load; see ``TwoTimeScale``."""
+
+    def __init__(self, problem: Problem, design_concurrency: int, policy: TwoTimeScale) -> None:
+        self._problem = problem
+        self._policy = policy
+        self._bound = max(memory_bound(problem), 1)
+        self.design_concurrency = design_concurrency
+        self.next_check_at_s = policy.period_s
+        self._checked_at_s = 0.0
+        self._side = 0
+        self._outside_s = 0.0
+        self._outside_integral = 0.0
+
+    def check(self, now_s: float, view: SystemView) -> Placement | None:
+        elapsed_s, self._checked_at_s = now_s - self._checked_at_s, now_s
+        self.next_check_at_s = now_s + self._policy.period_s
+        side = 0 if view.moving else self._side_of(self._wanted(view.mean_active))
+        if side != self._side:
+            self._side, self._outside_s, self._outside_integral = side, 0.0, 0.0
+        if not side:
+            return None
+        self._outside_s += elapsed_s
+        self._outside_integral += elapsed_s * view.mean_active
+        if self._outside_s < self._policy.patience_s:
+            return None
+        wanted = self._wanted(self._outside_integral / self._outside_s)
+        self._side, self._outside_s, self._outside_integral = 0, 0.0, 0.0
+        return self._placed(wanted, view.placement)
+
+    def _placed(self, wanted: int, old: Placement) -> Placement | None:
+        """A placement for ``wanted`` sessions; ``None`` if it is not better than staying."""
+        try:
+            new = self._policy.placement.place(self._problem, wanted)
+        except InfeasiblePlacement:
+            return None  # the servers cannot hold more than they do: what is there goes on
+        changing = moves(old, new)
+        order = rolling_order(old.ranges, new.ranges, changing, self._problem.model.n_blocks)
+        if len(order) < len(changing):
+            return None
+        self.design_concurrency = wanted
+        return new if changing else None
+
+    def _wanted(self, mean_active: float) -> int:
+        """|R| for a mean of ``mean_active`` sessions (the paper's lambda T)."""
+        return max(1, min(math.floor(mean_active + math.sqrt(mean_active) + 0.5), self._bound))
+
+    def _side_of(self, wanted: int) -> int:
+        """1 above the design range, -1 below, 0 inside."""
+        most = 1 + self._policy.tolerance_ratio
+        design = self.design_concurrency
+        return (wanted > design * most) - (wanted < design / most)

@@ -1,0 +1,133 @@
+"""PETALS' own rebalancing: servers move to where the throughput is weakest."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from heapq import heapify, heapreplace
+from random import Random
+
+from policies.online import SystemView
+from policies.problem import BlockRange, Placement, PolicyError, Problem, ServerSpec
+
+_MAX_ROUNDS = 1000
+"""Rounds in which the others re-choose: PETALS has no limit, but sums that round badly could cycle."""
+
+
+@dataclass
+class PetalsRebalancing:
+    """Each server checks now and then whether moving would raise the weakest block's throughput (PETALS).
+
+    The time between a server's checks is uniform in [0, 2 ``period_s``]. It moves when the smallest
+    block throughput now, divided by the one after it and then all others have re-chosen, is below
+    ``balance_quality`` - ``eps``; never when a block would be left without server. A move keeps the
+    number of blocks. Sessions on a server that moves are cut, and it loads all its blocks again.
+    """
+
+    balance_quality: float = 0.75
+    eps: float = 1e-3
+    period_s: float = 60.0
+    seed: int = 0
+    drains: bool = False
+    at_once: int = 1
+    name: str = "petals-rebalancing"
+
+    def bind(self, problem: Problem, placement: Placement) -> PetalsRebalancingController:
+        """Raises ``PolicyError`` if ``period_s`` is not positive."""
+        if not self.period_s > 0:
+            raise PolicyError(f"{self.name} needs a period_s above 0, not {self.period_s}")
+        return PetalsRebalancingController(problem, placement, self)
+
+
+class PetalsRebalancingController:
+    """One random stream draws all times and orders. Every ``check`` is that of one server."""
+
+    def __init__(self, problem: Problem, placement: Placement, policy: PetalsRebalancing) -> None:
+        self._problem = problem
+        self._policy = policy
+        self._random = Random(f"petals-rebalancing {policy.seed}")
+        holders = [j for j, held in enumerate(placement.ranges) if held.n_blocks]
+        self._checks = [(self._pause_s(), j) for j in holders]
+        heapify(self._checks)
+        self.next_check_at_s = self._checks[0][0] if self._checks else math.inf
+
+    def check(self, now_s: float, view: SystemView) -> Placement | None:
+        """The placement with the checking server moved. Servers that are still loading count as there."""
+        _, server = self._checks[0]
+        heapreplace(self._checks, (now_s + self._pause_s(), server))
+        self.next_check_at_s = self._checks[0][0]
+        if server in view.moving:
+            return None
+        ranges = view.placement.ranges
+        moved = rebalanced(self._problem, ranges, server, self._policy, self._random)
+        if moved is None:
+            return None
+        return replace(
+            view.placement, ranges=tuple(moved if j == server else held for j, held in enumerate(ranges))
+        )
+
+    def _pause_s(self) -> float:
+        # Above 0, so that time goes on however the draw falls.
+        return (1.0 - self._random.random()) * 2 * self._policy.period_s
+
+
+def rebalanced(
+    problem: Problem, ranges: tuple[BlockRange, ...], server: int, policy: PetalsRebalancing, random: Random
+) -> BlockRange | None:
+    """Where ``server`` moves, ``None`` if it stays.
+
+    T[b] is the sum of throughputs of the servers that hold b. Taking a server away subtracts
+    (1 + eps) times its throughput, so that rounding never leaves a trace of it where it was.
+    """
+    eps = policy.eps
+    spans = {j: held for j, held in enumerate(ranges) if held.n_blocks}
+    rps = {j: _rps(problem.servers[j], held.n_blocks) for j, held in spans.items()}
+    throughput = [0.0] * problem.model.n_blocks
+    for j, held in spans.items():
+        _add(throughput, held, rps[j])
+    before = min(throughput)
+    own = spans[server]
+    _add(throughput, own, -rps[server] * (1 + eps))
+    if before > eps and min(throughput) <= 0:
+        return None  # a block has no other server
+    first = _best_start(throughput, own.n_blocks)
+    if first == own.first:
+        return None
+    target = spans[server] = BlockRange(first, first + own.n_blocks)
+    _add(throughput, own, rps[server] * eps)
+    _add(throughput, target, rps[server])
+    for _ in range(_MAX_ROUNDS):
+        order = list(spans)
+        random.shuffle(order)
+        if not sum(_rechoose(throughput, spans, j, rps[j], eps) for j in order):
+            break
+    after = min(throughput)
+    if after < before or after < eps:
+        return None
+    return target if before / after < policy.balance_quality - eps else None
+
+
+def _rechoose(throughput: list[float], spans: dict[int, BlockRange], j: int, rps: float, eps: float) -> bool:
+    """Let server ``j`` take its best place; whether that is another one."""
+    held = spans[j]
+    _add(throughput, held, -rps * (1 + eps))
+    first = _best_start(throughput, held.n_blocks)
+    _add(throughput, held, rps * eps)
+    spans[j] = BlockRange(first, first + held.n_blocks)
+    _add(throughput, spans[j], rps)
+    return first != held.first
+
+
+def _best_start(throughput: list[float], count: int) -> int:
+    """First block of the window whose sorted throughputs are lexicographically smallest, lowest first."""
+    return min(range(len(throughput) - count + 1), key=lambda a: sorted(throughput[a : a + count]))
+
+
+def _rps(server: ServerSpec, count: int) -> float:
+    """What a server of ``count`` blocks adds to each of them."""
+    return min(server.petals_forward_rps / ((count + 1) / 2), server.petals_network_rps)
+
+
+def _add(throughput: list[float], held: BlockRange, rps: float) -> None:
+    for b in range(held.first, held.last):
+        throughput[b] += rps
