@@ -1,0 +1,214 @@
+"""Foresight beside all other pairs: mean time per token over paired runs, in Markdown.
+
+``python -m benchmarks.foresight [scarce] [published] [--runs N] [--setup]``, about five minutes for all.
+A run draws places, order of joining and arrivals by its number as the seed, the same for every pair.
+``--setup`` adds the published session setup (60 s for proposed and foresight, 250 or 350 s for the
+others), during which caches are held. Not among ``python -m benchmarks``, because of its time.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from statistics import fmean, stdev
+
+from policies.problem import InfeasiblePlacement, Placement, PolicyError, Problem
+from policies.registry import PAIRS, resolve_placement, resolve_routing
+from policies.replay import replay
+from policies.workload import RequestPlan
+from testbed.scenario import load_experiment
+
+COMPARED: dict[str, tuple[str, str]] = {
+    "proposed": PAIRS["proposed"],
+    "foresight": PAIRS["foresight"],
+    "foresight + ws-rr": ("foresight", "ws-rr"),
+    "cg-bp + foresight": ("cg-bp", "foresight"),
+    "petals": PAIRS["petals"],
+    "optimized-order": PAIRS["petals-optimized-order"],
+    "optimized-number": PAIRS["petals-optimized-number"],
+    "optimized-rr": PAIRS["petals-optimized-rr"],
+}
+"""(placement, routing) by the name in the tables."""
+
+_T_95 = {20: 2.093, 10: 2.262, 5: 2.776}
+"""Student's t, two-sided 95 %, by number of runs; 1.96 for others."""
+
+_OUR_SETUP_S = 60.0
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A scenario with ``sets``; its requests are those of the scenario with ``actual`` too, unknown to policies."""
+
+    name: str
+    scenario: str
+    sets: tuple[str, ...] = ()
+    actual: tuple[str, ...] = ()
+    calibration: str = "petals-scattered"
+    petals_setup_s: float = 250.0
+
+
+def _servers(n_mig: int, n_a100: int) -> tuple[str, str]:
+    return (f"servers.0.count={n_mig}", f"servers.1.count={n_a100}")
+
+
+def _load(rate: float, n_output_tokens: int = 128) -> tuple[str, str]:
+    return (f"workload.rate={rate}", f"workload.n_output_tokens={n_output_tokens}")
+
+
+_BURSTS = ("workload.arrivals=gamma", "workload.shape=0.1")
+_MIXED = (
+    "workload.n_input_tokens={distribution='uniform', low=5, high=40}",
+    "workload.n_output_tokens={distribution='lognormal', mean=64, sigma=0.8, max=256}",
+)
+
+SCARCE = (
+    Setting("1 A100 + 4 MIG, 0.1/s", "abovenet", _servers(4, 1) + _load(0.1)),
+    Setting("1 A100 + 6 MIG, 0.5/s", "abovenet", _servers(6, 1) + _load(0.5)),
+    Setting("1 A100 + 8 MIG, 0.5/s", "abovenet", _servers(8, 1) + _load(0.5)),
+    Setting("2 A100 + 7 MIG, 0.2/s stated, 0.5/s come", "abovenet", _load(0.2), _load(0.5)),
+    Setting("2 A100 + 7 MIG, 0.2/s stated, 1/s come", "abovenet", _load(0.2), _load(1.0)),
+    Setting("2 A100 + 7 MIG, 0.5/s stated, 3/s come", "abovenet", _load(0.5), _load(3.0)),
+    Setting("2 A100 + 7 MIG, 0.2/s in bursts", "abovenet", _load(0.2), _BURSTS),
+    Setting("2 A100 + 7 MIG, 0.5/s in bursts", "abovenet", _load(0.5), _BURSTS),
+    Setting("1 A100 + 6 MIG, 0.5/s in bursts", "abovenet", _servers(6, 1) + _load(0.5), _BURSTS),
+    Setting("4 clients, 2 A100 + 8 MIG, 1/s", "bellcanada", (*_servers(8, 2), *_load(1), "clients.count=4")),
+    Setting(
+        "4 clients, 2 A100 + 8 MIG, 0.5/s stated, 2/s come",
+        "bellcanada",
+        (*_servers(8, 2), *_load(0.5), "clients.count=4"),
+        _load(2),
+    ),
+    Setting("mixed lengths, 2 A100 + 7 MIG, 0.5/s", "abovenet", (*_load(0.5), *_MIXED)),
+    Setting("mixed lengths, 1 A100 + 6 MIG, 0.5/s", "abovenet", (*_servers(6, 1), *_load(0.5), *_MIXED)),
+    Setting(
+        "mixed lengths, 2 A100 + 7 MIG, 0.2/s stated, 1/s come",
+        "abovenet",
+        (*_load(0.2), *_MIXED),
+        ("workload.rate=1",),
+    ),
+    Setting(
+        "unlike servers: 3 A100 of 60 GB + 6 MIG of 20 GB, 1/s",
+        "bellcanada",
+        (*_servers(6, 3), *_load(1), "servers.1.memory=60 GB", "servers.0.memory=20 GB"),
+    ),
+)
+
+
+def _published() -> tuple[Setting, ...]:
+    settings: list[Setting] = []
+    sets: tuple[str, ...]
+    loads = [(rate, n_output_tokens) for rate in (0.1, 0.5) for n_output_tokens in (64, 128)]
+    for site in ("Cluster0", "Cluster1", "Cluster2"):
+        for rate, n_output_tokens in loads:
+            sets = (f"clients.site={site}", *_load(rate, n_output_tokens))
+            settings.append(Setting(f"{site}, {rate}/s, {n_output_tokens} tokens", "clustered", sets))
+        for n_output_tokens in (64, 128):
+            sets = (f"clients.site={site}", *_load(1, n_output_tokens), "workload.n_input_tokens=10")
+            sets += ("workload.n_requests=50",)
+            name = f"{site} as in the published script, 1/s, {n_output_tokens} tokens"
+            settings.append(Setting(name, "clustered", sets, calibration="petals-clustered"))
+    for topology, setup_s in (("abovenet", 250.0), ("bellcanada", 350.0), ("gts-ce", 350.0)):
+        for rate, n_output_tokens in loads:
+            name = f"{topology}, {rate}/s, {n_output_tokens} tokens"
+            sets = _load(rate, n_output_tokens)
+            settings.append(Setting(name, topology, sets, petals_setup_s=setup_s))
+    return tuple(settings)
+
+
+GROUPS = {"scarce": SCARCE, "published": _published()}
+
+Run = tuple[dict[str, float | None], float]
+"""Mean time per token in s by pair (``None``: no placement), and Foresight's decision time in s."""
+
+
+def drawn(setting: Setting, seed: int) -> tuple[Problem, tuple[RequestPlan, ...]]:
+    """The problem as policies see it, and the requests that come."""
+    sets = [f"seed={seed}", f"calibration.set={setting.calibration}", *setting.sets]
+    problem = load_experiment(setting.scenario, sets).problem
+    return problem, load_experiment(setting.scenario, [*sets, *setting.actual]).requests
+
+
+def run_once(setting: Setting, with_setup: bool, seed: int) -> Run:
+    """All pairs on one draw."""
+    problem, requests = drawn(setting, seed)
+    placements: dict[str, Placement | None] = {}
+    decision_s = 0.0
+    times_s: dict[str, float | None] = {}
+    for pair, (placing, routing) in COMPARED.items():
+        if placing not in placements:
+            began_s = time.perf_counter()
+            try:
+                placements[placing] = resolve_placement(placing).place(problem, None)
+            except InfeasiblePlacement:
+                placements[placing] = None
+            if placing == "foresight":
+                decision_s = time.perf_counter() - began_s
+        placement = placements[placing]
+        if placement is None:
+            times_s[pair] = None
+            continue
+        ours = placing in ("cg-bp", "foresight")
+        setup_s = (_OUR_SETUP_S if ours else setting.petals_setup_s) if with_setup else 0.0
+        router = resolve_routing(routing).bind(problem, placement)
+        try:
+            done = replay(problem, placement, router, requests, setup_s)
+        except PolicyError:  # PETALS' cache can be too small for the longest request
+            times_s[pair] = None
+            continue
+        times_s[pair] = fmean(d.time_s / d.plan.n_output_tokens for d in done)
+    return times_s, decision_s
+
+
+def _mean(values: Sequence[float], digits: int = 3) -> str:
+    """Mean and half the width of its 95 % confidence interval."""
+    if len(values) < 2:
+        return f"{values[0]:.{digits}f}" if values else "none"
+    half = _T_95.get(len(values), 1.96) * stdev(values) / math.sqrt(len(values))
+    return f"{fmean(values):.{digits}f} ± {half:.{digits}f}"
+
+
+def _cell(runs: Sequence[Run], pair: str) -> str:
+    times_s = [t for run, _ in runs if (t := run[pair]) is not None]
+    refused = f" ({len(times_s)} of {len(runs)})" if len(times_s) < len(runs) else ""
+    return "refuses" if not times_s else _mean(times_s) + refused
+
+
+def _gain(runs: Sequence[Run]) -> tuple[str, str]:
+    """(gain of foresight over proposed in percent with its confidence interval, its worst run), paired."""
+    gains = [
+        100 * (1 - own / other)
+        for run, _ in runs
+        if (own := run["foresight"]) is not None and (other := run["proposed"]) is not None
+    ]
+    return (_mean(gains, 1), f"{min(gains):.1f}") if gains else ("serves", "")
+
+
+def main() -> int:
+    arguments = sys.argv[1:]
+    n_runs = int(arguments[arguments.index("--runs") + 1]) if "--runs" in arguments else 20
+    with_setup = "--setup" in arguments
+    groups = [name for name in GROUPS if name in arguments] or list(GROUPS)
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        for group in groups:
+            print(f"\n{group}: s per token, mean of {n_runs} runs ± 95 %", end="")
+            print(", session setup included\n" if with_setup else "\n")
+            columns = [*COMPARED, "gain %", "worst run %", "decision s"]
+            print("| setting | " + " | ".join(columns) + " |")
+            print("| --- " * (len(columns) + 1) + "|")
+            for setting in GROUPS[group]:
+                runs = list(pool.map(partial(run_once, setting, with_setup), range(n_runs)))
+                cells = [_cell(runs, pair) for pair in COMPARED]
+                cells += [*_gain(runs), f"{fmean(decision_s for _, decision_s in runs):.2f}"]
+                print(f"| {setting.name} | " + " | ".join(cells) + " |", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
