@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 
-NAMES = ("dataplane", "startup", "network", "emulation")
+NAMES = ("dataplane", "startup", "network", "emulation", "simulator")
 
 
 def main() -> int:

@@ -8,12 +8,14 @@ import numpy as np
 
 from policies.problem import Problem
 from policies.workload import RequestPlan
+from testbed.scenario.policy import has_petals_setup
 from testbed.scenario.profiles import HardwareShelf, resolve_calibration, resolve_model, server_spec
 from testbed.scenario.schema import CalibrationTable, ModelTable
 
 RATE_PER_SERVER_RPS = 0.1 / 9
 """Arrivals per second and server, as in the paper's sweep over servers and rate together."""
 
+_CALIBRATION = "petals-scattered"
 _A100_EVERY = 5
 _N_INPUT_TOKENS, _N_OUTPUT_TOKENS = 20, 128
 _STEP_S = 1e-5
@@ -28,8 +30,8 @@ def large_problem(n_servers: int, seed: int) -> Problem:
     """
     rng = np.random.default_rng([seed, 0])
     _, model = resolve_model(ModelTable(profile="bloom-176b"))
-    _, added = resolve_calibration(CalibrationTable(set="petals-scattered"), petals=False)
-    shelf = HardwareShelf({}, "petals-scattered")
+    _, added = resolve_calibration(CalibrationTable(set=_CALIBRATION), petals=False)
+    shelf = HardwareShelf({}, _CALIBRATION)
     profiles = {name: shelf.get(name, ("hardware",)) for name in ("a100-sweep", "mig-1g-sweep")}
     kinds = ["a100-sweep" if j % _A100_EVERY == 0 else "mig-1g-sweep" for j in range(n_servers)]
     places = rng.random((n_servers + 1, 2))
@@ -62,3 +64,9 @@ def poisson_requests(problem: Problem, n_requests: int, seed: int) -> list[Reque
         RequestPlan(i, 0, at_s, problem.n_input_tokens, problem.n_output_tokens)
         for i, at_s in enumerate(accumulate(gaps_s.tolist()))
     ]
+
+
+def session_setup_s(placement: str) -> float:
+    """The published constant that the paper's simulator adds to every request under ``placement``."""
+    table = CalibrationTable(set=_CALIBRATION, session_setup=True)
+    return resolve_calibration(table, petals=has_petals_setup(placement))[1].session_setup_s

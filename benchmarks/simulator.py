@@ -1,0 +1,199 @@
+"""Speed of the simulator: one run with placement, routing decisions and replay.
+
+``python -m benchmarks.simulator`` measures small runs beside the published run times, and one large
+run. ``--servers N --requests N`` measures one run of that size in this process, and ``--sweep`` draws
+the time per request from 10 to 3,000 servers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figure import figure
+from benchmarks.large_problem import large_problem, poisson_requests, session_setup_s
+from policies.problem import InfeasiblePlacement, Placement, PolicyError, Problem
+from policies.registry import resolve_pair, resolve_placement, resolve_routing
+from policies.replay import ReplayedRequest, replay
+from policies.workload import RequestPlan
+from testbed.scenario import load_experiment
+
+_SMALL = (
+    # scenario, servers, goal in ms, the paper's MATLAB in ms: PETALS and proposed
+    ("clustered", 9, 3, {"petals": 18.6, "proposed": 21.6}),
+    ("abovenet", 9, 3, {"petals": 19.0, "proposed": 33.3}),
+    ("bellcanada", 26, 5, {"petals": 29.1, "proposed": 28.7}),
+)
+_SMALL_RUNS = 30
+_LARGE = (1000, 100_000)
+_SWEEP_SERVERS = (10, 30, 100, 300, 1000, 3000)
+_SWEEP_POLICIES = ("proposed", "petals", "petals-optimized-rr", "foresight")
+_SWEEP_FIGURE = Path(__file__).parents[1] / "docs" / "figures" / "simulator-speed.png"
+
+
+def timed_run(
+    problem: Problem, policy: str, requests: Sequence[RequestPlan], setup_s: float = 0.0
+) -> tuple[float, float, Placement, list[ReplayedRequest]]:
+    """(seconds to place, seconds to bind the router and replay, placement, requests).
+
+    Raises ``InfeasiblePlacement`` and other ``PolicyError``.
+    """
+    placement_name, routing_name = resolve_pair(policy)
+    began_at_s = time.perf_counter()
+    placement = resolve_placement(placement_name).place(problem)
+    placed_at_s = time.perf_counter()
+    router = resolve_routing(routing_name).bind(problem, placement)
+    done = replay(problem, placement, router, requests, setup_s)
+    return placed_at_s - began_at_s, time.perf_counter() - placed_at_s, placement, done
+
+
+def run_large(n_servers: int, n_requests: int, policy: str, seed: int, *, setup: bool) -> dict[str, Any]:
+    """One run on ``large_problem``; ``None`` for what an infeasible placement leaves open.
+
+    ``seconds`` is ``placement_s + replay_s``; making the problem and its requests is not in it.
+    ``peak_memory_bytes`` is that of this process with everything: interpreter, libraries, the
+    problem's matrices, requests and results.
+    """
+    answer: dict[str, Any] = {"policy": policy, "servers": n_servers, "requests": n_requests, "seed": seed}
+    setup_s = session_setup_s(resolve_pair(policy)[0]) if setup else 0.0
+    problem = large_problem(n_servers, seed)
+    requests = poisson_requests(problem, n_requests, seed)
+    answer |= {"session_setup_s": setup_s, "feasible": True}
+    try:
+        placement_s, replay_s, placement, done = timed_run(problem, policy, requests, setup_s)
+    except InfeasiblePlacement as error:
+        answer |= {"feasible": False, "error": str(error), "seconds": None, "requests_per_s": None}
+    else:
+        seconds = placement_s + replay_s
+        per_token_s = statistics.fmean(r.time_s / r.plan.n_output_tokens for r in done)
+        answer |= {"seconds": seconds, "placement_s": placement_s, "replay_s": replay_s}
+        answer |= {"requests_per_s": n_requests / seconds, "per_token_ms": per_token_s * 1e3}
+        answer["waiting_ratio"] = sum(r.waiting_s > 0 for r in done) / n_requests
+        answer["blocks_held"] = sum(held.n_blocks for held in placement.ranges)
+        answer["design_concurrency"] = placement.design_concurrency
+    answer["peak_memory_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return answer
+
+
+def run_fresh(n_servers: int, n_requests: int, policy: str) -> dict[str, Any]:
+    """``run_large`` in a process of its own, so that its memory is its own."""
+    command = [sys.executable, "-m", "benchmarks.simulator", "--servers", str(n_servers)]
+    command += ["--requests", str(n_requests), "--policy", policy, "--json"]
+    answer: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    return answer
+
+
+def measure() -> list[dict[str, Any]]:
+    """Small runs, best and median of 30, at 0.5 requests/s; then 1,000 servers, once."""
+    figures: list[dict[str, Any]] = []
+    for scenario, n_servers, goal_ms, matlab_ms in _SMALL:
+        sets = ["workload.rate=0.5", "workload.n_requests=100", "calibration.set=petals-scattered"]
+        experiment = load_experiment(scenario, sets)
+        for policy, baseline_ms in matlab_ms.items():
+            runs = [timed_run(experiment.problem, policy, experiment.requests) for _ in range(_SMALL_RUNS)]
+            times_ms = [(placement_s + replay_s) * 1e3 for placement_s, replay_s, _, _ in runs]
+            what = f"{scenario}, {n_servers} servers, 100 requests: {policy}"
+            figures += [
+                figure(f"{what}, best", min(times_ms), "ms"),
+                figure(f"{what}, median", statistics.median(times_ms), "ms", f"<= {goal_ms}"),
+                figure(f"{what}, the paper's MATLAB (baseline)", baseline_ms, "ms"),
+            ]
+    answer = run_fresh(*_LARGE, "proposed")
+    what = "1,000 servers, 100,000 requests, 70 blocks: proposed"
+    figures.append(figure(what, answer["seconds"], "s", "<= 60"))
+    figures.append(figure(f"{what}, peak memory", answer["peak_memory_bytes"] / 1e6, "MB", "< 1000"))
+    return figures
+
+
+def sweep(path: Path) -> list[dict[str, Any]]:
+    """Runs of growing size, the better of two each, drawn to ``path`` (PNG). Takes some minutes."""
+    answers = []
+    for policy in _SWEEP_POLICIES:
+        for n_servers in _SWEEP_SERVERS:
+            n_requests = max(2000, 20 * n_servers)
+            runs = (run_fresh(n_servers, n_requests, policy) for _ in range(2))
+            answers.append(min(runs, key=lambda run: run["seconds"] or 0.0))
+            print(_line(answers[-1]), file=sys.stderr, flush=True)
+    _draw(answers, path)
+    return answers
+
+
+def _draw(answers: Sequence[dict[str, Any]], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6.4, 4.2))
+    for policy in _SWEEP_POLICIES:
+        rows = [a for a in answers if a["policy"] == policy and a["feasible"]]
+        times_us = [a["seconds"] / a["requests"] * 1e6 for a in rows]
+        axes.loglog([a["servers"] for a in rows], times_us, marker="o", markersize=4, label=policy)
+    ends = (_SWEEP_SERVERS[0], _SWEEP_SERVERS[-1])
+    for power, name in ((1, "in proportion to servers"), (2, "to servers²")):
+        line = [5 * (n / ends[0]) ** power for n in ends]
+        axes.loglog(ends, line, color="grey", linestyle=(0, (2, 2 * power)), linewidth=1, label=name)
+    axes.set(xlabel="servers", ylabel="time per request, placement included (µs)", ylim=(3, 1e5))
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, fontsize=8)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
+def _line(answer: dict[str, Any]) -> str:
+    size = f"{answer['policy']}, {answer['servers']} servers, {answer['requests']} requests"
+    memory = f"{answer['peak_memory_bytes'] / 1e6:.0f} MB"
+    if not answer["feasible"]:
+        return f"{size}: infeasible ({answer['error']}), {memory}"
+    return (
+        f"{size}: {answer['seconds']:.3f} s (placement {answer['placement_s']:.3f} s), "
+        f"{answer['requests_per_s']:.0f} requests/s, {memory}, {answer['per_token_ms']:.0f} ms per token, "
+        f"{answer['waiting_ratio']:.0%} waited"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.simulator", description=__doc__)
+    parser.add_argument("--servers", type=int, help="one run on so many servers")
+    parser.add_argument("--requests", type=int, default=_LARGE[1], help="requests of that run")
+    parser.add_argument("--policy", default="proposed", help="a pair that `testbed policies` lists")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--session-setup", choices=("none", "reference"), default="none")
+    parser.add_argument("--sweep", action="store_true", help="10 to 3,000 servers, drawn into docs/figures")
+    parser.add_argument("--json", action="store_true", help="one object per line")
+    given = parser.parse_args()
+    if given.servers is not None and (given.servers < 1 or given.requests < 1):
+        parser.error("--servers and --requests must be at least 1")
+    if given.seed < 0:
+        parser.error("--seed must be at least 0")
+    if given.servers is not None:
+        setup = given.session_setup == "reference"
+        try:
+            answer = run_large(given.servers, given.requests, given.policy, given.seed, setup=setup)
+        except PolicyError as error:
+            print(f"benchmarks.simulator: {error}", file=sys.stderr)
+            return 2
+        print(json.dumps(answer) if given.json else _line(answer))
+        return 0
+    rows = sweep(_SWEEP_FIGURE) if given.sweep else measure()
+    for row in rows:
+        if given.json:
+            print(json.dumps(row))
+        elif not given.sweep:
+            goal = f"(goal {row['goal']})" if row["goal"] else ""
+            print(f"{row['name']:<72} {row['value']:>8} {row['unit']:<4}{goal}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
