@@ -7,14 +7,21 @@ What policies see and answer
 
 Placement
 - ``cgbp``: CG-BP and its bounds; ``greedy``: its steps, for reuse; ``design``: |R|
-- ``petals``: PETALS' placement; ``feasibility``: words for what does not fit
+- ``petals``: PETALS' placement; ``ablations``: Optimized Order and Number; ``fixed``: as given
+- ``foresight``: our own, by trial; ``search``: trials on synthetic arrivals, |R| searched
+- ``feasibility``: words for what does not fit
 - ``milp``: the exact optimum of placement and routes, its relaxation and rounding that; ``milp_model``: the
   program; ``milp_solver``: HiGHS; ``offline``: CG-BPRR for given requests; ``link_costs``: time per token
 
 Routing
 - ``wsrr``: WS-RR; ``petals_routing``: PETALS' routing; ``petals_search``: its search for chains
 - ``optimal_rr``: exact for one request; ``route_milp``: the same as a program, to check it
-- ``positions``: the graph of block positions; ``waiting``: time until cache is free
+- ``petals_code``: PETALS' routing as its code does it; ``foresight_routing``: our own
+- ``chains``: links and cheapest chains; ``positions``: the graph of block positions
+- ``waiting``: time until cache is free; ``replay``: the reference simulator's semantics; ``workload``: requests
+
+While serving
+- ``online``: when and how a placement changes; ``petals_rebalancing``: PETALS' own way
 """
 
 from policies.interfaces import PlacementPolicy, Router, RoutingPolicy

@@ -1,4 +1,8 @@
-"""The simulator.
+"""``testbed simulate``: the same decisions and tables without a network.
 
-``reference`` replays requests as the paper's public simulator does; ``instance`` reads its instances.
+- ``command``: every target under every policy; ``cases``: scenarios and ``instance`` files as cases
+- ``engine``: one case in the mode reference (``policies.replay``) or ``real``
+- ``real``, ``events``, ``servers``, ``serving``, ``view``, ``moving``: the testbed's behaviour as events
+- ``answer``: the JSON object; ``text``: the terminal; ``tables``, ``summary``, ``hops``: the files
+- ``offline``: instances whose requests are all there at once
 """
