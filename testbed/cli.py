@@ -237,6 +237,26 @@ def links(
 
 
 @app.command()
+def reproduce(
+    what: Annotated[str, typer.Argument(help="What to reproduce: paper.")],
+    only: Annotated[str | None, typer.Option(help="tables or figures; default both.")] = None,
+    runs: Annotated[int, typer.Option(help="Monte-Carlo runs of every setting.")] = 20,
+    seed: Annotated[int, typer.Option(help="Seed of the first run; the next runs have the next seeds.")] = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Default runs/reproduce-paper. What is in it is not run again."),
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(help="Worker processes; default one per CPU.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run the paper's evaluation and set its printed numbers beside ours. Goes on where it was stopped."""
+    from testbed.reproduce.command import reproduce_command
+
+    answer, text = reproduce_command(what, only, runs, seed, out, jobs)
+    _print(answer, lambda: text, as_json)
+
+
+@app.command()
 def doctor(as_json: JsonOption = False) -> None:
     """Show what works on this machine, what does not, and how to get it."""
     from testbed.doctor import doctor_rows, doctor_text

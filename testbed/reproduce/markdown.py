@@ -1,0 +1,31 @@
+"""Markdown tables and the form of numbers in them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from testbed.reproduce.statistics import Mean, mean_of
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [list(header), ["---"] * len(header), *map(list, rows)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def seconds(mean: Mean | None) -> str:
+    """Mean and half-width of a time; how many runs had a placement is said only where some had none."""
+    return number(mean, 3 if mean is not None and mean.mean < 10 else 2)
+
+
+def number(mean: Mean | None, n_digits: int) -> str:
+    if mean is None:
+        return "infeasible"
+    if math.isnan(mean.half_width):
+        return f"{mean.mean:.{n_digits}f}"
+    return f"{mean.mean:.{n_digits}f} ± {mean.half_width:.{n_digits}f}"
+
+
+def ms(values_s: Sequence[float]) -> str:
+    """Seconds as milliseconds, mean and half-width."""
+    return number(mean_of([value * 1e3 for value in values_s]), 1)
