@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from bisect import insort
 from dataclasses import dataclass
 from operator import eq
 from typing import NamedTuple
@@ -14,6 +16,8 @@ from policies.waiting import fits, waiting_s
 
 _MAX_KINDS = 4096
 """Kinds of request, and chains per kind, that are kept."""
+_MAX_UNPENALISED = 256
+"""Chains per kind of request that bound the cost of others."""
 
 
 @dataclass
@@ -41,6 +45,8 @@ class _Kind(NamedTuple):
     block_bytes: float
     chains: dict[bytes, tuple[tuple[Hop, ...], float]]
     """(hops, cost in seconds) by the servers that were full: 1 or 0 each, in list order."""
+    unpenalised: list[tuple[float, list[int]]]
+    """(cost in milliseconds, servers) of different chains without a full server, cheapest first."""
 
 
 class PetalsRouter:
@@ -93,11 +99,17 @@ class PetalsRouter:
             while entry < held.last and not fits(cache_bytes, (held.last - entry) * block_bytes):
                 entry += 1
             entries.append(entry)
-        return _Kind(tuple(sessions), tuple(entries), block_bytes, {})
+        return _Kind(tuple(sessions), tuple(entries), block_bytes, {}, [])
 
     def _shortest(self, client: int, kind: _Kind, full: bytes) -> tuple[tuple[Hop, ...], float]:
         """(hops, cost in seconds) of the cheapest chain when the servers ``full`` are; no hops if there is none."""
-        servers, cost_ms = self._search.shortest(client, kind.entries, full)
+        known = kind.unpenalised
+        at_most_ms = next((ms for ms, servers in known if not any(full[j] for j in servers)), math.inf)
+        servers, cost_ms = self._search.shortest(client, kind.entries, full, at_most_ms)
+        if cost_ms < at_most_ms and not any(full[j] for j in servers):
+            if len(known) >= _MAX_UNPENALISED:
+                known.pop()
+            insort(known, (cost_ms, servers))
         hops: list[Hop] = []
         for j in servers:
             hops.append(Hop(j, hops[-1].last if hops else 0, self._placement.ranges[j].last))

@@ -18,8 +18,14 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    Floats = NDArray[np.float64]
+    Ints = NDArray[np.int_]
+
 FEW_SERVERS = 48
 """Up to here a search server by server is as fast as one with arrays, and spares numpy's start-up."""
+
+_ROUNDING_RATIO = 1e-9
+"""Bounds are loosened by this part: they are summed in another order than the costs."""
 
 
 class Costs(NamedTuple):
@@ -33,12 +39,15 @@ class Costs(NamedTuple):
 class Search(Protocol):
     """Finds chains for one placement."""
 
-    def shortest(self, client: int, entries: Sequence[int], full: bytes) -> tuple[list[int], float]:
+    def shortest(
+        self, client: int, entries: Sequence[int], full: bytes, at_most_ms: float = math.inf
+    ) -> tuple[list[int], float]:
         """(servers of the cheapest chain, its cost in ms); no servers and infinity if there is none.
 
         ``entries[j]`` is the lowest block at which server j can be entered: its first block, or a later
         one if its cache is too small for a session over all of its blocks; its end keeps it out.
-        ``full[j]`` is 1 where entering costs the penalty.
+        ``full[j]`` is 1 where entering costs the penalty. ``at_most_ms`` is known to be enough: the cost
+        of some chain.
         """
         ...
 
@@ -64,7 +73,9 @@ class ServerByServer:
             (j for j, held in enumerate(ranges) if held.n_blocks), key=lambda j: ranges[j].last
         )
 
-    def shortest(self, client: int, entries: Sequence[int], full: bytes) -> tuple[list[int], float]:
+    def shortest(
+        self, client: int, entries: Sequence[int], full: bytes, at_most_ms: float = math.inf
+    ) -> tuple[list[int], float]:
         ranges, (overhead_ms, full_ms, decode_ms) = self._ranges, self._costs
         from_client_ms, from_server_ms = self._from_client_ms[client], self._from_server_ms
         dist_ms: dict[int, float] = {}
@@ -105,8 +116,8 @@ class ServerByServer:
 class WithArrays:
     """The same pass, over all servers with the same end and lowest entry at once.
 
-    Keeps 8 bytes per pair of servers. A search costs the pairs that can follow each other.
-    Arrays are in the order of the ranges' ends.
+    Keeps 8 bytes per pair of servers. A search costs the pairs that can follow each other, among those
+    servers that a chain known to be cheap enough leaves in question.
     """
 
     def __init__(self, problem: Problem, ranges: Sequence[BlockRange], costs: Costs) -> None:
@@ -122,43 +133,99 @@ class WithArrays:
         self._order, self._ends = np.array(order), ends
         self._from_client_ms = [np.array([half_ms[row[j]] for j in order]) for row in problem.raw_rtt_s]
         self._first_ms = [way + costs.hop_overhead_ms + decode_ms * ends for way in self._from_client_ms]
+        self._firsts = np.array([ranges[j].first for j in order])
+        self._through_ms: dict[int, Floats] = {}
         self._link_ms = np.empty((len(order), len(order)))
-        """Of every server (row) after every other (column), without the penalty."""
         for i, j in enumerate(order):
             way_ms = np.array([half_ms[t] for t in problem.server_rtt_s[j]])[self._order]
             self._link_ms[:, i] = way_ms + costs.hop_overhead_ms + decode_ms * (ends - ends[i])
 
-    def shortest(self, client: int, entries: Sequence[int], full: bytes) -> tuple[list[int], float]:
+    def shortest(
+        self, client: int, entries: Sequence[int], full: bytes, at_most_ms: float = math.inf
+    ) -> tuple[list[int], float]:
         import numpy as np
 
-        entry = np.array(entries)[self._order]
-        penalty_ms = np.frombuffer(full, np.uint8)[self._order] * self._penalty_ms
-        first_ms = np.where(entry == 0, self._first_ms[client] + penalty_ms, np.inf)
-        dist_ms = first_ms.copy()
-        # Those who can come before a server: the numbers from its low to its high.
-        low, high = np.searchsorted(self._ends, entry), np.searchsorted(self._ends, self._ends)
-        changes = np.diff(low, prepend=-1).astype(bool) | np.diff(high, prepend=-1).astype(bool)
-        for a, b in pairwise([*np.flatnonzero(changes).tolist(), len(low)]):
-            before = slice(low[a], high[a])
-            if low[a] < high[a]:
-                total_ms = self._link_ms[a:b, before] + penalty_ms[a:b, None]
-                total_ms += dist_ms[before]
-                np.minimum(dist_ms[a:b], total_ms.min(axis=1), out=dist_ms[a:b])
-        cost_ms = np.where(self._ends == self._n_blocks, dist_ms + self._from_client_ms[client], np.inf)
+        all_servers = _Servers(
+            self._order, self._ends, self._link_ms, self._first_ms[client], self._from_client_ms[client]
+        )
+        servers = all_servers
+        if at_most_ms < math.inf:
+            # The cheapest chain is within the servers whose cheapest chain on idle servers costs no more.
+            if client not in self._through_ms:
+                self._through_ms[client] = self._cheapest_through(all_servers)
+            near = np.flatnonzero(self._through_ms[client] <= at_most_ms * (1 + _ROUNDING_RATIO))
+            servers = all_servers.only(near)
+        entry = np.array(entries)[servers.order]
+        penalty_ms = np.frombuffer(full, np.uint8)[servers.order].astype(np.float64) * self._penalty_ms
+        first_ms, dist_ms, before = servers.distances(entry, penalty_ms)
+        cost_ms = np.where(servers.ends == self._n_blocks, dist_ms + servers.from_client_ms, np.inf)
         least_ms = float(cost_ms.min())
         if least_ms == math.inf:
             return [], math.inf
-        at = self._settled_first(np.flatnonzero(cost_ms == least_ms), dist_ms)
+        at = servers.settled_first(np.flatnonzero(cost_ms == least_ms), dist_ms)
         numbers = [at]
         while first_ms[at] != dist_ms[at]:  # the client is settled before all servers
-            before = slice(low[at], high[at])
-            total_ms = self._link_ms[at, before] + penalty_ms[at] + dist_ms[before]
-            at = self._settled_first(np.flatnonzero(total_ms == dist_ms[at]) + low[at], dist_ms)
+            low, high = before[0][at], before[1][at]
+            total_ms = servers.link_ms[at, low:high] + penalty_ms[at] + dist_ms[low:high]
+            at = servers.settled_first(np.flatnonzero(total_ms == dist_ms[at]) + low, dist_ms)
             numbers.append(at)
-        return self._order[numbers[::-1]].tolist(), least_ms
+        return servers.order[numbers[::-1]].tolist(), least_ms
 
-    def _settled_first(self, candidates: NDArray[np.int_], dist_ms: NDArray[np.float64]) -> int:
-        return int(min(candidates, key=lambda k: (dist_ms[k], self._order[k])))
+    def _cheapest_through(self, servers: _Servers) -> Floats:
+        """Cost of the cheapest chain through each server when all are idle and large enough."""
+        import numpy as np
+
+        nothing = np.zeros(len(self._order))
+        _, dist_ms, (low, high) = servers.distances(self._firsts, nothing)
+        ahead_ms = np.where(servers.ends == self._n_blocks, servers.from_client_ms, np.inf)
+        for a, b in reversed(_runs(low, high)):
+            if low[a] < high[a]:
+                before = slice(low[a], high[a])
+                over_ms = (servers.link_ms[a:b, before] + ahead_ms[a:b, None]).min(axis=0)
+                np.minimum(ahead_ms[before], over_ms, out=ahead_ms[before])
+        return dist_ms + ahead_ms
+
+
+class _Servers(NamedTuple):
+    """Arrays of some servers in the order of their ranges' ends, for one client."""
+
+    order: Ints
+    """Their indices."""
+    ends: Ints
+    link_ms: Floats
+    """Of every server (row) after every other (column), without the penalty."""
+    first_ms: Floats
+    """Of every server after the client, without the penalty."""
+    from_client_ms: Floats
+
+    def only(self, numbers: Ints) -> _Servers:
+        order, ends, link_ms, first_ms, from_client_ms = self
+        links_ms = link_ms[numbers[:, None], numbers]
+        return _Servers(order[numbers], ends[numbers], links_ms, first_ms[numbers], from_client_ms[numbers])
+
+    def distances(self, entry: Ints, penalty_ms: Floats) -> tuple[Floats, Floats, tuple[Ints, Ints]]:
+        """(distance if first, distance, (low, high)): servers low to high can come before each."""
+        import numpy as np
+
+        low, high = np.searchsorted(self.ends, entry), np.searchsorted(self.ends, self.ends)
+        first_ms = np.where(entry == 0, self.first_ms + penalty_ms, np.inf)
+        dist_ms = first_ms.copy()
+        for a, b in _runs(low, high):
+            if low[a] < high[a]:
+                before = slice(low[a], high[a])
+                total_ms = self.link_ms[a:b, before] + penalty_ms[a:b, None]
+                total_ms += dist_ms[before]
+                np.minimum(dist_ms[a:b], total_ms.min(axis=1), out=dist_ms[a:b])
+        return first_ms, dist_ms, (low, high)
+
+    def settled_first(self, candidates: Ints, dist_ms: Floats) -> int:
+        return int(min(candidates, key=lambda k: (dist_ms[k], self.order[k])))
+
+
+def _runs(low: Ints, high: Ints) -> list[tuple[int, int]]:
+    """Servers, first to last, that all come after the same ones."""
+    changed = (low[1:] != low[:-1]) | (high[1:] != high[:-1])
+    return list(pairwise([0, *(changed.nonzero()[0] + 1).tolist(), len(low)]))
 
 
 def _half_ms(problem: Problem) -> dict[float, float]:
