@@ -4,5 +4,6 @@
 - ``lines``: the policies compared, and the placements between PETALS and CG-BP; ``windows`` places these
 - ``runs``: one Monte-Carlo run of one setting; ``store``: results as JSON lines; ``pool``: all of them
 - ``statistics``: means, confidence intervals; ``breakdown``: how much of a gain comes from what
-- ``tables``, ``text``, ``figures``: what is written; ``command``: puts it together
+- ``tables``, ``explain``, ``duel``, ``sweeps``, ``figures``: what is written; ``collect`` and ``markdown`` help
+- ``command``: puts it together
 """

@@ -12,10 +12,11 @@ from typing import Any
 
 from testbed.errors import UserError
 from testbed.reproduce.collect import Results
+from testbed.reproduce.duel import duel_lines
 from testbed.reproduce.explain import breakdown_lines, concurrency_lines
 from testbed.reproduce.figures import draw_breakdown, draw_sweeps
 from testbed.reproduce.pool import results, with_progress
-from testbed.reproduce.settings import TABLES, Setting, TableVariant, settings_of
+from testbed.reproduce.settings import SWEEPS, TABLES, Setting, TableVariant, settings_of
 from testbed.reproduce.store import Done, Store, inputs_digest
 from testbed.reproduce.sweeps import sweep_lines
 from testbed.reproduce.tables import deviations, mismatch_lines, run_time_table, summary, table_lines
@@ -72,7 +73,10 @@ def reproduce_command(
             for variant in TABLES
         }
         text += [f"{v.title}: {summary(deviations(collected, v))}" for v in TABLES]
-    text.append(f"written: {', '.join(str(file) for file in files)}")
+    documents = [file.name for file in files if file.suffix == ".md"]
+    text.append(
+        f"written: {', '.join(documents)} and {len(files) - len(documents)} figures (PNG and PDF) in {out}"
+    )
     return answer, "\n".join(text)
 
 
@@ -115,11 +119,12 @@ def _write(out: Path, collected: Results, only: str | None, seeds: range) -> Ite
     about = (
         f"Written by `testbed reproduce paper --runs {len(seeds)} --seed {seeds.start}`. Every number is the mean of "
         f"{len(seeds)} Monte-Carlo runs (seeds {seeds.start} to {seeds[-1]}) ± the half-width of its 95 % confidence "
-        "interval (Student's t)."
+        "interval (Student's t). Policies marked so take part in every fifth run only."
     )
     if only != "figures":
         lines = ["# The paper's tables, reproduced", about, *mismatch_lines(), *table_lines(collected)]
-        lines += [*breakdown_lines(collected), *concurrency_lines(collected), *_settings_lines()]
+        lines += [*breakdown_lines(collected), *concurrency_lines(collected)]
+        lines += [*duel_lines(collected, TABLES), *_settings_lines()]
         yield _save(out / "tables.md", lines)
         lines = [
             "# Run times",
@@ -130,7 +135,8 @@ def _write(out: Path, collected: Results, only: str | None, seeds: range) -> Ite
         yield _save(out / "run-times.md", lines)
         yield from draw_breakdown(out / "figures", collected)
     if only != "tables":
-        yield _save(out / "sweeps.md", ["# The paper's sweeps, reproduced", about, *sweep_lines(collected)])
+        lines = ["# The paper's sweeps, reproduced", about, *sweep_lines(collected)]
+        yield _save(out / "sweeps.md", [*lines, *duel_lines(collected, SWEEPS)])
         yield from draw_sweeps(out / "figures", collected)
 
 

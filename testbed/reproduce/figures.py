@@ -90,7 +90,7 @@ def _run_times(plt: Any, results: Results) -> Any:
             _panel(axes, results, sweep, place, "reference", "decision_s", 1e3)
         _scale(row)
         row[0].set_ylabel("run time [ms]")
-    title = "Seconds that the algorithms take in one run: placement, and routes of all requests"
+    title = "Time that the algorithms take in one run: placement, and routes of all requests"
     _finish(figure, grid, [sweep.x_label for sweep in SWEEPS], title)
     return figure
 
@@ -142,19 +142,20 @@ def _finish(figure: Any, grid: Any, x_labels: Sequence[str], title: str) -> None
             axes.set_xlabel(x_label)
     figure.suptitle(title, fontsize=11)
     handles, labels = grid[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=len(labels), columnspacing=1.2)
+    figure.legend(
+        handles, labels, loc="lower center", ncols=len(labels), columnspacing=1.0, handletextpad=0.4
+    )
     figure.tight_layout(rect=(0, 0.03, 1, 0.99))
 
 
 def _breakdown_figures(plt: Any, results: Results) -> Iterator[tuple[str, Any]]:
-    figure, grid = plt.subplots(2, 2, figsize=(9.5, 6.8))
+    figure, grid = plt.subplots(2, 2, figsize=(9.5, 6.8), sharey="row")
     for column, variant in enumerate((CLOSEST, STATED)):
         for axes, (with_setup, words) in zip(
             grid[:, column], ((True, "with"), (False, "without")), strict=True
         ):
             _stacks(axes, mean_shares(results, variant, with_setup=with_setup))
             axes.set_title(f"{variant.title},\n{words} the constants", fontsize=9)
-        grid[0, column].sharey(grid[0, 0])
     for row in grid:
         row[0].set_ylabel("time per token [s]")
     handles, labels = grid[0][0].get_legend_handles_labels()

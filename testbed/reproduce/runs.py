@@ -78,7 +78,7 @@ def run_setting(setting: Setting, seed: int) -> Row:
     problem = experiment.problem
     planned = problem if setting.planned_rate is None else replace(problem, request_rate=setting.planned_rate)
     trial = _Trial(problem, planned, experiment.requests, setting.setup_petals_s)
-    answer: Row = {"policies": list(_policies(trial))}
+    answer: Row = {"policies": list(_policies(trial, seed))}
     if setting.factors:
         answer["factors"] = list(_factors(trial))
         answer["concurrencies"] = list(_concurrencies(trial))
@@ -97,8 +97,10 @@ def means(done: Iterable[ReplayedRequest]) -> Row:
     }
 
 
-def _policies(trial: _Trial) -> Iterator[Row]:
+def _policies(trial: _Trial, seed: int) -> Iterator[Row]:
     for line in LINES:
+        if seed % line.every:
+            continue
         placement_name, routing_name = resolve_pair(line.name)
         setup_s = SETUP_PROPOSED_S if line.own_setup else trial.setup_petals_s
         try:

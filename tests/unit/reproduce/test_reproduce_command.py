@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed.errors import UserError
+from testbed.reproduce import pool
+from testbed.reproduce.command import reproduce_command
+from testbed.reproduce.settings import DRAWN, STATED, settings_of
+from testbed.reproduce.store import RESULTS, Store, inputs_digest
+from testbed.reproduce.tables import HEADER
+from tests.support.runs import wait_until
+
+SETTING = STATED.cells["Cluster0", 0]
+N_TABLES = len(settings_of("tables"))
+
+
+def tables(out: Path, n_runs: int = 2, seed: int = 0) -> dict[str, Any]:
+    return reproduce_command("paper", "tables", n_runs, seed, out, 1)[0]
+
+
+def test_what_is_done_is_not_run_again(tmp_path: Path, quick_runs: list[tuple[str, int]]) -> None:
+    assert tables(tmp_path)["n_computed"] == 2 * N_TABLES
+    again = tables(tmp_path)
+    assert (again["n_computed"], again["n_found"]) == (0, 2 * N_TABLES)
+    assert tables(tmp_path, n_runs=3)["n_computed"] == N_TABLES
+    assert len(quick_runs) == len(set(quick_runs)) == 3 * N_TABLES
+
+
+def test_a_line_that_a_kill_cut_short_is_run_again(tmp_path: Path, quick_runs: list[tuple[str, int]]) -> None:
+    tables(tmp_path)
+    path, before = tmp_path / RESULTS, (tmp_path / "tables.md").read_bytes()
+    path.write_bytes(path.read_bytes()[:-10])
+    assert tables(tmp_path)["n_computed"] == 1
+    assert (tmp_path / "tables.md").read_bytes() == before
+    assert all(json.loads(line) for line in path.read_text().splitlines())
+    assert quick_runs[-1] in quick_runs[:-1]
+
+
+def test_the_same_seed_gives_the_same_tables_and_another_seed_others(
+    tmp_path: Path, quick_runs: list[tuple[str, int]]
+) -> None:
+    first, second, other = tmp_path / "a", tmp_path / "b", tmp_path / "c"
+    tables(first), tables(second), tables(other, seed=7)
+    assert (first / "tables.md").read_bytes() == (second / "tables.md").read_bytes()
+    assert (first / "tables.md").read_bytes() != (other / "tables.md").read_bytes()
+    assert {path.name for path in (first / "figures").iterdir()} == {"breakdown.png", "breakdown.pdf"}
+
+
+def test_a_table_shows_the_printed_number_ours_and_the_deviation(
+    tmp_path: Path, quick_runs: list[tuple[str, int]]
+) -> None:
+    answer = tables(tmp_path)
+    cell = next(
+        c
+        for c in answer["deviations"]["closest"]
+        if (c["metric"], c["place"], c["policy"], c["column"]) == ("per_token_s", "Cluster0", "proposed", 0)
+    )
+    assert cell["printed_s"] == 1.59
+    assert cell["ratio"] == pytest.approx(cell["ours_s"] / 1.59 - 1)
+    text = (tmp_path / "tables.md").read_text(encoding="utf-8")
+    shown = f"1.59 → {cell['ours_s']:.3f} ± {cell['half_width_s']:.3f} ({cell['ratio']:+.1%})"
+    assert f"| Cluster0 | proposed | {shown} |" in text
+    assert all(column in text for column in HEADER)
+
+
+def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(
+    tmp_path: Path,
+    quick_runs: list[tuple[str, int]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = pool.run_setting
+
+    def stop_at_the_fifth(*task: Any) -> dict[str, Any]:
+        if len(quick_runs) == 4:
+            raise KeyboardInterrupt
+        return run(*task)
+
+    monkeypatch.setattr(pool, "run_setting", stop_at_the_fifth)
+    with pytest.raises(KeyboardInterrupt):
+        tables(tmp_path)
+    assert f"{2 * N_TABLES - 4} runs are left" in capsys.readouterr().err
+    monkeypatch.setattr(pool, "run_setting", run)
+    answer = tables(tmp_path)
+    assert (answer["n_found"], answer["n_computed"]) == (4, 2 * N_TABLES - 4)
+
+
+def test_a_second_folder_with_other_inputs_is_refused(tmp_path: Path) -> None:
+    Store(tmp_path, "other").append(SETTING, 0, {})
+    with pytest.raises(UserError, match=r"results of other settings .* choose another --out"):
+        tables(tmp_path)
+
+
+def test_a_file_that_is_no_results_file_is_refused_with_its_line(tmp_path: Path) -> None:
+    store = Store(tmp_path, inputs_digest())
+    store.append(SETTING, 0, {})
+    with open(tmp_path / RESULTS, "a") as file:
+        file.write("what is this\n")
+    with pytest.raises(UserError, match="line 2 is no result"):
+        store.load()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("papers", None, 20, 0), "papers.*valid: paper"),
+        (("paper", "table", 20, 0), "--only.*valid: tables, figures"),
+        (("paper", None, 1, 0), "--runs must be at least 2"),
+        (("paper", None, 20, -1), "--seed must not be negative"),
+    ],
+)
+def test_options_that_make_no_sense_get_one_sentence(
+    tmp_path: Path, arguments: tuple[str, str | None, int, int], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        reproduce_command(*arguments, tmp_path, 1)
+    with pytest.raises(UserError, match="--jobs must be at least 1"):
+        reproduce_command("paper", None, 20, 0, tmp_path, 0)
+    assert not list(tmp_path.iterdir())
+
+
+def test_worker_processes_give_what_this_process_gives() -> None:
+    tasks = [(setting, 1) for setting in DRAWN.settings[:3]]
+
+    def without_times(jobs: int) -> dict[str, Any]:
+        found = {}
+        for (setting, _), result in pool.results(tasks, jobs):
+            found[setting.id] = [{**row, "decision_s": 0} for row in result["policies"]]
+        return found
+
+    assert without_times(2) == without_times(1)
+
+
+def test_ctrl_c_on_the_command_ends_it_with_130_and_one_line(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "testbed.cli", "reproduce", "paper", "--out", str(out), "--jobs", "2"],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        wait_until((out / RESULTS).exists, "the first result")
+        os.killpg(process.pid, signal.SIGINT)
+        text, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert text == "" and said.count("\n") == 1 and "the same command goes on" in said
+    assert Store(out, inputs_digest()).load()
+
+
+def test_progress_is_drawn_only_on_a_terminal(
+    tmp_path: Path, quick_runs: list[tuple[str, int]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    tables(tmp_path)
+    assert capsys.readouterr().err == ""
