@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -66,17 +67,19 @@ def placed(problem: Problem, ranges: Sequence[tuple[int, int]], cache: Sequence[
 
 
 @st.composite
-def problems(draw: st.DrawFn, **fixed: Any) -> Problem:
+def problems(
+    draw: st.DrawFn, max_servers: int = 6, max_blocks: int = 10, max_memory: int = 120, **fixed: Any
+) -> Problem:
     """Up to six servers of up to three kinds, up to three clients, up to ten blocks."""
-    n = draw(st.integers(1, 6))
-    kinds = draw(st.lists(st.tuples(st.integers(5, 120), st.integers(1, 30)), min_size=1, max_size=3))
+    n = draw(st.integers(1, max_servers))
+    kinds = draw(st.lists(st.tuples(st.integers(5, max_memory), st.integers(1, 30)), min_size=1, max_size=3))
     chosen = draw(st.lists(st.integers(0, len(kinds) - 1), min_size=n, max_size=n))
     rtt = st.lists(st.integers(1, 200).map(lambda ms: ms / 1e3), min_size=n, max_size=n)
     values: dict[str, Any] = {
         "memory": [float(kinds[k][0]) for k in chosen],
         "decode_s": [kinds[k][1] / 1e3 for k in chosen],
         "hardware": [f"kind-{k}" for k in chosen],
-        "n_blocks": draw(st.integers(1, 10)),
+        "n_blocks": draw(st.integers(1, max_blocks)),
         "cache_bytes_per_token": draw(st.sampled_from([0.05, 0.125, 0.3])),
         "rtt_s": draw(st.lists(rtt, min_size=1, max_size=3)),
         "server_rtt_s": draw(st.lists(rtt, min_size=n, max_size=n)),
@@ -90,6 +93,16 @@ def problems(draw: st.DrawFn, **fixed: Any) -> Problem:
         "petals_cache_tokens": 10,
     }
     return make_problem(**{**values, **fixed})
+
+
+def forwarded(problem: Problem) -> Problem:
+    """The same with server-to-server forwarding; its communication is propagation and 50 ms, as in the field."""
+    return replace(
+        problem,
+        forwarding=True,
+        token_rtt_s=tuple(tuple(t + 0.05 for t in row) for row in problem.raw_rtt_s),
+        input_rtt_base_s=tuple(tuple(t + 0.05 for t in row) for row in problem.raw_rtt_s),
+    )
 
 
 @st.composite
