@@ -189,10 +189,8 @@ class _Run:
             self._refused(session)
             return
         session.route = route
-        hops, block_bytes = (
-            route.hops,
-            self._problem.model.cache_bytes(plan.n_input_tokens + plan.n_output_tokens),
-        )
+        hops = route.hops
+        block_bytes = self._problem.model.cache_bytes(session.request.n_tokens)
         expected_s = (
             self._problem.initial_delay_s + self._setup_s(session) + self._times.of(session.request, hops)[1]
         )

@@ -10,6 +10,9 @@ from typing import NamedTuple
 from policies.problem import Hop
 from policies.state import SystemState
 
+_MAX_STALE = 65536
+"""Openings after which the state is made anew: it remembers the ends of sessions that were closed."""
+
 
 class _Held(NamedTuple):
     hops: tuple[Hop, ...]
@@ -22,12 +25,13 @@ class RouterView:
 
     As ``testbed.coordinator`` keeps it: a session that lasts longer than expected is still held, and
     with no reports (``age_s`` 0) every change is seen at once. Otherwise changes are seen from the
-    next report on; reports come every ``age_s`` seconds from time 0. A change costs O(log n).
+    next report after them on; reports come every ``age_s`` seconds from time 0. A change costs O(log n).
     """
 
     def __init__(self, cache_bytes: Sequence[float], age_s: float = 0.0) -> None:
         self._age_s = age_s
         self._state = SystemState(cache_bytes)
+        self._n_opened = 0
         self._seen: dict[int, _Held] = {}
         self._unseen: deque[tuple[float, int, _Held | None]] = deque()
         """(instant, session, what it holds or ``None``: no longer) of what no report has told yet."""
@@ -46,7 +50,7 @@ class RouterView:
         """What a decision for session ``key`` sees at ``now_s``; what ``key`` itself held is gone."""
         if self._age_s:
             reported_at_s = math.floor(now_s / self._age_s) * self._age_s
-            while self._unseen and self._unseen[0][0] <= reported_at_s:
+            while self._unseen and self._unseen[0][0] < reported_at_s:
                 _, other, held = self._unseen.popleft()
                 self._see(other, held)
             self._see(key, None)
@@ -60,6 +64,7 @@ class RouterView:
     def replace(self, cache_bytes: Sequence[float]) -> None:
         """The servers have other room for caches now; the sessions stay."""
         self._state = SystemState(cache_bytes)
+        self._n_opened = 0
         for key, held in self._seen.items():
             self._state.open(key, *held)
 
@@ -75,3 +80,6 @@ class RouterView:
         if held is not None:
             self._seen[key] = held
             self._state.open(key, *held)
+            self._n_opened += 1
+            if self._n_opened > _MAX_STALE + len(self._seen):
+                self.replace(self._state.cache_bytes)
