@@ -13,6 +13,7 @@ from itertools import combinations
 from typing import Any, NamedTuple
 
 from testbed.reproduce.runs import FACTORS
+from testbed.reproduce.windows import STEPS
 
 PLACEMENT_FIRST = ("order", "number", "windows", "routing", "setup")
 SETUP_FIRST = PLACEMENT_FIRST[::-1]
@@ -30,15 +31,21 @@ class Share(NamedTuple):
 
 
 class Breakdown(NamedTuple):
-    """``before_s`` (PETALS) to ``after_s`` (proposed) by factor; ``paths``: savings one after the other.
+    """``before_s`` (PETALS) to ``after_s`` (proposed): ``shares`` by factor, ``groups`` with placement as one.
+
+    ``paths``: savings one after the other. ``setup_alone_s``: PETALS with the proposed policy's session setup;
+    ``without_setup_s``: the proposed policy with PETALS' (both ``None`` where session setups do not count).
 
     ``n_runs`` of ``n_all`` runs count: those in which every combination has a placement.
     """
 
     before_s: float
     after_s: float
+    groups: dict[str, Share]
     shares: dict[str, Share]
     paths: dict[tuple[str, ...], list[float]]
+    setup_alone_s: float | None
+    without_setup_s: float | None
     n_runs: int
     n_all: int
 
@@ -57,13 +64,22 @@ def break_down(records: Sequence[dict[str, Any]], *, with_setup: bool) -> Breakd
         path: _savings(mean, path)
         for path in (tuple(f for f in order if f in factors) for order in (PLACEMENT_FIRST, SETUP_FIRST))
     }
+    groups = {"placement": STEPS, **{f: (f,) for f in factors if f not in STEPS}}
+
+    def worth_s(on: frozenset[str]) -> float:
+        return mean[frozenset(f for group in on for f in groups[group])]
+
+    everything = frozenset(factors)
     return Breakdown(
-        mean[frozenset()],
-        mean[frozenset(factors)],
-        shapley(factors, mean.__getitem__),
-        paths,
-        len(worths),
-        len(records),
+        before_s=mean[frozenset()],
+        after_s=mean[everything],
+        groups=shapley(tuple(groups), worth_s),
+        shares=shapley(factors, mean.__getitem__),
+        paths=paths,
+        setup_alone_s=mean[frozenset({"setup"})] if with_setup else None,
+        without_setup_s=mean[everything - {"setup"}] if with_setup else None,
+        n_runs=len(worths),
+        n_all=len(records),
     )
 
 

@@ -29,6 +29,15 @@ class Results:
             if row["policy"] == policy and row.get("setup") == setup
         ]
 
+    def blocks(self, setting: Setting, policy: str) -> list[dict[str, int]]:
+        """Blocks per server by hardware, one entry per run that had a placement."""
+        return [
+            row["blocks"]
+            for record in self._records[setting.id]
+            for row in record["policies"]
+            if row["policy"] == policy and row.get("setup") == "none"
+        ]
+
     def mean(self, setting: Setting, policy: str, setup: str, metric: str) -> Mean | None:
         """Over the runs that had a placement; ``None`` if none had."""
         return mean_of(self.values(setting, policy, setup, metric))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,14 @@ from testbed.reproduce.pool import results, with_progress
 from testbed.reproduce.settings import SWEEPS, TABLES, Setting, TableVariant, settings_of
 from testbed.reproduce.store import Done, Store, inputs_digest
 from testbed.reproduce.sweeps import sweep_lines
-from testbed.reproduce.tables import deviations, mismatch_lines, run_time_table, summary, table_lines
+from testbed.reproduce.tables import (
+    block_lines,
+    deviations,
+    mismatch_lines,
+    run_time_table,
+    summary,
+    table_lines,
+)
 from testbed.results.atomic import replacing
 
 WHAT = ("paper",)
@@ -99,8 +107,8 @@ def _n_cpus() -> int:
 
 def _complete(store: Store, done: Done, settings: Sequence[Setting], seeds: Sequence[int], jobs: int) -> int:
     """Compute what is missing into ``done``; how many that were."""
-    # All settings of one seed together, so that the time left is told from all kinds of them.
     tasks = [(setting, seed) for seed in seeds for setting in settings if (setting.id, seed) not in done]
+    random.Random(0).shuffle(tasks)  # long and short ones mixed, so that the time left is told from both
     if not tasks:
         return 0
     n_before = len(done)
@@ -123,7 +131,7 @@ def _write(out: Path, collected: Results, only: str | None, seeds: range) -> Ite
     )
     if only != "figures":
         lines = ["# The paper's tables, reproduced", about, *mismatch_lines(), *table_lines(collected)]
-        lines += [*breakdown_lines(collected), *concurrency_lines(collected)]
+        lines += [*breakdown_lines(collected), *concurrency_lines(collected), *block_lines(collected)]
         lines += [*duel_lines(collected, TABLES), *_settings_lines()]
         yield _save(out / "tables.md", lines)
         lines = [

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from testbed.reproduce.breakdown import PLACEMENT_FIRST, Breakdown, break_down
+from testbed.reproduce.breakdown import PLACEMENT_FIRST, Breakdown, Share, break_down
 from testbed.reproduce.collect import Results
 from testbed.reproduce.markdown import number, seconds, table
 from testbed.reproduce.runs import FACTORS
 from testbed.reproduce.settings import CLOSEST, COLUMNS, PLACES, STATED, TableVariant
 
 FACTOR_LABELS = {
+    "placement": "placement",
     "order": "order of joining",
     "number": "blocks per server, cache room",
     "windows": "choice of windows",
@@ -52,7 +53,13 @@ def breakdown_lines(results: Results) -> Iterator[str]:
         for with_setup, words in ((True, "with"), (False, "without")):
             found = breakdowns(results, variant, with_setup=with_setup)
             yield f"### {variant.title}: time per token [s], {words} the constants"
-            yield _shares(variant, found)
+            if with_setup:
+                yield "Each policy with its own session setup and with the other's:"
+                yield _swapped(variant, found)
+            yield "Placement as a whole, routing" + (", constants:" if with_setup else ":")
+            yield _shares(variant, found, "groups")
+            yield "Placement in its three steps:"
+            yield _shares(variant, found, "shares")
             yield (
                 "The same one after the other, "
                 + " → ".join(f for f in PLACEMENT_FIRST if with_setup or f != "setup")
@@ -76,15 +83,25 @@ def _rows(variant: TableVariant, found: Mapping[str, Breakdown | None]) -> Itera
             yield where, breakdown
 
 
-def _shares(variant: TableVariant, found: Mapping[str, Breakdown | None]) -> str:
+def _swapped(variant: TableVariant, found: Mapping[str, Breakdown | None]) -> str:
+    rows = []
+    for where, b in _rows(variant, found):
+        times_s = (b.before_s, b.setup_alone_s, b.without_setup_s, b.after_s)
+        rows.append([where, *("-" if time_s is None else f"{time_s:.3f}" for time_s in times_s)])
+    header = ["PETALS", "PETALS, setup of proposed", "proposed, setup of PETALS", "proposed"]
+    return table(["", *header], rows)
+
+
+def _shares(variant: TableVariant, found: Mapping[str, Breakdown | None], which: str) -> str:
     rows = []
     factors: list[str] = []
     for where, b in _rows(variant, found):
-        factors = list(b.shares)
+        by_factor: dict[str, Share] = b.groups if which == "groups" else b.shares
+        factors = list(by_factor)
         total_s = b.before_s - b.after_s
         cells = [
             f"{share.mean_s:.3f} = {share.mean_s / total_s:.0%} ({share.least_s:.3f} to {share.most_s:.3f})"
-            for share in b.shares.values()
+            for share in by_factor.values()
         ]
         rows.append([where, f"{b.before_s:.3f}", f"{b.after_s:.3f}", *cells])
     return table(["", "PETALS", "proposed", *(FACTOR_LABELS[f] for f in factors)], rows)

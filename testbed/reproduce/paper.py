@@ -47,6 +47,12 @@ def printed_decision_s(place: str, policy: str) -> tuple[float, float]:
     return float(mean_s), float(plus_minus_s)
 
 
+def printed_blocks(policy: str) -> tuple[int, int]:
+    """Blocks that the paper reports for its placements: (on an A100, on a MIG)."""
+    found = _document()["n_blocks"][policy]
+    return int(found["a100"]), int(found["mig-1g"])
+
+
 def mismatches() -> list[Mismatch]:
     """Simulated times per token further than ``MISMATCH_RATIO`` from (first + (l - 1) remaining) / l."""
     found = []

@@ -97,6 +97,14 @@ def means(done: Iterable[ReplayedRequest]) -> Row:
     }
 
 
+def blocks_by_hardware(problem: Problem, placement: Placement) -> dict[str, int]:
+    """The most blocks that a server of each hardware holds."""
+    most: dict[str, int] = {}
+    for server, held in zip(problem.servers, placement.ranges, strict=True):
+        most[server.hardware] = max(most.get(server.hardware, 0), held.n_blocks)
+    return most
+
+
 def _policies(trial: _Trial, seed: int) -> Iterator[Row]:
     for line in LINES:
         if seed % line.every:
@@ -113,6 +121,7 @@ def _policies(trial: _Trial, seed: int) -> Iterator[Row]:
                 bound_s = time.perf_counter() - began_s
                 row = {"policy": line.name, "setup": setup, **trial.serve(placement, router, seconds)}
                 row["design_concurrency"] = placement.design_concurrency
+                row["blocks"] = blocks_by_hardware(trial.problem, placement)
                 row["decision_s"] = placed_s + bound_s + router.total_s
                 yield row
         except PolicyError as error:

@@ -9,8 +9,15 @@ from typing import NamedTuple
 from testbed.reproduce.collect import Results
 from testbed.reproduce.lines import LINES
 from testbed.reproduce.markdown import ms, seconds, table
-from testbed.reproduce.paper import METRICS, PRINTED_POLICIES, mismatches, printed_decision_s, printed_s
-from testbed.reproduce.settings import COLUMNS, PLACES, STATED, TABLES, TableVariant
+from testbed.reproduce.paper import (
+    METRICS,
+    PRINTED_POLICIES,
+    mismatches,
+    printed_blocks,
+    printed_decision_s,
+    printed_s,
+)
+from testbed.reproduce.settings import CLOSEST, COLUMNS, PLACES, STATED, TABLES, TableVariant
 
 HEADER = [f"{rate:g}/s, {n_output} tokens" for rate, n_output in COLUMNS]
 LABELS = {line.name: line.label for line in LINES}
@@ -148,6 +155,36 @@ def mismatch_lines() -> Iterator[str]:
             f"{m.n_output_tokens} tokens) contradicts the first and remaining tokens printed for the same cell, "
             f"which give {m.from_parts_s:.2f} s."
         )
+
+
+def block_lines(results: Results) -> Iterator[str]:
+    """Markdown: blocks on an A100 and on a MIG, beside those that the paper reports."""
+    printed = {policy: printed_blocks(policy) for policy in PRINTED_POLICIES}
+    yield "## Blocks per server"
+    yield (
+        "On an A100 and on a MIG; ranges are over the runs. The paper reports "
+        + " and ".join(f"{a} and {b} for {LABELS[policy]}" for policy, (a, b) in printed.items())
+        + ", and does not say for which setting."
+    )
+    for variant in (CLOSEST, STATED):
+        rows = []
+        for place in _places(variant):
+            for policy in PRINTED_POLICIES:
+                cells = []
+                for column in range(len(COLUMNS)):
+                    held = results.blocks(variant.cells[place, column], policy)
+                    cells.append(" and ".join(_range(held, kind) for kind in ("a100", "mig")))
+                rows.append([place, LABELS[policy], *cells])
+        yield f"### {variant.title}"
+        yield table(["", "", *HEADER], rows)
+
+
+def _range(held: list[dict[str, int]], kind: str) -> str:
+    values = [count for by_hardware in held for name, count in by_hardware.items() if name.startswith(kind)]
+    if not values:
+        return "-"
+    low, high = min(values), max(values)
+    return str(low) if low == high else f"{low} to {high}"
 
 
 def run_time_table(results: Results) -> str:

@@ -149,7 +149,7 @@ def test_ctrl_c_on_the_command_ends_it_with_130_and_one_line(tmp_path: Path) -> 
         start_new_session=True,
     )
     try:
-        wait_until((out / RESULTS).exists, "the first result")
+        wait_until((out / RESULTS).exists, "the first result", 60)
         os.killpg(process.pid, signal.SIGINT)
         text, said = process.communicate(timeout=60)
     finally:
