@@ -32,11 +32,14 @@ class TopologyNode:
 
 @dataclass(frozen=True)
 class TopologyLink:
-    """A link between nodes ``a`` and ``b``: the same one-way delay and rate in both directions."""
+    """A link between nodes ``a`` and ``b``: the same one-way delay and rate in both directions.
+
+    ``delay_s`` is ``None`` where the source states none; ``Topology.with_fibre_delays`` derives it.
+    """
 
     a: str
     b: str
-    delay_s: float
+    delay_s: float | None
     rate_bps: float
 
 
@@ -86,26 +89,56 @@ class Topology:
         """The same topology with every link's delay from its ends' coordinates.
 
         delay = great-circle distance x ``detour`` / 200 km/ms. A link with an end of unknown place keeps
-        the delay it has; ``without_coordinates`` of the result names those ends, in node order.
+        the delay it has; if it has none, the end counts as lying in the middle of its neighbours.
+        ``without_coordinates`` of the result names those ends, in node order. Raises ``TopologyError``
+        where that leaves a link without delay.
         """
         by_name = {node.name: node for node in self.nodes}
+        guessed = self._between_neighbours() if any(link.delay_s is None for link in self.links) else {}
         links = []
         unplaced: set[str] = set()
         for link in self.links:
-            distance_km = great_circle_km(by_name[link.a], by_name[link.b])
+            ends = by_name[link.a], by_name[link.b]
+            distance_km = great_circle_km(*ends)
             if distance_km is None:
-                unplaced.update(end for end in (link.a, link.b) if by_name[end].latitude_deg is None)
-                links.append(link)
-            else:
-                links.append(replace(link, delay_s=distance_km * detour / FIBRE_KM_PER_S))
+                unplaced.update(end.name for end in ends if end.latitude_deg is None)
+                if link.delay_s is None:
+                    distance_km = great_circle_km(*(guessed.get(end.name, end) for end in ends))
+                    if distance_km is None:
+                        raise TopologyError(
+                            f"topology {self.name} has neither a delay for the link {link.a} to {link.b} nor "
+                            "coordinates near it; give either"
+                        )
+            delay_s = link.delay_s if distance_km is None else distance_km * detour / FIBRE_KM_PER_S
+            links.append(replace(link, delay_s=delay_s))
         names = tuple(name for name in self.node_names if name in unplaced)
         return replace(self, links=tuple(links), without_coordinates=names)
+
+    def _between_neighbours(self) -> dict[str, TopologyNode]:
+        """Nodes of unknown place, each in the middle of its placed neighbours, from the nearest outwards."""
+        neighbours: dict[str, list[str]] = {name: [] for name in self.node_names}
+        for link in self.links:
+            neighbours[link.a].append(link.b)
+            neighbours[link.b].append(link.a)
+        placed = {node.name: node for node in self.nodes if node.latitude_deg is not None}
+        guessed: dict[str, TopologyNode] = {}
+        while True:
+            new = {}
+            for node in self.nodes:
+                around = [placed[name] for name in neighbours[node.name] if name in placed]
+                if node.name not in placed and around:
+                    new[node.name] = middle(node.name, around)
+            if not new:
+                return guessed
+            placed |= new
+            guessed |= new
 
     def paths(self, chosen: Sequence[str]) -> dict[tuple[str, str], Path]:
         """The delay-shortest path of every ordered pair of different ``chosen`` nodes.
 
         Both directions of a pair take the same path. Of parallel links the shortest counts, then the
-        fastest. Raises ``TopologyError`` where a node is unknown or a pair is not connected.
+        fastest. Raises ``TopologyError`` where a node is unknown, a pair is not connected, or a link has no
+        delay.
         """
         import networkx as nx
 
@@ -116,7 +149,13 @@ class Topology:
         names = [name for name in self.node_names if name in chosen]
         graph = nx.Graph()
         graph.add_nodes_from(self.node_names)
-        for link in sorted(self.links, key=lambda link: (link.delay_s, -link.rate_bps)):
+        for link in self.links:
+            if link.delay_s is None:
+                raise TopologyError(
+                    f"topology {self.name} states no delay for its links (such as {link.a} to {link.b}); take "
+                    'delays = "fibre", which derives them from coordinates'
+                )
+        for link in sorted(self.links, key=lambda link: (link.delay_s or 0.0, -link.rate_bps)):
             if not graph.has_edge(link.a, link.b):
                 graph.add_edge(link.a, link.b, delay_s=link.delay_s, rate_bps=link.rate_bps)
 
@@ -152,3 +191,18 @@ def great_circle_km(a: TopologyNode, b: TopologyNode) -> float | None:
         + math.cos(north_a) * math.cos(north_b) * math.sin(east / 2) ** 2
     )
     return 2 * EARTH_RADIUS_KM * math.asin(math.sqrt(min(h, 1.0)))
+
+
+def middle(name: str, around: Sequence[TopologyNode]) -> TopologyNode:
+    """A node called ``name`` in the middle of placed nodes: the mean of their directions from the Earth's centre."""
+    x = y = z = 0.0
+    for node in around:
+        east, north = math.radians(node.longitude_deg or 0.0), math.radians(node.latitude_deg or 0.0)
+        x += math.cos(north) * math.cos(east)
+        y += math.cos(north) * math.sin(east)
+        z += math.sin(north)
+    longitude_deg, latitude_deg = (
+        math.degrees(math.atan2(y, x)),
+        math.degrees(math.atan2(z, math.hypot(x, y))),
+    )
+    return TopologyNode(name, longitude_deg, latitude_deg)

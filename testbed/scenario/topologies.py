@@ -23,6 +23,7 @@ from testbed.scenario.schema import (
     TopologyNetworkTable,
 )
 from testbed.scenario.sources import read_toml
+from testbed.scenario.topology_files import read_foreign
 from testbed.scenario.units import RATE
 from testbed.scenario.workload import stream
 
@@ -41,12 +42,15 @@ class NodeRow(Table):
 
 class LinkRow(Table):
     nodes: Annotated[list[Name], Field(min_length=2, max_length=2)]
-    delay: Seconds
+    delay: Seconds | None = None
     rate: BitsPerSecond
 
 
 class TopologyFile(Table):
-    """A topology file: nodes in order, and links that carry both directions (``delay`` is one way)."""
+    """A topology file: nodes in order, and links that carry both directions.
+
+    ``delay`` is one way; without it, scenarios must derive it from coordinates (``delays = "fibre"``).
+    """
 
     name: Name
     description: str = ""
@@ -63,6 +67,8 @@ def shipped_topologies() -> list[str]:
 def load_topology(name_or_path: str, folder: Path = Path()) -> Topology:
     """A shipped topology by name, or the file at a path, which may be relative to ``folder``.
 
+    Files: our own form (TOML), and those of ``testbed.scenario.topology_files`` by their ending.
+
     Raises ``KeyedError`` that names the file and what in it is wrong; ``ScenarioError`` where the file
     cannot be read.
     """
@@ -77,7 +83,8 @@ def load_topology(name_or_path: str, folder: Path = Path()) -> Topology:
             f'"{name_or_path}" is neither a shipped topology{nearest(name_or_path, shipped)} '
             f"nor a file; shipped: {', '.join(shipped)}",
         )
-    return _topology(read_toml(path), str(path))
+    document = read_foreign(path)
+    return _topology(read_toml(path) if document is None else document, str(path))
 
 
 def _topology(document: dict[str, Any], label: str) -> Topology:

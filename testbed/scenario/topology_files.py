@@ -1,0 +1,132 @@
+"""Topology files of other tools, as the data of our own form.
+
+GraphML and GML as the Internet Topology Zoo writes them, and the ``.graph`` files of REPETITA. They state
+links without delays (Zoo) or with them (REPETITA); where one is missing, the scenario's ``delays`` must
+derive it from coordinates.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from testbed.errors import ScenarioError
+
+DEFAULT_RATE = "1 Gbit/s"
+"""Rate of links whose file states none."""
+
+
+def read_foreign(path: Path) -> dict[str, Any] | None:
+    """The topology in ``path`` as a document of our form; ``None`` where the ending is none of theirs.
+
+    Raises ``ScenarioError`` naming the file and what is wrong.
+    """
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        return None
+    try:
+        return reader(path)
+    except OSError as error:
+        raise ScenarioError(f"{path}: cannot be read: {error.strerror}") from None
+    except ScenarioError:
+        raise
+    except Exception as error:  # parsers of other people's formats fail in many ways
+        raise ScenarioError(f"{path}: is not a topology in the form of its ending ({error})") from error
+
+
+def _networkx(read: str) -> Callable[[Path], dict[str, Any]]:
+    def reader(path: Path) -> dict[str, Any]:
+        import networkx as nx
+
+        graph = nx.read_gml(path, label="id") if read == "gml" else nx.read_graphml(path)
+        names = unique_names(str(data.get("label", node)) for node, data in graph.nodes(data=True))
+        name_of = dict(zip(graph.nodes, names, strict=True))
+        nodes = []
+        for node, data in graph.nodes(data=True):
+            row: dict[str, Any] = {"name": name_of[node]}
+            east, north = _number(data.get("Longitude")), _number(data.get("Latitude"))
+            if east is not None and north is not None and (east, north) != (0.0, 0.0):
+                row |= {"longitude": east, "latitude": north}
+            nodes.append(row)
+        links = []
+        for a, b, data in graph.edges(data=True):
+            if a == b:
+                continue  # the Zoo has a few links from a node to itself, which carry nothing between nodes
+            link: dict[str, Any] = {"nodes": [name_of[a], name_of[b]], "rate": DEFAULT_RATE}
+            rate_bps = _number(data.get("LinkSpeedRaw"))
+            if rate_bps:
+                link["rate"] = f"{rate_bps:.0f} bit/s"
+            links.append(link)
+        return _document(path, nodes, links)
+
+    return reader
+
+
+def _repetita(path: Path) -> dict[str, Any]:
+    """``NODES n``, a heading, ``label x y`` each; ``EDGES m``, a heading, ``label src dest weight bw delay``.
+
+    Rates in kbit/s and delays in microseconds, one row per direction. A pair of rows that differ only in
+    direction is one link.
+    """
+    lines = [line.split() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    if not lines or lines[0][0] != "NODES":
+        raise ScenarioError(f"{path}: does not begin with NODES and their number")
+    n_nodes = int(lines[0][1])
+    names = unique_names(row[0] for row in lines[2 : 2 + n_nodes])
+    nodes = []
+    for name, row in zip(names, lines[2 : 2 + n_nodes], strict=True):
+        east, north = float(row[1]), float(row[2])
+        known = (east, north) != (0.0, 0.0)
+        nodes.append({"name": name, "longitude": east, "latitude": north} if known else {"name": name})
+    rows = lines[2 + n_nodes :]
+    if not rows or rows[0][0] != "EDGES":
+        raise ScenarioError(f"{path}: has no EDGES after its {n_nodes} nodes")
+    links, waiting = [], dict[tuple[int, int, str, str], int]()
+    for row in rows[2 : 2 + int(rows[0][1])]:
+        source, target, rate, delay = int(row[1]), int(row[2]), row[4], row[5]
+        back = (target, source, rate, delay)
+        if waiting.get(back):
+            waiting[back] -= 1
+            continue
+        key = (source, target, rate, delay)
+        waiting[key] = waiting.get(key, 0) + 1
+        links.append(
+            {"nodes": [names[source], names[target]], "delay": f"{delay} us", "rate": f"{rate} kbit/s"}
+        )
+    return _document(path, nodes, links)
+
+
+_READERS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    ".graphml": _networkx("graphml"),
+    ".gml": _networkx("gml"),
+    ".graph": _repetita,
+}
+
+
+def _document(path: Path, nodes: list[dict[str, Any]], links: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"name": unique_names([path.stem])[0].lower(), "nodes": nodes, "links": links}
+
+
+def _number(value: Any) -> float | None:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def unique_names(labels: Iterable[str]) -> list[str]:
+    """Labels as names of nodes: ASCII letters, digits, ".", "_" and "-"; a number is added where one repeats."""
+    names: list[str] = []
+    for label in labels:
+        plain = unicodedata.normalize("NFKD", label).encode("ascii", "ignore").decode()
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", plain).strip("-._")[:48] or "node"
+        tried, number = name, 2
+        while tried in names or tried == "any":
+            tried, number = f"{name}-{number}", number + 1
+        names.append(tried)
+    return names

@@ -1,0 +1,106 @@
+"""Topologies in the forms of other tools."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import networkx as nx
+import pytest
+
+from netem.topology import TopologyError
+from testbed.errors import ScenarioError
+from testbed.scenario.topologies import load_topology
+from testbed.scenario.topology_files import unique_names
+
+
+def zoo_graph() -> nx.MultiGraph:
+    """Three cities as the Topology Zoo states them: the second has no place, the last a link to itself."""
+    graph = nx.MultiGraph()
+    graph.add_node("0", label="Zürich HB", Longitude=8.54, Latitude=47.37)
+    graph.add_node("1", label="None")
+    graph.add_node("2", label="Zürich HB", Longitude=6.14, Latitude=46.2)
+    graph.add_edge("0", "1", LinkSpeedRaw=1e10)
+    graph.add_edge("1", "2")
+    graph.add_edge("2", "2")
+    return graph
+
+
+ZOO_GML = """graph [
+  multigraph 1
+  node [ id 0 label "Zürich HB" Longitude 8.54 Latitude 47.37 ]
+  node [ id 1 label "None" ]
+  node [ id 2 label "Zürich HB" Longitude 6.14 Latitude 46.2 ]
+  edge [ source 0 target 1 LinkSpeedRaw 10000000000.0 ]
+  edge [ source 1 target 2 ]
+  edge [ source 2 target 2 ]
+]
+"""
+
+
+@pytest.mark.parametrize("ending", ["graphml", "gml"])
+def test_a_topology_zoo_file_gives_nodes_places_and_rates(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"Tiny.{ending}"
+    if ending == "graphml":
+        nx.write_graphml(zoo_graph(), path)
+    else:
+        path.write_text(ZOO_GML.replace("ü", "&#252;"), encoding="ascii")
+    topology = load_topology(str(path))
+    assert topology.name == "tiny"
+    assert topology.node_names == ("Zurich-HB", "None", "Zurich-HB-2")
+    assert [(link.a, link.b, link.delay_s, link.rate_bps) for link in topology.links] == [
+        ("Zurich-HB", "None", None, 1e10),
+        ("None", "Zurich-HB-2", None, 1e9),
+    ]
+    with pytest.raises(TopologyError, match='delays = "fibre"'):
+        topology.paths(topology.node_names)
+    derived = topology.with_fibre_delays()
+    assert derived.without_coordinates == ("None",)
+    # The node of unknown place counts as lying in the middle of the other two.
+    first, second = (link.delay_s or math.nan for link in derived.links)
+    assert first == pytest.approx(second, rel=1e-6)
+    assert first + second == pytest.approx(224.3 / 200_000, rel=0.01)
+
+
+def test_a_repetita_file_gives_each_pair_of_directions_as_one_link(tmp_path: Path) -> None:
+    (tmp_path / "Net.graph").write_text(
+        "NODES 3\nlabel x y\n0_A 10.0 50.0\n1_B 0 0\n2_C 11.0 50.0\n\n"
+        "EDGES 6\nlabel src dest weight bw delay\n"
+        "e0 0 1 1 1000000 250\ne1 1 0 1 1000000 250\n"
+        "e2 1 2 1 500000 100\ne3 2 1 1 500000 100\n"
+        "e4 0 1 1 1000000 250\ne5 1 0 1 1000000 250\n"
+    )
+    topology = load_topology(str(tmp_path / "Net.graph"))
+    assert [(node.name, node.latitude_deg) for node in topology.nodes] == [
+        ("0_A", 50.0),
+        ("1_B", None),
+        ("2_C", 50.0),
+    ]
+    links = [(link.a, link.b, link.delay_s, link.rate_bps) for link in topology.links]
+    assert links == [("0_A", "1_B", 250e-6, 1e9), ("1_B", "2_C", 100e-6, 5e8), ("0_A", "1_B", 250e-6, 1e9)]
+
+
+@pytest.mark.parametrize("name", ["broken.graphml", "broken.gml", "broken.graph"])
+def test_a_file_that_is_not_what_its_ending_says_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("nothing of the kind")
+    with pytest.raises(ScenarioError, match=name):
+        load_topology(str(tmp_path / name))
+
+
+def test_links_far_from_any_known_place_are_named_when_delays_are_to_be_derived(tmp_path: Path) -> None:
+    graph = nx.Graph()
+    graph.add_edge("0", "1")
+    nx.write_graphml(graph, tmp_path / "nowhere.graphml")
+    topology = load_topology(str(tmp_path / "nowhere.graphml"))
+    with pytest.raises(TopologyError, match="neither a delay for the link 0 to 1 nor coordinates"):
+        topology.with_fibre_delays()
+
+
+def test_labels_become_different_plain_names() -> None:
+    assert unique_names(["São Paulo", "Sao Paulo", "??", "any", "a/b c"]) == [
+        "Sao-Paulo",
+        "Sao-Paulo-2",
+        "node",
+        "any-2",
+        "a-b-c",
+    ]
