@@ -136,8 +136,8 @@ def _write(out: Path, collected: Results, only: str | None, seeds: range) -> Ite
         yield _save(out / "tables.md", lines)
         lines = [
             "# Run times",
-            "Milliseconds that deciding takes in one run of 100 requests: the placement and all routes, mean ± 95 %, "
-            "settings as the paper states them. Measured while the runs were computed, which differs from time to time.",
+            "Milliseconds of processor time that deciding takes in one run of 100 requests: the placement and all routes, "
+            "mean ± 95 %, settings as the paper states them. Measured while the runs were computed: differs every time.",
             run_time_table(collected),
         ]
         yield _save(out / "run-times.md", lines)

@@ -90,7 +90,7 @@ def _run_times(plt: Any, results: Results) -> Any:
             _panel(axes, results, sweep, place, "reference", "decision_s", 1e3)
         _scale(row)
         row[0].set_ylabel("run time [ms]")
-    title = "Time that the algorithms take in one run: placement, and routes of all requests"
+    title = "Processor time of the algorithms in one run: placement, and routes of all requests"
     _finish(figure, grid, [sweep.x_label for sweep in SWEEPS], title)
     return figure
 
@@ -123,13 +123,19 @@ def _panel(
 
 
 def _scale(row: Sequence[Any]) -> None:
-    """One kind of axis for a row of panels: from 0, or logarithmic where values differ a lot."""
-    values = [y for axes in row for line in axes.lines for y in line.get_ydata() if y > 0]
-    logarithmic = values and max(values) / min(values) > _LOG_RATIO
-    for axes in row:
-        if logarithmic:
+    """One kind of axis for a row of panels: from 0, or logarithmic where means differ a lot."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    means = [[y for bars in axes.containers for y in bars.lines[0].get_ydata()] for axes in row]
+    low, high = min(map(min, means)), max(map(max, means))
+    for axes, values in zip(row, means, strict=True):
+        if low > 0 and high / low > _LOG_RATIO:
             axes.set_yscale("log")
-            axes.grid(which="minor", alpha=0.1)
+            # Not from the error bars: those of few runs can reach below zero.
+            axes.set_ylim(min(values) / 1.5, max(values) * 1.5)
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axes.yaxis.set_minor_formatter(NullFormatter())
         else:
             axes.set_ylim(bottom=0)
 
@@ -160,7 +166,8 @@ def _breakdown_figures(plt: Any, results: Results) -> Iterator[tuple[str, Any]]:
         row[0].set_ylabel("time per token [s]")
     handles, labels = grid[0][0].get_legend_handles_labels()
     figure.suptitle(
-        "From PETALS (whole bar) to the proposed policy (white): what the gain comes from", fontsize=11
+        "From PETALS to the proposed policy (white): what saves time per token; below zero: what costs time",
+        fontsize=11,
     )
     figure.legend(handles, labels, loc="lower center", ncols=3)
     figure.tight_layout(rect=(0, 0.07, 1, 0.99))
