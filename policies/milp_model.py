@@ -7,8 +7,10 @@ requests flow over block positions:
 - y[j,a,e] = 1: server j holds the blocks [a, e). At most one range per server.
 - f[q,j,p,e] = number of requests of kind q (same client and lengths) that enter server j at position
   p and leave it at the end e of its range, k = e - p blocks. Flow of n_q from position 0 to L.
-- A hop needs its range: sum_{p'<=p} f[q,j,p',e] <= n_q sum_{a<=p} y[j,a,e], for every q, j, p, e.
-- Memory: sum s_m (e - a) y + sum s_c(q) (e - p) f <= M_j.
+- A hop needs its range, whose room for caches holds only so many such sessions, for every q, j, p, e:
+  sum_{p'<=p} f[q,j,p',e] <= sum_{a<=p} min(n_q, floor(room[j,a,e] / (s_c(q) (e - p)))) y[j,a,e].
+- Memory, for every j, e: sum s_c(q) (e - p) f[q,j,p,e] <= sum_a room[j,a,e] y[j,a,e], where
+  room[j,a,e] = M_j - s_m (e - a). One range is chosen, so that this is the server's memory.
 - Objective: sum (hop_s + block_s (e - p)) f, the time per token summed over the requests.
 
 There is no big-M, so the LP relaxation is tighter than the paper's. Requests of one kind share a flow,
@@ -89,6 +91,7 @@ class BprrModel:
         costs = link_costs(self._problem, kind, decode_only=decode_only)
         one_bytes = self._problem.model.block_bytes + self._cache_bytes[kind]
         longest = whole(self._problem.servers[j].memory_bytes, one_bytes)
+        ranges = self._ranges_by_end(j)
         for last in range(1, self._n_blocks + 1):
             entered: dict[int, float] = {}
             for first in range(max(last - longest, 0), last):
@@ -96,23 +99,45 @@ class BprrModel:
                 flow = self.linear.variable(costs.of((hop,)), float(n_requests))
                 self._flows[kind][hop] = flow
                 entered[flow] = 1.0
+                # Everyone who entered at or before ``first`` holds cache for hop.n_blocks blocks at least.
                 needed = {
-                    y: -float(n_requests)
-                    for held, y in self._ranges[j].items()
-                    if held.last == last and held.first <= first
+                    y: -float(min(n_requests, self._most_sessions(j, held, kind, hop.n_blocks)))
+                    for held, y in ranges[last].items()
+                    if held.first <= first
                 }
                 self.linear.row({**entered, **needed}, -float("inf"), 0.0)
 
+    def _most_sessions(self, j: int, held: BlockRange, kind: RequestSpec, n_blocks: int) -> int:
+        """Sessions of ``kind``, ``n_blocks`` blocks each, that fit beside the range ``held`` on server j."""
+        return whole(self._room_bytes(j, held), self._cache_bytes[kind] * n_blocks)
+
+    def _room_bytes(self, j: int, held: BlockRange) -> float:
+        """Cache room beside the range ``held`` on server j."""
+        memory_bytes = self._problem.servers[j].memory_bytes * (1.0 + ROUNDING_RATIO)
+        return max(memory_bytes - self._problem.model.block_bytes * held.n_blocks, 0.0)
+
+    def _ranges_by_end(self, j: int) -> dict[int, dict[BlockRange, int]]:
+        by_end: dict[int, dict[BlockRange, int]] = {last: {} for last in range(1, self._n_blocks + 1)}
+        for held, y in self._ranges[j].items():
+            by_end[held.last][held] = y
+        return by_end
+
     def _limit_memory(self, j: int) -> None:
+        """Caches of the sessions that leave at e fit beside the blocks of the ranges that end there.
+
+        A row for every e instead of one for all keeps parts of ranges in relaxed solutions from lending
+        each other memory.
+        """
         memory_bytes = self._problem.servers[j].memory_bytes
-        block_bytes = self._problem.model.block_bytes
-        terms = {y: block_bytes * held.n_blocks / memory_bytes for held, y in self._ranges[j].items()}
-        for kind, flows in self._flows.items():
-            for hop, flow in flows.items():
-                if hop.server == j:
-                    terms[flow] = self._cache_bytes[kind] * hop.n_blocks / memory_bytes
-        if terms:
-            self.linear.row(terms, 0.0, 1.0 + ROUNDING_RATIO)
+        for last, ranges in self._ranges_by_end(j).items():
+            terms = {y: -self._room_bytes(j, held) / memory_bytes for held, y in ranges.items()}
+            for kind, flows in self._flows.items():
+                for first in range(last):
+                    hop = Hop(j, first, last)
+                    if hop in flows:
+                        terms[flows[hop]] = self._cache_bytes[kind] * hop.n_blocks / memory_bytes
+            if terms:
+                self.linear.row(terms, -float("inf"), 0.0)
 
     def _conserve(self, kind: RequestSpec, n_requests: int) -> None:
         """Every chain starts at position 0, goes on wherever it arrives, and ends at L."""

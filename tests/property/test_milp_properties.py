@@ -141,7 +141,7 @@ def test_the_exact_optimum_is_that_of_trying_everything(
 
 
 @settings(max_examples=60)
-@given(batches(5, 8, 5), st.booleans())
+@given(batches(4, 6, 4), st.booleans())
 def test_the_bounds_lie_below_the_optimum_and_the_rounded_relaxation_above(
     given_batch: tuple[Problem, Batch], decode_only: bool
 ) -> None:
