@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
-from policies.cgbp import CgBp
+from policies.cgbp import CgBp, lower_bounds_per_token_s
 from policies.foresight_routing import ForesightRouting
 from policies.greedy import plan
 from policies.neighbours import Neighbours, Ranges
@@ -46,21 +46,23 @@ class ForesightPlacement:
     """The proposed placement, unless another one is clearly better on simulated arrivals (own).
 
     CG-BP fixes |R| by a formula and from it m_j for every server alike. Foresight tries instead: CG-BP
-    and CG-BP's order of joining at every |R| that changes some m_j, then small changes of single
-    windows, each replayed under its own routing on synthetic arrivals of the stated load, of three times
-    its rate, and of bursts of mixed lengths (the same arrivals for every candidate). The best candidates
-    meet CG-BP, under either routing, on arrivals that took no part in the choice. One replaces CG-BP
-    only if its mean time per token is no larger on any of the three loads and smaller over all of them
-    at 95 % (paired). Where CG-BP's |R| does not fit but a smaller one does, it serves with that.
-    The same problem always gets the same placement. A given |R| replaces the formula's, no more.
+    at every |R| that changes some m_j, the same m_j on other windows, and small changes of the best,
+    each replayed under its own routing on the same synthetic arrivals: of the stated load, of three
+    times its rate, and in bursts of mixed lengths. The best few then meet CG-BP, under Foresight's
+    routing and under WS-RR, on arrivals that took no part in the choice. One replaces CG-BP only if its
+    mean time per token there is no larger on the stated load and on the rush, on mixed lengths larger by
+    at most a fifth of the gain on the stated load, and over all three smaller at 95 % (paired test).
+    Where CG-BP's |R| does not fit but a smaller one does, Foresight serves instead of refusing.
+    The same problem always gets the same placement. ``docs/foresight.md`` has the results.
     """
 
     name: str = "foresight"
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
-        """Search a placement; ``design_concurrency`` (``None``: the formula's) is CG-BP's, to be beaten.
+        """Search a placement; ``design_concurrency`` is the |R| of the CG-BP to be beaten, not a bound.
 
-        Raises ``InfeasiblePlacement`` if CG-BP holds all blocks at no |R| that leaves a session cache.
+        Raises ``InfeasiblePlacement`` if CG-BP does not hold all blocks even with |R| = 1, ``PolicyError``
+        if ``design_concurrency`` is below 1.
         """
         return _Search(problem, self.name).run(design_concurrency)
 
@@ -73,6 +75,7 @@ class _Search:
         self._name = name
         self._trials = Trials(problem, ForesightRouting().bind, LOADS)
         self._proposed = Trials(problem, WsRr().bind, LOADS)
+        self._bounds = {"lower_bound_per_token_s": min(lower_bounds_per_token_s(problem))}
         self._n_concurrencies = min(max(600 // problem.n_servers, 4), 40)
         self._n_draws = min(1200 // problem.n_servers, 100)
 
@@ -114,7 +117,7 @@ class _Search:
             server.memory_bytes - block_bytes * held.n_blocks
             for server, held in zip(self._problem.servers, ranges, strict=True)
         )
-        return Placement(self._name, ranges, free_bytes, concurrency)
+        return Placement(self._name, ranges, free_bytes, concurrency, self._bounds)
 
     def _finalists(self, seeds: list[Placement], reference: Placement) -> list[Placement]:
         """The best seeds and what local search makes of the best, best first on streams of their own."""
@@ -156,12 +159,8 @@ class _Ranking:
 
     def of(self, placement: Placement) -> tuple[bool, float]:
         """Smaller is better; equal placements rank equally."""
-        ratios = [
-            fmean(row) / reference_s
-            for row, reference_s in zip(
-                self._trials.per_token_s(placement, self._streams), self._reference_s, strict=True
-            )
-        ]
+        times_s = self._trials.per_token_s(placement, self._streams)
+        ratios = [_ratio(fmean(row), other) for row, other in zip(times_s, self._reference_s, strict=True)]
         return not _acceptable(ratios), fmean(ratios)
 
 
@@ -172,10 +171,18 @@ def _acceptable(ratios: Sequence[float]) -> bool:
     return max(stated, rush, mixed - may_lose) <= 1 + _ROUNDING_RATIO
 
 
+def _ratio(own_s: float, other_s: float) -> float:
+    """``own_s / other_s``; 1 if they are equal, 0 and infinity included."""
+    if own_s == other_s:
+        return 1.0
+    return own_s / other_s if other_s else math.inf
+
+
 def _beats(times_s: Times, rival_s: Times) -> bool:
     """Acceptable on every load, and at 95 % faster over all: the mean over loads of the ratio, paired by stream."""
-    if not _acceptable([fmean(own) / fmean(other) for own, other in zip(times_s, rival_s, strict=True)]):
+    loads = list(zip(times_s, rival_s, strict=True))
+    if not _acceptable([_ratio(fmean(own), fmean(other)) for own, other in loads]):
         return False
-    by_load = [[a / b for a, b in zip(*rows, strict=True)] for rows in zip(times_s, rival_s, strict=True)]
+    by_load = [list(map(_ratio, own, other)) for own, other in loads]
     gains = [1 - fmean(ratios) for ratios in zip(*by_load, strict=True)]
     return fmean(gains) > _T_95 * stdev(gains) / math.sqrt(len(gains))
