@@ -1,9 +1,9 @@
 """Foresight beside all other pairs: mean time per token over paired runs, in Markdown.
 
-``python -m benchmarks.foresight [scarce] [published] [--runs N] [--setup]``, about ten minutes for all.
-A run draws places, order of joining and arrivals by its number as the seed, the same for every pair.
-``--setup`` adds the published session setup (60 s for proposed and foresight, 250 or 350 s for the
-others), during which caches are held. Not among ``python -m benchmarks``, because of its time.
+``python -m benchmarks.foresight [scarce] [published] [--runs N]``, about ten minutes for all. A run draws
+places, order of joining and arrivals by its number as the seed, the same for every pair. The second
+table of a group adds the published session setup (60 s for CG-BP's and Foresight's placement, 250 or
+350 s for the others), during which caches are held. Not among ``python -m benchmarks``, for its time.
 """
 
 from __future__ import annotations
@@ -127,8 +127,15 @@ def _published() -> tuple[Setting, ...]:
 
 GROUPS = {"scarce": SCARCE, "published": _published()}
 
-Run = tuple[dict[str, float | None], float]
-"""Mean time per token in s by pair (``None``: no placement), and the CPU seconds of Foresight's placement."""
+SETUPS = ("without session setup", "with the published session setup")
+
+
+@dataclass(frozen=True)
+class Run:
+    """Mean time per token in s by pair, for each of ``SETUPS`` (``None``: no placement), and CPU s of Foresight's."""
+
+    times_s: tuple[dict[str, float | None], ...]
+    placing_s: float
 
 
 def drawn(setting: Setting, seed: int) -> tuple[Problem, tuple[RequestPlan, ...]]:
@@ -138,35 +145,37 @@ def drawn(setting: Setting, seed: int) -> tuple[Problem, tuple[RequestPlan, ...]
     return problem, load_experiment(setting.scenario, [*sets, *setting.actual]).requests
 
 
-def run_once(setting: Setting, with_setup: bool, seed: int) -> Run:
+def run_once(setting: Setting, seed: int) -> Run:
     """All pairs on one draw."""
     problem, requests = drawn(setting, seed)
     placements: dict[str, Placement | None] = {}
-    decision_s = 0.0
-    times_s: dict[str, float | None] = {}
-    for pair, (placing, routing) in COMPARED.items():
-        if placing not in placements:
-            began_s = time.process_time()
-            try:
-                placements[placing] = resolve_placement(placing).place(problem, None)
-            except InfeasiblePlacement:
-                placements[placing] = None
-            if placing == "foresight":
-                decision_s = time.process_time() - began_s
+    placing_s: dict[str, float] = {}
+    for placing in dict.fromkeys(placing for placing, _ in COMPARED.values()):
+        began_s = time.process_time()
+        try:
+            placements[placing] = resolve_placement(placing).place(problem, None)
+        except InfeasiblePlacement:
+            placements[placing] = None
+        placing_s[placing] = time.process_time() - began_s
+
+    def mean_s(placing: str, routing: str, with_setup: bool) -> float | None:
         placement = placements[placing]
         if placement is None:
-            times_s[pair] = None
-            continue
+            return None
         ours = placing in ("cg-bp", "foresight")
         setup_s = (_OUR_SETUP_S if ours else setting.petals_setup_s) if with_setup else 0.0
         router = resolve_routing(routing).bind(problem, placement)
         try:
             done = replay(problem, placement, router, requests, setup_s)
         except PolicyError:  # PETALS' cache can be too small for the longest request
-            times_s[pair] = None
-            continue
-        times_s[pair] = fmean(d.time_s / d.plan.n_output_tokens for d in done)
-    return times_s, decision_s
+            return None
+        return fmean(d.time_s / d.plan.n_output_tokens for d in done)
+
+    times_s = tuple(
+        {pair: mean_s(*policies, with_setup) for pair, policies in COMPARED.items()}
+        for with_setup in (False, True)
+    )
+    return Run(times_s, placing_s["foresight"])
 
 
 def _mean(values: Sequence[float], digits: int = 3) -> str:
@@ -177,39 +186,42 @@ def _mean(values: Sequence[float], digits: int = 3) -> str:
     return f"{fmean(values):.{digits}f} ± {half:.{digits}f}"
 
 
-def _cell(runs: Sequence[Run], pair: str) -> str:
-    times_s = [t for run, _ in runs if (t := run[pair]) is not None]
-    refused = f" ({len(times_s)} of {len(runs)})" if len(times_s) < len(runs) else ""
-    return "refuses" if not times_s else _mean(times_s) + refused
-
-
-def _gain(runs: Sequence[Run]) -> tuple[str, str]:
-    """(gain of foresight over proposed in percent with its confidence interval, its worst run), paired."""
+def _row(name: str, runs: Sequence[Run], which: int) -> str:
+    """A line of the table; the gain of foresight over proposed in percent is paired by run."""
+    cells = []
+    for pair in COMPARED:
+        times_s = [t for run in runs if (t := run.times_s[which][pair]) is not None]
+        refused = f" ({len(times_s)} of {len(runs)})" if len(times_s) < len(runs) else ""
+        cells.append(_mean(times_s) + refused if times_s else "refuses")
     gains = [
         100 * (1 - own / other)
-        for run, _ in runs
-        if (own := run["foresight"]) is not None and (other := run["proposed"]) is not None
+        for run in runs
+        if (own := run.times_s[which]["foresight"]) is not None
+        and (other := run.times_s[which]["proposed"]) is not None
     ]
-    return (_mean(gains, 1), f"{min(gains):.1f}") if gains else ("serves", "")
+    cells += [_mean(gains, 1), f"{min(gains):.1f}"] if gains else ["", ""]
+    cells.append(f"{fmean(run.placing_s for run in runs):.2f}")
+    return f"| {name} | " + " | ".join(cells) + " |"
 
 
 def main() -> int:
     arguments = sys.argv[1:]
     n_runs = int(arguments[arguments.index("--runs") + 1]) if "--runs" in arguments else 20
-    with_setup = "--setup" in arguments
     groups = [name for name in GROUPS if name in arguments] or list(GROUPS)
+    columns = ["setting", *COMPARED, "gain %", "worst run %", "CPU s"]
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         for group in groups:
-            print(f"\n{group}: s per token, mean of {n_runs} runs ± 95 %", end="")
-            print(", session setup included\n" if with_setup else "\n")
-            columns = [*COMPARED, "gain %", "worst run %", "CPU s"]
-            print("| setting | " + " | ".join(columns) + " |")
-            print("| --- " * (len(columns) + 1) + "|")
-            for setting in GROUPS[group]:
-                runs = list(pool.map(partial(run_once, setting, with_setup), range(n_runs)))
-                cells = [_cell(runs, pair) for pair in COMPARED]
-                cells += [*_gain(runs), f"{fmean(decision_s for _, decision_s in runs):.2f}"]
-                print(f"| {setting.name} | " + " | ".join(cells) + " |", flush=True)
+            settings = GROUPS[group]
+            tables: tuple[list[str], ...] = ([], [])
+            for setting in settings:
+                print(f"{group}: {setting.name}", file=sys.stderr, flush=True)
+                runs = list(pool.map(partial(run_once, setting), range(n_runs)))
+                for which, table in enumerate(tables):
+                    table.append(_row(setting.name, runs, which))
+            for setup, table in zip(SETUPS, tables, strict=True):
+                print(f"\n{group}, {setup}: s per token, mean of {n_runs} runs ± 95 %\n")
+                print("| " + " | ".join(columns) + " |\n" + "| --- " * len(columns) + "|")
+                print("\n".join(table), flush=True)
     return 0
 
 
