@@ -221,9 +221,9 @@ class _Run:
             session.opened += (hop,)
             return
         session.refusal = f"{self._problem.servers[hop.server].name}: {reason}"
-        # Nobody else was there, and the next answer would be the same: waiting does not help.
-        is_still = session.was_idle and not self._is_moving()
-        session.is_hopeless = is_still and self._servers.is_empty(hop.server)
+        is_too_small = self._servers.offers(hop) and self._servers.is_empty(hop.server)
+        # Nobody else was there, so the next answer would be the same: waiting does not help.
+        session.is_hopeless |= is_too_small and session.was_idle and not self._is_moving()
 
     def _is_moving(self) -> bool:
         return self._mover is not None and self._mover.is_moving

@@ -51,11 +51,15 @@ class Servers:
     def is_empty(self, server: int) -> bool:
         return not self._reserved[server]
 
+    def offers(self, hop: Hop) -> bool:
+        """Whether the server is open and holds the blocks of ``hop``."""
+        held = self._ranges[hop.server]
+        return hop.server not in self._closed and held.first <= hop.first < hop.last <= held.last
+
     def reserve(self, key: Key, hop: Hop, n_bytes: float, now_s: float) -> str | None:
         """Set cache aside for ``key``; the reason if the server refuses."""
         server = hop.server
-        held = self._ranges[server]
-        if server in self._closed or not held.first <= hop.first < hop.last <= held.last:
+        if not self.offers(hop):
             return "its blocks are not here any more"
         try:
             self._accounts[server].reserve(key, n_bytes)

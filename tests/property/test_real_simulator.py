@@ -1,0 +1,244 @@
+"""What the simulator's mode ``real`` keeps on any problem, workload and policy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+from hypothesis import event, given
+from hypothesis import strategies as st
+
+from policies import BlockRange, Placement, Problem, RequestSpec, RoutingPolicy, service_s
+from policies.checks import check_placement
+from policies.online import OnlinePolicy, SystemView, moves, rolling_order
+from policies.optimal_rr import OptimalRr
+from policies.petals_code import PetalsCodeRouting
+from policies.petals_rebalancing import PetalsRebalancing
+from policies.petals_routing import PetalsRouting
+from policies.replay import replay
+from policies.workload import Backoff, RequestPlan
+from policies.wsrr import ShortestPath, WsRr
+from testbed.simulation.real import COMPLETED, FAILED, REJECTED, RealRun, SimulatedRequest
+from tests.support.problems import placements, problems
+from tests.support.simulation import run_real
+
+ROUTINGS = (WsRr, PetalsRouting, PetalsCodeRouting, OptimalRr, ShortestPath)
+
+
+@st.composite
+def covering(draw: st.DrawFn, problem: Problem) -> Placement:
+    """Any placement that holds every block, within the servers' memory."""
+    n_blocks = problem.model.n_blocks
+    drawn = draw(placements(problem))
+    ranges = list(drawn.ranges)
+    missing = drawn.uncovered(n_blocks)
+    if missing:
+        ranges[draw(st.integers(0, problem.n_servers - 1))] = BlockRange(0, n_blocks)
+    return replace(drawn, ranges=tuple(ranges))
+
+
+@st.composite
+def workloads(draw: st.DrawFn, problem: Problem) -> list[RequestPlan]:
+    """Three to twelve requests, several at one instant included."""
+    at_s = 0.0
+    plans = []
+    for i in range(draw(st.integers(3, 12))):
+        at_s += draw(st.sampled_from([0.0, 0.05, 0.5, 3.0, 40.0]))
+        client = draw(st.integers(0, len(problem.clients) - 1))
+        plans.append(RequestPlan(i, client, at_s, draw(st.integers(1, 4)), draw(st.integers(1, 30))))
+    return plans
+
+
+class Restless:
+    """Draws the next placement, drains or cuts; refuses nothing that the rules allow."""
+
+    name = "restless"
+    at_once = 2
+
+    def __init__(self, targets: list[Placement], drains: bool, every_s: float) -> None:
+        self.drains = drains
+        self._targets, self._every_s = targets, every_s
+        self.next_check_at_s = 0.0
+
+    def bind(self, problem: Problem, placement: Placement) -> Restless:
+        self._left = list(self._targets)
+        self.adopted = [placement]
+        self._n_blocks = problem.model.n_blocks
+        self.next_check_at_s = self._every_s
+        return self
+
+    def check(self, now_s: float, view: SystemView) -> Placement | None:
+        self.next_check_at_s = now_s + self._every_s if self._left else float("inf")
+        if view.moving or not self._left:
+            return None
+        new = self._left.pop()
+        changing = moves(view.placement, new)
+        order = rolling_order(view.placement.ranges, new.ranges, changing, self._n_blocks)
+        if self.drains and len(order) < len(changing):
+            return None
+        self.adopted.append(new)
+        return new
+
+
+Situation = tuple[Problem, Placement, list[RequestPlan], type[RoutingPolicy], dict[str, Any]]
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> Situation:
+    # Memory for all: what is placed is what the servers offer.
+    problem = draw(
+        problems(block_bytes=1.0, cache_bytes_per_token=0.05).map(lambda p: _with_memory(p, 1000.0))
+    )
+    if draw(st.booleans()):
+        problem = replace(problem, forwarding=True)
+    placement = draw(covering(problem))
+    kind = draw(st.sampled_from(["none", "drains", "cuts", "petals"]))
+    online: OnlinePolicy | None = None
+    if kind == "petals":
+        online = PetalsRebalancing(period_s=2.0)
+    elif kind != "none":
+        targets = draw(st.lists(covering(problem), min_size=1, max_size=3))
+        online = Restless(targets, kind == "drains", draw(st.sampled_from([0.3, 2.0])))
+    event(f"online: {kind}")
+    options: dict[str, Any] = {
+        "session_setup_s": draw(st.sampled_from([0.0, 2.0])),
+        "backoff": Backoff(1.0, 60.0, draw(st.sampled_from([0.0, 5.0, 90.0]))),
+        "serial_compute": draw(st.booleans()),
+        "state_age_s": draw(st.sampled_from([0.0, 0.7, 10.0])),
+        "max_attempts": 40,
+    }
+    if online is not None:
+        options |= {"online": online, "load_bps": draw(st.sampled_from([1.0, 1000.0]))}
+    return problem, placement, draw(workloads(problem)), draw(st.sampled_from(ROUTINGS)), options
+
+
+def _with_memory(problem: Problem, memory_bytes: float) -> Problem:
+    """Servers with that memory, and prompts that take longer on the way than light does."""
+    servers = tuple(replace(s, memory_bytes=memory_bytes) for s in problem.servers)
+    input_rtt_s = tuple(tuple(rtt + 0.05 for rtt in row) for row in problem.raw_rtt_s)
+    return replace(problem, servers=servers, input_rtt_base_s=input_rtt_s)
+
+
+def served(situation: Situation, **more: Any) -> RealRun:
+    problem, placement, plans, routing, options = situation
+    return run_real(problem, placement, plans, routing(), **options, **more)
+
+
+@given(situations())
+def test_every_request_ends_in_exactly_one_state_and_its_parts_add_up(situation: Situation) -> None:
+    problem, _, plans, _, options = situation
+    run = served(situation)
+    assert [r.plan for r in run.requests] == plans
+    for r in run.requests:
+        event(r.status if not r.n_cuts else f"{r.status} after a cut")
+        assert r.status in (COMPLETED, REJECTED, FAILED)
+        assert (r.status == COMPLETED) == (r.reason == "")
+        assert abs(r.ended_at_s - r.plan.arrival_at_s - r.time_s) < 1e-9
+        assert 1 <= r.n_attempts <= 40
+        assert (r.ttft_s is None) <= (r.status != COMPLETED)
+        if r.status == COMPLETED:
+            check_completed(problem, r, options)
+    assert "online" in options or not (run.moves or any(r.n_cuts for r in run.requests))
+
+
+def check_completed(problem: Problem, r: SimulatedRequest, options: dict[str, Any]) -> None:
+    assert r.ttft_s is not None and r.setup_s is not None and r.route is not None
+    assert 0 <= r.waiting_s <= r.waiting_s + r.setup_s <= r.ttft_s <= r.time_s
+    assert r.setup_s >= options["session_setup_s"]
+    if r.n_cuts:
+        return
+    request = RequestSpec(r.plan.client, r.plan.n_input_tokens, r.plan.n_output_tokens)
+    first_s, all_s = service_s(problem, request, r.route.hops)
+    slowest_s = max(problem.raw_rtt_s[r.plan.client][hop.server] for hop in r.route.hops)
+    assert abs(r.setup_s - slowest_s - options["session_setup_s"]) < 1e-9
+    before_s = r.waiting_s + r.setup_s
+    if options["serial_compute"]:
+        assert r.ttft_s > before_s + first_s - 1e-9
+        assert r.time_s > before_s + all_s - 1e-9
+    else:
+        assert abs(r.ttft_s - before_s - first_s) < 1e-9
+        assert abs(r.time_s - before_s - all_s) < 1e-9
+
+
+@given(situations())
+def test_no_server_ever_holds_more_cache_than_its_placement_gives_it_at_that_time(
+    situation: Situation,
+) -> None:
+    problem, placement, _, _, options = situation
+    changes: list[tuple[float, int, float]] = []
+    run = served(situation, on_cache=lambda *change: changes.append(change))
+    online = options.get("online")
+    adopted = online.adopted if isinstance(online, Restless) else [placement]
+    for j in range(problem.n_servers):
+        # The server's k-th move brings the room of the k-th placement that changes it.
+        rooms = [b.cache_bytes[j] for a, b in pairwise(adopted) if j in moves(a, b)]
+        own_moves = [m for m in run.moves if m.server == j]
+        if not isinstance(online, Restless):
+            rooms = [placement.cache_bytes[j]] * len(own_moves)
+        room_from = [(0.0, placement.cache_bytes[j])]
+        room_from += [(m.open_at_s, room) for m, room in zip(own_moves, rooms, strict=False)]
+        used, last_s = 0.0, 0.0
+        for at_s, server, change in changes:
+            if server != j:
+                continue
+            used += change
+            before = [room for from_s, room in room_from if from_s < at_s or from_s == 0.0]
+            now = [room for from_s, room in room_from if from_s == at_s]
+            assert -1e-9 <= used <= max(before[-1], *now, 0.0) * (1 + 1e-9)
+            assert at_s >= last_s
+            last_s = at_s
+        for move in own_moves:
+            taken = [t for t, server, c in changes if server == j and c > 0]
+            assert not [t for t in taken if move.closed_at_s < t < move.open_at_s]
+
+
+@given(situations())
+def test_the_same_arguments_give_the_same_run(situation: Situation) -> None:
+    assert served(situation) == served(situation)
+
+
+@given(situations(), st.data())
+def test_with_room_for_all_and_nothing_to_set_up_it_agrees_with_the_reference(
+    situation: Situation, data: st.DataObject
+) -> None:
+    problem, placement, plans, routing, _ = situation
+    zero = tuple((0.0,) * problem.n_servers for _ in problem.clients)
+    problem = replace(problem, raw_rtt_s=zero)
+    placement = replace(placement, cache_bytes=(1e6,) * problem.n_servers)
+    setup_s = data.draw(st.sampled_from([0.0, 3.0]))
+    reference = replay(problem, placement, routing().bind(problem, placement), plans, setup_s)
+    real = run_real(problem, placement, plans, routing(), session_setup_s=setup_s).requests
+    for a, b in zip(reference, real, strict=True):
+        assert b.status == COMPLETED and b.n_attempts == 1
+        assert b.route is not None and b.route.hops == a.route.hops
+        assert (b.plan, b.waiting_s) == (a.plan, a.waiting_s)
+        assert b.ttft_s is not None
+        assert abs(b.ttft_s - a.ttft_s) < 1e-9
+        assert abs(b.time_s - a.time_s) < 1e-9
+
+
+@given(situations())
+def test_a_session_is_served_only_after_every_server_of_its_chain_has_set_its_cache_aside(
+    situation: Situation,
+) -> None:
+    problem = situation[0]
+    changes: list[tuple[float, int, float]] = []
+    for r in served(situation, on_cache=lambda *change: changes.append(change)).requests:
+        if r.status != COMPLETED or r.n_cuts:
+            continue
+        assert r.route is not None
+        n_tokens = r.plan.n_input_tokens + r.plan.n_output_tokens
+        for hop in r.route.hops:
+            at_s = r.plan.arrival_at_s + r.waiting_s + problem.raw_rtt_s[r.plan.client][hop.server] / 2
+            need_bytes = hop.n_blocks * problem.model.cache_bytes(n_tokens)
+            assert [
+                c
+                for t, j, c in changes
+                if j == hop.server and abs(t - at_s) < 1e-9 and abs(c - need_bytes) < 1e-9
+            ]
+
+
+@given(problems().flatmap(lambda p: st.tuples(st.just(_with_memory(p, 1000.0)), covering(p))))
+def test_the_placements_used_here_keep_the_rules(both: tuple[Problem, Placement]) -> None:
+    check_placement(*both)
