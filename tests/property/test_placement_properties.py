@@ -5,36 +5,62 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies import InfeasiblePlacement, Problem, RequestSpec, SystemState
 from policies.cgbp import CgBp, lower_bounds_per_token_s
-from policies.checks import check_placement
+from policies.checks import check_placement, check_route
 from policies.feasibility import largest_concurrency
 from policies.greedy import amortized_s, block_counts, plan, serving_order
-from policies.petals import PetalsPlacement, choose_ranges, petals_block_counts
-from policies.petals_routing import PetalsRouting
+from policies.petals import choose_ranges, petals_block_counts
+from policies.registry import PLACEMENTS, ROUTINGS
 from policies.wsrr import WsRr
 from tests.support.problems import every_chain, problems
 
-POLICIES = st.sampled_from([CgBp(), PetalsPlacement()])
+EXACT = {"milp", "lp-rounding"}
+"""Placements for small instances only."""
 
 
-@given(problems(), st.integers(1, 6), POLICIES)
+@st.composite
+def placing(draw: st.DrawFn) -> tuple[Problem, str]:
+    """A problem and the name of a placement policy for it."""
+    name = draw(st.sampled_from(sorted(PLACEMENTS)))
+    return draw(problems(4, 6) if name in EXACT else problems()), name
+
+
+@given(placing(), st.integers(1, 6))
 def test_a_placement_holds_every_block_within_memory_and_has_a_chain_for_every_client(
-    problem: Problem, concurrency: int, policy: CgBp | PetalsPlacement
+    choice: tuple[Problem, str], concurrency: int
 ) -> None:
+    problem, name = choice
     try:
-        placement = policy.place(problem, concurrency)
+        placement = PLACEMENTS[name]().place(problem, concurrency)
     except InfeasiblePlacement:
         return
+    assert placement.policy == name
     check_placement(problem, placement)
     for client in range(len(problem.clients)):
-        for routing in (WsRr(), PetalsRouting()):
+        for routing in ROUTINGS.values():
             request = RequestSpec(client, problem.n_input_tokens, problem.n_output_tokens)
             idle = SystemState(placement.cache_bytes)
-            assert routing.bind(problem, placement).route(request, idle, 0.0) is not None
+            route = routing().bind(problem, placement).route(request, idle, 0.0)
+            assert route is not None
+            check_route(problem, placement, route, routing.name)
+            assert route.wait_s == 0.0
+
+
+@settings(max_examples=40)
+@given(placing(), st.integers(1, 6))
+def test_a_placement_is_the_same_every_time(choice: tuple[Problem, str], concurrency: int) -> None:
+    problem, name = choice
+    answers = []
+    for _ in range(2):
+        try:
+            answers.append(PLACEMENTS[name]().place(problem, concurrency))
+        except InfeasiblePlacement as error:
+            answers.append(str(error))
+    assert answers[0] == answers[1]
 
 
 @given(problems(), st.integers(1, 6))

@@ -7,11 +7,13 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies import Hop, Placement, Problem, RequestSpec, SystemState, service_s
+from policies import Hop, Placement, Problem, RequestSpec, Route, SystemState, service_s
 from policies.checks import check_route
+from policies.optimal_rr import OptimalRr
 from policies.petals_routing import PetalsRouting
-from policies.wsrr import WsRr
-from tests.support.problems import every_chain, placements, problems, requests, states
+from policies.registry import ROUTINGS
+from policies.wsrr import ShortestPath, WsRr
+from tests.support.problems import every_chain, forwarded, placements, problems, requests, states
 
 
 def plain_wait_s(state: SystemState, server: int, need_bytes: float) -> float:
@@ -33,7 +35,10 @@ def waits_s(
 
 @st.composite
 def situations(draw: st.DrawFn) -> tuple[Problem, Placement, SystemState, RequestSpec]:
+    """Sessions through the client or from server to server, on any placement under any load."""
     problem = draw(problems())
+    if draw(st.booleans()):
+        problem = forwarded(problem)
     placement = draw(placements(problem))
     return problem, placement, draw(states(problem, placement)), draw(requests(problem))
 
@@ -93,11 +98,82 @@ def test_petals_finds_the_cheapest_of_all_chains_by_its_own_costs(
     assert route.wait_s == max(waits_s(problem, request, route.hops, state))
 
 
-@given(situations(), st.sampled_from([WsRr(), PetalsRouting()]))
-def test_a_router_that_has_answered_other_requests_answers_as_a_fresh_one(
-    situation: tuple[Problem, Placement, SystemState, RequestSpec], routing: WsRr | PetalsRouting
+@given(situations())
+def test_optimal_rr_finds_the_least_longest_wait_plus_service_of_all_chains(
+    situation: tuple[Problem, Placement, SystemState, RequestSpec],
 ) -> None:
     problem, placement, state, request = situation
+
+    def cost_s(chain: tuple[Hop, ...]) -> float:
+        return max(waits_s(problem, request, chain, state)) + service_s(problem, request, chain)[1]
+
+    best_s = min(map(cost_s, every_chain(placement, problem.model.n_blocks)), default=math.inf)
+    route = OptimalRr().bind(problem, placement).route(request, state, 0.0)
+    by_ws_rr = WsRr().bind(problem, placement).route(request, state, 0.0)
+    if route is None or by_ws_rr is None:
+        assert best_s == math.inf
+        assert route is by_ws_rr
+        return
+    check_route(problem, placement, route, "optimal-rr")
+    assert math.isclose(route.cost_s, best_s, rel_tol=1e-9)
+    assert math.isclose(cost_s(route.hops), best_s, rel_tol=1e-9)
+    assert route.wait_s == max(waits_s(problem, request, route.hops, state))
+    assert cost_s(route.hops) <= cost_s(by_ws_rr.hops) * (1 + 1e-9)
+
+
+@given(situations())
+def test_the_shortest_path_is_the_cheapest_of_all_chains_on_idle_servers(
+    situation: tuple[Problem, Placement, SystemState, RequestSpec],
+) -> None:
+    problem, placement, state, request = situation
+    idle = SystemState(placement.cache_bytes)
+    possible = [
+        service_s(problem, request, chain)[1]
+        for chain in every_chain(placement, problem.model.n_blocks)
+        if max(waits_s(problem, request, chain, idle)) == 0.0
+    ]
+    route = ShortestPath().bind(problem, placement).route(request, state, 0.0)
+    if route is None:
+        assert not possible
+        return
+    check_route(problem, placement, route, "shortest-path")
+    assert math.isclose(route.cost_s, min(possible), rel_tol=1e-9)
+    assert math.isclose(service_s(problem, request, route.hops)[1], min(possible), rel_tol=1e-9)
+    assert route.wait_s == max(waits_s(problem, request, route.hops, state))
+
+
+@given(situations(), st.sampled_from(sorted(ROUTINGS)))
+def test_every_routing_answers_a_chain_and_its_wait_if_there_is_one(
+    situation: tuple[Problem, Placement, SystemState, RequestSpec], name: str
+) -> None:
+    problem, placement, state, request = situation
+    idle = SystemState(placement.cache_bytes)
+    chains = every_chain(placement, problem.model.n_blocks)
+    possible = [chain for chain in chains if max(waits_s(problem, request, chain, idle)) == 0.0]
+    route = ROUTINGS[name]().bind(problem, placement).route(request, state, 0.0)
+    assert (route is None) == (not possible)
+    if route is not None:
+        check_route(problem, placement, route, name)
+        assert route.hops in possible
+        assert route.wait_s == max(waits_s(problem, request, route.hops, state))
+
+
+@given(st.data())
+def test_a_placement_that_holds_every_block_has_a_chain_and_another_has_none(data: st.DataObject) -> None:
+    problem = data.draw(problems())
+    placement = data.draw(placements(problem))
+    chains = every_chain(placement, problem.model.n_blocks)
+    assert bool(chains) == (not placement.uncovered(problem.model.n_blocks))
+    for chain in chains:
+        check_route(problem, placement, Route(chain, 0.0, 0.0), "any")
+
+
+@given(situations(), st.sampled_from(sorted(ROUTINGS)))
+def test_a_router_that_has_answered_other_requests_answers_as_a_fresh_one(
+    situation: tuple[Problem, Placement, SystemState, RequestSpec], name: str
+) -> None:
+    problem, placement, state, request = situation
+    routing = ROUTINGS[name]()
     used = routing.bind(problem, placement)
     for client in range(len(problem.clients)):
         for other in (request, RequestSpec(client, 2, 3)):
