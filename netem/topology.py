@@ -114,6 +114,22 @@ class Topology:
         names = tuple(name for name in self.node_names if name in unplaced)
         return replace(self, links=tuple(links), without_coordinates=names)
 
+    def placed_nodes(self) -> tuple[TopologyNode, ...]:
+        """The nodes, those of unknown place in the middle of their neighbours where any of them is placed."""
+        guessed = self._between_neighbours()
+        return tuple(guessed.get(node.name, node) for node in self.nodes)
+
+    def components(self) -> list[tuple[str, ...]]:
+        """Nodes that links connect with each other, largest first, each in the topology's order."""
+        import networkx as nx
+
+        graph = nx.Graph([(link.a, link.b) for link in self.links])
+        graph.add_nodes_from(self.node_names)
+        found = [
+            tuple(name for name in self.node_names if name in part) for part in nx.connected_components(graph)
+        ]
+        return sorted(found, key=lambda part: (-len(part), self.node_names.index(part[0])))
+
     def _between_neighbours(self) -> dict[str, TopologyNode]:
         """Nodes of unknown place, each in the middle of its placed neighbours, from the nearest outwards."""
         neighbours: dict[str, list[str]] = {name: [] for name in self.node_names}

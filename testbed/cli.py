@@ -237,6 +237,29 @@ def links(
 
 
 @app.command()
+def topology(
+    name: Annotated[
+        str, typer.Argument(help="A shipped topology, or a file (.toml, .graphml, .gml, .graph).")
+    ],
+    scenario: Annotated[str | None, typer.Option(help="Mark this scenario's servers and clients.")] = None,
+    delays: Annotated[str, typer.Option(help="given, or fibre: from coordinates.")] = "given",
+    detour: Annotated[float | None, typer.Option(min=1, help="With fibre: cable per distance.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw a map to this file (.png, .svg, .pdf).")] = None,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a topology: nodes, links, round-trip times, and a map."""
+    from testbed.scenario import load_experiment
+    from testbed.topology import topology_command
+
+    if overrides and scenario is None:
+        raise UserError("--set changes a scenario: name one with --scenario")
+    experiment = load_experiment(scenario, overrides or []) if scenario else None
+    answer, text = topology_command(name, delays, detour, experiment, picture)
+    _print(answer, lambda: text, as_json)
+
+
+@app.command()
 def reproduce(
     what: Annotated[str, typer.Argument(help="What to reproduce: paper.")],
     only: Annotated[str | None, typer.Option(help="tables or figures; default both.")] = None,
