@@ -48,9 +48,10 @@ class Controller(Protocol):
 class OnlinePolicy(Protocol):
     """Makes controllers. ``name`` is what scenarios say.
 
-    With ``drains`` a server that must change takes no new sessions, finishes those it has, loads and
-    comes back; at most ``at_once`` servers change together, and no block is ever without a server
-    that takes sessions. Otherwise servers change at once and their sessions are cut.
+    With ``drains`` a server that must change takes new sessions only for the blocks that it keeps, lets
+    those on other blocks finish, loads, and then serves its new range; at most ``at_once`` servers
+    change together, and no block is ever without a server that takes sessions. Otherwise servers
+    change at once and their sessions are cut.
     """
 
     name: str
@@ -71,8 +72,13 @@ def moves(old: Placement, new: Placement) -> list[int]:
 
 def loading_s(problem: Problem, old: BlockRange, new: BlockRange, load_bps: float) -> float:
     """Time to load the blocks of ``new`` that ``old`` has not: their bytes at ``load_bps`` bits per second."""
-    kept = max(0, min(old.last, new.last) - max(old.first, new.first))
-    return (new.n_blocks - kept) * problem.model.block_bytes * 8 / load_bps
+    return (new.n_blocks - kept(old, new).n_blocks) * problem.model.block_bytes * 8 / load_bps
+
+
+def kept(old: BlockRange, new: BlockRange) -> BlockRange:
+    """The blocks of both: what a draining server goes on serving while it moves."""
+    first, last = max(old.first, new.first), min(old.last, new.last)
+    return BlockRange(first, last) if first < last else BlockRange(0, 0)
 
 
 def rolling_order(
@@ -80,14 +86,16 @@ def rolling_order(
 ) -> list[int]:
     """An order in which the servers ``changing`` can move one by one so that every block stays held.
 
-    While a server moves it holds nothing; after that, its new range. Next is always the server whose
-    leaving hurts least (the one whose least-held block has the most holders), the first on ties. The
-    order is shorter than ``changing`` if the rest cannot move: then no server's leaving is harmless.
+    While a server moves it holds what it keeps; after that, its new range. Next is always the server
+    whose move hurts least (the one whose least-held lost block has the most holders), the first on
+    ties. The order is shorter than ``changing`` if the rest cannot move: each would uncover a block.
     """
     held = Counter(b for r in old for b in range(r.first, r.last))
+    if any(held[b] < 1 for b in range(n_blocks)):
+        return []
     left, order = list(changing), []
     while left:
-        spare, _, j = max((_spare(held, old[j], n_blocks), -j, j) for j in left)
+        spare, _, j = max((_spare(held, old[j], new[j]), -j, j) for j in left)
         if spare < 1:
             break
         left.remove(j)
@@ -97,11 +105,11 @@ def rolling_order(
     return order
 
 
-def _spare(held: Counter[int], leaving: BlockRange, n_blocks: int) -> int:
-    """Fewest servers that a block of ``leaving`` keeps when one leaves; 0 if a block is held by none now."""
-    if any(held[b] < 1 for b in range(n_blocks)):
-        return 0
-    return min((held[b] - 1 for b in range(*leaving)), default=len(held) + 1)
+def _spare(held: Counter[int], old: BlockRange, new: BlockRange) -> float:
+    """The fewest servers that a block keeps when its server moves from ``old`` to ``new``."""
+    stays = kept(old, new)
+    lost = (b for b in range(*old) if not stays.first <= b < stays.last)
+    return min((held[b] - 1 for b in lost), default=math.inf)
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from policies.checks import check_placement
 from policies.interfaces import Router
-from policies.online import OnlinePolicy, SystemView, loading_s, moves, rolling_order
+from policies.online import OnlinePolicy, SystemView, kept, loading_s, moves, rolling_order
 from policies.problem import BlockRange, Placement, PolicyError, Problem
 from testbed.simulation.events import EventQueue
 from testbed.simulation.servers import Key, Servers
@@ -23,14 +23,18 @@ class Online(NamedTuple):
 
 
 class Move(NamedTuple):
-    """One server's change. From ``closed_at_s`` it took no new sessions, at ``empty_at_s`` it began to load."""
+    """One server's change.
+
+    From ``closed_at_s`` it took new sessions only on blocks that it keeps (none if it does not drain),
+    at ``drained_at_s`` it began to load, and from ``open_at_s`` it served its new range.
+    """
 
     server: int
     old: BlockRange
     new: BlockRange
     decided_at_s: float
     closed_at_s: float
-    empty_at_s: float
+    drained_at_s: float
     open_at_s: float
 
 
@@ -69,9 +73,10 @@ class Mover:
     """Asks the controller at its times and brings the servers to what it decides.
 
     With ``drains`` servers go in rolling order: the next one begins as soon as fewer than ``at_once``
-    are under way and the servers that take sessions hold every block without it. Otherwise all begin
-    at once; ``cut`` is told the sessions that are lost. ``changed`` is told the placement that new
-    sessions can use, whenever it changes.
+    are under way and every block is still offered when it offers only what it keeps. It loads when the
+    sessions that are left need no more than these blocks and its new room: then blocks and caches
+    fit its memory before, during and after. Otherwise all begin at once; ``cut`` is told the sessions
+    that are lost. ``changed`` is told the placement that new sessions can use, whenever it changes.
     """
 
     def __init__(
@@ -96,8 +101,8 @@ class Mover:
         self._cut = cut
         self._controller = online.policy.bind(problem, placement)
         self._pending: list[int] = []
-        self._under_way: dict[int, tuple[float, float]] = {}
-        """Servers that are closed: (decided at, closed at)."""
+        self._under_way: dict[int, tuple[BlockRange, float, float]] = {}
+        """Servers that have begun: (old range, decided at, closed at)."""
         self._draining: set[int] = set()
         self._decided_at_s = 0.0
         self.done: list[Move] = []
@@ -107,9 +112,9 @@ class Mover:
     def is_moving(self) -> bool:
         return bool(self._pending or self._under_way)
 
-    def emptied(self, server: int) -> None:
-        """``server`` holds no session any more."""
-        if server in self._draining:
+    def released(self, server: int) -> None:
+        """A session of ``server`` has ended."""
+        if server in self._draining and self._servers.is_drained(server):
             self._draining.discard(server)
             self._begin_loading(server)
 
@@ -154,39 +159,40 @@ class Mover:
         self._begin_pending()
 
     def _begin_pending(self) -> None:
-        while self._pending:
-            server = self._pending[0]
-            if self._policy.drains and (
-                len(self._under_way) >= self._policy.at_once
-                or not self._servers.covers_without(server, self._problem.model.n_blocks)
-            ):
-                return
+        while self._pending and (not self._policy.drains or self._may_drain(self._pending[0])):
             self._begin(self._pending.pop(0))
 
+    def _may_drain(self, server: int) -> bool:
+        return len(self._under_way) < self._policy.at_once and self._servers.covers_with(
+            server, self._stays(server), self._problem.model.n_blocks
+        )
+
+    def _stays(self, server: int) -> BlockRange:
+        """What ``server`` goes on serving while it moves: it keeps nothing if it does not drain."""
+        old, new = self._servers.range_of(server), self._target.ranges[server]
+        return kept(old, new) if self._policy.drains else BlockRange(0, 0)
+
     def _begin(self, server: int) -> None:
-        now_s = self._queue.now_s
-        self._under_way[server] = (self._decided_at_s, now_s)
-        self._servers.close(server)
-        self._changed(self._servers.placement)
+        now_s, servers = self._queue.now_s, self._servers
+        self._under_way[server] = servers.range_of(server), self._decided_at_s, now_s
+        room_bytes = min(servers.placement.cache_bytes[server], self._target.cache_bytes[server])
+        servers.offer(server, self._stays(server), room_bytes)
+        self._changed(servers.placement)
         if not self._policy.drains:
-            self._cut(server, self._servers.cut(server, now_s))
-        if self._servers.is_empty(server):
-            self._begin_loading(server)
-        else:
-            self._draining.add(server)
+            self._cut(server, servers.cut(server, now_s))
+        self._draining.add(server)
+        self.released(server)
 
     def _begin_loading(self, server: int) -> None:
-        now_s = self._queue.now_s
-        old, new = self._servers.range_of(server), self._target.ranges[server]
-        # A server that does not drain has ended: it comes back with none of its blocks.
-        kept = old if self._policy.drains else BlockRange(0, 0)
-        open_at_s = now_s + loading_s(self._problem, kept, new, self._online.load_bps)
-        self._queue.at(open_at_s, self._loaded, server, old, now_s)
+        now_s, stays = self._queue.now_s, self._servers.range_of(server)
+        load_s = loading_s(self._problem, stays, self._target.ranges[server], self._online.load_bps)
+        self._queue.at(now_s + load_s, self._loaded, server, now_s)
 
-    def _loaded(self, server: int, old: BlockRange, empty_at_s: float) -> None:
+    def _loaded(self, server: int, drained_at_s: float) -> None:
         new = self._target.ranges[server]
-        self._servers.install(server, new, self._target.cache_bytes[server])
-        decided_at_s, closed_at_s = self._under_way.pop(server)
-        self.done.append(Move(server, old, new, decided_at_s, closed_at_s, empty_at_s, self._queue.now_s))
+        self._servers.offer(server, new, self._target.cache_bytes[server])
+        old, decided_at_s, closed_at_s = self._under_way.pop(server)
+        now_s = self._queue.now_s
+        self.done.append(Move(server, old, new, decided_at_s, closed_at_s, drained_at_s, now_s))
         self._changed(self._servers.placement)
         self._begin_pending()

@@ -283,8 +283,8 @@ class _Run:
 
     def _free(self, key: Key, server: int) -> None:
         self._servers.release(key, server, self.queue.now_s)
-        if self._mover is not None and self._servers.is_empty(server):
-            self._mover.emptied(server)
+        if self._mover is not None:
+            self._mover.released(server)
 
     def _cut(self, server: int, keys: list[Key]) -> None:
         """``server`` has dropped these sessions: those that go on ask for a chain now."""

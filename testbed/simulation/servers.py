@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 from nodes.cache import CacheAccount, NoCapacityError
 from policies.problem import BlockRange, Hop, Placement
@@ -15,35 +16,26 @@ OnCache = Callable[[float, int, float], None]
 """Told (instant, server, change in bytes) whenever cache is reserved or freed."""
 
 
+class _Reserved(NamedTuple):
+    hop: Hop
+    n_bytes: float
+
+
 class Servers:
-    """Ranges and accounts of all servers; a server that is ``closed`` takes no new session."""
+    """What every server offers new sessions (a range of blocks, room for caches) and what sessions hold."""
 
     def __init__(self, placement: Placement, on_cache: OnCache | None = None) -> None:
         self._placement = placement
         self._ranges = list(placement.ranges)
         self._accounts = [CacheAccount(room) for room in placement.cache_bytes]
-        self._reserved: list[dict[Key, float]] = [{} for _ in placement.ranges]
-        self._closed: set[int] = set()
+        self._reserved: list[dict[Key, _Reserved]] = [{} for _ in placement.ranges]
         self._on_cache = on_cache
 
     @property
     def placement(self) -> Placement:
-        """What new sessions can use: closed servers hold nothing."""
-        if not self._closed and all(
-            a is b for a, b in zip(self._ranges, self._placement.ranges, strict=True)
-        ):
-            return self._placement
-        is_open = [j not in self._closed for j in range(len(self._ranges))]
-        return replace(
-            self._placement,
-            ranges=tuple(
-                held if ok else BlockRange(0, 0) for held, ok in zip(self._ranges, is_open, strict=True)
-            ),
-            cache_bytes=tuple(
-                account.capacity_bytes if ok else 0.0
-                for account, ok in zip(self._accounts, is_open, strict=True)
-            ),
-        )
+        """What new sessions can use."""
+        rooms = tuple(account.capacity_bytes for account in self._accounts)
+        return replace(self._placement, ranges=tuple(self._ranges), cache_bytes=rooms)
 
     def range_of(self, server: int) -> BlockRange:
         return self._ranges[server]
@@ -52,35 +44,41 @@ class Servers:
         return not self._reserved[server]
 
     def offers(self, hop: Hop) -> bool:
-        """Whether the server is open and holds the blocks of ``hop``."""
-        held = self._ranges[hop.server]
-        return hop.server not in self._closed and held.first <= hop.first < hop.last <= held.last
+        """Whether new sessions can use these blocks on this server."""
+        return _holds(self._ranges[hop.server], hop)
 
     def reserve(self, key: Key, hop: Hop, n_bytes: float, now_s: float) -> str | None:
         """Set cache aside for ``key``; the reason if the server refuses."""
-        server = hop.server
         if not self.offers(hop):
             return "its blocks are not here any more"
         try:
-            self._accounts[server].reserve(key, n_bytes)
+            self._accounts[hop.server].reserve(key, n_bytes)
         except NoCapacityError as error:
             return str(error)
-        self._reserved[server][key] = n_bytes
+        self._reserved[hop.server][key] = _Reserved(hop, n_bytes)
         if self._on_cache:
-            self._on_cache(now_s, server, n_bytes)
+            self._on_cache(now_s, hop.server, n_bytes)
         return None
 
     def release(self, key: Key, server: int, now_s: float) -> None:
         """Give back what ``key`` holds on ``server``; nothing if a cut has done so."""
-        n_bytes = self._reserved[server].pop(key, None)
-        if n_bytes is not None:
+        reserved = self._reserved[server].pop(key, None)
+        if reserved is not None:
             self._accounts[server].release(key)
             if self._on_cache:
-                self._on_cache(now_s, server, -n_bytes)
+                self._on_cache(now_s, server, -reserved.n_bytes)
 
-    def close(self, server: int) -> None:
-        """Take no new sessions; those that are there stay."""
-        self._closed.add(server)
+    def offer(self, server: int, held: BlockRange, cache_bytes: float) -> None:
+        """Offer new sessions this range and this room from now on; those that are there stay."""
+        self._ranges[server] = held
+        self._accounts[server].capacity_bytes = cache_bytes
+
+    def is_drained(self, server: int) -> bool:
+        """Whether the sessions that are there need no more than what is offered."""
+        account, held = self._accounts[server], self._ranges[server]
+        return account.used_bytes <= account.capacity_bytes * (1 + 1e-9) and all(
+            _holds(held, reserved.hop) for reserved in self._reserved[server].values()
+        )
 
     def cut(self, server: int, now_s: float) -> list[Key]:
         """Drop all sessions of ``server`` and answer them in the order in which they opened."""
@@ -89,14 +87,11 @@ class Servers:
             self.release(key, server, now_s)
         return keys
 
-    def install(self, server: int, held: BlockRange, cache_bytes: float) -> None:
-        """Hold other blocks and open again. The server must be empty."""
-        assert self.is_empty(server), f"server {server} changes its blocks under its sessions"
-        self._ranges[server] = held
-        self._accounts[server] = CacheAccount(cache_bytes)
-        self._closed.discard(server)
+    def covers_with(self, server: int, held: BlockRange, n_blocks: int) -> bool:
+        """Whether every block would be offered if ``server`` offered ``held``."""
+        offered = (held if j == server else r for j, r in enumerate(self._ranges))
+        return len({b for r in offered for b in range(r.first, r.last)}) == n_blocks
 
-    def covers_without(self, server: int, n_blocks: int) -> bool:
-        """Whether open servers other than ``server`` hold every block."""
-        held = [r for j, r in enumerate(self._ranges) if j != server and j not in self._closed]
-        return len({b for r in held for b in range(r.first, r.last)}) == n_blocks
+
+def _holds(held: BlockRange, hop: Hop) -> bool:
+    return held.first <= hop.first < hop.last <= held.last

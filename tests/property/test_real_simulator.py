@@ -177,20 +177,21 @@ def test_no_server_ever_holds_more_cache_than_its_placement_gives_it_at_that_tim
         if not isinstance(online, Restless):
             rooms = [placement.cache_bytes[j]] * len(own_moves)
         room_from = [(0.0, placement.cache_bytes[j])]
-        room_from += [(m.open_at_s, room) for m, room in zip(own_moves, rooms, strict=False)]
-        used, last_s = 0.0, 0.0
+        for move, room in zip(own_moves, rooms, strict=False):
+            room_from += [(move.closed_at_s, min(room_from[-1][1], room)), (move.open_at_s, room)]
+        used = 0.0
         for at_s, server, change in changes:
             if server != j:
                 continue
             used += change
-            before = [room for from_s, room in room_from if from_s < at_s or from_s == 0.0]
-            now = [room for from_s, room in room_from if from_s == at_s]
-            assert -1e-9 <= used <= max(before[-1], *now, 0.0) * (1 + 1e-9)
-            assert at_s >= last_s
-            last_s = at_s
-        for move in own_moves:
-            taken = [t for t, server, c in changes if server == j and c > 0]
-            assert not [t for t in taken if move.closed_at_s < t < move.open_at_s]
+            assert used >= -1e-9
+            if change > 0 and not any(m.closed_at_s == at_s or m.open_at_s == at_s for m in own_moves):
+                room = [room for from_s, room in room_from if from_s <= at_s][-1]
+                assert used <= room * (1 + 1e-9)
+        # From the moment that a server loads on, what is held fits the new room.
+        for move, room in zip(own_moves, rooms, strict=False):
+            held = sum(c for t, server, c in changes if server == j and t <= move.drained_at_s)
+            assert held <= room * (1 + 1e-9) + 1e-9
 
 
 @given(situations())

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies import BlockRange, InfeasiblePlacement, Placement, PolicyError, Problem
-from policies.online import SystemView, TwoTimeScale, loading_s, moves, rolling_order
+from policies.online import SystemView, TwoTimeScale, kept, loading_s, moves, rolling_order
 from policies.petals import PetalsPlacement
 from policies.registry import ONLINE, list_policies, resolve_online
 from tests.support.problems import make_problem, placed
@@ -153,6 +153,14 @@ def test_the_server_that_can_best_be_spared_moves_first() -> None:
     assert rolling_order(old, new, [0, 2], 4) == [2, 0]
 
 
+def test_a_server_goes_on_serving_what_it_keeps() -> None:
+    # Nobody else holds block 1 or 2, but neither server ever lets go of its own.
+    old, new = ranges((0, 3), (1, 4)), ranges((0, 2), (2, 4))
+    assert [kept(a, b) for a, b in zip(old, new, strict=True)] == [(0, 2), (2, 4)]
+    assert kept(BlockRange(0, 2), BlockRange(2, 4)) == (0, 0)
+    assert rolling_order(old, new, [0, 1], 4) == [0, 1]
+
+
 def test_the_order_stops_where_every_further_move_would_uncover_a_block() -> None:
     old, new = ranges((0, 2), (2, 4), (0, 1)), ranges((2, 4), (0, 2), (1, 2))
     assert rolling_order(old, new, [0, 1, 2], 4) == [2]
@@ -177,9 +185,8 @@ def test_every_block_is_held_at_every_moment_of_a_rolling_order(
 
     now = list(old)
     for j in order:
-        now[j] = BlockRange(0, 0)
+        now[j] = kept(old[j], new[j])
         assert is_covered(now)
         now[j] = new[j]
-    if len(order) < len(changing):
-        for j in set(changing) - set(order):
-            assert not is_covered([BlockRange(0, 0) if i == j else r for i, r in enumerate(now)])
+    for j in set(changing) - set(order):
+        assert not is_covered([kept(old[j], new[j]) if i == j else r for i, r in enumerate(now)])

@@ -25,7 +25,7 @@ def two_servers() -> tuple[Problem, Placement, Placement]:
 
 
 def moved_at(move: Move) -> tuple[float, float, float, float]:
-    return move.decided_at_s, move.closed_at_s, move.empty_at_s, move.open_at_s
+    return move.decided_at_s, move.closed_at_s, move.drained_at_s, move.open_at_s
 
 
 def test_a_draining_server_finishes_its_sessions_then_loads_then_opens() -> None:
@@ -61,6 +61,42 @@ def test_a_draining_server_takes_no_new_sessions() -> None:
     # Server 1 alone is the cheapest chain from the start; nobody ever needs server 0.
     assert set(taken) == {1}
     assert moved_at(run.moves[0]) == (2.0, 2.0, 2.0, 12.0)
+
+
+def test_a_draining_server_goes_on_serving_the_blocks_that_it_keeps() -> None:
+    # Server 0 keeps block 1; sessions on block 0 finish first. Loading block 2 takes 5 s.
+    problem = make_problem([999.0, 999.0], rtt_s=[[0.0, 0.0]], decode_s=[0.0, 0.0], input_rtt_s=8.0)
+    old = placed(problem, [(0, 2), (0, 4)], [50.0, 50.0])
+    new = placed(problem, [(1, 3), (0, 4)], [50.0, 50.0])
+    routing = Always(
+        lambda request, state, now_s: [Hop(0, 0, 2), Hop(1, 2, 4)] if now_s < 1 else [Hop(0, 1, 2)]
+    )
+    run = run_real(
+        problem, old, arrivals(0.0, 5.0, 14.0), routing, online=Scripted({2.0: new}), load_bps=LOAD_BPS
+    )
+    assert [(r.status, r.n_attempts) for r in run.requests] == [("completed", 1)] * 3
+    # The session from 5 s is still there when loading begins, and when it ends.
+    assert moved_at(run.moves[0]) == (2.0, 2.0, 16.0, 21.0)
+
+
+def test_a_server_whose_room_shrinks_loads_only_when_what_is_held_fits_the_new_room() -> None:
+    problem = make_problem([999.0], rtt_s=[[0.0]], decode_s=[0.0], input_rtt_s=8.0, n_blocks=2)
+    old = placed(problem, [(0, 2)], [6.0])
+    new = placed(problem, [(0, 2)], [3.0])
+    cache: list[tuple[float, int, float]] = []
+    run = run_real(
+        problem,
+        old,
+        arrivals(0.0, 1.0, 2.0, 3.0),
+        online=Scripted({2.5: new}),
+        load_bps=LOAD_BPS,
+        on_cache=lambda *change: cache.append(change),
+    )
+    # Three sessions of two bytes; with 3 bytes only one may be left, which is so at 9.
+    assert moved_at(run.moves[0]) == (2.5, 2.5, 9.0, 9.0)
+    assert [r.n_cuts for r in run.requests] == [0] * 4
+    # The fourth is refused at 3, 4 and 6 and lets itself in at 10, when the last of the three has ended.
+    assert [change for change in cache if change[0] > 9] == [(10.0, 0, -2.0), (10.0, 0, 2.0)]
 
 
 def test_an_opening_that_reaches_a_closed_server_is_refused_and_tried_elsewhere() -> None:
@@ -154,7 +190,7 @@ def test_a_server_that_does_not_drain_loads_all_of_its_blocks() -> None:
     for drains in (True, False):
         online = Scripted({2.0: new}, drains=drains)
         run = run_real(problem, old, arrivals(0.0, 60.0), online=online, load_bps=LOAD_BPS)
-        times.append(run.moves[0].open_at_s - run.moves[0].empty_at_s)
+        times.append(run.moves[0].open_at_s - run.moves[0].drained_at_s)
     assert times == [5.0, 15.0]
 
 
