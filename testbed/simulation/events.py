@@ -18,9 +18,6 @@ class EventQueue:
         self._heap: list[_Event] = []
         self._numbers = count()
 
-    def __len__(self) -> int:
-        return len(self._heap)
-
     def at(self, at_s: float, call: Callable[..., None], *args: Any) -> None:
         """Call ``call(*args)`` at ``at_s``, which must not lie in the past."""
         self._plan(at_s, 1, call, args)

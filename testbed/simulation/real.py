@@ -76,7 +76,7 @@ def simulate_real(
     ``router`` is bound to ``problem`` and ``placement``; ``online`` lets a policy change the placement.
     With ``serial_compute`` every step of every token is simulated (see ``SerialServers``);
     ``state_age_s`` is the time between reports to the coordinator, 0 for always current;
-    ``on_cache`` is told every change of a server's account. Raises ``PolicyError`` if a policy fails
+    ``on_cache`` is told every change of a server's account until the last request has ended. Raises ``PolicyError`` if a policy fails
     or breaks a rule.
     """
     run = _Run(problem, placement, router, session_setup_s, backoff, state_age_s, max_attempts, on_cache)
