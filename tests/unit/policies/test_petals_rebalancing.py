@@ -47,6 +47,15 @@ def test_it_stays_when_it_is_the_only_one_with_a_block() -> None:
     assert moved(problem, [(0, 2), (2, 4), (2, 4)], 0) is None
 
 
+def test_it_stays_even_if_the_block_that_it_alone_holds_would_be_in_its_new_range_too() -> None:
+    # Moving to blocks 2-4 would raise the minimum from 10 to about 100, and keep block 2.
+    problem = make_problem([99.0] * 3, n_blocks=5, forward_rps=[200.0, 1500.0, 15.0])
+    assert moved(problem, [(0, 3), (0, 2), (3, 5)], 0) is None
+    # With another one for block 2 it goes.
+    problem = make_problem([99.0] * 4, n_blocks=5, forward_rps=[200.0, 1500.0, 15.0, 15.0])
+    assert moved(problem, [(0, 3), (0, 2), (3, 5), (1, 3)], 0) is not None
+
+
 def test_it_stays_when_it_is_on_its_best_place() -> None:
     problem = problem_of(RPS, RPS, RPS, RPS)
     ranges = [(0, 2), (0, 2), (2, 4), (2, 4)]

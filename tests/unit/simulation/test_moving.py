@@ -132,6 +132,23 @@ def test_servers_drain_one_after_another_and_every_block_stays_served() -> None:
     assert all(r.status == "completed" and r.n_cuts == 0 for r in run.requests)
 
 
+@pytest.mark.parametrize(
+    ("at_once", "closed_at_s"),
+    [(1, [2.0, 12.0, 22.0, 32.0]), (2, [2.0, 2.0, 12.0, 12.0]), (4, [2.0, 2.0, 12.0, 12.0])],
+)
+def test_servers_move_together_only_as_far_as_every_block_stays_offered(
+    at_once: int, closed_at_s: list[float]
+) -> None:
+    # Two pairs of servers change places: of each pair one must stay until others have come.
+    problem = make_problem([999.0] * 4)
+    old = placed(problem, [(0, 2), (0, 2), (2, 4), (2, 4)], [50.0] * 4)
+    new = placed(problem, [(2, 4), (2, 4), (0, 2), (0, 2)], [50.0] * 4)
+    online = Scripted({2.0: new}, at_once=at_once)
+    run = run_real(problem, old, arrivals(0.0, 90.0), online=online, load_bps=LOAD_BPS)
+    assert [m.closed_at_s for m in run.moves] == closed_at_s
+    assert sorted(m.server for m in run.moves[:2]) == [0, 2]
+
+
 def test_a_cut_session_replays_what_it_had_on_another_chain() -> None:
     problem = make_problem(
         [999.0, 999.0], rtt_s=[[0.0, 0.5]], decode_s=[0.25, 0.5], prefill_slope_s=0.25, n_output_tokens=11
