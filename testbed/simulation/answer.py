@@ -53,6 +53,8 @@ def _request(request: SimulatedRequest) -> dict[str, Any]:
         "time_ms": None if request.time_s is None else request.time_s * 1e3,
         "ttft_ms": None if request.ttft_s is None else request.ttft_s * 1e3,
     }
+    if request.n_cuts:
+        row["n_cuts"] = request.n_cuts
     if request.status != "completed":
         row |= {"status": request.status, "reason": request.reason}
     return row

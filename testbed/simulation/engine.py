@@ -23,6 +23,7 @@ class SimulatedRequest(NamedTuple):
     """What became of a request. Times count from its arrival; ``None``: it did not get so far.
 
     ``waiting_s`` ends when the attempt that was admitted begins, ``setup_s`` when the session is open.
+    ``n_cuts`` is how often a moving server cut the session.
     """
 
     plan: RequestPlan
@@ -35,6 +36,7 @@ class SimulatedRequest(NamedTuple):
     ttft_s: float | None
     time_s: float | None
     reason: str = ""
+    n_cuts: int = 0
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,7 @@ def _real(case: Case, placed: PlacedExperiment) -> _Served:
             r.ttft_s,
             r.time_s if r.status == COMPLETED else None,
             r.reason,
+            r.n_cuts,
         )
         for r in run.requests
     )

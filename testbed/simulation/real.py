@@ -20,8 +20,8 @@ from testbed.simulation.servers import Key, OnCache, Servers
 from testbed.simulation.serving import ClosedForm, Course, SerialServers, ServiceTimes, Serving
 from testbed.simulation.view import RouterView
 
-COMPLETED, REJECTED, FAILED = "completed", "rejected", "failed"
-"""The states that end a request: all tokens came; no room in time; no chain can ever serve it."""
+COMPLETED, FAILED = "completed", "failed"
+"""The states that end a request: all tokens came; no room in time, or no chain can ever serve it."""
 
 _MAX_ATTEMPTS = 1_000_000
 """As ``nodes.session``: a session that is refused so often is not tried again."""
@@ -255,7 +255,7 @@ class _Run:
         if session.is_hopeless:
             self._end(session, FAILED, session.refusal)
         elif give_up_s and now_s + session.backoff_s > session.since_s + give_up_s:
-            self._end(session, REJECTED, f"no room within {give_up_s:g} s ({session.refusal})")
+            self._end(session, FAILED, f"no room within {give_up_s:g} s ({session.refusal})")
         elif session.n_attempts >= self._max_attempts:
             reason = f"{session.n_attempts} attempts to open a session failed ({session.refusal})"
             self._end(session, FAILED, reason)

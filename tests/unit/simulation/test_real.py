@@ -78,19 +78,19 @@ def test_a_refusal_on_one_hop_frees_what_the_others_had_reserved() -> None:
         backoff=Backoff(give_up_s=1.0),
         on_cache=lambda *change: cache.append(change),
     )
-    assert [r.status for r in run.requests] == ["completed", "rejected"]
+    assert [r.status for r in run.requests] == ["completed", "failed"]
     mine = [change for change in cache if 10.0 <= change[0] < 12.0]
     # Server 0 says yes at 10.1; server 1's no is back at 11.0; the closing reaches server 0 at 11.1.
     assert mine == [(10.1, 0, 2.0), (pytest.approx(11.1), 0, -2.0)]
 
 
-def test_a_request_is_rejected_before_a_retry_that_would_start_too_late() -> None:
+def test_a_request_fails_before_a_retry_that_would_start_too_late() -> None:
     problem = make_problem([99.0], rtt_s=[[0.5]], input_rtt_s=100.0)
     placement = placed(problem, [(0, 4)], [4.0])
     run = run_real(problem, placement, arrivals(0.0, 1.0), backoff=Backoff(give_up_s=5.0))
     r = run.requests[1]
     # Refused at 1.5, 3.0, 5.5; the next attempt would be at 9.5, more than 5 s after the arrival.
-    assert (r.status, r.n_attempts, r.ended_at_s, r.waiting_s) == ("rejected", 3, 5.5, 4.5)
+    assert (r.status, r.n_attempts, r.ended_at_s, r.waiting_s) == ("failed", 3, 5.5, 4.5)
     assert (r.ttft_s, r.setup_s) == (None, None)
     assert r.reason == "no room within 5 s (s0: 0.0 MB asked for, 0.0 MB free)"
 
@@ -127,7 +127,7 @@ def test_two_clients_whose_openings_cross_refuse_each_other_until_they_give_up()
     placement = placed(problem, [(0, 2), (2, 4)], [2.0, 2.0])
     plans = [RequestPlan(0, 0, 0.0, 1, 1), RequestPlan(1, 1, 0.0, 1, 1)]
     run = run_real(problem, placement, plans, backoff=Backoff(give_up_s=600.0))
-    assert [r.status for r in run.requests] == ["rejected", "rejected"]
+    assert [r.status for r in run.requests] == ["failed", "failed"]
     apart = [plans[0], replace(plans[1], arrival_at_s=0.6)]
     run = run_real(problem, placement, apart, backoff=Backoff(give_up_s=600.0))
     assert [r.status for r in run.requests] == ["completed", "completed"]
