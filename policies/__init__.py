@@ -8,7 +8,8 @@ What policies see and answer
 Placement
 - ``cgbp``: CG-BP and its bounds; ``greedy``: its steps, for reuse; ``design``: |R|
 - ``petals``: PETALS' placement; ``ablations``: Optimized Order and Number; ``fixed``: as given
-- ``foresight``: our own, by trial; ``search``: trials on synthetic arrivals, |R| searched
+- ``foresight``: our own, by trial; ``search``: trials on synthetic arrivals, |R| searched; ``neighbours``:
+  small changes of a placement
 - ``feasibility``: words for what does not fit
 - ``milp``: the exact optimum of placement and routes, its relaxation and rounding that; ``milp_model``: the
   program; ``milp_solver``: HiGHS; ``offline``: CG-BPRR for given requests; ``link_costs``: time per token

@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
+from typing import ClassVar
 
 from policies.cgbp import CgBp, lower_bounds_per_token_s
 from policies.foresight_routing import ForesightRouting
@@ -57,6 +58,7 @@ class ForesightPlacement:
     """
 
     name: str = "foresight"
+    searches: ClassVar[bool] = True
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
         """Search a placement; ``design_concurrency`` is the |R| of the CG-BP to be beaten, not a bound.

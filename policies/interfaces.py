@@ -11,7 +11,8 @@ from policies.state import SystemState
 class PlacementPolicy(Protocol):
     """Decides which blocks each server holds.
 
-    ``name`` is what scenarios say; the docstring's first line is shown by ``testbed policies``.
+    ``name`` is what scenarios say; the docstring's first line is shown by ``testbed policies``. A policy
+    with an attribute ``searches = True`` chooses |R| by trial itself.
     """
 
     name: str

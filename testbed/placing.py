@@ -110,10 +110,13 @@ def place(experiment: Experiment, stand_ins: Mapping[str, RoutingPolicy] = _NONE
     routing = stand_ins.get(experiment.routing) or routing_policy(experiment.routing)
     started_at = time.perf_counter()
     with policy_code("placement", experiment.placement):
-        if experiment.design_concurrency == "searched":
-            placement = search_design_concurrency(problem, policy.place, routing.bind).placement
+        given = experiment.design_concurrency
+        if given != "searched":
+            placement = policy.place(problem, given)
+        elif getattr(policy, "searches", False):
+            placement = policy.place(problem)
         else:
-            placement = policy.place(problem, experiment.design_concurrency)
+            placement = search_design_concurrency(problem, policy.place, routing.bind).placement
     check_placement(problem, placement, experiment.placement)
 
     def bind(placement: Placement) -> CheckedRouter:

@@ -41,3 +41,21 @@ def test_a_policy_that_overbooks_memory_is_stopped_by_name(
     settings = ["policy.placement=policy_that_overbooks:EverywhereEverything"]
     with pytest.raises(UserError, match=r"policy_that_overbooks:EverywhereEverything overbooks mig-1g-0"):
         place_experiment(load_experiment("clustered", settings))
+
+
+def test_a_placement_that_searches_itself_is_not_searched_again() -> None:
+    searched, own = (
+        place_experiment(
+            load_experiment("clustered", ["policy.name=foresight", f"policy.design_concurrency={value}"])
+        ).placement
+        for value in ("searched", "auto")
+    )
+    assert searched == own
+
+
+def test_the_searched_design_concurrency_is_larger_where_that_is_free() -> None:
+    formula, searched = (
+        place_experiment(load_experiment("clustered", [f"policy.design_concurrency={value}"])).placement
+        for value in ("auto", "searched")
+    )
+    assert (formula.design_concurrency or 0) < (searched.design_concurrency or 0)
