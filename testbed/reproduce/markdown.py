@@ -7,10 +7,13 @@ from collections.abc import Iterable, Sequence
 
 from testbed.reproduce.statistics import Mean, mean_of
 
+BAR = "\\|"
+
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table; bars in cells are escaped, so that |R| stays in its cell."""
     lines = [list(header), ["---"] * len(header), *map(list, rows)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return "\n".join(f"| {' | '.join(cell.replace('|', BAR) for cell in cells)} |" for cells in lines)
 
 
 def seconds(mean: Mean | None) -> str:
