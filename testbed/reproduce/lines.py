@@ -27,7 +27,7 @@ _LINES = (
     Line("petals-optimized-order", "Optimized Order", False, "#56b4e9", "^"),
     Line("petals-optimized-rr", "Optimized RR", False, "#009e73", "v"),
     Line("proposed", "proposed", True, "#d55e00", "D"),
-    # Searching its placement takes about a second: in all runs it would be most of the whole time.
+    # Searching its placement takes a third of a second and more: in all runs it would be most of the whole time.
     Line("foresight", "foresight (ours, every 5th run)", True, "#cc79a7", "P", every=5),
 )
 """In the paper's order, then our own. Colours (Okabe and Ito) and markers tell them apart without colour."""
