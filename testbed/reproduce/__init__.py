@@ -3,7 +3,7 @@
 - ``settings``: the experiments as data; ``paper_numbers.toml`` and ``paper``: what the paper prints
 - ``lines``: the policies compared, and the placements between PETALS and CG-BP; ``windows`` places these
 - ``runs``: one Monte-Carlo run of one setting; ``store``: results as JSON lines; ``pool``: all of them
-- ``statistics``: means, confidence intervals; ``breakdown``: how much of a gain comes from what
+- ``breakdown``: how much of a gain comes from what
 - ``tables``, ``explain``, ``duel``, ``sweeps``, ``figures``: what is written; ``collect`` and ``markdown`` help
 - ``command``: puts it together
 """

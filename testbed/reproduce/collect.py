@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from testbed.reproduce.settings import Setting
-from testbed.reproduce.statistics import Mean, mean_of
 from testbed.reproduce.store import Done
+from testbed.results.intervals import Mean, mean_of
 
 
 class Results:

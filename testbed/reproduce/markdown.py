@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from testbed.reproduce.statistics import Mean, mean_of
+from testbed.results.intervals import Mean, mean_of
 
 BAR = "\\|"
 

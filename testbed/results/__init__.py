@@ -3,7 +3,7 @@
 - ``logs`` reads what clients wrote; ``model`` puts the modelled time beside every hop
 - ``requests`` has a row and its metrics per request; ``summary`` aggregates; ``slo`` reads objectives
 - ``tables`` (Parquet), ``trace`` (Perfetto), ``text`` (terminal), ``figures`` and ``report`` write;
-  ``atomic`` lets no file be left half written
+  ``atomic`` lets no file be left half written; ``intervals``: means over runs
 """
 
 from __future__ import annotations

@@ -14,13 +14,14 @@ import typer
 from policies.problem import PolicyError
 from policies.registry import resolve_pair
 from testbed.errors import UserError
+from testbed.results.intervals import mean_of
 from testbed.rundir import claim_folder
 from testbed.simulation.answer import MEANS, answer
 from testbed.simulation.cases import Case, PolicyChoice, instance_case, is_instance, scenario_case
 from testbed.simulation.engine import MODES, Simulation, simulate
 from testbed.simulation.summary import summarize_simulation
 from testbed.simulation.tables import write_simulation
-from testbed.simulation.text import comparison_text, interval
+from testbed.simulation.text import comparison_text
 
 
 @dataclass(frozen=True)
@@ -155,10 +156,14 @@ def _aggregate(rows: list[dict[str, Any]]) -> dict[str, Any]:
         whole["error"] = "; ".join(errors[:3])
     for key in ("mean", "mean_without_session_setup"):
         if any(key in row for row in feasible):
-            samples = {name: [row[key][name] for row in feasible] for name in MEANS}
-            intervals = {name: interval(sample) for name, sample in samples.items()}
-            whole[key] = {name: middle for name, (middle, _) in intervals.items()}
-            whole[f"{key}_ci95"] = {name: half for name, (_, half) in intervals.items()}
+            found = {
+                name: mean_of([row[key][name] for row in feasible if row[key][name] is not None])
+                for name in MEANS
+            }
+            whole[key] = {name: mean.mean if mean else None for name, mean in found.items()}
+            whole[f"{key}_ci95"] = {
+                name: mean.half_width if mean and mean.n > 1 else None for name, mean in found.items()
+            }
     whole["decision_s"] = sum(row["decision_s"] for row in rows) / len(rows)
     whole["runs"] = [{k: v for k, v in row.items() if k != "requests"} for row in rows]
     return whole

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,20 +16,6 @@ _COLUMNS = (
     ("waiting_ms", "waiting"),
     ("max_concurrent", "most at once"),
 )
-
-
-def interval(sample: Sequence[float | None]) -> tuple[float | None, float | None]:
-    """(mean, half-width of its 95 % confidence interval by Student's t); the latter needs two values."""
-    values = [value for value in sample if value is not None]
-    if not values:
-        return None, None
-    n, mean = len(values), math.fsum(values) / len(values)
-    if n < 2:
-        return mean, None
-    from scipy.special import stdtrit
-
-    deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1))
-    return mean, float(stdtrit(n - 1, 0.975)) * deviation / math.sqrt(n)
 
 
 def comparison_text(rows: Sequence[dict[str, Any]], width: int = 120) -> str:

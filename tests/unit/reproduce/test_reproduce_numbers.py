@@ -13,8 +13,8 @@ from policies.petals import PetalsPlacement
 from testbed.reproduce.breakdown import break_down, shapley
 from testbed.reproduce.runs import experiment_of, run_setting
 from testbed.reproduce.settings import CLOSEST, PLACES, STATED
-from testbed.reproduce.statistics import mean_of, t_quantile
 from testbed.reproduce.windows import place_with
+from testbed.results.intervals import mean_of, t_quantile
 
 
 @pytest.mark.parametrize(
