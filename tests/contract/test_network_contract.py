@@ -185,7 +185,7 @@ def test_a_prompt_sized_message_needs_no_further_round_trips_on_a_warm_connectio
     def work(running: Running) -> float:
         connection = running.connect("hub", "far")
         echo_s(connection, payload)
-        return min(echo_s(connection, payload) for _ in range(3))
+        return min(echo_s(connection, payload) for _ in range(10))  # the best: machines are shared
 
     took_s = with_network(backend_class, work)
     if not backend_class.delays_in_client:

@@ -7,7 +7,6 @@ of queueing disciplines is real and does what it was told.
 from __future__ import annotations
 
 import json
-import statistics
 import sys
 from typing import Any
 
@@ -40,7 +39,8 @@ def _measure(link: LinkProfile) -> Any:
             contract.echo_s(connection, b"x" * size)
             took = [contract.echo_s(connection, b"x" * size) for _ in range(count)]
             asked = 2 * (link.delay_s + link.transmission_s(size))
-            answer[f"echo_{size}_error_ms"] = 1e3 * (statistics.median(took) - asked)
+            # The best, not the median: whoever else uses the machine must not decide whether a test passes.
+            answer[f"echo_{size}_error_ms"] = 1e3 * (min(took) - asked)
             answer[f"echo_{size}_asked_ms"] = 1e3 * asked
         return answer
 
