@@ -13,10 +13,10 @@ own user namespace, and which forks the node processes:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
-from netem.spec import NetworkSpec
+from netem.spec import LinkProfile, NetworkSpec
 
 
 class Backend(ABC):
@@ -49,6 +49,15 @@ class Backend(ABC):
     def worker(self) -> Callable[[], None] | None:
         """What to run in a process of its own, if anything."""
         return None
+
+    @abstractmethod
+    def update(self, links: Mapping[tuple[str, str], LinkProfile]) -> None:
+        """Give these pairs, which must be links of ``spec``, new profiles while packets flow.
+
+        Packets that are already on their way keep what they were given. Called by the launcher, which
+        holds the network open. Raises ``NetworkError``. A backend with ``delays_in_client`` does nothing:
+        clients are told.
+        """
 
     @abstractmethod
     def close(self) -> None:

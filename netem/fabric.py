@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 from pyroute2 import IPRoute
@@ -16,7 +16,7 @@ from netem import tcp
 from netem.backend import Backend
 from netem.forwarder import Forwarder, ForwarderStats, StatsPage
 from netem.probe import probe_tun
-from netem.spec import NetworkError, NetworkSpec, NetworkUnavailable
+from netem.spec import LinkProfile, NetworkError, NetworkSpec, NetworkUnavailable
 from netem.syscalls import inside, new_network_namespace, setns
 from netem.tun import open_tun
 
@@ -82,6 +82,9 @@ class FabricBackend(Backend):
         assert self._page is not None, "worker() before open()"
         addresses = {node: socket.inet_aton(self.address(node)) for node in self.spec.nodes}
         return Forwarder(self._devices, addresses, self.spec.links, self._page, EARLY_S).run
+
+    def update(self, links: Mapping[tuple[str, str], LinkProfile]) -> None:
+        raise NetworkError("links cannot change while packets flow yet")
 
     def stats(self) -> ForwarderStats:
         """The forwarder's counters, at most 0.1 s old."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import ipaddress
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -73,6 +74,9 @@ class NetemBackend(Backend):
 
     def address(self, node: str) -> str:
         return str(NETWORK[self._minor[node]])
+
+    def update(self, links: Mapping[tuple[str, str], LinkProfile]) -> None:
+        raise NetworkError("links cannot change while packets flow yet")
 
     def close(self) -> None:
         held = list(self._namespaces.values())

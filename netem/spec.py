@@ -19,10 +19,16 @@ class NetworkUnavailable(NetworkError):
 
 @dataclass(frozen=True)
 class LinkProfile:
-    """One direction between two nodes. Real seconds and bits per second (time scale applied)."""
+    """One direction between two nodes. Real seconds and bits per second (time scale applied).
+
+    Every packet's delay is ``delay_s`` plus a value drawn uniformly from +- ``jitter_s`` (at most
+    ``delay_s``), but no packet overtakes another. ``loss_ratio`` of the packets is lost at random; 1 cuts the link.
+    """
 
     delay_s: float
     rate_bps: float
+    jitter_s: float = 0.0
+    loss_ratio: float = 0.0
 
     def transmission_s(self, n_bytes: int, mtu: int = 1500) -> float:
         """Time to put a message of ``n_bytes`` on the link, headers of every segment included."""

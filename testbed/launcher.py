@@ -19,7 +19,7 @@ import select
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from typing import Any
 from netem.backend import Backend
 from netem.choose import choose_backend
 from netem.probe import become_network_admin
-from netem.spec import NetworkError, NetworkSpec, NetworkUnavailable
+from netem.spec import LinkProfile, NetworkError, NetworkSpec, NetworkUnavailable
 from netem.syscalls import set_death_signal, set_process_name, set_timer_slack
 
 _NODE_NICENESS = -10
@@ -125,6 +125,10 @@ class Launcher:
         """The forwarder's counters, if the network has one."""
         stats = getattr(self._backend, "stats", None)
         return vars(stats()) if stats is not None else None
+
+    def _do_update(self, links: Mapping[tuple[str, str], LinkProfile]) -> None:
+        assert self._backend is not None, "update before open"
+        self._backend.update(links)
 
     def _do_kill(self, pid: int, number: int) -> None:
         """Send a signal to a child of this launcher."""

@@ -19,7 +19,9 @@ _IDLE_S = 300.0
 
 def scaled(link: Link, time_scale: float) -> LinkProfile:
     """A link as the machine must emulate it: real seconds and bits per second."""
-    return LinkProfile(link.delay_s / time_scale, link.rate_bps * time_scale)
+    return LinkProfile(
+        link.delay_s / time_scale, link.rate_bps * time_scale, link.jitter_s / time_scale, link.loss_ratio
+    )
 
 
 def network_spec(experiment: Experiment, run: str) -> NetworkSpec:

@@ -104,6 +104,7 @@ def resolve(scenario: Scenario, stem: str, folder_of: Callable[[str, str], Path]
         ),
         sites=sites,
         links=links,
+        changes=(),
         network=network.backend,
         tcp_warm=scenario.tcp.warm,
         tcp_slow_start_after_idle=scenario.tcp.slow_start_after_idle,
