@@ -50,6 +50,12 @@ class NetworkSpec:
     """All nodes in order, and the links between those ordered pairs that exchange packets.
 
     A pair without a link has no connectivity. ``run`` is the run's name: it marks what is made.
+
+    Pairs compete for capacity only where links are shared: ``shared`` maps a shared link's name to its
+    rate in bits per second, and ``paths`` gives, for an ordered pair, the names of the shared links along
+    its way, in order (one name per direction, such as ``a>b``). A packet of such a pair passes the pair's
+    own link first, then waits its turn on each of these (first come, first served, stored and forwarded);
+    the pair's delay is the propagation of the whole way.
     """
 
     run: str
@@ -57,3 +63,5 @@ class NetworkSpec:
     links: Mapping[tuple[str, str], LinkProfile]
     tcp: TcpSpec = field(default_factory=TcpSpec)
     mtu: int = 1500
+    shared: Mapping[str, float] = field(default_factory=dict)
+    paths: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
