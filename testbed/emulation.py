@@ -27,6 +27,8 @@ from testbed.rundir import EventWriter, write_json
 _START_LEAD_S = 0.1
 _NODE_START_TIMEOUT_S = 30.0
 _LOG_TAIL_LINES = 5
+_PATIENCE_S, _BROKEN_PATIENCE_S = 5.0, 0.5
+"""How long clients may take to close their sessions, at the end of a good and of a broken run."""
 
 
 @dataclass
@@ -177,11 +179,12 @@ class Emulation:
         """End the workload and the nodes. Safe in every phase."""
         self._stopping = True
         self.progress.phase = "stopping"
-        for client in self.experiment.problem.clients:
-            if client in self._peers:
-                with contextlib.suppress(control.ControlError, TimeoutError):
-                    async with asyncio.timeout(5):
-                        await self._peers[client].ask("finish")
+        # Clients close their sessions over the network, which answers nobody if it is what broke.
+        patience_s = _BROKEN_PATIENCE_S if self._broken.done() else _PATIENCE_S
+        clients = [self._peers[name] for name in self.experiment.problem.clients if name in self._peers]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                await asyncio.gather(*(peer.ask("finish") for peer in clients), return_exceptions=True)
         for peer in self._peers.values():
             with contextlib.suppress(control.ControlError):  # it is gone already
                 peer.tell("stop")
