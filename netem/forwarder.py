@@ -86,11 +86,14 @@ class Forwarder:
             ready = poller.poll(0)
             # All that waits now came before this instant: what it waits for this loop is no delay of its link.
             now = now_of()
+            changed = False
             for fd, _ in ready:
                 if fd in self._pipes:
                     self._take(fd, now)
                 else:
-                    self._change()
+                    changed = True
+            if changed:  # after the packets: they were sent before the change, or at least with it
+                self._change()
             self._deliver()
             if now > report_at_s:
                 meter.read(now, self._stats)

@@ -55,7 +55,8 @@ class NetworkSpec:
     rate in bits per second, and ``paths`` gives, for an ordered pair, the names of the shared links along
     its way, in order (one name per direction, such as ``a>b``). A packet of such a pair passes the pair's
     own link first, then waits its turn on each of these (first come, first served, stored and forwarded);
-    the pair's delay is the propagation of the whole way.
+    the pair's delay is the propagation of the whole way. Raises ``NetworkError`` for a path over a link
+    that is not shared.
     """
 
     run: str
@@ -65,3 +66,11 @@ class NetworkSpec:
     mtu: int = 1500
     shared: Mapping[str, float] = field(default_factory=dict)
     paths: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for pair, path in self.paths.items():
+            for name in path:
+                if name not in self.shared:
+                    raise NetworkError(
+                        f"the path from {pair[0]} to {pair[1]} names {name!r}, which is no shared link"
+                    )
