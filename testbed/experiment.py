@@ -94,6 +94,10 @@ class Experiment:
     requests: tuple[RequestPlan, ...]
     document: Mapping[str, Any] = field(repr=False)
     """The resolved scenario as TOML data; parsing it again gives this experiment."""
+    shared_bps: Mapping[str, float] = field(default_factory=dict)
+    """Rate of every link that pairs of nodes share, by its name."""
+    shared_paths: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
+    """The shared links on the way of an ordered pair of nodes, in order; other pairs share nothing."""
 
     @property
     def nodes(self) -> tuple[str, ...]:
