@@ -97,8 +97,8 @@ class Pipe:
     """
 
     __slots__ = (
-        "_delay_s", "_draws", "_early_s", "_free_at_s", "_jitter_s", "_last_at_s", "_losses", "_name",
-        "_s_per_byte", "cut", "out_fd", "route",
+        "_delay_s", "_draws", "_early_s", "_free_at_s", "_jitter_s", "_last_at_s", "_losses",
+        "_s_per_byte", "cut", "name", "out_fd", "route",
     )  # fmt: skip
 
     def __init__(
@@ -111,7 +111,7 @@ class Pipe:
     ) -> None:
         self.out_fd = out_fd
         self.route = route
-        self._name = name
+        self.name = name
         self._early_s = early_s
         self._free_at_s = 0.0
         self._last_at_s = 0.0
@@ -125,7 +125,7 @@ class Pipe:
         self._s_per_byte = 8 / profile.rate_bps
         self._jitter_s = profile.jitter_s
         if self._draws is None and (profile.jitter_s or profile.loss_ratio):  # most pairs never need them
-            self._draws = Random(f"jitter {self._name}"), Random(f"loss {self._name}")
+            self._draws = Random(f"jitter {self.name}"), Random(f"loss {self.name}")
         self.cut = profile.loss_ratio >= 1
         self._losses = None
         if self._draws is not None and 0 < profile.loss_ratio < 1:
