@@ -36,7 +36,7 @@ class ChangeChannel:
         """Returns when the forwarder has applied all. Raises ``NetworkError``."""
         for pair in links:
             if pair not in self._numbers:
-                raise NetworkError(f"there is no link from {pair[0]} to {pair[1]} that could change")
+                raise NetworkError(f"the network has no link from {pair[0]} to {pair[1]} that could change")
         changes = [
             _CHANGE.pack(self._numbers[pair], link.delay_s, link.rate_bps, link.jitter_s, link.loss_ratio)
             for pair, link in links.items()
