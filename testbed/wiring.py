@@ -17,6 +17,11 @@ from testbed.experiment import Experiment, Link
 _IDLE_S = 300.0
 
 
+def idle_s(experiment: Experiment) -> float:
+    """How long a server keeps a session of which it hears nothing; scenario seconds."""
+    return _IDLE_S + experiment.calibration.session_setup_s
+
+
 def scaled(link: Link, time_scale: float) -> LinkProfile:
     """A link as the machine must emulate it: real seconds and bits per second."""
     return LinkProfile(
@@ -112,7 +117,7 @@ def server_config(
             blocks.first, blocks.last, placement.cache_bytes[server], model.cache_bytes_per_token
         ),
         stub=stub_profile(experiment, server),
-        limits=ServerLimits(idle_s=_IDLE_S + experiment.calibration.session_setup_s),
+        limits=ServerLimits(idle_s=idle_s(experiment)),
     )
 
 
