@@ -84,31 +84,13 @@ def _asked(axis: Any, values: list[float]) -> None:
 
 def _times(values: Any, errors: Any, rows: Rows, colour: str, shift: float, name: str) -> None:
     """p50 as a dot, a line from there to p99."""
-    for i, row in enumerate(rows):
-        rtt = row["rtt_ms"]
-        if rtt["p50"] is None:
-            continue
-        first = i == 0
-        values.plot(
-            rtt["p50"], i + shift, "o", color=colour, markersize=3.5, label=f"p50 {name}" if first else None
-        )
-        errors.plot(
-            [rtt["error_p50"], rtt["error_p99"]],
-            [i + shift] * 2,
-            "-",
-            color=colour,
-            linewidth=1.4,
-            alpha=0.6,
-            label=f"to p99 {name}" if first else None,
-        )
-        errors.plot(
-            rtt["error_p50"],
-            i + shift,
-            "o",
-            color=colour,
-            markersize=3.5,
-            label=f"p50 {name}" if first else None,
-        )
+    found = [(i + shift, row["rtt_ms"]) for i, row in enumerate(rows) if row["rtt_ms"]["p50"] is not None]
+    heights = [height for height, _ in found]
+    p50s, p99s = ([rtt[f"error_{key}"] for _, rtt in found] for key in ("p50", "p99"))
+    dot = {"color": colour, "markersize": 3.5, "label": f"p50 {name}"}
+    values.plot([rtt["p50"] for _, rtt in found], heights, "o", **dot)
+    errors.plot(p50s, heights, "o", **dot)
+    errors.hlines(heights, p50s, p99s, color=colour, linewidth=1.4, alpha=0.6, label=f"to p99 {name}")
 
 
 def _rates(values: Any, errors: Any, rows: Rows, colour: str, shift: float, marker: str, name: str) -> None:

@@ -69,6 +69,8 @@ def _notes(rows: Sequence[Row]) -> list[str]:
 
 
 def _worst_line(rows: Sequence[Row]) -> str:
+    if not list(worst(rows)):
+        return "no pair could be measured"
     return "largest errors: " + "; ".join(
         f"{what} {error:+.3g} {_UNITS[what]} ({rows[number]['from']} to {rows[number]['to']})"
         for what, number, error in worst(rows)
