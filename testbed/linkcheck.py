@@ -74,19 +74,26 @@ def links_command(
     return answer, links_text(answer)
 
 
-def batches(pairs: Sequence[Pair], rtt_s: Callable[[Pair], float]) -> Iterator[list[Pair]]:
+def batches(
+    pairs: Sequence[Pair], rtt_s: Callable[[Pair], float], at_most: int = _MAX_AT_ONCE
+) -> Iterator[list[Pair]]:
     """Runs of consecutive pairs whose echoes, one after another on each, are few enough together."""
     batch: list[Pair] = []
     rate = 0.0
     for pair in pairs:
         own = 1 / max(rtt_s(pair), 1e-3)
-        if batch and (rate + own > _ECHOES_PER_S or len(batch) == _MAX_AT_ONCE):
+        if batch and (rate + own > _ECHOES_PER_S or len(batch) == at_most):
             yield batch
             batch, rate = [], 0.0
         batch.append(pair)
         rate += own
     if batch:
         yield batch
+
+
+def _at_once_under_load(all_pairs: Sequence[Pair]) -> int:
+    """Most of the pairs are to be busy, not measured."""
+    return min(max(1, len(all_pairs) // 4), _MAX_AT_ONCE)
 
 
 class _Links:
@@ -109,9 +116,12 @@ class _Links:
         listener = await control.listen(self._run_dir / "control.sock", self._accept)
         try:
             await self._start(load)
+            expected_s = self._expected_s(wanted, echoes, _MAX_AT_ONCE)
+            if load:
+                expected_s += self._expected_s(wanted, echoes, _at_once_under_load(all_pairs))
             self._announce(
                 f"network {self._network['name']}: {len(wanted)} pairs{', idle and under load' if load else ''}; "
-                f"about {self._expected_s(wanted, echoes) * (1 + load):.0f} s"
+                f"about {expected_s:.0f} s"
             )
             started_at = time.monotonic()
             rows = await self._idle(wanted, echoes)
@@ -160,12 +170,12 @@ class _Links:
         links, scale = self._experiment.links, self._experiment.time_scale
         return wiring.scaled(links[pair], scale), wiring.scaled(links[pair[::-1]], scale)
 
-    def _expected_s(self, pairs: Sequence[Pair], echoes: int) -> float:
+    def _expected_s(self, pairs: Sequence[Pair], echoes: int, at_most: int) -> float:
         plans = {pair: self._plan(pair, echoes) for pair in pairs}
         bulk_s = sum(plan.bulk_limit_s - _BULK_SLACK_S for plan in plans.values())
         echo_s = sum(
             max(2 * min(echoes * (self._rtt_s(pair) + 1e-3), _ECHO_LIMIT_S) for pair in batch)
-            for batch in batches(pairs, self._rtt_s)
+            for batch in batches(pairs, self._rtt_s, at_most)
         )
         return bulk_s + echo_s
 
@@ -185,7 +195,7 @@ class _Links:
     ) -> dict[str, float]:
         """Add ``under_load`` to every row; answers how many pairs were busy, and their echoes per second."""
         n_busy, n_echoes, started_at = 0, 0, time.monotonic()
-        for batch in batches(pairs, self._rtt_s):
+        for batch in batches(pairs, self._rtt_s, _at_once_under_load(all_pairs)):
             first = all_pairs.index(batch[-1]) + 1
             others = [pair for pair in [*all_pairs[first:], *all_pairs[:first]] if pair not in batch]
             busy = others[:_MAX_BUSY]
@@ -207,9 +217,13 @@ class _Links:
 
     async def _measure_batch(self, batch: Sequence[Pair], echoes: int) -> list[dict[str, Any]]:
         """Echoes on all pairs of the batch at once, then transfers on one after another."""
-        results = await asyncio.gather(
-            *(self._probe(pair, self._plan(pair, echoes, bulk=False)) for pair in batch)
-        )
+
+        async def later(number: int, pair: Pair) -> dict[str, Any]:
+            # Pairs of equal RTT would otherwise all send at the same instants, again and again.
+            await asyncio.sleep(self._rtt_s(pair) * number / len(batch))
+            return await self._probe(pair, self._plan(pair, echoes, bulk=False))
+
+        results = await asyncio.gather(*(later(number, pair) for number, pair in enumerate(batch)))
         for pair, result in zip(batch, results, strict=True):
             if result["failure"] is None:
                 bulk = await self._probe(pair, self._plan(pair, 0))
