@@ -79,6 +79,11 @@ def load_topology(name_or_path: str, folder: Path = Path()) -> Topology:
             f'"{name_or_path}" is neither a shipped topology{nearest(name_or_path, shipped)} '
             f"nor a file; shipped: {', '.join(shipped)}",
         )
+    if path.suffix.lower() in (".csv", ".json"):
+        raise KeyedError(
+            KEY,
+            f'{path} is a matrix by its ending, and no topology: take kind = "matrix" and file = "{path.name}"',
+        )
     document = read_foreign(path)
     return _topology(read_toml(path) if document is None else document, str(path))
 
