@@ -132,6 +132,18 @@ def test_a_host_that_uses_the_same_addresses_keeps_them_and_hears_nothing_of_a_r
     assert (host / "sent-after").read_text() == (host / "sent-before").read_text()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="hides /dev/net/tun, so needs to be root")
+def test_the_doctor_says_what_jitter_loss_and_changes_need(testbed: Testbed) -> None:
+    wrapper = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs /dev/net && exec "$@"', "sh"]
+    for lacking in (False, True):
+        rows = testbed("doctor", "--json", wrapper=wrapper if lacking else ()).json()["capabilities"]
+        found = {row["name"]: row for row in rows}
+        expected = found["network fabric"]["works"] or found["network netem"]["works"]
+        assert found["jitter, loss"]["works"] is expected
+        if not expected:
+            assert "modprobe tun" in found["jitter, loss"]["detail"]
+
+
 def test_ten_runs_in_a_row_leave_no_object_behind(testbed: Testbed, two_sites: str, tmp_path: Path) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
