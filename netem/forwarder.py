@@ -76,16 +76,20 @@ class Forwarder:
         for fd in (*self._pipes, self._changes.fileno()):
             poller.register(fd, select.EPOLLIN)
         waiter = [poller.fileno()]
-        queue, now_of, wait = self._queue, time.monotonic, select.select
+        queue, stats, now_of, wait = self._queue, self._stats, time.monotonic, select.select
         report_at_s = 0.0
         meter = _Meter()
         while True:
-            timeout = queue[0][0] - now_of() - _SPIN_S if queue else 0.5
+            began = now_of()
+            timeout = queue[0][0] - began - _SPIN_S if queue else 0.5
             if timeout > 0:
                 wait(waiter, (), (), timeout)
             ready = poller.poll(0)
             # All that waits now came before this instant: what it waits for this loop is no delay of its link.
             now = now_of()
+            if timeout <= 0 and not ready and queue[0][0] > now:
+                stats.spun_s += now - began
+                continue
             changed = False
             for fd, _ in ready:
                 if fd in self._pipes:
@@ -96,8 +100,8 @@ class Forwarder:
                 self._change()
             self._deliver()
             if now > report_at_s:
-                meter.read(now, self._stats)
-                self._page.write(self._stats, self._lateness)
+                meter.read(now, stats)
+                self._page.write(stats, self._lateness)
                 report_at_s = now + _REPORT_EVERY_S
 
     def _change(self) -> None:
@@ -162,12 +166,13 @@ class _Meter:
 
     def __init__(self) -> None:
         self._at_s = time.monotonic()
-        self._cpu_s = self._started_s = time.process_time()
+        self._started_s = time.process_time()
+        self._worked_s = 0.0
 
     def read(self, now: float, stats: ForwarderStats) -> None:
-        cpu_s = time.process_time()
-        stats.cpu_s = cpu_s - self._started_s
+        stats.cpu_s = time.process_time() - self._started_s
         if now - self._at_s >= _BUSY_WINDOW_S:
-            share = (cpu_s - self._cpu_s) / (now - self._at_s)
+            worked_s = stats.cpu_s - stats.spun_s
+            share = (worked_s - self._worked_s) / (now - self._at_s)
             stats.busy_max_ratio = max(stats.busy_max_ratio, share)
-            self._at_s, self._cpu_s = now, cpu_s
+            self._at_s, self._worked_s = now, worked_s

@@ -20,7 +20,8 @@ class ForwarderStats:
     ``dropped``: packets that found no room or no link; ``lost``: segments lost at random, as the links
     say. Lateness: how long after its due time a packet was handed to its receiver, in real seconds; its
     ``late_p99_s`` is exact to 15 %. ``cpu_s``: the forwarder's own CPU time, the kernel's work for it
-    included; ``busy_max_ratio``: the largest share of one CPU that it took over a second.
+    included; ``spun_s`` of it went by waiting for the next packet's instant. ``busy_max_ratio``: the
+    largest share of one CPU that work took over a second.
     """
 
     packets: int = 0
@@ -31,6 +32,7 @@ class ForwarderStats:
     late_total_s: float = 0.0
     late_p99_s: float = 0.0
     cpu_s: float = 0.0
+    spun_s: float = 0.0
     busy_max_ratio: float = 0.0
 
 
