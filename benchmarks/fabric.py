@@ -4,6 +4,7 @@
 - Load: GTS-CE with 26 servers at time scale 10, 5 and 20 requests at once. A hop crosses the forwarder
   twice: what it adds to a hop is at most twice a packet's lateness.
 - Streams: bulk TCP at rising rates, to where the forwarder, or the machine, cannot keep up.
+- Shared link: four streams over one link.
 - Losses: what TCP itself counts as retransmitted on a link that loses packets.
 
 Other work on the machine shows at once, so every figure is the best of ``_TRIES`` runs.
@@ -47,6 +48,7 @@ def measure() -> list[dict[str, Any]]:
         figures += _under_load(n_sessions)
     for n_pairs, rate_bps in _SPREAD:
         figures += _stream(n_pairs, rate_bps)
+    figures += _shared()
     for ratio in _LOSSES:
         link = LinkProfile(_DELAY_S, 1e9, loss_ratio=ratio)
         seen = streams(1, link, seconds=4.0)
@@ -141,10 +143,20 @@ def _under_load(n_sessions: int) -> list[dict[str, Any]]:
     ]
 
 
+def _shared() -> list[dict[str, Any]]:
+    n_pairs, shared_bps = 4, 1e9
+    seen = streams(n_pairs, LinkProfile(_DELAY_S, 1e9), 6.0, shared_bps)
+    label = f"{n_pairs} x 1 Gbit/s over one shared link of 1 Gbit/s"
+    return [
+        figure(f"{label}: goodput in all", seen.goodput_bps / 1e6, "Mbit/s", "965"),
+        figure(f"{label}: slowest stream's part of a fair share", 100 * seen.least_share_ratio, "%"),
+    ]
+
+
 def _stream(n_pairs: int, rate_bps: float) -> list[dict[str, Any]]:
     link = LinkProfile(_DELAY_S, rate_bps)
     seen: Streams = _best(
-        functools.partial(streams, n_pairs, link, seconds=2.5), lambda each: -each.goodput_bps
+        functools.partial(streams, n_pairs, link, seconds=3.0), lambda each: -each.goodput_bps
     )
     label = f"{n_pairs} x {rate_bps / 1e9:g} Gbit/s asked"
     return [

@@ -19,7 +19,7 @@ from netem.probe import become_network_admin
 from netem.spec import LinkProfile, NetworkSpec
 
 _PORT = 7300
-_WARM_S = 0.5
+_WARM_S = 1.0
 _CHUNK = bytes(1 << 18)
 _TCP_INFO_BYTES = 232
 _BYTES_SENT_AT, _BYTES_RETRANSMITTED_AT = 200, 208
@@ -34,6 +34,8 @@ class Streams:
     """
 
     goodput_bps: float
+    least_share_ratio: float
+    """The slowest stream's share of all, times the number of streams: 1 when all are alike."""
     late_p99_s: float
     cpu_s_per_mb: float
     busy_ratio: float
@@ -58,17 +60,22 @@ def in_fork(work: Callable[[], Any]) -> Any:
         process.join()
 
 
-def streams(n_pairs: int, link: LinkProfile, seconds: float) -> Streams:
-    """``n_pairs`` nodes each receive one stream from the same hub for so long, over a link of their own."""
-    return in_fork(lambda: _streams(n_pairs, link, seconds))  # type: ignore[no-any-return]
+def streams(n_pairs: int, link: LinkProfile, seconds: float, shared_bps: float | None = None) -> Streams:
+    """``n_pairs`` nodes each receive one stream from the same hub for so long, over a link of their own.
+
+    ``shared_bps``: all of them then pass one shared link of that rate.
+    """
+    return in_fork(lambda: _streams(n_pairs, link, seconds, shared_bps))  # type: ignore[no-any-return]
 
 
-def _streams(n_pairs: int, link: LinkProfile, seconds: float) -> Streams:
+def _streams(n_pairs: int, link: LinkProfile, seconds: float, shared_bps: float | None) -> Streams:
     become_network_admin()
     nodes = ("hub", *(f"n{i}" for i in range(n_pairs)))
     back = LinkProfile(link.delay_s, link.rate_bps)
     links = {("hub", node): link for node in nodes[1:]} | {(node, "hub"): back for node in nodes[1:]}
-    backend = FabricBackend(NetworkSpec("streams", nodes, links))
+    shared = {"core": shared_bps} if shared_bps else {}
+    paths = {("hub", node): ("core",) for node in nodes[1:]} if shared else {}
+    backend = FabricBackend(NetworkSpec("streams", nodes, links, shared=shared, paths=paths))
     backend.open()
     pids = [_fork(backend.worker())]
     try:
@@ -83,12 +90,13 @@ def _streams(n_pairs: int, link: LinkProfile, seconds: float) -> Streams:
             pids.append(_fork(functools.partial(_source, backend, node, sent_out, seconds)))
         time.sleep(_WARM_S)
         before, late_before, began_at = backend.stats(), backend.lateness(), time.monotonic()
-        received = sum(struct.unpack("d", os.read(counted_in, 8))[0] for _ in nodes[1:])
+        received = [struct.unpack("d", os.read(counted_in, 8))[0] for _ in nodes[1:]]
         after, took_s = backend.stats(), time.monotonic() - began_at
         worked_s = (after.cpu_s - after.spun_s) - (before.cpu_s - before.spun_s)
         sent = [struct.unpack("QQ", os.read(sent_in, 16)) for _ in nodes[1:]]
         return Streams(
-            received * 8,
+            sum(received) * 8,
+            min(received) * n_pairs / sum(received),
             min(backend.lateness().since(late_before).quantile(0.99), after.late_max_s),
             worked_s / ((after.wire_bytes - before.wire_bytes) / 1e6),
             worked_s / took_s,
