@@ -125,10 +125,14 @@ class _Client:
             self.connections.append(Connection(self.http, url, self.clock, up, down, seed=seed))
         await asyncio.gather(*(connection.open() for connection in self.connections))
 
-    async def links(self, changed: list[dict[str, Any]]) -> None:
-        """Change the links to servers: ``{server, up, down}``, by number. Only where the client delays."""
+    async def links(self, changed: list[dict[str, Any]]) -> float:
+        """Change the links to servers: ``{server, up, down}``, by number. Only where the client delays.
+
+        Answers the instant at which that was done.
+        """
         for entry in changed:
             self.connections[entry["server"]].change_links(*_profiles(entry))
+        return self.clock.now_s()
 
     async def warm(self, n_bytes: int) -> None:
         """Send one message of ``n_bytes`` each way on every connection."""

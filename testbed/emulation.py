@@ -192,13 +192,12 @@ class Emulation:
         try:
             for change in self.experiment.changes:
                 await clock.sleep_until_s(change.at_s)
-                await self._apply(change)
-                now_s = self.now_s()
+                done_at_s = await self._apply(change)
                 self.events.write(
                     NETWORK_CHANGE,
-                    now_s,
+                    done_at_s,
                     planned_at_s=change.at_s,
-                    late_s=now_s - change.at_s,
+                    late_s=done_at_s - change.at_s,
                     why=change.why,
                     n_links=len(change.links),
                 )
@@ -209,15 +208,21 @@ class Emulation:
         finally:
             clock.close()
 
-    async def _apply(self, change: NetworkChange) -> None:
+    async def _apply(self, change: NetworkChange) -> float:
+        """Answers when it was done, by the clock of whoever did it (the last, if clients did)."""
         experiment = self.experiment
         if not self.network["delays_in_client"]:
-            await self._launcher.ask("update", wiring.scaled_links(experiment, change.links))
-            return
-        for client in experiment.problem.clients:
-            changed = wiring.changed_links(experiment, client, change.links)
-            if changed:
-                await self._peers[client].ask("links", changed)
+            links = wiring.scaled_links(experiment, change.links)
+            done_at = await self._launcher.ask("update", links)
+            return float((done_at - self._origin_at) * experiment.time_scale)
+        changed = {
+            client: wiring.changed_links(experiment, client, change.links)
+            for client in experiment.problem.clients
+        }
+        done_at_s = await asyncio.gather(
+            *(self._peers[client].ask("links", links) for client, links in changed.items())
+        )
+        return float(max(done_at_s))
 
     async def hold(self) -> None:
         """Keep everything up until interrupted."""

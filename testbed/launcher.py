@@ -18,6 +18,7 @@ import os
 import select
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
@@ -126,9 +127,11 @@ class Launcher:
         stats = getattr(self._backend, "stats", None)
         return vars(stats()) if stats is not None else None
 
-    def _do_update(self, links: Mapping[tuple[str, str], LinkProfile]) -> None:
+    def _do_update(self, links: Mapping[tuple[str, str], LinkProfile]) -> float:
+        """Change links; answers when that was done (``time.monotonic``), which is before anybody hears of it."""
         assert self._backend is not None, "update before open"
         self._backend.update(links)
+        return time.monotonic()
 
     def _do_kill(self, pid: int, number: int) -> None:
         """Send a signal to a child of this launcher."""

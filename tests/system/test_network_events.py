@@ -12,11 +12,11 @@ from tests.support.runs import Outcome, Testbed, assert_tables_hold_the_whole_lo
 
 SCENARIO = """
 seed = 3
-time_scale = 20
+time_scale = 10
 model = { profile = "bloom-176b", n_blocks = 6 }
 servers = [{ hardware = "mig-1g", site = "Here", count = 2 }, { hardware = "a100", site = "There" }]
 clients = [{ site = "Here" }]
-workload = { arrivals = "constant", rate = 1, n_requests = 2, n_input_tokens = 5, n_output_tokens = 150 }
+workload = { arrivals = "constant", rate = 1, n_requests = 2, n_input_tokens = 5, n_output_tokens = 300 }
 
 [network]
 kind = "clusters"
@@ -64,7 +64,7 @@ def assert_the_outage_delays_exactly_the_tokens_in_it(outcome: Outcome) -> None:
     )
     # What was on its way when the link was cut has arrived long before the middle of the outage.
     assert not [s for s in finished_at_s.values() if cut["at_s"] + OUTAGE_S / 2 < s < mended["planned_at_s"]]
-    assert [row["n_tokens_done"] for row in rows_of(outcome.run_dir / "requests.parquet")] == [150, 150]
+    assert [row["n_tokens_done"] for row in rows_of(outcome.run_dir / "requests.parquet")] == [300, 300]
     trace = json.loads((outcome.run_dir / "trace.json").read_text(encoding="utf-8"))
     instants = [event for event in trace["traceEvents"] if event["ph"] == "i"]
     assert [event["name"] for event in instants] == [cut["why"], mended["why"]]
@@ -99,7 +99,7 @@ def test_jitter_and_loss_do_not_change_the_tokens_on_loopback(testbed: Testbed, 
     options = ("--set", "network.jitter=20 ms", "--set", "network.loss=5 %", "--set", "network.event=[]")
     outcome = testbed.up(outage, "--network", "loopback", "--no-report", *options)
     assert outcome.code == 0, outcome.stderr
-    assert [row["n_tokens_done"] for row in rows_of(outcome.run_dir / "requests.parquet")] == [150, 150]
+    assert [row["n_tokens_done"] for row in rows_of(outcome.run_dir / "requests.parquet")] == [300, 300]
 
 
 def test_an_interrupt_ends_a_run_whose_changes_are_still_to_come(testbed: Testbed, outage: str) -> None:
