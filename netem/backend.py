@@ -25,6 +25,8 @@ class Backend(ABC):
     name: ClassVar[str]
     delays_in_client: ClassVar[bool] = False
     """True when the kernel delays nothing and clients must apply the links' delays themselves."""
+    shares_links: ClassVar[bool] = False
+    """True when pairs compete for the links that ``spec.shared`` names; else every pair is emulated by itself."""
 
     def __init__(self, spec: NetworkSpec) -> None:
         self.spec = spec

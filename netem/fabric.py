@@ -38,6 +38,7 @@ class FabricBackend(Backend):
     """TUN devices and a user-space forwarder; works on kernels without netem."""
 
     name: ClassVar[str] = "fabric"
+    shares_links: ClassVar[bool] = True
 
     def __init__(self, spec: NetworkSpec) -> None:
         super().__init__(spec)

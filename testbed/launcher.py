@@ -98,7 +98,7 @@ class Launcher:
         ``keep_awake``: a spinner of idle priority on every CPU, so that none goes to sleep. Waking one
         takes 0.1 ms on hardware and up to 15 ms in a virtual machine, which would be measured.
         """
-        backend_class, why = choose_backend(wanted)
+        backend_class, why = choose_backend(wanted, bool(spec.shared))
         if not backend_class.delays_in_client:
             become_network_admin()
         self._backend = backend = backend_class(spec)
