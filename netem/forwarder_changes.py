@@ -14,19 +14,18 @@ from netem.spec import LinkProfile, NetworkError
 
 _CHANGE = struct.Struct("<Idddd")  # number of the pair; delay, rate, jitter, loss
 _BATCH = 32
-_PATIENCE_S = 5.0
 
 
 class ChangeChannel:
     """Both ends, made before the forwarder is forked: ``send`` in its parent, ``receive`` in it.
 
-    Raises ``OSError`` where no socket pair can be made.
+    ``patience_s``: how long ``send`` waits for the forwarder. Raises ``OSError`` where no socket pair can be made.
     """
 
-    def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
+    def __init__(self, pairs: Iterable[tuple[str, str]], patience_s: float = 5.0) -> None:
         self._numbers = {pair: number for number, pair in enumerate(pairs)}
         self._asking, self._answering = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._asking.settimeout(_PATIENCE_S)
+        self._asking.settimeout(patience_s)
 
     def fileno(self) -> int:
         """The forwarder's end."""

@@ -136,6 +136,13 @@ def test_many_pairs_change_at_once() -> None:
     channel.close()
 
 
+def test_a_forwarder_that_does_not_answer_is_an_error_not_a_wait_for_ever() -> None:
+    channel = ChangeChannel([("a", "b")], patience_s=0.01)
+    with pytest.raises(NetworkError, match="the forwarder does not take changes of links: timed out"):
+        channel.send({("a", "b"): LinkProfile(0.001, 1e9)})
+    channel.close()
+
+
 def test_a_lossy_link_loses_some_and_counts_them_as_lost_not_as_dropped(fabric: Make) -> None:
     running = fabric({("a", "b"): LinkProfile(0.001, 1e9, loss_ratio=0.5), ("b", "a"): LinkProfile(0.0, 1e9)})
     for number in range(100):

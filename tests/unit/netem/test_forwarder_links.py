@@ -6,7 +6,7 @@ from itertools import pairwise
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from netem.forwarder_links import MAX_BACKLOG_S, Losses, Pipe, SharedLink, Transit
@@ -52,7 +52,6 @@ _PROFILES = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(steps=st.lists(st.tuples(st.floats(0, 0.05), st.none() | _PROFILES), min_size=2, max_size=40))
 def test_no_packet_arrives_before_one_sent_earlier_whatever_changes_and_jitters(
     steps: list[tuple[float, LinkProfile | None]],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from netem.forwarder_packets import segments, wire_bytes, without
@@ -32,7 +32,6 @@ def test_a_super_packet_counts_a_header_for_every_segment() -> None:
     assert wire_bytes(packet) == 2900 + 3 * _HEADERS
 
 
-@settings(deadline=None)
 @given(
     size=st.integers(1, 20_000),
     mss=st.integers(536, 1448),
@@ -56,7 +55,6 @@ def test_what_is_left_of_a_super_packet_is_every_other_segment_at_its_own_sequen
     assert found == expected
 
 
-@settings(deadline=None)
 @given(lost=st.integers(0, 9))
 def test_every_part_is_a_packet_that_a_kernel_accepts(lost: int) -> None:
     packet = tcp_packet(b"y" * 14_000, segment_bytes=1400)
