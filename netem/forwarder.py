@@ -63,7 +63,8 @@ class Forwarder:
             self._pipes[devices[source]][addresses[target]] = pipe
         self._queue: list[tuple[float, int, Pipe, bytes, Transit | None]] = []
         self._sequence = 0
-        self._stats = ForwarderStats()
+        fastest_bps = max((link.rate_bps for link in spec.links.values()), default=0.0)
+        self._stats = ForwarderStats(asked_max_bps=fastest_bps)
         self._lateness = Lateness()
 
     def run(self) -> None:

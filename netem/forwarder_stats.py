@@ -21,7 +21,7 @@ class ForwarderStats:
     say. Lateness: how long after its due time a packet was handed to its receiver, in real seconds; its
     ``late_p99_s`` is exact to 15 %. ``cpu_s``: the forwarder's own CPU time, the kernel's work for it
     included; ``spun_s`` of it went by waiting for the next packet's instant. ``busy_max_ratio``: the
-    largest share of one CPU that work took over a second.
+    largest share of one CPU that work took over a second. ``asked_max_bps``: the fastest link's rate.
     """
 
     packets: int = 0
@@ -34,6 +34,7 @@ class ForwarderStats:
     cpu_s: float = 0.0
     spun_s: float = 0.0
     busy_max_ratio: float = 0.0
+    asked_max_bps: float = 0.0
 
 
 _STATS = struct.Struct("<" + "".join("Q" if field.type == "int" else "d" for field in fields(ForwarderStats)))

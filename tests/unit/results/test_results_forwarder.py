@@ -39,3 +39,12 @@ def test_a_run_that_kept_up_or_was_recorded_without_these_counters_says_nothing(
     summary: dict[str, Any], forwarder: dict[str, float] | None
 ) -> None:
     assert _SENTENCE not in summary_text(summary | {"forwarder": forwarder})
+
+
+def test_a_run_with_links_faster_than_the_forwarder_says_what_long_transfers_get(
+    summary: dict[str, Any],
+) -> None:
+    counters = _counters(0.0002, 0.3)
+    text = " ".join(summary_text(summary | {"forwarder": counters | {"asked_max_bps": 10e9}}).split())
+    assert "links of up to 10 Gbit/s (real) were asked: long transfers there run at about 5 Gbit/s" in text
+    assert "were asked" not in summary_text(summary | {"forwarder": counters | {"asked_max_bps": 1e9}})
