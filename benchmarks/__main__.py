@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 
-NAMES = ("dataplane", "startup", "network", "emulation", "simulator")
+NAMES = ("dataplane", "startup", "network", "fabric", "emulation", "simulator")
 
 
 def main() -> int:

@@ -13,10 +13,10 @@ own user namespace, and which forks the node processes:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
-from netem.spec import NetworkSpec
+from netem.spec import LinkProfile, NetworkSpec
 
 
 class Backend(ABC):
@@ -25,6 +25,8 @@ class Backend(ABC):
     name: ClassVar[str]
     delays_in_client: ClassVar[bool] = False
     """True when the kernel delays nothing and clients must apply the links' delays themselves."""
+    shares_links: ClassVar[bool] = False
+    """True when pairs compete for the links that ``spec.shared`` names; else every pair is emulated by itself."""
 
     def __init__(self, spec: NetworkSpec) -> None:
         self.spec = spec
@@ -49,6 +51,15 @@ class Backend(ABC):
     def worker(self) -> Callable[[], None] | None:
         """What to run in a process of its own, if anything."""
         return None
+
+    @abstractmethod
+    def update(self, links: Mapping[tuple[str, str], LinkProfile]) -> None:
+        """Give these pairs, which must be links of ``spec``, new profiles while packets flow.
+
+        Packets that are already on their way keep what they were given. Called by the launcher, which
+        holds the network open. Raises ``NetworkError``. A backend with ``delays_in_client`` does nothing:
+        clients are told.
+        """
 
     @abstractmethod
     def close(self) -> None:

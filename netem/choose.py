@@ -12,8 +12,10 @@ BACKENDS: tuple[type[Backend], ...] = (NetemBackend, FabricBackend, LoopbackBack
 """From most to least faithful."""
 
 
-def choose_backend(wanted: str) -> tuple[type[Backend], str]:
+def choose_backend(wanted: str, sharing: bool = False) -> tuple[type[Backend], str]:
     """The backend called ``wanted``, or for ``auto`` the first that works here, and one sentence why.
+
+    ``sharing``: pairs share links, so ``auto`` tries the backends that can do that before all others.
 
     Raises ``NetworkUnavailable`` when the one asked for does not work on this machine. Must be
     called from a single-threaded process: it probes in forked children.
@@ -29,9 +31,11 @@ def choose_backend(wanted: str) -> tuple[type[Backend], str]:
             raise NetworkUnavailable(f"the {wanted} network does not work here: {missing}")
         return by_name[wanted], "asked for"
     reasons: list[str] = []
-    for backend in BACKENDS:
+    for backend in sorted(BACKENDS, key=lambda each: sharing and not each.shares_links):
         missing = backend.missing()
         if missing is None:
+            if sharing and backend.shares_links:
+                reasons.append("pairs share links, which it alone emulates")
             return backend, "; ".join(reasons) or "the most faithful one works here"
         reasons.append(f"no {backend.name} as {missing.partition(':')[0]}, see `testbed doctor`")
     raise NetworkUnavailable("; ".join(reasons))

@@ -7,22 +7,28 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
 from pyroute2 import IPRoute
 
 from netem import tcp
 from netem.backend import Backend
-from netem.forwarder import Forwarder, ForwarderStats, StatsPage
+from netem.forwarder import Forwarder
+from netem.forwarder_changes import ChangeChannel
+from netem.forwarder_stats import ForwarderStats, Lateness, StatsPage
 from netem.probe import probe_tun
-from netem.spec import NetworkError, NetworkSpec, NetworkUnavailable
+from netem.spec import LinkProfile, NetworkError, NetworkSpec, NetworkUnavailable
 from netem.syscalls import inside, new_network_namespace, setns
 from netem.tun import open_tun
 
 _SUBNET = "198.18.0.0/15"
 _FIRST_ADDRESS = int.from_bytes(socket.inet_aton("198.18.0.1"), "big")
 DEVICE = "testbed0"
+
+_CLOSERS = 32
 
 EARLY_S = 60e-6
 """Delay per direction that the kernel's wake-ups and the forwarder add (see docs/accuracy.md)."""
@@ -32,12 +38,14 @@ class FabricBackend(Backend):
     """TUN devices and a user-space forwarder; works on kernels without netem."""
 
     name: ClassVar[str] = "fabric"
+    shares_links: ClassVar[bool] = True
 
     def __init__(self, spec: NetworkSpec) -> None:
         super().__init__(spec)
         self._namespaces: dict[str, int] = {}
         self._devices: dict[str, int] = {}
         self._page: StatsPage | None = None
+        self._changes: ChangeChannel | None = None
         self._index = {node: i for i, node in enumerate(spec.nodes)}
 
     @classmethod
@@ -47,6 +55,7 @@ class FabricBackend(Backend):
     def open(self) -> None:
         try:
             self._page = StatsPage()
+            self._changes = ChangeChannel(self.spec.links)
             for node in self.spec.nodes:
                 self._namespaces[node] = new_network_namespace()
                 with inside(self._namespaces[node]):
@@ -74,27 +83,51 @@ class FabricBackend(Backend):
     def enter(self, node: str) -> None:
         setns(self._namespaces[node])
         self._close_devices()
+        self._close_changes()
 
     def address(self, node: str) -> str:
         return socket.inet_ntoa((_FIRST_ADDRESS + self._index[node]).to_bytes(4, "big"))
 
     def worker(self) -> Callable[[], None]:
-        assert self._page is not None, "worker() before open()"
+        assert self._page is not None and self._changes is not None, "worker() before open()"
         addresses = {node: socket.inet_aton(self.address(node)) for node in self.spec.nodes}
-        return Forwarder(self._devices, addresses, self.spec.links, self._page, EARLY_S).run
+        return Forwarder(self.spec, self._devices, addresses, self._page, self._changes, EARLY_S).run
+
+    def update(self, links: Mapping[tuple[str, str], LinkProfile]) -> None:
+        assert self._changes is not None, "update() before open()"
+        self._changes.send(links)
 
     def stats(self) -> ForwarderStats:
-        """The forwarder's counters, at most 0.1 s old."""
+        """The forwarder's counters, at most 0.1 s old (0.5 s while no packet is under way)."""
         assert self._page is not None, "stats() before open()"
         return self._page.read()
 
+    def lateness(self) -> Lateness:
+        """How late packets were so far, as old as ``stats``."""
+        assert self._page is not None, "lateness() before open()"
+        return self._page.lateness()
+
     def _close_devices(self) -> None:
+        """Gives up this process's hold; a device goes with its last holder."""
         for fd in self._devices.values():
             os.close(fd)
         self._devices.clear()
 
+    def _remove_devices(self) -> None:
+        """Removing a device waits 20 ms for the kernel's other CPUs: all wait at the same time."""
+        with ThreadPoolExecutor(_CLOSERS) as closers:
+            deque(closers.map(os.close, self._devices.values()), maxlen=0)
+        self._devices.clear()
+
+    def _close_changes(self) -> None:
+        if self._changes is not None:
+            self._changes.close()
+            self._changes = None
+
     def close(self) -> None:
-        self._close_devices()
+        if self._devices:
+            self._remove_devices()
+        self._close_changes()
         for fd in self._namespaces.values():
             os.close(fd)
         self._namespaces.clear()

@@ -2,89 +2,37 @@
 
 One process reads every node's TUN device. A packet from a to b leaves the pair's link when the link
 is free and its bytes are through at the link's rate, and reaches b after the link's delay. Links are
-FIFO and independent of each other. Super-packets (TCP segmentation offload) pass whole: they count as
-the segments that a real wire would carry, headers included, and arrive when their last byte does.
+FIFO and independent of each other, but for shared ones (``netem.spec.NetworkSpec``). Super-packets
+(TCP segmentation offload) pass whole: they count as the segments that a real wire would carry, headers
+included, and arrive when their last byte does; segments lost at random are cut out of them.
+
+- ``forwarder_links``: when a packet arrives; ``forwarder_packets``: its size, its segments
+- ``forwarder_changes``: how links change meanwhile; ``forwarder_stats``: the counters
 """
 
 from __future__ import annotations
 
 import contextlib
-import mmap
+import gc
 import os
 import select
-import struct
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from netem.spec import LinkProfile
+from netem.forwarder_changes import ChangeChannel
+from netem.forwarder_links import Pipe, SharedLink, Transit
+from netem.forwarder_packets import wire_bytes
+from netem.forwarder_stats import ForwarderStats, Lateness, StatsPage
+from netem.spec import NetworkSpec
 from netem.syscalls import set_timer_slack
 from netem.tun import VNET_HEADER_BYTES
 
 _READ_BYTES = 65536 + VNET_HEADER_BYTES
-_MAX_BACKLOG_S = 30.0
 _SPIN_S = 60e-6
 _PACKETS_PER_TURN = 16
-_STATS = struct.Struct("<QQQdd")
-
-
-@dataclass
-class ForwarderStats:
-    """Counters since start. ``late_max_s``: the latest that a packet left after its due time."""
-
-    packets: int = 0
-    wire_bytes: int = 0
-    dropped: int = 0
-    late_max_s: float = 0.0
-    late_total_s: float = 0.0
-
-
-class StatsPage:
-    """The forwarder's counters in memory that its parent shares."""
-
-    def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, mmap.PAGESIZE)
-
-    def write(self, stats: ForwarderStats) -> None:
-        _STATS.pack_into(
-            self._memory,
-            0,
-            stats.packets,
-            stats.wire_bytes,
-            stats.dropped,
-            stats.late_max_s,
-            stats.late_total_s,
-        )
-
-    def read(self) -> ForwarderStats:
-        return ForwarderStats(*_STATS.unpack_from(self._memory, 0))
-
-    def close(self) -> None:
-        self._memory.close()
-
-
-class _Pipe:
-    """The state of one link: where it ends, and until when it is busy."""
-
-    __slots__ = ("delay_s", "free_at_s", "out_fd", "s_per_byte")
-
-    def __init__(self, out_fd: int, profile: LinkProfile, early_s: float) -> None:
-        self.out_fd = out_fd
-        self.delay_s = profile.delay_s - early_s
-        self.s_per_byte = 8 / profile.rate_bps
-        self.free_at_s = 0.0
-
-
-def wire_bytes(packet: bytes) -> int:
-    """Bytes that ``packet`` (with its vnet header) takes on a wire, headers of all segments included."""
-    size = len(packet) - VNET_HEADER_BYTES
-    segment_bytes = packet[4] | packet[5] << 8
-    if not packet[1] or not segment_bytes:
-        return size
-    header = (packet[10] & 15) * 4
-    header += (packet[VNET_HEADER_BYTES + header + 12] >> 4) * 4
-    return size + (-(-(size - header) // segment_bytes) - 1) * header
+_REPORT_EVERY_S = 0.1
+_BUSY_WINDOW_S = 1.0
 
 
 class Forwarder:
@@ -96,72 +44,136 @@ class Forwarder:
 
     def __init__(
         self,
+        spec: NetworkSpec,
         devices: Mapping[str, int],
         addresses: Mapping[str, bytes],
-        links: Mapping[tuple[str, str], LinkProfile],
         page: StatsPage,
+        changes: ChangeChannel,
         early_s: float = 0.0,
     ) -> None:
         self._page = page
-        self._pipes: dict[int, dict[bytes, _Pipe]] = {fd: {} for fd in devices.values()}
-        for (source, target), profile in links.items():
-            pipe = _Pipe(devices[target], profile, early_s)
+        self._changes = changes
+        self._by_number: list[Pipe] = []
+        self._pipes: dict[int, dict[bytes, Pipe]] = {fd: {} for fd in devices.values()}
+        shared = {name: SharedLink(rate_bps) for name, rate_bps in spec.shared.items()}
+        for (source, target), profile in spec.links.items():
+            route = tuple(shared[name] for name in spec.paths.get((source, target), ()))
+            pipe = Pipe(f"{source} to {target}", devices[target], profile, early_s, route)
+            self._by_number.append(pipe)
             self._pipes[devices[source]][addresses[target]] = pipe
+        self._queue: list[tuple[float, int, Pipe, bytes, Transit | None]] = []
+        self._sequence = 0
+        fastest_bps = max((link.rate_bps for link in spec.links.values()), default=0.0)
+        self._stats = ForwarderStats(asked_max_bps=fastest_bps)
+        self._lateness = Lateness()
 
     def run(self) -> None:
         """Forward for ever. Uses real-time priority where the system grants it."""
         set_timer_slack(1)
         with contextlib.suppress(PermissionError):  # rootless: runs at normal priority
             os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
-        stats = ForwarderStats()
-        pipes_of = self._pipes
-        queue: list[tuple[float, int, int, bytes]] = []
+        gc.disable()  # nothing here makes cycles, and a collection would hold packets up for milliseconds
         poller = select.epoll()
-        for fd in pipes_of:
+        for fd in (*self._pipes, self._changes.fileno()):
             poller.register(fd, select.EPOLLIN)
         waiter = [poller.fileno()]
-        now_of, wait, read, write = time.monotonic, select.select, os.read, os.write
-        sequence = 0
+        queue, stats, now_of, wait = self._queue, self._stats, time.monotonic, select.select
         report_at_s = 0.0
+        meter = _Meter()
         while True:
-            now = now_of()
-            timeout = queue[0][0] - now - _SPIN_S if queue else 0.5
+            began = now_of()
+            timeout = queue[0][0] - began - _SPIN_S if queue else 0.5
             if timeout > 0:
                 wait(waiter, (), (), timeout)
-            for fd, _ in poller.poll(0):
-                pipes = pipes_of[fd]
-                for _ in range(_PACKETS_PER_TURN):
-                    try:
-                        packet = read(fd, _READ_BYTES)
-                    except BlockingIOError:
-                        break
-                    now = now_of()
-                    pipe = pipes.get(packet[26:30])
-                    if pipe is None or packet[10] >> 4 != 4:
-                        stats.dropped += 1
-                        continue
-                    size = wire_bytes(packet)
-                    start = max(now, pipe.free_at_s)
-                    if start - now > _MAX_BACKLOG_S:
-                        stats.dropped += 1
-                        continue
-                    pipe.free_at_s = free = start + size * pipe.s_per_byte
-                    sequence += 1
-                    heappush(queue, (free + pipe.delay_s, sequence, pipe.out_fd, packet))
-                    stats.wire_bytes += size
+            ready = poller.poll(0)
+            # All that waits now came before this instant: what it waits for this loop is no delay of its link.
             now = now_of()
-            while queue and queue[0][0] <= now:
-                due, _, out_fd, packet = heappop(queue)
-                try:
-                    write(out_fd, packet)
-                except OSError:  # the receiving device is full or gone: a lost packet
-                    stats.dropped += 1
-                late = now - due
-                stats.late_total_s += late
-                if late > stats.late_max_s:
-                    stats.late_max_s = late
-                stats.packets += 1
-                now = now_of()
+            if timeout <= 0 and not ready and queue[0][0] > now:
+                stats.spun_s += now - began
+                continue
+            changed = False
+            for fd, _ in ready:
+                if fd in self._pipes:
+                    self._take(fd, now)
+                else:
+                    changed = True
+            if changed:  # after the packets: they were sent before the change, or at least with it
+                self._change()
+            self._deliver()
             if now > report_at_s:
-                self._page.write(stats)
-                report_at_s = now + 0.1
+                meter.read(now, stats)
+                self._page.write(stats, self._lateness)
+                report_at_s = now + _REPORT_EVERY_S
+
+    def _change(self) -> None:
+        for number, profile in self._changes.receive():
+            self._by_number[number].change(profile)
+
+    def _take(self, fd: int, now: float) -> None:
+        """Read what a node has sent, at most ``_PACKETS_PER_TURN`` packets."""
+        pipes, stats = self._pipes[fd], self._stats
+        for _ in range(_PACKETS_PER_TURN):
+            try:
+                packet = os.read(fd, _READ_BYTES)
+            except BlockingIOError:
+                return
+            pipe = pipes.get(packet[26:30])
+            if pipe is None or packet[10] >> 4 != 4:
+                stats.dropped += 1
+            elif pipe.loses:
+                survivors, n_lost = pipe.survivors(packet)
+                stats.lost += n_lost
+                for part in survivors:
+                    size = wire_bytes(part)
+                    stats.wire_bytes += size
+                    self._schedule(pipe.enter(now, part, size), pipe, part)
+            else:
+                size = wire_bytes(packet)
+                stats.wire_bytes += size
+                self._schedule(pipe.enter(now, packet, size), pipe, packet)
+
+    def _schedule(self, entered: tuple[float, Transit | None] | None, pipe: Pipe, packet: bytes) -> None:
+        if entered is None:
+            self._stats.dropped += 1
+            return
+        at_s, transit = entered
+        self._sequence += 1
+        heappush(self._queue, (at_s, self._sequence, pipe, packet, transit))
+
+    def _deliver(self) -> None:
+        """Hand over every packet that is due, to its receiver or to its next shared link."""
+        queue, stats, lateness = self._queue, self._stats, self._lateness
+        now = time.monotonic()
+        while queue and queue[0][0] <= now:
+            due, _, pipe, packet, transit = heappop(queue)
+            if transit is not None:
+                self._schedule(transit.enter(due), pipe, packet)
+                continue
+            try:
+                os.write(pipe.out_fd, packet)
+            except OSError:  # the receiving device is full or gone: a lost packet
+                stats.dropped += 1
+            late = now - due
+            lateness.add(late)
+            stats.late_total_s += late
+            if late > stats.late_max_s:
+                stats.late_max_s = late
+            stats.packets += 1
+            now = time.monotonic()
+
+
+class _Meter:
+    """Reads this process's CPU time into the counters."""
+
+    def __init__(self) -> None:
+        self._at_s = time.monotonic()
+        self._started_s = time.process_time()
+        self._worked_s = 0.0
+
+    def read(self, now: float, stats: ForwarderStats) -> None:
+        stats.cpu_s = time.process_time() - self._started_s
+        if now - self._at_s >= _BUSY_WINDOW_S:
+            worked_s = stats.cpu_s - stats.spun_s
+            share = (worked_s - self._worked_s) / (now - self._at_s)
+            stats.busy_max_ratio = max(stats.busy_max_ratio, share)
+            self._at_s, self._worked_s = now, worked_s

@@ -8,6 +8,9 @@ process that holds them, so a killed run leaves nothing.
 No neighbour is ever looked up (the kernel's neighbour table is shared by all namespaces and overflows
 at 60 nodes): both ends of every pair have known hardware addresses, entered as permanent neighbours,
 and a node sends everything to one gateway address that exists only as such an entry.
+
+TCP's super-packets of up to 64 kB cross the network whole, each with one delay. Where packets are lost at
+random, they must be lost one by one: a node with such a link cuts its super-packets into segments first.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import errno
 import ipaddress
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -35,6 +39,7 @@ DEVICE = "eth0"
 
 _NUD_PERMANENT = 0x80
 _RTNH_F_ONLINK = 4
+_SUPER_PACKET_SEGMENTS = 65_535  # the kernel's own value for a new device
 _MODULES = (
     "install the rest of the distribution's kernel modules (Debian: linux-image-amd64 in place of a reduced "
     "kernel; Ubuntu: apt install linux-modules-extra-$(uname -r)) and modprobe"
@@ -51,6 +56,11 @@ class NetemBackend(Backend):
         self._minor = {node: qdiscs.FIRST_NODE_MINOR + i for i, node in enumerate(spec.nodes)}
         self._namespaces: dict[str, int] = {}
         self._switch: int | None = None
+        self._links = dict(spec.links)
+        self._ports: dict[str, int] = {}
+        """Index of the switch's device towards each node."""
+        self._cutting: set[str] = set()
+        """Nodes that cut super-packets into segments."""
 
     @classmethod
     def missing(cls) -> str | None:
@@ -74,11 +84,30 @@ class NetemBackend(Backend):
     def address(self, node: str) -> str:
         return str(NETWORK[self._minor[node]])
 
+    def update(self, links: Mapping[tuple[str, str], LinkProfile]) -> None:
+        for sender, receiver in links:
+            if (sender, receiver) not in self._links:
+                raise NetworkError(f"the network has no link from {sender} to {receiver} that could change")
+        requests = [
+            qdiscs.changed_link(self._ports[receiver], self._minor[sender], link, self.spec.mtu)
+            for (sender, receiver), link in links.items()
+        ]
+        assert self._switch is not None, "update() before open()"
+        try:
+            self._links.update(links)
+            self._cut_where_packets_are_lost()
+            with inside(self._switch):
+                rtnetlink.send(requests)
+        except (NetlinkError, OSError) as error:
+            raise NetworkError(f"cannot change the netem network: {error}") from error
+
     def close(self) -> None:
         held = list(self._namespaces.values())
         if self._switch is not None:
             held.append(self._switch)
         self._namespaces.clear()
+        self._ports.clear()
+        self._cutting.clear()
         self._switch = None
         for fd in held:
             os.close(fd)
@@ -93,14 +122,24 @@ class NetemBackend(Backend):
                 self._add_pair(switch, node)
                 with inside(self._namespaces[node]):
                     self._configure_node(node)
-                index = self._configure_port(switch, node)
-                rtnetlink.send(qdiscs.receiver_tree(index, incoming[node], self.spec.mtu))
+                self._ports[node] = self._configure_port(switch, node)
+                rtnetlink.send(qdiscs.receiver_tree(self._ports[node], incoming[node], self.spec.mtu))
+        self._cut_where_packets_are_lost()
 
     def _links_by_receiver(self) -> dict[str, dict[int, LinkProfile]]:
         incoming: dict[str, dict[int, LinkProfile]] = {node: {} for node in self.spec.nodes}
-        for (sender, receiver), link in self.spec.links.items():
+        for (sender, receiver), link in self._links.items():
             incoming[receiver][self._minor[sender]] = link
         return incoming
+
+    def _cut_where_packets_are_lost(self) -> None:
+        """Also in connections that are open: the device cuts what their sockets made too large."""
+        lossy = {sender for (sender, _), link in self._links.items() if 0 < link.loss_ratio < 1}
+        for node in sorted(lossy ^ self._cutting):
+            with inside(self._namespaces[node]), IPRoute() as ip:
+                segments = 1 if node in lossy else _SUPER_PACKET_SEGMENTS
+                ip.link("set", index=_index(ip, DEVICE), gso_max_segs=segments)
+        self._cutting = lossy
 
     def _port(self, node: str) -> str:
         return f"port{self._minor[node]}"

@@ -5,9 +5,11 @@ Least faithful: no congestion control at work, no competition for a link between
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from netem.backend import Backend
+from netem.spec import LinkProfile
 
 
 class LoopbackBackend(Backend):
@@ -28,6 +30,9 @@ class LoopbackBackend(Backend):
 
     def address(self, node: str) -> str:
         return "127.0.0.1"
+
+    def update(self, links: Mapping[tuple[str, str], LinkProfile]) -> None:
+        """Clients are told."""
 
     def close(self) -> None:
         """Nothing to remove."""

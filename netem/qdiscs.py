@@ -2,13 +2,21 @@
 
 On the switch's device towards a receiver stands an HTB tree with one class per sender and, in each
 class, a netem leaf that plays that sender's link: rate, then delay. A packet waits here on the
-receiver's side, where it no longer counts against its sender's TCP small queue.
+receiver's side, where it no longer counts against its sender's TCP small queue: the switch has let go
+of the sender's socket when it routed the packet.
 
 - One BPF filter of four instructions finds the class: its minor number is the low half of the source
-  address. Its cost does not grow with the number of nodes.
+  address. Its cost does not grow with the number of nodes (a list of filters, one per sender, would).
 - netem serialises, not HTB. HTB lets a whole GSO super-packet of 64 kB go at once and charges it
   afterwards, so a token's 28 kB would arrive up to 2.3 ms early at 100 Mbit/s; netem delivers each
   packet at the end of its transmission. HTB's own rate is therefore above every link's.
+- A rate keeps jitter from reordering: netem then sends no packet before the one in front of it, and the
+  delay that it draws counts from the packet's arrival. Without a rate it sorts by the drawn delays.
+- netem's limit counts packets, a super-packet once. It has room for everything on its way if all of it
+  were bare headers (the acknowledgements of a fast link in the other direction), and a queue besides.
+- A change of options leaves the packets that netem holds, with the instants at which they leave. Later
+  ones queue behind them: a shorter delay shows when the last of them has left. A cut (all lost) lets
+  them arrive too. netem keeps the rate that it has unless told another, so all options are sent always.
 - Packets of senders without a link fall into class ``DROP_MINOR``, whose queue has no room.
 """
 
@@ -17,20 +25,22 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping
+from dataclasses import replace
 
 from netem.rtnetlink import NEW_CLASS, NEW_FILTER, NEW_QDISC, TcRequest, attribute
-from netem.spec import LinkProfile, NetworkError
+from netem.spec import HEADER_BYTES, LinkProfile, NetworkError
 
 DROP_MINOR = 1
 FIRST_NODE_MINOR = 2
 LAST_NODE_MINOR = 0xFFFD
 QUEUE_PACKETS = 10_000
-"""Room beyond bandwidth x delay: a packet is at least one segment, at most 64 kB."""
+"""Room beyond bandwidth x delay: a packet is at most 64 kB."""
 
 _ROOT = 0xFFFF_FFFF
 _MAJOR = 0x1_0000
 _TICK_S = 64e-9
 _U32_MAX = 0xFFFF_FFFF
+_MAX_JITTER_S = (2**31 - 1) * 1e-9  # netem's own: signed nanoseconds
 _ETHERNET_BYTES = 14
 _PASS_BYTES_PER_S = 4_000_000_000
 _PASS_BURST_BYTES = 1_000_000
@@ -50,28 +60,40 @@ def receiver_tree(device: int, links: Mapping[int, LinkProfile], mtu: int) -> li
     return requests
 
 
+def changed_link(device: int, minor: int, link: LinkProfile, mtu: int) -> TcRequest:
+    """Give the link from sender ``minor`` another profile. Raises ``NetworkError`` as ``receiver_tree`` does."""
+    return replace(_netem_leaf(device, minor, link, mtu), change=True)
+
+
 def netem_options(link: LinkProfile, mtu: int) -> bytes:
     """``struct tc_netem_qopt`` and the rate attribute for one direction of a link.
 
-    The delay is in ticks of 64 ns. netem counts 14 bytes of Ethernet header per segment that the
+    Delay and jitter are in ticks of 64 ns, the loss in 2^-32. netem counts 14 bytes of Ethernet header per segment that the
     emulated link does not have; its rate is raised by the same share of a full packet.
     """
     ticks = round(link.delay_s / _TICK_S)
     if not 0 <= ticks <= _U32_MAX:
         raise NetworkError(f"netem delays by 0 to {_U32_MAX * _TICK_S:.0f} s, not by {link.delay_s:g} s")
+    if not 0 <= link.jitter_s <= _MAX_JITTER_S:
+        raise NetworkError(f"netem jitters by 0 to {_MAX_JITTER_S:.1f} s, not by {link.jitter_s:g} s")
+    if not 0 <= link.loss_ratio <= 1:
+        raise NetworkError(f"a loss ratio is between 0 and 1, not {link.loss_ratio:g}")
     if link.rate_bps < 8:
         raise NetworkError(f"netem needs a rate of at least 8 bit/s, not {link.rate_bps:g} bit/s")
     bytes_per_s = round(link.rate_bps / 8 * (mtu + _ETHERNET_BYTES) / mtu)
-    limit = min(queue_limit_packets(link, mtu), _U32_MAX)
-    options = struct.pack("=6I", ticks, limit, 0, 0, 0, 0)  # then loss, gap, duplicate, jitter
+    limit = min(queue_limit_packets(link), _U32_MAX)
+    loss, gap, duplicate = round(link.loss_ratio * _U32_MAX), 0, 0
+    jitter_ticks = round(link.jitter_s / _TICK_S)
+    options = struct.pack("=6I", ticks, limit, loss, gap, duplicate, jitter_ticks)
     if bytes_per_s > _U32_MAX:
         options += attribute(8, struct.pack("=Q", bytes_per_s))
     return options + attribute(6, struct.pack("=IiIi", min(bytes_per_s, _U32_MAX), 0, 0, 0))
 
 
-def queue_limit_packets(link: LinkProfile, mtu: int) -> int:
-    """What netem may hold: the packets in flight at full rate, and a queue in front of them."""
-    return math.ceil(link.rate_bps * link.delay_s / (8 * mtu)) + QUEUE_PACKETS
+def queue_limit_packets(link: LinkProfile) -> int:
+    """What netem may hold: the smallest packets in flight at full rate for as long as any of them takes, and a queue."""
+    longest_s = link.delay_s + link.jitter_s
+    return math.ceil(link.rate_bps * longest_s / (8 * HEADER_BYTES)) + QUEUE_PACKETS
 
 
 def _htb(device: int) -> TcRequest:

@@ -17,7 +17,8 @@ NEW_QDISC, NEW_CLASS, NEW_FILTER = 36, 40, 44
 
 _NETLINK_ROUTE = 0
 _SOL_NETLINK, _NETLINK_CAP_ACK = 270, 10
-_FLAGS = 0x01 | 0x04 | 0x200 | 0x400  # request, acknowledge, exclusive, create
+_CHANGE = 0x01 | 0x04  # request, acknowledge
+_ADD = _CHANGE | 0x200 | 0x400  # exclusive, create
 _ERROR = 2
 _TCA_KIND, _TCA_OPTIONS = 1, 2
 _HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
@@ -28,7 +29,10 @@ _BATCH = 64
 
 @dataclass(frozen=True)
 class TcRequest:
-    """One qdisc, class or filter to create. Handles are ``major << 16 | minor``."""
+    """One qdisc, class or filter to create. Handles are ``major << 16 | minor``.
+
+    ``change``: it exists and gets new options; the kernel keeps what it holds.
+    """
 
     message: int
     device: int
@@ -37,11 +41,13 @@ class TcRequest:
     kind: str
     options: bytes
     info: int = 0
+    change: bool = False
 
     def encode(self, sequence: int) -> bytes:
         body = _TCMSG.pack(socket.AF_UNSPEC, self.device, self.handle, self.parent, self.info)
         body += attribute(_TCA_KIND, self.kind.encode() + b"\0") + attribute(_TCA_OPTIONS, self.options)
-        return _HEADER.pack(_HEADER.size + len(body), self.message, _FLAGS, sequence, 0) + body
+        flags = _CHANGE if self.change else _ADD
+        return _HEADER.pack(_HEADER.size + len(body), self.message, flags, sequence, 0) + body
 
 
 def attribute(kind: int, payload: bytes) -> bytes:
@@ -77,7 +83,8 @@ def _send_batch(sock: socket.socket, batch: Sequence[TcRequest]) -> None:
             code = -struct.unpack_from("=i", data, _HEADER.size)[0]
             if code and refused is None:
                 request = batch[sequence]
-                refused = OSError(code, f"adding {request.kind} {request.handle:#x}: {os.strerror(code)}")
+                verb = "changing" if request.change else "adding"
+                refused = OSError(code, f"{verb} {request.kind} {request.handle:#x}: {os.strerror(code)}")
             answered += 1
             data = data[(length + 3) & ~3 :]
     if refused is not None:

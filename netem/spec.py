@@ -19,10 +19,16 @@ class NetworkUnavailable(NetworkError):
 
 @dataclass(frozen=True)
 class LinkProfile:
-    """One direction between two nodes. Real seconds and bits per second (time scale applied)."""
+    """One direction between two nodes. Real seconds and bits per second (time scale applied).
+
+    Every packet's delay is ``delay_s`` plus a value drawn uniformly from +- ``jitter_s`` (at most
+    ``delay_s``), but no packet overtakes another. ``loss_ratio`` of the packets is lost at random; 1 cuts the link.
+    """
 
     delay_s: float
     rate_bps: float
+    jitter_s: float = 0.0
+    loss_ratio: float = 0.0
 
     def transmission_s(self, n_bytes: int, mtu: int = 1500) -> float:
         """Time to put a message of ``n_bytes`` on the link, headers of every segment included."""
@@ -44,6 +50,13 @@ class NetworkSpec:
     """All nodes in order, and the links between those ordered pairs that exchange packets.
 
     A pair without a link has no connectivity. ``run`` is the run's name: it marks what is made.
+
+    Pairs compete for capacity only where links are shared: ``shared`` maps a shared link's name to its
+    rate in bits per second, and ``paths`` gives, for an ordered pair, the names of the shared links along
+    its way, in order (one name per direction, such as ``a>b``). A packet of such a pair passes the pair's
+    own link first, then waits its turn on each of these (first come, first served, stored and forwarded);
+    the pair's delay is the propagation of the whole way. Raises ``NetworkError`` for a path over a link
+    that is not shared.
     """
 
     run: str
@@ -51,3 +64,13 @@ class NetworkSpec:
     links: Mapping[tuple[str, str], LinkProfile]
     tcp: TcpSpec = field(default_factory=TcpSpec)
     mtu: int = 1500
+    shared: Mapping[str, float] = field(default_factory=dict)
+    paths: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for pair, path in self.paths.items():
+            for name in path:
+                if name not in self.shared:
+                    raise NetworkError(
+                        f"the path from {pair[0]} to {pair[1]} names {name!r}, which is no shared link"
+                    )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import random
 import socket
 from typing import Any
 
@@ -36,12 +38,13 @@ class Connection:
         up: DelayProfile | None = None,
         down: DelayProfile | None = None,
         max_frame_bytes: int = 256 * 1024**2,
+        seed: str = "",
     ) -> None:
         self._http = http
         self._url = url
         self._clock = clock
-        self._up = DelayLine(up, clock) if up else None
-        self._down = DelayLine(down, clock) if down else None
+        self._up = DelayLine(up, clock, random.Random(f"{seed}:up")) if up else None
+        self._down = DelayLine(down, clock, random.Random(f"{seed}:down")) if down else None
         self._max_frame_bytes = max_frame_bytes
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._waiting: dict[int, asyncio.Future[tuple[list[Any], float]]] = {}
@@ -62,6 +65,13 @@ class Connection:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._reader = asyncio.ensure_future(self._read(self._socket))
 
+    def change_links(self, up: DelayProfile | None, down: DelayProfile | None) -> None:
+        """Delay messages that are sent from now on by other profiles; ``None`` leaves a direction as it is."""
+        for line, profile in ((self._up, up), (self._down, down)):
+            if profile is not None:
+                assert line is not None, "the kernel delays messages: there is no link to change here"
+                line.change(profile)
+
     async def ask(self, kind: str, *fields: Any) -> tuple[list[Any], float, float]:
         """Send a request; answer ``(answer frame, sent_at_s, received_at_s)``.
 
@@ -77,7 +87,7 @@ class Connection:
         sent_at_s = self._clock.now_s()
         try:
             if self._up is not None:
-                await self._up.carry(len(data))
+                await self._carry(self._up, len(data))
             await self._socket.send_bytes(data)
             frame, received_at_s = await future
         except (ConnectionError, aiohttp.ClientError) as error:
@@ -111,8 +121,20 @@ class Connection:
             await ws.close()  # nothing is read any more, so nothing may be asked any more
 
     async def _deliver_late(self, frame: list[Any], n_bytes: int, down: DelayLine) -> None:
-        await down.carry(n_bytes)
-        self._deliver(frame, self._clock.now_s())
+        with contextlib.suppress(
+            ConnectionError
+        ):  # _carry has closed the socket: everybody who waits hears it
+            await self._carry(down, n_bytes)
+            self._deliver(frame, self._clock.now_s())
+
+    async def _carry(self, line: DelayLine, n_bytes: int) -> None:
+        """As ``DelayLine.carry``; a link that gives up ends the connection, as the kernel would."""
+        try:
+            await line.carry(n_bytes)
+        except ConnectionError:
+            assert self._socket is not None
+            await self._socket.close()
+            raise
 
     def _deliver(self, frame: list[Any], received_at_s: float) -> None:
         future = self._waiting.get(frame[1])

@@ -1,29 +1,96 @@
-"""Link delays inside the client's transport, for networks whose kernel delays nothing (``loopback``)."""
+"""Links inside the client's transport, for networks whose kernel delays nothing (``loopback``)."""
 
 from __future__ import annotations
 
+import asyncio
+import random
 from dataclasses import dataclass
 
 from nodes.clock import Clock
 
+_SEGMENT_BYTES = 1448
+"""Payload of one packet: what is lost is packets, not messages."""
+MIN_RETRANSMISSION_S = 0.2
+GIVE_UP_S = 900.0
+"""About when Linux gives up a connection on which nothing arrives (``tcp_retries2`` = 15)."""
+
 
 @dataclass(frozen=True)
 class DelayProfile:
-    """One direction: propagation (scenario seconds), and seconds per byte on the link."""
+    """One direction: propagation (scenario seconds), and seconds per byte on the link.
+
+    Every message's propagation differs by up to +- ``jitter_s``. ``loss_ratio`` of the packets is lost; 1
+    cuts the link.
+    """
 
     delay_s: float
     s_per_byte: float
+    jitter_s: float = 0.0
+    loss_ratio: float = 0.0
+
+    @property
+    def retransmission_s(self) -> float:
+        """When a lost packet is sent again: after two round trips of a link like this, 0.2 s at least."""
+        return max(MIN_RETRANSMISSION_S, 4 * self.delay_s)
 
 
 class DelayLine:
-    """A FIFO link: a message arrives after the ones before it, its transmission and the delay."""
+    """A FIFO link: a message arrives after the ones before it, its transmission and the delay.
 
-    def __init__(self, profile: DelayProfile, clock: Clock) -> None:
-        self._profile = profile
+    Lost packets arrive as TCP would bring them, late; what is sent while the link is cut goes out when it
+    is up again. Whatever is on its way when the profile changes keeps what it was given.
+    """
+
+    def __init__(self, profile: DelayProfile, clock: Clock, chance: random.Random | None = None) -> None:
         self._clock = clock
+        self._chance = chance or random.Random(0)
+        self._turn = asyncio.Lock()
+        self._up = asyncio.Event()
         self._free_at_s = 0.0
+        self._last_arrival_s = 0.0
+        self.change(profile)
+
+    def change(self, profile: DelayProfile) -> None:
+        """Give messages that are sent from now on a new profile."""
+        self._profile = profile
+        if profile.loss_ratio < 1:
+            self._up.set()
+        else:
+            self._up.clear()
 
     async def carry(self, n_bytes: int) -> None:
-        """Return when a message of ``n_bytes`` that is sent now arrives."""
-        self._free_at_s = max(self._clock.now_s(), self._free_at_s) + n_bytes * self._profile.s_per_byte
-        await self._clock.sleep_until_s(self._free_at_s + self._profile.delay_s)
+        """Return when a message of ``n_bytes`` that is sent now arrives.
+
+        Raises ``ConnectionError`` when the link stays cut for ``GIVE_UP_S``.
+        """
+        async with self._turn:
+            if not self._up.is_set():
+                await self._until_up()
+            profile = self._profile
+            self._free_at_s = max(self._clock.now_s(), self._free_at_s) + n_bytes * profile.s_per_byte
+            delay_s = profile.delay_s
+            if profile.jitter_s:
+                delay_s += self._chance.uniform(-1.0, 1.0) * profile.jitter_s
+            if profile.loss_ratio:
+                delay_s += self._n_rounds_lost(n_bytes, profile.loss_ratio) * profile.retransmission_s
+            self._last_arrival_s = at_s = max(self._last_arrival_s, self._free_at_s + delay_s)
+        await self._clock.sleep_until_s(at_s)
+
+    def _n_rounds_lost(self, n_bytes: int, loss_ratio: float) -> int:
+        """How often what was lost of a message is sent again: until the last of its packets is through."""
+        n_lost, n_rounds = -(-n_bytes // _SEGMENT_BYTES), -1
+        while n_lost:
+            n_lost = sum(self._chance.random() < loss_ratio for _ in range(n_lost))
+            n_rounds += 1
+        return n_rounds
+
+    async def _until_up(self) -> None:
+        up = asyncio.ensure_future(self._up.wait())
+        limit = asyncio.ensure_future(self._clock.sleep_until_s(self._clock.now_s() + GIVE_UP_S))
+        try:
+            await asyncio.wait((up, limit), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            up.cancel()
+            limit.cancel()
+        if not self._up.is_set():
+            raise ConnectionResetError(f"nothing came through for {GIVE_UP_S:g} s")

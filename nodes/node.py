@@ -97,6 +97,12 @@ async def _serve(config: ServerConfig) -> None:
     clock.close()
 
 
+def _profiles(entry: dict[str, Any]) -> tuple[DelayProfile | None, DelayProfile | None]:
+    """(up, down) of a message, each a list of a profile's fields or not there."""
+    up, down = (DelayProfile(*entry[key]) if entry.get(key) else None for key in ("up", "down"))
+    return up, down
+
+
 class _Client:
     """Methods that the orchestrator calls on a client node."""
 
@@ -111,12 +117,22 @@ class _Client:
         self._log = EventLog(config.log_path)
 
     async def connect(self, servers: list[dict[str, Any]]) -> None:
-        """Connect to every server: ``{address, port, up, down}``; ``up``/``down`` only for loopback."""
+        """Connect to every server: ``{address, port, up, down, seed}``; the last three only for loopback."""
         for server in servers:
-            up, down = (DelayProfile(*server[key]) if server.get(key) else None for key in ("up", "down"))
+            up, down = _profiles(server)
             url = f"http://{server['address']}:{server['port']}/v1/sessions"
-            self.connections.append(Connection(self.http, url, self.clock, up, down))
+            seed = server.get("seed", "")
+            self.connections.append(Connection(self.http, url, self.clock, up, down, seed=seed))
         await asyncio.gather(*(connection.open() for connection in self.connections))
+
+    async def links(self, changed: list[dict[str, Any]]) -> float:
+        """Change the links to servers: ``{server, up, down}``, by number. Only where the client delays.
+
+        Answers the instant at which that was done.
+        """
+        for entry in changed:
+            self.connections[entry["server"]].change_links(*_profiles(entry))
+        return self.clock.now_s()
 
     async def warm(self, n_bytes: int) -> None:
         """Send one message of ``n_bytes`` each way on every connection."""
@@ -195,7 +211,8 @@ async def _drive(config: ClientConfig) -> None:
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as http:
         client = _Client(config, http)
         handlers: dict[str, control.Handler] = {
-            name: getattr(client, name) for name in ("connect", "warm", "start", "serve", "finish", "stop")
+            name: getattr(client, name)
+            for name in ("connect", "links", "warm", "start", "serve", "finish", "stop")
         }
         client.peer = await control.connect(config.control_path, handlers)
         client.peer.tell("hello", config.name, os.getpid(), 0)

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import socket
 import struct
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +24,16 @@ from nodes.node import NodeConfig
 
 _HEADER = struct.Struct("!QQ")
 """Bytes that follow, bytes wanted back."""
+_MAX_THREADS = 64
 
 
 @dataclass(frozen=True)
 class ProbePlan:
-    """How to measure one pair; real seconds. ``up`` and ``down`` only where the client delays."""
+    """How to measure one pair; real seconds. ``up`` and ``down`` only where the client delays.
+
+    A part without echoes or bytes is left out. ``echo_limit_s`` ends either series of echoes early, with
+    at least two; ``bulk_limit_s`` is what all transfers together may take.
+    """
 
     address: str
     port: int
@@ -34,6 +41,9 @@ class ProbePlan:
     echo_bytes: int
     bulk_bytes_up: int
     bulk_bytes_down: int
+    echo_limit_s: float
+    bulk_limit_s: float
+    busy_interval_s: float = 0.0
     up: tuple[float, float] | None = None
     down: tuple[float, float] | None = None
 
@@ -77,45 +87,120 @@ class _Echo:
 
 
 class _Prober:
+    """Measures pairs, and keeps pairs busy while another prober measures. Blocking sockets in threads."""
+
     def __init__(self, config: NodeConfig) -> None:
         self._address = config.address
+        self._resting = threading.Event()
+        self._busy: list[asyncio.Future[int]] = []
+        self._threads = ThreadPoolExecutor(_MAX_THREADS)
 
     def prepare(self, config: NodeConfig) -> int:
         return 0
 
     def handlers(self) -> dict[str, control.Handler]:
-        return {"measure": self.measure}
+        return {"measure": self.measure, "busy": self.busy, "rest": self.rest}
 
     async def measure(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """One pair: ``{"rtt_s": [...], "echo_s": [...], "up_s": s, "down_s": s}``, real seconds.
+        """One pair: ``{"rtt_s": [...], "echo_s": [...], "up_s": s, "down_s": s, "failure": text}``, real seconds.
 
         ``rtt_s`` are one-byte echoes, ``echo_s`` echoes of ``echo_bytes`` each way. ``up_s`` and
-        ``down_s`` are the times of a bulk transfer on a warm connection, one round trip included.
+        ``down_s`` are the times of a bulk transfer on a warm connection, one round trip included; ``None``
+        where none was made. ``failure`` says why something is lacking, and is ``None`` otherwise.
         """
-        return await asyncio.to_thread(self._measure, ProbePlan(**fields))
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._measure, ProbePlan(**fields))
+
+    async def busy(self, plans: list[dict[str, Any]]) -> None:
+        """Exchange echoes with each of these pairs, one every ``busy_interval_s`` at most, until ``rest``."""
+        self._resting.clear()
+        loop = asyncio.get_running_loop()
+        self._busy = [
+            loop.run_in_executor(self._threads, self._keep_busy, ProbePlan(**fields)) for fields in plans
+        ]
+
+    async def rest(self) -> int:
+        """Stop; answers how many echoes there were."""
+        self._resting.set()
+        counts = await asyncio.gather(*self._busy)
+        self._busy = []
+        return sum(counts)
+
+    def _connect(self, plan: ProbePlan) -> _Pair:
+        source = None if plan.up else (self._address, 0)
+        end = (plan.address, plan.port)
+        return _Pair(socket.create_connection(end, timeout=plan.echo_limit_s, source_address=source), plan)
 
     def _measure(self, plan: ProbePlan) -> dict[str, Any]:
-        source = None if plan.up else (self._address, 0)
-        with socket.create_connection((plan.address, plan.port), timeout=60, source_address=source) as link:
-            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        result: dict[str, Any] = {"rtt_s": [], "echo_s": [], "up_s": None, "down_s": None}
+        result["failure"] = "connecting took too long"
+        with contextlib.suppress(TimeoutError), self._connect(plan) as pair:  # the failure says where
+            for what, key, n_bytes in (("a byte", "rtt_s", 1), ("a token", "echo_s", plan.echo_bytes)):
+                result["failure"] = f"the echo of {what} took too long"
+                pair.echoes(n_bytes, result[key])
+            pair.limit(plan.bulk_limit_s)
+            up, down = plan.bulk_bytes_up, plan.bulk_bytes_down
+            for what, key, sizes in (("there", "up_s", (up, 1)), ("back", "down_s", (1, down))):
+                result["failure"] = f"the transfer {what} took too long"
+                if max(sizes) > 1:
+                    pair.exchange(*sizes)  # opens the windows as far as this link needs
+                    result[key] = pair.exchange(*sizes)
+            result["failure"] = None
+        return result
 
-            def exchange(n_up: int, n_down: int) -> float:
-                message = _HEADER.pack(n_up, n_down) + bytes(n_up)
-                started_at = time.monotonic()
-                _hold(plan.up, len(message))
-                link.sendall(message)
-                _discard(link, n_down)
-                _hold(plan.down, n_down)
-                return time.monotonic() - started_at
+    def _keep_busy(self, plan: ProbePlan) -> int:
+        count = 0
+        with contextlib.suppress(TimeoutError), self._connect(plan) as pair:  # a link that carries no load
+            resting = False
+            while not resting:
+                pair.limit(plan.echo_limit_s)
+                took_s = pair.exchange(plan.echo_bytes, plan.echo_bytes)
+                count += 1
+                resting = self._resting.wait(max(plan.busy_interval_s - took_s, 0))
+        return count
 
-            exchange(plan.echo_bytes, plan.echo_bytes)
-            rtt_s = [exchange(1, 1) for _ in range(plan.n_echoes)]
-            echo_s = [exchange(plan.echo_bytes, plan.echo_bytes) for _ in range(plan.n_echoes)]
-            exchange(plan.bulk_bytes_up, 1)  # opens the windows as far as this link needs
-            up_s = exchange(plan.bulk_bytes_up, 1)
-            exchange(1, plan.bulk_bytes_down)
-            down_s = exchange(1, plan.bulk_bytes_down)
-        return {"rtt_s": rtt_s, "echo_s": echo_s, "up_s": up_s, "down_s": down_s}
+
+class _Pair:
+    """A connection to one echo service. Raises ``TimeoutError`` past the limit."""
+
+    def __init__(self, connection: socket.socket, plan: ProbePlan) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._connection = connection
+        self._plan = plan
+        self._ends_at = 0.0
+        self.limit(plan.echo_limit_s)
+
+    def __enter__(self) -> _Pair:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+    def limit(self, seconds: float) -> None:
+        """From now on, exchanges may take so long together."""
+        self._ends_at = time.monotonic() + seconds
+
+    def echoes(self, n_bytes: int, took_s: list[float]) -> None:
+        """Append the times of the plan's echoes, after a first one that does not count."""
+        plan = self._plan
+        if not plan.n_echoes:
+            return
+        self.limit(2 * plan.echo_limit_s)
+        stop_at = time.monotonic() + plan.echo_limit_s
+        self.exchange(n_bytes, n_bytes)
+        while len(took_s) < 2 or (len(took_s) < plan.n_echoes and time.monotonic() < stop_at):
+            took_s.append(self.exchange(n_bytes, n_bytes))
+
+    def exchange(self, n_up: int, n_down: int) -> float:
+        """Send ``n_up`` bytes and read ``n_down`` that are answered when they have arrived; real seconds."""
+        message = _HEADER.pack(n_up, n_down) + bytes(n_up)
+        started_at = time.monotonic()
+        self._connection.settimeout(max(self._ends_at - started_at, 1e-3))
+        _hold(self._plan.up, len(message))
+        self._connection.sendall(message)
+        _discard(self._connection, n_down, self._ends_at)
+        _hold(self._plan.down, n_down)
+        return time.monotonic() - started_at
 
 
 def _hold(link: tuple[float, float] | None, n_bytes: int) -> None:
@@ -134,9 +219,11 @@ def _receive(connection: socket.socket, n_bytes: int) -> bytes:
     return data
 
 
-def _discard(connection: socket.socket, n_bytes: int) -> None:
+def _discard(connection: socket.socket, n_bytes: int, ends_at: float = math.inf) -> None:
     buffer = memoryview(bytearray(min(max(n_bytes, 1), 1 << 20)))
     while n_bytes:
+        if time.monotonic() > ends_at:
+            raise TimeoutError
         got = connection.recv_into(buffer[: min(n_bytes, len(buffer))])
         if not got:
             raise ConnectionError("closed")

@@ -1,8 +1,8 @@
 """``testbed clean``: ends what killed runs left running and completes what they measured.
 
 A run's namespaces and devices have no names and vanish with its processes, and those die with the
-run's owner; what can be left is a process that the kernel did not get to, a control socket, and logs
-that were never made into tables.
+run's owner; what can be left is a process that the kernel did not get to, a control socket, a file or
+a temporary folder, and logs that were never made into tables.
 """
 
 from __future__ import annotations
@@ -21,15 +21,20 @@ from testbed.handle import RUN_VARIABLE
 from testbed.results import finish_run, load_run
 from testbed.rundir import LINKS_PREFIX, OWNER, owner_alive
 
+TABLES = ("summary.json", "requests.parquet", "hops.parquet", "trace.json")
+HALF_WRITTEN = ".part"
 _TERM_WAIT_S = 2.0
 
 
 def clean_command(out: Path) -> dict[str, Any]:
-    """Answers ``{processes: [{pid, run}], sockets: [...], folders: [...], completed: [...], problems: [...]}``.
+    """What was removed, and what was completed; every value is a list, of paths unless said otherwise.
 
-    Touches only processes that carry this tool's run variable and whose run has no living owner.
+    ``processes`` (``{pid, run}``) that outlived their run, ``sockets``, half-written ``files``, temporary
+    ``folders``; runs ``completed``: their tables are made; ``problems``, a sentence each. Touches only
+    what carries this tool's run variable or lies in a run's folder, and only where the run's owner is gone.
     """
-    answer: dict[str, Any] = {"processes": [], "sockets": [], "folders": [], "completed": [], "problems": []}
+    kinds = ("processes", "sockets", "files", "folders", "completed", "problems")
+    answer: dict[str, Any] = {kind: [] for kind in kinds}
     for pid, run in _orphans():
         _end(pid)
         answer["processes"].append({"pid": pid, "run": str(run)})
@@ -41,7 +46,10 @@ def clean_command(out: Path) -> dict[str, Any]:
         if socket.exists():
             socket.unlink()
             answer["sockets"].append(str(socket))
-        if not (run / "summary.json").exists() and any((run / "events").glob("*.log")):
+        for half in sorted(run.rglob(f"*{HALF_WRITTEN}")):
+            half.unlink()
+            answer["files"].append(str(half))
+        if any((run / "events").glob("*.log")) and not all((run / name).exists() for name in TABLES):
             try:
                 finish_run(run, load_run(run))
                 answer["completed"].append(str(run))
@@ -83,7 +91,7 @@ def _end(pid: int) -> None:
 def clean_text(answer: dict[str, Any]) -> str:
     """What was done, for the terminal."""
     lines = [f"ended process {p['pid']} of {p['run']}" for p in answer["processes"]]
-    lines += [f"removed {path}" for path in answer["sockets"] + answer["folders"]]
+    lines += [f"removed {path}" for path in answer["sockets"] + answer["files"] + answer["folders"]]
     lines += [f"completed the tables of {path}" for path in answer["completed"]]
     lines += [f"problem: {text}" for text in answer["problems"]]
     return "\n".join(lines) or "nothing was left"

@@ -221,8 +221,14 @@ def links(
         int | None, typer.Option(min=1, help="Measure only the first N client-server pairs.")
     ] = None,
     echoes: Annotated[int, typer.Option(min=2, help="Echoes per pair and message size.")] = 50,
+    load: Annotated[
+        bool, typer.Option("--load", help="Measure each pair also while up to 20 others are busy.")
+    ] = False,
     time_scale: TimeScaleOption = None,
     overrides: SetOption = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Write JSON, tables and a plot to this new folder.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure the emulated network itself: requested and achieved RTT and rate of every pair."""
@@ -232,7 +238,9 @@ def links(
     options = {"network.backend": network, "time_scale": time_scale}
     changes = [f"{key}={value}" for key, value in options.items() if value is not None]
     experiment = load_experiment(scenario, [*(overrides or []), *changes])
-    answer, text = links_command(experiment, pairs, echoes)
+    answer, text = links_command(
+        experiment, pairs, echoes, load=load, out=out, announce=lambda text: typer.echo(text, err=True)
+    )
     _print(answer, lambda: text, as_json)
 
 

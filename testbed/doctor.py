@@ -28,8 +28,9 @@ def doctor_rows() -> list[dict[str, Any]]:
         _row("htb", probe.probe_qdisc("htb"), "rate shaping (sch_htb)"),
         _row("netem-qdisc", probe.probe_qdisc("netem"), "kernel delay emulation (sch_netem)"),
     ]
-    for backend in BACKENDS:
-        rows.append(_row(f"network {backend.name}", backend.missing(), "works here"))
+    missing = {backend.name: backend.missing() for backend in BACKENDS}
+    rows += [_row(f"network {name}", why_not, "works here") for name, why_not in missing.items()]
+    rows.append(_packets_row({name: why for name, why in missing.items() if name != "loopback"}))
     chosen, why = choose_backend("auto")
     rows.append({"name": "network auto", "works": True, "detail": f"takes {chosen.name}", "hint": why})
     rows.append(_row("torch", _torch_missing(), "real transformer blocks can be computed"))
@@ -41,6 +42,16 @@ def _row(name: str, missing: str | None, detail: str, hint: str = "") -> dict[st
     if missing is None:
         return {"name": name, "works": True, "detail": detail, "hint": ""}
     return {"name": name, "works": False, "detail": missing, "hint": hint}
+
+
+def _packets_row(missing: dict[str, str | None]) -> dict[str, Any]:
+    """Whether jitter, loss and links that change meet real packets: what the kernel's networks need for it."""
+    working = [name for name, why_not in missing.items() if why_not is None]
+    why_not = (
+        None if working else f"only imitated by clients (loopback); for real packets: {missing['fabric']}"
+    )
+    what = "on real packets, while they flow"
+    return _row("jitter, loss", why_not, f"and changes of links {what}: {', '.join(working)}")
 
 
 def _torch_missing() -> str | None:

@@ -15,18 +15,21 @@ from pathlib import Path
 from typing import Any
 
 from nodes import control
+from nodes.clock import ScaledClock
 from policies.problem import PolicyError
 from testbed import wiring
 from testbed.coordinator import Coordinator
 from testbed.errors import RunError, TestbedError, UserError
-from testbed.experiment import Experiment
+from testbed.experiment import Experiment, NetworkChange
 from testbed.handle import LauncherHandle
 from testbed.placing import PlacedExperiment
-from testbed.rundir import EventWriter, write_json
+from testbed.rundir import NETWORK_CHANGE, EventWriter, write_json
 
 _START_LEAD_S = 0.1
 _NODE_START_TIMEOUT_S = 30.0
 _LOG_TAIL_LINES = 5
+_PATIENCE_S, _BROKEN_PATIENCE_S = 5.0, 0.5
+"""How long clients may take to close their sessions, at the end of a good and of a broken run."""
 
 
 @dataclass
@@ -69,6 +72,7 @@ class Emulation:
         self._done: dict[str, str] = {}
         self._all_done = asyncio.Event()
         self._origin_at = 0.0
+        self._changing: asyncio.Task[None] | None = None
         self._coordinator = Coordinator(
             experiment.problem,
             placed.placement,
@@ -102,7 +106,9 @@ class Emulation:
                 )
             )
             self._mark("network")
-            self.events.write("network", name=self.network["name"], why=self.network["why"])
+            self.events.write(
+                "network", name=self.network["name"], why=self.network["why"], **self._sharing()
+            )
             await self._guard(self._spawn_nodes())
             self._mark("nodes")
             await self._guard(self._connect_clients())
@@ -110,6 +116,17 @@ class Emulation:
         finally:
             listener.close()
             self._control_path.unlink(missing_ok=True)
+
+    def _sharing(self) -> dict[str, bool]:
+        """Whether pairs compete for the links that the scenario says they share; empty if there are none."""
+        return {"shares_links": self.network["name"] == "fabric"} if self.experiment.shared_bps else {}
+
+    def network_text(self) -> str:
+        """Which network carries the run and why, in one line."""
+        text = f"network {self.network['name']} ({self.network['why']})"
+        if self._sharing().get("shares_links") is False:
+            text += ", which gives every pair the whole rate of its path: only fabric shares links"
+        return text
 
     async def _spawn_nodes(self) -> None:
         experiment, addresses = self.experiment, self.network["addresses"]
@@ -155,6 +172,7 @@ class Emulation:
         """Run the workload to its end. Raises ``RunError`` when the emulation breaks on the way."""
         self.progress.phase = "serving"
         self.events.write("serving", self.now_s())
+        self._changing = asyncio.create_task(self._change_links())
         for number, client in enumerate(self.experiment.problem.clients):
             requests = [
                 [r.index, r.arrival_at_s, r.n_input_tokens, r.n_output_tokens]
@@ -168,6 +186,44 @@ class Emulation:
             if failure and failure != "interrupted":
                 raise RunError(f"{client}: {failure}; all rows up to then are intact")
 
+    async def _change_links(self) -> None:
+        """Carry out the scenario's changes, each at its time, until the run ends."""
+        clock = ScaledClock(self._origin_at, self.experiment.time_scale)
+        try:
+            for change in self.experiment.changes:
+                await clock.sleep_until_s(change.at_s)
+                done_at_s = await self._apply(change)
+                self.events.write(
+                    NETWORK_CHANGE,
+                    done_at_s,
+                    planned_at_s=change.at_s,
+                    late_s=done_at_s - change.at_s,
+                    why=change.why,
+                    n_links=len(change.links),
+                )
+        except control.ControlError as error:
+            self._break(RunError(f"a client did not take its new links: {error}"))
+        except TestbedError as error:
+            self._break(error)
+        finally:
+            clock.close()
+
+    async def _apply(self, change: NetworkChange) -> float:
+        """Answers when it was done, by the clock of whoever did it (the last, if clients did)."""
+        experiment = self.experiment
+        if not self.network["delays_in_client"]:
+            links = wiring.scaled_links(experiment, change.links)
+            done_at = await self._launcher.ask("update", links)
+            return float((done_at - self._origin_at) * experiment.time_scale)
+        changed = {
+            client: wiring.changed_links(experiment, client, change.links)
+            for client in experiment.problem.clients
+        }
+        done_at_s = await asyncio.gather(
+            *(self._peers[client].ask("links", links) for client, links in changed.items())
+        )
+        return float(max(done_at_s))
+
     async def hold(self) -> None:
         """Keep everything up until interrupted."""
         self.progress.phase = "holding"
@@ -177,11 +233,15 @@ class Emulation:
         """End the workload and the nodes. Safe in every phase."""
         self._stopping = True
         self.progress.phase = "stopping"
-        for client in self.experiment.problem.clients:
-            if client in self._peers:
-                with contextlib.suppress(control.ControlError, TimeoutError):
-                    async with asyncio.timeout(5):
-                        await self._peers[client].ask("finish")
+        if self._changing is not None:
+            self._changing.cancel()
+            await asyncio.gather(self._changing, return_exceptions=True)
+        # Clients close their sessions over the network, which answers nobody if it is what broke.
+        patience_s = _BROKEN_PATIENCE_S if self._broken.done() else _PATIENCE_S
+        clients = [self._peers[name] for name in self.experiment.problem.clients if name in self._peers]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                await asyncio.gather(*(peer.ask("finish") for peer in clients), return_exceptions=True)
         for peer in self._peers.values():
             with contextlib.suppress(control.ControlError):  # it is gone already
                 peer.tell("stop")
@@ -304,7 +364,7 @@ async def run_emulation(
         await emulation.start()
         write_json(plan, plan_document(emulation))
         announce(
-            f"network {emulation.network['name']} ({emulation.network['why']}); "
+            f"{emulation.network_text()}; "
             f"{len(emulation.experiment.nodes)} nodes up in {emulation.startup_s['total']:.2f} s"
         )
         await emulation.serve()

@@ -16,10 +16,21 @@ from policies.workload import Backoff, RequestPlan
 
 @dataclass(frozen=True)
 class Link:
-    """One direction between two nodes: propagation delay and rate, in scenario units."""
+    """One direction between two nodes, in scenario units; see ``netem.spec.LinkProfile``."""
 
     delay_s: float
     rate_bps: float
+    jitter_s: float = 0.0
+    loss_ratio: float = 0.0
+
+
+@dataclass(frozen=True)
+class NetworkChange:
+    """From ``at_s`` on, these ordered pairs of nodes have these links; ``why`` says it in a few words."""
+
+    at_s: float
+    links: Mapping[tuple[str, str], Link]
+    why: str
 
 
 @dataclass(frozen=True)
@@ -55,6 +66,8 @@ class Experiment:
     """Site of every node, by node name."""
     links: Mapping[tuple[str, str], Link]
     """Both directions of every client-server pair and every server-server pair."""
+    changes: tuple[NetworkChange, ...]
+    """What happens to links while the workload is served, in the order of time."""
     network: str
     """Backend asked for: auto, netem, fabric, loopback."""
     keep_cpus_awake: bool
@@ -81,6 +94,10 @@ class Experiment:
     requests: tuple[RequestPlan, ...]
     document: Mapping[str, Any] = field(repr=False)
     """The resolved scenario as TOML data; parsing it again gives this experiment."""
+    shared_bps: Mapping[str, float] = field(default_factory=dict)
+    """Rate of every link that pairs of nodes share, by its name."""
+    shared_paths: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
+    """The shared links on the way of an ordered pair of nodes, in order; other pairs share nothing."""
 
     @property
     def nodes(self) -> tuple[str, ...]:

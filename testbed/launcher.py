@@ -18,8 +18,9 @@ import os
 import select
 import signal
 import sys
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from typing import Any
 from netem.backend import Backend
 from netem.choose import choose_backend
 from netem.probe import become_network_admin
-from netem.spec import NetworkError, NetworkSpec, NetworkUnavailable
+from netem.spec import LinkProfile, NetworkError, NetworkSpec, NetworkUnavailable
 from netem.syscalls import set_death_signal, set_process_name, set_timer_slack
 
 _NODE_NICENESS = -10
@@ -97,7 +98,7 @@ class Launcher:
         ``keep_awake``: a spinner of idle priority on every CPU, so that none goes to sleep. Waking one
         takes 0.1 ms on hardware and up to 15 ms in a virtual machine, which would be measured.
         """
-        backend_class, why = choose_backend(wanted)
+        backend_class, why = choose_backend(wanted, bool(spec.shared))
         if not backend_class.delays_in_client:
             become_network_admin()
         self._backend = backend = backend_class(spec)
@@ -125,6 +126,12 @@ class Launcher:
         """The forwarder's counters, if the network has one."""
         stats = getattr(self._backend, "stats", None)
         return vars(stats()) if stats is not None else None
+
+    def _do_update(self, links: Mapping[tuple[str, str], LinkProfile]) -> float:
+        """Change links; answers when that was done (``time.monotonic``), which is before anybody hears of it."""
+        assert self._backend is not None, "update before open"
+        self._backend.update(links)
+        return time.monotonic()
 
     def _do_kill(self, pid: int, number: int) -> None:
         """Send a signal to a child of this launcher."""

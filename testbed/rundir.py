@@ -12,6 +12,8 @@ from typing import Any
 from testbed.errors import UserError
 
 EVENTS = "events.jsonl"
+NETWORK_CHANGE = "network-change"
+"""The event of a link that changes as the scenario says."""
 OWNER = "owner.json"
 LINKS_PREFIX = "testbed-links-"
 """Name of the temporary folders of ``testbed links``."""
@@ -89,6 +91,23 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def read_events(run_dir: Path, kind: str) -> list[dict[str, Any]]:
+    """The whole lines of ``events.jsonl`` of one kind, in order; none where there is no such file."""
+    try:
+        lines = (run_dir / EVENTS).read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return []
+    found = []
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except ValueError:  # cut short by a kill or a full disk
+            continue
+        if isinstance(event, dict) and event.get("event") == kind:
+            found.append(event)
+    return found
 
 
 class EventWriter:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from netem.spec import LinkProfile, NetworkSpec, TcpSpec
 from nodes.compute import StubProfile
-from nodes.links import DelayProfile
 from nodes.node import DATA_PORT, ClientConfig, ServerConfig
 from nodes.server import HostedBlocks, ServerLimits
 from nodes.session import SessionRules
@@ -17,24 +17,48 @@ from testbed.experiment import Experiment, Link
 _IDLE_S = 300.0
 
 
+def idle_s(experiment: Experiment) -> float:
+    """How long a server keeps a session of which it hears nothing; scenario seconds."""
+    return _IDLE_S + experiment.calibration.session_setup_s
+
+
 def scaled(link: Link, time_scale: float) -> LinkProfile:
     """A link as the machine must emulate it: real seconds and bits per second."""
-    return LinkProfile(link.delay_s / time_scale, link.rate_bps * time_scale)
+    return LinkProfile(
+        link.delay_s / time_scale, link.rate_bps * time_scale, link.jitter_s / time_scale, link.loss_ratio
+    )
+
+
+def _is_hub_spoke(experiment: Experiment, pair: tuple[str, str]) -> bool:
+    """Whether packets go between these two: a client and a server, in either direction."""
+    clients = experiment.problem.clients
+    return (pair[0] in clients) != (pair[1] in clients)
+
+
+def scaled_links(
+    experiment: Experiment, links: Mapping[tuple[str, str], Link]
+) -> dict[tuple[str, str], LinkProfile]:
+    """Those of ``links`` that the machine must emulate (client-server pairs), as it must emulate them."""
+    scale = experiment.time_scale
+    return {pair: scaled(link, scale) for pair, link in links.items() if _is_hub_spoke(experiment, pair)}
 
 
 def network_spec(experiment: Experiment, run: str) -> NetworkSpec:
-    """All nodes, and the client-server pairs in both directions (hub-spoke)."""
-    scale = experiment.time_scale
-    clients = set(experiment.problem.clients)
-    links = {
-        pair: scaled(link, scale)
-        for pair, link in experiment.links.items()
-        if (pair[0] in clients) != (pair[1] in clients)
-    }
+    """All nodes, the client-server pairs in both directions (hub-spoke), and what their paths share."""
     tcp = TcpSpec(
         experiment.tcp_warm, experiment.tcp_slow_start_after_idle, experiment.tcp_congestion_control
     )
-    return NetworkSpec(run, experiment.nodes, links, tcp, experiment.mtu)
+    paths = {pair: path for pair, path in experiment.shared_paths.items() if _is_hub_spoke(experiment, pair)}
+    used = {link for path in paths.values() for link in path}
+    return NetworkSpec(
+        run,
+        experiment.nodes,
+        scaled_links(experiment, experiment.links),
+        tcp,
+        experiment.mtu,
+        {link: rate * experiment.time_scale for link, rate in experiment.shared_bps.items() if link in used},
+        paths,
+    )
 
 
 def transmission_s(experiment: Experiment, client: str, server: str, n_tokens: int) -> float:
@@ -93,7 +117,7 @@ def server_config(
             blocks.first, blocks.last, placement.cache_bytes[server], model.cache_bytes_per_token
         ),
         stub=stub_profile(experiment, server),
-        limits=ServerLimits(idle_s=_IDLE_S + experiment.calibration.session_setup_s),
+        limits=ServerLimits(idle_s=idle_s(experiment)),
     )
 
 
@@ -121,11 +145,10 @@ def client_config(
     )
 
 
-def delay_profile(experiment: Experiment, source: str, target: str) -> DelayProfile:
-    """A link for a client that delays messages itself; headers are counted as extra bytes."""
-    link = experiment.links[source, target]
-    whole = scaled(link, 1.0).transmission_s(1_000_000, experiment.mtu)
-    return DelayProfile(link.delay_s, whole / 1_000_000)
+def _delay_profile(experiment: Experiment, link: Link) -> list[float]:
+    """Fields of ``nodes.links.DelayProfile`` for a client that delays messages itself; headers are counted as extra bytes."""
+    whole_s = scaled(link, 1.0).transmission_s(1_000_000, experiment.mtu)
+    return [link.delay_s, whole_s / 1_000_000, link.jitter_s, link.loss_ratio]
 
 
 def client_view(
@@ -133,12 +156,24 @@ def client_view(
 ) -> list[dict[str, Any]]:
     """How ``client`` reaches every server, in the problem's order."""
     view: list[dict[str, Any]] = []
-    for server in experiment.problem.servers:
+    links = changed_links(experiment, client, experiment.links) if delays_in_client else []
+    for number, server in enumerate(experiment.problem.servers):
         address, port = addresses[server.name]
-        entry: dict[str, Any] = {"address": address, "port": port, "up": None, "down": None}
+        entry: dict[str, Any] = {"address": address, "port": port}
         if delays_in_client:
-            for key, pair in (("up", (client, server.name)), ("down", (server.name, client))):
-                profile = delay_profile(experiment, *pair)
-                entry[key] = [profile.delay_s, profile.s_per_byte]
+            entry |= links[number] | {"seed": f"{experiment.seed}:link noise:{client}:{server.name}"}
         view.append(entry)
     return view
+
+
+def changed_links(
+    experiment: Experiment, client: str, links: Mapping[tuple[str, str], Link]
+) -> list[dict[str, Any]]:
+    """Those of ``links`` that ``client`` delays by itself, by server; scenario seconds."""
+    changed = []
+    for number, server in enumerate(experiment.problem.servers):
+        pairs = {"up": (client, server.name), "down": (server.name, client)}
+        entry = {key: _delay_profile(experiment, links[pair]) for key, pair in pairs.items() if pair in links}
+        if entry:
+            changed.append({"server": number, **entry})
+    return changed

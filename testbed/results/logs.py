@@ -8,6 +8,8 @@ from typing import Any
 
 import msgpack
 
+from testbed.rundir import NETWORK_CHANGE, read_events
+
 Hop = tuple[int, int, int, float, float, float, float, int, int]
 """server, first, last, sent_at_s, arrived_at_s, departed_at_s, received_at_s, up_bytes, down_bytes"""
 
@@ -61,6 +63,12 @@ class RunRecords:
 
     requests: list[RequestRecord]
     dropped_bytes: int
+    changes: list[dict[str, Any]] = field(default_factory=list)
+    """The lines of ``events.jsonl`` about links that changed, in the order of the scenario's changes."""
+
+    @property
+    def changed_at_s(self) -> list[float]:
+        return [change["at_s"] for change in self.changes]
 
 
 _KINDS = ("state", "opening", "token")
@@ -85,7 +93,7 @@ def read_logs(run_dir: Path) -> RunRecords:
             _apply(requests, record)
             whole = unpacker.tell()
         dropped += len(data) - whole
-    return RunRecords([requests[i] for i in sorted(requests)], dropped)
+    return RunRecords([requests[i] for i in sorted(requests)], dropped, read_events(run_dir, NETWORK_CHANGE))
 
 
 def _apply(requests: dict[int, RequestRecord], record: list[Any]) -> None:

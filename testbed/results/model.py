@@ -1,13 +1,15 @@
 """What the model says that every hop should have taken, given when its messages were sent.
 
 Per hop: transmission and propagation each way, and k tau (decode) or k tau^I(l) (prefill) plus what the
-calibration adds. Links are FIFO in the order of the measured sends, so that queueing behind another
-session's message is part of the model and not an error of the emulation; so is queueing at a server
-that computes serially. Errors do not accumulate: every stage starts from its measured input.
+calibration adds. Of a link that changes, what is in force when a message goes out counts, and a message
+that meets a cut link goes out when it is up again. Links are FIFO in the order of the measured sends, so
+that queueing behind another session's message is part of the model and not an error of the emulation; so is
+queueing at a server that computes serially. Errors do not accumulate: every stage starts from its measured input.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +17,7 @@ from numpy.typing import NDArray
 
 from testbed.experiment import Experiment
 from testbed.results.logs import RunRecords
+from testbed.timeline import Timeline
 from testbed.wiring import scaled, stub_profile
 
 Array = NDArray[np.float64]
@@ -99,12 +102,14 @@ def hop_table(experiment: Experiment, records: RunRecords) -> HopTable:
         model_link_queue_s=np.zeros(len(rows)),
         model_compute_s=np.zeros(len(rows)),
     )
-    _fill_network(experiment, table, np.array(clients))
+    _fill_network(experiment, Timeline(experiment, records.changed_at_s), table, np.array(clients))
     _fill_compute(experiment, table, np.array(clients))
     return table
 
 
-def _fill_network(experiment: Experiment, table: HopTable, clients: NDArray[np.str_]) -> None:
+def _fill_network(
+    experiment: Experiment, timeline: Timeline, table: HopTable, clients: NDArray[np.str_]
+) -> None:
     names = [s.name for s in experiment.problem.servers]
     for client in sorted(set(clients)):
         for server in sorted(set(table.server[clients == client])):
@@ -113,15 +118,24 @@ def _fill_network(experiment: Experiment, table: HopTable, clients: NDArray[np.s
                 ((client, names[server]), table.sent_at_s, table.up_bytes),
                 ((names[server], client), table.departed_at_s, table.down_bytes),
             ):
-                profile = scaled(experiment.links[pair], 1.0)
                 free_at_s = -np.inf
                 for row in chosen[np.argsort(at_s[chosen], kind="stable")]:
                     sent = at_s[row]
-                    start = max(sent, free_at_s)
+                    start = up_again(timeline, pair, max(sent, free_at_s))
+                    profile = scaled(timeline.link(pair, start), 1.0)
                     transmission = profile.transmission_s(int(n_bytes[row]), experiment.mtu)
                     free_at_s = start + transmission
                     table.model_link_queue_s[row] += start - sent
                     table.model_network_s[row] += free_at_s - sent + profile.delay_s
+
+
+def up_again(timeline: Timeline, pair: tuple[str, str], at_s: float) -> float:
+    """When a message that is ready at ``at_s`` goes out: what meets a cut link waits until it is up.
+
+    What arrived although its link is never up again was on the way before: it did not wait.
+    """
+    up_at_s = timeline.up_at_s(pair, at_s)
+    return up_at_s if math.isfinite(up_at_s) else at_s
 
 
 def _fill_compute(experiment: Experiment, table: HopTable, clients: NDArray[np.str_]) -> None:
@@ -141,14 +155,27 @@ def _fill_compute(experiment: Experiment, table: HopTable, clients: NDArray[np.s
             table.model_compute_s[row] = start - arrived + busy + overhead
 
 
-def model_setup_s(experiment: Experiment, client: str, chain: list[list[int]]) -> float:
-    """Opening a chain: the slowest hop's round trip, at least the initial delay, plus session setup."""
+def model_setup_s(
+    experiment: Experiment,
+    client: str,
+    chain: list[list[int]],
+    timeline: Timeline | None = None,
+    at_s: float = 0.0,
+) -> float:
+    """Opening a chain: the slowest hop's round trip, at least the initial delay, plus session setup.
+
+    With ``timeline`` its links at ``at_s``, when the opening is sent; without, those of the start.
+    """
     names = [s.name for s in experiment.problem.servers]
-    rtts = (
-        experiment.links[client, names[hop[0]]].delay_s + experiment.links[names[hop[0]], client].delay_s
-        for hop in chain
-    )
-    return (
-        max(max(rtts, default=0.0), experiment.problem.initial_delay_s)
-        + experiment.calibration.session_setup_s
-    )
+
+    def rtt_s(server: str) -> float:
+        up, down = (client, server), (server, client)
+        if timeline is None:
+            return experiment.links[up].delay_s + experiment.links[down].delay_s
+        arrived_at_s = up_again(timeline, up, at_s)
+        arrived_at_s += timeline.link(up, arrived_at_s).delay_s
+        answered_at_s = up_again(timeline, down, arrived_at_s)
+        return answered_at_s + timeline.link(down, answered_at_s).delay_s - at_s
+
+    slowest_s = max((rtt_s(names[hop[0]]) for hop in chain), default=0.0)
+    return max(slowest_s, experiment.problem.initial_delay_s) + experiment.calibration.session_setup_s

@@ -10,6 +10,7 @@ from policies.problem import Hop, RequestSpec, service_s
 from testbed.experiment import Experiment
 from testbed.results.logs import RequestRecord, RunRecords
 from testbed.results.model import HopTable, model_setup_s
+from testbed.timeline import Timeline
 
 METRICS = ("queue_s", "setup_s", "ttft_s", "tpot_s", "per_token_s", "rest_s", "e2e_s")
 
@@ -25,6 +26,7 @@ def request_rows(experiment: Experiment, records: RunRecords, hops: HopTable) ->
         tokens = modelled.setdefault(int(request), {})
         tokens[int(token)] = tokens.get(int(token), 0.0) + float(value)
     known = {r.index: r for r in records.requests}
+    timeline = Timeline(experiment, records.changed_at_s) if records.changes else None
     rows: list[dict[str, Any]] = []
     for plan in experiment.requests:
         record = known.get(plan.index)
@@ -47,7 +49,8 @@ def request_rows(experiment: Experiment, records: RunRecords, hops: HopTable) ->
         }
         measured = _measured(record) if record else {}
         row.update({name: measured.get(name) for name in METRICS})
-        model = _model(experiment, record, row, modelled.get(plan.index, {})) if record else {}
+        tokens_s = modelled.get(plan.index, {})
+        model = _model(experiment, timeline, record, row, tokens_s) if record else {}
         row.update({f"model_{name}": model.get(name) for name in METRICS})
         alone = _unqueued(experiment, plan.client, record, row) if record else {}
         row.update({f"unqueued_{name}": alone.get(name) for name in METRICS})
@@ -87,12 +90,16 @@ def _assemble(
 
 
 def _model(
-    experiment: Experiment, record: RequestRecord, row: dict[str, Any], tokens: dict[int, float]
+    experiment: Experiment,
+    timeline: Timeline | None,
+    record: RequestRecord,
+    row: dict[str, Any],
+    tokens: dict[int, float],
 ) -> dict[str, float]:
     """Modelled wherever it is measured, so that both columns are about the same requests."""
     if row["ttft_s"] is None:
         return {}
-    setup_s = model_setup_s(experiment, record.client, record.chain)
+    setup_s = model_setup_s(experiment, record.client, record.chain, timeline, record.opening_at_s or 0.0)
     rest_s = sum(value for token, value in tokens.items() if token)
     whole_s = rest_s if record.status == "completed" else None
     return _assemble(row["queue_s"], setup_s, tokens[0], whole_s, record.n_output_tokens)

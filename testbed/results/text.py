@@ -17,6 +17,10 @@ _ROWS = (
     ("queue_s", "queue (admission)", None),
 )
 
+_CARRIES_BPS = 5e9
+_LATE_S, _BUSY_RATIO = 1e-3, 0.9
+"""Beyond these, what the forwarder adds is no longer small against a token's network time."""
+
 
 def summary_text(summary: dict[str, Any], width: int = 110) -> str:
     """A few lines and one table: measured, modelled, error in percent."""
@@ -85,6 +89,19 @@ def _footer(summary: dict[str, Any]) -> str:
         lines.append(
             f"the forwarder dropped {forwarder['dropped']} of {forwarder['packets']} packets: this machine is too "
             "slow for these rates and this time scale; times are not to be trusted"
+        )
+    if forwarder and (
+        forwarder.get("late_p99_s", 0) > _LATE_S or forwarder.get("busy_max_ratio", 0) > _BUSY_RATIO
+    ):
+        lines.append(
+            f"the forwarder could not keep up: 1 packet in 100 left it {forwarder['late_p99_s'] * 1e3:.1f} ms or more "
+            f"(real) after its time, and it was busy for up to {forwarder['busy_max_ratio']:.0%} of a second; lower "
+            "the time scale, the rates or the load, or free the machine"
+        )
+    if forwarder and forwarder.get("asked_max_bps", 0) > _CARRIES_BPS:
+        lines.append(
+            f"links of up to {forwarder['asked_max_bps'] / 1e9:g} Gbit/s (real) were asked: long transfers there run at "
+            f"about {_CARRIES_BPS / 1e9:g} Gbit/s, what the forwarder carries on a machine such as docs/accuracy.md states"
         )
     if summary["dropped_log_bytes"]:
         lines.append(f"{summary['dropped_log_bytes']} bytes of an unfinished log record were dropped")

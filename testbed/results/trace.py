@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ _FIRST_SESSION = 1_000_000_000
 
 
 def write_trace(path: Path, experiment: Experiment, records: RunRecords, hops: HopTable) -> None:
-    """Stream the events of all requests to ``path``; whole or not at all."""
+    """Stream the events of all requests, and when links changed, to ``path``; whole or not at all."""
     with replacing(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
         file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
         for number, event in enumerate(_events(experiment, records, hops)):
@@ -36,6 +36,7 @@ def _events(experiment: Experiment, records: RunRecords, hops: HopTable) -> Iter
     process = {site: number + 1 for number, site in enumerate(sites)}
     for site in sites:
         yield _meta("process_name", process[site], 0, site)
+    yield from map(_change, records.changes)
     names = [s.name for s in experiment.problem.servers]
     for server, name in enumerate(names):
         yield from _server_events(name, server, process[experiment.sites[name]], hops)
@@ -91,6 +92,12 @@ def _session_events(
         for server, _, _, sent, arrived, departed, received, up, down in token.hops:
             yield _span("up", pid, tid, sent, arrived, {"server": servers[server], "bytes": up})
             yield _span("down", pid, tid, departed, received, {"server": servers[server], "bytes": down})
+
+
+def _change(change: Mapping[str, Any]) -> dict[str, Any]:
+    details = {"planned_at_s": change["planned_at_s"], "late_ms": 1e3 * change["late_s"]}
+    at_us = round(change["at_s"] * _US, 3)
+    return {"ph": "i", "s": "g", "name": change["why"], "pid": 1, "tid": 0, "ts": at_us, "args": details}
 
 
 def _meta(name: str, pid: int, tid: int, text: str) -> dict[str, Any]:

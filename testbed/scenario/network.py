@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from netem.spec import HEADER_BYTES, LinkProfile
 from policies.problem import Matrix, ModelSpec
 from testbed.experiment import Calibration, Link
+from testbed.scenario.network_tables import ClustersTable, MatrixTable, NetworkTable
 from testbed.scenario.problems import Key, KeyedError, unknown
-from testbed.scenario.schema import ClustersTable, MatrixTable
 from testbed.scenario.units import DURATION, RATE
 
 SitePair = tuple[str, str]
@@ -24,16 +24,24 @@ class Node:
     key: Key
 
 
+def _link(
+    table: NetworkTable, delay_s: float, rate_bps: float, jitter_s: float | None, loss_ratio: float | None
+) -> Link:
+    """A link with the network's jitter and loss where it has none of its own."""
+    jitter_s = table.jitter if jitter_s is None else jitter_s
+    return Link(delay_s, rate_bps, min(jitter_s, delay_s), table.loss if loss_ratio is None else loss_ratio)
+
+
 def _directions(table: ClustersTable) -> Iterator[tuple[int, SitePair, Link]]:
     for index, row in enumerate(table.pairs):
         if row.sites is not None and row.rtt is not None:
             a, b = row.sites
-            link = Link(row.rtt / 2, row.rate)
+            link = _link(table, row.rtt / 2, row.rate, row.jitter, row.loss)
             yield index, (a, b), link
             if a != b:
                 yield index, (b, a), link
         elif row.from_ is not None and row.to is not None and row.delay is not None:
-            yield index, (row.from_, row.to), Link(row.delay, row.rate)
+            yield index, (row.from_, row.to), _link(table, row.delay, row.rate, row.jitter, row.loss)
 
 
 def _from_rows(table: ClustersTable) -> dict[SitePair, Link]:
@@ -57,6 +65,8 @@ def _from_matrix(table: MatrixTable) -> dict[SitePair, Link]:
         return f"{value!r} {unit}"
 
     links = {}
+    assert table.sites is not None and table.rtt is not None and table.rate is not None
+    assert table.rtt_unit is not None, "the table has checked itself"
     for i, a in enumerate(table.sites):
         for j, b in enumerate(table.sites):
             delay_s = DURATION.parse(cell(table.rtt[i][j], table.rtt_unit)) / 2
@@ -64,7 +74,7 @@ def _from_matrix(table: MatrixTable) -> dict[SitePair, Link]:
                 rate_bps = RATE.parse(table.rate)
             else:
                 rate_bps = RATE.parse(cell(table.rate[i][j], table.rate_unit or ""))
-            links[a, b] = Link(delay_s, rate_bps)
+            links[a, b] = _link(table, delay_s, rate_bps, None, None)
     return links
 
 
@@ -97,6 +107,21 @@ def node_links(
                     )
                 links[a.name, b.name] = by_site[a.site, b.site]
     return links
+
+
+def node_paths(
+    table: ClustersTable | MatrixTable, sites: Mapping[str, str]
+) -> dict[SitePair, tuple[str, ...]]:
+    """The shared links of every ordered pair of nodes that has any, by node names."""
+    if not isinstance(table, MatrixTable) or table.paths is None:
+        return {}
+    by_site = {(row.from_, row.to): tuple(row.links) for row in table.paths}
+    return {
+        (a, b): by_site[sites[a], sites[b]]
+        for a in sites
+        for b in sites
+        if a != b and (sites[a], sites[b]) in by_site
+    }
 
 
 @dataclass(frozen=True)

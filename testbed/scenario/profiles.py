@@ -10,8 +10,9 @@ from typing import Any
 
 from policies.problem import ModelSpec, ServerSpec
 from testbed.experiment import Calibration
+from testbed.scenario.fields import Table
 from testbed.scenario.problems import Key, KeyedError, unknown
-from testbed.scenario.schema import CalibrationTable, HardwareTable, ModelTable, Table
+from testbed.scenario.schema import CalibrationTable, HardwareTable, ModelTable
 
 
 @cache

@@ -11,11 +11,14 @@ from typing import TypeVar
 from policies.problem import Problem
 from policies.workload import Backoff
 from testbed.experiment import Experiment
-from testbed.scenario.network import Node, node_links, policy_times, site_links
+from testbed.scenario.events import network_changes
+from testbed.scenario.matrices import matrix_of_file
+from testbed.scenario.network import Node, node_links, node_paths, policy_times, site_links
+from testbed.scenario.network_tables import MatrixTable, TopologyNetworkTable
 from testbed.scenario.policy import has_petals_setup, resolve_policy
 from testbed.scenario.problems import Key, KeyedError
 from testbed.scenario.profiles import HardwareShelf, resolve_calibration, resolve_model, server_spec
-from testbed.scenario.schema import ClientsTable, Scenario, ServersTable, TopologyNetworkTable
+from testbed.scenario.schema import ClientsTable, Scenario, ServersTable
 from testbed.scenario.topologies import ANY, as_matrix, choose_nodes, topology_of
 from testbed.scenario.workload import join_order, make_requests
 
@@ -25,7 +28,7 @@ GroupT = TypeVar("GroupT", ServersTable, ClientsTable)
 def resolve(scenario: Scenario, stem: str, folder_of: Callable[[str, str], Path]) -> Experiment:
     """Look every name up and make every random choice.
 
-    ``stem`` names a scenario that gives no name; the relative path of a trace or topology file starts
+    ``stem`` names a scenario that gives no name; the relative path of a trace, topology or matrix starts
     at ``folder_of`` its key.
     Raises ``KeyedError`` with the key path of what cannot be resolved.
     """
@@ -45,6 +48,8 @@ def resolve(scenario: Scenario, stem: str, folder_of: Callable[[str, str], Path]
         topology = topology_of(network, folder_of("network", "topology"))
         servers, clients = choose_nodes(topology, scenario.seed, servers, clients)
         network = as_matrix(network, topology, [node.site for node in (*servers, *clients)])
+    elif isinstance(network, MatrixTable) and network.file is not None:
+        network = matrix_of_file(network, folder_of("network", "file"))
     sites = {node.name: node.site for node in (*clients, *servers)}
 
     shelf = HardwareShelf(scenario.hardware, scenario.calibration.set)
@@ -104,6 +109,7 @@ def resolve(scenario: Scenario, stem: str, folder_of: Callable[[str, str], Path]
         ),
         sites=sites,
         links=links,
+        changes=network_changes(network.event or (), links, sites),
         network=network.backend,
         tcp_warm=scenario.tcp.warm,
         tcp_slow_start_after_idle=scenario.tcp.slow_start_after_idle,
@@ -122,6 +128,8 @@ def resolve(scenario: Scenario, stem: str, folder_of: Callable[[str, str], Path]
         backoff=Backoff(scenario.backoff.first, scenario.backoff.max, scenario.backoff.give_up),
         requests=requests,
         document=resolved.model_dump(by_alias=True, exclude_none=True),
+        shared_bps=(network.shared or {}) if isinstance(network, MatrixTable) else {},
+        shared_paths=node_paths(network, sites),
     )
 
 

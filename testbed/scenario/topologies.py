@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
+from netem.topology import Path as TopologyPath
 from netem.topology import Topology, TopologyError, TopologyLink, TopologyNode
+from testbed.scenario.fields import BitsPerSecond, Name, Seconds, Table
 from testbed.scenario.network import Node
+from testbed.scenario.network_tables import MatrixTable, NetworkTable, TopologyNetworkTable
 from testbed.scenario.problems import KeyedError, explain, key_in_document, nearest
-from testbed.scenario.schema import (
-    BitsPerSecond,
-    MatrixTable,
-    Name,
-    Seconds,
-    Table,
-    TopologyNetworkTable,
-)
 from testbed.scenario.sources import read_toml
 from testbed.scenario.topology_files import read_foreign
 from testbed.scenario.units import RATE
@@ -82,6 +78,11 @@ def load_topology(name_or_path: str, folder: Path = Path()) -> Topology:
             KEY,
             f'"{name_or_path}" is neither a shipped topology{nearest(name_or_path, shipped)} '
             f"nor a file; shipped: {', '.join(shipped)}",
+        )
+    if path.suffix.lower() in (".csv", ".json"):
+        raise KeyedError(
+            KEY,
+            f'{path} is a matrix by its ending, and no topology: take kind = "matrix" and file = "{path.name}"',
         )
     document = read_foreign(path)
     return _topology(read_toml(path) if document is None else document, str(path))
@@ -180,8 +181,9 @@ def topology_of(table: TopologyNetworkTable, folder: Path) -> Topology:
 def as_matrix(table: TopologyNetworkTable, topology: Topology, sites: Iterable[str]) -> MatrixTable:
     """``[network]`` over those places alone: what remains of a topology in a resolved scenario.
 
-    Nodes at one place are 0 s apart, at the rate of the topology's fastest link. Raises ``KeyedError``
-    where two places are not connected.
+    Nodes at one place are 0 s apart, at the rate of the topology's fastest link. With ``share_links`` every
+    direction ``a>b`` of a link is shared by the pairs whose paths pass it. Raises ``KeyedError`` where two
+    places are not connected.
     """
     used = set(sites)
     chosen = [name for name in topology.node_names if name in used]
@@ -191,14 +193,30 @@ def as_matrix(table: TopologyNetworkTable, topology: Topology, sites: Iterable[s
         raise KeyedError(KEY, str(error)) from None
     rates_bps = [[topology.max_rate_bps if a == b else paths[a, b].rate_bps for b in chosen] for a in chosen]
     one_rate = len({rate for row in rates_bps for rate in row}) == 1
-    return MatrixTable(
-        backend=table.backend,
-        kind="matrix",
-        mtu=table.mtu,
-        keep_cpus_awake=table.keep_cpus_awake,
-        sites=chosen,
-        rtt=[[0.0 if a == b else 2 * paths[a, b].delay_s for b in chosen] for a in chosen],
-        rtt_unit="s",
-        rate=RATE.format(rates_bps[0][0]) if one_rate else rates_bps,
-        rate_unit=None if one_rate else "bit/s",
-    )
+    document = table.model_dump(by_alias=True, exclude_none=True, include=set(NetworkTable.model_fields))
+    document |= {
+        "kind": "matrix",
+        "sites": chosen,
+        "rtt": [[0.0 if a == b else 2 * paths[a, b].delay_s for b in chosen] for a in chosen],
+        "rtt_unit": "s",
+        "rate": RATE.format(rates_bps[0][0]) if one_rate else rates_bps,
+    }
+    if not one_rate:
+        document["rate_unit"] = "bit/s"
+    if table.share_links and paths:
+        document |= _shared(topology, paths)
+    return MatrixTable.model_validate(document)
+
+
+def _shared(topology: Topology, paths: Mapping[tuple[str, str], TopologyPath]) -> dict[str, Any]:
+    """``shared`` and ``paths`` of a matrix. Of parallel links the one that paths take: shortest, then fastest."""
+    rate_of: dict[frozenset[str], float] = {}
+    for link in sorted(topology.links, key=lambda link: (link.delay_s or 0.0, -link.rate_bps)):
+        rate_of.setdefault(frozenset((link.a, link.b)), link.rate_bps)
+    shared = {}
+    rows = []
+    for (a, b), path in paths.items():
+        hops = list(pairwise(path.nodes))
+        shared.update({f"{x}>{y}": RATE.format(rate_of[frozenset((x, y))]) for x, y in hops})
+        rows.append({"from": a, "to": b, "links": [f"{x}>{y}" for x, y in hops]})
+    return {"shared": shared, "paths": rows}

@@ -16,6 +16,8 @@ from typing import Any
 
 from testbed.errors import ScenarioError
 
+_Line = tuple[int, list[str]]
+"""A line's number and its words."""
 DEFAULT_RATE = "1 Gbit/s"
 """Rate of links whose file states none."""
 
@@ -72,32 +74,52 @@ def _repetita(path: Path) -> dict[str, Any]:
     Rates in kbit/s and delays in microseconds, one row per direction. A pair of rows that differ only in
     direction is one link.
     """
-    lines = [line.split() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    if not lines or lines[0][0] != "NODES":
-        raise ScenarioError(f"{path}: does not begin with NODES and their number")
-    n_nodes = int(lines[0][1])
-    names = unique_names(row[0] for row in lines[2 : 2 + n_nodes])
+    lines = [
+        (number, line.split())
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if line.strip()
+    ]
+    node_rows, lines = _section(path, lines, "NODES", 3)
+    link_rows, _ = _section(path, lines, "EDGES", 6)
+    names = unique_names(row[0] for _, row in node_rows)
     nodes = []
-    for name, row in zip(names, lines[2 : 2 + n_nodes], strict=True):
-        east, north = float(row[1]), float(row[2])
+    for name, (number, row) in zip(names, node_rows, strict=True):
+        east, north = _number(row[1]), _number(row[2])
+        if east is None or north is None:
+            raise ScenarioError(f"{path}:{number}: the node {row[0]} needs two numbers for its place")
         known = (east, north) != (0.0, 0.0)
         nodes.append({"name": name, "longitude": east, "latitude": north} if known else {"name": name})
-    rows = lines[2 + n_nodes :]
-    if not rows or rows[0][0] != "EDGES":
-        raise ScenarioError(f"{path}: has no EDGES after its {n_nodes} nodes")
-    links, waiting = [], dict[tuple[int, int, str, str], int]()
-    for row in rows[2 : 2 + int(rows[0][1])]:
-        source, target, rate, delay = int(row[1]), int(row[2]), row[4], row[5]
+    links, waiting = [], dict[tuple[str, str, str, str], int]()
+    for number, row in link_rows:
+        _, source, target, _, rate, delay = row[:6]
+        for end in (source, target):
+            if not (end.isdecimal() and int(end) < len(names)):
+                raise ScenarioError(f"{path}:{number}: {end} is no node; nodes are 0 to {len(names) - 1}")
         back = (target, source, rate, delay)
         if waiting.get(back):
             waiting[back] -= 1
             continue
         key = (source, target, rate, delay)
         waiting[key] = waiting.get(key, 0) + 1
-        links.append(
-            {"nodes": [names[source], names[target]], "delay": f"{delay} us", "rate": f"{rate} kbit/s"}
-        )
+        ends = [names[int(source)], names[int(target)]]
+        links.append({"nodes": ends, "delay": f"{delay} us", "rate": f"{rate} kbit/s"})
     return _document(path, nodes, links)
+
+
+def _section(path: Path, lines: list[_Line], title: str, n_columns: int) -> tuple[list[_Line], list[_Line]]:
+    """The rows of a section of a ``.graph`` file, and what comes after it."""
+    head = lines[0][1] if lines else []
+    if len(head) != 2 or head[0] != title or not head[1].isdecimal():
+        where = f"{path}:{lines[0][0]}" if lines else str(path)
+        raise ScenarioError(f"{where}: {title} and their number must stand here")
+    end = 2 + int(head[1])
+    rows = lines[2:end]
+    if len(lines) < end:
+        raise ScenarioError(f"{path}: has {len(rows)} of the {head[1]} {title} that it announces")
+    for number, row in rows:
+        if len(row) < n_columns:
+            raise ScenarioError(f"{path}:{number}: has {len(row)} columns, but {title} need {n_columns}")
+    return rows, lines[end:]
 
 
 _READERS: dict[str, Callable[[Path], dict[str, Any]]] = {

@@ -99,6 +99,7 @@ def instance_experiment(instance: Instance, placement: str, routing: str, sessio
         problem=problem,
         sites=dict(zip((*problem.clients, *servers), instance.sites, strict=True)),
         links=links,
+        changes=(),
         network="loopback",
         keep_cpus_awake=False,
         tcp_warm=True,

@@ -14,6 +14,7 @@ from testbed.errors import UserError
 from testbed.placing import CheckedRouter, PlacedExperiment, place
 from testbed.simulation.cases import Case
 from testbed.simulation.moving import Move, Online
+from testbed.simulation.network import ChangingNetwork
 from testbed.simulation.real import COMPLETED, simulate_real
 
 MODES = ("reference", "real")
@@ -65,6 +66,7 @@ def simulate(case: Case, mode: str) -> Simulation:
             (experiment.online is not None, "policy.online"),
             (experiment.state_age_s > 0, "policy.state_age"),
             (experiment.serial_compute, "compute.serial"),
+            (bool(experiment.changes), "network.event"),
         ):
             if is_asked:
                 raise UserError(
@@ -136,6 +138,7 @@ def _real(case: Case, placed: PlacedExperiment) -> _Served:
         serial_compute=experiment.serial_compute,
         state_age_s=experiment.state_age_s,
         online=online,
+        network=ChangingNetwork(experiment) if experiment.changes else None,
     )
     requests = tuple(
         SimulatedRequest(

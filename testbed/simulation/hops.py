@@ -10,6 +10,7 @@ from policies.problem import RequestSpec, hop_times_s, return_s
 from testbed.experiment import Experiment
 from testbed.results.model import HopTable
 from testbed.simulation.engine import SimulatedRequest, Simulation
+from testbed.simulation.network import ChangingNetwork
 
 
 def hop_table(simulation: Simulation) -> HopTable:
@@ -18,7 +19,10 @@ def hop_table(simulation: Simulation) -> HopTable:
     Compute holds k tau or k tau^I and what the calibration adds; network the rest of the hop's time.
     """
     experiment = simulation.case.experiment
-    parts = [_hop_rows(experiment, r) for r in simulation.requests if r.time_s is not None and r.hops]
+    network = ChangingNetwork(experiment, loses_nothing=True) if experiment.changes else None
+    parts = [
+        _hop_rows(experiment, network, r) for r in simulation.requests if r.time_s is not None and r.hops
+    ]
     columns = np.concatenate(parts).T if parts else np.zeros((12, 0))
     whole = columns[:6].astype(np.int64)
     sent_at_s, arrived_at_s, departed_at_s, received_at_s = columns[6:10]
@@ -45,12 +49,12 @@ def hop_table(simulation: Simulation) -> HopTable:
     )
 
 
-def _hop_rows(experiment: Experiment, r: SimulatedRequest) -> Any:
+def _hop_rows(experiment: Experiment, network: ChangingNetwork | None, r: SimulatedRequest) -> Any:
     """Array (tokens x hops, 12): request, token, hop, server, first, last, four instants, bytes each way."""
-    problem, plan = experiment.problem, r.plan
+    plan, calibration = r.plan, experiment.calibration
     n_hops, n_out = len(r.hops), plan.n_output_tokens
     network_s, compute_s = _parts(experiment, r)
-    token_bytes = problem.model.token_bytes
+    token_bytes = experiment.problem.model.token_bytes
     rows = np.zeros((n_out, n_hops, 12))
     rows[:, :, 0] = plan.index
     rows[:, :, 1] = np.arange(n_out)[:, None]
@@ -66,6 +70,15 @@ def _hop_rows(experiment: Experiment, r: SimulatedRequest) -> Any:
     rows[:, :, 9] = ends_at_s
     rows[:, :, 10:12] = token_bytes
     rows[0, :, 10:12] = token_bytes * plan.n_input_tokens
+    if network is not None:
+        request = RequestSpec(plan.client, plan.n_input_tokens, n_out)
+        steps = np.array(list(network.steps(request, r.hops, began_at_s)))
+        # What the calibration adds is half of it in either way there, and belongs to the server here.
+        half_s = np.where(
+            later, calibration.token_overhead_s, calibration.input_overhead_s(plan.n_input_tokens)
+        )
+        added_s = np.repeat(half_s / 2, n_hops)
+        rows[:, :, 6:10] = (steps + np.outer(added_s, (0, -1, 1, 0))).reshape(n_out, n_hops, 4)
     return rows.reshape(-1, 12)
 
 

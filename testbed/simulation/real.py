@@ -6,18 +6,21 @@ has no room; see ``docs/simulator-modes.md`` for what differs from the reference
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+from nodes.links import GIVE_UP_S
 from policies.interfaces import Router
 from policies.problem import Hop, Placement, PolicyError, Problem, RequestSpec, Route
 from policies.workload import Backoff, RequestPlan
 from testbed.simulation.events import EventQueue
 from testbed.simulation.moving import Load, Move, Mover, Online
+from testbed.simulation.network import ChangingNetwork, ControlTimes, SteadyTimes
 from testbed.simulation.servers import Key, OnCache, Servers
-from testbed.simulation.serving import ClosedForm, Course, SerialServers, ServiceTimes, Serving
+from testbed.simulation.serving import ClosedForm, Course, ServiceTimes, Serving, SteppedServers
 from testbed.simulation.view import RouterView
 
 COMPLETED, FAILED = "completed", "failed"
@@ -70,18 +73,22 @@ def simulate_real(
     online: Online | None = None,
     max_attempts: int = _MAX_ATTEMPTS,
     on_cache: OnCache | None = None,
+    network: ChangingNetwork | None = None,
 ) -> RealRun:
     """Serve ``requests`` as the testbed would. Deterministic: same arguments, same answer.
 
     ``router`` is bound to ``problem`` and ``placement``; ``online`` lets a policy change the placement.
-    With ``serial_compute`` every step of every token is simulated (see ``SerialServers``);
+    With ``serial_compute``, and with links that change (``network``; policies go on to see ``problem``),
+    every step of every token is simulated (see ``SteppedServers``);
     ``state_age_s`` is the time between reports to the coordinator, 0 for always current;
     ``on_cache`` is told every change of a server's account until the last request has ended. Raises ``PolicyError`` if a policy fails
     or breaks a rule.
     """
     run = _Run(problem, placement, router, session_setup_s, backoff, state_age_s, max_attempts, on_cache)
-    if serial_compute:
-        run.serving = SerialServers(problem, run.queue)
+    if serial_compute or network is not None:
+        run.serving = SteppedServers(problem, run.queue, network, is_serial=serial_compute)
+    if network is not None:
+        run.control = network
     if online is not None:
         run.go_online(placement, online)
     return run.serve(requests)
@@ -140,6 +147,7 @@ class _Run:
         self._sessions: dict[int, _Session] = {}
         self._times = ServiceTimes(problem)
         self.serving: Serving = ClosedForm(self._times, self.queue)
+        self.control: ControlTimes = SteadyTimes(problem)
         self._ended: dict[int, SimulatedRequest] = {}
 
     def go_online(self, placement: Placement, online: Online) -> None:
@@ -195,18 +203,16 @@ class _Run:
             self._problem.initial_delay_s + self._setup_s(session) + self._times.of(session.request, hops)[1]
         )
         self._view.hold(session.number, hops, block_bytes, now_s + expected_s, now_s)
-        rtt_s = self._problem.raw_rtt_s[plan.client]
         for hop in hops:
-            self.queue.at(
-                now_s + rtt_s[hop.server] / 2,
-                self._open,
-                session,
-                session.opening,
-                hop,
-                hop.n_blocks * block_bytes,
-            )
-        slowest_s = max(rtt_s[hop.server] for hop in hops)
-        self.queue.at(now_s + slowest_s, self._answered, session, session.opening)
+            at_s = self.control.arrives_at_s(plan.client, hop.server, now_s)
+            if at_s < math.inf:
+                n_bytes = hop.n_blocks * block_bytes
+                self.queue.at(at_s, self._open, session, session.opening, hop, n_bytes)
+        answered_at_s = max(self.control.answered_at_s(plan.client, hop.server, now_s) for hop in hops)
+        if answered_at_s < math.inf:
+            self.queue.at(answered_at_s, self._answered, session, session.opening)
+        else:
+            self.queue.at(now_s + GIVE_UP_S, self._unanswered, session, session.opening)
 
     def _setup_s(self, session: _Session) -> float:
         """The constant that a request pays once, before its first token."""
@@ -234,10 +240,11 @@ class _Run:
             return
         now_s = self.queue.now_s
         if session.refusal:
-            rtt_s = self._problem.raw_rtt_s[session.plan.client]
-            closed_s = max((rtt_s[hop.server] for hop in session.opened), default=0.0)
+            client = session.plan.client
+            answers_at_s = (self.control.answered_at_s(client, hop.server, now_s) for hop in session.opened)
+            closed_at_s = min(max(answers_at_s, default=now_s), now_s + GIVE_UP_S)
             self._close(session, session.opened)
-            self.queue.free_at(now_s + closed_s, self._refused, session)
+            self.queue.free_at(closed_at_s, self._refused, session)
             return
         assert session.route is not None
         ready_at_s = max(now_s, session.asked_at_s + self._problem.initial_delay_s) + self._setup_s(session)
@@ -245,7 +252,11 @@ class _Run:
             session.waiting_s = session.asked_at_s - session.plan.arrival_at_s
             session.setup_s = ready_at_s - session.asked_at_s
         session.course = self.serving.start(
-            session.request, session.route.hops, ready_at_s, partial(self._finish, session)
+            session.request,
+            session.route.hops,
+            ready_at_s,
+            partial(self._finish, session),
+            partial(self._lose, session),
         )
 
     def _refused(self, session: _Session) -> None:
@@ -269,6 +280,19 @@ class _Run:
         self._close(session, session.opened)
         self._end(session, COMPLETED, "")
 
+    def _unanswered(self, session: _Session, opening: int) -> None:
+        """A server can never be reached: its connection has been given up."""
+        if session.opening == opening:
+            self._lose(session, "a server of the chain cannot be reached")
+
+    def _lose(self, session: _Session, reason: str) -> None:
+        """The chain is out of reach for too long: the request has failed."""
+        if session.course is not None and session.course.first_at_s is not None:
+            self._note_first_token(session)
+        self._view.release(session.number, self.queue.now_s)
+        self._close(session, session.opened)
+        self._end(session, FAILED, reason)
+
     def _note_first_token(self, session: _Session) -> None:
         if session.ttft_s is None:
             assert session.course is not None and session.course.first_at_s is not None
@@ -276,10 +300,11 @@ class _Run:
 
     def _close(self, session: _Session, hops: tuple[Hop, ...]) -> None:
         """Tell servers that the session is over."""
-        now_s, rtt_s = self.queue.now_s, self._problem.raw_rtt_s[session.plan.client]
-        key = session.number, session.opening
+        now_s, key = self.queue.now_s, (session.number, session.opening)
         for hop in hops:
-            self.queue.free_at(now_s + rtt_s[hop.server] / 2, self._free, key, hop.server)
+            at_s = self.control.arrives_at_s(session.plan.client, hop.server, now_s)
+            # A server that does not hear of it forgets the session as the connection is given up.
+            self.queue.free_at(min(at_s, now_s + GIVE_UP_S), self._free, key, hop.server)
 
     def _free(self, key: Key, server: int) -> None:
         self._servers.release(key, server, self.queue.now_s)

@@ -1,4 +1,4 @@
-"""How long a chain takes to serve a request: in closed form, or token by token on serial servers."""
+"""How long a chain takes to serve a request: in closed form, or token by token."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 from policies.problem import Hop, Problem, RequestSpec, hop_times_s, return_s, service_s
 from testbed.simulation.events import EventQueue
+from testbed.simulation.network import ChangingNetwork, LostError, busy_s
 
 _MAX_KNOWN = 65536
 """Service times that are kept: chains times kinds of request."""
@@ -28,9 +29,17 @@ class Serving(Protocol):
     """Serves requests on chains."""
 
     def start(
-        self, request: RequestSpec, hops: tuple[Hop, ...], ready_at_s: float, done: Callable[[], None]
+        self,
+        request: RequestSpec,
+        hops: tuple[Hop, ...],
+        ready_at_s: float,
+        done: Callable[[], None],
+        lost: Callable[[str], None],
     ) -> Course:
-        """Send the prompt at ``ready_at_s``; ``done`` is called when the last token is there."""
+        """Send the prompt at ``ready_at_s``.
+
+        ``done`` is called when the last token is there, ``lost`` with the reason if that can never be.
+        """
         ...
 
     def restart(self, server: int) -> None:
@@ -82,7 +91,12 @@ class ClosedForm:
         self._queue = queue
 
     def start(
-        self, request: RequestSpec, hops: tuple[Hop, ...], ready_at_s: float, done: Callable[[], None]
+        self,
+        request: RequestSpec,
+        hops: tuple[Hop, ...],
+        ready_at_s: float,
+        done: Callable[[], None],
+        lost: Callable[[str], None],
     ) -> Course:
         first_s, all_s = self._times.of(request, hops)
         n_rest = request.n_output_tokens - 1
@@ -112,10 +126,12 @@ class _Stage(NamedTuple):
 class _Stepped:
     """A course that is found out step by step. The latest finished token may still be on its way back."""
 
+    request: RequestSpec
+    hops: tuple[Hop, ...]
     stages: tuple[_Stage, ...]
     return_s: float
-    n_tokens: int
     done: Callable[[], None]
+    lost: Callable[[str], None]
     n_finished: int = 0
     finished_at_s: float = 0.0
     first_at_s: float | None = None
@@ -126,23 +142,39 @@ class _Stepped:
         return self.n_finished - (self.n_finished > 0 and self.finished_at_s > now_s)
 
 
-class SerialServers:
-    """Every server computes one step at a time, first come first served: one event per token and hop.
+class SteppedServers:
+    """Every step of every token: one event per token and hop.
 
-    As ``nodes.compute`` with ``serial``: a step is the whole hop, prompts included. A step reaches the
-    server after half of its communication time (all of it with forwarding) and comes back after the
-    other half; only the blocks' compute time occupies the server. 100,000 requests of 128 tokens and
-    4 hops are 51 million events: minutes, where the closed form takes seconds.
+    With ``is_serial`` a server computes one step at a time, first come first served, as ``nodes.compute``
+    with ``serial``: a step is the whole hop, prompts included. With ``network`` messages take what its links
+    give when they are sent. A step reaches the server after half of its communication time (all of it with
+    forwarding) and comes back after the other half; only the blocks' compute time occupies the server.
+    100,000 requests of 128 tokens and 4 hops are 51 million events: minutes, where the closed form takes
+    seconds.
     """
 
-    def __init__(self, problem: Problem, queue: EventQueue) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        queue: EventQueue,
+        network: ChangingNetwork | None = None,
+        *,
+        is_serial: bool = True,
+    ) -> None:
         self._problem = problem
         self._queue = queue
+        self._network = network
+        self._is_serial = is_serial
         self._free_at_s = [0.0] * problem.n_servers
         self._known: dict[tuple[RequestSpec, tuple[Hop, ...]], tuple[_Stage, ...]] = {}
 
     def start(
-        self, request: RequestSpec, hops: tuple[Hop, ...], ready_at_s: float, done: Callable[[], None]
+        self,
+        request: RequestSpec,
+        hops: tuple[Hop, ...],
+        ready_at_s: float,
+        done: Callable[[], None],
+        lost: Callable[[str], None],
     ) -> Course:
         stages = self._known.get((request, hops))
         if stages is None:
@@ -150,7 +182,7 @@ class SerialServers:
                 self._known.clear()
             stages = self._known[request, hops] = self._stages(request, hops)
         back_s = return_s(self._problem, request.client, hops[-1].server)
-        course = _Stepped(stages, back_s, request.n_output_tokens, done)
+        course = _Stepped(request, hops, stages, back_s, done, lost)
         self._send(course, 0, ready_at_s)
         return course
 
@@ -162,10 +194,9 @@ class SerialServers:
         previous: int | None = None
         back_ratio = 0.0 if self._problem.forwarding else 0.5
         for hop in hops:
-            spec = self._problem.servers[hop.server]
             input_s, token_s = hop_times_s(self._problem, request, previous, hop.server)
-            prefill_s = hop.n_blocks * spec.prefill_s(request.n_input_tokens)
-            decode_s = hop.n_blocks * spec.decode_s
+            prefill_s = busy_s(self._problem, request, hop, is_prompt=True)
+            decode_s = busy_s(self._problem, request, hop, is_prompt=False)
             stages.append(
                 _Stage(
                     hop.server,
@@ -178,25 +209,48 @@ class SerialServers:
 
     def _send(self, course: _Stepped, number: int, at_s: float) -> None:
         stage = course.stages[number]
-        there_s = (stage.decode_s if course.n_finished else stage.prefill_s)[0]
-        self._queue.at(at_s + there_s, self._compute, course, number)
+        if self._network is None:
+            arrives_at_s = at_s + (stage.decode_s if course.n_finished else stage.prefill_s)[0]
+        else:
+            previous = course.hops[number - 1].server if number else None
+            try:
+                arrives_at_s = self._network.step_arrives_at_s(
+                    course.request, previous, stage.server, at_s, not course.n_finished
+                )
+            except LostError as lost:
+                self._queue.at(lost.at_s, self._lose, course, str(lost))
+                return
+        self._queue.at(arrives_at_s, self._compute, course, number)
 
     def _compute(self, course: _Stepped, number: int) -> None:
         if course.is_cut:
             return
         stage = course.stages[number]
-        _, busy_s, back_s = stage.decode_s if course.n_finished else stage.prefill_s
-        done_at_s = max(self._queue.now_s, self._free_at_s[stage.server]) + busy_s
+        is_last = number + 1 == len(course.stages)
+        _, takes_s, back_s = stage.decode_s if course.n_finished else stage.prefill_s
+        start_at_s = self._queue.now_s
+        if self._is_serial:
+            start_at_s = max(start_at_s, self._free_at_s[stage.server])
+        done_at_s = start_at_s + takes_s
         self._free_at_s[stage.server] = done_at_s
-        back_at_s = done_at_s + back_s
-        if number + 1 < len(course.stages):
+        if self._network is None:
+            back_at_s = done_at_s + back_s + (course.return_s if is_last else 0.0)
+        else:
+            try:
+                back_at_s = self._network.step_returns_at_s(
+                    course.request, stage.server, done_at_s, not course.n_finished, is_last
+                )
+            except LostError as lost:
+                self._queue.at(lost.at_s, self._lose, course, str(lost))
+                return
+        if not is_last:
             self._send(course, number + 1, back_at_s)
             return
-        course.finished_at_s = back_at_s + course.return_s
+        course.finished_at_s = back_at_s
         if course.first_at_s is None:
             course.first_at_s = course.finished_at_s
         course.n_finished += 1
-        if course.n_finished < course.n_tokens:
+        if course.n_finished < course.request.n_output_tokens:
             self._send(course, 0, course.finished_at_s)
         else:
             self._queue.free_at(course.finished_at_s, self._finish, course)
@@ -205,3 +259,8 @@ class SerialServers:
     def _finish(course: _Stepped) -> None:
         if not course.is_cut:
             course.done()
+
+    @staticmethod
+    def _lose(course: _Stepped, reason: str) -> None:
+        if not course.is_cut:
+            course.lost(reason)

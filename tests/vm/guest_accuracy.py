@@ -7,7 +7,7 @@ of queueing disciplines is real and does what it was told.
 from __future__ import annotations
 
 import json
-import sys
+import statistics
 from typing import Any
 
 from netem.kernel import NetemBackend
@@ -18,11 +18,6 @@ RTTS_MS = (5, 20, 100)
 
 
 def main() -> None:
-    if len(sys.argv) > 1:
-        import os
-
-        os.setgid(int(sys.argv[1]))
-        os.setuid(int(sys.argv[1]))
     rows = []
     for rtt_ms in RTTS_MS:
         link = LinkProfile(rtt_ms / 2000, 100e6)
@@ -39,9 +34,9 @@ def _measure(link: LinkProfile) -> Any:
             contract.echo_s(connection, b"x" * size)
             took = [contract.echo_s(connection, b"x" * size) for _ in range(count)]
             asked = 2 * (link.delay_s + link.transmission_s(size))
-            # The best, not the median: whoever else uses the machine must not decide whether a test passes.
-            answer[f"echo_{size}_error_ms"] = 1e3 * (min(took) - asked)
             answer[f"echo_{size}_asked_ms"] = 1e3 * asked
+            answer[f"echo_{size}_error_p50_ms"] = 1e3 * (statistics.median(took) - asked)
+            answer[f"echo_{size}_error_min_ms"] = 1e3 * (min(took) - asked)
         return answer
 
     return work

@@ -7,6 +7,7 @@ code comes as a tar file on a second disk.
 
 from __future__ import annotations
 
+import compileall
 import hashlib
 import io
 import os
@@ -14,39 +15,23 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tarfile
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache" / "vm"
 DEBIAN_PACKAGES = "qemu-system-x86 linux-image-cloud-amd64 e2fsprogs busybox-static"
-PACKAGES = [
-    "aiohttp",
-    "aiohappyeyeballs",
-    "aiosignal",
-    "attr",
-    "attrs",
-    "frozenlist",
-    "idna",
-    "msgpack",
-    "multidict",
-    "propcache",
-    "pyroute2",
-    "uvloop",
-    "yarl",
-    "typing_extensions.py",
-    "iniconfig",
-    "packaging",
-    "pluggy",
-    "pygments",
-    "pytest",
-    "_pytest",
-    "py.py",
-]
+DISTRIBUTIONS = ("testbed", "pytest")
+"""What the guest has installed, with all that these need."""
+LEFT_OUT = ("testbed", "highspy", "matplotlib")
+"""Not copied: the code comes separately; large packages that no command in the guest imports."""
 MODULES = ("veth", "tun", "sch_htb", "sch_netem", "cls_u32", "cls_bpf", "sch_ingress")
-CODE = ("netem", "nodes", "policies", "tests")
+CODE = ("netem", "nodes", "policies", "scenarios", "testbed", "tests")
 _MARK = "@@status"
 
 _INIT = """#!/bin/busybox sh
@@ -55,6 +40,8 @@ mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev; m
 mkdir -p /dev/shm /run; mount -t tmpfs shm /dev/shm
 chmod 1777 /tmp; ip link set lo up 2>/dev/null || ifconfig lo 127.0.0.1 up
 for module in {modules}; do modprobe $module || echo "no module $module"; done
+# The guest reads slowly: what arrives in the meantime must find room.
+echo 8388608 > /proc/sys/net/core/rmem_max
 mkdir -p /dev/net; [ -e /dev/net/tun ] || mknod /dev/net/tun c 10 200; chmod 666 /dev/net/tun
 mkdir -p /tmp/code; tar -x -f /dev/nvme1n1 -C /tmp/code; chmod -R a+rX /tmp/code; cd /tmp/code
 sh ./command.sh </dev/null 2>&1
@@ -140,9 +127,8 @@ def _image() -> Path:
     """The cached root file system, built if there is none for these versions."""
     kernel = _kernel()
     assert kernel is not None
-    site = Path(sysconfig.get_path("purelib"))
-    versions = sorted(p.name for p in site.glob("*.dist-info"))
-    text = "\n".join([_INIT, kernel.name, sys.version, str(site), *MODULES, *PACKAGES, *versions])
+    versions = [f"{name} {metadata.version(name)}" for name in _distributions()]
+    text = "\n".join([Path(__file__).read_text(encoding="utf-8"), kernel.name, sys.version, *versions])
     image = CACHE / f"root-{hashlib.sha256(text.encode()).hexdigest()[:16]}.ext4"
     if image.exists():
         return image
@@ -151,12 +137,12 @@ def _image() -> Path:
         old.unlink()
     tree = CACHE / f"tree-{os.getpid()}"
     try:
-        _build_tree(tree, kernel.name.removeprefix("vmlinuz-"), site)
+        _build_tree(tree, kernel.name.removeprefix("vmlinuz-"))
         partial = image.with_suffix(".part")
         tool = _which("mke2fs")
         assert tool is not None
         subprocess.run(
-            [tool, "-q", "-t", "ext4", "-O", "^has_journal", "-d", str(tree), str(partial), "400M"],
+            [tool, "-q", "-t", "ext4", "-O", "^has_journal", "-d", str(tree), str(partial), "800M"],
             check=True, capture_output=True,
         )  # fmt: skip
         partial.replace(image)
@@ -165,7 +151,7 @@ def _image() -> Path:
     return image
 
 
-def _build_tree(tree: Path, version: str, site: Path) -> None:
+def _build_tree(tree: Path, version: str) -> None:
     for folder in ("bin", "proc", "sys", "dev", "tmp", "run", "root", "etc"):
         (tree / folder).mkdir(parents=True, exist_ok=True)
     busybox = _which("busybox")
@@ -178,20 +164,13 @@ def _build_tree(tree: Path, version: str, site: Path) -> None:
     base = Path(sys.base_prefix)
     library = base / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}"
     skip = shutil.ignore_patterns(
-        "test", "tests", "__pycache__", "site-packages", "idlelib", "tkinter", "ensurepip", "config-*"
+        "test", "tests", "site-packages", "idlelib", "tkinter", "ensurepip", "config-*"
     )
     shutil.copytree(library, _inside(tree, library), ignore=skip)
     packages = _inside(tree, library) / "site-packages"
     packages.mkdir()
-    for name in PACKAGES:
-        source = site / name
-        if source.is_dir():
-            shutil.copytree(source, packages / name, ignore=shutil.ignore_patterns("__pycache__", "tests"))
-        else:
-            shutil.copy(source, packages / name)
-    for info in site.glob("*.dist-info"):
-        if info.name.split("-")[0].lower() in ("pytest", "pyroute2", "aiohttp"):
-            shutil.copytree(info, packages / info.name)
+    for name in _distributions():
+        _copy_distribution(name, packages)
     python = Path(sys.executable).resolve()
     _inside(tree, python).parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(python, _inside(tree, python))
@@ -209,6 +188,31 @@ def _build_tree(tree: Path, version: str, site: Path) -> None:
             folder.chmod(0o755)
 
 
+def _distributions() -> list[str]:
+    """``DISTRIBUTIONS`` and what they need here, without ``LEFT_OUT``."""
+    found: set[str] = set()
+    pending = list(DISTRIBUTIONS)
+    while pending:
+        name = pending.pop()
+        if name in found or name in LEFT_OUT[1:]:
+            continue
+        found.add(name)
+        for text in metadata.requires(name) or ():
+            requirement = Requirement(text)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                pending.append(canonicalize_name(requirement.name))
+    return sorted(found - set(LEFT_OUT))
+
+
+def _copy_distribution(name: str, packages: Path) -> None:
+    """All installed files of a distribution with their compiled code, but its tests and its programs."""
+    for file in metadata.files(name) or ():
+        if file.parts[0] != ".." and not {"tests", "include"} & set(file.parts):
+            target = packages / file
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(file.locate(), target)
+
+
 def _inside(tree: Path, path: Path) -> Path:
     return tree / path.relative_to("/")
 
@@ -219,7 +223,7 @@ def _copy_libraries(tree: Path, python: Path, library: Path) -> None:
     for binary in [python, *library.rglob("*.so")]:
         text = subprocess.run(["ldd", str(binary)], capture_output=True, text=True, check=False).stdout
         wanted.update(re.findall(r"(/\S+) \(0x", text))
-    for name in sorted(wanted):
+    for name in sorted(name for name in wanted if not Path(name).is_relative_to(tree)):
         target = _inside(tree, Path(name))
         target.parent.mkdir(parents=True, exist_ok=True)
         if not target.exists():
@@ -253,10 +257,14 @@ def _copy_modules(tree: Path, version: str) -> None:
 
 
 def _write_code(path: Path, command: str) -> None:
-    """The project's code and ``command.sh`` as one tar file, padded to whole sectors."""
+    """The project's code and ``command.sh`` as one tar file, padded to whole sectors.
+
+    Compiled here: the guest would take a minute for it.
+    """
     with tarfile.open(path, "w") as tar:
         for folder in CODE:
-            tar.add(ROOT / folder, folder, filter=lambda i: None if "__pycache__" in i.name else i)
+            compileall.compile_dir(ROOT / folder, quiet=1)
+            tar.add(ROOT / folder, folder)
         tar.add(ROOT / "pyproject.toml", "pyproject.toml")
         data = command.encode()
         info = tarfile.TarInfo("command.sh")

@@ -4,9 +4,14 @@ This holds on kernels without sch_netem too; with the leaves the backend is prov
 """
 
 import errno
+import fcntl
 import os
 import socket
-from collections.abc import Iterator
+import struct
+import termios
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,17 +29,22 @@ LINKS = dict.fromkeys((("hub", "near"), ("near", "hub"), ("hub", "far"), ("far",
 
 
 @pytest.fixture
-def without_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    complete = qdiscs.receiver_tree
+def without_leaves(monkeypatch: pytest.MonkeyPatch) -> list[TcRequest]:
+    """Keeps requests for netem from the kernel; answers those that were made."""
+    send = rtnetlink.send
+    withheld: list[TcRequest] = []
 
-    def tree(device: int, links: dict[int, LinkProfile], mtu: int) -> list[TcRequest]:
-        return [request for request in complete(device, links, mtu) if request.kind != "netem"]
+    def send_others(requests: Iterable[TcRequest]) -> None:
+        requests = list(requests)
+        withheld.extend(request for request in requests if request.kind == "netem")
+        send([request for request in requests if request.kind != "netem"])
 
-    monkeypatch.setattr(kernel.qdiscs, "receiver_tree", tree)
+    monkeypatch.setattr(kernel.rtnetlink, "send", send_others)
+    return withheld
 
 
 @pytest.fixture
-def network(without_leaves: None) -> Iterator[NetemBackend]:
+def network(without_leaves: list[TcRequest]) -> Iterator[NetemBackend]:
     backend = NetemBackend(NetworkSpec("test", NODES, LINKS))
     backend.open()
     yield backend
@@ -90,8 +100,12 @@ def test_the_kernel_reads_back_one_class_per_sender_with_the_same_rate_and_burst
 def test_the_kernel_reads_back_one_filter_per_receiver(network: NetemBackend) -> None:
     with inside(network._switch), IPRoute() as ip:
         for node in NODES:
-            filters = ip.get_filters(ip.link_lookup(ifname=network._port(node))[0], parent=0x10000)
-            assert {f.get_attr("TCA_KIND") for f in filters} == {"bpf"}
+            filters = [
+                f.get_attr("TCA_OPTIONS")
+                for f in ip.get_filters(network._ports[node], parent=0x10000)
+                if f.get_attr("TCA_OPTIONS") is not None
+            ]
+            assert [f.get_attr("TCA_BPF_OPS_LEN") for f in filters] == [4]
 
 
 def test_a_packet_goes_through_the_class_of_its_sender(network: NetemBackend) -> None:
@@ -103,6 +117,177 @@ def test_a_packet_goes_through_the_class_of_its_sender(network: NetemBackend) ->
         network._minor["near"]: 1,
         network._minor["far"]: 0,
     }
+
+
+def test_each_of_150_nodes_has_its_own_class_behind_one_filter(without_leaves: list[TcRequest]) -> None:
+    nodes = ("hub", *(f"server-{i}" for i in range(149)))
+    links = {pair: LINK for node in nodes[1:] for pair in (("hub", node), (node, "hub"))}
+    network = NetemBackend(NetworkSpec("test", nodes, links))
+    network.open()
+    try:
+        with inside(network._namespaces["hub"]):
+            inbox = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        with inbox:
+            inbox.bind((network.address("hub"), 0))
+            inbox.settimeout(10)
+            for node in nodes[1:]:
+                with (
+                    inside(network._namespaces[node]),
+                    socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outbox,
+                ):
+                    outbox.sendto(node.encode(), inbox.getsockname())
+            assert {inbox.recv(100).decode() for _ in nodes[1:]} == set(nodes[1:])
+        counted = packets_by_class(network, "hub")
+        with inside(network._switch), IPRoute() as ip:
+            filters = [
+                f for f in ip.get_filters(network._ports["hub"], parent=0x10000) if f.get_attr("TCA_OPTIONS")
+            ]
+    finally:
+        network.close()
+    assert counted == {qdiscs.DROP_MINOR: 0, **{network._minor[node]: 1 for node in nodes[1:]}}
+    assert len(filters) == 1
+
+
+def test_a_packet_that_waits_for_its_receiver_no_longer_counts_against_its_sender(
+    network: NetemBackend,
+) -> None:
+    wait = {"rate": 1000, "burst": 2000, "latency": "1000s"}
+    with inside(network._switch), IPRoute() as ip:
+        parent = 0x10000 | network._minor["hub"]
+        ip.tc("add", "tbf", network._ports["near"], 0x20000, parent=parent, **wait)
+    with outbox(network, "hub") as sender:
+        for _ in range(10):
+            sender.sendto(bytes(1000), (network.address("near"), 9))
+        assert unsent_bytes(sender) == 0, "the switch's queue does not hold the socket"
+    with inside(network._switch), IPRoute() as ip:
+        (tbf,) = [q for q in ip.get_qdiscs(network._ports["near"]) if q.get_attr("TCA_KIND") == "tbf"]
+    assert tbf.get_attr("TCA_STATS2").get_attr("TCA_STATS_QUEUE")["qlen"] == 9
+    with inside(network._namespaces["hub"]), IPRoute() as ip:
+        ip.tc("add", "tbf", ip.link_lookup(ifname=kernel.DEVICE)[0], 0x20000, **wait)
+    with outbox(network, "hub") as sender:
+        for _ in range(10):
+            sender.sendto(bytes(1000), (network.address("near"), 9))
+        assert unsent_bytes(sender) > 9000, "a queue at the sender does"
+
+
+@contextmanager
+def outbox(network: NetemBackend, node: str) -> Iterator[socket.socket]:
+    with inside(network._namespaces[node]):
+        sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    with sock:
+        yield sock
+
+
+def unsent_bytes(sock: socket.socket) -> int:
+    """What the kernel counts as not yet sent, the figure that TCP small queues go by."""
+    return int.from_bytes(fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)), "little")
+
+
+def largest_packet(network: NetemBackend, connection: socket.socket, peer: socket.socket) -> int:
+    """Bytes of the largest packet on the switch's port to ``near`` while 400 kB are sent there."""
+    with inside(network._switch):
+        tap = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))  # ETH_P_ALL
+    with tap:
+        tap.bind((network._port("near"), 3))
+        tap.setblocking(False)
+        connection.sendall(bytes(400_000))
+        assert len(peer.recv(400_000, socket.MSG_WAITALL)) == 400_000
+        largest = 0
+        while True:
+            try:
+                largest = max(largest, len(tap.recv(1 << 17)))
+            except BlockingIOError:
+                return largest
+
+
+def test_where_packets_are_lost_at_random_super_packets_are_cut_also_in_open_connections(
+    network: NetemBackend,
+) -> None:
+    with inside(network._namespaces["near"]):
+        listener = socket.create_server((network.address("near"), 0))
+    with inside(network._namespaces["hub"]):
+        connection = socket.create_connection(listener.getsockname(), timeout=10)
+    peer, _ = listener.accept()
+    with listener, connection, peer:
+        peer.settimeout(10)
+        assert largest_packet(network, connection, peer) > 1514
+        for loss_ratio, is_cut in ((0.1, True), (1.0, False), (0.1, True), (0.0, False)):
+            network.update({("hub", "near"): replace(LINK, loss_ratio=loss_ratio)})
+            assert (largest_packet(network, connection, peer) <= 1514) == is_cut
+
+
+def test_a_link_that_loses_packets_from_the_start_gets_them_cut(without_leaves: list[TcRequest]) -> None:
+    lossy = replace(LINK, loss_ratio=0.1)
+    with opened(NetemBackend(NetworkSpec("test", NODES, LINKS | {("hub", "near"): lossy}))) as network:
+        assert {node: segments(network, node) for node in NODES} == {"hub": 1, "near": 65_535, "far": 65_535}
+
+
+def segments(network: NetemBackend, node: str) -> int:
+    with inside(network._namespaces[node]), IPRoute() as ip:
+        found: int = ip.get_links(ip.link_lookup(ifname=kernel.DEVICE)[0])[0].get_attr("IFLA_GSO_MAX_SEGS")
+    return found
+
+
+@contextmanager
+def opened(network: NetemBackend) -> Iterator[NetemBackend]:
+    network.open()
+    try:
+        yield network
+    finally:
+        network.close()
+
+
+def test_an_update_changes_the_leaf_of_each_pair_and_nothing_else(
+    network: NetemBackend, without_leaves: list[TcRequest]
+) -> None:
+    added = {(request.device, request.parent): request for request in without_leaves}
+    without_leaves.clear()
+    slow = LinkProfile(delay_s=0.2, rate_bps=1e6, jitter_s=0.1)
+    network.update({("near", "hub"): slow, ("hub", "far"): slow})
+    hub, far = network._ports["hub"], network._ports["far"]
+    assert [(request.device, request.parent) for request in without_leaves] == [
+        (hub, 0x10000 | network._minor["near"]),
+        (far, 0x10000 | network._minor["hub"]),
+    ]
+    for request in without_leaves:
+        assert request.change
+        assert request.handle == added[request.device, request.parent].handle
+        assert request.options == qdiscs.netem_options(slow, 1500)
+
+
+def test_an_update_of_a_pair_without_a_link_changes_nothing_and_says_which(
+    network: NetemBackend, without_leaves: list[TcRequest]
+) -> None:
+    without_leaves.clear()
+    with pytest.raises(NetworkError, match="no link from near to far"):
+        network.update({("hub", "near"): LINK, ("near", "far"): LINK})
+    assert without_leaves == []
+
+
+def test_an_update_that_netem_cannot_express_changes_nothing(
+    network: NetemBackend, without_leaves: list[TcRequest]
+) -> None:
+    without_leaves.clear()
+    with pytest.raises(NetworkError, match="netem delays by 0 to 275 s"):
+        network.update({("hub", "near"): LINK, ("hub", "far"): LinkProfile(300.0, 1e9, 0.0, 0.5)})
+    assert without_leaves == []
+    assert segments(network, "hub") == 65_535
+
+
+def test_the_kernel_changes_a_discipline_that_exists_and_refuses_one_that_does_not() -> None:
+    def pfifo(limit: int, change: bool) -> TcRequest:
+        return TcRequest(NEW_QDISC, 1, 0x10000, 0xFFFF_FFFF, "pfifo", struct.pack("=I", limit), change=change)
+
+    namespace = new_network_namespace()
+    try:
+        with inside(namespace), IPRoute() as ip:
+            with pytest.raises(OSError, match="changing pfifo 0x10000"):
+                rtnetlink.send([pfifo(5, change=True)])
+            rtnetlink.send([pfifo(5, change=False), pfifo(7, change=True)])
+            (found,) = [q for q in ip.get_qdiscs(1) if q.get_attr("TCA_KIND") == "pfifo"]
+            assert found.get_attr("TCA_OPTIONS")["limit"] == 7
+    finally:
+        os.close(namespace)
 
 
 def test_a_pair_without_a_link_exchanges_nothing(network: NetemBackend) -> None:
@@ -125,7 +310,7 @@ def test_neighbours_are_permanent_so_that_the_shared_table_never_fills(network: 
 
 
 def test_a_network_leaves_neither_descriptors_nor_devices_behind_and_closes_twice(
-    without_leaves: None,
+    without_leaves: list[TcRequest],
 ) -> None:
     before = descriptors(), host_devices()
     backend = NetemBackend(NetworkSpec("test", NODES, LINKS))
@@ -137,7 +322,7 @@ def test_a_network_leaves_neither_descriptors_nor_devices_behind_and_closes_twic
 
 
 def test_a_network_that_fails_half_way_leaves_nothing_and_says_why(
-    without_leaves: None, monkeypatch: pytest.MonkeyPatch
+    without_leaves: list[TcRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = descriptors(), host_devices()
     sent = []

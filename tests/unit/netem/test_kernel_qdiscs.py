@@ -1,10 +1,18 @@
 """What the netem backend asks of the kernel: the numbers alone, no kernel needed."""
 
 import struct
+from dataclasses import replace
 
 import pytest
 
-from netem.qdiscs import DROP_MINOR, QUEUE_PACKETS, netem_options, queue_limit_packets, receiver_tree
+from netem.qdiscs import (
+    DROP_MINOR,
+    QUEUE_PACKETS,
+    changed_link,
+    netem_options,
+    queue_limit_packets,
+    receiver_tree,
+)
 from netem.rtnetlink import NEW_CLASS, NEW_FILTER, NEW_QDISC
 from netem.spec import LinkProfile, NetworkError
 
@@ -39,17 +47,47 @@ def test_a_rate_beyond_32_bits_of_bytes_per_second_is_given_in_64_bits() -> None
     assert rate_bytes_per_s(options) == 0xFFFF_FFFF
 
 
-def test_the_queue_holds_everything_in_flight_and_ten_thousand_packets_more() -> None:
-    in_flight = 100e6 * 0.05 / 8 / 1500
-    assert (
-        in_flight + QUEUE_PACKETS <= queue_limit_packets(CLUSTER_LINK, 1500) <= in_flight + QUEUE_PACKETS + 1
-    )
-    limit = struct.unpack_from("=6I", netem_options(CLUSTER_LINK, 1500))[1]
-    assert limit == queue_limit_packets(CLUSTER_LINK, 1500)
+@pytest.mark.parametrize(
+    "link",
+    [
+        CLUSTER_LINK,
+        LinkProfile(0.05, 100e6, jitter_s=0.03),
+        LinkProfile(1.0, 10e9, jitter_s=1.0),
+        LinkProfile(0.0, 1e3),
+    ],
+)
+def test_the_queue_holds_a_full_link_of_bare_headers_and_ten_thousand_packets_more(link: LinkProfile) -> None:
+    in_flight = link.rate_bps * (link.delay_s + link.jitter_s) / 8 / 52
+    assert in_flight + QUEUE_PACKETS <= queue_limit_packets(link) <= in_flight + QUEUE_PACKETS + 1
+    limit = struct.unpack_from("=6I", netem_options(link, 1500))[1]
+    assert limit == queue_limit_packets(link)
 
 
 def test_nothing_is_lost_duplicated_or_jittered_on_a_plain_link() -> None:
     assert struct.unpack_from("=6I", netem_options(CLUSTER_LINK, 1500))[2:] == (0, 0, 0, 0)
+
+
+def test_jitter_is_given_within_one_tick_and_always_with_a_rate_that_keeps_the_order() -> None:
+    for jitter_s in (1e-6, 0.003, 2.1):
+        options = netem_options(LinkProfile(2.1, 1e9, jitter_s), 1500)
+        ticks = struct.unpack_from("=6I", options)[5]
+        assert abs(ticks * TICK_S - jitter_s) <= TICK_S / 2 * (1 + 1e-6)
+        assert rate_bytes_per_s(options) > 0
+
+
+def test_a_loss_is_given_within_a_billionth_and_a_cut_loses_everything() -> None:
+    for loss_ratio in (0.0, 1e-6, 0.2, 0.999):
+        loss = struct.unpack_from("=6I", netem_options(LinkProfile(0.1, 1e9, 0.0, loss_ratio), 1500))[2]
+        assert loss / 2**32 == pytest.approx(loss_ratio, abs=1e-9)
+    cut = struct.unpack_from("=6I", netem_options(LinkProfile(0.1, 1e9, 0.0, 1.0), 1500))[2]
+    assert cut == 2**32 - 1, "netem loses a packet when its 32 random bits are at most this"
+
+
+def test_a_changed_link_names_the_leaf_that_was_added_and_gives_all_options_again() -> None:
+    (added,) = [r for r in receiver_tree(3, {7: CLUSTER_LINK}, 1500) if r.kind == "netem"]
+    slower = LinkProfile(0.2, 1e6, 0.05, 0.01)
+    changed = changed_link(3, 7, slower, 1500)
+    assert changed == replace(added, options=netem_options(slower, 1500), change=True)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +95,8 @@ def test_nothing_is_lost_duplicated_or_jittered_on_a_plain_link() -> None:
     [
         (LinkProfile(300.0, 1e6), "netem delays by 0 to 275 s, not by 300 s"),
         (LinkProfile(-0.001, 1e6), "netem delays by 0 to 275 s, not by -0.001 s"),
+        (LinkProfile(3.0, 1e6, 2.5), "netem jitters by 0 to 2.1 s, not by 2.5 s"),
+        (LinkProfile(0.1, 1e6, 0.0, 1.5), "a loss ratio is between 0 and 1, not 1.5"),
         (LinkProfile(0.1, 0.0), "netem needs a rate of at least 8 bit/s, not 0 bit/s"),
     ],
 )

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import aiohttp
@@ -12,7 +13,7 @@ from nodes import wire
 from nodes.clock import Clock, ManualClock, ScaledClock
 from nodes.compute import StubProfile
 from nodes.connection import Connection, ConnectionLost, ServerError
-from nodes.links import DelayLine, DelayProfile
+from nodes.links import GIVE_UP_S, DelayLine, DelayProfile
 from tests.support.data_plane import TOKEN_BYTES, connected, make_server, serving, until
 
 
@@ -195,3 +196,99 @@ async def test_messages_of_no_size_keep_their_order() -> None:
         carried.send(str(i), 5)
     await carried.clock.advance(1.0)
     assert carried.arrived == [(str(i), 1.0) for i in range(20)]
+
+
+async def test_a_new_profile_is_for_messages_sent_from_then_on_and_none_overtakes_another() -> None:
+    carried = Carried(DelayProfile(8.0, 0.0))
+    carried.send("slow", 1)
+    await carried.clock.advance(1.0)
+    carried.line.change(DelayProfile(2.0, 0.0))
+    carried.send("behind it", 1)
+    await carried.clock.advance(7.5)
+    carried.send("fast", 1)
+    await carried.clock.advance(100.0)
+    assert carried.arrived == [("slow", 8.0), ("behind it", 8.0), ("fast", 10.5)]
+
+
+async def test_nothing_that_is_sent_while_a_link_is_cut_arrives_before_it_is_up_again() -> None:
+    carried = Carried(DelayProfile(2.0, 0.25))
+    carried.send("on its way", 4)
+    await carried.clock.advance(0.5)
+    carried.line.change(DelayProfile(2.0, 0.25, 0.0, 1.0))
+    carried.send("first", 4)
+    carried.send("second", 4)
+    await carried.clock.advance(99.5)
+    assert carried.arrived == [("on its way", 3.0)]
+    carried.line.change(DelayProfile(2.0, 0.25))
+    carried.send("third", 4)
+    await carried.clock.advance(100.0)
+    assert carried.arrived[1:] == [("first", 103.0), ("second", 104.0), ("third", 105.0)]
+
+
+async def test_a_link_that_stays_cut_is_given_up() -> None:
+    clock = ManualClock()
+    line = DelayLine(DelayProfile(1.0, 0.0, 0.0, 1.0), clock)
+    carrying = asyncio.create_task(line.carry(1))
+    await clock.advance(GIVE_UP_S - 1)
+    assert not carrying.done()
+    await clock.advance(1)
+    with pytest.raises(ConnectionError, match="nothing came through for 900 s"):
+        await carrying
+
+
+async def test_jitter_keeps_the_order() -> None:
+    carried = Carried(DelayProfile(1.0, 0.001, 0.5))
+    for i in range(200):
+        carried.send(str(i), 10)
+        await carried.clock.advance(0.05)
+    await carried.clock.advance(10.0)
+    assert [name for name, _ in carried.arrived] == [str(i) for i in range(200)]
+
+
+async def test_jitter_is_anything_between_its_bounds() -> None:
+    carried = Carried(DelayProfile(1.0, 0.001, 0.5))
+    for i in range(200):
+        carried.send(str(i), 10)
+        await carried.clock.advance(2.0)
+    took_s = [at_s - 2.0 * i for i, (_, at_s) in enumerate(carried.arrived)]
+    assert 0.51 - 1e-9 <= min(took_s) < 0.55
+    assert 1.47 < max(took_s) <= 1.51 + 1e-9
+
+
+@pytest.mark.parametrize(("delay_s", "again_s"), [(0.01, 0.2), (0.5, 2.0)])
+async def test_a_lost_packet_is_sent_again_after_two_round_trips_or_a_fifth_of_a_second(
+    delay_s: float, again_s: float
+) -> None:
+    line_of = DelayProfile(delay_s, 0.0, 0.0, 0.5)
+    took_s = []
+    for _ in range(40):
+        carried = Carried(line_of)
+        carried.line = DelayLine(line_of, carried.clock, random.Random(len(took_s)))
+        carried.send("one packet", 1448)
+        await carried.clock.advance(1000.0)
+        took_s.append(carried.arrived[0][1])
+    rounds = [(value_s - delay_s) / again_s for value_s in took_s]
+    assert all(abs(n - round(n)) < 1e-6 for n in rounds)
+    assert {round(n) for n in rounds} >= {0, 1, 2}
+
+
+async def test_a_connection_whose_link_gives_up_is_lost_for_everybody_who_waits() -> None:
+    cut = DelayProfile(0.001, 0.0, 0.0, 1.0)
+    for up, down in ((cut, DelayProfile(0.0, 0.0)), (DelayProfile(0.0, 0.0), cut)):
+        clock = ManualClock()
+        async with serving(make_server()) as url, connection_to(url, clock, up, down) as connection:
+            asked = asyncio.ensure_future(connection.ask("ping", b"x"))
+            await until(lambda clock=clock: bool(clock._sleepers))
+            await clock.advance(GIVE_UP_S)
+            with pytest.raises(ConnectionLost):
+                await asked
+
+
+async def test_the_links_of_an_open_connection_can_change() -> None:
+    clock = ScaledClock()
+    none = DelayProfile(0.0, 0.0)
+    async with serving(make_server()) as url, connection_to(url, clock, none, none) as connection:
+        connection.change_links(None, DelayProfile(0.02, 0.0))
+        _, sent_at_s, received_at_s = await connection.ask("ping", b"x")
+        assert received_at_s - sent_at_s >= 0.02
+    clock.close()

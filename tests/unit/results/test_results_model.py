@@ -1,11 +1,18 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from testbed.experiment import Calibration
+from testbed.experiment import Calibration, Link, NetworkChange
 from testbed.results.logs import read_logs
 from testbed.results.model import HopTable, hop_table, model_setup_s
-from tests.unit.results.conftest import MakeRun, SyntheticRun, perfect_hop
+from testbed.results.trace import write_trace
+from testbed.rundir import NETWORK_CHANGE, EventWriter
+from testbed.timeline import Timeline
+from tests.unit.results.conftest import LINK, MakeRun, SyntheticRun, perfect_hop
 
 CHAIN = [(0, 0, 2), (1, 2, 4)]
 
@@ -140,3 +147,68 @@ def test_a_run_without_tokens_has_an_empty_table(make_run: MakeRun) -> None:
     table = table_of(run)
     assert len(table.request) == 0
     assert np.sum(table.model_s) == 0
+
+
+def test_a_link_that_changes_counts_as_it_is_when_a_message_goes_out(make_run: MakeRun) -> None:
+    slow = {pair: Link(0.25, 84_160.0) for pair in (("c0", "s0"), ("s0", "c0"))}
+    run = make_run(lengths=[(2, 3)] * 2)
+    changes = (NetworkChange(1.1, slow, "slower"), NetworkChange(9.0, {}, "never came to that"))
+    run.experiment = replace(run.experiment, changes=changes)
+    note_changes(run, 1.1)
+    run.arrive(0, 0.0)
+    step(run, 0, 1.0)  # sent before the change, answered after it
+    step(run, 0, 2.0, arrived=2.35, departed=2.39, received=2.74)
+    table = table_of(run)
+    assert_allclose(table.model_network_s, [0.15 + 0.35, 0.7])
+    assert_allclose(table.model_link_queue_s, 0, atol=1e-12)
+
+
+def test_a_message_that_meets_a_cut_link_goes_out_in_the_model_when_it_is_up_again(make_run: MakeRun) -> None:
+    cut = {("c0", "s0"): Link(0.05, 84_160.0, 0.0, 1.0)}
+    run = make_run()
+    changes = (NetworkChange(1.0, cut, "down"), NetworkChange(3.0, {("c0", "s0"): LINK}, "up"))
+    run.experiment = replace(run.experiment, changes=changes)
+    note_changes(run, 1.2, 3.1)  # what counts is when it was done
+    run.arrive(0, 0.0)
+    step(run, 0, 1.1)
+    step(run, 0, 1.5, arrived=3.25, departed=3.29, received=3.44)
+    table = table_of(run)
+    assert_allclose(table.model_network_s, [0.3, 1.6 + 0.3])
+    assert_allclose(table.network_s, table.model_network_s)
+
+
+def test_opening_a_chain_over_a_cut_link_takes_until_it_is_up(make_run: MakeRun) -> None:
+    cut = {("s0", "c0"): Link(0.05, 84_160.0, 0.0, 1.0)}
+    experiment = replace(
+        make_run().experiment,
+        changes=(NetworkChange(1.0, cut, "down"), NetworkChange(3.0, {("s0", "c0"): LINK}, "up")),
+    )
+    timeline = Timeline(experiment)
+    chain = [[0, 0, 4]]
+    assert_allclose(model_setup_s(experiment, "c0", chain), 0.1)
+    assert_allclose(model_setup_s(experiment, "c0", chain, timeline, 2.0), 1.05)
+    assert_allclose(model_setup_s(experiment, "c0", chain, timeline, 3.0), 0.1)
+
+
+def test_changes_of_links_are_instants_of_the_trace(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run()
+    run.serve(0, 0.0, CHAIN)
+    note_changes(run, 1.25)
+    records = read_logs(run.path)
+    write_trace(tmp_path / "trace.json", run.experiment, records, table_of(run))
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    [instant] = [event for event in events if event["ph"] == "i"]
+    assert (instant["name"], instant["ts"], instant["s"]) == ("change 0", 1.25e6, "g")
+    assert_allclose(instant["args"]["late_ms"], 250.0)
+
+
+def note_changes(run: SyntheticRun, *at_s: float) -> None:
+    """Write what the emulation writes when it carries out a change; a kill cuts the last line short."""
+    writer = EventWriter(run.path)
+    writer.write("serving", 0.0)
+    for number, now_s in enumerate(at_s):
+        details = {"planned_at_s": 1.0, "late_s": now_s - 1.0, "why": f"change {number}", "n_links": 1}
+        writer.write(NETWORK_CHANGE, now_s, **details)
+    writer.close()
+    with open(run.path / "events.jsonl", "a") as file:
+        file.write('{"event": "network-ch')

@@ -10,6 +10,7 @@ import pytest
 
 from netem.topology import TopologyError
 from testbed.errors import ScenarioError
+from testbed.scenario.problems import KeyedError
 from testbed.scenario.topologies import load_topology
 from testbed.scenario.topology_files import unique_names
 
@@ -104,3 +105,32 @@ def test_labels_become_different_plain_names() -> None:
         "any-2",
         "a-b-c",
     ]
+
+
+BROKEN = {
+    "": "a.graph: NODES and their number must stand here",
+    "NODES\n": "a.graph:1: NODES and their number must stand here",
+    "NODES 2\nlabel x y\na 1 1\n": "a.graph: has 1 of the 2 NODES that it announces",
+    "NODES 1\nlabel x y\na 1\n": "a.graph:3: has 2 columns, but NODES need 3",
+    "NODES 1\nlabel x y\na 1 1\n": "a.graph: EDGES and their number must stand here",
+    "NODES 1\nlabel x y\na b c\nEDGES 0\nlabel\n": "a.graph:3: the node a needs two numbers for its place",
+    "NODES 1\nlabel x y\na 1 1\n\nEDGES 1\nlabel\ne 0 1 1 1 1\n": "a.graph:7: 1 is no node; nodes are 0 to 0",
+    "NODES 1\nlabel x y\na 1 1\nEDGES 2\nlabel\ne 0 0 1 1 1\n": "a.graph: has 1 of the 2 EDGES that it",
+}
+
+
+@pytest.mark.parametrize("text", BROKEN)
+def test_a_broken_repetita_file_is_refused_with_its_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "a.graph"
+    path.write_text(text)
+    with pytest.raises(ScenarioError) as caught:
+        load_topology(str(path))
+    assert str(caught.value).replace(f"{tmp_path}/", "").startswith(BROKEN[text])
+
+
+def test_a_matrix_is_no_topology_and_the_sentence_says_where_it_goes(tmp_path: Path) -> None:
+    path = tmp_path / "rtt.csv"
+    path.write_text(",A\nA,0\n")
+    with pytest.raises(KeyedError) as caught:
+        load_topology(str(path))
+    assert caught.value.what.endswith('no topology: take kind = "matrix" and file = "rtt.csv"')

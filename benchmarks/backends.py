@@ -1,0 +1,47 @@
+"""Which networks are measured here, and how: those that run on this machine, netem else in the VM lane.
+
+The lane is a virtual machine without hardware support (``tests/vm``): everything takes 1 to 2 ms longer
+there, so that its figures show that netem does what it is told, not how exact it is on real hardware.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import sys
+from typing import Any
+
+from benchmarks.figure import figure
+from netem.choose import BACKENDS
+from netem.probe import try_in_child
+
+_VM_TIMEOUT_S = 300.0
+_SIZES = (64, 28_672, 573_440)
+
+
+def networks_here() -> list[str]:
+    """The backends that work on this machine."""
+    return [backend.name for backend in BACKENDS if try_in_child(backend.missing) is None]
+
+
+def netem_in_vm() -> list[dict[str, Any]]:
+    """Errors of echoes over netem in the VM lane; none, with a word why, where the lane cannot run."""
+    lane = importlib.import_module("tests.vm.lane")  # tests are not type-checked
+    lacking = lane.missing()
+    if lacking is not None:
+        print(f"netem is not measured, neither here nor in the VM lane: {lacking}", file=sys.stderr)
+        return []
+    guest = lane.run_in_vm("python3 -m tests.vm.guest_accuracy", _VM_TIMEOUT_S)
+    found = re.search(r"@@accuracy (.*)", guest.output)
+    assert found, f"the guest printed no figures; its console ends with:\n{guest.output[-3000:]}"
+    return [
+        figure(
+            f"netem in the VM: echo of {size} B at {row['rtt_ms']:g} ms and 100 Mbit/s, error p50",
+            row[f"echo_{size}_error_p50_ms"],
+            "ms",
+            "+-5" if size < 100_000 else "",
+        )
+        for row in json.loads(found.group(1))
+        for size in _SIZES
+    ]

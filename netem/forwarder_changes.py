@@ -1,0 +1,59 @@
+"""How the launcher tells the running forwarder that links change.
+
+Messages are small and answered one by one, so that the forwarder, which reads them between packets,
+is never held up for long, and so that a change is in force when the launcher's call ends.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterable, Mapping
+
+from netem.spec import LinkProfile, NetworkError
+
+_CHANGE = struct.Struct("<Idddd")  # number of the pair; delay, rate, jitter, loss
+_BATCH = 32
+
+
+class ChangeChannel:
+    """Both ends, made before the forwarder is forked: ``send`` in its parent, ``receive`` in it.
+
+    ``patience_s``: how long ``send`` waits for the forwarder. Raises ``OSError`` where no socket pair can be made.
+    """
+
+    def __init__(self, pairs: Iterable[tuple[str, str]], patience_s: float = 5.0) -> None:
+        self._numbers = {pair: number for number, pair in enumerate(pairs)}
+        self._asking, self._answering = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._asking.settimeout(patience_s)
+
+    def fileno(self) -> int:
+        """The forwarder's end."""
+        return self._answering.fileno()
+
+    def send(self, links: Mapping[tuple[str, str], LinkProfile]) -> None:
+        """Returns when the forwarder has applied all. Raises ``NetworkError``."""
+        for pair in links:
+            if pair not in self._numbers:
+                raise NetworkError(f"the network has no link from {pair[0]} to {pair[1]} that could change")
+        changes = [
+            _CHANGE.pack(self._numbers[pair], link.delay_s, link.rate_bps, link.jitter_s, link.loss_ratio)
+            for pair, link in links.items()
+        ]
+        for first in range(0, len(changes), _BATCH):
+            try:
+                self._asking.send(b"".join(changes[first : first + _BATCH]))
+                self._asking.recv(1)
+            except OSError as error:
+                raise NetworkError(f"the forwarder does not take changes of links: {error}") from error
+
+    def receive(self) -> list[tuple[int, LinkProfile]]:
+        """In the forwarder, when ``fileno`` is readable: (number of the pair in order, its new profile)."""
+        message = self._answering.recv(_BATCH * _CHANGE.size)
+        changes = [(number, LinkProfile(*values)) for number, *values in _CHANGE.iter_unpack(message)]
+        self._answering.send(b"+")
+        return changes
+
+    def close(self) -> None:
+        self._asking.close()
+        self._answering.close()

@@ -1,0 +1,171 @@
+"""When a packet arrives: the state of the links that the forwarder plays. No clock, no files.
+
+- ``Pipe``: one ordered pair's own link: loss, rate, delay, jitter. Links are FIFO.
+- ``SharedLink``: a link that several pairs pass; ``Transit``: a packet on its way over such links.
+- ``Losses``: which segments of a pair are lost.
+"""
+
+from __future__ import annotations
+
+import math
+from random import Random
+
+from netem.forwarder_packets import segments, without
+from netem.spec import LinkProfile
+
+MAX_BACKLOG_S = 30.0
+"""A packet that would wait longer for a link finds no room and is dropped."""
+
+
+class Losses:
+    """Loses each segment with probability ``ratio`` (0 < ratio < 1), independently.
+
+    Super-packets are not lost whole: the segments drawn are cut out of them, so TCP sees single losses.
+    """
+
+    __slots__ = ("_log_kept", "_random", "_spared")
+
+    def __init__(self, random: Random, ratio: float) -> None:
+        self._random = random
+        self._log_kept = math.log1p(-ratio)
+        self._spared = self._draw()
+
+    def _draw(self) -> int:
+        """How many segments get through before the next is lost (geometric)."""
+        return int(math.log(1.0 - self._random.random()) / self._log_kept)
+
+    def lost_of(self, n_segments: int) -> list[int]:
+        """The numbers of the segments that are lost of the next ``n_segments``, ascending."""
+        lost = []
+        at = self._spared
+        while at < n_segments:
+            lost.append(at)
+            at += 1 + self._draw()
+        self._spared = at - n_segments
+        return lost
+
+
+class SharedLink:
+    """A link that several pairs pass: until when it is busy."""
+
+    __slots__ = ("free_at_s", "s_per_byte")
+
+    def __init__(self, rate_bps: float) -> None:
+        self.s_per_byte = 8 / rate_bps
+        self.free_at_s = 0.0
+
+
+class Transit:
+    """A packet on its way over shared links, which pass on segment by segment.
+
+    A super-packet enters a link with its first segment and has left it when all bytes are through,
+    not before one segment's time after its end left the link before.
+    """
+
+    __slots__ = ("_delay_s", "_hop", "_pipe", "_segment_bytes", "_size", "_through_at_s")
+
+    def __init__(
+        self, pipe: Pipe, size: int, segment_bytes: int, through_at_s: float, delay_s: float
+    ) -> None:
+        self._pipe = pipe
+        self._size = size
+        self._segment_bytes = segment_bytes
+        self._through_at_s = through_at_s
+        self._delay_s = delay_s
+        self._hop = 0
+
+    def enter(self, now_s: float) -> tuple[float, Transit | None] | None:
+        """The first segment is at the next link: answers as ``Pipe.enter`` does."""
+        link = self._pipe.route[self._hop]
+        start_s = max(now_s, link.free_at_s)
+        if start_s - now_s > MAX_BACKLOG_S:
+            return None
+        link.free_at_s = start_s + self._size * link.s_per_byte
+        segment_s = self._segment_bytes * link.s_per_byte
+        self._through_at_s = max(link.free_at_s, self._through_at_s + segment_s)
+        self._hop += 1
+        if self._hop < len(self._pipe.route):
+            return start_s + segment_s, self
+        return self._pipe.arrive(self._through_at_s + self._delay_s), None
+
+
+class Pipe:
+    """One ordered pair: where it ends, what its link does to packets, until when the link is busy.
+
+    ``name`` seeds its random draws, so that a pair meets the same fate in every run. ``early_s`` is
+    subtracted from every delay. ``route``: the shared links behind the pair's own, in order.
+    """
+
+    __slots__ = (
+        "_delay_s", "_draws", "_early_s", "_free_at_s", "_jitter_s", "_last_at_s", "_losses",
+        "_s_per_byte", "cut", "name", "out_fd", "route",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        name: str,
+        out_fd: int,
+        profile: LinkProfile,
+        early_s: float = 0.0,
+        route: tuple[SharedLink, ...] = (),
+    ) -> None:
+        self.out_fd = out_fd
+        self.route = route
+        self.name = name
+        self._early_s = early_s
+        self._free_at_s = 0.0
+        self._last_at_s = 0.0
+        self._draws: tuple[Random, Random] | None = None
+        self._losses: Losses | None = None
+        self.change(profile)
+
+    def change(self, profile: LinkProfile) -> None:
+        """From the next packet on; those on their way keep their instants."""
+        self._delay_s = profile.delay_s - self._early_s
+        self._s_per_byte = 8 / profile.rate_bps
+        self._jitter_s = profile.jitter_s
+        if self._draws is None and (profile.jitter_s or profile.loss_ratio):  # most pairs never need them
+            self._draws = Random(f"jitter {self.name}"), Random(f"loss {self.name}")
+        self.cut = profile.loss_ratio >= 1
+        self._losses = None
+        if self._draws is not None and 0 < profile.loss_ratio < 1:
+            self._losses = Losses(self._draws[1], profile.loss_ratio)
+
+    @property
+    def loses(self) -> bool:
+        """Whether ``survivors`` must be asked."""
+        return self.cut or self._losses is not None
+
+    def survivors(self, packet: bytes) -> tuple[list[bytes], int]:
+        """What of ``packet`` is not lost at random, and how many of its segments are."""
+        n_segments, _ = segments(packet)
+        if self.cut:
+            return [], n_segments
+        lost = self._losses.lost_of(n_segments) if self._losses is not None else []
+        return (without(packet, lost), len(lost)) if lost else ([packet], 0)
+
+    def enter(self, now_s: float, packet: bytes, size: int) -> tuple[float, Transit | None] | None:
+        """A packet of ``size`` bytes on the wire comes from the sender.
+
+        Answers (arrival at the receiver, ``None``), or (arrival at the next shared link, how it goes on
+        from there), or ``None`` for a packet without room.
+        """
+        start_s = self._free_at_s if self._free_at_s > now_s else now_s
+        if start_s - now_s > MAX_BACKLOG_S:
+            return None
+        self._free_at_s = through_at_s = start_s + size * self._s_per_byte
+        delay_s = self._delay_s
+        if self._jitter_s and self._draws is not None:
+            delay_s += self._jitter_s * (2 * self._draws[0].random() - 1)
+        if self.route:
+            _, segment_bytes = segments(packet)
+            transit = Transit(self, size, segment_bytes, through_at_s, delay_s)
+            return start_s + segment_bytes * self._s_per_byte, transit
+        return self.arrive(through_at_s + delay_s), None
+
+    def arrive(self, at_s: float) -> float:
+        """``at_s``, or later: no packet arrives before one that was sent before it."""
+        if at_s < self._last_at_s:
+            return self._last_at_s
+        self._last_at_s = at_s
+        return at_s

@@ -1,0 +1,89 @@
+"""What the tables of scenario and topology files are made of: strict tables, quantities, names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
+from pydantic_core import PydanticCustomError
+
+from testbed.scenario.problems import nearest, shown
+from testbed.scenario.units import DURATION, RATE, SIZE, Dimension
+
+
+def rule(what: str, key: str | None = None) -> PydanticCustomError:
+    """A broken rule; ``what`` goes to the user as it is, at ``key`` of the table being checked."""
+    return PydanticCustomError("rule", "{what}", {"what": what, **({"key": key} if key else {})})
+
+
+def quantity(dimension: Dimension) -> Callable[[Any], float]:
+    def parse(value: Any) -> float:
+        if not isinstance(value, str):
+            raise rule(f'must be text with a unit such as "{dimension.example}", not {shown(value)}')
+        try:
+            return dimension.parse(value)
+        except ValueError as error:
+            raise rule(str(error)) from None
+
+    return parse
+
+
+Seconds = Annotated[float, BeforeValidator(quantity(DURATION)), PlainSerializer(DURATION.format)]
+BitsPerSecond = Annotated[float, BeforeValidator(quantity(RATE)), PlainSerializer(RATE.format), Field(gt=0)]
+Bytes = Annotated[float, BeforeValidator(quantity(SIZE)), PlainSerializer(SIZE.format), Field(gt=0)]
+PositiveSeconds = Annotated[Seconds, Field(gt=0)]
+Positive = Annotated[float, Field(gt=0)]
+Tokens = Annotated[int, Field(ge=1)]
+
+
+def checked_name(value: str) -> str:
+    if not (value.isascii() and value.replace("-", "").replace("_", "").replace(".", "").isalnum()):
+        raise rule(f'"{value}" must consist of letters, digits, ".", "_" and "-"')
+    if not value[0].isalnum() or len(value) > 64:
+        raise rule(f'"{value}" must start with a letter or digit and have at most 64 characters')
+    return value
+
+
+Name = Annotated[
+    str, BeforeValidator(lambda v: checked_name(v) if isinstance(v, str) and v else v), Field(min_length=1)
+]
+
+
+_PERCENT = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*%\s*", re.ASCII)
+
+
+def _ratio(value: Any) -> float:
+    percent = _PERCENT.fullmatch(value) if isinstance(value, str) else None
+    if percent is not None:
+        ratio = float(Decimal(percent[1]) / 100)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        ratio = float(value)
+    else:
+        raise rule(f'must be text such as "0.1 %" or a number from 0 to 1, not {shown(value)}')
+    if not 0 <= ratio <= 1:
+        raise rule(f"must be from 0 to 1 (0 % to 100 %), not {shown(value)}")
+    return ratio
+
+
+Ratio = Annotated[float, BeforeValidator(_ratio)]
+"""A share as "0.1 %" or 0.001."""
+
+
+class Table(BaseModel):
+    """A table of the file: no unknown keys, no conversions between types."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            valid = [field.alias or name for name, field in cls.model_fields.items()]
+            for key in data:
+                if key not in valid:
+                    what = f"unknown key{nearest(key, valid)}; valid here: {', '.join(valid)}"
+                    raise PydanticCustomError("unknown_key", "{what}", {"what": what, "key": key})
+        return data

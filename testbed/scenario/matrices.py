@@ -1,0 +1,203 @@
+"""Measured RTT matrices in files: CSV as a square or a list of pairs, and JSON.
+
+A cell that is empty takes the other direction's value; on the diagonal (inside a site) it is 0.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from testbed.scenario.network_tables import MatrixTable, NetworkTable
+from testbed.scenario.problems import KeyedError, explain, nearest
+from testbed.scenario.units import DURATION
+
+_KEY = ("network", "file")
+_LONG = ("from", "to", "rtt")
+_JSON_KEYS = ("sites", "rtt", "rate")
+
+Cells = dict[tuple[str, str], float]
+
+
+@dataclass
+class Measured:
+    """The cells that a file states, by (from, to). ``rate`` is empty where it states none."""
+
+    sites: list[str]
+    rtt: Cells
+    rate: Cells
+
+
+class _Wrong(Exception):
+    """What is wrong with a file, without its name."""
+
+
+def matrix_of_file(table: MatrixTable, folder: Path) -> MatrixTable:
+    """``table`` with the matrices of its ``file``, whose relative path starts at ``folder``.
+
+    Raises ``KeyedError`` that names the file and the row and column of what is wrong.
+    """
+    assert table.file is not None
+    path = folder / table.file
+    if table.rtt_unit is None:
+        raise KeyedError(
+            ("network", "rtt_unit"), f"is missing; the file's RTTs are in one of {', '.join(DURATION.units)}"
+        )
+    try:
+        measured = _read(path)
+    except OSError as error:
+        raise KeyedError(_KEY, f'cannot read "{path}": {error.strerror}') from None
+    except UnicodeDecodeError:
+        raise KeyedError(_KEY, f'"{path}" is not UTF-8 text') from None
+    except _Wrong as wrong:
+        raise KeyedError(_KEY, f'"{path}": {wrong}') from None
+    if measured.rate and table.rate is not None:
+        raise KeyedError(("network", "rate"), f'"{path}" has rates; leave either them or this out')
+    if not measured.rate and table.rate is None:
+        raise KeyedError(("network", "rate"), f'is missing, and "{path}" has no rates')
+    document = table.model_dump(
+        by_alias=True,
+        exclude_none=True,
+        include={*NetworkTable.model_fields, "kind", "rtt_unit", "rate", "rate_unit", "shared", "paths"},
+    )
+    try:
+        document |= {"sites": measured.sites, "rtt": _square(measured.sites, measured.rtt, 0.0)}
+        if measured.rate:
+            fastest = max(measured.rate.values())
+            document["rate"] = _square(measured.sites, measured.rate, fastest)
+        return MatrixTable.model_validate(document)
+    except _Wrong as wrong:
+        raise KeyedError(_KEY, f'"{path}": {wrong}') from None
+    except ValidationError as error:
+        found = explain(error)
+        if found.key[:1] in (("sites",), ("rtt",), ("rate",)):
+            raise KeyedError(_KEY, f'"{path}": {found.what}') from None
+        raise KeyedError(("network", *found.key), found.what) from None
+
+
+def _read(path: Path) -> Measured:
+    kind = path.suffix.lower()
+    if kind == ".json":
+        return _json(path.read_text(encoding="utf-8-sig"))
+    if kind != ".csv":
+        raise _Wrong("is no matrix by its ending; take .csv or .json")
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = [[cell.strip() for cell in row] for row in csv.reader(file)]
+    rows = [row for row in rows if any(row)]
+    if not rows:
+        raise _Wrong("is empty")
+    is_long = tuple(name.lower() for name in rows[0][:3]) == _LONG
+    return _long(rows) if is_long else _wide(rows)
+
+
+def _wide(rows: Sequence[list[str]]) -> Measured:
+    """A row of site names, then a row per site that begins with its name."""
+    sites = rows[0][1:]
+    for name in sites:
+        if not name or sites.count(name) > 1:
+            raise _Wrong(f"its first row names {name} twice" if name else "its first row has an empty name")
+    rtt: Cells = {}
+    seen: set[str] = set()
+    for row in rows[1:]:
+        name, cells = row[0], row[1:]
+        if name not in sites:
+            raise _Wrong(f'row "{name}" has no column of that name{nearest(name, sites)}')
+        if name in seen:
+            raise _Wrong(f"has two rows for {name}")
+        seen.add(name)
+        if len(cells) != len(sites):
+            raise _Wrong(f"row {name} has {len(cells)} cells, but there are {len(sites)} columns")
+        for column, cell in zip(sites, cells, strict=True):
+            if cell:
+                rtt[name, column] = _number(cell, f"row {name}, column {column}")
+    missing = [name for name in sites if name not in seen]
+    if missing:
+        raise _Wrong(f"has a column for {missing[0]}, but no row")
+    return Measured(sites, rtt, {})
+
+
+def _long(rows: Sequence[list[str]]) -> Measured:
+    """Columns from, to, rtt and perhaps rate; sites in the order in which they come up."""
+    header = [name.lower() for name in rows[0]]
+    if header[3:] not in ([], ["rate"]):
+        raise _Wrong(f"has the columns {', '.join(rows[0])}; take from, to, rtt and, if you like, rate")
+    measured = Measured([], {}, {})
+    for number, row in enumerate(rows[1:], 2):
+        if len(row) != len(header):
+            raise _Wrong(f"row {number} has {len(row)} cells, but there are {len(header)} columns")
+        pair = row[0], row[1]
+        for column, name in zip(("from", "to"), pair, strict=True):
+            if not name:
+                raise _Wrong(f"row {number}, column {column}: is empty")
+            if name not in measured.sites:
+                measured.sites.append(name)
+        if pair in measured.rtt:
+            raise _Wrong(f"row {number}: gives {pair[0]} to {pair[1]} a second time")
+        for column, cell, cells in zip(("rtt", "rate"), row[2:], (measured.rtt, measured.rate), strict=False):
+            cells[pair] = _number(cell, f"row {number} ({pair[0]} to {pair[1]}), column {column}")
+    return measured
+
+
+def _json(text: str) -> Measured:
+    """``{"sites": [...], "rtt": [[...]], "rate": [[...]]}``; ``null`` is an empty cell."""
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise _Wrong(f"is not JSON: line {error.lineno}, column {error.colno}: {error.msg}") from None
+    if not isinstance(document, dict):
+        raise _Wrong(f"must hold an object with {', '.join(_JSON_KEYS)}")
+    for key in document:
+        if key not in _JSON_KEYS:
+            raise _Wrong(f'unknown key "{key}"{nearest(key, _JSON_KEYS)}; valid: {", ".join(_JSON_KEYS)}')
+    sites = document.get("sites")
+    if not isinstance(sites, list) or not all(isinstance(site, str) and site for site in sites):
+        raise _Wrong("sites must be a list of names")
+    cells = {key: dict(_json_cells(key, document[key], sites)) for key in ("rtt", "rate") if key in document}
+    if "rtt" not in cells:
+        raise _Wrong("has no rtt")
+    return Measured(sites, cells["rtt"], cells.get("rate", {}))
+
+
+def _json_cells(key: str, matrix: Any, sites: list[str]) -> Iterator[tuple[tuple[str, str], float]]:
+    n = len(sites)
+    if (
+        not isinstance(matrix, list)
+        or len(matrix) != n
+        or any(not isinstance(row, list) or len(row) != n for row in matrix)
+    ):
+        raise _Wrong(f"{key} must be a {n} x {n} matrix, a row and a column per site")
+    for a, row in zip(sites, matrix, strict=True):
+        for b, cell in zip(sites, row, strict=True):
+            if cell is not None:
+                yield (a, b), _number(cell, f"{key} row {a}, column {b}")
+
+
+def _number(cell: Any, where: str) -> float:
+    try:
+        value = math.nan if isinstance(cell, bool) else float(cell)
+    except (TypeError, ValueError):
+        value = math.nan
+    if not math.isfinite(value):
+        raise _Wrong(f"{where}: must be a number, not {json.dumps(cell)}")
+    if value < 0:
+        raise _Wrong(f"{where}: must not be negative, but is {cell}")
+    return value
+
+
+def _square(sites: Sequence[str], cells: Cells, inside: float) -> list[list[float]]:
+    """All cells; ``inside`` is for a site itself where the file states nothing."""
+
+    def value(a: str, b: str) -> float:
+        known = cells.get((a, b), cells.get((b, a), inside if a == b else None))
+        if known is None:
+            raise _Wrong(f"row {a}, column {b}: is empty in both directions")
+        return known
+
+    return [[value(a, b) for b in sites] for a in sites]

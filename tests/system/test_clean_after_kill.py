@@ -1,0 +1,185 @@
+"""Kill -9 at any moment: no process and no namespace stays, and ``testbed clean`` removes the rest."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from testbed.clean import HALF_WRITTEN, TABLES, clean_command
+from testbed.rundir import OWNER
+from tests.support.runs import (
+    Running,
+    Testbed,
+    all_namespaces,
+    announced,
+    assert_tables_hold_the_whole_log,
+    logged_tokens,
+    namespaces,
+    processes,
+    wait_until,
+)
+
+N_TRIES = 50
+SEED = 20261121
+_AT_ONCE = 3
+
+SMALL = """
+seed = 3
+time_scale = 20
+model = { profile = "bloom-176b", n_blocks = 4 }
+servers = [{ hardware = "mig-1g", site = "There", count = 2 }]
+clients = { site = "Here" }
+
+[network]
+kind = "clusters"
+pairs = [
+    { sites = ["Here", "There"], rtt = "20 ms", rate = "1 Gbit/s" },
+    { sites = ["There", "There"], rtt = "5 ms", rate = "1 Gbit/s" },
+]
+
+[workload]
+arrivals = "constant"
+rate = 2
+n_requests = 10
+n_input_tokens = 5
+n_output_tokens = 8
+"""
+"""Three nodes that serve for half a second."""
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> str:
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL, encoding="utf-8")
+    return str(path)
+
+
+@dataclass(frozen=True)
+class Try:
+    """Which command to kill, and when: so long after it has reached a phase."""
+
+    links: bool
+    phase: str
+    later_s: float
+
+
+def tries() -> list[Try]:
+    """The seeded moments, spread over the phases of a run, however slow the machine is."""
+    rng = random.Random(SEED)
+    phases = ("started", "announced", "network", "nodes", "serving", "finishing")
+    chosen = []
+    for number in range(N_TRIES):
+        links = number % 5 == 4
+        phase = rng.choice(phases[:1] + phases[2:4] if links else phases)
+        chosen.append(Try(links, phase, rng.uniform(0, 0.6 if phase == "started" else 0.15)))
+    return chosen
+
+
+def reached(phase: str, run: Running, out: Path) -> bool:
+    """Whether the command is so far, or has ended."""
+    found: dict[str, Callable[[], bool]] = {
+        "started": lambda: True,
+        "announced": lambda: bool(announced(run.stderr)),
+        "network": lambda: "tb:fabric" in processes(out).values(),
+        "nodes": lambda: len(processes(out)) >= 5,
+        "serving": lambda: bool(logged_tokens(out)),
+        "finishing": lambda: "stopped" in _events(out),
+    }
+    return run.process.poll() is not None or found[phase]()
+
+
+def _events(run_dir: Path) -> str:
+    path = run_dir / "events.jsonl"
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.usefixtures("fabric")
+def test_kill_9_at_50_random_moments_leaves_nothing_that_clean_does_not_remove(
+    testbed: Testbed, small: str, tmp_path: Path
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    env = {"TMPDIR": str(temporary)}
+    starting = threading.Lock()
+    own = all_namespaces()
+
+    def kill(chosen: Try) -> set[str]:
+        """Run the command up to its moment; answers the namespaces that its processes were in."""
+        with starting:
+            if chosen.links:
+                run = testbed.start("links", small, "--network", "fabric", env=env)
+                out = temporary
+            else:
+                run = testbed.start_up(small, "--network", "fabric", "--no-report", env=env)
+                out = Path(str(run.process.args[-1]))  # type: ignore[index]
+        wait_until(lambda: reached(chosen.phase, run, out), chosen.phase, 60)
+        try:
+            run.process.wait(chosen.later_s)
+        except subprocess.TimeoutExpired:
+            held = namespaces(list(processes(out)))
+            run.kill()
+            return held - own
+        return set()
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        held = set().union(*pool.map(kill, tries()))
+    assert held, "every run ended before its moment"
+    wait_until(lambda: not processes(tmp_path), "the end of all processes by their death signal", 10)
+    wait_until(lambda: not held & all_namespaces(), "the end of the runs' namespaces", 10)
+
+    first = testbed("clean", "--out", str(testbed.runs), "--json", env=env, timeout_s=120)
+    assert first.code == 0, first.stderr
+    assert first.json()["problems"] == []
+    assert list(temporary.iterdir()) == []
+    for run_dir in sorted(testbed.runs.iterdir()):
+        assert not [path for path in run_dir.rglob("*") if path.is_socket() or path.suffix == HALF_WRITTEN]
+        if logged_tokens(run_dir):
+            assert_tables_hold_the_whole_log(run_dir)
+    second = testbed("clean", "--out", str(testbed.runs), env=env)
+    assert (second.code, second.stdout) == (0, "nothing was left\n")
+
+
+def test_clean_lists_what_it_removed(
+    testbed: Testbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    run = testbed.runs / "run"
+    (run / "figures").mkdir(parents=True)
+    (run / OWNER).write_text('{"pid": 1, "started": "never"}', encoding="utf-8")
+    (run / "figures" / "requests.png.part").touch()
+    (run / "plan.json.part").touch()
+    (temporary / "testbed-links-x").mkdir()
+    (temporary / "somebody-elses").mkdir()
+    answer = clean_command(testbed.runs)
+    assert answer == {
+        "processes": [],
+        "sockets": [],
+        "files": [str(run / "figures" / "requests.png.part"), str(run / "plan.json.part")],
+        "folders": [str(temporary / "testbed-links-x")],
+        "completed": [],
+        "problems": [],
+    }
+    assert [path.name for path in temporary.iterdir()] == ["somebody-elses"]
+    assert not any(clean_command(testbed.runs).values())
+
+
+@pytest.mark.parametrize("lacking", TABLES)
+def test_clean_makes_the_table_that_a_kill_prevented(lacking: str, testbed: Testbed, small: str) -> None:
+    run_dir = testbed.up(small, "--network", "loopback", "--no-report").run_dir
+    (run_dir / lacking).unlink()
+    (run_dir / OWNER).write_text('{"pid": 1, "started": "never"}', encoding="utf-8")
+    answer = clean_command(testbed.runs)
+    assert (answer["completed"], answer["problems"]) == ([str(run_dir)], [])
+    assert (run_dir / lacking).exists()
+    assert_tables_hold_the_whole_log(run_dir)

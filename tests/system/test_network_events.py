@@ -1,0 +1,122 @@
+"""Runs in which links change as the scenario says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.runs import Outcome, Testbed, assert_tables_hold_the_whole_log, logged_tokens, rows_of
+
+SCENARIO = """
+seed = 3
+time_scale = 10
+model = { profile = "bloom-176b", n_blocks = 6 }
+servers = [{ hardware = "mig-1g", site = "Here", count = 2 }, { hardware = "a100", site = "There" }]
+clients = [{ site = "Here" }]
+workload = { arrivals = "constant", rate = 1, n_requests = 2, n_input_tokens = 5, n_output_tokens = 300 }
+
+[network]
+kind = "clusters"
+pairs = [
+    { sites = ["Here", "Here"], rtt = "5 ms", rate = "1 Gbit/s" },
+    { sites = ["There", "There"], rtt = "5 ms", rate = "1 Gbit/s" },
+    { sites = ["Here", "There"], rtt = "60 ms", rate = "100 Mbit/s" },
+]
+
+[[network.event]]
+at = "10 s"
+for = "20 s"
+partition = ["There"]
+"""
+
+
+@pytest.fixture
+def outage(tmp_path: Path) -> str:
+    """The one chain that policies choose is cut off for 20 s while two requests decode."""
+    path = tmp_path / "outage.toml"
+    path.write_text(SCENARIO, encoding="utf-8")
+    return str(path)
+
+
+def lines(outcome: Outcome, event: str) -> list[dict[str, Any]]:
+    text = (outcome.run_dir / "events.jsonl").read_text(encoding="utf-8")
+    return [line for line in map(json.loads, text.splitlines()) if line["event"] == event]
+
+
+def assert_the_outage_delays_exactly_the_tokens_in_it(outcome: Outcome) -> None:
+    """Each of the two requests has one token that lasts as long as the outage, and it ends after it."""
+    assert outcome.code == 0, outcome.stderr
+    assert_tables_hold_the_whole_log(outcome.run_dir)
+    cut, mended = lines(outcome, "network-change")
+    assert (cut["planned_at_s"], mended["planned_at_s"]) == (10.0, 30.0)
+    assert cut["late_s"] == pytest.approx(cut["at_s"] - 10.0)
+    assert cut["why"] == "There cut from the rest"
+    middle_s = (cut["at_s"] + mended["at_s"]) / 2  # a busy machine may carry out either late
+    hops = rows_of(outcome.run_dir / "hops.parquet")
+    finished_at_s = {(row["request"], row["token"]): row["received_at_s"] for row in hops}
+    delayed = {key: s for key, (s, _) in logged_tokens(outcome.run_dir).items() if s > middle_s - cut["at_s"]}
+    assert sorted(request for request, _ in delayed) == [0, 1]
+    assert all(
+        token > 0 and finished_at_s[request, token] > mended["planned_at_s"] for request, token in delayed
+    )
+    # What was on its way when the link was cut has arrived long before the middle of the outage.
+    assert not [s for s in finished_at_s.values() if middle_s < s < mended["planned_at_s"]]
+    assert [row["n_tokens_done"] for row in rows_of(outcome.run_dir / "requests.parquet")] == [300, 300]
+    trace = json.loads((outcome.run_dir / "trace.json").read_text(encoding="utf-8"))
+    instants = [event for event in trace["traceEvents"] if event["ph"] == "i"]
+    assert [event["name"] for event in instants] == [cut["why"], mended["why"]]
+
+
+def test_an_outage_during_decode_delays_exactly_the_tokens_in_it_and_the_request_completes(
+    testbed: Testbed, outage: str
+) -> None:
+    outcome = testbed.up(outage, "--network", "loopback", "--no-report")
+    assert_the_outage_delays_exactly_the_tokens_in_it(outcome)
+    # The model knows of the outage: the longest modelled token has it too.
+    summary = json.loads((outcome.run_dir / "summary.json").read_text(encoding="utf-8"))
+    cut, mended = lines(outcome, "network-change")
+    assert summary["model"]["token_gap_s"]["max"] > (mended["at_s"] - cut["at_s"]) / 2
+
+
+@pytest.mark.usefixtures("fabric")
+def test_tcp_brings_the_delayed_tokens_through_an_outage_on_fabric(testbed: Testbed, outage: str) -> None:
+    outcome = testbed.up(outage, "--network", "fabric", "--no-report")
+    assert_the_outage_delays_exactly_the_tokens_in_it(outcome)
+
+
+def test_report_rebuilds_the_same_tables_of_a_run_with_changes(testbed: Testbed, outage: str) -> None:
+    run_dir = testbed.up(outage, "--network", "loopback", "--no-report").run_dir
+    tables = {
+        name: (run_dir / name).read_bytes() for name in ("hops.parquet", "requests.parquet", "trace.json")
+    }
+    assert testbed("report", str(run_dir)).code == 0
+    assert {name: (run_dir / name).read_bytes() for name in tables} == tables
+
+
+def test_jitter_and_loss_do_not_change_the_tokens_on_loopback(testbed: Testbed, outage: str) -> None:
+    options = ("--set", "network.jitter=20 ms", "--set", "network.loss=5 %", "--set", "network.event=[]")
+    outcome = testbed.up(outage, "--network", "loopback", "--no-report", *options)
+    assert outcome.code == 0, outcome.stderr
+    assert [row["n_tokens_done"] for row in rows_of(outcome.run_dir / "requests.parquet")] == [300, 300]
+
+
+def test_an_interrupt_ends_a_run_whose_changes_are_still_to_come(testbed: Testbed, outage: str) -> None:
+    option = 'network.event=[{at="0 s",link=["Here","There"],jitter="9 ms"},{at="9 h",site="Here",down=true}]'
+    running = testbed.start_up(outage, "--network", "loopback", "--no-report", "--set", option)
+    running.serving(5)
+    running.interrupt()
+    outcome = running.wait()
+    assert outcome.code == 130, outcome.stderr
+    assert len(lines(outcome, "network-change")) == 1
+
+
+def test_a_network_that_cannot_share_links_says_so(testbed: Testbed) -> None:
+    options = ("--set", "network.share_links=true", "--set", "workload.n_requests=1", "--time-scale", "50")
+    options += ("--set", "workload.n_output_tokens=2", "--no-report")
+    outcome = testbed.up("abovenet", "--network", "loopback", *options)
+    assert outcome.code == 0, outcome.stderr
+    assert "network loopback (asked for), which gives every pair the whole rate of its path" in outcome.stderr
+    assert lines(outcome, "network")[0]["shares_links"] is False

@@ -1,0 +1,179 @@
+"""When packets arrive: rate, delay, jitter, loss, changes, shared links. Instants are given, no clock runs."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from netem.forwarder_links import MAX_BACKLOG_S, Losses, Pipe, SharedLink, Transit
+from netem.spec import LinkProfile
+from tests.support.packets import tcp_packet
+
+_PACKET = tcp_packet(b"x" * 1198)  # 1250 bytes on the wire: 10 ms at 1 Mbit/s
+_SIZE = 1250
+
+
+def _arrival(pipe: Pipe, at_s: float, packet: bytes = _PACKET, size: int = _SIZE) -> float:
+    """Follow one packet alone over all its links."""
+    entered = pipe.enter(at_s, packet, size)
+    while entered is not None and entered[1] is not None:
+        entered = entered[1].enter(entered[0])
+    assert entered is not None, "the packet found no room"
+    return entered[0]
+
+
+def test_a_packet_arrives_after_its_transmission_and_the_delay() -> None:
+    pipe = Pipe("a to b", 1, LinkProfile(0.1, 1e6))
+    assert _arrival(pipe, 5.0) == pytest.approx(5.11)
+
+
+def test_packets_of_a_pair_wait_for_each_other_at_the_rate_of_the_link() -> None:
+    pipe = Pipe("a to b", 1, LinkProfile(0.1, 1e6))
+    assert [_arrival(pipe, 5.0) for _ in range(3)] == pytest.approx([5.11, 5.12, 5.13])
+
+
+def test_a_packet_that_would_wait_for_too_long_finds_no_room() -> None:
+    pipe = Pipe("a to b", 1, LinkProfile(0.0, 1e6))
+    n_fit = 0
+    while pipe.enter(0.0, _PACKET, _SIZE) is not None:
+        n_fit += 1
+    assert n_fit == pytest.approx(MAX_BACKLOG_S / 0.01, abs=1)
+
+
+_PROFILES = st.builds(
+    lambda delay_s, share, rate_bps: LinkProfile(delay_s, rate_bps, jitter_s=share * delay_s),
+    st.floats(0, 0.2),
+    st.floats(0, 1),
+    st.floats(1e5, 1e9),
+)
+
+
+@given(steps=st.lists(st.tuples(st.floats(0, 0.05), st.none() | _PROFILES), min_size=2, max_size=40))
+def test_no_packet_arrives_before_one_sent_earlier_whatever_changes_and_jitters(
+    steps: list[tuple[float, LinkProfile | None]],
+) -> None:
+    pipe = Pipe("a to b", 1, LinkProfile(0.1, 1e6, jitter_s=0.1))
+    now_s, arrivals = 0.0, []
+    for wait_s, profile in steps:
+        now_s += wait_s
+        if profile is not None:
+            pipe.change(profile)
+        arrivals.append(_arrival(pipe, now_s))
+    assert arrivals == sorted(arrivals)
+
+
+def test_a_change_leaves_packets_on_their_way_alone_and_holds_from_the_next_on() -> None:
+    pipe = Pipe("a to b", 1, LinkProfile(0.1, 1e6))
+    first = _arrival(pipe, 0.0)
+    pipe.change(LinkProfile(0.3, 2e6))
+    assert first == pytest.approx(0.11)
+    assert _arrival(pipe, 1.0) == pytest.approx(1.305)
+
+
+def test_jitter_is_spread_evenly_around_the_delay() -> None:
+    pipe = Pipe("a to b", 1, LinkProfile(0.1, 1e9, jitter_s=0.02))
+    delays = [_arrival(pipe, float(second)) - second for second in range(2000)]
+    assert min(delays) >= 0.08 and max(delays) <= 0.12 + 2e-5
+    assert sum(delays) / len(delays) == pytest.approx(0.1, abs=0.001)
+    assert sum(delay < 0.09 for delay in delays) / len(delays) == pytest.approx(0.25, abs=0.03)
+
+
+@pytest.mark.parametrize("ratio", [0.001, 0.05, 0.5])
+@pytest.mark.parametrize("n_segments", [1, 44])
+def test_the_stated_share_of_segments_is_lost_also_out_of_super_packets(
+    ratio: float, n_segments: int
+) -> None:
+    losses = Losses(Random("a pair"), ratio)
+    n_total = 400_000
+    lost = sum(len(losses.lost_of(n_segments)) for _ in range(n_total // n_segments))
+    assert lost / n_total == pytest.approx(ratio, rel=0.15)
+
+
+def test_a_pair_loses_the_same_packets_in_every_run_and_other_pairs_others() -> None:
+    def fates(name: str) -> list[int]:
+        pipe = Pipe(name, 1, LinkProfile(0.1, 1e9, loss_ratio=0.3))
+        return [pipe.survivors(_PACKET)[1] for _ in range(50)]
+
+    assert fates("a to b") == fates("a to b")
+    assert fates("a to b") != fates("b to a")
+
+
+def test_a_cut_link_loses_all_until_it_is_mended() -> None:
+    pipe = Pipe("a to b", 1, LinkProfile(0.1, 1e9, loss_ratio=1.0))
+    assert pipe.loses
+    assert pipe.survivors(tcp_packet(b"x" * 2800, segment_bytes=1400)) == ([], 2)
+    pipe.change(LinkProfile(0.1, 1e9))
+    assert not pipe.loses
+
+
+def test_a_lossy_pair_cuts_single_segments_out_of_a_super_packet() -> None:
+    packet = tcp_packet(b"x" * 14_000, segment_bytes=1400)
+    pipe = Pipe("a to b", 1, LinkProfile(0.1, 1e9, loss_ratio=0.1))
+    n_lost = n_bytes = 0
+    for _ in range(300):
+        parts, lost = pipe.survivors(packet)
+        n_lost += lost
+        n_bytes += sum(len(part) - 62 for part in parts)
+    assert 0 < n_lost < 3000
+    assert n_bytes == (3000 - n_lost) * 1400
+
+
+def test_two_pairs_over_one_shared_link_share_its_rate() -> None:
+    shared = SharedLink(1e6)
+    pipes = [Pipe(name, 1, LinkProfile(0.1, 1e9), route=(shared,)) for name in ("a to c", "b to c")]
+    by_pair = _drain(pipes, n_each=10)
+    arrivals = sorted(at_s for each in by_pair.values() for at_s in each)
+    assert arrivals[-1] == pytest.approx(0.1 + 20 * 0.01, rel=0.01)
+    assert [b - a for a, b in pairwise(arrivals)] == pytest.approx([0.01] * 19, rel=0.01)
+    assert max(by_pair["a to c"]) == pytest.approx(max(by_pair["b to c"]), rel=0.05)
+
+
+def test_pairs_without_a_link_in_common_do_not_touch_each_other() -> None:
+    one, other = SharedLink(1e6), SharedLink(1e6)
+    alone = _arrival(Pipe("a to c", 1, LinkProfile(0.1, 1e6), route=(one,)), 0.0)
+    busy = Pipe("b to d", 1, LinkProfile(0.1, 1e6), route=(other,))
+    _drain([busy], n_each=10)
+    assert _arrival(Pipe("a to c", 1, LinkProfile(0.1, 1e6), route=(SharedLink(1e6),)), 0.0) == alone
+
+
+def test_a_super_packet_alone_is_delayed_by_one_segment_per_shared_link_not_by_itself() -> None:
+    packet = tcp_packet(b"x" * 11_980, segment_bytes=1198)  # 10 segments of 1250 bytes: 10 ms each
+    route = tuple(SharedLink(1e6) for _ in range(3))
+    pipe = Pipe("a to b", 1, LinkProfile(0.1, 1e6), route=route)
+    assert _arrival(pipe, 0.0, packet, 12_500) == pytest.approx(0.1 + 0.1 + 3 * 0.01)
+
+
+def test_a_shared_link_is_not_held_for_a_packet_that_still_waits_elsewhere() -> None:
+    slow, common = SharedLink(1e5), SharedLink(1e6)
+    pipes = [
+        Pipe("a to c", 1, LinkProfile(0.0, 1e9), route=(slow, common)),
+        Pipe("b to c", 1, LinkProfile(0.0, 1e9), route=(common,)),
+    ]
+    arrivals = _drain(pipes, n_each=1)
+    assert arrivals["b to c"] == pytest.approx([0.01], rel=0.01)  # at once, though a's packet was sent first
+    assert arrivals["a to c"] == pytest.approx([0.11], rel=0.01)
+
+
+def _drain(pipes: list[Pipe], n_each: int) -> dict[str, list[float]]:
+    """Every pipe is given ``n_each`` packets at instant 0, in turns; answers their arrivals by pair."""
+    events: list[tuple[float, Transit | None, Pipe]] = []
+    for _ in range(n_each):
+        for pipe in pipes:
+            entered = pipe.enter(0.0, _PACKET, _SIZE)
+            assert entered is not None
+            events.append((*entered, pipe))
+    arrivals: dict[str, list[float]] = {}
+    while events:
+        events.sort(key=lambda event: event[0])
+        at_s, transit, pipe = events.pop(0)
+        if transit is None:
+            arrivals.setdefault(pipe.name, []).append(at_s)
+        else:
+            entered = transit.enter(at_s)
+            assert entered is not None
+            events.append((*entered, pipe))
+    return arrivals

@@ -1,0 +1,85 @@
+"""Runs inside the guest: whole runs of the command line over netem, as root and as an unprivileged user.
+
+Every run is a forked child of this process, which has imported what the command line needs: that takes
+longer than a run. Prints one line of JSON per run, with its exit status and what it said on stdout and
+stderr.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+
+NOBODY = 1000
+# A process that keeps the CPU awake would only take it from the emulator's host.
+NETEM = ["--network", "netem", "--json", "--set", "network.keep_cpus_awake=false"]
+SHORT = [
+    *NETEM, "--no-report",
+    "--set", "workload.n_requests=2", "--set", "workload.n_output_tokens=3", "--set", "workload.rate=1",
+]  # fmt: skip
+COMMANDS = {
+    "clustered": ["up", "clustered", *SHORT],
+    "gts-ce": ["up", "gts-ce", *SHORT],
+    "links": ["links", "gts-ce", *NETEM, "--pairs", "3", "--echoes", "10"],
+}
+RUNS = [("clustered", 0), ("gts-ce", 0), ("clustered", NOBODY), ("gts-ce", NOBODY), ("links", NOBODY)]
+
+
+def main() -> None:
+    started_at = time.monotonic()
+    import testbed.linkcheck
+    import testbed.results.tables
+    import testbed.results.text
+    import testbed.results.trace
+    import testbed.scenario
+    import testbed.topology
+    import testbed.up  # noqa: F401
+
+    print(f"imports took {time.monotonic() - started_at:.1f} s", flush=True)
+    for name, user in RUNS:
+        pid = os.fork()
+        if pid == 0:
+            _run(name, user)
+        os.waitpid(pid, 0)
+
+
+def _run(name: str, user: int) -> None:
+    arguments = COMMANDS[name]
+    started_at = time.monotonic()
+    folder = Path(f"/tmp/run-{user}-{name}")
+    folder.mkdir()
+    os.chown(folder, user, user)
+    os.setgid(user)
+    os.setuid(user)
+    os.environ["HOME"] = str(folder)
+    messages = folder / "messages"
+    with open(messages, "wb") as file:
+        os.dup2(file.fileno(), 2)
+    answer, status = io.StringIO(), 1
+    sys.argv = ["testbed", *arguments, *(["--out", str(folder / "run")] if arguments[0] == "up" else [])]
+    try:
+        from testbed.cli import main as command_line
+
+        with contextlib.redirect_stdout(answer):
+            command_line()
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    took_s = time.monotonic() - started_at
+    report = {
+        "run": name, "user": user, "status": status, "took_s": took_s,
+        "stdout": answer.getvalue(), "stderr": messages.read_text(encoding="utf-8")[-3000:],
+    }  # fmt: skip
+    print("@@run " + json.dumps(report), flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
