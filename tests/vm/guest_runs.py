@@ -17,7 +17,7 @@ import traceback
 from pathlib import Path
 
 NOBODY = 1000
-# A process that keeps the CPU awake would only take it from the emulator's host.
+# A process that keeps the guest's only CPU awake would have to be emulated instruction by instruction.
 NETEM = ["--network", "netem", "--json", "--set", "network.keep_cpus_awake=false"]
 SHORT = [
     *NETEM, "--no-report",

@@ -103,9 +103,8 @@ def test_the_links_of_gts_ce_over_netem_are_never_faster_than_asked(guest: Guest
 
 
 def test_netem_delays_and_rates_are_what_was_asked_within_what_emulation_allows(guest: GuestResult) -> None:
-    """The best of several echoes: the others also measure what else the machine does."""
     (rows,) = re.findall(r"@@accuracy (.*)", part(guest, "accuracy"))
     for row in json.loads(rows):
         for size in (64, 28_672):
-            assert -0.5 < row[f"echo_{size}_error_min_ms"] < 10, row
-        assert -0.01 < row["echo_573440_error_min_ms"] / row["echo_573440_asked_ms"] < 0.2, row
+            assert -0.1 < row[f"echo_{size}_error_p50_ms"] < 2, row
+        assert -0.01 < row["echo_573440_error_p50_ms"] / row["echo_573440_asked_ms"] < 0.1, row
