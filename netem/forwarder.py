@@ -24,7 +24,7 @@ from netem.forwarder_changes import ChangeChannel
 from netem.forwarder_links import Pipe, SharedLink, Transit
 from netem.forwarder_packets import wire_bytes
 from netem.forwarder_stats import ForwarderStats, Lateness, StatsPage
-from netem.spec import NetworkSpec
+from netem.spec import NetworkError, NetworkSpec
 from netem.syscalls import set_timer_slack
 from netem.tun import VNET_HEADER_BYTES
 
@@ -53,6 +53,7 @@ class Forwarder:
     ) -> None:
         self._page = page
         self._changes = changes
+        self._owners = {fd: node for node, fd in devices.items()}
         self._by_number: list[Pipe] = []
         self._pipes: dict[int, dict[bytes, Pipe]] = {fd: {} for fd in devices.values()}
         shared = {name: SharedLink(rate_bps) for name, rate_bps in spec.shared.items()}
@@ -117,6 +118,10 @@ class Forwarder:
                 packet = os.read(fd, _READ_BYTES)
             except BlockingIOError:
                 return
+            except OSError as error:  # somebody deleted it inside its namespace
+                raise NetworkError(
+                    f"the network device of {self._owners[fd]} is gone: {error.strerror}"
+                ) from error
             pipe = pipes.get(packet[26:30])
             if pipe is None or packet[10] >> 4 != 4:
                 stats.dropped += 1

@@ -111,7 +111,8 @@ class Peer:
         except Exception as error:
             if kind == _TELL:
                 raise
-            self._send([_FAIL, message[1], f"{type(error).__name__}: {error}"])
+            with contextlib.suppress(ControlError):  # whoever asked is gone and needs no answer
+                self._send([_FAIL, message[1], f"{type(error).__name__}: {error}"])
 
     def _send(self, message: list[Any]) -> None:
         if self._writer.is_closing():

@@ -21,6 +21,7 @@ from nodes import control
 from nodes.clock import ScaledClock
 from nodes.compute import StubCompute, StubProfile
 from nodes.connection import Connection
+from nodes.device import AddressWatch
 from nodes.eventlog import EventLog, LogFullError
 from nodes.links import DelayProfile
 from nodes.load import LoadGenerator
@@ -91,8 +92,10 @@ async def _serve(config: ServerConfig) -> None:
         stopped.set()
 
     peer = await control.connect(config.control_path, {"start": start, "status": status, "stop": stop})
+    watch = AddressWatch(config.address, stopped)
     peer.tell("hello", config.name, os.getpid(), port)
     await control.until_stopped(peer, stopped)
+    watch.close()
     await runner.cleanup()
     clock.close()
 
@@ -215,8 +218,10 @@ async def _drive(config: ClientConfig) -> None:
             for name in ("connect", "links", "warm", "start", "serve", "finish", "stop")
         }
         client.peer = await control.connect(config.control_path, handlers)
+        watch = AddressWatch(config.address, client.stopped)
         client.peer.tell("hello", config.name, os.getpid(), 0)
         await control.until_stopped(client.peer, client.stopped)
+        watch.close()
         await client.finish()
         await asyncio.gather(*(c.close() for c in client.connections), return_exceptions=True)
         client.clock.close()

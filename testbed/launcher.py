@@ -150,6 +150,8 @@ class Launcher:
                 status = 0
             except SystemExit as error:
                 status = error.code if isinstance(error.code, int) else 1
+            except NetworkError as error:
+                print(error, file=sys.stderr)
             except BaseException:
                 traceback.print_exc()
             finally:
