@@ -247,12 +247,16 @@ def links(
 @app.command()
 def topology(
     name: Annotated[
-        str, typer.Argument(help="A shipped topology, or a file (.toml, .graphml, .gml, .graph).")
+        str,
+        typer.Argument(
+            help="A shipped topology, or a file (.toml, .graphml, .gml, .graph; RTT matrix: .csv, .json)."
+        ),
     ],
     scenario: Annotated[str | None, typer.Option(help="Mark this scenario's servers and clients.")] = None,
     delays: Annotated[str, typer.Option(help="given, or fibre: from coordinates.")] = "given",
     detour: Annotated[float | None, typer.Option(min=1, help="With fibre: cable per distance.")] = None,
     picture: Annotated[Path | None, typer.Option(help="Draw a map to this file (.png, .svg, .pdf).")] = None,
+    rtt_unit: Annotated[str, typer.Option(help="Unit of an RTT matrix file.")] = "ms",
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -263,7 +267,7 @@ def topology(
     if overrides and scenario is None:
         raise UserError("--set changes a scenario: name one with --scenario")
     experiment = load_experiment(scenario, overrides or []) if scenario else None
-    answer, text = topology_command(name, delays, detour, experiment, picture)
+    answer, text = topology_command(name, delays, detour, experiment, picture, rtt_unit)
     _print(answer, lambda: text, as_json)
 
 

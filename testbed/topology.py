@@ -3,30 +3,41 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from netem.topology import Topology, TopologyError
+from netem.topology import Topology, TopologyError, TopologyLink, TopologyNode
 from testbed.errors import RunError, ScenarioError, UserError
 from testbed.experiment import Experiment
+from testbed.scenario.matrices import matrix_of_file
+from testbed.scenario.network import site_links
+from testbed.scenario.network_tables import MatrixTable
 from testbed.scenario.problems import KeyedError
 from testbed.scenario.topologies import DEFAULT_DETOUR, load_topology
+from testbed.scenario.topology_files import DEFAULT_RATE
 
+MATRICES = (".csv", ".json")
 PICTURES = (".png", ".svg", ".pdf")
 _WIDEST = 2.0
 """Width over height up to which a map has true proportions."""
 
 
 def topology_command(
-    name: str, delays: str, detour: float | None, experiment: Experiment | None, picture: Path | None
+    name: str,
+    delays: str,
+    detour: float | None,
+    experiment: Experiment | None,
+    picture: Path | None,
+    rtt_unit: str = "ms",
 ) -> tuple[dict[str, Any], str]:
-    """The JSON answer and the text of a topology, by name or file; draws ``picture`` if given.
+    """The JSON answer and the text of a topology or RTT matrix, by name or file; draws ``picture`` if given.
 
-    ``experiment`` marks its servers and clients. Raises ``UserError`` for what cannot be read or drawn.
+    ``experiment`` marks its servers and clients. ``rtt_unit`` is that of a matrix file (.csv, .json).
+    Raises ``UserError`` for what cannot be read or drawn.
     """
     if delays not in ("given", "fibre"):
         raise UserError(f"--delays must be given or fibre, not {delays!r}")
@@ -34,23 +45,70 @@ def topology_command(
         raise UserError("--detour is only for --delays fibre")
     if picture is not None and picture.suffix.lower() not in PICTURES:
         raise UserError(f"--picture must end in {', '.join(PICTURES)}, not {picture.name!r}")
+    one_way_s: list[list[float]] | None = None
+    rtt_s: list[list[float | None]]
     try:
-        topology = load_topology(name)
-        if delays == "fibre":
-            topology = topology.with_fibre_delays(DEFAULT_DETOUR if detour is None else detour)
-        rtt_s = rtt_matrix_s(topology)
+        if Path(name).suffix.lower() in MATRICES:
+            if delays == "fibre":
+                raise UserError("--delays fibre is for topologies: a matrix has no coordinates")
+            topology, one_way_s = _matrix(Path(name), rtt_unit)
+            rtt_s = [[a + b for a, b in zip(*both, strict=True)] for both in _with_transposed(one_way_s)]
+        else:
+            topology = load_topology(name)
+            if delays == "fibre":
+                topology = topology.with_fibre_delays(DEFAULT_DETOUR if detour is None else detour)
+            rtt_s = rtt_matrix_s(topology)
     except KeyedError as error:
         raise ScenarioError(error.what) from None
     except TopologyError as error:
         raise UserError(f"{error} (--delays fibre)" if "fibre" in str(error) else str(error)) from None
     places = _places(topology, experiment)
     answer = topology_answer(topology, rtt_s, delays, places)
+    if one_way_s is not None:
+        answer["one_way_ms"] = [[1e3 * value for value in row] for row in one_way_s]
     if picture is not None:
         try:
             draw_map(picture, topology, rtt_s, places)
         except OSError as error:
             raise RunError(f"cannot write {picture}: {error.strerror}; choose another --picture") from error
     return answer, topology_text(answer)
+
+
+def _matrix(path: Path, rtt_unit: str) -> tuple[Topology, list[list[float]]]:
+    """The sites of a matrix file with a link per pair, and the one-way delays in seconds by direction.
+
+    Raises ``KeyedError``.
+    """
+    table = {"kind": "matrix", "file": str(path), "rtt_unit": rtt_unit}
+    try:
+        matrix = matrix_of_file(MatrixTable.model_validate(table), Path())
+    except KeyedError as error:
+        if error.key != ("network", "rate"):
+            raise
+        matrix = matrix_of_file(MatrixTable.model_validate({**table, "rate": DEFAULT_RATE}), Path())
+    links = site_links(matrix)
+    sites = matrix.sites
+    assert sites is not None, "a matrix that was read has sites"
+    topology = Topology(
+        path.stem,
+        tuple(TopologyNode(site) for site in sites),
+        tuple(
+            TopologyLink(
+                a,
+                b,
+                (links[a, b].delay_s + links[b, a].delay_s) / 2,
+                min(links[a, b].rate_bps, links[b, a].rate_bps),
+            )
+            for i, a in enumerate(sites)
+            for b in sites[i + 1 :]
+        ),
+    )
+    return topology, [[links[a, b].delay_s if a != b else 0.0 for b in sites] for a in sites]
+
+
+def _with_transposed(rows: list[list[float]]) -> Iterator[tuple[list[float], tuple[float, ...]]]:
+    """Every row with the column of the same number."""
+    return zip(rows, zip(*rows, strict=True), strict=True)
 
 
 def rtt_matrix_s(topology: Topology) -> list[list[float | None]]:
@@ -136,11 +194,14 @@ def topology_text(answer: Mapping[str, Any]) -> str:
             if answer["delays"] == "given"
             else "from coordinates, by the speed of light in fibre and the detour"
         )
+        along = "" if "one_way_ms" in answer else " along delay-shortest paths"
         lines.append(
-            f"RTT between two nodes along delay-shortest paths: {spread['min']:.3f} to {spread['max']:.3f} ms, "
+            f"RTT between two nodes{along}: {spread['min']:.3f} to {spread['max']:.3f} ms, "
             f"mean {spread['mean']:.3f}, median {spread['p50']:.3f} (delays {how})"
         )
-    if found["without_place"]:
+    if len(found["without_place"]) == found["n_nodes"]:
+        lines.append("no coordinates are known")
+    elif found["without_place"]:
         lines.append(f"without known place: {', '.join(found['without_place'])}")
     for node in answer["nodes"]:
         if "runs" in node:

@@ -58,6 +58,14 @@ def test_a_scenario_marks_what_runs_where(capsys: pytest.CaptureFixture[str]) ->
     assert len(runs) == 10 and "client-0" in runs
 
 
+def test_a_matrix_file_keeps_its_directions_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rtt.csv").write_text(",Paris,Tokyo\nParis,1,0.22\nTokyo,0.228,1\n")
+    found = answer(capsys, str(tmp_path / "rtt.csv"), "--rtt-unit", "s")
+    assert [node["name"] for node in found["nodes"]] == ["Paris", "Tokyo"]
+    assert found["one_way_ms"] == [[0.0, 110.0], [114.0, 0.0]]
+    assert found["rtt_ms"] == [[0.0, 224.0], [224.0, 0.0]]
+
+
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
 def test_a_picture_is_drawn_with_and_without_known_places(tmp_path: Path, ending: str) -> None:
     (tmp_path / "parts.toml").write_text(TWO_PARTS)
@@ -71,6 +79,8 @@ def test_a_picture_is_drawn_with_and_without_known_places(tmp_path: Path, ending
     ("arguments", "said"),
     [
         (["abvnet"], 'did you mean "abovenet"'),
+        (["none.csv"], 'cannot read "none.csv"'),
+        (["none.csv", "--delays", "fibre"], "a matrix has no coordinates"),
         (["abovenet", "--delays", "light"], "--delays must be given or fibre"),
         (["abovenet", "--detour", "1.2"], "--detour is only for --delays fibre"),
         (["abovenet", "--picture", "map.jpg"], "--picture must end in .png, .svg, .pdf"),
