@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from policies.feasibility import block_list, gigabytes
-from policies.problem import Placement, PolicyError, Problem, RequestSpec, Route
+from policies.problem import BlockRange, Placement, PolicyError, Problem, RequestSpec, Route
 from policies.state import SystemState
 from policies.waiting import waiting_s
 
@@ -104,8 +103,8 @@ def check_waiting(
 
 def _ints(held: Any, who: str, server: str) -> tuple[int, int]:
     """A range's two block numbers, from what a user's policy answered."""
-    if isinstance(held, Sequence) and len(held) == 2 and all(isinstance(b, int) for b in held):
-        return held[0], held[1]
+    if isinstance(held, BlockRange) and all(isinstance(b, int) for b in held):
+        return held.first, held.last
     raise PolicyError(
         f"{who} answers {held!r} for {server}; a BlockRange(first, last) of whole numbers is needed"
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import sys
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, cast
@@ -59,6 +60,15 @@ _SHIPPED: dict[str, dict[str, Any]] = {
     "routing": {**ROUTINGS},
     "online": {**ONLINE},
 }
+_FIXED = (
+    (
+        "placement",
+        "fixed:FILE",
+        "The blocks per server that a file gives: a run's plan.json, or simulate --json.",
+    ),
+    ("routing", "fixed:SERVER,...", "One chain for every request, or per client from a .json file."),
+)
+"""What the tool itself takes beside the policies by name."""
 _METHODS = {"placement": "place", "routing": "bind", "online": "bind"}
 
 
@@ -99,6 +109,8 @@ def list_policies() -> list[dict[str, str]]:
             except PolicyError as error:
                 summary = str(error)
             rows.append({"kind": kind, "name": name, "summary": summary})
+    for kind, form, summary in _FIXED:
+        rows.append({"kind": kind, "name": form, "summary": summary})
     return rows
 
 
@@ -133,8 +145,10 @@ def _load(kind: str, name: str, target: str) -> Any:
             found = getattr(found, part)
         policy = found() if isinstance(found, type) else found
     except Exception as error:  # users' code can fail in any way; its reason is shown
+        file = getattr(sys.modules.get(module_name), "__file__", None)
+        where = f" in {file}" if file else ""
         raise PolicyError(
-            f"{kind} policy {name} cannot be loaded ({type(error).__name__}: {error}); write module:Class, with "
+            f"{kind} policy {name} cannot be loaded ({type(error).__name__}: {error}{where}); write module:Class, with "
             "the module on PYTHONPATH and a constructor without arguments"
         ) from error
     method = _METHODS[kind]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +25,7 @@ app = typer.Typer(
 _UsageError: Any = typer.BadParameter.__bases__[0]
 
 ScenarioArg = Annotated[
-    str, typer.Argument(help="A scenario file, or the name of a shipped one (clustered).")
+    str, typer.Argument(help="A scenario file, or a shipped one's name; see `testbed scenarios`.")
 ]
 SetOption = Annotated[
     list[str] | None,
@@ -47,11 +49,11 @@ def up(
     scenario: ScenarioArg,
     network: NetworkOption = None,
     compute: Annotated[
-        str | None, typer.Option(help="stub (calibrated times) or blocks (real blocks).")
+        str | None, typer.Option(help="stub (calibrated times); blocks (real ones) is not there yet.")
     ] = None,
     placement: Annotated[str | None, typer.Option(help="Placement policy; see `testbed policies`.")] = None,
     routing: Annotated[str | None, typer.Option(help="Routing policy; see `testbed policies`.")] = None,
-    policy: Annotated[str | None, typer.Option(help="A pair of both: proposed or petals.")] = None,
+    policy: Annotated[str | None, typer.Option(help="A pair of both; see `testbed policies`.")] = None,
     time_scale: TimeScaleOption = None,
     seed: SeedOption = None,
     overrides: SetOption = None,
@@ -95,8 +97,8 @@ def simulate(
     policy: Annotated[
         list[str] | None, typer.Option(help="A pair, see `testbed policies`. Repeat to compare.")
     ] = None,
-    placement: Annotated[str | None, typer.Option(help="Placement policy, with --routing.")] = None,
-    routing: Annotated[str | None, typer.Option(help="Routing policy, with --placement.")] = None,
+    placement: Annotated[str | None, typer.Option(help="Placement policy; the other half stays.")] = None,
+    routing: Annotated[str | None, typer.Option(help="Routing policy; the other half stays.")] = None,
     runs: Annotated[int, typer.Option(min=1, help="Monte-Carlo runs: so many seeds, counting up.")] = 1,
     seed: SeedOption = None,
     session_setup: Annotated[
@@ -131,6 +133,21 @@ def simulate(
     if policy and (placement is not None or routing is not None):
         raise UserError("--policy names both policies: give either it, or --placement and --routing")
     if offline:
+        unused = {
+            "--placement": placement,
+            "--routing": routing,
+            "--seed": seed,
+            "--session-setup": session_setup,
+            "--mode": mode,
+            "--design-concurrency": design_concurrency,
+            "--set": overrides,
+            "--slo": slo,
+            "--out": out,
+            "--runs": runs if runs > 1 else None,
+        }
+        for name, value in unused.items():
+            if value is not None:
+                raise UserError(f"{name} has no meaning with --offline; leave it out")
         from testbed.simulation.offline import offline_command
         from testbed.simulation.text import offline_text
 
@@ -147,7 +164,7 @@ def simulate(
         mode=mode,
         design_concurrency=design_concurrency,
         overrides=tuple(overrides or ()),
-        objectives=parse_slo(slo) if slo else None,
+        objectives=parse_slo(slo) if slo is not None else None,
         out=out,
     )
     raise typer.Exit(simulate_command(targets, options, as_json=as_json))
@@ -305,9 +322,11 @@ def clean(
     out: Annotated[Path, typer.Option("--out", help="A run directory, or a folder of them.")] = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
-    """Remove what killed runs left (processes, sockets) and complete their tables."""
+    """Remove what killed runs left on this machine (processes, sockets, folders); complete tables in --out."""
     from testbed.clean import clean_command, clean_text
 
+    if not out.is_dir() and out != Path("runs"):
+        raise UserError(f"{out} is no folder; give a run directory, or a folder of them, with --out")
     answer = clean_command(out)
     _print(answer, lambda: clean_text(answer), as_json)
 
@@ -341,6 +360,12 @@ def main() -> NoReturn:
         _fail(error, 2)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(EXIT_INTERRUPTED)
+    except OSError as error:
+        # What commands read and write they answer for themselves: this is their standard output.
+        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EIO, errno.EPIPE):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _fail(f"cannot write the answer to standard output: {error.strerror}", 1)
     except TestbedError as error:
         _fail(error, 1)
     sys.exit(code)

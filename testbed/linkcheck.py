@@ -28,7 +28,7 @@ from testbed.errors import RunError
 from testbed.experiment import Experiment
 from testbed.handle import LauncherHandle
 from testbed.linkreport import links_text, write_links
-from testbed.rundir import LINKS_PREFIX, claim, claim_folder
+from testbed.rundir import LINKS_PREFIX, check_new_folder, claim
 
 _BULK_S = 0.25
 _BULK_ROUND_TRIPS = 4
@@ -63,7 +63,8 @@ def links_command(
     Raises ``UserError`` and ``RunError``.
     """
     if out is not None:
-        claim_folder(out)
+        check_new_folder(out)
+        out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=LINKS_PREFIX) as folder:
         run_dir = Path(folder)
         claim(run_dir)

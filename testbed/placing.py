@@ -80,11 +80,11 @@ def policy_code(kind: str, name: str) -> Iterator[None]:
         yield
     except PolicyError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         raise PolicyError(
             f"{kind} policy {name} failed at {Path(frame.filename).name}:{frame.lineno} with "
-            f"{type(error).__name__}: {error}"
+            f"{type(error).__name__}: {' '.join(str(error).split())}"
         ) from error
 
 
@@ -104,7 +104,10 @@ def place_experiment(
 def place(experiment: Experiment, stand_ins: Mapping[str, RoutingPolicy] = _NONE) -> PlacedExperiment:
     """As ``place_experiment``, but raises the ``PolicyError`` itself."""
     problem = experiment.problem
-    if ":" in experiment.placement + experiment.routing and str(Path.cwd()) not in sys.path:
+    if (
+        ":" in experiment.placement + experiment.routing + (experiment.online or "")
+        and str(Path.cwd()) not in sys.path
+    ):
         sys.path.append(str(Path.cwd()))  # module:Class is looked up in the current folder too
     policy = placement_policy(experiment.placement)
     routing = stand_ins.get(experiment.routing) or routing_policy(experiment.routing)
@@ -122,6 +125,11 @@ def place(experiment: Experiment, stand_ins: Mapping[str, RoutingPolicy] = _NONE
     def bind(placement: Placement) -> CheckedRouter:
         with policy_code("routing", experiment.routing):
             router = routing.bind(problem, placement)
+        if not callable(getattr(router, "route", None)):
+            raise PolicyError(
+                f"routing policy {experiment.routing} must answer a router with a method route() from bind(), not "
+                f"{type(router).__name__}"
+            )
         return CheckedRouter(router, problem, placement, experiment.routing)
 
     router = bind(placement)

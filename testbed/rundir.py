@@ -47,15 +47,14 @@ def make_run_dir(out: Path | None, name: str) -> Path:
     raise UserError("cannot find a free name for a run directory in runs/")
 
 
-def claim_folder(out: Path) -> None:
-    """Make the folder ``out``, which must be new or empty. Raises ``UserError``."""
+def check_new_folder(out: Path) -> None:
+    """``out`` must be new or empty; nothing is made. Raises ``UserError``."""
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        if any(out.iterdir()):
+        if out.exists() and any(out.iterdir()):
             raise UserError(f"{out} holds something already; give a new folder with --out")
     except OSError as error:
         raise UserError(
-            f"cannot make the folder {out}: {error.strerror}; choose another with --out"
+            f"cannot use the folder {out}: {error.strerror}; choose another with --out"
         ) from error
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from netem.topology import Topology, TopologyError, TopologyLink, TopologyNode
-from testbed.errors import RunError, ScenarioError, UserError
+from testbed.errors import ScenarioError, UserError
 from testbed.experiment import Experiment
 from testbed.scenario.matrices import matrix_of_file
 from testbed.scenario.network import site_links
@@ -43,6 +43,8 @@ def topology_command(
         raise UserError(f"--delays must be given or fibre, not {delays!r}")
     if detour is not None and delays != "fibre":
         raise UserError("--detour is only for --delays fibre")
+    if detour is not None and not 1 <= detour <= 100:
+        raise UserError(f"--detour must lie between 1 and 100, not {detour:g}")
     if picture is not None and picture.suffix.lower() not in PICTURES:
         raise UserError(f"--picture must end in {', '.join(PICTURES)}, not {picture.name!r}")
     one_way_s: list[list[float]] | None = None
@@ -70,7 +72,7 @@ def topology_command(
         try:
             draw_map(picture, topology, rtt_s, places)
         except OSError as error:
-            raise RunError(f"cannot write {picture}: {error.strerror}; choose another --picture") from error
+            raise UserError(f"cannot write {picture}: {error.strerror}; choose another --picture") from error
     return answer, topology_text(answer)
 
 
@@ -203,6 +205,7 @@ def topology_text(answer: Mapping[str, Any]) -> str:
         lines.append("no coordinates are known")
     elif found["without_place"]:
         lines.append(f"without known place: {', '.join(found['without_place'])}")
+    lines.append(f"nodes: {', '.join(node['name'] for node in answer['nodes'])}")
     for node in answer["nodes"]:
         if "runs" in node:
             lines.append(f"  {node['name']}: {', '.join(node['runs'])}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -30,7 +31,7 @@ def up_command(
     experiment: Experiment, out: Path | None, *, as_json: bool, hold: bool, slo: str | None, report: bool
 ) -> int:
     """Run ``experiment``; answers the exit code: 0 only when every request completed."""
-    objectives = parse_slo(slo) if slo else None
+    objectives = parse_slo(slo) if slo is not None else None
     if experiment.compute != "stub":
         raise UserError(
             "compute.backend 'blocks' (real transformer blocks) is not part of this version yet: take 'stub'"
@@ -41,6 +42,8 @@ def up_command(
     _say(f"run {run_dir}")
     error, interrupted = uvloop.run(_emulate(experiment, placed, run_dir, hold, _say))
     if not any((run_dir / "events").iterdir()):
+        if isinstance(error, UserError):
+            shutil.rmtree(run_dir)  # nothing began: the corrected command may take the same folder
         if error is not None:
             raise error
         _say(f"interrupted before any session; logs are in {run_dir}")

@@ -17,6 +17,8 @@ def parse_slo(text: str) -> dict[str, float]:
         name, _, value = part.partition("=")
         if name.strip() not in NAMES:
             raise UserError(f"--slo: no objective {name.strip()!r}; valid: {', '.join(NAMES)}")
+        if name.strip() in objectives:
+            raise UserError(f"--slo: {name.strip()} is given twice; keep one")
         try:
             objectives[name.strip()] = DURATION.parse(value.strip())
         except ValueError as error:

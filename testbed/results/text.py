@@ -21,6 +21,9 @@ _CARRIES_BPS = 5e9
 _LATE_S, _BUSY_RATIO = 1e-3, 0.9
 """Beyond these, what the forwarder adds is no longer small against a token's network time."""
 
+_BUSY_S = 1.5e-3
+"""Own overhead per hop in real seconds above which the machine is too busy to measure on."""
+
 
 def summary_text(summary: dict[str, Any], width: int = 110) -> str:
     """A few lines and one table: measured, modelled, error in percent."""
@@ -68,6 +71,10 @@ def _footer(summary: dict[str, Any]) -> str:
             f"own overhead per hop {summary['overhead_per_hop_s'] * 1e3:.2f} ms real (p50); started in "
             f"{summary['startup_s']:.2f} s; {summary['decision']['routing_s']['n']} routing decisions"
         )
+        if summary["overhead_per_hop_s"] > _BUSY_S:
+            lines.append(
+                "that is far above the 0.3 ms of an idle machine: this one was busy, and times are not to be trusted"
+            )
     if summary["objectives"] and summary["goodput_rps"] is not None:
         limits = ", ".join(f"{name} <= {limit:g} s" for name, limit in summary["objectives"].items())
         lines.append(f"goodput {summary['goodput_rps']:.4f} requests/s met {limits}")

@@ -20,7 +20,8 @@ MEANS = ("per_token_ms", "ttft_ms", "rest_ms", "waiting_ms", "max_concurrent")
 def answer(simulation: Simulation) -> dict[str, Any]:
     """``{id, policy, feasible, error?, placement, requests, mean, bounds, decision_s, ...}``.
 
-    ``placement`` is ``[first_block, n_blocks]`` per server, 1-based, ``[0, 0]`` for none; ``requests`` are
+    ``placement`` is ``[first_block, n_blocks]`` per server, 1-based, ``[0, 0]`` for none, ``cache_bytes`` the
+    room that it leaves for caches there; ``requests`` are
     ``{route, waiting_ms, time_ms, ttft_ms}`` (and ``status`` if not completed), routes being 0-based
     servers. All three, and ``mean``, are ``None`` where infeasible.
     """
@@ -37,9 +38,12 @@ def answer(simulation: Simulation) -> dict[str, Any]:
         found |= {"error": simulation.error, "placement": None, "requests": None, "mean": None}
     else:
         found["placement"] = [[r.first + 1, r.n_blocks] if r.n_blocks else [0, 0] for r in placement.ranges]
+        found["cache_bytes"] = list(placement.cache_bytes)
         found["requests"] = [_request(request) for request in simulation.requests]
         found["mean"] = means(simulation.requests)
+        found["n_failed"] = sum(r.status != "completed" for r in simulation.requests)
         if experiment.online is not None:
+            found["online"] = experiment.online
             found["moves"] = [_move(move) for move in simulation.moves]
     found["bounds"] = _bounds(simulation)
     found["decision_s"] = simulation.placement_s + sum(simulation.routing_s)

@@ -15,11 +15,12 @@ from policies.problem import PolicyError
 from policies.registry import resolve_pair
 from testbed.errors import UserError
 from testbed.results.intervals import mean_of
-from testbed.rundir import claim_folder
+from testbed.results.slo import goodput_rps
+from testbed.rundir import check_new_folder
 from testbed.simulation.answer import MEANS, answer
 from testbed.simulation.cases import Case, PolicyChoice, instance_case, is_instance, scenario_case
 from testbed.simulation.engine import MODES, Simulation, simulate
-from testbed.simulation.summary import summarize_simulation
+from testbed.simulation.summary import request_rows, summarize_simulation
 from testbed.simulation.tables import write_simulation
 from testbed.simulation.text import comparison_text
 
@@ -48,14 +49,16 @@ def simulate_command(targets: Sequence[str], options: Options, *, as_json: bool)
     _check(targets, options)
     several = len(targets) * len(options.choices) > 1
     if options.out is not None:
-        claim_folder(options.out)
+        check_new_folder(options.out)
     rows = []
+    folders = _folders(targets)
     for target in targets:
         for choice in options.choices:
             seen: list[dict[str, Any]] = []
             for case in _cases(target, choice, options):
-                seen.append(_one(case, options, several))
+                seen.append(_one(case, options, folders[target] if several else None))
             row = seen[0] if options.n_runs == 1 else _aggregate(seen)
+            row["target"] = target
             rows.append(row)
             if as_json:
                 print(json.dumps(row), flush=True)
@@ -64,11 +67,28 @@ def simulate_command(targets: Sequence[str], options: Options, *, as_json: bool)
         if len(infeasible) == len(rows):
             raise UserError("; ".join(dict.fromkeys(f"{row['id']}: {row['error']}" for row in infeasible)))
         typer.echo(comparison_text(rows))
-    return 0
+    return 1 if any(row.get("n_failed") for row in rows) else 0
+
+
+def _folders(targets: Sequence[str]) -> dict[str, str]:
+    """A folder's name for every target: the file's, with a number where two are called the same."""
+    names: dict[str, str] = {}
+    for target in targets:
+        plain = _slug(Path(target).stem)
+        name, number = plain, 2
+        while name in names.values():
+            name, number = f"{plain}-{number}", number + 1
+        names[target] = name
+    return names
 
 
 def _check(targets: Sequence[str], options: Options) -> None:
     """Raises ``UserError`` for what does not go together, before anything is simulated."""
+    pairs = [choice.pair for choice in options.choices]
+    for what, named in (("target", list(targets)), ("policy", pairs)):
+        twice = next((one for i, one in enumerate(named) if one in named[:i]), None)
+        if twice is not None:
+            raise UserError(f"the {what} {twice} is given twice; leave one out")
     try:
         for choice in options.choices:
             if choice.pair is not None:
@@ -120,11 +140,16 @@ def _designed(case: Case, concurrency: str | None) -> Case:
     return replace(case, experiment=replace(case.experiment, design_concurrency=int(concurrency)))
 
 
-def _one(case: Case, options: Options, several: bool) -> dict[str, Any]:
-    """Simulate one case, write its tables, answer its object."""
+def _one(case: Case, options: Options, target: str | None) -> dict[str, Any]:
+    """Simulate one case, write its tables (below ``target`` if several are simulated), answer its object."""
     mode = options.mode or ("reference" if case.source is not None else "real")
     simulation = simulate(case, mode)
     row = answer(simulation)
+    if options.objectives is not None and simulation.placement is not None:
+        row["goodput_rps"] = goodput_rps(request_rows(simulation), options.objectives)
+    given = case.experiment.design_concurrency
+    if given is not None and simulation.placement and simulation.placement.design_concurrency is None:
+        row["note"] = f"{case.policy} takes no design concurrency: {given} has no effect"
     if case.experiment.calibration.session_setup_s and simulation.placement is not None:
         row["mean_without_session_setup"] = answer(_without_setup(case, mode))["mean"]
     if options.out is not None and simulation.placement is not None:
@@ -133,8 +158,8 @@ def _one(case: Case, options: Options, several: bool) -> dict[str, Any]:
         if "mean_without_session_setup" in row:
             summary["without_session_setup"] = row["mean_without_session_setup"]
         folder = options.out
-        if several:
-            folder = folder / _slug(case.experiment.name) / _slug(case.policy)
+        if target is not None:
+            folder = folder / target / _slug(case.policy)
         if options.n_runs > 1:
             folder = folder / f"seed-{case.experiment.seed}"
         write_simulation(folder, simulation, summary)
@@ -164,6 +189,13 @@ def _aggregate(rows: list[dict[str, Any]]) -> dict[str, Any]:
             whole[f"{key}_ci95"] = {
                 name: mean.half_width if mean and mean.n > 1 else None for name, mean in found.items()
             }
+    whole["n_failed"] = sum(row.get("n_failed", 0) for row in rows)
+    for key in ("note", "online"):
+        if key in rows[0]:
+            whole[key] = rows[0][key]
+    if "goodput_rps" in rows[0]:
+        good = mean_of([row["goodput_rps"] for row in feasible if row["goodput_rps"] is not None])
+        whole["goodput_rps"] = good.mean if good else None
     whole["decision_s"] = sum(row["decision_s"] for row in rows) / len(rows)
     whole["runs"] = [{k: v for k, v in row.items() if k != "requests"} for row in rows]
     return whole

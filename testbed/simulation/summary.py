@@ -95,6 +95,7 @@ def summarize_simulation(simulation: Simulation, objectives: dict[str, float]) -
         "achieved_concurrency": {"mean": mean, "max": float(largest)},
         "goodput_rps": goodput_rps(rows, objectives),
         "objectives": objectives,
+        "moves": [move._asdict() for move in simulation.moves],
         "n_hop_rows": _n_hop_rows(simulation),
         "hops_left_out": _n_hop_rows(simulation) > _MAX_HOP_ROWS,
     }

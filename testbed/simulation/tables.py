@@ -53,6 +53,7 @@ def _plan(simulation: Simulation) -> dict[str, Any]:
             "bounds": dict(placement.bounds),
         },
         "routing": experiment.routing,
+        "mode": simulation.mode,
         "servers": [s.name for s in experiment.problem.servers],
         "clients": list(experiment.problem.clients),
         "placement_decision_s": simulation.placement_s,

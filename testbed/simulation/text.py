@@ -22,8 +22,11 @@ def comparison_text(rows: Sequence[dict[str, Any]], width: int = 120) -> str:
     """A table with a row per target and policy, means over requests in seconds, and what to know of them."""
     buffer = io.StringIO()
     console = Console(file=buffer, width=width, highlight=False)
-    for name in dict.fromkeys(row["id"] for row in rows):
-        chosen = [row for row in rows if row["id"] == name]
+    for target in dict.fromkeys(row["target"] for row in rows):
+        chosen = [row for row in rows if row["target"] == target]
+        name = chosen[0]["id"]
+        if any(row["id"] == name and row["target"] != target for row in rows):
+            name = f"{name} ({target})"
         console.print(_headline(name, chosen))
         console.print(_table(chosen))
         for row in chosen:
@@ -45,15 +48,14 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
     table.add_column("policy", no_wrap=True)
     for _, title in _COLUMNS:
         table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("|R|", justify="right")
+    table.add_column("|R|", justify="right", no_wrap=True)
     table.add_column("decisions", justify="right", no_wrap=True)
     for row in rows:
+        label = row["policy"] + (f" + {row['online']}" if "online" in row else "")
         if not row["feasible"]:
-            table.add_row(row["policy"], "infeasible")
+            table.add_row(label, "infeasible")
             continue
-        table.add_row(
-            row["policy"], *_cells(row, "mean"), _designed(row), f"{1e3 * row['decision_s']:.1f} ms"
-        )
+        table.add_row(label, *_cells(row, "mean"), _designed(row), f"{1e3 * row['decision_s']:.1f} ms")
         if "mean_without_session_setup" in row:
             table.add_row("  without session setup", *_cells(row, "mean_without_session_setup"))
     return table
@@ -82,6 +84,14 @@ def _designed(row: dict[str, Any]) -> str:
 
 def _notes(row: dict[str, Any]) -> list[str]:
     notes = []
+    if "note" in row:
+        notes.append(row["note"])
+    if "goodput_rps" in row:
+        good = row["goodput_rps"]
+        notes.append(f"{row['policy']}: goodput {'-' if good is None else f'{good:.4f}'} requests/s")
+    if "online" in row:
+        n_moves = sum(len(run.get("moves", ())) for run in row.get("runs", [row]))
+        notes.append(f"{row['policy']} + {row['online']}: {n_moves} moves of servers")
     if row["session_setup_ms"]:
         notes.append(
             f"{row['policy']}: contains the published session setup of {row['session_setup_ms'] / 1e3:g} s per request"
@@ -89,9 +99,10 @@ def _notes(row: dict[str, Any]) -> list[str]:
     if row.get("error"):
         of = f" in {row['n_runs'] - row['n_feasible']} of {row['n_runs']} runs" if "n_runs" in row else ""
         notes.append(f"{row['policy']} is infeasible{of}: {row['error']}")
-    failed = [r for run in row.get("runs", [row]) for r in run.get("requests") or () if "status" in r]
-    if failed:
-        notes.append(f"{row['policy']}: {len(failed)} requests did not complete; the means are of the others")
+    if row.get("n_failed"):
+        notes.append(
+            f"{row['policy']}: {row['n_failed']} requests did not complete; the means are of the others"
+        )
     return notes
 
 

@@ -82,6 +82,8 @@ def test_a_picture_is_drawn_with_and_without_known_places(tmp_path: Path, ending
         (["none.csv"], 'cannot read "none.csv"'),
         (["none.csv", "--delays", "fibre"], "a matrix has no coordinates"),
         (["abovenet", "--delays", "light"], "--delays must be given or fibre"),
+        (["abovenet", "--delays", "fibre", "--detour", "inf"], "--detour must lie between 1 and 100"),
+        (["abovenet", "--picture", "nowhere/map.png"], "cannot write nowhere/map.png"),
         (["abovenet", "--detour", "1.2"], "--detour is only for --delays fibre"),
         (["abovenet", "--picture", "map.jpg"], "--picture must end in .png, .svg, .pdf"),
         (["abovenet", "--scenario", "clustered"], "which is no node of abovenet"),

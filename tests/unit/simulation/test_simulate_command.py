@@ -234,3 +234,53 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds something already"):
         run("clustered", "--out", str(tmp_path))
     assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_targets_of_one_name_are_told_apart_on_screen_and_on_disk(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [write_instance(tmp_path, "slow.json"), write_instance(tmp_path, "fast.json")]
+    assert run(*files, "--out", str(tmp_path / "o")) == 0
+    assert sorted(p.name for p in (tmp_path / "o").iterdir()) == ["fast", "slow"]
+    text = capsys.readouterr().out
+    assert "slow.json)" in text and "fast.json)" in text
+
+
+def test_what_is_asked_for_twice_is_refused(tmp_path: Path) -> None:
+    file = write_instance(tmp_path)
+    with pytest.raises(UserError, match="is given twice"):
+        run(file, file)
+    with pytest.raises(UserError, match="the policy petals is given twice"):
+        run(file, "--policy", "petals", "--policy", "petals")
+
+
+def test_requests_that_do_not_complete_end_with_exit_code_1_and_are_counted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code = run("clustered", "--set", 'backoff.give_up="1 s"', "--slo", "ttft=5s", "--json")
+    found = json.loads(capsys.readouterr().out)
+    assert code == 1 and found["n_failed"] > 0 and found["goodput_rps"] > 0
+    assert found["n_failed"] == sum("status" in request for request in found["requests"])
+
+
+def test_a_design_concurrency_that_has_no_effect_is_said_to_have_none(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run("clustered", "--policy", "petals", "--design-concurrency", "5")
+    assert "petals takes no design concurrency: 5 has no effect" in capsys.readouterr().out
+
+
+def test_offline_refuses_options_that_it_would_ignore(tmp_path: Path) -> None:
+    for option in (("--runs", "3"), ("--out", str(tmp_path / "o")), ("--mode", "real")):
+        with pytest.raises(UserError, match="has no meaning with --offline"):
+            run("any.json", "--offline", *option)
+
+
+def test_a_policy_that_ends_the_process_is_stopped_like_one_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_exit.py").write_text(ROUTER.format(body="raise SystemExit(0)"), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(UserError, match="routing policy own_exit:Mine failed at own_exit.py"):
+        run(write_instance(tmp_path), "--routing", "own_exit:Mine")
