@@ -2,7 +2,7 @@
 
 - ``topology``: places and links, and what delay-shortest paths over them cost
 - ``spec``: what a network must look like; ``backend``: what every implementation must do
-- ``kernel`` (with ``qdiscs``, ``rtnetlink``): netem; ``fabric`` (with ``forwarder``, ``tun``); ``loopback``
+- ``kernel`` (with ``qdiscs``, ``rtnetlink``): netem; ``fabric`` (with ``forwarder*``, ``tun``); ``loopback``
 - ``choose``: the best that works here; ``probe``: what works here
 - ``tcp``: TCP's settings inside a namespace; ``syscalls``: namespaces and process calls that Python lacks
 """

@@ -5,4 +5,5 @@
 - ``connection``, ``session``, ``load``: the client's connections, one request, the load generator
 - ``eventlog``: the append-only log; ``clock``, ``timers``, ``links``: time, deadlines, delays in the client
 - ``digest``: values that prove a chain right; ``probe``: measures the network itself
+- ``device``: notices when the node's own network device is removed
 """

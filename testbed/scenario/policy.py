@@ -6,12 +6,14 @@ Whether a placement or routing policy of that name exists is for the policy regi
 from __future__ import annotations
 
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 from policies.registry import PAIRS
 from testbed.scenario.problems import KeyedError, unknown
 from testbed.scenario.schema import PolicyTable
 
+_FIXED = "fixed:"
 _HALVES = ("placement", "routing")
 
 
@@ -34,6 +36,17 @@ def resolve_policy(table: PolicyTable) -> PolicyTable:
                 "keep one of the two",
             )
     return table.model_copy(update={"name": None, **pair})
+
+
+def with_whole_paths(table: PolicyTable) -> PolicyTable:
+    """``fixed:FILE`` with the file's whole path, so that a resolved scenario means the same in any folder."""
+    update = {}
+    for half in _HALVES:
+        name = getattr(table, half) or ""
+        file = Path(name.removeprefix(_FIXED))
+        if name.startswith(_FIXED) and file.suffix == ".json":
+            update[half] = f"{_FIXED}{file.absolute()}"
+    return table.model_copy(update=update)
 
 
 def has_petals_setup(placement: str) -> bool:

@@ -15,7 +15,7 @@ from testbed.scenario.events import network_changes
 from testbed.scenario.matrices import matrix_of_file
 from testbed.scenario.network import Node, node_links, node_paths, policy_times, site_links
 from testbed.scenario.network_tables import MatrixTable, TopologyNetworkTable
-from testbed.scenario.policy import has_petals_setup, resolve_policy
+from testbed.scenario.policy import has_petals_setup, resolve_policy, with_whole_paths
 from testbed.scenario.problems import Key, KeyedError
 from testbed.scenario.profiles import HardwareShelf, resolve_calibration, resolve_model, server_spec
 from testbed.scenario.schema import ClientsTable, Scenario, ServersTable
@@ -33,7 +33,7 @@ def resolve(scenario: Scenario, stem: str, folder_of: Callable[[str, str], Path]
     Raises ``KeyedError`` with the key path of what cannot be resolved.
     """
     model_table, model = resolve_model(scenario.model)
-    policy = resolve_policy(scenario.policy)
+    policy = with_whole_paths(resolve_policy(scenario.policy))
     assert policy.placement is not None and policy.routing is not None
     petals = has_petals_setup(policy.placement)
     calibration_table, calibration = resolve_calibration(scenario.calibration, petals)

@@ -284,3 +284,16 @@ def test_a_policy_that_ends_the_process_is_stopped_like_one_that_fails(
     monkeypatch.setattr(sys, "path", list(sys.path))
     with pytest.raises(UserError, match="routing policy own_exit:Mine failed at own_exit.py"):
         run(write_instance(tmp_path), "--routing", "own_exit:Mine")
+
+
+def test_the_resolved_scenario_of_a_fixed_placement_can_be_run_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run("clustered", "--out", "first")
+    run("clustered", "--placement", "fixed:first/plan.json", "--routing", "ws-rr", "--out", "second")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    run("../second/scenario.toml", "--out", "third")
+    tables = [(tmp_path / name / "requests.parquet").read_bytes() for name in ("first", "elsewhere/third")]
+    assert tables[0] == tables[1]
