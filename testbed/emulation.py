@@ -22,7 +22,7 @@ from testbed.coordinator import Coordinator
 from testbed.errors import RunError, TestbedError, UserError
 from testbed.experiment import Experiment, NetworkChange
 from testbed.handle import LauncherHandle
-from testbed.placing import PlacedExperiment
+from testbed.placing import PlacedExperiment, placement_data
 from testbed.rundir import NETWORK_CHANGE, EventWriter, write_json
 
 _START_LEAD_S = 0.1
@@ -337,13 +337,7 @@ def plan_document(emulation: Emulation) -> dict[str, Any]:
     """``plan.json``: the placement, who made it, and how long starting took."""
     problem, placement = emulation.experiment.problem, emulation.placed.placement
     return {
-        "placement": {
-            "policy": placement.policy,
-            "ranges": [list(r) for r in placement.ranges],
-            "cache_bytes": list(placement.cache_bytes),
-            "design_concurrency": placement.design_concurrency,
-            "bounds": dict(placement.bounds),
-        },
+        "placement": placement_data(placement),
         "routing": emulation.experiment.routing,
         "servers": [s.name for s in problem.servers],
         "clients": list(problem.clients),

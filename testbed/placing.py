@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from policies.checks import check_placement, check_route, check_waiting
 from policies.interfaces import PlacementPolicy, Router, RoutingPolicy
@@ -134,6 +135,17 @@ def place(experiment: Experiment, stand_ins: Mapping[str, RoutingPolicy] = _NONE
 
     router = bind(placement)
     return PlacedExperiment(placement, router, time.perf_counter() - started_at, bind)
+
+
+def placement_data(placement: Placement) -> dict[str, Any]:
+    """A placement as ``plan.json`` has it: ranges half-open and 0-based."""
+    return {
+        "policy": placement.policy,
+        "ranges": [list(r) for r in placement.ranges],
+        "cache_bytes": list(placement.cache_bytes),
+        "design_concurrency": placement.design_concurrency,
+        "bounds": dict(placement.bounds),
+    }
 
 
 def placement_policy(name: str) -> PlacementPolicy:

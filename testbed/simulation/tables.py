@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.errors import RunError
+from testbed.placing import placement_data
 from testbed.rundir import write_json
 from testbed.scenario import dump_toml
 from testbed.simulation.engine import Simulation
@@ -45,13 +46,7 @@ def _plan(simulation: Simulation) -> dict[str, Any]:
     experiment, placement = simulation.case.experiment, simulation.placement
     assert placement is not None, "only feasible simulations are written"
     return {
-        "placement": {
-            "policy": placement.policy,
-            "ranges": [list(r) for r in placement.ranges],
-            "cache_bytes": list(placement.cache_bytes),
-            "design_concurrency": placement.design_concurrency,
-            "bounds": dict(placement.bounds),
-        },
+        "placement": placement_data(placement),
         "routing": experiment.routing,
         "mode": simulation.mode,
         "servers": [s.name for s in experiment.problem.servers],
