@@ -232,9 +232,20 @@ def test_two_runs_at_once_both_succeed_and_their_namespaces_go_with_them(
 def test_progress_is_shown_on_a_terminal(testbed: Testbed, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (40, 150))
+    longer = ("--set", "workload.n_output_tokens=100")  # serving lasts for several refreshes
     with open(tmp_path / "stdout", "wb") as plain:
         process = subprocess.Popen(
-            [COMMAND, "up", "clustered", "--network", "loopback", *FAST, "--out", str(tmp_path / "run")],
+            [
+                COMMAND,
+                "up",
+                "clustered",
+                "--network",
+                "loopback",
+                *FAST,
+                *longer,
+                "--out",
+                str(tmp_path / "run"),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=plain,
             stderr=theirs,
