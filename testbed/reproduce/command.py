@@ -13,11 +13,14 @@ from typing import Any
 
 from testbed.errors import UserError
 from testbed.reproduce.collect import Results
+from testbed.reproduce.commands import settings_lines
+from testbed.reproduce.disk import FIGURES, make_folder, writing
 from testbed.reproduce.duel import duel_lines
 from testbed.reproduce.explain import breakdown_lines, concurrency_lines
 from testbed.reproduce.figures import draw_breakdown, draw_sweeps
-from testbed.reproduce.pool import results, with_progress
-from testbed.reproduce.settings import SWEEPS, TABLES, Setting, TableVariant, settings_of
+from testbed.reproduce.pool import results, sigterm_as_ctrl_c
+from testbed.reproduce.progress import with_progress
+from testbed.reproduce.settings import SWEEPS, TABLES, Setting, settings_of
 from testbed.reproduce.store import Done, Store, inputs_digest
 from testbed.reproduce.sweeps import sweep_lines
 from testbed.reproduce.tables import (
@@ -33,6 +36,8 @@ from testbed.results.atomic import replacing
 WHAT = ("paper",)
 ONLY = ("tables", "figures")
 DEFAULT_OUT = Path("runs") / "reproduce-paper"
+MAX_RUNS = 1000
+"""Hours of computing; the results of ten times as many would not fit into memory."""
 
 
 def reproduce_command(
@@ -41,25 +46,22 @@ def reproduce_command(
     """Run, or go on with, the reproduction; the answer for ``--json`` and the text for people.
 
     Run r of every setting has the seed ``seed + r``. Raises ``UserError`` for options that make no sense
-    and for a folder with results of other settings; ``RunError`` if a worker dies.
+    and for a folder with anything else in it; ``RunError`` if a worker dies or the disk is full or read-only.
+    What was computed until then is kept.
     """
     _check(what, only, n_runs, seed, jobs)
     out = out or DEFAULT_OUT
     settings = settings_of(only)
     seeds = range(seed, seed + n_runs)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"cannot make the folder {out} ({error.strerror}); choose another with --out"
-        ) from None
+    make_folder(out)
     store = Store(out, inputs_digest())
     done = store.load()
     began_at = time.monotonic()
-    n_computed = _complete(store, done, settings, seeds, jobs or _n_cpus())
-    computed_s = time.monotonic() - began_at
-    collected = Results(done, settings, seeds)
-    files = list(_write(out, collected, only, seeds))
+    with sigterm_as_ctrl_c():
+        n_computed = _complete(store, done, settings, seeds, jobs or _n_cpus())
+        computed_s = time.monotonic() - began_at
+        collected = Results(done, settings, seeds)
+        files = list(_write(out, collected, only, seeds))
     answer: dict[str, Any] = {
         "out": str(out),
         "runs": n_runs,
@@ -95,6 +97,8 @@ def _check(what: str, only: str | None, n_runs: int, seed: int, jobs: int | None
         raise UserError(f'--only "{only}" is unknown; valid: {", ".join(ONLY)}')
     if n_runs < 2:
         raise UserError(f"--runs must be at least 2 for confidence intervals, not {n_runs}")
+    if n_runs > MAX_RUNS:
+        raise UserError(f"--runs must be at most {MAX_RUNS}, not {n_runs}")
     if seed < 0:
         raise UserError(f"--seed must not be negative, but is {seed}")
     if jobs is not None and jobs < 1:
@@ -112,9 +116,9 @@ def _complete(store: Store, done: Done, settings: Sequence[Setting], seeds: Sequ
     if not tasks:
         return 0
     n_before = len(done)
-    with closing(results(tasks, jobs)) as items:
+    with closing(results(tasks, jobs)) as items, closing(with_progress(items, len(tasks))) as shown:
         try:
-            for (setting, seed), result in with_progress(items, len(tasks)):
+            for (setting, seed), result in shown:
                 done[setting.id, seed] = store.append(setting, seed, result)
         except KeyboardInterrupt:
             n_left = len(tasks) - (len(done) - n_before)
@@ -132,7 +136,7 @@ def _write(out: Path, collected: Results, only: str | None, seeds: range) -> Ite
     if only != "figures":
         lines = ["# The paper's tables, reproduced", about, *mismatch_lines(), *table_lines(collected)]
         lines += [*breakdown_lines(collected), *concurrency_lines(collected), *block_lines(collected)]
-        lines += [*duel_lines(collected, TABLES), *_settings_lines()]
+        lines += [*duel_lines(collected, TABLES), *settings_lines(seeds)]
         yield _save(out / "tables.md", lines)
         lines = [
             "# Run times",
@@ -141,31 +145,14 @@ def _write(out: Path, collected: Results, only: str | None, seeds: range) -> Ite
             run_time_table(collected),
         ]
         yield _save(out / "run-times.md", lines)
-        yield from draw_breakdown(out / "figures", collected)
+        yield from draw_breakdown(out / FIGURES, collected)
     if only != "tables":
         lines = ["# The paper's sweeps, reproduced", about, *sweep_lines(collected)]
         yield _save(out / "sweeps.md", [*lines, *duel_lines(collected, SWEEPS)])
-        yield from draw_sweeps(out / "figures", collected)
-
-
-def _settings_lines() -> Iterator[str]:
-    yield "## Settings"
-    yield "Each cell's scenario and the values changed in it, for `--set`."
-    for variant in TABLES:
-        yield f"### {variant.title}"
-        yield "\n".join(f"- {line}" for line in _commands(variant))
-
-
-def _commands(variant: TableVariant) -> Iterator[str]:
-    for setting in variant.settings:
-        changes = " ".join(f"--set {key}={value}" for key, value in setting.overrides.items())
-        more = f"; session setup of PETALS {setting.setup_petals_s:g} s"
-        if setting.join_order is not None:
-            more += f"; join order {', '.join(map(str, setting.join_order))}"
-        yield f"`{setting.id}`: `{setting.scenario} {changes}`{more}"
+        yield from draw_sweeps(out / FIGURES, collected)
 
 
 def _save(path: Path, lines: Sequence[str]) -> Path:
-    with replacing(path) as temporary:
+    with writing(path), replacing(path) as temporary:
         temporary.write_text("\n\n".join(lines) + "\n", encoding="utf-8")
     return path

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from testbed.reproduce.collect import Results
+from testbed.reproduce.disk import writing
 from testbed.reproduce.explain import FACTOR_LABELS, mean_shares
 from testbed.reproduce.lines import LINES
 from testbed.reproduce.paper import METRICS
 from testbed.reproduce.settings import CLOSEST, STATED, SWEEPS, TOPOLOGIES, Sweep
+from testbed.results.atomic import replacing
 
 _STYLE: dict[Any, Any] = {
     "font.size": 9,
@@ -50,13 +53,19 @@ def _draw(folder: Path, figures: Any, results: Results) -> list[Path]:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    folder.mkdir(parents=True, exist_ok=True)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     drawn = []
     with plt.rc_context(_STYLE):
         for name, figure in figures(plt, results):
             try:
                 for ending, metadata in (("png", {}), ("pdf", {"CreationDate": None})):
-                    figure.savefig(folder / f"{name}.{ending}", dpi=110, metadata=metadata)
+                    # Not straight to the disk: where that is full, matplotlib hides the error behind others.
+                    image = BytesIO()
+                    figure.savefig(image, format=ending, dpi=110, metadata=metadata)
+                    path = folder / f"{name}.{ending}"
+                    with writing(path), replacing(path) as temporary:
+                        temporary.write_bytes(image.getbuffer())
             finally:
                 plt.close(figure)
             drawn.append(folder / f"{name}.png")

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from testbed.errors import UserError
+from testbed.reproduce.disk import writing
 from testbed.reproduce.lines import LINES
+from testbed.reproduce.record import fault_of
 from testbed.reproduce.settings import Setting, settings_of
 
 RESULTS = "results.jsonl"
@@ -55,7 +57,8 @@ class Store:
     def load(self) -> Done:
         """What is there. A last line that a kill cut short is removed.
 
-        Raises ``UserError`` for results of other inputs, and for a file that is not a results file.
+        Raises ``UserError`` for results of other inputs, and for a file that is not a results file; ``RunError`` if
+        what was cut short cannot be removed.
         """
         if not self._path.exists():
             return {}
@@ -67,28 +70,35 @@ class Store:
             ) from None
         whole, _, torn = content.rpartition(b"\n")
         if torn:
-            with open(self._path, "r+b") as file:
+            with writing(self._path), open(self._path, "r+b") as file:
                 file.truncate(len(whole) + 1 if whole else 0)
         done: Done = {}
+        explained = [setting.id for setting in settings_of(None) if setting.factors]
         for number, line in enumerate(whole.splitlines(), 1):
             try:
                 record = json.loads(line)
                 inputs, setting, seed = record["key"]
             except (ValueError, TypeError, KeyError):
-                raise UserError(
-                    f"{self._path}: line {number} is no result of this command; choose another --out"
-                ) from None
+                raise self._no_result(number) from None
             if inputs != self._inputs:
                 raise UserError(
                     f"{self._path.parent} holds results of other settings or another version of the policies; "
                     "choose another --out, or remove it"
                 )
+            fault = fault_of(line, explained=setting in explained)
+            if fault is not None:
+                raise self._no_result(number, f" ({fault})")
             done[setting, seed] = record
         return done
 
+    def _no_result(self, line: int, why: str = "") -> UserError:
+        return UserError(
+            f"{self._path}: line {line} is no result of this command{why}; remove that line, or choose another --out"
+        )
+
     def append(self, setting: Setting, seed: int, result: dict[str, Any]) -> dict[str, Any]:
-        """Write one result as a line; answers the record."""
+        """Write one result as a line; answers the record. Raises ``RunError`` if the disk does not take it."""
         record = {"key": [self._inputs, setting.id, seed], **result}
-        with open(self._path, "a", encoding="utf-8") as file:
+        with writing(self._path), open(self._path, "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
         return record

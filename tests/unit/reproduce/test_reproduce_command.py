@@ -99,9 +99,11 @@ def test_a_second_folder_with_other_inputs_is_refused(tmp_path: Path) -> None:
         tables(tmp_path)
 
 
-def test_a_file_that_is_no_results_file_is_refused_with_its_line(tmp_path: Path) -> None:
+def test_a_file_that_is_no_results_file_is_refused_with_its_line(
+    tmp_path: Path, one_result: dict[str, Any]
+) -> None:
     store = Store(tmp_path, inputs_digest())
-    store.append(SETTING, 0, {})
+    store.append(SETTING, 0, one_result)
     with open(tmp_path / RESULTS, "a") as file:
         file.write("what is this\n")
     with pytest.raises(UserError, match="line 2 is no result"):
@@ -114,6 +116,7 @@ def test_a_file_that_is_no_results_file_is_refused_with_its_line(tmp_path: Path)
         (("papers", None, 20, 0), "papers.*valid: paper"),
         (("paper", "table", 20, 0), "--only.*valid: tables, figures"),
         (("paper", None, 1, 0), "--runs must be at least 2"),
+        (("paper", None, 10**12, 0), "--runs must be at most 1000, not 1000000000000"),
         (("paper", None, 20, -1), "--seed must not be negative"),
     ],
 )
@@ -139,7 +142,14 @@ def test_worker_processes_give_what_this_process_gives() -> None:
     assert without_times(2) == without_times(1)
 
 
-def test_ctrl_c_on_the_command_ends_it_with_130_and_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "to_workers_too"),
+    [(signal.SIGINT, True), (signal.SIGTERM, True), (signal.SIGTERM, False)],
+    ids=["ctrl-c", "sigterm-to-all", "sigterm"],
+)
+def test_ctrl_c_and_sigterm_on_the_command_end_it_with_130_and_one_line(
+    tmp_path: Path, number: signal.Signals, to_workers_too: bool
+) -> None:
     out = tmp_path / "out"
     process = subprocess.Popen(
         [sys.executable, "-m", "testbed.cli", "reproduce", "paper", "--out", str(out), "--jobs", "2"],
@@ -149,8 +159,9 @@ def test_ctrl_c_on_the_command_ends_it_with_130_and_one_line(tmp_path: Path) -> 
         start_new_session=True,
     )
     try:
-        wait_until((out / RESULTS).exists, "the first result", 60)
-        os.killpg(process.pid, signal.SIGINT)
+        results = out / RESULTS
+        wait_until(lambda: results.exists() and results.stat().st_size > 0, "the first result", 60)
+        (os.killpg if to_workers_too else os.kill)(process.pid, number)
         text, said = process.communicate(timeout=60)
     finally:
         process.kill()
@@ -159,8 +170,27 @@ def test_ctrl_c_on_the_command_ends_it_with_130_and_one_line(tmp_path: Path) -> 
     assert Store(out, inputs_digest()).load()
 
 
-def test_progress_is_drawn_only_on_a_terminal(
+def test_a_log_gets_plain_lines_of_progress_instead_of_a_bar(
     tmp_path: Path, quick_runs: list[tuple[str, int]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     tables(tmp_path)
-    assert capsys.readouterr().err == ""
+    said = capsys.readouterr().err
+    assert f"{2 * N_TABLES} of {2 * N_TABLES} runs (100%)" in said
+    assert "\x1b" not in said and "\r" not in said
+
+
+def test_a_second_sigterm_changes_nothing_about_the_first(
+    tmp_path: Path, quick_runs: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def terminate(*task: Any) -> dict[str, Any]:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            signal.raise_signal(signal.SIGTERM)
+        raise AssertionError("SIGTERM stops the run")
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(pool, "run_setting", terminate)
+    with pytest.raises(KeyboardInterrupt):
+        tables(tmp_path)
+    assert signal.getsignal(signal.SIGTERM) == before

@@ -1,0 +1,49 @@
+"""What a disk can do to the output folder, as one sentence for the user."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from testbed.errors import RunError, UserError
+
+DOCUMENTS = ("tables.md", "run-times.md", "sweeps.md")
+FIGURES = "figures"
+
+
+def make_folder(out: Path) -> None:
+    """Make ``out`` and see that all can be written there, before anything is computed for it.
+
+    Raises ``UserError`` if a file is where a folder belongs or a folder where a file does, ``RunError`` if the
+    folder cannot be made or written into.
+    """
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+    for name in DOCUMENTS:
+        if (out / name).is_dir():
+            raise UserError(f"{out / name} is a folder, but a file belongs there; {_REMEDY}")
+    if (out / FIGURES).exists() and not (out / FIGURES).is_dir():
+        raise UserError(f"{out / FIGURES} is a file, but a folder belongs there; {_REMEDY}")
+    if not os.access(out, os.W_OK | os.X_OK):
+        raise RunError(f"{out}: nothing can be written there (read-only, or not yours); choose another --out")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Writing ``path``: an ``OSError`` in the body becomes ``UserError`` or ``RunError``, as in ``make_folder``."""
+    try:
+        yield
+    except (IsADirectoryError, NotADirectoryError, FileExistsError) as error:
+        raise UserError(
+            f"{path}: something of another kind is in its place ({error.strerror}); {_REMEDY}"
+        ) from None
+    except OSError as error:
+        raise RunError(
+            f"{path}: cannot be written ({error.strerror or error}); mend that, and the same command goes on with "
+            "the runs that are done"
+        ) from None
+
+
+_REMEDY = "move it away, or choose another --out"

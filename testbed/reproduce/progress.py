@@ -1,0 +1,51 @@
+"""How far the runs are: a bar on a terminal, now and then a plain line in a log."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Generator, Iterable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+EVERY_RATIO = 0.1
+EVERY_S = 30.0
+"""A log gets a line whenever so much more is done or so much time has passed since the last one."""
+
+
+def with_progress(items: Iterable[T], n_items: int) -> Generator[T, None, None]:
+    """The same items; the progress goes to stderr."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield from with_lines(items, n_items)
+        return
+    columns = ("runs", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), "left", TimeRemainingColumn())
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task("runs", total=n_items)
+        for item in items:
+            yield item
+            progress.advance(bar)
+
+
+def with_lines(
+    items: Iterable[T], n_items: int, clock: Callable[[], float] = time.monotonic
+) -> Generator[T, None, None]:
+    """The same items; a line on stderr per ``EVERY_RATIO`` of them, or per ``EVERY_S`` of ``clock`` (seconds)."""
+    began_at_s = said_at_s = clock()
+    said = 0
+    for n_done, item in enumerate(items, 1):
+        yield item
+        now_s = clock()
+        if n_done == n_items or n_done - said >= EVERY_RATIO * n_items or now_s - said_at_s >= EVERY_S:
+            said, said_at_s = n_done, now_s
+            left_s = (now_s - began_at_s) / n_done * (n_items - n_done)
+            print(
+                f"{n_done} of {n_items} runs ({n_done / n_items:.0%}) in {now_s - began_at_s:.0f} s, "
+                f"about {left_s:.0f} s left",
+                file=sys.stderr,
+                flush=True,
+            )

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed.errors import RunError, UserError
+from testbed.reproduce import disk
+from testbed.reproduce.command import reproduce_command
+from testbed.reproduce.settings import STATED, settings_of
+from testbed.reproduce.store import RESULTS, Store, inputs_digest
+
+SETTING = STATED.cells["Cluster0", 0]
+N_TABLES = len(settings_of("tables"))
+FULL = Path("/dev/full")
+
+
+def tables(out: Path) -> dict[str, Any]:
+    return reproduce_command("paper", "tables", 2, 0, out, 1)[0]
+
+
+@contextmanager
+def files_no_longer_than(n_bytes: int) -> Iterator[None]:
+    """Writing more fails as on a full disk, but with EFBIG."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, ignored)
+
+
+def test_a_disk_that_fills_up_while_runs_are_computed_keeps_the_finished_ones(
+    tmp_path: Path, quick_runs: list[tuple[str, int]]
+) -> None:
+    with files_no_longer_than(100_000), pytest.raises(RunError, match=r"results.jsonl: cannot be written \("):
+        tables(tmp_path)
+    n_kept = tables(tmp_path)["n_found"]
+    assert 0 < n_kept < 2 * N_TABLES
+    assert len(quick_runs) == 2 * N_TABLES + 1, "only the run that was cut short is run again"
+
+
+@pytest.mark.parametrize(
+    "name", ["tables.md", "run-times.md", "figures/breakdown.png", "figures/breakdown.pdf"]
+)
+def test_a_disk_that_is_full_when_results_are_written_down_costs_no_results(
+    tmp_path: Path, quick_runs: list[tuple[str, int]], name: str
+) -> None:
+    (tmp_path / "figures").mkdir()
+    (tmp_path / f"{name}.part").symlink_to(FULL)
+    with pytest.raises(RunError, match=rf"{name}: cannot be written \(No space left on device\)"):
+        tables(tmp_path)
+    assert not (tmp_path / name).exists()
+    assert tables(tmp_path)["n_found"] == 2 * N_TABLES
+    assert (tmp_path / name).stat().st_size > 0
+
+
+@pytest.mark.parametrize("name", disk.DOCUMENTS)
+def test_a_folder_where_a_document_belongs_is_named_before_anything_runs(
+    tmp_path: Path, quick_runs: list[tuple[str, int]], name: str
+) -> None:
+    (tmp_path / name).mkdir()
+    with pytest.raises(UserError, match=rf"{name} is a folder, but a file belongs there; move it away"):
+        tables(tmp_path)
+    assert quick_runs == []
+
+
+def test_a_file_where_the_figures_belong_is_named_before_anything_runs(
+    tmp_path: Path, quick_runs: list[tuple[str, int]]
+) -> None:
+    (tmp_path / "figures").write_text("")
+    with pytest.raises(UserError, match="figures is a file, but a folder belongs there; move it away"):
+        tables(tmp_path)
+    assert quick_runs == []
+
+
+def test_a_folder_where_a_figure_belongs_gets_one_sentence(
+    tmp_path: Path, quick_runs: list[tuple[str, int]]
+) -> None:
+    (tmp_path / "figures" / "breakdown.png").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"breakdown.png: something of another kind is in its place"):
+        tables(tmp_path)
+
+
+def test_an_output_folder_that_is_a_file_gets_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("")
+    with pytest.raises(UserError, match="out: something of another kind is in its place"):
+        tables(tmp_path / "out")
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(
+    tmp_path: Path, quick_runs: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Root may write everywhere, and tests cannot mount: what the system says of a read-only disk is given here.
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
+    with pytest.raises(RunError, match=r"nothing can be written there .*; choose another --out"):
+        tables(tmp_path)
+    assert quick_runs == []
+
+
+def test_an_error_of_a_library_without_a_number_is_one_sentence_too(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"cannot be written \(encoder error\)"), disk.writing(tmp_path):
+        raise OSError("encoder error")
+    with pytest.raises(RunError, match=r"Read-only file system"), disk.writing(tmp_path):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+
+def _null(record: dict[str, Any]) -> None:
+    record["policies"][0]["per_token_s"] = None
+
+
+def _not_finite(record: dict[str, Any]) -> None:
+    record["factors"][3]["per_token_s"] = float("nan")
+
+
+def _missing(record: dict[str, Any]) -> None:
+    del record["concurrencies"]
+
+
+def _key(record: dict[str, Any]) -> None:
+    record["key"][1] = ["Cluster0"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "fault"),
+    [
+        (_null, r" \(policies.0.per_token_s: .*\)"),
+        (_not_finite, r" \(factors.3.per_token_s: .*\)"),
+        (_missing, r" \(concurrencies: .*\)"),
+        (_key, r" \(key.1: .*\)"),
+    ],
+)
+def test_a_line_of_another_form_is_refused_with_its_number_and_what_is_wrong(
+    tmp_path: Path, one_result: dict[str, Any], damage: Any, fault: str
+) -> None:
+    store = Store(tmp_path, inputs_digest())
+    store.append(SETTING, 0, one_result)
+    record = json.loads(json.dumps(store.append(SETTING, 1, one_result)))
+    damage(record)
+    lines = (tmp_path / RESULTS).read_text().splitlines()
+    (tmp_path / RESULTS).write_text(f"{lines[0]}\n{json.dumps(record)}\n")
+    with pytest.raises(UserError, match=rf"line 2 is no result of this command{fault}; remove that line"):
+        store.load()
