@@ -7,9 +7,18 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
+from testbed.scenario.limits import MAX_NUMBER, MAX_TOKENS
 from testbed.scenario.problems import nearest, shown
 from testbed.scenario.units import DURATION, RATE, SIZE, Dimension
 
@@ -35,15 +44,25 @@ Seconds = Annotated[float, BeforeValidator(quantity(DURATION)), PlainSerializer(
 BitsPerSecond = Annotated[float, BeforeValidator(quantity(RATE)), PlainSerializer(RATE.format), Field(gt=0)]
 Bytes = Annotated[float, BeforeValidator(quantity(SIZE)), PlainSerializer(SIZE.format), Field(gt=0)]
 PositiveSeconds = Annotated[Seconds, Field(gt=0)]
-Positive = Annotated[float, Field(gt=0)]
-Tokens = Annotated[int, Field(ge=1)]
+
+
+def _not_tiny(value: float) -> float:
+    # Inverses are taken (mean gaps, service times), which must stay finite.
+    if value < 1 / MAX_NUMBER:
+        raise rule(f"must be at least {1 / MAX_NUMBER:g}, not {shown(value)}")
+    return value
+
+
+Positive = Annotated[float, Field(gt=0, le=MAX_NUMBER), AfterValidator(_not_tiny)]
+Weight = Annotated[float, Field(ge=0, le=MAX_NUMBER)]
+Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 
 
 def checked_name(value: str) -> str:
     if not (value.isascii() and value.replace("-", "").replace("_", "").replace(".", "").isalnum()):
-        raise rule(f'"{value}" must consist of letters, digits, ".", "_" and "-"')
+        raise rule(f'{shown(value)} must consist of letters, digits, ".", "_" and "-"')
     if not value[0].isalnum() or len(value) > 64:
-        raise rule(f'"{value}" must start with a letter or digit and have at most 64 characters')
+        raise rule(f"{shown(value)} must start with a letter or digit and have at most 64 characters")
     return value
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from testbed.scenario.network_tables import MatrixTable, NetworkTable
-from testbed.scenario.problems import KeyedError, explain, nearest
+from testbed.scenario.problems import KeyedError, explain, nearest, shown
 from testbed.scenario.units import DURATION
 
 _KEY = ("network", "file")
@@ -151,6 +151,10 @@ def _json(text: str) -> Measured:
         document = json.loads(text)
     except json.JSONDecodeError as error:
         raise _Wrong(f"is not JSON: line {error.lineno}, column {error.colno}: {error.msg}") from None
+    except ValueError as error:
+        raise _Wrong(f"cannot be read: {error}") from None
+    except RecursionError:
+        raise _Wrong("is nested too deeply") from None
     if not isinstance(document, dict):
         raise _Wrong(f"must hold an object with {', '.join(_JSON_KEYS)}")
     for key in document:
@@ -182,10 +186,10 @@ def _json_cells(key: str, matrix: Any, sites: list[str]) -> Iterator[tuple[tuple
 def _number(cell: Any, where: str) -> float:
     try:
         value = math.nan if isinstance(cell, bool) else float(cell)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         value = math.nan
     if not math.isfinite(value):
-        raise _Wrong(f"{where}: must be a number, not {json.dumps(cell)}")
+        raise _Wrong(f"{where}: must be a number, not {shown(cell)}")
     if value < 0:
         raise _Wrong(f"{where}: must not be negative, but is {cell}")
     return value

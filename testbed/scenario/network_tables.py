@@ -141,6 +141,11 @@ class MatrixTable(NetworkTable):
                 raise rule(f"is missing; give one of {', '.join(dimension.units)}", unit_key)
             if unit not in dimension.units:
                 raise rule(unknown("unit", unit, dimension.units), unit_key)
+            for value in (min(map(min, matrix)), max(map(max, matrix))):
+                try:
+                    dimension.parse(f"{value!r} {unit}")
+                except ValueError as error:
+                    raise rule(str(error), key) from None
 
     def _check_paths(self, sites: list[str]) -> None:
         if (self.shared is None) != (self.paths is None):
@@ -170,7 +175,7 @@ class TopologyNetworkTable(NetworkTable):
     kind: Literal["topology"]
     topology: Annotated[str, Field(min_length=1)]
     delays: Literal["given", "fibre"] = "given"
-    detour: Annotated[float, Field(ge=1)] | None = None
+    detour: Annotated[float, Field(ge=1, le=100)] | None = None
     share_links: bool = False
 
     @model_validator(mode="after")

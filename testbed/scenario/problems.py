@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import difflib
 import re
+import reprlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pydantic import ValidationError
 
 Key = tuple[str | int, ...]
+LONGEST_SHOWN = 60
+"""Characters of a value that a sentence repeats; the rest is in the file."""
 
 
 class KeyedError(Exception):
@@ -30,16 +33,25 @@ def nearest(word: object, valid: Iterable[str]) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as the file has it."""
+    """A value as the file has it, cut to about ``LONGEST_SHOWN`` characters."""
     if isinstance(value, str):
-        return f'"{value}"'
-    return str(value).lower() if isinstance(value, bool) else str(value)
+        return f'"{_cut(value)}"'
+    if isinstance(value, list | tuple | dict):
+        return _cut(_BRIEF.repr(value))
+    return _cut(str(value).lower() if isinstance(value, bool) else str(value))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 3]}..."
+
+
+_BRIEF = reprlib.Repr()  # of a whole document, str() would first write all of it
 
 
 def unknown(what: str, word: object, valid: Iterable[str]) -> str:
     """Sentence for a name that does not exist: the nearest one and all valid ones."""
     names = list(valid)
-    return f'unknown {what} "{word}"{nearest(word, names)}; valid: {", ".join(names)}'
+    return f"unknown {what} {shown(str(word))}{nearest(word, names)}; valid: {', '.join(names)}"
 
 
 def key_in_document(document: Any, key: Sequence[str | int]) -> Key:
@@ -96,7 +108,9 @@ def _sentence(kind: str, message: str, given: Any, context: dict[str, Any]) -> s
         return f"must be {_MUST_BE[kind]}, not {shown(given)}"
     if kind in _BOUND:
         words, name = _BOUND[kind]
-        return f"must be {words} {context[name]:g}, not {shown(given)}"
+        bound = context[name]
+        number = f"{bound:,}" if isinstance(bound, int) else f"{bound:g}"
+        return f"must be {words} {number}, not {shown(given)}"
     if kind == "literal_error":
         return unknown("value", given, re.findall(r"'([^']*)'", str(context["expected"])))
     if kind == "union_tag_invalid":

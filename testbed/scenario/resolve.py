@@ -12,6 +12,7 @@ from policies.problem import Problem
 from policies.workload import Backoff
 from testbed.experiment import Experiment
 from testbed.scenario.events import network_changes
+from testbed.scenario.limits import check_counts
 from testbed.scenario.matrices import matrix_of_file
 from testbed.scenario.network import Node, node_links, node_paths, policy_times, site_links
 from testbed.scenario.network_tables import MatrixTable, TopologyNetworkTable
@@ -38,6 +39,7 @@ def resolve(scenario: Scenario, stem: str, folder_of: Callable[[str, str], Path]
     petals = has_petals_setup(policy.placement)
     calibration_table, calibration = resolve_calibration(scenario.calibration, petals)
 
+    check_counts(sum(s.count for s in scenario.servers), sum(c.count for c in scenario.clients))
     taken: dict[str, Key] = {}
     server_nodes = _nodes("servers", scenario.servers, taken)
     client_nodes = _nodes("clients", scenario.clients, taken)

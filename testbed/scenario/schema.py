@@ -15,18 +15,22 @@ from testbed.scenario.fields import (
     Seconds,
     Table,
     Tokens,
+    Weight,
     rule,
 )
+from testbed.scenario.limits import MAX_BLOCKS, MAX_HIDDEN_SIZE, MAX_NODES, MAX_REQUESTS
 from testbed.scenario.network_tables import ClustersTable, MatrixTable, TopologyNetworkTable
 from testbed.scenario.problems import shown
 
 
-def _int_or(*words: str) -> BeforeValidator:
+def _int_or(*words: str, most: int) -> BeforeValidator:
     def check(value: Any) -> Any:
-        whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+        whole = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
         if value not in words and not whole:
             choice = ", ".join(f'"{word}"' for word in words)
-            raise rule(f"must be {choice} or a whole number of at least 1, not {shown(value)}")
+            raise rule(
+                f"must be {choice} or a whole number of at least 1 and at most {most:,}, not {shown(value)}"
+            )
         return value
 
     return BeforeValidator(check)
@@ -37,9 +41,9 @@ class ModelTable(Table):
 
     profile: str | None = None
     name: Name | None = None
-    n_blocks: Annotated[int, Field(ge=1)] | None = None
-    hidden_size: Annotated[int, Field(ge=1)] | None = None
-    value_bytes: Annotated[int, Field(ge=1)] | None = None
+    n_blocks: Annotated[int, Field(ge=1, le=MAX_BLOCKS)] | None = None
+    hidden_size: Annotated[int, Field(ge=1, le=MAX_HIDDEN_SIZE)] | None = None
+    value_bytes: Annotated[int, Field(ge=1, le=1024)] | None = None
     block_size: Bytes | None = None
     cache_per_token: Bytes | None = None
     petals_cache_tokens: Tokens | None = None
@@ -55,7 +59,7 @@ class HardwareTable(Table):
     prefill_per_token: Seconds | None = None
     petals_forward_rps: Positive | None = None
     petals_network_rps: Positive | None = None
-    block_cap: Annotated[int | Literal["none"], _int_or("none")] | None = None
+    block_cap: Annotated[int | Literal["none"], _int_or("none", most=MAX_BLOCKS)] | None = None
 
 
 class ServersTable(Table):
@@ -63,7 +67,7 @@ class ServersTable(Table):
 
     hardware: str
     site: Name
-    count: Annotated[int, Field(ge=0)] = 1
+    count: Annotated[int, Field(ge=0, le=MAX_NODES)] = 1
     name: Name | None = None
     memory: Bytes | None = None
 
@@ -72,7 +76,7 @@ class ClientsTable(Table):
     """``[clients]`` or ``[[clients]]``: ``count`` clients at one site, or (in a topology) at "any" nodes."""
 
     site: Name
-    count: Annotated[int, Field(ge=0)] = 1
+    count: Annotated[int, Field(ge=0, le=MAX_NODES)] = 1
     name: Name | None = None
 
 
@@ -101,14 +105,14 @@ class Lognormal(Table):
 
     distribution: Literal["lognormal"]
     mean: Positive
-    sigma: Annotated[float, Field(ge=0)]
+    sigma: Annotated[float, Field(ge=0, le=10)]
     max: Tokens
 
 
 class Choice(Table):
     distribution: Literal["choice"]
     values: Annotated[list[Tokens], Field(min_length=1)]
-    weights: list[Annotated[float, Field(ge=0)]] | None = None
+    weights: list[Weight] | None = None
 
     @model_validator(mode="after")
     def _weighted(self) -> Self:
@@ -141,7 +145,7 @@ class WorkloadTable(Table):
     shape: Positive | None = None
     file: str | None = None
     requests: list[Any] | None = None
-    n_requests: Annotated[int, Field(ge=1)] | None = None
+    n_requests: Annotated[int, Field(ge=1, le=MAX_REQUESTS)] | None = None
     n_input_tokens: Length | None = None
     n_output_tokens: Length | None = None
 
@@ -172,7 +176,9 @@ class PolicyTable(Table):
     name: str | None = None
     placement: str | None = None
     routing: str | None = None
-    design_concurrency: Annotated[int | Literal["auto", "searched"], _int_or("auto", "searched")] = "auto"
+    design_concurrency: Annotated[
+        int | Literal["auto", "searched"], _int_or("auto", "searched", most=MAX_REQUESTS)
+    ] = "auto"
     communication: Literal["hub-spoke", "server-to-server"] = "hub-spoke"
     online: str | None = None
     load_rate: BitsPerSecond = 1e9

@@ -70,6 +70,11 @@ def read_source(name_or_path: str) -> Source:
         raise ScenarioError(
             f"{name_or_path}: no such file or shipped scenario{hint}; shipped: {', '.join(shipped)}"
         )
+    if path.suffix.lower() == ".json":
+        raise ScenarioError(
+            f"{path}: is an instance by its ending, and no scenario; instances are for `testbed simulate`, "
+            "scenarios end in .toml"
+        )
     return Source(str(path), path.stem, path.parent, read_toml(path))
 
 
@@ -87,6 +92,8 @@ def read_toml(path: Path) -> dict[str, Any]:
 def _parse(text: str, label: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
+    except RecursionError:
+        raise ScenarioError(f"{label}: is nested too deeply for a scenario") from None
     except tomllib.TOMLDecodeError as error:
         found = re.fullmatch(r"(.*) \(at (?:line (\d+), column (\d+)|end of document)\)", str(error))
         message, line, column = found.groups() if found else (str(error), None, None)
@@ -123,7 +130,7 @@ def override(source: Source, options: Sequence[str]) -> None:
 def _value(text: str) -> Any:
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return text
     return parsed["value"] if list(parsed) == ["value"] else text
 

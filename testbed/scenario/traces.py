@@ -14,6 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from testbed.scenario.limits import MAX_TOKENS
 from testbed.scenario.problems import KeyedError
 
 Row = tuple[float, int, int]
@@ -76,8 +77,12 @@ def _rows(path: Path, records: Iterator[tuple[int, Any]], read: Callable[[Any], 
             row = read(record)
             if not math.isfinite(row[0]):
                 raise ValueError(f"arrival {row[0]} is not a finite time")
+            if max(row[1:]) > MAX_TOKENS:
+                raise ValueError(f"{max(row[1:]):.0g} tokens are more than {MAX_TOKENS:,}")
             yield row
-        except (ValueError, KeyError, TypeError) as error:
+        except RecursionError:
+            raise KeyedError(_KEY, f'"{path}" line {line} cannot be read: it is nested too deeply') from None
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             what = f"no {error}" if isinstance(error, KeyError) else str(error)
             raise KeyedError(_KEY, f'"{path}" line {line} cannot be read: {what}') from None
 

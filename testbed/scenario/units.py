@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
-from testbed.scenario.problems import nearest
+from testbed.scenario.limits import MAX_DURATION_S, MAX_RATE_BPS, MAX_SIZE_BYTES
+from testbed.scenario.problems import nearest, shown
 
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)\s*(.*?)\s*", re.ASCII)
 
@@ -20,28 +21,33 @@ class Dimension:
     """A kind of quantity: its units with their factors, and an example for messages.
 
     ``display`` names the units that output uses, largest first; the last one takes all the rest.
+    ``largest`` (base unit) is the most that is taken, ``smallest`` the least beside 0.
     """
 
     name: str
     units: Mapping[str, Decimal]
     display: tuple[str, ...]
     example: str
+    largest: float
+    smallest: float = 0.0
 
     def parse(self, text: str) -> float:
         """The value of ``text`` in the base unit. Raises ``ValueError`` with what is wrong."""
         match = _QUANTITY.fullmatch(text)
         if match is None:
-            raise ValueError(f'must be a {self.name} with a unit such as "{self.example}", not "{text}"')
+            raise ValueError(f'must be a {self.name} with a unit such as "{self.example}", not {shown(text)}')
         number, unit = match.groups()
         if unit not in self.units:
-            what = f'unknown unit "{unit}"' if unit else f'"{text}" has no unit'
+            what = f"unknown unit {shown(unit)}" if unit else f"{shown(text)} has no unit"
             valid = ", ".join(self.units)
             raise ValueError(f"{what}{nearest(unit, self.units)}; a {self.name} is given in {valid}")
         value = float(Decimal(number) * self.units[unit])
         if value < 0:
-            raise ValueError(f'must not be negative, but is "{text}"')
-        if value == float("inf"):
-            raise ValueError(f'"{text}" is too large')
+            raise ValueError(f"must not be negative, but is {shown(text)}")
+        if value > self.largest:
+            raise ValueError(f"{shown(text)} is too large; the most is {self.format(self.largest)}")
+        if 0 < value < self.smallest:
+            raise ValueError(f"{shown(text)} is too small; the least is {self.format(self.smallest)}")
         return value
 
     def format(self, value: float) -> str:
@@ -67,12 +73,15 @@ DURATION = Dimension(
     },
     ("s", "ms", "us"),
     "100 ms",
+    largest=MAX_DURATION_S,
 )
 RATE = Dimension(
     "rate",
     {"bit/s": Decimal(1), "kbit/s": Decimal("1e3"), "Mbit/s": Decimal("1e6"), "Gbit/s": Decimal("1e9")},
     ("Gbit/s", "Mbit/s", "kbit/s", "bit/s"),
     "100 Mbit/s",
+    largest=MAX_RATE_BPS,
+    smallest=1e-6,
 )
 SIZE = Dimension(
     "size",
@@ -89,4 +98,6 @@ SIZE = Dimension(
     },
     ("GB", "MB", "kB", "B"),
     "79.13 GB",
+    largest=MAX_SIZE_BYTES,
+    smallest=1e-6,
 )

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from policies.workload import RequestPlan
-from testbed.scenario.problems import KeyedError
+from testbed.scenario.limits import MAX_DURATION_S, MAX_NUMBER, MAX_TOKENS, too_late
+from testbed.scenario.problems import KeyedError, shown
 from testbed.scenario.schema import Choice, Lognormal, Uniform, WorkloadTable
 from testbed.scenario.traces import read_trace
 
@@ -70,8 +71,8 @@ def _is_request(row: list[Any]) -> bool:
     if len(row) != 3 or any(isinstance(value, bool) for value in row):
         return False
     at_s, *lengths = row
-    finite = isinstance(at_s, int | float) and math.isfinite(at_s)
-    return finite and all(isinstance(length, int) and length >= 1 for length in lengths)
+    in_time = isinstance(at_s, int | float) and 0 <= at_s <= MAX_DURATION_S
+    return in_time and all(isinstance(length, int) and 1 <= length <= MAX_TOKENS for length in lengths)
 
 
 def _checked(listed: list[Any]) -> Listed:
@@ -81,7 +82,8 @@ def _checked(listed: list[Any]) -> Listed:
             raise KeyedError(
                 ("workload", "requests", index),
                 "must be [arrival in seconds, input tokens, output tokens] with arrivals in order, "
-                f"none negative, and at least 1 token each, not {row}",
+                f"none negative or after {MAX_DURATION_S:,.0f} s, and 1 to {MAX_TOKENS:,} tokens each, "
+                f"not {shown(row)}",
             )
         last_s = row[0]
     if not listed:
@@ -101,7 +103,7 @@ def _replayed(table: WorkloadTable, folder: Path) -> tuple[Listed, float]:
         raise KeyedError(("workload", "n_requests"), f"is {n}, but there are only {len(rows)} requests")
     rows = rows[:n]
     span_s = rows[-1][0] - rows[0][0]
-    if table.rate is None and span_s <= 0:
+    if table.rate is None and span_s <= (n - 1) / MAX_NUMBER:
         raise KeyedError(
             ("workload", "rate"), "is missing, and cannot be told from requests that arrive at once"
         )
@@ -130,6 +132,9 @@ def make_requests(
     else:
         gap = _gaps(table, arrivals)
         arrives_at_s = list(accumulate((gap() for _ in range((table.n_requests or 1) - 1)), initial=0.0))
+    wrong = too_late(arrives_at_s[-1])
+    if wrong is not None:
+        raise KeyedError(("workload", "rate"), wrong)
     lengths = []
     for column, spec, concern in (
         (1, table.n_input_tokens, "input lengths"),

@@ -53,6 +53,54 @@ OPTIONS = {
     "policy.design_concurrency=0": 'policy.design_concurrency: must be "auto", "searched" or a whole number',
     "calibration.set=petals": 'calibration.set: unknown calibration set "petals"',
     "backoff.max=0.5 s": "backoff.max: must not be shorter than first",
+    "servers.0.count=100001": "servers.0.count: must be at most 100,000, not 100001",
+    "servers.0.count=100000": "servers: 100,000 servers and 1 clients are too many; at most 100,000 nodes",
+    "servers.0.count=5000": "servers: 5,000 servers and 1 clients have 25,005,000 links between them",
+    "clients.count=100000": "clients: 2 servers and 100,000 clients are too many",
+    "model.n_blocks=1000000000": "model.n_blocks: must be at most 10,000, not 1000000000",
+    "workload.n_requests=99999999999999": (
+        "workload.n_requests: must be at most 10,000,000, not 99999999999999"
+    ),
+    "workload.n_input_tokens=10000001": "workload.n_input_tokens: must be at most 10,000,000, not 10000001",
+    "workload.n_output_tokens={distribution='choice',values=[1,2],weights=[1e308,1e308]}": (
+        "workload.n_output_tokens.weights.0: must be at most 1e+15, not 1e+308"
+    ),
+    "workload.n_output_tokens={distribution='lognormal',mean=5,sigma=1e200,max=9}": (
+        "workload.n_output_tokens.sigma: must be at most 10, not 1e+200"
+    ),
+    "workload.rate=1e-300": "workload.rate: must be at least 1e-15, not 1e-300",
+    "workload.rate=1e-14": "workload.rate: puts the last request at ",
+    "hardware.a100.decode=1e308 s": (
+        'hardware.a100.decode: "1e308 s" is too large; the most is 1000000000 s'
+    ),
+    "hardware.a100.memory=1e299 GB": (
+        'hardware.a100.memory: "1e299 GB" is too large; the most is 1000000000 GB'
+    ),
+    "hardware.a100.petals_forward_rps=1e308": (
+        "hardware.a100.petals_forward_rps: must be at most 1e+15, not 1e+308"
+    ),
+    "calibration.session_setup_petals=1e308 s": (
+        'calibration.session_setup_petals: "1e308 s" is too large; the most is 1000000000 s'
+    ),
+    "network.pairs.0.rate=1e-300 bit/s": (
+        'network.pairs.0.rate: "1e-300 bit/s" is too small; the least is 0.000001 bit/s'
+    ),
+    "network={kind='topology',topology='abovenet',delays='fibre',detour=1e308}": (
+        "network.detour: must be at most 100, not 1e+308"
+    ),
+    "network={kind='matrix',sites=['A'],rtt=[[1e308]],rtt_unit='h',rate='1 Gbit/s'}": (
+        'network.rtt: "1e+308 h" is too large; the most is 1000000000 s'
+    ),
+    "workload={arrivals='listed',requests=[[2e9,1,1]],rate=1}": (
+        "workload.requests.0: must be [arrival in seconds, input tokens, output tokens]"
+    ),
+    "workload={arrivals='listed',requests=[[0,1,1],[1,1,1]],rate=1e-12}": (
+        "workload.rate: puts the last request at 1e+12 s; arrivals must end within 1,000,000,000 s"
+    ),
+    "workload={arrivals='listed',requests=[[0,1,1],[1e-320,1,1]]}": (
+        "workload.rate: is missing, and cannot be told from requests that arrive at once"
+    ),
+    "workload.requests=[[0]]": 'workload.requests: is only for arrivals = "listed"',
     "hardware.a100.base=x100": 'hardware.a100.base: unknown hardware "x100" (did you mean "a100"?)',
 }
 
@@ -146,6 +194,30 @@ def test_a_toml_mistake_is_named_by_file_line_and_column(complaint: Complain) ->
     assert complaint(replace=('name = "small"', "name =")) == "small.toml:2:7: not valid TOML: invalid value"
     assert complaint(replace=("", '[clients]\nsite = "A"\n')).endswith(
         "not valid TOML: cannot declare [clients] twice"
+    )
+
+
+def test_toml_nested_too_deeply_is_refused(complaint: Complain) -> None:
+    deep = f"x = {'[' * 100_000}"
+    assert complaint(replace=("", deep)) == "small.toml: is nested too deeply for a scenario"
+    assert "seed: must be a whole number" in complaint(f"seed={'[' * 100_000}")
+
+
+def test_a_long_value_is_shown_by_its_beginning(complaint: Complain) -> None:
+    said = complaint(f"seed={[*range(10_000)]}")
+    assert said.endswith("seed: must be a whole number, not [0, 1, 2, 3, 4, 5, ...]")
+    said = complaint(replace=('site = "B"', f'site = "{"B" * 1000}"'))
+    assert said.endswith("characters") and len(said) < 200
+
+
+def test_an_instance_is_named_as_one_that_is_for_simulate(tmp_path: Path) -> None:
+    path = tmp_path / "instance.json"
+    path.write_text("{}", encoding="utf-8")
+    with pytest.raises(ScenarioError) as caught:
+        load_experiment(str(path))
+    assert str(caught.value).endswith(
+        "instance.json: is an instance by its ending, and no scenario; instances are for `testbed simulate`, "
+        "scenarios end in .toml"
     )
 
 

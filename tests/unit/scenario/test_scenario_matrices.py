@@ -115,6 +115,16 @@ def test_a_bad_matrix_file_is_refused_with_file_row_and_column(
     assert "\n" not in said
 
 
+def test_a_matrix_nested_too_deeply_or_with_huge_numbers_is_refused(of_file: Of) -> None:
+    with pytest.raises(ScenarioError, match=r'rtt\.json": is nested too deeply'):
+        of_file("rtt.json", "[" * 100_000)
+    with pytest.raises(ScenarioError, match=r'rtt\.json": cannot be read: Exceeds the limit'):
+        of_file("rtt.json", "1" * 5000)
+    huge = f'{{"sites": ["A", "B"], "rtt": [[5, 1{"0" * 400}], [140, 1]]}}'
+    with pytest.raises(ScenarioError, match=r"rtt row A, column B: must be a number, not 1000"):
+        of_file("rtt.json", huge)
+
+
 def test_units_and_rates_must_be_said_once(of_file: Of, complaint: Complain) -> None:
     with_rates = "from,to,rtt,rate\nA,B,60,100\n"
     for text, rest, said in (

@@ -87,6 +87,22 @@ def test_a_bad_trace_is_refused_with_file_and_line(tmp_path: Path, text: str, sa
     assert "bad" in caught.value.what
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[" * 100_000, "line 1 cannot be read: it is nested too deeply"),
+        ("1" + "0" * 30, "line 1 cannot be read: 1e+30 tokens are more than 10,000,000"),
+        ("1e999", "line 1 cannot be read: cannot convert float infinity to integer"),
+    ],
+    ids=["deep", "large", "infinite"],
+)
+def test_a_trace_with_an_absurd_value_is_refused_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+    line = f'{{"timestamp": 1, "input_length": 3, "output_length": {text}}}\n'
+    with pytest.raises(KeyedError) as caught:
+        read_trace(_file(tmp_path, line, "bad"))
+    assert said in caught.value.what
+
+
 def test_a_trace_that_cannot_be_read_says_why(tmp_path: Path) -> None:
     with pytest.raises(KeyedError, match="No such file or directory"):
         read_trace(tmp_path / "none")

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from testbed.scenario.units import DURATION, RATE, SIZE, Dimension
 
-ANY_SIZE = st.floats(min_value=0, max_value=1e18, allow_nan=False)
+DIMENSIONS = pytest.mark.parametrize("dimension", [DURATION, RATE, SIZE], ids=lambda d: d.name)
 
 
 @pytest.mark.parametrize(
@@ -27,9 +27,11 @@ def test_quantities_mean_what_they_say(dimension: Dimension, text: str, value: f
     assert dimension.parse(text) == value
 
 
-@pytest.mark.parametrize("dimension", [DURATION, RATE, SIZE], ids=lambda d: d.name)
-@given(value=ANY_SIZE)
-def test_a_written_quantity_reads_back_to_the_same_float(dimension: Dimension, value: float) -> None:
+@DIMENSIONS
+@given(data=st.data())
+def test_a_written_quantity_reads_back_to_the_same_float(dimension: Dimension, data: st.DataObject) -> None:
+    taken = st.floats(min_value=dimension.smallest, max_value=dimension.largest)
+    value = data.draw(st.just(0.0) | taken)
     assert dimension.parse(dimension.format(value)) == value
 
 
@@ -52,7 +54,9 @@ def test_quantities_are_written_in_the_unit_that_people_would_take() -> None:
         ("5", '"5" has no unit; a duration is given in h, min, s, ms, us, µs, ns'),
         ("soon", 'must be a duration with a unit such as "100 ms", not "soon"'),
         ("-5 ms", 'must not be negative, but is "-5 ms"'),
-        ("1e999 s", '"1e999 s" is too large'),
+        ("1e999 s", '"1e999 s" is too large; the most is 1000000000 s'),
+        ("1e308 s", '"1e308 s" is too large; the most is 1000000000 s'),
+        ("300000 h", '"300000 h" is too large; the most is 1000000000 s'),
     ],
 )
 def test_a_bad_quantity_is_refused_with_what_to_write(text: str, expected: str) -> None:
@@ -64,3 +68,14 @@ def test_a_bad_quantity_is_refused_with_what_to_write(text: str, expected: str) 
 def test_the_unit_of_another_kind_of_quantity_is_unknown() -> None:
     with pytest.raises(ValueError, match="a rate is given in bit/s, kbit/s, Mbit/s, Gbit/s"):
         RATE.parse("100 MB")
+
+
+@DIMENSIONS
+def test_the_largest_and_smallest_quantities_are_taken_and_nothing_beyond(dimension: Dimension) -> None:
+    assert dimension.parse(dimension.format(dimension.largest)) == dimension.largest
+    with pytest.raises(ValueError, match="is too large; the most is"):
+        dimension.parse(dimension.format(dimension.largest * 1.001))
+    if dimension.smallest > 0:
+        assert dimension.parse(dimension.format(dimension.smallest)) == dimension.smallest
+        with pytest.raises(ValueError, match="is too small; the least is"):
+            dimension.parse(dimension.format(dimension.smallest / 2))
