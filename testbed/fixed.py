@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from policies.fixed import FixedPlacement, FixedRouting
 from policies.problem import BlockRange
 from testbed.errors import UserError
+from testbed.scenario.json_files import read_json
+from testbed.scenario.limits import MAX_SIZE_BYTES
 
 PREFIX = "fixed:"
 
@@ -17,26 +18,41 @@ def fixed_placement(name: str) -> FixedPlacement:
     """The placement in the file that ``name`` (``fixed:FILE``) points at.
 
     Two forms: a run's ``plan.json``, and what ``testbed simulate --json`` prints (or just its
-    ``placement``, a list of ``[first_block, n_blocks]`` from 1, ``[0, 0]`` for none). Raises ``UserError``.
+    ``placement``, a list of ``[first_block, n_blocks]`` from 1, ``[0, 0]`` for none); ``cache_bytes`` beside
+    or in it is the room for caches per server, without it all that the blocks leave. Raises ``UserError``.
     """
     path = Path(name.removeprefix(PREFIX))
     document = _read(path)
     placement: Any = document.get("placement") if isinstance(document, dict) else document
-    cache = None
     try:
         if isinstance(placement, dict):
             ranges = [BlockRange(*_pair(entry)) for entry in placement["ranges"]]
-            if placement.get("cache_bytes") is not None:
-                cache = tuple(float(n_bytes) for n_bytes in placement["cache_bytes"])
+            cache = placement.get("cache_bytes")
         else:
             pairs = [_pair(entry) for entry in placement]
             ranges = [BlockRange(a - 1, a - 1 + m) if m else BlockRange(0, 0) for a, m in pairs]
+            cache = document.get("cache_bytes") if isinstance(document, dict) else None
     except (TypeError, ValueError, KeyError) as error:
         raise UserError(
             f"{path}: holds no placement: give a plan.json of a run, or a list of [first_block, n_blocks] "
             "per server, counted from 1, [0, 0] for none"
         ) from error
-    return FixedPlacement(tuple(ranges), cache)
+    return FixedPlacement(tuple(ranges), None if cache is None else _cache_bytes(path, cache, len(ranges)))
+
+
+def _cache_bytes(path: Path, values: Any, n_servers: int) -> tuple[float, ...]:
+    whole = isinstance(values, list) and len(values) == n_servers
+    if not whole or not all(_is_size(value) for value in values):
+        raise UserError(
+            f"{path}: cache_bytes must be {n_servers} numbers of at least 0, one per server of the placement; "
+            "or leave it out"
+        )
+    return tuple(float(value) for value in values)
+
+
+def _is_size(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and 0 <= value <= MAX_SIZE_BYTES
 
 
 def fixed_routing(name: str) -> FixedRouting:
@@ -61,12 +77,7 @@ def fixed_routing(name: str) -> FixedRouting:
 
 
 def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); give the file after fixed:") from error
-    except ValueError as error:
-        raise UserError(f"{path}: is not JSON ({error})") from error
+    return read_json(path, "give after fixed: a file as docs/instances.md describes it")
 
 
 def _pair(entry: Any) -> tuple[int, int]:

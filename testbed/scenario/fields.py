@@ -53,7 +53,8 @@ def _not_tiny(value: float) -> float:
     return value
 
 
-Positive = Annotated[float, Field(gt=0, le=MAX_NUMBER), AfterValidator(_not_tiny)]
+NOT_TINY = AfterValidator(_not_tiny)
+Positive = Annotated[float, Field(gt=0, le=MAX_NUMBER), NOT_TINY]
 Weight = Annotated[float, Field(ge=0, le=MAX_NUMBER)]
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 

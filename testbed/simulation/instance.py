@@ -2,46 +2,77 @@
 
 from __future__ import annotations
 
-import json
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from policies.problem import ModelSpec, Problem, ServerSpec
 from policies.workload import RequestPlan
 from testbed.errors import UserError
+from testbed.scenario.fields import NOT_TINY, Positive, Tokens, rule
+from testbed.scenario.json_files import read_json
+from testbed.scenario.limits import (
+    MAX_BLOCKS,
+    MAX_DURATION_S,
+    MAX_HIDDEN_SIZE,
+    MAX_REQUESTS,
+    MAX_SIZE_BYTES,
+    too_late,
+)
 from testbed.scenario.problems import explain
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
+Milliseconds = Annotated[float, Field(ge=0, le=MAX_DURATION_S * 1e3)]
+PositiveMilliseconds = Annotated[float, Field(gt=0, le=MAX_DURATION_S * 1e3)]
+GigaBytes = Annotated[float, Field(ge=0, le=MAX_SIZE_BYTES / 1e9)]
+PositiveGigaBytes = Annotated[float, Field(gt=0, le=MAX_SIZE_BYTES / 1e9), NOT_TINY]
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(strict=True)
+    """Strict values. Unknown keys describe and are left alone, unless they look like one that is read."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_misspelled_option(cls, data: Any) -> Any:
+        # A misspelled required key is missing; a misspelled optional one would change results silently.
+        if isinstance(data, dict):
+            optional = [
+                name
+                for name, field in cls.model_fields.items()
+                if not field.is_required() and name not in data
+            ]
+            for key in data:
+                near = key not in cls.model_fields and difflib.get_close_matches(
+                    str(key).lower(), optional, n=1, cutoff=0.8
+                )
+                if near:
+                    raise rule(f'unknown key; did you mean "{near[0]}"?', str(key))
+        return data
 
 
 class _Model(_Table):
     name: str
-    n_blocks: Count
-    d_model: Count
-    block_gb: Positive
-    cache_gb_per_block_session: Positive
-    petals_cache_gb_per_block: Positive
+    n_blocks: Annotated[int, Field(ge=1, le=MAX_BLOCKS)]
+    d_model: Annotated[int, Field(ge=1, le=MAX_HIDDEN_SIZE)]
+    block_gb: PositiveGigaBytes
+    cache_gb_per_block_session: PositiveGigaBytes
+    petals_cache_gb_per_block: PositiveGigaBytes
 
 
 class _Server(_Table):
     type: str
     node: str | None = None
-    memory_gb: NonNegative
-    decode_ms: Positive
-    prefill_ms: NonNegative
-    token_rtt_ms: NonNegative
-    input_rtt_ms: NonNegative
+    memory_gb: GigaBytes
+    decode_ms: PositiveMilliseconds
+    prefill_ms: Milliseconds
+    token_rtt_ms: Milliseconds
+    input_rtt_ms: Milliseconds
     petals_forward_per_s: Positive
     petals_network_per_s: Positive
     block_cap: Annotated[int, Field(ge=0)] | None = None
@@ -49,19 +80,19 @@ class _Server(_Table):
 
 class _Workload(_Table):
     rate_per_s: Positive
-    n_input_tokens: Count
-    n_output_tokens: Count
-    inter_arrival_ms: list[NonNegative] = Field(min_length=1)
+    n_input_tokens: Tokens
+    n_output_tokens: Tokens
+    inter_arrival_ms: list[Milliseconds] = Field(min_length=1, max_length=MAX_REQUESTS)
 
 
 class _PetalsConstants(_Table):
-    hop_overhead_ms: NonNegative = 18.0
-    shortage_penalty_ms: NonNegative = 10_000.0
+    hop_overhead_ms: Milliseconds = 18.0
+    shortage_penalty_ms: Milliseconds = 10_000.0
 
 
 class _Setup(_Table):
-    petals: NonNegative
-    proposed: NonNegative
+    petals: Milliseconds
+    proposed: Milliseconds
 
 
 class _Client(_Table):
@@ -74,11 +105,11 @@ class _Document(_Table):
     id: str
     model: _Model
     servers: list[_Server] = Field(min_length=1)
-    raw_rtt_ms: list[list[NonNegative]]
+    raw_rtt_ms: list[list[Milliseconds]]
     workload: _Workload
     petals_join_order: list[int]
     petals_constants: _PetalsConstants = _PetalsConstants()
-    initial_delay_ms: NonNegative = 0.0
+    initial_delay_ms: Milliseconds = 0.0
     client: _Client = _Client()
     session_setup_ms: _Setup | None = None
 
@@ -104,15 +135,7 @@ class Instance:
 
 def load_instance(path: Path) -> Instance:
     """Read an instance file. Raises ``UserError`` naming the file and the key that is wrong."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(
-            f"{path}: cannot be read ({error.strerror}); give a reference instance file"
-        ) from error
-    except ValueError as error:
-        raise UserError(f"{path}: is not JSON ({error}); give a reference instance file") from error
-    return parse_instance(document, str(path))
+    return parse_instance(read_json(path, "give an instance file, see docs/instances.md"), str(path))
 
 
 def parse_instance(document: Mapping[str, Any], source: str) -> Instance:
@@ -131,7 +154,10 @@ def parse_instance(document: Mapping[str, Any], source: str) -> Instance:
             ) from error
         raise UserError(f"{source}: {where}: {wrong.what}") from error
     _check_shapes(data, source)
-    arrivals_ms = accumulate(data.workload.inter_arrival_ms)
+    arrivals_ms = list(accumulate(data.workload.inter_arrival_ms))
+    late = too_late(arrivals_ms[-1] / 1e3)
+    if late is not None:
+        raise UserError(f"{source}: workload.inter_arrival_ms: {late}")
     workload = data.workload
     requests = tuple(
         RequestPlan(i, 0, at_ms / 1e3, workload.n_input_tokens, workload.n_output_tokens)

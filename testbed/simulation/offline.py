@@ -7,7 +7,6 @@ what bounds the optimum from below and CG-BPRR from above.
 from __future__ import annotations
 
 import difflib
-import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,27 +29,32 @@ from policies.problem import (
     ServerSpec,
 )
 from testbed.errors import UserError
+from testbed.scenario.fields import NOT_TINY
+from testbed.scenario.json_files import read_json
+from testbed.scenario.limits import MAX_BLOCKS, MAX_DURATION_S, MAX_NODES, MAX_REQUESTS, MAX_SIZE_BYTES
+from testbed.scenario.problems import explain
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
+Memory = Annotated[float, Field(ge=0, le=MAX_SIZE_BYTES)]
+PositiveMemory = Annotated[float, Field(gt=0, le=MAX_SIZE_BYTES), NOT_TINY]
+Milliseconds = Annotated[float, Field(ge=0, le=MAX_DURATION_S * 1e3)]
+Count = Annotated[int, Field(ge=1, le=MAX_NODES)]
 
 
 class _Document(BaseModel):
     """The keys that are read; others (expected results, conventions) are left alone."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
     id: str
     n_server: Count
     n_client: Count
-    L: Count
-    sm: Positive
-    sc: Positive
-    M: list[NonNegative]
-    tau: list[NonNegative]
-    RTT: list[list[NonNegative]]
-    request_clients: list[Annotated[int, Field(ge=0)]] = Field(min_length=1)
+    L: Annotated[int, Field(ge=1, le=MAX_BLOCKS)]
+    sm: PositiveMemory
+    sc: PositiveMemory
+    M: list[Memory]
+    tau: list[Milliseconds]
+    RTT: list[list[Milliseconds]]
+    request_clients: list[Annotated[int, Field(ge=0)]] = Field(min_length=1, max_length=MAX_REQUESTS)
 
 
 @dataclass(frozen=True)
@@ -67,27 +71,21 @@ class OfflineInstance:
 
 def load_offline_instance(path: Path) -> OfflineInstance:
     """Read an offline instance file. Raises ``UserError`` naming the file and the key that is wrong."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(
-            f"{path}: cannot be read ({error.strerror}); give an offline instance file"
-        ) from error
-    except ValueError as error:
-        raise UserError(f"{path}: is not JSON ({error}); give an offline instance file") from error
+    document = read_json(path, "give an offline instance file, see docs/instances.md")
     return parse_offline_instance(document, str(path))
 
 
 def parse_offline_instance(document: Mapping[str, Any], source: str) -> OfflineInstance:
     """An offline instance from its JSON data. Raises ``UserError`` naming ``source`` and the wrong key."""
-    if isinstance(document, dict) and "inter_arrival_ms" in document.get("workload", {}):
+    workload = document.get("workload") if isinstance(document, dict) else None
+    if isinstance(workload, dict) and "inter_arrival_ms" in workload:
         raise UserError(f"{source}: is not an offline instance: leave out --offline")
     try:
         data = _Document.model_validate(document)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        raise UserError(f"{source}: {where}: {first['msg'][:1].lower()}{first['msg'][1:]}") from error
+        wrong = explain(error)
+        where = ".".join(map(str, wrong.key)) or "the file"
+        raise UserError(f"{source}: {where}: {wrong.what}") from error
     _check_shapes(data, source)
     rtt_s = tuple(tuple(t / 1e3 for t in row) for row in data.RTT)
     nothing = ((0.0,) * data.n_server,) * data.n_client

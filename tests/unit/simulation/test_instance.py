@@ -91,6 +91,26 @@ def _not_a_number(d: dict[str, Any]) -> None:
     d["servers"][0]["token_rtt_ms"] = math.nan
 
 
+def set_at(value: Any, *path: str | int) -> Callable[[dict[str, Any]], None]:
+    def change(document: dict[str, Any]) -> None:
+        here: Any = document
+        for part in path[:-1]:
+            here = here[part]
+        here[path[-1]] = value
+
+    return change
+
+
+def renamed(old: str, new: str, *path: str | int) -> Callable[[dict[str, Any]], None]:
+    def change(document: dict[str, Any]) -> None:
+        here: Any = document
+        for part in path:
+            here = here[part]
+        here[new] = here.pop(old)
+
+    return change
+
+
 def _text(d: dict[str, Any]) -> None:
     d["workload"]["rate_per_s"] = "0.5"
 
@@ -110,6 +130,43 @@ def _text(d: dict[str, Any]) -> None:
         (_not_a_number, "here: servers.0.token_rtt_ms: must be a finite number, not nan"),
         (_text, 'here: workload.rate_per_s: must be a number, not "0.5"'),
         (_no_model, "here: model: is missing"),
+        (set_at(10**9, "model", "n_blocks"), "here: model.n_blocks: must be at most 10,000, not 1000000000"),
+        (
+            set_at(10**9, "workload", "n_output_tokens"),
+            "here: workload.n_output_tokens: must be at most 10,000,000, not 1000000000",
+        ),
+        (
+            set_at([0.0, 1e308, 1e308], "workload", "inter_arrival_ms"),
+            "here: workload.inter_arrival_ms.1: must be at most 1e+12, not 1e+308",
+        ),
+        (
+            set_at([0.0, 6e11, 6e11], "workload", "inter_arrival_ms"),
+            "here: workload.inter_arrival_ms: puts the last request at 1.2e+09 s; arrivals must end within "
+            "1,000,000,000 s, about 30 years",
+        ),
+        (set_at(1e308, "servers", 0, "memory_gb"), "here: servers.0.memory_gb: must be at most 1e+09"),
+        (set_at(1e308, "servers", 0, "decode_ms"), "here: servers.0.decode_ms: must be at most 1e+12"),
+        (set_at(1e308, "raw_rtt_ms", 0, 1), "here: raw_rtt_ms.0.1: must be at most 1e+12, not 1e+308"),
+        (
+            set_at(1e-320, "model", "cache_gb_per_block_session"),
+            "here: model.cache_gb_per_block_session: must be at least 1e-15",
+        ),
+        (
+            renamed("initial_delay_ms", "initial_delay"),
+            'here: initial_delay: unknown key; did you mean "initial_delay_ms"?',
+        ),
+        (
+            renamed("block_cap", "blockcap", "servers", 1),
+            'here: servers.1.blockcap: unknown key; did you mean "block_cap"?',
+        ),
+        (
+            set_at({"petals": 1.0, "proposed": 1.0}, "session_setup"),
+            'here: session_setup: unknown key; did you mean "session_setup_ms"?',
+        ),
+        (
+            set_at({"hop_overhead": 1.0}, "petals_constants"),
+            'here: petals_constants.hop_overhead: unknown key; did you mean "hop_overhead_ms"?',
+        ),
     ],
 )
 def test_a_malformed_instance_is_refused_with_the_key_that_is_wrong(
@@ -130,3 +187,35 @@ def test_a_file_that_is_missing_or_not_json_is_named(tmp_path: Path) -> None:
         load_instance(tmp_path / "bad.json")
     (tmp_path / "good.json").write_text(json.dumps(DOCUMENT), encoding="utf-8")
     assert load_instance(tmp_path / "good.json").id == "example"
+    (tmp_path / "deep.json").write_text("[" * 100_000, encoding="utf-8")
+    with pytest.raises(UserError, match=r"deep\.json: is nested too deeply; give an instance file"):
+        load_instance(tmp_path / "deep.json")
+    (tmp_path / "digits.json").write_text("1" * 5000, encoding="utf-8")
+    with pytest.raises(UserError, match=r"digits\.json: cannot be read \(Exceeds the limit"):
+        load_instance(tmp_path / "digits.json")
+
+
+def test_keys_that_describe_are_left_alone() -> None:
+    described = {
+        "group": "small",
+        "topology": "ring",
+        "units": {"time": "ms"},
+        "design_concurrency": 3,
+        "design_concurrency_bound": 9,
+        "single_request_ms": 5000.0,
+        "expected": {"with_constants": {}},
+        "petals_placement_rounding_sensitive": False,
+        "clients": "beside client, a misspelling it cannot be",
+        "client": {"node": "3", "note": "the hub"},
+    }
+    assert (
+        parse_instance({**DOCUMENT, **described}, "here").requests == parse_instance(DOCUMENT, "x").requests
+    )
+
+
+def test_a_document_that_is_no_table_is_shown_by_its_beginning() -> None:
+    with pytest.raises(UserError) as caught:
+        parse_instance([DOCUMENT] * 50, "here")  # type: ignore[arg-type]
+    said = str(caught.value)
+    assert said.startswith("here: the file: must be a table, not [{")
+    assert len(said) < 120

@@ -165,16 +165,22 @@ def changed(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda d: d.pop("L"), "L: field required"),
+        (lambda d: d.pop("L"), "L: is missing"),
         (changed("M", [12.71, 3.94]), "M: has 2 values but needs 3, one for each server"),
         (changed("tau", [1.0] * 4), "tau: has 4 values but needs 3, one for each server"),
         (changed("RTT", [[1.0] * 3]), "RTT: has 1 rows but needs 2, one for each client"),
         (changed("RTT", [[1.0] * 3, [1.0] * 2]), r"RTT\.1: has 2 values but needs 3"),
-        (changed("M", [12.71, -1.0, 5.55]), r"M\.1: input should be greater than or equal to 0"),
-        (changed("tau", [1.0, float("nan"), 1.0]), r"tau\.1: input should be"),
+        (changed("M", [12.71, -1.0, 5.55]), r"M\.1: must be at least 0, not -1\.0"),
+        (changed("M", [12.71, 1e308, 5.55]), r"M\.1: must be at most 1e\+18, not 1e\+308"),
+        (changed("tau", [1.0, float("nan"), 1.0]), r"tau\.1: must be a finite number, not nan"),
+        (changed("RTT", [[1e308] * 3] * 2), r"RTT\.0\.0: must be at most 1e\+12, not 1e\+308"),
+        (changed("L", 10**30), "L: must be at most 10,000, not 1000000000000"),
+        (changed("L", "6"), 'L: must be a whole number, not "6"'),
+        (changed("n_server", 10**9), "n_server: must be at most 100,000"),
+        (changed("sc", 1e-300), "sc: must be at least 1e-15, not 1e-300"),
         (changed("request_clients", [0, 2]), r"request_clients\.1: is 2 but clients are numbered 0 to 1"),
-        (changed("request_clients", []), "request_clients: list should have at least 1 item"),
-        (changed("sc", 0.0), "sc: input should be greater than 0"),
+        (changed("request_clients", []), "request_clients: needs at least 1 entry"),
+        (changed("sc", 0.0), r"sc: must be more than 0, not 0\.0"),
     ],
 )
 def test_a_mistake_in_a_file_is_named_with_its_key(
@@ -199,8 +205,21 @@ def test_what_is_no_instance_file_is_said_so(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not JSON"):
         load_offline_instance(tmp_path / "binary.json")
     (tmp_path / "list.json").write_text("[]", encoding="utf-8")
-    with pytest.raises(UserError, match="the file: input should be a valid dictionary"):
+    with pytest.raises(UserError, match=r"the file: must be a table, not \[\]"):
         load_offline_instance(tmp_path / "list.json")
+    (tmp_path / "deep.json").write_text("[" * 100_000, encoding="utf-8")
+    with pytest.raises(UserError, match=r"deep\.json: is nested too deeply; give an offline instance file"):
+        load_offline_instance(tmp_path / "deep.json")
+
+
+@pytest.mark.parametrize("workload", [None, 5, [], "inter_arrival_ms"])
+def test_a_workload_that_describes_an_offline_instance_is_left_alone(workload: Any) -> None:
+    assert parse_offline_instance(document_of(TINY[0]) | {"workload": workload}, "mine").id == TINY[0]["id"]
+
+
+def test_an_online_instance_is_told_from_an_offline_one() -> None:
+    with pytest.raises(UserError, match="mine: is not an offline instance: leave out --offline"):
+        parse_offline_instance({"workload": {"inter_arrival_ms": [0.0]}}, "mine")
 
 
 def test_an_unknown_policy_is_answered_with_the_nearest_valid_one() -> None:
