@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,11 @@ from typing import Any
 import pytest
 
 from testbed.errors import UserError
+from testbed.simulation.answer import answer
+from testbed.simulation.cases import PolicyChoice, instance_case
+from testbed.simulation.engine import simulate
 from testbed.simulation.instance import load_instance, parse_instance
+from testbed.simulation.offline import offline_command
 
 SERVER = {
     "type": "A100",
@@ -219,3 +224,51 @@ def test_a_document_that_is_no_table_is_shown_by_its_beginning() -> None:
     said = str(caught.value)
     assert said.startswith("here: the file: must be a table, not [{")
     assert len(said) < 120
+
+
+MANUAL = (Path(__file__).parents[3] / "docs" / "instances.md").read_text(encoding="utf-8")
+ONLINE_EXAMPLE, OFFLINE_EXAMPLE = re.findall(r"```json\n(.*?)```", MANUAL, re.DOTALL)
+
+
+@pytest.mark.parametrize("policy", ["proposed", "petals"])
+def test_the_instance_in_the_manual_can_be_simulated(policy: str, tmp_path: Path) -> None:
+    path = tmp_path / "two-servers.json"
+    path.write_text(ONLINE_EXAMPLE, encoding="utf-8")
+    found = answer(simulate(instance_case(path, PolicyChoice(policy), session_setup=True), "reference"))
+    assert found["feasible"] and len(found["requests"]) == 3
+    assert found["session_setup_ms"] == {"proposed": 60_000, "petals": 250_000}[policy]
+    for key in (*found, *found["requests"][0], *found["mean"]):
+        assert f"`{key}`" in MANUAL
+
+
+@pytest.mark.parametrize("policy", ["milp", "cg-bprr", "lp-rounding"])
+def test_the_offline_instance_in_the_manual_can_be_solved(policy: str, tmp_path: Path) -> None:
+    path = tmp_path / "tiny.json"
+    path.write_text(OFFLINE_EXAMPLE, encoding="utf-8")
+    (found,) = offline_command([path], policy)
+    assert found["feasible"]
+    for key in (*found, *found["bounds"]):
+        assert f"`{key}`" in MANUAL
+
+
+def test_only_the_keys_that_the_manual_calls_optional_can_be_left_out() -> None:
+    example = json.loads(ONLINE_EXAMPLE)
+    for key in example:
+        with pytest.raises(UserError, match=f"here: {key}: is missing"):
+            parse_instance({k: v for k, v in example.items() if k != key}, "here")
+    for key in example["servers"][1]:
+        short = {k: v for k, v in example["servers"][1].items() if k != key}
+        with pytest.raises(UserError, match=rf"here: servers\.1\.{key}: is missing"):
+            parse_instance({**example, "servers": [example["servers"][0], short]}, "here")
+
+
+@pytest.mark.parametrize(
+    ("network_per_s", "petals_s"), [(3138.1, 250.0), (2555.208925125856, 350.0), (1636.225130062161, 350.0)]
+)
+def test_the_session_setup_is_told_by_the_network_throughput(network_per_s: float, petals_s: float) -> None:
+    server = {**SERVER, "petals_network_per_s": network_per_s}
+    instance = parse_instance({**DOCUMENT, "servers": [SERVER, server]}, "here")
+    assert (instance.session_setup_petals_s, instance.session_setup_proposed_s) == (petals_s, 60.0)
+    given = {**DOCUMENT, "servers": [SERVER, server], "session_setup_ms": {"petals": 5.0, "proposed": 7.0}}
+    instance = parse_instance(given, "here")
+    assert (instance.session_setup_petals_s, instance.session_setup_proposed_s) == (0.005, 0.007)
