@@ -77,7 +77,7 @@ def fixed_routing(name: str) -> FixedRouting:
 
 
 def _read(path: Path) -> Any:
-    return read_json(path, "give after fixed: a file as docs/instances.md describes it")
+    return read_json(path, "give after fixed: a file as docs/policies.md describes it")
 
 
 def _pair(entry: Any) -> tuple[int, int]:
