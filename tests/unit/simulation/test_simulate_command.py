@@ -282,7 +282,7 @@ def test_a_policy_that_ends_the_process_is_stopped_like_one_that_fails(
     (tmp_path / "own_exit.py").write_text(ROUTER.format(body="raise SystemExit(0)"), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    with pytest.raises(UserError, match="routing policy own_exit:Mine failed at own_exit.py"):
+    with pytest.raises(UserError, match=r"routing policy own_exit:Mine failed at own_exit\.py"):
         run(write_instance(tmp_path), "--routing", "own_exit:Mine")
 
 
