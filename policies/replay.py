@@ -30,6 +30,23 @@ class ReplayedRequest(NamedTuple):
     time_s: float
 
 
+class ServiceTimes:
+    """``policies.problem.service_s``, remembered."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._known_s: dict[tuple[RequestSpec, tuple[Hop, ...]], tuple[float, float]] = {}
+
+    def of(self, request: RequestSpec, hops: tuple[Hop, ...]) -> tuple[float, float]:
+        """(first token, whole request) in seconds."""
+        known = self._known_s.get((request, hops))
+        if known is None:
+            if len(self._known_s) >= _MAX_KNOWN:
+                self._known_s.clear()
+            known = self._known_s[request, hops] = service_s(self._problem, request, hops)
+        return known
+
+
 def backoff_s(raw_wait_s: float, backoff: Backoff) -> float:
     """The first attempt at or after ``raw_wait_s``: at 0, then first, first + 2 first, ... (steps <= max)."""
     instant_s, step_s = 0.0, backoff.first_s
@@ -50,7 +67,7 @@ def replay(
     """Replay ``requests`` (ascending arrivals). Raises ``PolicyError`` if one has no chain."""
     state = SystemState(placement.cache_bytes)
     kinds: dict[tuple[int, int, int], RequestSpec] = {}
-    known_s: dict[tuple[RequestSpec, tuple[Hop, ...]], tuple[float, float]] = {}
+    service_times = ServiceTimes(problem)
     setup_s = session_setup_s + problem.initial_delay_s
     done: list[ReplayedRequest] = []
     for plan in requests:
@@ -69,13 +86,9 @@ def replay(
                 f"request {plan.index} of {request.n_tokens} tokens has no chain with room for it"
             )
         waiting_s = backoff_s(route.wait_s, backoff) if route.wait_s else 0.0
-        service = known_s.get((request, route.hops))
-        if service is None:
-            if len(known_s) >= _MAX_KNOWN:
-                known_s.clear()
-            service = known_s[request, route.hops] = service_s(problem, request, route.hops)
+        first_s, all_s = service_times.of(request, route.hops)
         before_s = waiting_s + setup_s
-        time_s = before_s + service[1]
+        time_s = before_s + all_s
         state.open(plan.index, route.hops, problem.model.cache_bytes(request.n_tokens), now_s + time_s)
-        done.append(ReplayedRequest(plan, route, waiting_s, before_s + service[0], time_s))
+        done.append(ReplayedRequest(plan, route, waiting_s, before_s + first_s, time_s))
     return done

@@ -65,6 +65,7 @@ def up(
 ) -> None:
     """Bring the testbed up, serve the scenario's workload, write a trace, print a summary."""
     from testbed.scenario import load_experiment
+    from testbed.scenario.policy import PolicyChoice
     from testbed.up import up_command
 
     options = {
@@ -74,16 +75,15 @@ def up(
         "seed": seed,
     }
     changes = [f"{key}={value}" for key, value in options.items() if value is not None]
-    changes += _policy_changes(policy, placement, routing)
+    _refuse_pair_and_half(policy is not None, placement, routing)
+    changes += PolicyChoice(policy, placement, routing).overrides()
     experiment = load_experiment(scenario, [*(overrides or []), *changes])
     raise typer.Exit(up_command(experiment, out, as_json=as_json, hold=hold, slo=slo, report=report))
 
 
-def _policy_changes(policy: str | None, placement: str | None, routing: str | None) -> list[str]:
-    if policy is not None and (placement is not None or routing is not None):
+def _refuse_pair_and_half(has_pair: bool, placement: str | None, routing: str | None) -> None:
+    if has_pair and (placement is not None or routing is not None):
         raise UserError("--policy names both policies: give either it, or --placement and --routing")
-    named = {"name": policy, "placement": placement, "routing": routing}
-    return [f'policy.{key}="{value}"' for key, value in named.items() if value is not None]
 
 
 @app.command()
@@ -127,11 +127,10 @@ def simulate(
 ) -> None:
     """Simulate scenarios or instance files: the same decisions and tables in a fraction of a second."""
     from testbed.results.slo import parse_slo
-    from testbed.simulation.cases import PolicyChoice
+    from testbed.scenario.policy import PolicyChoice
     from testbed.simulation.command import Options, simulate_command
 
-    if policy and (placement is not None or routing is not None):
-        raise UserError("--policy names both policies: give either it, or --placement and --routing")
+    _refuse_pair_and_half(bool(policy), placement, routing)
     if offline:
         unused = {
             "--placement": placement,

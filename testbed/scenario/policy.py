@@ -6,6 +6,7 @@ Whether a placement or routing policy of that name exists is for the policy regi
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,20 @@ from testbed.scenario.schema import PolicyTable
 
 _FIXED = "fixed:"
 _HALVES = ("placement", "routing")
+
+
+@dataclass(frozen=True)
+class PolicyChoice:
+    """A pair's name, or halves of a pair; all ``None``: what the scenario says."""
+
+    pair: str | None = None
+    placement: str | None = None
+    routing: str | None = None
+
+    def overrides(self) -> list[str]:
+        """The same as ``--set`` options of a scenario."""
+        named = {"name": self.pair, "placement": self.placement, "routing": self.routing}
+        return [f'policy.{key}="{value}"' for key, value in named.items() if value is not None]
 
 
 def resolve_policy(table: PolicyTable) -> PolicyTable:

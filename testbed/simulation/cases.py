@@ -12,25 +12,11 @@ from policies.registry import PAIRS, resolve_pair
 from policies.workload import Backoff
 from testbed.experiment import Calibration, Experiment, Link
 from testbed.scenario import load_experiment
-from testbed.scenario.policy import has_petals_setup
+from testbed.scenario.policy import PolicyChoice, has_petals_setup
 from testbed.simulation.instance import Instance, load_instance
 
 _WIRE_BPS = 1e15
 """Rate of an instance's links: its times contain the transfer."""
-
-
-@dataclass(frozen=True)
-class PolicyChoice:
-    """A pair's name, or halves of a pair; all ``None``: what the scenario says."""
-
-    pair: str | None = None
-    placement: str | None = None
-    routing: str | None = None
-
-    def overrides(self) -> list[str]:
-        """The same as ``--set`` options of a scenario."""
-        named = {"name": self.pair, "placement": self.placement, "routing": self.routing}
-        return [f'policy.{key}="{value}"' for key, value in named.items() if value is not None]
 
 
 @dataclass(frozen=True)

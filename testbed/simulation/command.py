@@ -17,8 +17,9 @@ from testbed.errors import UserError
 from testbed.results.intervals import mean_of
 from testbed.results.slo import goodput_rps
 from testbed.rundir import check_new_folder
+from testbed.scenario.policy import PolicyChoice
 from testbed.simulation.answer import MEANS, answer
-from testbed.simulation.cases import Case, PolicyChoice, instance_case, is_instance, scenario_case
+from testbed.simulation.cases import Case, instance_case, is_instance, scenario_case
 from testbed.simulation.engine import MODES, Simulation, simulate
 from testbed.simulation.summary import request_rows, summarize_simulation
 from testbed.simulation.tables import write_simulation

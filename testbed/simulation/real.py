@@ -15,12 +15,13 @@ from typing import NamedTuple
 from nodes.links import GIVE_UP_S
 from policies.interfaces import Router
 from policies.problem import Hop, Placement, PolicyError, Problem, RequestSpec, Route
+from policies.replay import ServiceTimes
 from policies.workload import Backoff, RequestPlan
 from testbed.simulation.events import EventQueue
 from testbed.simulation.moving import Load, Move, Mover, Online
 from testbed.simulation.network import ChangingNetwork, ControlTimes, SteadyTimes
 from testbed.simulation.servers import Key, OnCache, Servers
-from testbed.simulation.serving import ClosedForm, Course, ServiceTimes, Serving, SteppedServers
+from testbed.simulation.serving import ClosedForm, Course, Serving, SteppedServers
 from testbed.simulation.view import RouterView
 
 COMPLETED, FAILED = "completed", "failed"

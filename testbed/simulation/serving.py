@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from math import floor
 from typing import NamedTuple, Protocol
 
-from policies.problem import Hop, Problem, RequestSpec, hop_times_s, return_s, service_s
+from policies.problem import Hop, Problem, RequestSpec, hop_times_s, return_s
+from policies.replay import ServiceTimes
 from testbed.simulation.events import EventQueue
 from testbed.simulation.network import ChangingNetwork, LostError, busy_s
 
@@ -64,23 +65,6 @@ class _Timed:
         # It was not done yet, so at least one token is missing, whatever rounding says.
         finished = 1 + floor((now_s - self.first_at_s) / self.token_s) if self.token_s else self.n_tokens
         return min(finished, self.n_tokens - 1)
-
-
-class ServiceTimes:
-    """``policies.problem.service_s``, remembered."""
-
-    def __init__(self, problem: Problem) -> None:
-        self._problem = problem
-        self._known_s: dict[tuple[RequestSpec, tuple[Hop, ...]], tuple[float, float]] = {}
-
-    def of(self, request: RequestSpec, hops: tuple[Hop, ...]) -> tuple[float, float]:
-        """(first token, whole request) in seconds."""
-        known = self._known_s.get((request, hops))
-        if known is None:
-            if len(self._known_s) >= _MAX_KNOWN:
-                self._known_s.clear()
-            known = self._known_s[request, hops] = service_s(self._problem, request, hops)
-        return known
 
 
 class ClosedForm:
