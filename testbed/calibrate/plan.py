@@ -1,0 +1,132 @@
+"""What a calibration measures: the paper's validation figures 2 and 3 and its appendix.
+
+One case is a number of equal sessions: each prefills ``n_input_tokens`` and decodes ``n_steps`` tokens, on
+``n_blocks`` blocks. So every case gives prefill samples and decode samples. Cases vary one thing at a time
+and, for blocks and input length, both: only then can what a step costs once be told from what it costs per
+block, and what a block costs from what a cached token adds.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from testbed.errors import UserError
+
+N_STEPS = 8
+"""Decode steps of a case that is about blocks or input length; the context grows by as many tokens."""
+N_CONCURRENT_STEPS = 16
+MAX_LENGTHS = (16, 64, 128, 256, 512)
+MAX_BLOCKS_TAKEN = 5
+SESSIONS = (1, 2, 4, 8)
+OUTPUT_TOKENS = 128
+ROUNDS = 5
+
+
+@dataclass(frozen=True, order=True)
+class Case:
+    """``n_sessions`` sessions on ``n_blocks`` blocks: a prompt each, then ``n_steps`` tokens, all at once."""
+
+    n_blocks: int
+    n_input_tokens: int
+    n_steps: int = N_STEPS
+    n_sessions: int = 1
+
+    @property
+    def max_tokens(self) -> int:
+        return self.n_input_tokens + self.n_steps
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``rounds`` times all ``cases`` after ``n_warm_up`` rounds that do not count.
+
+    ``memory_blocks`` are the numbers of blocks that are loaded to see what they take, ``memory_sessions``
+    the numbers of sessions of ``memory_tokens`` tokens that are opened on the most of them.
+    """
+
+    cases: tuple[Case, ...]
+    rounds: int
+    n_warm_up: int
+    memory_blocks: tuple[int, ...]
+    memory_sessions: tuple[int, ...]
+    memory_tokens: int
+
+    @property
+    def max_blocks(self) -> int:
+        return max(case.n_blocks for case in self.cases)
+
+    def ordered(self, seed: int) -> Iterator[tuple[int, Case]]:
+        """(round, case): every round has all cases in an order of its own, so that a machine which gets
+        slower with time makes every case slower and none of the effects. Warm-up rounds count from -n."""
+        for number in range(-self.n_warm_up, self.rounds):
+            cases = list(self.cases)
+            random.Random(f"{seed}:{number}").shuffle(cases)
+            for case in cases:
+                yield number, case
+
+
+def block_counts(n_blocks: int, at_most: int = MAX_BLOCKS_TAKEN) -> tuple[int, ...]:
+    """1, all, and powers of two between; the largest of these when there are too many."""
+    counts = {1, n_blocks}
+    power = 2
+    while power < n_blocks:
+        counts.add(power)
+        power *= 2
+    ordered = sorted(counts)
+    return tuple(ordered if len(ordered) <= at_most else [1, *ordered[1 - at_most :]])
+
+
+def lengths_within(lengths: Iterable[int], n_steps: int, max_tokens: int | None) -> tuple[int, ...]:
+    """Those of ``lengths`` that leave room for ``n_steps`` tokens in a session of ``max_tokens``."""
+    return tuple(sorted({n for n in lengths if max_tokens is None or n + n_steps <= max_tokens}))
+
+
+def make_plan(
+    n_blocks: int,
+    max_tokens: int | None = None,
+    *,
+    lengths: Sequence[int] | None = None,
+    sessions: Sequence[int] = SESSIONS,
+    n_output_tokens: int = OUTPUT_TOKENS,
+    rounds: int = ROUNDS,
+) -> Plan:
+    """The plan for a backend of ``n_blocks`` blocks whose sessions hold up to ``max_tokens`` tokens.
+
+    Raises ``UserError`` for numbers that leave nothing to measure.
+    """
+    if rounds < 1:
+        raise UserError(f"rounds must be at least 1, not {rounds}")
+    wrong = [n for n in (*(lengths or ()), *sessions, n_output_tokens) if n < 1]
+    if wrong:
+        raise UserError(f"lengths and numbers of sessions must be at least 1, not {wrong[0]}")
+    fitting = lengths_within(lengths or MAX_LENGTHS, N_STEPS, max_tokens)
+    if lengths and len(fitting) < len(set(lengths)):
+        raise UserError(
+            f"an input of {max(lengths)} tokens and {N_STEPS} to decode are more than the {max_tokens} tokens "
+            "that the model takes; give shorter --lengths"
+        )
+    if not fitting:
+        room = max(1, (max_tokens or 0) - N_STEPS)
+        if max_tokens is None or room + N_STEPS > max_tokens:
+            raise UserError(
+                f"the model takes {max_tokens} tokens; a calibration needs at least {N_STEPS + 1}"
+            )
+        fitting = (room,)
+    counts = block_counts(n_blocks)
+    middle = fitting[len(fitting) // 2]
+    cases = {Case(k, length) for k in counts for length in fitting}
+    room = n_output_tokens if max_tokens is None else min(n_output_tokens, max_tokens - fitting[0])
+    if room > N_STEPS:
+        cases.add(Case(n_blocks, fitting[0], room))
+    concurrent = N_CONCURRENT_STEPS if max_tokens is None else min(N_CONCURRENT_STEPS, max_tokens - middle)
+    cases |= {Case(n_blocks, middle, concurrent, n) for n in {1, *sessions}}
+    return Plan(
+        tuple(sorted(cases)),
+        rounds,
+        1,
+        counts,
+        tuple(sorted({0, *sessions})),
+        fitting[-1] + N_STEPS,
+    )
