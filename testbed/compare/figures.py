@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ def draw_comparison(out: Path, answer: dict[str, Any], a: Run, b: Run, alignment
     with plt.rc_context(_STYLE):
         figures = {"tokens": _tokens(plt, answer, a, b, alignment)}
         if answer["hops"]:
-            figures["hops"] = _hops(plt, answer["hops"])
+            figures["hops"] = _hops(plt, answer)
         for name, figure in figures.items():
             for ending, metadata in (("png", {}), ("pdf", {"CreationDate": None})):
                 figure.savefig(out / f"{name}.{ending}", dpi=130, bbox_inches="tight", metadata=metadata)
@@ -37,16 +36,13 @@ def draw_comparison(out: Path, answer: dict[str, Any], a: Run, b: Run, alignment
 
 def _tokens(plt: Any, answer: dict[str, Any], a: Run, b: Run, alignment: Alignment) -> Any:
     """Requests' per-token times, and where hops are known the times of single decode tokens."""
-    panels = [
-        (
-            "time per token of a request, all tokens [s]",
-            *(np.array([row[f"per_token_{side}_s"] for row in answer["requests"]]) for side in "ab"),
-        )
+    panels: list[tuple[str, Array, Array]] = [
+        ("time per token of a request, all tokens [s]", _per_token(answer, "a"), _per_token(answer, "b"))
     ]
     if a.hops is not None and b.hops is not None:
-        decode = [_decode_times(run, alignment) for run in (a, b)]
-        if all(map(len, decode)):
-            panels.append(("time of a single token after the first [s]", *decode))
+        of_a, of_b = _decode_times(a, alignment), _decode_times(b, alignment)
+        if len(of_a) and len(of_b):
+            panels.append(("time of a single token after the first [s]", of_a, of_b))
     figure, row = plt.subplots(
         1, len(panels), figsize=(4.6 * len(panels), 3.4), squeeze=False, layout="constrained"
     )
@@ -63,14 +59,19 @@ def _tokens(plt: Any, answer: dict[str, Any], a: Run, b: Run, alignment: Alignme
     return figure
 
 
+def _per_token(answer: dict[str, Any], side: str) -> Array:
+    return np.array([row[f"per_token_{side}_s"] for row in answer["requests"]], dtype=np.float64)
+
+
 def _decode_times(run: Run, alignment: Alignment) -> Array:
     assert run.hops is not None, "asked only where both runs have hops"
     keys, times_s = token_times(run.hops.of(alignment.compared))
     return times_s[is_decode(keys)]
 
 
-def _hops(plt: Any, hops: Sequence[dict[str, Any]]) -> Any:
+def _hops(plt: Any, answer: dict[str, Any]) -> Any:
     """A panel per kind: the mean compute of a hop on every server, A above B, and their difference in percent."""
+    hops = answer["hops"]
     servers = list(dict.fromkeys(row["server"] for row in hops if row["server"] != ALL))[:_MOST_SERVERS]
     known = {(row["server"], row["kind"]): row for row in hops}
     kinds = [kind for kind in KINDS if any((server, kind) in known for server in servers)]
@@ -104,7 +105,11 @@ def _hops(plt: Any, hops: Sequence[dict[str, Any]]) -> Any:
     row[0][0].set_ylim(len(servers) - 0.5, -0.5)
     handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in (_A, _B)]
     figure.legend(
-        handles, ["A", "B (percent: B - A of A)"], frameon=False, loc="outside upper center", ncols=2
+        handles,
+        [_label(answer[side], side) for side in "ab"],
+        frameon=False,
+        loc="outside upper center",
+        ncols=2,
     )
     return figure
 

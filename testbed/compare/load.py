@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,17 +19,17 @@ from testbed.rundir import owner_alive
 
 METRICS = ("per_token_s", "ttft_s", "tpot_s", "e2e_s", "queue_s")
 PARTS = ("hop_compute_s", "hop_network_s", "hop_client_s")
-_REQUEST_COLUMNS = (
-    "request",
-    "client",
-    "status",
-    "reason",
-    "arrival_at_s",
-    "n_input_tokens",
-    "n_output_tokens",
-)
-_REQUEST_COLUMNS += ("chain", *METRICS)
-_HOP_COLUMNS = ("request", "token", "hop", "server", "first_block", "last_block", *PARTS)
+_REQUEST_COLUMNS = {
+    **dict.fromkeys(("request", "n_input_tokens", "n_output_tokens"), "int64"),
+    **dict.fromkeys(("client", "status", "reason", "chain"), "string"),
+    **dict.fromkeys(("arrival_at_s", *METRICS), "float64"),
+}
+_HOP_COLUMNS = {
+    **dict.fromkeys(("request", "token", "hop", "first_block", "last_block"), "int64"),
+    **dict.fromkeys(PARTS, "float64"),
+    "server": None,
+}
+"""Types by column; a server's name is a word of a dictionary, or text."""
 
 Whole = NDArray[np.int64]
 Array = NDArray[np.float64]
@@ -119,7 +120,7 @@ def _without_tables(path: Path, name: str) -> str:
 
 def _unreadable(path: Path, name: str, error: Exception) -> UserError:
     remedy = f"`testbed report {path}` writes it anew" if (path / "events").is_dir() else "simulate it again"
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error.args[0])
     return UserError(f"cannot read {path / name} ({reason}); {remedy}")
 
 
@@ -144,23 +145,26 @@ def _settings(path: Path) -> tuple[str, dict[str, Any]]:
         ) from error
 
 
-def _table(path: Path, name: str, columns: tuple[str, ...]) -> pa.Table:
+def _table(path: Path, name: str, columns: Mapping[str, str | None]) -> pa.Table:
     try:
         table = pq.read_table(path / name)
+        lacking = [column for column in columns if column not in table.column_names]
+        if lacking:
+            raise pa.ArrowKeyError(f"it has no column {lacking[0]}")
+        table = table.select(list(columns))
+        types = [
+            table.schema.field(column) if kind is None else (column, kind) for column, kind in columns.items()
+        ]
+        return table.cast(pa.schema(types))
     except (OSError, pa.ArrowException) as error:
         raise _unreadable(path, name, error) from error
-    lacking = [column for column in columns if column not in table.column_names]
-    if lacking:
-        raise _unreadable(path, name, ValueError(f"it has no column {lacking[0]}"))
-    return table.select(list(columns))
 
 
 def _hops(table: pa.Table) -> Hops:
-    server = table.column("server").combine_chunks()
-    if isinstance(server, pa.ChunkedArray):
-        server = pa.concat_arrays(server.chunks) if server.num_chunks else pa.array([], server.type)
+    server = table.column("server")
     if not pa.types.is_dictionary(server.type):
         server = server.dictionary_encode()
+    server = server.unify_dictionaries().combine_chunks()
 
     def whole(name: str) -> Whole:
         return np.asarray(table.column(name).to_numpy(), dtype=np.int64)
@@ -177,7 +181,9 @@ def _hops(table: pa.Table) -> Hops:
 
 
 def _about(path: Path, summary: dict[str, Any], plan: dict[str, Any]) -> dict[str, Any]:
-    keys = ("scenario", "engine", "mode", "compute", "time_scale", "seed", "policy")
-    keys += ("overhead_per_hop_s", "n_requests", "n_completed")
+    keys = (
+        *("scenario", "engine", "mode", "compute", "time_scale", "seed", "policy"),
+        *("overhead_per_hop_s", "n_requests", "n_completed"),
+    )
     known = {key: summary.get(key) for key in keys}
     return {"path": str(path), **known, "network": summary.get("network", plan.get("network"))}

@@ -72,7 +72,8 @@ def token_times(hops: Hops) -> tuple[Whole, Array]:
     """(key, seconds) of every token, keys ascending: the sum of all parts of all its hops."""
     keys, inverse = np.unique(_key(hops.request, hops.token), return_inverse=True)
     whole_s = np.sum([hops.parts[name] for name in PARTS], axis=0)
-    return keys, np.bincount(inverse, weights=whole_s, minlength=len(keys))
+    times_s: Array = np.bincount(inverse, weights=whole_s, minlength=len(keys)).astype(np.float64)
+    return keys, times_s
 
 
 def is_decode(keys: Whole) -> NDArray[np.bool_]:
@@ -145,8 +146,10 @@ def _renumbered(hops: Hops, names: list[str]) -> Whole:
 def _pairs(a: Hops, servers_a: Whole, b: Hops, servers_b: Whole) -> tuple[Rows, Rows]:
     """Rows of both runs that are the same hop: of the same token, number, server and count of blocks."""
     tokens = np.unique(np.concatenate([_key(h.request, h.token) for h in (a, b)]))
-    keys = [_key(np.searchsorted(tokens, _key(h.request, h.token)).astype(np.int64), h.hop) for h in (a, b)]
-    _, of_a, of_b = np.intersect1d(*keys, return_indices=True)
+    key_a, key_b = (
+        _key(np.searchsorted(tokens, _key(h.request, h.token)).astype(np.int64), h.hop) for h in (a, b)
+    )
+    _, of_a, of_b = np.intersect1d(key_a, key_b, return_indices=True)
     same = (servers_a[of_a] == servers_b[of_b]) & (a.n_blocks[of_a] == b.n_blocks[of_b])
     return of_a[same], of_b[same]
 

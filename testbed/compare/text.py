@@ -18,7 +18,7 @@ from testbed.compare.tables import ALL, KINDS
 _METRICS = {
     "per_token_s": "per token, all tokens",
     "ttft_s": "first token (TTFT)",
-    "tpot_s": "each remaining token (TPOT)",
+    "tpot_s": "remaining tokens (TPOT)",
     "e2e_s": "whole request",
     "queue_s": "queue (admission)",
 }
@@ -27,8 +27,8 @@ _MOST_HOP_ROWS, _MOST_REQUESTS, _MOST_SETTINGS = 40, 5, 20
 _LONGEST_VALUE = 40
 
 
-def comparison_text(answer: dict[str, Any], width: int = 130) -> str:
-    """Headline, tables and notes. Seconds are scenario seconds, differences B - A, percentages of A."""
+def comparison_text(answer: dict[str, Any], width: int = 200) -> str:
+    """Headline, tables and notes, wide enough that no number is cut. Seconds are scenario seconds, differences B - A, percentages of A."""
     buffer = io.StringIO()
     console = Console(file=buffer, width=width, highlight=False, markup=False, emoji=False)
     for name in ("a", "b"):
@@ -194,7 +194,7 @@ def _settings(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def _table(first: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
     table.add_column(first, no_wrap=True)
     return table
 
@@ -213,7 +213,11 @@ def decimals(values: Sequence[float | None]) -> int:
 
 
 def percent(ratio: float | None) -> str:
-    return "-" if ratio is None else f"{100 * ratio:+.2f}"
+    """Three digits or more, with a sign: ``+0.12``, ``-12.3``, ``+123``."""
+    if ratio is None:
+        return "-"
+    size = abs(100 * ratio)
+    return f"{100 * ratio:+.{0 if size >= 100 else 1 if size >= 10 else 2}f}"
 
 
 def _seconds(value: float | None, digits: int) -> str:
