@@ -46,7 +46,10 @@ def test_another_policy_is_shown_as_what_differs(testbed: Testbed) -> None:
     assert (outcome.code, outcome.stderr) == (0, "")
     lines = outcome.stdout.splitlines()
     assert lines[0].startswith(f"A {one}: clustered, simulation; mode real; cg-bp + ws-rr, seed 0; 3 of 3")
-    assert lines[2].startswith("mean per-token time    A 1.2")
+    means = [
+        sum(row["per_token_s"] for row in rows_of(Path(run) / "requests.parquet")) / 3 for run in (one, other)
+    ]
+    assert lines[2].startswith(f"mean per-token time    A {means[0]:.3f} s, B {means[1]:.3f} s, B - A +")
     assert any(line.split() == ["policy.placement", "cg-bp", "petals"] for line in lines)
     assert "3 of 3 compared requests took another chain: their hops are of other servers or blocks" in lines
 
