@@ -86,7 +86,7 @@ def _pair(value: dict[str, Any]) -> str:
         return f"A {_seconds(value['a'], 4)}, B {_seconds(value['b'], 4)}"
     digits = decimals([value["a"], value["b"]])
     return (
-        f"A {value['a']:.{digits}f} s, B {value['b']:.{digits}f} s, B - A {value['difference_s']:+.{digits}f} s"
+        f"A {value['a']:.{digits}f} s, B {value['b']:.{digits}f} s, B - A {_signed(value['difference_s'], digits)} s"
         f" ({percent(value['difference_ratio'])} % of A)"
     )
 
@@ -126,7 +126,7 @@ def _cells(sample: dict[str, Any]) -> Iterator[str]:
         yield _seconds(sample["b"][name], digits)
         if name == "mean":
             apart = sample["difference_s"][name]
-            yield "-" if apart is None else f"{apart:+.{digits}f}"
+            yield "-" if apart is None else _signed(apart, digits)
         yield percent(sample["difference_ratio"][name])
     yield _seconds(sample["paired"]["mean_abs_s"], digits)
 
@@ -175,7 +175,7 @@ def _requests(rows: Sequence[dict[str, Any]]) -> Table:
             f"request {row['request']}",
             _seconds(a, digits),
             _seconds(b, digits),
-            f"{row['per_token_difference_s']:+.{digits}f}",
+            _signed(row["per_token_difference_s"], digits),
             percent(row["per_token_ratio"] - 1 if row["per_token_ratio"] is not None else None),
             _seconds(row["queue_a_s"], 3),
             _seconds(row["queue_b_s"], 3),
@@ -217,7 +217,13 @@ def percent(ratio: float | None) -> str:
     if ratio is None:
         return "-"
     size = abs(100 * ratio)
-    return f"{100 * ratio:+.{0 if size >= 100 else 1 if size >= 10 else 2}f}"
+    return _signed(100 * ratio, 0 if size >= 100 else 1 if size >= 10 else 2)
+
+
+def _signed(value: float, digits: int) -> str:
+    """With a sign, but for what is shown as nothing."""
+    text = f"{value:+.{digits}f}"
+    return text if float(text) else text[1:]
 
 
 def _seconds(value: float | None, digits: int) -> str:

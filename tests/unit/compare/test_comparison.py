@@ -194,5 +194,11 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(
 
 def test_numbers_show_the_digits_that_matter() -> None:
     assert [decimals(values) for values in ([1.8], [0.0123], [1e-9], [0.0, None])] == [3, 5, 6, 3]
-    assert [percent(ratio) for ratio in (0.0012, -0.123, 1.5, None)] == ["+0.12", "-12.3", "+150", "-"]
+    assert [percent(ratio) for ratio in (0.0012, -0.123, 1.5, -1e-9, None)] == [
+        "+0.12",
+        "-12.3",
+        "+150",
+        "0.00",
+        "-",
+    ]
     assert spans([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
