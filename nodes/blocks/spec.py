@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
+
+Weights = Literal["plain", "int8", "nf4"]
+"""How blocks hold their matrices: in the dtype of the activations, or in 8 or about 4 bits per value."""
 
 
 @dataclass(frozen=True)
@@ -21,12 +24,19 @@ class WeightSource:
 
 @dataclass(frozen=True)
 class BlocksSpec:
-    """A server's compute. ``dtype`` is that of activations, caches and unquantised weights."""
+    """A server's compute. ``dtype`` is that of activations, caches and weights that are not quantised.
+
+    ``n_threads`` is for one step on the CPU; ``n_streams`` steps are computed at once (1: one after another).
+    """
 
     source: WeightSource
     device: str = "cpu"
     dtype: str = "float32"
+    weights: Weights = "plain"
     n_threads: int = 1
+    memory_bytes: float = 0.0
+    """Blocks and caches take no more than this, M_j of the model; 0: as much as there is."""
+    n_streams: int = 1
 
 
 @dataclass(frozen=True)
