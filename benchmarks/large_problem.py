@@ -40,9 +40,10 @@ def large_problem(n_servers: int, seed: int) -> Problem:
     np.fill_diagonal(steps, 0)
     time_s = [step * _STEP_S for step in range(int(steps.max()) + 1)]  # equal times share one float
     rows = [tuple(time_s[step] for step in row[1:].tolist()) for row in steps]
+    lengths = (_N_INPUT_TOKENS, _N_OUTPUT_TOKENS)
     return Problem(
         model=model,
-        servers=tuple(server_spec(f"{k}-{j}", k, profiles[k], None) for j, k in enumerate(kinds)),
+        servers=tuple(server_spec(f"{k}-{j}", k, profiles[k], None, lengths) for j, k in enumerate(kinds)),
         clients=("client",),
         raw_rtt_s=(rows[0],),
         token_rtt_s=(tuple(t + added.token_overhead_s for t in rows[0]),),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from typing import Any, Protocol
 
 from nodes.clock import Clock
@@ -54,10 +55,12 @@ class Compute(Protocol):
 class StubProfile:
     """Times of one server's blocks, scenario seconds.
 
-    Decode of one token: ``decode_s`` per block. Prefill of l tokens: ``prefill_base_s +
-    prefill_slope_s * l`` per block. On top of either, once per step, what the calibration adds for
-    the client: ``token_overhead_s[client]``, ``input_overhead_s[client](l) = base + slope * l``.
-    ``serial``: one step at a time, as PETALS' server runs; otherwise sessions do not slow each other.
+    Decode of one token: ``decode_s + context_slope_s * c`` per block, where c tokens are cached before it.
+    Prefill of l tokens: ``prefill_base_s + prefill_slope_s * l`` per block. Either also takes
+    ``step_base_s``, however many blocks it has. On top, while the server is free again, what the
+    calibration adds for the client: ``token_overhead_s[client]``, ``input_overhead_s[client](l) = base +
+    slope * l``. ``serial``: one step at a time, as PETALS' server runs; otherwise sessions do not slow each
+    other, or by ``contention_ratio`` (see ``Turns``).
     """
 
     token_bytes: int
@@ -67,17 +70,52 @@ class StubProfile:
     token_overhead_s: Mapping[str, float] = field(default_factory=dict)
     input_overhead_s: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     serial: bool = False
+    step_base_s: float = 0.0
+    context_slope_s: float = 0.0
+    contention_ratio: float = 0.0
 
     def compute_s(self, position: int, n_tokens: int, n_blocks: int) -> float:
-        if position:
-            return n_blocks * self.decode_s * n_tokens
-        return n_blocks * (self.prefill_base_s + self.prefill_slope_s * n_tokens)
+        """A step alone: ``n_tokens`` at ``position``, which is the number of tokens cached before it."""
+        if not position:
+            return self.step_base_s + n_blocks * (self.prefill_base_s + self.prefill_slope_s * n_tokens)
+        all_cached_tokens = n_tokens * (position + (n_tokens - 1) / 2)
+        blocks_s = n_blocks * self.decode_s * n_tokens
+        return self.step_base_s + blocks_s + n_blocks * self.context_slope_s * all_cached_tokens
 
     def overhead_s(self, client: str, position: int, n_tokens: int) -> float:
         if position:
             return self.token_overhead_s.get(client, 0.0)
         base, slope = self.input_overhead_s.get(client, (0.0, 0.0))
         return max(0.0, base + slope * n_tokens)
+
+
+class Turns:
+    """When a server's steps start and how long they take, asked in the order of their arrival.
+
+    ``is_serial``: one at a time, first come first served. Otherwise all start as they arrive, and one takes
+    ``1 + contention_ratio * n`` times as long where n others are computing at that instant; what comes or
+    goes later changes it no more, so that its end is known at once.
+    """
+
+    def __init__(self, is_serial: bool, contention_ratio: float = 0.0) -> None:
+        self._is_serial = is_serial
+        self._contention_ratio = contention_ratio
+        self._free_at_s = 0.0
+        self._ends_at_s: list[float] = []
+
+    def take(self, arrived_at_s: float, alone_s: float) -> tuple[float, float]:
+        """(start, seconds from there) of a step that would take ``alone_s`` by itself."""
+        if self._is_serial:
+            start_at_s = max(arrived_at_s, self._free_at_s)
+            self._free_at_s = start_at_s + alone_s
+            return start_at_s, alone_s
+        if not self._contention_ratio:
+            return arrived_at_s, alone_s
+        while self._ends_at_s and self._ends_at_s[0] <= arrived_at_s:
+            heappop(self._ends_at_s)
+        busy_s = alone_s * (1 + self._contention_ratio * len(self._ends_at_s))
+        heappush(self._ends_at_s, arrived_at_s + busy_s)
+        return arrived_at_s, busy_s
 
 
 class _StubSession:
@@ -100,7 +138,7 @@ class StubCompute:
         self.profile = profile
         self.token_bytes = profile.token_bytes
         self._clock = clock
-        self._busy_until_s = 0.0
+        self._turns = Turns(profile.serial, profile.contention_ratio)
 
     def new_session(self, client: str, first: int, last: int, max_tokens: int) -> _StubSession:
         return _StubSession(client, first, last)
@@ -121,12 +159,9 @@ class StubCompute:
         self, session: _StubSession, position: int, n_tokens: int, payload: bytes, arrived_at_s: float
     ) -> bytes:
         profile = self.profile
-        start_s = arrived_at_s
-        busy_s = profile.compute_s(position, n_tokens, len(session.caches))
-        if profile.serial:
-            start_s = max(start_s, self._busy_until_s)
-            self._busy_until_s = start_s + busy_s
-        done_at_s = start_s + busy_s + profile.overhead_s(session.client, position, n_tokens)
+        alone_s = profile.compute_s(position, n_tokens, len(session.caches))
+        start_at_s, busy_s = self._turns.take(arrived_at_s, alone_s)
+        done_at_s = start_at_s + busy_s + profile.overhead_s(session.client, position, n_tokens)
         values = [
             apply_blocks(value, session.first, session.caches)
             for value in read_rows(payload, self.token_bytes)

@@ -113,7 +113,7 @@ class Chains:
             return None
         server, n_decoded = problem.servers[hop.server], request.n_output_tokens - 1
         input_s, token_s = hop_times_s(problem, request, previous, hop.server)
-        compute_s = server.prefill_s(request.n_input_tokens) + n_decoded * server.decode_s
+        compute_s = server.prefill_s(request.n_input_tokens) + n_decoded * server.mean_decode_s(request)
         return Link(tail, hop, input_s + n_decoded * token_s + compute_s * hop.n_blocks, need_bytes)
 
 

@@ -78,6 +78,12 @@ class ServerSpec:
     The prefill time per block of l tokens, tau^I_j(l), is ``prefill_base_s + prefill_slope_s * l``.
     ``block_cap`` limits the number of blocks where a policy honours it (the reference simulator caps
     MIG servers at 4). ``petals_*`` are PETALS' own throughput measurements, in tokens per second.
+
+    Beyond the paper's model, all 0 by default: a decode step's time per block grows by ``context_slope_s``
+    per token cached before it, ``decode_s`` being that with ``decode_context_tokens`` cached (the mean over a
+    request of the lengths that placement is designed for). A step also takes ``step_base_s`` however many
+    blocks it has; policies see that in ``Problem.token_rtt_s`` and ``input_rtt_base_s``. While n other
+    sessions compute it takes ``1 + contention_ratio * n`` times as long, which no policy knows of.
     """
 
     name: str
@@ -89,17 +95,37 @@ class ServerSpec:
     petals_forward_rps: float
     petals_network_rps: float
     block_cap: int | None = None
+    step_base_s: float = 0.0
+    context_slope_s: float = 0.0
+    decode_context_tokens: float = 0.0
+    contention_ratio: float = 0.0
 
     def prefill_s(self, n_tokens: int) -> float:
         return self.prefill_base_s + self.prefill_slope_s * n_tokens
+
+    def decode_at_s(self, cached_tokens: float) -> float:
+        """Decode time per block with ``cached_tokens`` in the attention cache before the step."""
+        return self.decode_s + self.context_slope_s * (cached_tokens - self.decode_context_tokens)
+
+    def mean_decode_s(self, request: RequestSpec) -> float:
+        """Decode time per block, averaged over the further tokens of ``request``."""
+        if not self.context_slope_s:
+            return self.decode_s
+        return self.decode_at_s(mean_cached_tokens(request.n_input_tokens, request.n_output_tokens))
+
+
+def mean_cached_tokens(n_input_tokens: int, n_output_tokens: int) -> float:
+    """Tokens cached before a decode step, averaged over a request: l_in to l_in + l_out - 2."""
+    return n_input_tokens + max(0, n_output_tokens - 2) / 2
 
 
 @dataclass(frozen=True)
 class Problem:
     """Servers, clients, the model, and the times between them.
 
-    ``raw_rtt_s[c][j]`` is pure propagation; ``token_rtt_s[c][j]`` is t_cj (one decode step's
-    communication, serialisation included); ``input_rtt_base_s + input_rtt_slope_s * l`` is t^I_cj(l).
+    ``raw_rtt_s[c][j]`` is pure propagation; ``token_rtt_s[c][j]`` is t_cj (what one decode step on j takes
+    however many blocks it has: communication, serialisation, the server's ``step_base_s``);
+    ``input_rtt_base_s + input_rtt_slope_s * l`` is t^I_cj(l).
     ``server_rtt_s[i][j]`` is the raw RTT between servers. ``n_input_tokens`` and
     ``n_output_tokens`` are the lengths that placement is designed for (the maxima).
     ``request_rate`` is lambda in requests per second, all clients together.
@@ -133,7 +159,7 @@ class Problem:
         return self.model.cache_bytes(self.n_input_tokens + self.n_output_tokens)
 
     def input_rtt_s(self, client: int, server: int, n_tokens: int) -> float:
-        """t^I_cj(l): communication time of a prompt of ``n_tokens`` tokens, both directions."""
+        """t^I_cj(l): what a prompt of ``n_tokens`` tokens takes on j however many blocks: as ``token_rtt_s``."""
         return self.input_rtt_base_s[client][server] + self.input_rtt_slope_s[client][server] * n_tokens
 
 
@@ -197,7 +223,7 @@ class Route(NamedTuple):
 def hop_times_s(
     problem: Problem, request: RequestSpec, previous: int | None, server: int
 ) -> tuple[float, float]:
-    """Communication of one hop: (of the prompt, of every further token).
+    """What one hop takes however many blocks it has: (for the prompt, for every further token).
 
     Hub-spoke: t^I_cj(l) and t_cj. Forwarding: the round trip's propagation is replaced by the one-way
     delay from ``previous`` (``None``: the client); what t_cj has beyond propagation stays.
@@ -222,7 +248,8 @@ def service_s(problem: Problem, request: RequestSpec, hops: Sequence[Hop]) -> tu
     """Modelled (first-token, whole-request) time of a chain without queue and setup.
 
     First token: sum over hops of t^I_cj + k_j tau^I_j. All: that plus
-    ``(l_out - 1) * sum(t_cj + k_j tau_j)``; see ``hop_times_s`` for forwarding.
+    ``(l_out - 1) * sum(t_cj + k_j tau_j)``, tau_j at the request's own mean context; see ``hop_times_s``
+    for forwarding. Contention is not counted.
     """
     prefill = decode = 0.0
     previous: int | None = None
@@ -231,7 +258,7 @@ def service_s(problem: Problem, request: RequestSpec, hops: Sequence[Hop]) -> tu
         input_s, token_s = hop_times_s(problem, request, previous, hop.server)
         prefill += input_s
         prefill += hop.n_blocks * server.prefill_s(request.n_input_tokens)
-        decode += token_s + hop.n_blocks * server.decode_s
+        decode += token_s + hop.n_blocks * server.mean_decode_s(request)
         previous = hop.server
     if previous is not None:
         last_s = return_s(problem, request.client, previous)

@@ -1,7 +1,7 @@
 """What the model says that every hop should have taken, given when its messages were sent.
 
 Per hop: transmission and propagation each way, and k tau (decode) or k tau^I(l) (prefill) plus what the
-calibration adds. Of a link that changes, what is in force when a message goes out counts, and a message
+calibration adds, context and contention as the stub has them. Of a link that changes, what is in force when a message goes out counts, and a message
 that meets a cut link goes out when it is up again. Links are FIFO in the order of the measured sends, so
 that queueing behind another session's message is part of the model and not an error of the emulation; so is
 queueing at a server that computes serially. Errors do not accumulate: every stage starts from its measured input.
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from nodes.compute import Turns
 from testbed.experiment import Experiment
 from testbed.results.logs import RunRecords
 from testbed.timeline import Timeline
@@ -142,15 +143,14 @@ def _fill_compute(experiment: Experiment, table: HopTable, clients: NDArray[np.s
     lengths = {r.index: r.n_input_tokens for r in experiment.requests}
     for server in sorted(set(table.server)):
         profile = stub_profile(experiment, int(server))
-        free_at_s = -np.inf
+        turns = Turns(profile.serial, profile.contention_ratio)
         chosen = np.flatnonzero(table.server == server)
         for row in chosen[np.argsort(table.arrived_at_s[chosen], kind="stable")]:
-            position = int(table.token[row])
-            n_tokens = 1 if position else lengths[int(table.request[row])]
-            busy = profile.compute_s(position, n_tokens, int(table.last[row] - table.first[row]))
+            token, n_input_tokens = int(table.token[row]), lengths[int(table.request[row])]
+            position, n_tokens = (n_input_tokens + token - 1, 1) if token else (0, n_input_tokens)
+            alone = profile.compute_s(position, n_tokens, int(table.last[row] - table.first[row]))
             arrived = table.arrived_at_s[row]
-            start = max(arrived, free_at_s) if profile.serial else arrived
-            free_at_s = start + busy
+            start, busy = turns.take(arrived, alone)
             overhead = profile.overhead_s(str(clients[row]), position, n_tokens)
             table.model_compute_s[row] = start - arrived + busy + overhead
 

@@ -100,13 +100,17 @@ def _gaps(
         modelled[request, token] = modelled.get((request, token), 0.0) + value
     problem = experiment.problem
     clients = {name: i for i, name in enumerate(problem.clients)}
+    lengths = {r.index: r.n_input_tokens for r in experiment.requests}
     measured: list[float] = []
     model: list[float] = []
     alone: list[float] = []
     for record in records.requests:
         row = problem.token_rtt_s[clients[record.client]]
-        one_s = sum(row[s] + (b - a) * problem.servers[s].decode_s for s, a, b in record.chain)
+        chain = [(row[s], b - a, problem.servers[s]) for s, a, b in record.chain]
+        n_input_tokens = lengths[record.index]
         for token in record.tokens[1:]:
+            cached_tokens = n_input_tokens + token.token - 1
+            one_s = sum(hop_s + k * server.decode_at_s(cached_tokens) for hop_s, k, server in chain)
             measured.append(token.finished_at_s - token.ready_at_s)
             model.append(modelled[record.index, token.token])
             alone.append(one_s)

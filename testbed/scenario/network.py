@@ -142,13 +142,15 @@ def policy_times(
     model: ModelSpec,
     calibration: Calibration,
     mtu: int,
+    step_base_s: Sequence[float],
 ) -> Times:
     """What policies know of the network.
 
     Without calibration t_cj is the RTT plus the transmission of one token's hidden state each way,
     and t^I_cj(l) grows by the same bytes per token, headers included, so that t^I_cj(1) = t_cj (a
     prompt's last, partly filled segment is the only thing left out: less than a header). A published
-    calibration contains the transfer: t_cj is the RTT plus its overhead exactly.
+    calibration contains the transfer: t_cj is the RTT plus its overhead exactly. ``step_base_s``, by
+    server, is in both.
     """
 
     def rtt(a: str, b: str) -> float:
@@ -177,10 +179,13 @@ def policy_times(
     def matrix(of: Callable[[str, str], float], rows: Sequence[str]) -> Matrix:
         return tuple(tuple(of(row, server) for server in servers) for row in rows)
 
+    def with_base(times_s: Matrix) -> Matrix:
+        return tuple(tuple(t + b for t, b in zip(row, step_base_s, strict=True)) for row in times_s)
+
     return Times(
         raw_rtt_s=matrix(rtt, clients),
-        token_rtt_s=matrix(token, clients),
-        input_rtt_base_s=matrix(base, clients),
+        token_rtt_s=with_base(matrix(token, clients)),
+        input_rtt_base_s=with_base(matrix(base, clients)),
         input_rtt_slope_s=matrix(slope, clients),
         server_rtt_s=matrix(rtt, servers),
     )

@@ -8,7 +8,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from policies.problem import ModelSpec, ServerSpec
+from policies.problem import ModelSpec, ServerSpec, mean_cached_tokens
 from testbed.experiment import Calibration
 from testbed.scenario.fields import Table
 from testbed.scenario.problems import Key, KeyedError, unknown
@@ -67,6 +67,10 @@ def resolve_model(table: ModelTable) -> tuple[ModelTable, ModelSpec]:
     return values.model_copy(update=update), spec
 
 
+_OPTIONAL = ("base", "block_cap", "step_base", "context_slope", "contention")
+"""What a complete hardware profile may do without."""
+
+
 class HardwareShelf:
     """Hardware profiles of one scenario: its own first, then the shipped ones as the calibration has them."""
 
@@ -84,7 +88,7 @@ class HardwareShelf:
             raise KeyedError(key, unknown("hardware", name, dict.fromkeys([*self._own, *self._shipped])))
         table = self._get(name, key, ())
         remedy = 'give it, or take the rest from another profile with base = "..."'
-        names = tuple(n for n in HardwareTable.model_fields if n not in ("base", "block_cap"))
+        names = tuple(n for n in HardwareTable.model_fields if n not in _OPTIONAL)
         _require(table, names, ("hardware", name), remedy)
         return table
 
@@ -108,8 +112,13 @@ class HardwareShelf:
         return HardwareTable.model_validate(merged)
 
 
-def server_spec(name: str, hardware: str, table: HardwareTable, memory_bytes: float | None) -> ServerSpec:
-    """A server of a complete hardware profile, with its own memory if given."""
+def server_spec(
+    name: str, hardware: str, table: HardwareTable, memory_bytes: float | None, lengths: tuple[int, int]
+) -> ServerSpec:
+    """A server of a complete hardware profile, with its own memory if given.
+
+    tau_j is that at the mean context of a request of ``lengths``, the design's (input, output) tokens.
+    """
     assert table.memory and table.petals_forward_rps and table.petals_network_rps
     assert table.decode is not None
     assert table.prefill_base is not None and table.prefill_per_token is not None
@@ -117,12 +126,16 @@ def server_spec(name: str, hardware: str, table: HardwareTable, memory_bytes: fl
         name=name,
         hardware=hardware,
         memory_bytes=memory_bytes or table.memory,
-        decode_s=table.decode,
+        decode_s=table.decode + (table.context_slope or 0.0) * mean_cached_tokens(*lengths),
         prefill_base_s=table.prefill_base,
         prefill_slope_s=table.prefill_per_token,
         petals_forward_rps=table.petals_forward_rps,
         petals_network_rps=table.petals_network_rps,
         block_cap=table.block_cap if isinstance(table.block_cap, int) else None,
+        step_base_s=table.step_base or 0.0,
+        context_slope_s=table.context_slope or 0.0,
+        decode_context_tokens=mean_cached_tokens(*lengths) if table.context_slope else 0.0,
+        contention_ratio=table.contention or 0.0,
     )
 
 

@@ -12,6 +12,7 @@ from policies.problem import Problem
 from policies.workload import Backoff
 from testbed.experiment import Experiment
 from testbed.scenario.events import network_changes
+from testbed.scenario.hardware_files import with_hardware_files
 from testbed.scenario.limits import check_counts
 from testbed.scenario.matrices import matrix_of_file
 from testbed.scenario.network import Node, node_links, node_paths, policy_times, site_links
@@ -54,23 +55,30 @@ def resolve(scenario: Scenario, stem: str, folder_of: Callable[[str, str], Path]
         network = matrix_of_file(network, folder_of("network", "file"))
     sites = {node.name: node.site for node in (*clients, *servers)}
 
-    shelf = HardwareShelf(scenario.hardware, scenario.calibration.set)
+    files = [
+        (file, folder_of("hardware_files", str(index)))
+        for index, file in enumerate(scenario.hardware_files or ())
+    ]
+    own = with_hardware_files(scenario.hardware, files)
+    shelf = HardwareShelf(own, scenario.calibration.set)
     hardware = {
         group.hardware: shelf.get(group.hardware, ("servers", index, "hardware"))
         for index, group in enumerate(scenario.servers)
     }
+    workload, requests, n_input_tokens, n_output_tokens = make_requests(
+        scenario.workload, scenario.seed, len(clients), folder_of("workload", "file")
+    )
+    lengths = (n_input_tokens, n_output_tokens)
     specs = tuple(
-        server_spec(node.name, group.hardware, hardware[group.hardware], group.memory)
+        server_spec(node.name, group.hardware, hardware[group.hardware], group.memory, lengths)
         for group, nodes in zip(scenario.servers, server_nodes, strict=True)
         for node in nodes
     )
 
     links = node_links(site_links(network), clients, servers)
     client_names = tuple(node.name for node in clients)
-    times = policy_times(links, client_names, [s.name for s in specs], model, calibration, network.mtu)
-    workload, requests, n_input_tokens, n_output_tokens = make_requests(
-        scenario.workload, scenario.seed, len(clients), folder_of("workload", "file")
-    )
+    server_names, bases_s = [s.name for s in specs], [s.step_base_s for s in specs]
+    times = policy_times(links, client_names, server_names, model, calibration, network.mtu, bases_s)
     name = scenario.name or stem
     resolved = scenario.model_copy(
         update={
@@ -78,6 +86,7 @@ def resolve(scenario: Scenario, stem: str, folder_of: Callable[[str, str], Path]
             "resolved": True,
             "model": model_table,
             "hardware": hardware,
+            "hardware_files": None,
             "servers": _at_sites(scenario.servers, server_nodes, sites),
             "clients": _at_sites(scenario.clients, client_nodes, sites),
             "network": network,

@@ -50,7 +50,12 @@ class ModelTable(Table):
 
 
 class HardwareTable(Table):
-    """``[hardware.NAME]``: a hardware profile; what is left out comes from ``base``."""
+    """``[hardware.NAME]``: a hardware profile; what is left out comes from ``base``.
+
+    ``decode`` is a block's time for a token. With ``context_slope``, which every token in the cache adds to
+    it, it is that with nothing cached. ``step_base`` comes once per step, and while n other sessions
+    compute a step takes 1 + n x ``contention`` times as long; these three are 0 when left out.
+    """
 
     base: str | None = None
     memory: Bytes | None = None
@@ -60,6 +65,9 @@ class HardwareTable(Table):
     petals_forward_rps: Positive | None = None
     petals_network_rps: Positive | None = None
     block_cap: Annotated[int | Literal["none"], _int_or("none", most=MAX_BLOCKS)] | None = None
+    step_base: Seconds | None = None
+    context_slope: Seconds | None = None
+    contention: Weight | None = None
 
 
 class ServersTable(Table):
@@ -233,6 +241,7 @@ class Scenario(Table):
     time_scale: Positive = 1.0
     model: ModelTable
     hardware: dict[Name, HardwareTable] = Field(default_factory=dict)
+    hardware_files: list[str] | None = None
     servers: Annotated[list[ServersTable], Field(min_length=1)]
     clients: Annotated[list[ClientsTable], BeforeValidator(_as_list), Field(min_length=1)]
     network: Annotated[ClustersTable | MatrixTable | TopologyNetworkTable, Field(discriminator="kind")]

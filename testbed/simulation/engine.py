@@ -67,6 +67,7 @@ def simulate(case: Case, mode: str) -> Simulation:
             (experiment.state_age_s > 0, "policy.state_age"),
             (experiment.serial_compute, "compute.serial"),
             (bool(experiment.changes), "network.event"),
+            (any(s.contention_ratio for s in experiment.problem.servers), "contention of hardware"),
         ):
             if is_asked:
                 raise UserError(

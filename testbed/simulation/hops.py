@@ -6,17 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from policies.problem import RequestSpec, hop_times_s, return_s
+from policies.problem import RequestSpec, return_s
 from testbed.experiment import Experiment
 from testbed.results.model import HopTable
 from testbed.simulation.engine import SimulatedRequest, Simulation
-from testbed.simulation.network import ChangingNetwork
+from testbed.simulation.network import ChangingNetwork, busy_s, way_times_s
 
 
 def hop_table(simulation: Simulation) -> HopTable:
     """A row per completed request's token and hop, from the closed form; the model's columns are the same.
 
-    Compute holds k tau or k tau^I and what the calibration adds; network the rest of the hop's time.
+    Compute holds k tau or k tau^I, what a step costs once and what the calibration adds; network the rest of
+    the hop's time.
     """
     experiment = simulation.case.experiment
     network = ChangingNetwork(experiment, loses_nothing=True) if experiment.changes else None
@@ -60,13 +61,14 @@ def _hop_rows(experiment: Experiment, network: ChangingNetwork | None, r: Simula
     rows[:, :, 1] = np.arange(n_out)[:, None]
     rows[:, :, 2] = np.arange(n_hops)
     rows[:, :, 3:6] = np.array([tuple(hop) for hop in r.hops])
-    times_s = (network_s + compute_s)[(np.arange(n_out) > 0).astype(int)]
+    later = (np.arange(n_out) > 0).astype(int)
+    computes_s = compute_s[later] + np.outer(np.maximum(np.arange(n_out) - 1, 0), _context_s(experiment, r))
+    times_s = network_s[later] + computes_s
     began_at_s = plan.arrival_at_s + r.waiting_s + r.setup_s
     ends_at_s = began_at_s + np.cumsum(times_s.reshape(-1)).reshape(n_out, n_hops)
-    later = (np.arange(n_out) > 0).astype(int)
     rows[:, :, 6] = ends_at_s - times_s
     rows[:, :, 7] = rows[:, :, 6] + network_s[later] / 2
-    rows[:, :, 8] = rows[:, :, 7] + compute_s[later]
+    rows[:, :, 8] = rows[:, :, 7] + computes_s
     rows[:, :, 9] = ends_at_s
     rows[:, :, 10:12] = token_bytes
     rows[0, :, 10:12] = token_bytes * plan.n_input_tokens
@@ -82,25 +84,23 @@ def _hop_rows(experiment: Experiment, network: ChangingNetwork | None, r: Simula
     return rows.reshape(-1, 12)
 
 
+def _context_s(experiment: Experiment, r: SimulatedRequest) -> Any:
+    """How much longer every token after the second computes than the one before; array (hops,)."""
+    servers = experiment.problem.servers
+    return np.array([hop.n_blocks * servers[hop.server].context_slope_s for hop in r.hops])
+
+
 def _parts(experiment: Experiment, r: SimulatedRequest) -> tuple[Any, Any]:
-    """Network and compute seconds, arrays (2, hops): of the prompt, of every further token."""
+    """Network and compute seconds, arrays (2, hops): of the prompt, of the second token."""
     problem, plan, calibration = experiment.problem, r.plan, experiment.calibration
     request = RequestSpec(plan.client, plan.n_input_tokens, plan.n_output_tokens)
     network_s, compute_s = np.zeros((2, len(r.hops))), np.zeros((2, len(r.hops)))
     previous: int | None = None
     for i, hop in enumerate(r.hops):
-        server = problem.servers[hop.server]
-        input_s, token_s = hop_times_s(problem, request, previous, hop.server)
+        input_s, token_s = way_times_s(problem, request, previous, hop.server)
         added_s = (calibration.input_overhead_s(plan.n_input_tokens), calibration.token_overhead_s)
-        for row, (all_s, block_s, more_s) in enumerate(
-            zip(
-                (input_s, token_s),
-                (server.prefill_s(plan.n_input_tokens), server.decode_s),
-                added_s,
-                strict=True,
-            )
-        ):
-            compute_s[row, i] = hop.n_blocks * block_s + more_s
+        for row, (all_s, more_s) in enumerate(zip((input_s, token_s), added_s, strict=True)):
+            compute_s[row, i] = busy_s(problem, request, hop, row) + more_s
             network_s[row, i] = all_s - more_s
         previous = hop.server
     network_s[:, -1] += return_s(problem, plan.client, r.hops[-1].server)

@@ -81,6 +81,7 @@ class ChangingNetwork:
                 experiment.problem.model,
                 experiment.calibration,
                 experiment.mtu,
+                [server.step_base_s for server in experiment.problem.servers],
             )
             self._problems[number] = replace(experiment.problem, **vars(times))
         return self._problems[number]
@@ -107,7 +108,7 @@ class ChangingNetwork:
             self._servers[previous] if forwarding and previous is not None else self._clients[request.client]
         )
         sent_at_s = self._sent_at_s((sender, self._servers[server]), at_s)
-        way_s = hop_times_s(self.problem(sent_at_s), request, previous, server)[0 if is_prompt else 1]
+        way_s = way_times_s(self.problem(sent_at_s), request, previous, server)[0 if is_prompt else 1]
         return sent_at_s + (way_s if forwarding else way_s / 2)
 
     def step_returns_at_s(
@@ -121,7 +122,7 @@ class ChangingNetwork:
         problem = self.problem(sent_at_s)
         if forwarding:
             return sent_at_s + return_s(problem, request.client, server)
-        return sent_at_s + hop_times_s(problem, request, None, server)[0 if is_prompt else 1] / 2
+        return sent_at_s + way_times_s(problem, request, None, server)[0 if is_prompt else 1] / 2
 
     def _sent_at_s(self, pair: tuple[str, str], at_s: float) -> float:
         sent_at_s = self._timeline.up_at_s(pair, at_s)
@@ -140,13 +141,24 @@ class ChangingNetwork:
             for number, hop in enumerate(hops):
                 sent_at_s, is_last = at_s, number + 1 == len(hops)
                 arrived_at_s = self.step_arrives_at_s(request, previous, hop.server, at_s, token == 0)
-                departed_at_s = arrived_at_s + busy_s(self._experiment.problem, request, hop, token == 0)
+                departed_at_s = arrived_at_s + busy_s(self._experiment.problem, request, hop, token)
                 at_s = self.step_returns_at_s(request, hop.server, departed_at_s, token == 0, is_last)
                 yield sent_at_s, arrived_at_s, departed_at_s, at_s
                 previous = hop.server
 
 
-def busy_s(problem: Problem, request: RequestSpec, hop: Hop, is_prompt: bool) -> float:
-    """k tau^I(l) of a prompt, k tau of a further token."""
+def way_times_s(
+    problem: Problem, request: RequestSpec, previous: int | None, server: int
+) -> tuple[float, float]:
+    """Communication alone of one hop: (of the prompt, of every further token)."""
+    input_s, token_s = hop_times_s(problem, request, previous, server)
+    base_s = problem.servers[server].step_base_s
+    return input_s - base_s, token_s - base_s
+
+
+def busy_s(problem: Problem, request: RequestSpec, hop: Hop, token: int) -> float:
+    """A step alone on its server: k tau^I(l) of the prompt (0), k tau of ``token``, and what a step costs once."""
     server = problem.servers[hop.server]
-    return hop.n_blocks * (server.prefill_s(request.n_input_tokens) if is_prompt else server.decode_s)
+    n_input_tokens = request.n_input_tokens
+    block_s = server.decode_at_s(n_input_tokens + token - 1) if token else server.prefill_s(n_input_tokens)
+    return server.step_base_s + hop.n_blocks * block_s

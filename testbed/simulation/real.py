@@ -79,20 +79,26 @@ def simulate_real(
     """Serve ``requests`` as the testbed would. Deterministic: same arguments, same answer.
 
     ``router`` is bound to ``problem`` and ``placement``; ``online`` lets a policy change the placement.
-    With ``serial_compute``, and with links that change (``network``; policies go on to see ``problem``),
-    every step of every token is simulated (see ``SteppedServers``);
+    With ``serial_compute``, with contention, with links that change (``network``; policies go on to see
+    ``problem``), and where a session whose tokens take longer and longer may be cut, every step of every
+    token is simulated (see ``SteppedServers``);
     ``state_age_s`` is the time between reports to the coordinator, 0 for always current;
     ``on_cache`` is told every change of a server's account until the last request has ended. Raises ``PolicyError`` if a policy fails
     or breaks a rule.
     """
     run = _Run(problem, placement, router, session_setup_s, backoff, state_age_s, max_attempts, on_cache)
-    if serial_compute or network is not None:
+    if serial_compute or network is not None or _needs_steps(problem, online is not None):
         run.serving = SteppedServers(problem, run.queue, network, is_serial=serial_compute)
     if network is not None:
         run.control = network
     if online is not None:
         run.go_online(placement, online)
     return run.serve(requests)
+
+
+def _needs_steps(problem: Problem, is_online: bool) -> bool:
+    """Whether the closed form does not have it: sessions that slow each other, or tokens to be cut between."""
+    return any(s.contention_ratio or (is_online and s.context_slope_s) for s in problem.servers)
 
 
 @dataclass(slots=True)

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from math import floor
 from typing import NamedTuple, Protocol
 
-from policies.problem import Hop, Problem, RequestSpec, hop_times_s, return_s
+from nodes.compute import Turns
+from policies.problem import Hop, Problem, RequestSpec, return_s
 from policies.replay import ServiceTimes
 from testbed.simulation.events import EventQueue
-from testbed.simulation.network import ChangingNetwork, LostError, busy_s
+from testbed.simulation.network import ChangingNetwork, LostError, busy_s, way_times_s
 
 _MAX_KNOWN = 65536
 """Service times that are kept: chains times kinds of request."""
@@ -99,11 +100,15 @@ class ClosedForm:
 
 
 class _Stage(NamedTuple):
-    """One hop: (way there, compute, way back) of the prompt and of every further token, in seconds."""
+    """One hop: (way there, compute, way back) of the prompt and of the second token, in seconds.
+
+    Every token after that computes for ``context_s`` longer than the one before.
+    """
 
     server: int
     prefill_s: tuple[float, float, float]
     decode_s: tuple[float, float, float]
+    context_s: float
 
 
 @dataclass(slots=True)
@@ -130,7 +135,8 @@ class SteppedServers:
     """Every step of every token: one event per token and hop.
 
     With ``is_serial`` a server computes one step at a time, first come first served, as ``nodes.compute``
-    with ``serial``: a step is the whole hop, prompts included. With ``network`` messages take what its links
+    with ``serial``: a step is the whole hop, prompts included. Otherwise servers' contention counts as there
+    (``nodes.compute.Turns``). With ``network`` messages take what its links
     give when they are sent. A step reaches the server after half of its communication time (all of it with
     forwarding) and comes back after the other half; only the blocks' compute time occupies the server.
     100,000 requests of 128 tokens and 4 hops are 51 million events: minutes, where the closed form takes
@@ -149,7 +155,7 @@ class SteppedServers:
         self._queue = queue
         self._network = network
         self._is_serial = is_serial
-        self._free_at_s = [0.0] * problem.n_servers
+        self._turns = [self._idle(number) for number in range(problem.n_servers)]
         self._known: dict[tuple[RequestSpec, tuple[Hop, ...]], tuple[_Stage, ...]] = {}
 
     def start(
@@ -171,21 +177,25 @@ class SteppedServers:
         return course
 
     def restart(self, server: int) -> None:
-        self._free_at_s[server] = self._queue.now_s
+        self._turns[server] = self._idle(server)
+
+    def _idle(self, server: int) -> Turns:
+        return Turns(self._is_serial, self._problem.servers[server].contention_ratio)
 
     def _stages(self, request: RequestSpec, hops: tuple[Hop, ...]) -> tuple[_Stage, ...]:
         stages = []
         previous: int | None = None
         back_ratio = 0.0 if self._problem.forwarding else 0.5
         for hop in hops:
-            input_s, token_s = hop_times_s(self._problem, request, previous, hop.server)
-            prefill_s = busy_s(self._problem, request, hop, is_prompt=True)
-            decode_s = busy_s(self._problem, request, hop, is_prompt=False)
+            input_s, token_s = way_times_s(self._problem, request, previous, hop.server)
+            prefill_s = busy_s(self._problem, request, hop, 0)
+            decode_s = busy_s(self._problem, request, hop, 1)
             stages.append(
                 _Stage(
                     hop.server,
                     (input_s * (1 - back_ratio), prefill_s, input_s * back_ratio),
                     (token_s * (1 - back_ratio), decode_s, token_s * back_ratio),
+                    hop.n_blocks * self._problem.servers[hop.server].context_slope_s,
                 )
             )
             previous = hop.server
@@ -212,11 +222,10 @@ class SteppedServers:
         stage = course.stages[number]
         is_last = number + 1 == len(course.stages)
         _, takes_s, back_s = stage.decode_s if course.n_finished else stage.prefill_s
-        start_at_s = self._queue.now_s
-        if self._is_serial:
-            start_at_s = max(start_at_s, self._free_at_s[stage.server])
+        if course.n_finished:
+            takes_s += stage.context_s * (course.n_finished - 1)
+        start_at_s, takes_s = self._turns[stage.server].take(self._queue.now_s, takes_s)
         done_at_s = start_at_s + takes_s
-        self._free_at_s[stage.server] = done_at_s
         if self._network is None:
             back_at_s = done_at_s + back_s + (course.return_s if is_last else 0.0)
         else:

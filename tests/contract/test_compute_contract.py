@@ -21,7 +21,18 @@ def _stub(serial: bool) -> MakeCompute:
     return lambda clock: StubCompute(profile, clock)
 
 
-BACKENDS = {"stub": _stub(serial=False), "serial stub": _stub(serial=True)}
+def _refined_stub() -> MakeCompute:
+    profile = StubProfile(
+        TOKEN_BYTES, 0.01, 0.1, 0.001, step_base_s=0.02, context_slope_s=1e-4, contention_ratio=0.3
+    )
+    return lambda clock: StubCompute(profile, clock)
+
+
+BACKENDS = {
+    "stub": _stub(serial=False),
+    "serial stub": _stub(serial=True),
+    "stub with step base, context slope and contention": _refined_stub(),
+}
 
 
 @pytest.fixture(params=BACKENDS.values(), ids=BACKENDS.keys())

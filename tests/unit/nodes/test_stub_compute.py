@@ -129,3 +129,54 @@ async def test_a_thousand_steps_one_after_another_end_where_one_sum_ends() -> No
     await clock.advance(3000 * 2**-9)
     assert work.done()
     assert clock.now_s() == 3000 * 2**-9
+
+
+REFINED = StubProfile(
+    TOKEN_BYTES,
+    decode_s=0.25,
+    prefill_base_s=2.0,
+    prefill_slope_s=0.125,
+    step_base_s=0.5,
+    context_slope_s=2**-6,
+    contention_ratio=0.25,
+)
+
+
+async def test_a_step_takes_its_base_once_and_more_per_block_for_every_cached_token() -> None:
+    steps = Steps(REFINED)
+    steps.start("prefill", position=0, n_tokens=8, n_blocks=3)
+    await steps.clock.advance(100)
+    steps.start("decode", position=8, n_tokens=1, n_blocks=3)
+    await steps.clock.advance(100)
+    assert steps.done_at_s == {
+        "prefill": 0.5 + 3 * (2.0 + 8 * 0.125),
+        "decode": 100.5 + 3 * (0.25 + 8 * 2**-6),
+    }
+
+
+def test_several_tokens_in_one_step_find_one_more_cached_each() -> None:
+    alone_s = [REFINED.compute_s(position, 1, 3) - REFINED.step_base_s for position in (5, 6, 7)]
+    assert REFINED.compute_s(5, 3, 3) == REFINED.step_base_s + sum(alone_s)
+
+
+async def test_a_step_is_slowed_by_those_that_compute_as_it_arrives_and_by_no_others() -> None:
+    profile = StubProfile(TOKEN_BYTES, 0.25, 0.0, 0.0, contention_ratio=0.5)
+    steps = Steps(profile)
+    steps.start("a", 1, 1, 4)
+    await steps.clock.advance(0.5)
+    steps.start("b", 1, 1, 4)
+    await steps.clock.advance(0.25)
+    steps.start("c", 1, 1, 4)
+    await steps.clock.advance(100)
+    assert steps.done_at_s == {"a": 1.0, "b": 0.5 + 1.5, "c": 0.75 + 2.0}
+    steps.start("alone again", 1, 1, 4)
+    await steps.clock.advance(100)
+    assert steps.done_at_s["alone again"] == 101.75
+
+
+async def test_steps_that_wait_for_each_other_do_not_slow_each_other_too() -> None:
+    steps = Steps(StubProfile(TOKEN_BYTES, 0.25, 0.0, 0.0, serial=True, contention_ratio=0.5))
+    steps.start("a", 1, 1, 4)
+    steps.start("b", 1, 1, 4)
+    await steps.clock.advance(100)
+    assert steps.done_at_s == {"a": 1.0, "b": 2.0}
