@@ -308,6 +308,53 @@ def reproduce(
 
 
 @app.command()
+def calibrate(
+    model: Annotated[Path, typer.Option(help="A model's folder: config.json and safetensors.")],
+    compute: Annotated[str, typer.Option(help="What is calibrated: blocks.")] = "blocks",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16 or float16; default the model's own.")
+    ] = None,
+    threads: Annotated[int, typer.Option(help="CPU threads of a step.")] = 1,
+    name: Annotated[str | None, typer.Option(help="Name of the profile; default MODEL-DEVICE.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="A new folder; default runs/calibrate-NAME-TIME.")
+    ] = None,
+    blocks: Annotated[int | None, typer.Option(help="Load at most so many blocks; default all.")] = None,
+    lengths: Annotated[
+        str | None, typer.Option(help="Input lengths, e.g. 16,64,256; default as far as the model goes.")
+    ] = None,
+    sessions: Annotated[str, typer.Option(help="Numbers of sessions at once.")] = "1,2,4,8",
+    output_tokens: Annotated[int, typer.Option(help="Output tokens of the longest session.")] = 128,
+    rounds: Annotated[int, typer.Option(help="How often everything is measured.")] = 5,
+    random_weights: Annotated[
+        bool, typer.Option("--random-weights", help="For timing: config.json is enough, no weights are read.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure a backend's times and memory, fit the model to them, write a hardware profile for scenarios."""
+    from testbed.calibrate.command import Options, calibrate_command, numbers
+
+    options = Options(
+        model=model,
+        compute=compute,
+        device=device,
+        dtype=dtype,
+        n_threads=threads,
+        name=name,
+        out=out,
+        n_blocks=blocks,
+        lengths=numbers("--lengths", lengths),
+        sessions=numbers("--sessions", sessions) or (),
+        n_output_tokens=output_tokens,
+        rounds=rounds,
+        random_weights=random_weights,
+    )
+    answer, text = calibrate_command(options, lambda text: typer.echo(text, err=True))
+    _print(answer, lambda: text, as_json)
+
+
+@app.command()
 def doctor(as_json: JsonOption = False) -> None:
     """Show what works on this machine, what does not, and how to get it."""
     from testbed.doctor import doctor_rows, doctor_text
