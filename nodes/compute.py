@@ -56,7 +56,7 @@ class StubProfile:
     """Times of one server's blocks, scenario seconds.
 
     Decode of one token: ``decode_s + context_slope_s * c`` per block, where c tokens are cached before it.
-    Prefill of l tokens: ``prefill_base_s + prefill_slope_s * l`` per block. Either also takes
+    Prefill of l tokens: ``prefill_base_s + prefill_slope_s * l + prefill_curve_s * l²`` per block. Either also takes
     ``step_base_s``, however many blocks it has. On top, while the server is free again, what the
     calibration adds for the client: ``token_overhead_s[client]``, ``input_overhead_s[client](l) = base +
     slope * l``. ``serial``: one step at a time, as PETALS' server runs; otherwise sessions do not slow each
@@ -72,12 +72,14 @@ class StubProfile:
     serial: bool = False
     step_base_s: float = 0.0
     context_slope_s: float = 0.0
+    prefill_curve_s: float = 0.0
     contention_ratio: float = 0.0
 
     def compute_s(self, position: int, n_tokens: int, n_blocks: int) -> float:
         """A step alone: ``n_tokens`` at ``position``, which is the number of tokens cached before it."""
         if not position:
-            return self.step_base_s + n_blocks * (self.prefill_base_s + self.prefill_slope_s * n_tokens)
+            straight_s = self.prefill_base_s + self.prefill_slope_s * n_tokens
+            return self.step_base_s + n_blocks * (straight_s + self.prefill_curve_s * n_tokens**2)
         all_cached_tokens = n_tokens * (position + (n_tokens - 1) / 2)
         blocks_s = n_blocks * self.decode_s * n_tokens
         return self.step_base_s + blocks_s + n_blocks * self.context_slope_s * all_cached_tokens

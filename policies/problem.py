@@ -80,7 +80,7 @@ class ServerSpec:
     MIG servers at 4). ``petals_*`` are PETALS' own throughput measurements, in tokens per second.
 
     Beyond the paper's model, all 0 by default: a decode step's time per block grows by ``context_slope_s``
-    per token cached before it, ``decode_s`` being that with ``decode_context_tokens`` cached (the mean over a
+    per token cached before it (a prefill's by ``prefill_curve_s`` with the square of its length), ``decode_s`` being that with ``decode_context_tokens`` cached (the mean over a
     request of the lengths that placement is designed for). A step also takes ``step_base_s`` however many
     blocks it has; policies see that in ``Problem.token_rtt_s`` and ``input_rtt_base_s``. While n other
     sessions compute it takes ``1 + contention_ratio * n`` times as long, which no policy knows of.
@@ -98,10 +98,12 @@ class ServerSpec:
     step_base_s: float = 0.0
     context_slope_s: float = 0.0
     decode_context_tokens: float = 0.0
+    prefill_curve_s: float = 0.0
     contention_ratio: float = 0.0
 
     def prefill_s(self, n_tokens: int) -> float:
-        return self.prefill_base_s + self.prefill_slope_s * n_tokens
+        straight_s = self.prefill_base_s + self.prefill_slope_s * n_tokens
+        return straight_s + self.prefill_curve_s * n_tokens**2
 
     def decode_at_s(self, cached_tokens: float) -> float:
         """Decode time per block with ``cached_tokens`` in the attention cache before the step."""

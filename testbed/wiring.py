@@ -100,6 +100,7 @@ def stub_profile(experiment: Experiment, server: int) -> StubProfile:
         serial=experiment.serial_compute,
         step_base_s=spec.step_base_s,
         context_slope_s=spec.context_slope_s,
+        prefill_curve_s=spec.prefill_curve_s,
         contention_ratio=spec.contention_ratio,
     )
 

@@ -122,7 +122,8 @@ def _longest(samples: Sequence[Sample]) -> list[list[Sample]]:
     alone = [s for s in samples if s.is_used and s.kind == "decode" and s.n_sessions == 1]
     if not alone:
         return []
-    last = max(alone, key=lambda s: (s.step, s.n_blocks))
+    most = max(s.n_blocks for s in alone)
+    last = max((s for s in alone if s.n_blocks == most), key=lambda s: s.step)
     if last.step == 0:
         return []
     shape = (last.n_blocks, last.n_input_tokens)
@@ -130,7 +131,8 @@ def _longest(samples: Sequence[Sample]) -> list[list[Sample]]:
     for s in alone:
         if (s.n_blocks, s.n_input_tokens) == shape:
             rounds.setdefault(s.round, []).append(s)
-    # The same blocks and length may also be a short case of the same round: its steps come twice.
+    # The same blocks and length may also be a short case of the same round: its steps come twice. All blocks
+    # are one range, so that a step has one sample.
     return [_one_run(steps, last.step) for steps in rounds.values()]
 
 

@@ -4,8 +4,8 @@ Paper (its equations for tau and tau^I): a decode step of k blocks takes ``k tau
 ``k (slope l + intercept)``, whatever else happens.
 
 Better, as the stub takes it: a decode step with c cached tokens takes ``step_base + k (decode + context_slope
-c)``, a prefill of l tokens ``step_base + k (prefill_slope l + prefill_base)``; either takes ``1 +
-contention (n - 1)`` times as long while n sessions compute at once.
+c)``, a prefill of l tokens ``step_base + k (prefill_curve l² + prefill_slope l + prefill_base)``; either takes
+``1 + contention (n - 1)`` times as long while n sessions compute at once.
 """
 
 from __future__ import annotations
@@ -29,12 +29,16 @@ class Times:
     prefill_slope_s: float
     step_base_s: float = 0.0
     context_slope_s: float = 0.0
+    prefill_curve_s: float = 0.0
     contention_ratio: float = 0.0
 
     def time_s(self, point: Point) -> float:
         """What the model says of a point's conditions."""
         if point.kind == "prefill":
-            block_s = self.prefill_base_s + self.prefill_slope_s * point.n_input_tokens
+            n_tokens = point.n_input_tokens
+            block_s = (
+                self.prefill_base_s + self.prefill_slope_s * n_tokens + self.prefill_curve_s * n_tokens**2
+            )
         else:
             block_s = self.decode_s + self.context_slope_s * point.cached_tokens
         alone_s = self.step_base_s + point.n_blocks * block_s
@@ -134,14 +138,19 @@ def _better(decode: Sequence[Point], prefill: Sequence[Point]) -> tuple[ModelFit
     )
     times_s = [p.time_s for p in prefill]
     base_s = min(steps.value("step_base_s"), min(times_s))
-    prompts = fit_linear(_prefill_columns(prefill), times_s, fixed=[base_s] * len(prefill))
-    own = fit_linear({**_prefill_columns(prefill), "own_s": [1.0] * len(prefill)}, times_s)
+    columns: dict[str, list[float]] = {
+        **_prefill_columns(prefill),
+        "prefill_curve_s": [p.n_blocks * p.n_input_tokens**2 for p in prefill],
+    }
+    prompts = fit_linear(columns, times_s, fixed=[base_s] * len(prefill))
+    own = fit_linear({**columns, "own_s": [1.0] * len(prefill)}, times_s)
     times = Times(
         steps.value("decode_s"),
         prompts.value("prefill_base_s"),
         prompts.value("prefill_slope_s"),
         steps.value("step_base_s"),
         steps.value("context_slope_s"),
+        prompts.value("prefill_curve_s"),
     )
     return ModelFit(steps, prompts, times), own.estimates["own_s"]
 

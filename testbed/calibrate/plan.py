@@ -1,9 +1,11 @@
 """What a calibration measures: the paper's validation figures 2 and 3 and its appendix.
 
-One case is a number of equal sessions: each prefills ``n_input_tokens`` and decodes ``n_steps`` tokens, on
-``n_blocks`` blocks. So every case gives prefill samples and decode samples. Cases vary one thing at a time
-and, for blocks and input length, both: only then can what a step costs once be told from what it costs per
-block, and what a block costs from what a cached token adds.
+One case is a number of equal sessions: each prefills ``n_input_tokens`` and decodes ``n_steps`` tokens, on a
+chain of ranges of ``n_blocks`` blocks, one after the other. So every case gives prefill samples and decode
+samples, and a range finds the machine's caches as the chain's other ranges left them, which is how the
+testbed serves a model: repeated alone, few blocks would stay in a CPU's cache and look faster. Cases vary
+one thing at a time and, for blocks and input length, both: only then can what a step costs once be told
+from what it costs per block, and what a block costs from what a cached token adds.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ ROUNDS = 5
 
 @dataclass(frozen=True, order=True)
 class Case:
-    """``n_sessions`` sessions on ``n_blocks`` blocks: a prompt each, then ``n_steps`` tokens, all at once."""
+    """``n_sessions`` sessions on ranges of ``n_blocks`` blocks: a prompt each, then ``n_steps`` tokens, all at once."""
 
     n_blocks: int
     n_input_tokens: int
@@ -36,6 +38,11 @@ class Case:
     @property
     def max_tokens(self) -> int:
         return self.n_input_tokens + self.n_steps
+
+    def ranges(self, n_blocks: int) -> list[tuple[int, int]]:
+        """The chain over a model of ``n_blocks``; what is left over at its end is not used."""
+        starts = range(0, n_blocks - self.n_blocks + 1, self.n_blocks)
+        return [(first, first + self.n_blocks) for first in starts]
 
 
 @dataclass(frozen=True)

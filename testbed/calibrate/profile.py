@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from testbed.calibrate.fit import Fit, Times
 from testbed.calibrate.linear import LinearFit
+from testbed.calibrate.points import Point
 from testbed.scenario.units import DURATION, SIZE
 
 PETALS_PROMPT_TOKENS = 1024
@@ -61,6 +62,7 @@ def profile_text(name: str, fit: Fit, subject: Subject) -> str:
     lines += [
         f"step_base = {_seconds(better.step_base_s)}",
         f"context_slope = {_seconds(better.context_slope_s)}",
+        f"prefill_curve = {_seconds(better.prefill_curve_s)}",
     ]
     if contention is not None and not serial:
         lines.append(f"contention = {_digits(contention.ratio.value)!r}")
@@ -74,8 +76,8 @@ def profile_text(name: str, fit: Fit, subject: Subject) -> str:
 
 
 def _common(subject: Subject, times: Times) -> list[str]:
-    forward_s = times.step_base_s + times.prefill_base_s + times.prefill_slope_s * PETALS_PROMPT_TOKENS
-    forward_rps = PETALS_PROMPT_TOKENS / forward_s
+    prompt = Point("prefill", 1, PETALS_PROMPT_TOKENS, 0.0, 1, 1, 0.0, 0.0, 0.0)
+    forward_rps = PETALS_PROMPT_TOKENS / times.time_s(prompt)
     network_rps = PETALS_ASSUMED_BPS / (8 * subject.token_bytes)
     return [
         f'memory = "{SIZE.format(float(round(subject.memory_bytes)))}"',

@@ -21,6 +21,7 @@ ESTIMATES = (
     ("tau^I slope (prefill, per block and token)", "prefill_slope_s"),
     ("step base (per step)", "step_base_s"),
     ("context slope (per block and cached token)", "context_slope_s"),
+    ("prefill curve (per block and squared token)", "prefill_curve_s"),
 )
 """What the parameters of the time models are called, in the order of tables."""
 

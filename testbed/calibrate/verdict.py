@@ -63,6 +63,10 @@ def _span(points: Sequence[Point], of: Callable[[Point], float]) -> tuple[float,
     return min(values), max(values)
 
 
+def _length(point: Point) -> float:
+    return point.n_input_tokens
+
+
 def context_growth_ratio(times: Times, low_tokens: float, high_tokens: float) -> float:
     """How much longer a block takes with ``high_tokens`` cached than with ``low_tokens``."""
     low_s = times.decode_s + times.context_slope_s * low_tokens
@@ -111,17 +115,19 @@ def _prefill_sentence(fit: Fit) -> str:
     )
     if paper.max_ratio <= MATTERS_RATIO:
         return f"Prefill: the paper's model holds; {line} and is within {_percent(paper.max_ratio)}."
-    worst = _worst(better, fit.alone("prefill"))
-    closer = f"the better model's largest is {_percent(better.max_ratio)} (rms {_percent(better.rms_ratio)})"
-    curve = (
-        ""
-        if better.max_ratio <= MATTERS_RATIO
-        else f", with {worst.n_blocks} {_blocks(worst.n_blocks)} and {worst.n_input_tokens} tokens, so that a "
-        "prefill is no straight line in its length here"
+    _, longest = _span(fit.alone("prefill"), _length)
+    curve_s = fit.better.times.prefill_curve_s * longest**2
+    bend_ratio = curve_s / (curve_s + fit.better.times.prefill_slope_s * longest) if curve_s else 0.0
+    bend = (
+        f"; it grows faster than its length: {_percent(bend_ratio)} of what {longest:.0f} tokens add to a block is "
+        f"in the square ({show_s(fit.better.times.prefill_curve_s)} l²)"
+        if bend_ratio > MATTERS_RATIO
+        else ""
     )
+    closer = f"the better model's largest is {_percent(better.max_ratio)} (rms {_percent(better.rms_ratio)})"
     return (
-        f"Prefill: {line}, with errors of up to {_percent(paper.max_ratio)} (rms {_percent(paper.rms_ratio)}); "
-        f"{closer}{curve}."
+        f"Prefill: {line}, with errors of up to {_percent(paper.max_ratio)} (rms {_percent(paper.rms_ratio)})"
+        f"{bend}; {closer}."
     )
 
 

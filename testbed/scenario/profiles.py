@@ -67,7 +67,7 @@ def resolve_model(table: ModelTable) -> tuple[ModelTable, ModelSpec]:
     return values.model_copy(update=update), spec
 
 
-_OPTIONAL = ("base", "block_cap", "step_base", "context_slope", "contention")
+_OPTIONAL = ("base", "block_cap", "step_base", "context_slope", "prefill_curve", "contention")
 """What a complete hardware profile may do without."""
 
 
@@ -135,6 +135,7 @@ def server_spec(
         step_base_s=table.step_base or 0.0,
         context_slope_s=table.context_slope or 0.0,
         decode_context_tokens=mean_cached_tokens(*lengths) if table.context_slope else 0.0,
+        prefill_curve_s=table.prefill_curve or 0.0,
         contention_ratio=table.contention or 0.0,
     )
 

@@ -53,8 +53,9 @@ class HardwareTable(Table):
     """``[hardware.NAME]``: a hardware profile; what is left out comes from ``base``.
 
     ``decode`` is a block's time for a token. With ``context_slope``, which every token in the cache adds to
-    it, it is that with nothing cached. ``step_base`` comes once per step, and while n other sessions
-    compute a step takes 1 + n x ``contention`` times as long; these three are 0 when left out.
+    it, it is that with nothing cached. A prompt of l tokens takes ``prefill_base + prefill_per_token l +
+    prefill_curve l²`` per block. ``step_base`` comes once per step, and while n other sessions compute a step
+    takes 1 + n x ``contention`` times as long. These four are 0 when left out.
     """
 
     base: str | None = None
@@ -67,6 +68,7 @@ class HardwareTable(Table):
     block_cap: Annotated[int | Literal["none"], _int_or("none", most=MAX_BLOCKS)] | None = None
     step_base: Seconds | None = None
     context_slope: Seconds | None = None
+    prefill_curve: Seconds | None = None
     contention: Weight | None = None
 
 

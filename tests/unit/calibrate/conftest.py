@@ -42,8 +42,8 @@ class KnownCompute:
     random: random.Random = field(default_factory=lambda: random.Random(5))
 
     def new_session(self, client: str, first: int, last: int, max_tokens: int) -> KnownSession:
-        assert client and first == 0
-        session = KnownSession(last, max_tokens)
+        assert client
+        session = KnownSession(last - first, max_tokens)
         self.open.append(session)
         self.most_open = max(self.most_open, len(self.open))
         return session
@@ -61,7 +61,7 @@ class KnownCompute:
         if position:
             block_s = t.decode_s + t.context_slope_s * position
         else:
-            block_s = t.prefill_base_s + t.prefill_slope_s * n_tokens
+            block_s = t.prefill_base_s + t.prefill_slope_s * n_tokens + t.prefill_curve_s * n_tokens**2
         takes_s = t.step_base_s + session.n_blocks * block_s
         takes_s *= 1 + t.contention_ratio * (self.n_stepping - 1)
         takes_s *= max(0.1, 1 + self.noise * self.random.gauss(0, 1))

@@ -12,7 +12,7 @@ from testbed.calibrate.verdict import verdict
 from testbed.errors import UserError
 
 PLAIN = Times(decode_s=2e-3, prefill_base_s=5e-3, prefill_slope_s=1e-4)
-FULL = Times(2e-3, 5e-3, 1e-4, step_base_s=1.5e-3, context_slope_s=3e-6, contention_ratio=0.2)
+FULL = Times(2e-3, 5e-3, 1e-4, 1.5e-3, 3e-6, prefill_curve_s=2e-7, contention_ratio=0.2)
 Calibrate = Callable[..., Fit]
 
 
@@ -52,7 +52,14 @@ def test_the_better_model_recovers_step_base_context_slope_and_contention(calibr
 
 def test_with_noise_the_estimates_are_within_four_of_their_standard_errors(calibrate: Calibrate) -> None:
     fit = calibrate(FULL, noise=0.02, rounds=4)
-    for name in ("decode_s", "context_slope_s", "step_base_s", "prefill_base_s", "prefill_slope_s"):
+    for name in (
+        "decode_s",
+        "context_slope_s",
+        "step_base_s",
+        "prefill_base_s",
+        "prefill_slope_s",
+        "prefill_curve_s",
+    ):
         found = fit.better.estimate(name)
         assert found.error is not None and found.error > 0
         assert abs(found.value - getattr(FULL, name)) < 4 * found.error, name
@@ -102,7 +109,7 @@ def test_the_verdict_names_context_step_cost_and_contention_where_they_matter(ca
     assert "does not hold" in decode
     assert "1.72 times as long" in context and "3 us more per cached token" in context
     assert "a step costs 1.5 ms however many blocks" in blocks
-    assert "errors of up to" in prefill and "no straight line" not in prefill
+    assert "errors of up to" in prefill and "50.6 % of what 512 tokens add" in prefill
     assert "with 8 at once a step takes 2.40 times as long" in sessions
 
 

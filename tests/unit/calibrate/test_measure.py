@@ -23,7 +23,7 @@ SMALL = Plan(
 
 async def test_every_step_of_every_session_is_kept_with_its_own_time() -> None:
     _, samples = await run_plan(SMALL, TIMES)
-    per_round = (1 + 2) + (1 + 2) + (2 + 8)
+    per_round = 3 * (1 + 2) + (1 + 2) + (2 + 8)  # a chain of three ranges of one block, then all three in one
     assert len(samples) == 3 * per_round
     for sample in samples:
         if sample.kind == "prefill":
@@ -52,7 +52,7 @@ async def test_steps_that_end_after_the_first_session_is_done_do_not_count_as_co
 async def test_sessions_are_closed_after_their_case_so_that_caches_never_add_up() -> None:
     compute, _ = await run_plan(SMALL, TIMES)
     assert compute.open == []
-    assert compute.most_open == 2
+    assert compute.most_open == 3
 
 
 def test_rounds_have_orders_of_their_own_and_hold_every_case_once() -> None:
@@ -71,11 +71,20 @@ async def test_a_point_is_the_median_of_what_was_measured_under_equal_conditions
     _, samples = await run_plan(SMALL, TIMES)
     points = {(p.kind, p.n_blocks, p.n_input_tokens, p.n_sessions): p for p in points_of(samples)}
     assert len(points) == 5
+    assert points["decode", 1, 4, 1].n_samples == 2 * 3 * 2
     alone, both = points["decode", 3, 8, 1], points["decode", 3, 8, 2]
     assert (alone.n_samples, alone.cached_tokens, alone.time_s) == (4, 8.5, 0.75)
     assert (both.n_samples, both.cached_tokens) == (16, 9.5)
     prefill = points["prefill", 3, 8, 1]
     assert (prefill.n_samples, prefill.time_s, prefill.low_s, prefill.high_s) == (6, 9.0, 9.0, 9.0)
+
+
+async def test_a_case_of_few_blocks_goes_through_all_of_them_range_by_range() -> None:
+    assert Case(2, 1).ranges(5) == [(0, 2), (2, 4)]
+    _, samples = await run_plan(SMALL, TIMES)
+    steps = [s for s in samples if s.n_blocks == 1 and s.round == 0]
+    assert [s.first_block for s in steps] == [0, 1, 2] * 3
+    assert [s.started_at_s for s in steps] == sorted(s.started_at_s for s in steps)
 
 
 def test_a_long_session_gives_a_point_per_sixteen_steps() -> None:

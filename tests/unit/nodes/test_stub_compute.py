@@ -138,18 +138,19 @@ REFINED = StubProfile(
     prefill_slope_s=0.125,
     step_base_s=0.5,
     context_slope_s=2**-6,
+    prefill_curve_s=2**-4,
     contention_ratio=0.25,
 )
 
 
-async def test_a_step_takes_its_base_once_and_more_per_block_for_every_cached_token() -> None:
+async def test_a_step_takes_its_base_once_and_more_per_block_for_cached_tokens_and_squared_lengths() -> None:
     steps = Steps(REFINED)
     steps.start("prefill", position=0, n_tokens=8, n_blocks=3)
     await steps.clock.advance(100)
     steps.start("decode", position=8, n_tokens=1, n_blocks=3)
     await steps.clock.advance(100)
     assert steps.done_at_s == {
-        "prefill": 0.5 + 3 * (2.0 + 8 * 0.125),
+        "prefill": 0.5 + 3 * (2.0 + 8 * 0.125 + 64 * 2**-4),
         "decode": 100.5 + 3 * (0.25 + 8 * 2**-6),
     }
 
