@@ -39,6 +39,9 @@ TimeScaleOption = Annotated[
     float | None, typer.Option(help="Run so many times faster than life; times are reported scaled back.")
 ]
 SeedOption = Annotated[int | None, typer.Option(help="Overrides the scenario's seed.")]
+ModelOption = Annotated[
+    str | None, typer.Option("--model", metavar="DIR", help="A checkpoint's folder, or its name on the hub.")
+]
 OutOption = Annotated[
     Path | None, typer.Option("--out", help="The run directory; default runs/<scenario>-<time>.")
 ]
@@ -49,8 +52,12 @@ def up(
     scenario: ScenarioArg,
     network: NetworkOption = None,
     compute: Annotated[
-        str | None, typer.Option(help="stub (calibrated times); blocks (real ones) is not there yet.")
+        str | None, typer.Option(help="stub (calibrated times) or blocks (real transformer blocks).")
     ] = None,
+    model: ModelOption = None,
+    random_weights: Annotated[
+        bool, typer.Option("--random-weights", help="Blocks of the [model]'s size without a checkpoint.")
+    ] = False,
     placement: Annotated[str | None, typer.Option(help="Placement policy; see `testbed policies`.")] = None,
     routing: Annotated[str | None, typer.Option(help="Routing policy; see `testbed policies`.")] = None,
     policy: Annotated[str | None, typer.Option(help="A pair of both; see `testbed policies`.")] = None,
@@ -71,6 +78,8 @@ def up(
     options = {
         "network.backend": network,
         "compute.backend": compute,
+        "compute.model": _toml_text(model),
+        "compute.random_weights": "true" if random_weights else None,
         "time_scale": time_scale,
         "seed": seed,
     }
@@ -79,6 +88,11 @@ def up(
     changes += PolicyChoice(policy, placement, routing).overrides()
     experiment = load_experiment(scenario, [*(overrides or []), *changes])
     raise typer.Exit(up_command(experiment, out, as_json=as_json, hold=hold, slo=slo, report=report))
+
+
+def _toml_text(value: str | None) -> str | None:
+    """``value`` as ``--set`` takes text that must not be read as a number or a list."""
+    return None if value is None else json.dumps(value)
 
 
 def _refuse_pair_and_half(has_pair: bool, placement: str | None, routing: str | None) -> None:

@@ -23,10 +23,11 @@ from testbed.errors import RunError, TestbedError, UserError
 from testbed.experiment import Experiment, NetworkChange
 from testbed.handle import LauncherHandle
 from testbed.placing import PlacedExperiment, placement_data
+from testbed.real import RealModel
 from testbed.rundir import NETWORK_CHANGE, EventWriter, write_json
 
 _START_LEAD_S = 0.1
-_NODE_START_TIMEOUT_S = 30.0
+_NODE_START_TIMEOUT_S, _LOADING_TIMEOUT_S = 30.0, 3600.0
 _LOG_TAIL_LINES = 5
 _PATIENCE_S, _BROKEN_PATIENCE_S = 5.0, 0.5
 """How long clients may take to close their sessions, at the end of a good and of a broken run."""
@@ -52,10 +53,17 @@ class Emulation:
     """One run: ``start``, ``serve``, ``stop`` in this order. Use ``run_emulation``."""
 
     def __init__(
-        self, experiment: Experiment, placed: PlacedExperiment, run_dir: Path, launcher: LauncherHandle
+        self,
+        experiment: Experiment,
+        placed: PlacedExperiment,
+        run_dir: Path,
+        launcher: LauncherHandle,
+        real: RealModel | None = None,
     ) -> None:
         self.experiment = experiment
         self.placed = placed
+        self.real = real
+        """The model whose real blocks the servers compute; ``None``: the stub."""
         self.run_dir = run_dir
         self.progress = Progress(len(experiment.requests))
         self.interrupted = asyncio.Event()
@@ -134,19 +142,29 @@ class Emulation:
         logs = self.run_dir / "logs"
         for i, server in enumerate(experiment.problem.servers):
             config = wiring.server_config(
-                experiment, self.placed.placement, i, self._control_path, addresses[server.name], any_port
+                experiment,
+                self.placed.placement,
+                i,
+                self._control_path,
+                addresses[server.name],
+                any_port,
+                self.real,
             )
             await self._spawn("server", server.name, config, logs)
         for client in experiment.problem.clients:
             log = self.run_dir / "events" / f"{client}.log"
             client_config = wiring.client_config(
-                experiment, client, self._control_path, addresses[client], log
+                experiment, client, self._control_path, addresses[client], log, self.real
             )
             await self._spawn("client", client, client_config, logs)
-        async with asyncio.timeout(_NODE_START_TIMEOUT_S):
+        async with asyncio.timeout(self._start_timeout_s()):
             while len(self._peers) < len(experiment.nodes):
                 self._hello.clear()
                 await self._hello.wait()
+
+    def _start_timeout_s(self) -> float:
+        """Weights take their time to load; a node that cannot load them says so, and one that dies is seen."""
+        return _NODE_START_TIMEOUT_S if self.real is None else _LOADING_TIMEOUT_S
 
     async def _spawn(self, kind: str, name: str, config: Any, logs: Path) -> None:
         self.pids[name] = await self._launcher.ask("spawn", kind, config, logs / f"{name}.log")
@@ -173,9 +191,10 @@ class Emulation:
         self.progress.phase = "serving"
         self.events.write("serving", self.now_s())
         self._changing = asyncio.create_task(self._change_links())
+        prompts = self.real.prompts if self.real is not None else {}
         for number, client in enumerate(self.experiment.problem.clients):
             requests = [
-                [r.index, r.arrival_at_s, r.n_input_tokens, r.n_output_tokens, []]
+                [r.index, r.arrival_at_s, r.n_input_tokens, r.n_output_tokens, prompts.get(r.index, ())]
                 for r in self.experiment.requests
                 if r.client == number
             ]
@@ -264,7 +283,7 @@ class Emulation:
             raise KeyboardInterrupt
         except TimeoutError:
             missing = [name for name in self.experiment.nodes if name not in self._peers]
-            raise RunError(f"{', '.join(missing)} did not start in {_NODE_START_TIMEOUT_S:g} s") from None
+            raise RunError(f"{', '.join(missing)} did not start in {self._start_timeout_s():g} s") from None
         finally:
             task.cancel()
             stop.cancel()

@@ -54,6 +54,28 @@ class Calibration:
 
 
 @dataclass(frozen=True)
+class BlocksSettings:
+    """``[compute]`` of a run with real blocks."""
+
+    checkpoint: str | None
+    """The folder, absolute, or its name on the hub; ``None``: weights are made."""
+    config: Mapping[str, Any]
+    """What ``config.json`` says: the checkpoint's, if it can be read, or that of the model to be made."""
+    random_weights: bool
+    """Made weights are made in the servers; otherwise a small checkpoint is written first."""
+    seed: int
+    """Of made weights."""
+    devices: tuple[str, ...]
+    """Given to servers in turn; the client's part is on the first."""
+    dtype: str
+    weights: str
+    n_threads: int
+    n_streams: int
+    verify: bool
+    """Compare the tokens with those of the whole model on one machine after the run."""
+
+
+@dataclass(frozen=True)
 class Experiment:
     """Everything a run needs. ``links`` maps (from, to) node names; nodes are clients and servers."""
 
@@ -98,6 +120,8 @@ class Experiment:
     """Rate of every link that pairs of nodes share, by its name."""
     shared_paths: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
     """The shared links on the way of an ordered pair of nodes, in order; other pairs share nothing."""
+    blocks: BlocksSettings | None = None
+    """What real blocks need to know; ``None`` for the stub."""
 
     @property
     def nodes(self) -> tuple[str, ...]:

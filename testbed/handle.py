@@ -20,19 +20,26 @@ RUN_VARIABLE = "TESTBED_RUN"
 
 
 class LauncherHandle:
-    """Starts ``testbed.launcher`` at once; it imports its modules while the caller goes on."""
+    """Starts ``testbed.launcher`` at once; it imports its modules while the caller goes on.
 
-    def __init__(self, run_dir: Path) -> None:
+    With ``n_threads`` these are also those of real blocks, of which each node computes with so many threads.
+    """
+
+    def __init__(self, run_dir: Path, n_threads: int | None = None) -> None:
+        # Libraries take these when they are loaded, and would otherwise take every CPU in every node.
+        names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if n_threads is not None else ()
+        threads = {"OPENBLAS_NUM_THREADS": "1", **dict.fromkeys(names, str(n_threads))}
+        extras = ["blocks"] if n_threads is not None else []
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         log = open(run_dir / "logs" / "launcher.log", "ab")
         with theirs, log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "testbed.launcher", str(theirs.fileno()), str(os.getpid())],
+                [sys.executable, "-m", "testbed.launcher", str(theirs.fileno()), str(os.getpid()), *extras],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, RUN_VARIABLE: str(run_dir), "OPENBLAS_NUM_THREADS": "1"},
+                env={**os.environ, RUN_VARIABLE: str(run_dir), **threads},
                 start_new_session=True,
             )
         self._connection = Connection(mine.detach())

@@ -37,11 +37,20 @@ _NODE_NICENESS = -10
 NODE_KINDS: dict[str, Callable[[Any], None]] = {}
 
 
-def _preload() -> None:
-    """Import all that nodes need, once, so that forked nodes share it."""
+def _preload(blocks: bool) -> None:
+    """Import all that nodes need, once, so that forked nodes share it; ``blocks``: also the seconds of torch.
+
+    Neither import may start a thread (making namespaces needs a single one) or touch a GPU (which a forked
+    process could then not use).
+    """
     from nodes.node import run_client, run_server
     from nodes.probe import run_echo, run_prober
 
+    if blocks:
+        from nodes.blocks import compute, hub
+
+        assert compute and hub
+        assert len(os.listdir("/proc/self/task")) == 1, "importing torch has started a thread"
     NODE_KINDS.update(server=run_server, client=run_client, echo=run_echo, prober=run_prober)
 
 
@@ -201,14 +210,14 @@ class Launcher:
 
 
 def main() -> None:
-    """Entry point: ``python -m testbed.launcher FD PARENT``."""
+    """Entry point: ``python -m testbed.launcher FD PARENT [blocks]``."""
     descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
     set_death_signal(signal.SIGKILL)
     if os.getppid() != parent:
         return
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     set_process_name("tb:launcher")
-    _preload()
+    _preload("blocks" in sys.argv[3:])
     Launcher(Connection(descriptor)).run()
 
 

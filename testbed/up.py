@@ -7,7 +7,8 @@ import json
 import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from testbed.experiment import Experiment
 from testbed.handle import LauncherHandle
 from testbed.live import LiveView
 from testbed.placing import PlacedExperiment, place_experiment
+from testbed.real import RealModel, real_model, require_blocks
 from testbed.results import finish_run, write_report
 from testbed.results.slo import parse_slo
 from testbed.results.text import summary_text
@@ -32,15 +34,14 @@ def up_command(
 ) -> int:
     """Run ``experiment``; answers the exit code: 0 only when every request completed."""
     objectives = parse_slo(slo) if slo is not None else None
-    if experiment.compute != "stub":
-        raise UserError(
-            "compute.backend 'blocks' (real transformer blocks) is not part of this version yet: take 'stub'"
-        )
-    _refuse_what_is_only_simulated(experiment)
+    check_can_run(experiment)
     placed = place_experiment(experiment)
     run_dir = make_run_dir(out, experiment.name)
     _say(f"run {run_dir}")
-    error, interrupted = uvloop.run(_emulate(experiment, placed, run_dir, hold, _say))
+    launcher = start_launcher(experiment, run_dir)
+    with undone_unless_begun(run_dir, launcher):
+        real = real_model(experiment, run_dir)
+    error, interrupted = uvloop.run(emulate(experiment, placed, run_dir, launcher, real, hold, _say))
     if not any((run_dir / "events").iterdir()):
         if isinstance(error, UserError):
             shutil.rmtree(run_dir)  # nothing began: the corrected command may take the same folder
@@ -63,7 +64,10 @@ def up_command(
     return 0 if summary["n_completed"] == summary["n_requests"] else 1
 
 
-def _refuse_what_is_only_simulated(experiment: Experiment) -> None:
+def check_can_run(experiment: Experiment) -> None:
+    """Raises ``UserError`` for what only the simulator can do, and for real blocks without what they need."""
+    if experiment.blocks is not None:
+        require_blocks('compute.backend "blocks"')
     for is_asked, key, what in (
         (experiment.problem.forwarding, "communication", "'server-to-server': take 'hub-spoke'"),
         (experiment.online is not None, "online", f"'{experiment.online}': leave it out"),
@@ -73,30 +77,53 @@ def _refuse_what_is_only_simulated(experiment: Experiment) -> None:
             raise UserError(f"policy.{key} {what}; only `testbed simulate` can do that")
 
 
+def start_launcher(experiment: Experiment, run_dir: Path) -> LauncherHandle:
+    """The launcher of a run, which already imports what its nodes need."""
+    return LauncherHandle(run_dir, experiment.blocks.n_threads if experiment.blocks else None)
+
+
+@contextmanager
+def undone_unless_begun(run_dir: Path, launcher: LauncherHandle) -> Iterator[None]:
+    """Preparations of a run: if they fail, the launcher ends and ``run_dir`` goes."""
+    try:
+        yield
+    except BaseException:
+        launcher.close()
+        shutil.rmtree(run_dir)
+        raise
+
+
 def run_quietly(experiment: Experiment, out: Path) -> dict[str, Any]:
     """Run ``experiment`` below ``out`` without a word; answers the summary. Raises what broke it."""
     placed = place_experiment(experiment)
     run_dir = make_run_dir(out, experiment.name)
-    error, _ = uvloop.run(_emulate(experiment, placed, run_dir, False, lambda _: None))
+    launcher = start_launcher(experiment, run_dir)
+    with undone_unless_begun(run_dir, launcher):
+        real = real_model(experiment, run_dir)
+    error, _ = uvloop.run(emulate(experiment, placed, run_dir, launcher, real, False, lambda _: None))
     if error is not None:
         raise error
     return finish_run(run_dir, experiment)
 
 
-async def _emulate(
+async def emulate(
     experiment: Experiment,
     placed: PlacedExperiment,
     run_dir: Path,
+    launcher: LauncherHandle,
+    real: RealModel | None,
     hold: bool,
     announce: Callable[[str], None],
 ) -> tuple[TestbedError | None, bool]:
+    """The run in ``run_dir``: what broke it, if anything, and whether it was interrupted."""
     try:
         (run_dir / "scenario.toml").write_text(dump_toml(experiment), encoding="utf-8")
     except OSError as full:
+        launcher.close()
         raise RunError(
             f"cannot write to {run_dir}: {full.strerror}; make room, or choose another --out"
         ) from full
-    emulation = Emulation(experiment, placed, run_dir, LauncherHandle(run_dir))
+    emulation = Emulation(experiment, placed, run_dir, launcher, real)
     loop = asyncio.get_running_loop()
     interrupted = asyncio.Event()
 

@@ -13,6 +13,7 @@ from nodes.server import HostedBlocks, ServerLimits
 from nodes.session import SessionRules
 from policies.problem import Placement
 from testbed.experiment import Experiment, Link
+from testbed.real import RealModel
 
 _IDLE_S = 300.0
 
@@ -106,13 +107,20 @@ def stub_profile(experiment: Experiment, server: int) -> StubProfile:
 
 
 def server_config(
-    experiment: Experiment, placement: Placement, server: int, control: Path, address: str, any_port: bool
+    experiment: Experiment,
+    placement: Placement,
+    server: int,
+    control: Path,
+    address: str,
+    any_port: bool,
+    real: RealModel | None = None,
 ) -> ServerConfig:
-    """What server number ``server`` is told when it is forked."""
+    """What server number ``server`` is told when it is forked; it has real blocks of ``real`` if given."""
     model = experiment.problem.model
     blocks = placement.ranges[server]
+    spec = experiment.problem.servers[server]
     return ServerConfig(
-        name=experiment.problem.servers[server].name,
+        name=spec.name,
         control_path=control,
         address=address,
         port=0 if any_port else DATA_PORT,
@@ -120,16 +128,21 @@ def server_config(
         hosted=HostedBlocks(
             blocks.first, blocks.last, placement.cache_bytes[server], model.cache_bytes_per_token
         ),
-        compute=stub_profile(experiment, server),
+        compute=real.blocks_spec(server, spec.memory_bytes) if real else stub_profile(experiment, server),
         limits=ServerLimits(idle_s=idle_s(experiment)),
     )
 
 
 def client_config(
-    experiment: Experiment, client: str, control: Path, address: str, log: Path
+    experiment: Experiment,
+    client: str,
+    control: Path,
+    address: str,
+    log: Path,
+    real: RealModel | None = None,
 ) -> ClientConfig:
-    """What a client is told when it is forked."""
-    backoff = experiment.backoff
+    """What a client is told when it is forked; its part of the model is that of ``real`` if given."""
+    backoff, model = experiment.backoff, experiment.problem.model
     return ClientConfig(
         name=client,
         control_path=control,
@@ -137,7 +150,7 @@ def client_config(
         port=0,
         time_scale=experiment.time_scale,
         log_path=log,
-        model=StubHubSpec(experiment.problem.model.token_bytes, experiment.problem.model.n_blocks),
+        model=real.hub_spec() if real else StubHubSpec(model.token_bytes, model.n_blocks),
         rules=SessionRules(
             initial_delay_s=experiment.problem.initial_delay_s,
             setup_s=experiment.calibration.session_setup_s,

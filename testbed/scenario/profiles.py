@@ -39,12 +39,17 @@ def _require(table: Table, names: tuple[str, ...], key: Key, remedy: str) -> Non
             raise KeyedError((*key, name), f"is missing; {remedy}")
 
 
+def profiled(table: ModelTable) -> ModelTable:
+    """``table`` over the profile that it names. Raises ``KeyedError`` if there is none of that name."""
+    if table.profile is None:
+        return table
+    shipped = ModelTable.model_validate(_lookup("models", table.profile, ("model", "profile"), "model"))
+    return ModelTable.model_validate({"name": table.profile, **_over(shipped, table)})
+
+
 def resolve_model(table: ModelTable) -> tuple[ModelTable, ModelSpec]:
     """All numbers of ``[model]``. The attention cache of a token defaults to 2 x hidden_size values."""
-    values = table
-    if table.profile is not None:
-        shipped = ModelTable.model_validate(_lookup("models", table.profile, ("model", "profile"), "model"))
-        values = ModelTable.model_validate({"name": table.profile, **_over(shipped, table)})
+    values = profiled(table)
     remedy = f"give it, or a profile ({', '.join(_shipped('models'))})"
     _require(values, ("name", "n_blocks", "hidden_size", "block_size"), ("model",), remedy)
     assert values.name and values.n_blocks and values.hidden_size and values.block_size

@@ -11,6 +11,7 @@ from typing import TypeVar
 from policies.problem import Problem
 from policies.workload import Backoff
 from testbed.experiment import Experiment
+from testbed.scenario.blocks import resolve_blocks
 from testbed.scenario.events import network_changes
 from testbed.scenario.hardware_files import with_hardware_files
 from testbed.scenario.limits import check_counts
@@ -34,7 +35,8 @@ def resolve(scenario: Scenario, stem: str, folder_of: Callable[[str, str], Path]
     at ``folder_of`` its key.
     Raises ``KeyedError`` with the key path of what cannot be resolved.
     """
-    model_table, model = resolve_model(scenario.model)
+    sized, compute, blocks = resolve_blocks(scenario, folder_of("compute", "model"))
+    model_table, model = resolve_model(sized)
     policy = with_whole_paths(resolve_policy(scenario.policy))
     assert policy.placement is not None and policy.routing is not None
     petals = has_petals_setup(policy.placement)
@@ -92,6 +94,7 @@ def resolve(scenario: Scenario, stem: str, folder_of: Callable[[str, str], Path]
             "network": network,
             "workload": workload,
             "policy": policy,
+            "compute": compute,
             "calibration": calibration_table,
         }
     )
@@ -128,7 +131,8 @@ def resolve(scenario: Scenario, stem: str, folder_of: Callable[[str, str], Path]
         mtu=network.mtu,
         keep_cpus_awake=network.keep_cpus_awake,
         compute=scenario.compute.backend,
-        serial_compute=scenario.compute.serial,
+        # Real blocks compute one step after another unless they have several streams.
+        serial_compute=compute.serial or (blocks is not None and blocks.n_streams == 1),
         placement=policy.placement,
         routing=policy.routing,
         design_concurrency=None if concurrency == "auto" else concurrency,
@@ -141,6 +145,7 @@ def resolve(scenario: Scenario, stem: str, folder_of: Callable[[str, str], Path]
         document=resolved.model_dump(by_alias=True, exclude_none=True),
         shared_bps=(network.shared or {}) if isinstance(network, MatrixTable) else {},
         shared_paths=node_paths(network, sites),
+        blocks=blocks,
     )
 
 

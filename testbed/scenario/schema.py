@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
@@ -37,7 +38,11 @@ def _int_or(*words: str, most: int) -> BeforeValidator:
 
 
 class ModelTable(Table):
-    """``[model]``: a profile's name, or numbers, or both (numbers replace the profile's)."""
+    """``[model]``: a profile's name, or numbers, or both (numbers replace the profile's).
+
+    ``family``, ``heads``, ``kv_heads`` and ``vocab`` are for real blocks: with them every size follows, and
+    a model of random weights (of ``seed``) can be made.
+    """
 
     profile: str | None = None
     name: Name | None = None
@@ -47,6 +52,11 @@ class ModelTable(Table):
     block_size: Bytes | None = None
     cache_per_token: Bytes | None = None
     petals_cache_tokens: Tokens | None = None
+    family: Literal["bloom", "llama"] | None = None
+    heads: Annotated[int, Field(ge=1, le=MAX_HIDDEN_SIZE)] | None = None
+    kv_heads: Annotated[int, Field(ge=1, le=MAX_HIDDEN_SIZE)] | None = None
+    vocab: Annotated[int, Field(ge=2, le=MAX_HIDDEN_SIZE)] | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
 
 
 class HardwareTable(Table):
@@ -195,11 +205,30 @@ class PolicyTable(Table):
     state_age: Annotated[Seconds, Field(ge=0)] = 0.0
 
 
+def _device(value: Any) -> Any:
+    names = value if isinstance(value, list) and value else [value]
+    for name in names:
+        if not (isinstance(name, str) and re.fullmatch(r"cpu|cuda(:\d{1,3})?", name)):
+            raise rule(f'must be "cpu", "cuda", "cuda:0" or the like, or a list of these, not {shown(value)}')
+    return value
+
+
 class ComputeTable(Table):
-    """``[compute]``: what a server's step really does."""
+    """``[compute]``: what a server's step really does. All keys but the first two are for real blocks.
+
+    ``model`` is a checkpoint's folder or its name on the hub. A list of devices goes round the servers.
+    """
 
     backend: Literal["stub", "blocks"] = "stub"
     serial: bool = False
+    model: Annotated[str, Field(min_length=1)] | None = None
+    random_weights: bool | None = None
+    device: Annotated[str | list[str], BeforeValidator(_device)] | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    weights: Literal["plain", "int8", "nf4"] | None = None
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
+    streams: Annotated[int, Field(ge=1, le=1024)] | None = None
+    verify: bool | None = None
 
 
 class CalibrationTable(Table):

@@ -28,7 +28,6 @@ MISTAKES = {
         ("clustered", "--policy", "petals", "--placement", "petals"),
         ("--policy", "--placement"),
     ),
-    "blocks that are not there yet": (("clustered", "--compute", "blocks"), ("blocks", "stub")),
     "an unknown network": (("clustered", "--network", "fabrik"), ("fabrik", "fabric")),
     "an unknown objective": (("clustered", "--slo", "ttf=5s"), ("--slo", "'ttf'", "ttft")),
     "an objective without a unit": (("clustered", "--slo", "ttft=5"), ("--slo ttft", "5")),

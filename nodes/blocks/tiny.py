@@ -1,0 +1,120 @@
+"""Writes a small checkpoint with random weights and a tokenizer, in the layout of real ones.
+
+Equal arguments give equal files, byte for byte.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
+
+from nodes.blocks.family import family_of
+
+SPECIAL_TOKENS = ("<unk>", "<s>", "</s>", "<pad>")
+"""In the order of their ids; a vocabulary is these, the 256 bytes and what is made of them."""
+
+_GAIN, _EMBEDDING_NORM, _BIAS = 2.0, 0.2, 0.01
+"""Sizes of weights, of the norm after an embedding, and of biases.
+
+Made so that a model says many different tokens: its blocks must outweigh the token that came in, which a
+head that is the embedding would else repeat for ever, and its biases must not drown everything.
+"""
+
+
+def make_tiny(folder: Path, config: Mapping[str, Any], seed: int, n_shards: int = 1) -> None:
+    """Write weights, ``config.json``, ``generation_config.json`` and a tokenizer to the empty ``folder``.
+
+    ``config`` is what ``config.json`` has to say. Raises ``ComputeError`` for a family without blocks here.
+    """
+    _, parsed = family_of(config)
+    parsed.bos_token_id, parsed.eos_token_id, parsed.pad_token_id = 1, 2, 3
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(parsed)
+    parsed.architectures = [type(model).__name__]
+    parsed.dtype = torch.float32
+    generator = torch.Generator().manual_seed(seed)
+    tied = set(model.all_tied_weights_keys) if parsed.tie_word_embeddings else set()
+    weights = {
+        name: _random(name, parameter.shape, generator)
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if name not in tied
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    _save(folder, weights, n_shards)
+    parsed.save_pretrained(folder)
+    GenerationConfig(bos_token_id=1, eos_token_id=2, pad_token_id=3).save_pretrained(folder)
+    _tokenizer(parsed.vocab_size).save_pretrained(folder)
+
+
+def _random(name: str, shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
+    """Norms scale by about 1, matrices ``[outputs, inputs]`` by about the gain; embeddings are about 1."""
+    noise = torch.randn(shape, generator=generator)
+    if name.endswith("bias"):
+        return _BIAS * noise
+    if len(shape) == 1:
+        return (_EMBEDDING_NORM if "embed" in name else 1.0) * (1 + 0.1 * noise)
+    return noise if "embed" in name else noise * (_GAIN / math.sqrt(shape[1]))
+
+
+def _save(folder: Path, weights: dict[str, torch.Tensor], n_shards: int) -> None:
+    """One file, or ``n_shards`` of about equal size and an index; never more than there are tensors."""
+    whole = sum(weight.nbytes for weight in weights.values())
+    n_shards = min(n_shards, len(weights))
+    if n_shards == 1:
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        return
+    shards: list[dict[str, torch.Tensor]] = [{}]
+    before, left = 0, len(weights)
+    for name, weight in weights.items():
+        needed = n_shards - len(shards)
+        if shards[-1] and needed and (before >= whole * len(shards) / n_shards or left <= needed):
+            shards.append({})
+        shards[-1][name] = weight
+        before, left = before + weight.nbytes, left - 1
+    names = [f"model-{i + 1:05}-of-{n_shards:05}.safetensors" for i in range(n_shards)]
+    for file, shard in zip(names, shards, strict=True):
+        save_file(shard, folder / file, metadata={"format": "pt"})
+    index = {
+        "metadata": {"total_size": whole},
+        "weight_map": {name: file for file, shard in zip(names, shards, strict=True) for name in shard},
+    }
+    text = json.dumps(index, indent=2) + "\n"
+    (folder / "model.safetensors.index.json").write_text(text, encoding="utf-8")
+
+
+def _tokenizer(n_tokens: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE of exactly ``n_tokens`` tokens, so that whatever the model says can be read."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: number for number, token in enumerate([*SPECIAL_TOKENS, *letters])}
+    merges: list[tuple[str, str]] = []
+    for left, right in _pairs(letters):
+        if len(vocabulary) >= n_tokens:
+            break
+        if left + right not in vocabulary:
+            vocabulary[left + right] = len(vocabulary)
+            merges.append((left, right))
+    model = Tokenizer(models.BPE(vocabulary, merges))
+    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model.decoder = decoders.ByteLevel()
+    unknown, begin, end, padding = SPECIAL_TOKENS
+    return PreTrainedTokenizerFast(
+        tokenizer_object=model, unk_token=unknown, bos_token=begin, eos_token=end, pad_token=padding
+    )
+
+
+def _pairs(letters: list[str]) -> Iterator[tuple[str, str]]:
+    """What to merge: frequent letters first, then any two bytes, then one more byte after those."""
+    frequent = "Ġetaoinshrdlu"
+    yield from itertools.product(frequent, frequent)
+    yield from itertools.product(letters, letters)
+    for left, middle, right in itertools.product(letters, letters, letters):
+        yield left + middle, right

@@ -1,0 +1,157 @@
+"""``[compute]`` and ``[model]`` of real blocks: the sizes that follow from a checkpoint or a family."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from testbed.errors import UserError
+from testbed.experiment import BlocksSettings
+from testbed.scenario.checkpoints import checkpoint_sizes, find_checkpoint, read_config
+from testbed.scenario.families import ModelSizes, make_config, sizes_of
+from testbed.scenario.problems import KeyedError
+from testbed.scenario.profiles import profiled
+from testbed.scenario.schema import ComputeTable, ModelTable, Scenario
+
+VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def resolve_blocks(
+    scenario: Scenario, folder: Path
+) -> tuple[ModelTable, ComputeTable, BlocksSettings | None]:
+    """Fill what ``[model]`` leaves out from the checkpoint or the family, and ``[compute]``'s defaults.
+
+    A relative ``compute.model`` starts at ``folder`` or the current one. For the stub the settings are
+    ``None``. Raises ``KeyedError``.
+    """
+    table, compute = scenario.model, scenario.compute
+    is_real = compute.backend == "blocks"
+    if is_real and scenario.time_scale != 1:
+        raise KeyedError(
+            ("time_scale",),
+            f"is {scenario.time_scale:g}, but real blocks compute in real time; it must be 1 with "
+            'compute.backend = "blocks"',
+        )
+    if compute.model is not None and compute.random_weights:
+        raise KeyedError(
+            ("compute", "random_weights"),
+            "is for a model without a checkpoint; leave out compute.model, or it",
+        )
+    full = profiled(table)
+    dtype, weights = compute.dtype or "float32", compute.weights or "plain"
+    checkpoint: str | None = None
+    config, sizes = None, None
+    if compute.model is not None:
+        try:
+            checkpoint = find_checkpoint(compute.model, folder)
+            config = read_config(checkpoint)
+            sizes = checkpoint_sizes(config, checkpoint)
+        except UserError as error:
+            if not scenario.resolved:  # a run's record can be read without the weights that it ran with
+                raise KeyedError(("compute", "model"), str(error)) from None
+            checkpoint = compute.model
+        else:
+            _check_agreement(full, sizes, checkpoint)
+    elif full.family is not None and full.n_blocks and full.hidden_size and full.heads and full.vocab:
+        _check_heads(full)
+        config = make_config(
+            full.family, full.n_blocks, full.hidden_size, full.heads, full.vocab, full.kv_heads
+        )
+        sizes = sizes_of(config)
+    elif is_real:
+        raise KeyedError(
+            ("compute",),
+            "needs a model: give a checkpoint with --model or compute.model, or in [model] the family, n_blocks, "
+            "hidden_size, heads and vocab of one to be made",
+        )
+    if sizes is not None:
+        if is_real and not scenario.resolved:  # sizes of a profile are those of its own representation
+            keep = {key: getattr(table, key) for key in ("value_bytes", "block_size", "cache_per_token")}
+            full = full.model_copy(update=keep)
+        full = _filled(full, sizes, dtype, weights, checkpoint)
+    if not is_real:
+        return full, compute, None
+    if full.value_bytes != VALUE_BYTES[dtype]:
+        raise KeyedError(
+            ("model", "value_bytes"),
+            f"is {full.value_bytes}, but {dtype} has {VALUE_BYTES[dtype]}; leave it out",
+        )
+    device = compute.device or "cpu"
+    settings = BlocksSettings(
+        checkpoint=checkpoint,
+        config=config or {},
+        random_weights=bool(compute.random_weights),
+        seed=full.seed or 0,
+        devices=(device,) if isinstance(device, str) else tuple(device),
+        dtype=dtype,
+        weights=weights,
+        n_threads=compute.threads or 1,
+        n_streams=compute.streams or 1,
+        verify=compute.verify is not False,
+    )
+    update = {
+        "model": checkpoint,
+        "random_weights": settings.random_weights,
+        "device": device,
+        "dtype": dtype,
+        "weights": weights,
+        "threads": settings.n_threads,
+        "streams": settings.n_streams,
+        "verify": settings.verify,
+    }
+    return full, compute.model_copy(update=update), settings
+
+
+def _check_agreement(table: ModelTable, sizes: ModelSizes, checkpoint: str) -> None:
+    for key, theirs in (
+        ("family", sizes.family),
+        ("n_blocks", sizes.n_blocks),
+        ("hidden_size", sizes.hidden_size),
+        ("heads", sizes.n_heads),
+        ("kv_heads", sizes.n_kv_heads),
+        ("vocab", sizes.vocabulary),
+    ):
+        ours = getattr(table, key)
+        if ours is not None and ours != theirs:
+            raise KeyedError(
+                ("model", key),
+                f"is {ours}, but the checkpoint {checkpoint} has {theirs}; leave it out to take the checkpoint's",
+            )
+
+
+def _check_heads(table: ModelTable) -> None:
+    assert table.heads and table.hidden_size
+    if table.hidden_size % table.heads:
+        raise KeyedError(
+            ("model", "heads"), f"is {table.heads}, which does not divide hidden_size {table.hidden_size}"
+        )
+    if table.kv_heads is not None and table.family != "llama":
+        raise KeyedError(("model", "kv_heads"), "is for family llama; other families have as many as heads")
+    if table.kv_heads is not None and table.heads % table.kv_heads:
+        raise KeyedError(
+            ("model", "kv_heads"), f"is {table.kv_heads}, which does not divide heads {table.heads}"
+        )
+
+
+def _filled(
+    table: ModelTable, sizes: ModelSizes, dtype: str, weights: str, checkpoint: str | None
+) -> ModelTable:
+    """``table`` with the sizes that it leaves out: a block's bytes as ``weights`` holds its matrices."""
+    value_bytes = VALUE_BYTES[dtype]
+    linear_bytes = {"plain": value_bytes, "int8": 1.0, "nf4": 4.25 / 8}[weights] * sizes.linear_values
+    values = {
+        "name": Path(checkpoint).name
+        if checkpoint
+        else f"{sizes.family}-{sizes.n_blocks}x{sizes.hidden_size}",
+        "family": sizes.family,
+        "n_blocks": sizes.n_blocks,
+        "hidden_size": sizes.hidden_size,
+        "heads": sizes.n_heads,
+        "kv_heads": sizes.n_kv_heads if sizes.n_kv_heads != sizes.n_heads else None,
+        "vocab": sizes.vocabulary,
+        "value_bytes": value_bytes,
+        "block_size": linear_bytes + (sizes.block_values - sizes.linear_values) * value_bytes,
+        "cache_per_token": float(sizes.cache_values * value_bytes),
+    }
+    return table.model_copy(
+        update={"profile": None, **{k: v for k, v in values.items() if getattr(table, k) is None}}
+    )

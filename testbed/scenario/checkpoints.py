@@ -1,0 +1,77 @@
+"""Finds checkpoints and reads their ``config.json``; weights are read by those who compute with them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from testbed.errors import UserError
+from testbed.scenario.families import ConfigError, ModelSizes, sizes_of
+
+INSTALL = "pip install 'testbed[blocks]'"
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+_FILES = ["*.json", "*.safetensors", "tokenizer.model", "*.txt"]
+
+
+def find_checkpoint(given: str, folder: Path) -> str:
+    """The absolute folder of a checkpoint given relative to ``folder`` or the current one, or a hub's name.
+
+    Raises ``UserError`` if it can be neither.
+    """
+    for start in (folder, Path()):
+        if (start / given).is_dir():
+            return str((start / given).absolute())
+    if _HUB_NAME.fullmatch(given):
+        return given
+    raise UserError(
+        f"there is no folder {given}; give the folder of a checkpoint, a model's name on the hub "
+        "(owner/model), or make one with `testbed model make-tiny`"
+    )
+
+
+def read_config(checkpoint: str) -> dict[str, Any]:
+    """The data of a checkpoint's ``config.json``; it is fetched for a hub's name. Raises ``UserError``."""
+    folder = Path(checkpoint)
+    path = folder / "config.json" if folder.is_absolute() else _fetched(checkpoint, "config.json")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{checkpoint} is no checkpoint: it has no config.json") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{path} holds no configuration of a model")
+    return config
+
+
+def checkpoint_sizes(config: Mapping[str, Any], checkpoint: str) -> ModelSizes:
+    """What ``config`` says of sizes. Raises ``UserError`` naming the checkpoint."""
+    try:
+        return sizes_of(config)
+    except ConfigError as error:
+        raise UserError(f"{checkpoint}: its config.json {error}") from None
+
+
+def checkpoint_folder(checkpoint: str) -> Path:
+    """The folder that holds the whole checkpoint, fetched if it is a hub's. Raises ``UserError``."""
+    if Path(checkpoint).is_absolute():
+        return Path(checkpoint)
+    return _fetched(checkpoint, None)
+
+
+def _fetched(name: str, file: str | None) -> Path:
+    try:
+        from huggingface_hub import hf_hub_download, snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    except ImportError:
+        raise UserError(f"{name} is no folder here, and fetching it from the hub needs {INSTALL}") from None
+    try:
+        if file is not None:
+            return Path(hf_hub_download(name, file))
+        return Path(snapshot_download(name, allow_patterns=_FILES))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{name} is no folder here, and cannot be fetched from the hub: {reason}") from None

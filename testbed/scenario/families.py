@@ -1,0 +1,100 @@
+"""What the ``config.json`` of a model says about sizes, for the families whose blocks can be computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+FAMILIES = ("bloom", "llama")
+_MAX_TOKENS = 2048
+
+
+class ConfigError(Exception):
+    """A ``config.json`` that does not say what is needed. One sentence without the file's name."""
+
+
+@dataclass(frozen=True)
+class ModelSizes:
+    """Sizes of a real model. ``block_values`` counts a block's parameters, ``linear_values`` those in matrices.
+
+    ``cache_values`` are the keys and values of one token in one block: 2 x heads (of keys) x head size.
+    ``max_tokens`` is the longest sequence that the model was made for; ``None`` if it does not say.
+    """
+
+    family: str
+    n_blocks: int
+    hidden_size: int
+    n_heads: int
+    n_kv_heads: int
+    head_size: int
+    vocabulary: int
+    block_values: int
+    linear_values: int
+    cache_values: int
+    max_tokens: int | None
+
+
+def make_config(
+    family: str, n_blocks: int, hidden_size: int, n_heads: int, vocabulary: int, n_kv_heads: int | None = None
+) -> dict[str, Any]:
+    """The ``config.json`` of a model of these sizes."""
+    config: dict[str, Any] = {"model_type": family, "vocab_size": vocabulary, "hidden_size": hidden_size}
+    if family == "bloom":
+        return {**config, "n_layer": n_blocks, "n_head": n_heads, "seq_length": _MAX_TOKENS}
+    return {
+        **config,
+        "num_hidden_layers": n_blocks,
+        "num_attention_heads": n_heads,
+        "num_key_value_heads": n_kv_heads or n_heads,
+        "intermediate_size": -(-8 * hidden_size // 24) * 8,  # 8/3 of it in whole eights, as Llama has it
+        "max_position_embeddings": _MAX_TOKENS,
+    }
+
+
+def sizes_of(config: Mapping[str, Any]) -> ModelSizes:
+    """Read sizes under any of the names that they have. Raises ``ConfigError``."""
+    family = config.get("model_type")
+    if family not in FAMILIES:
+        raise ConfigError(f"is of type {family!r}; models of these are computed: {', '.join(FAMILIES)}")
+
+    def number(*names: str, default: int | None = None) -> int:
+        for name in names:
+            value = config.get(name)
+            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                return value
+            if value is not None:
+                raise ConfigError(f"has {name} = {value!r}, which must be a whole number of at least 1")
+        if default is None:
+            raise ConfigError(f"does not say {names[0]}")
+        return default
+
+    n_blocks = number("num_hidden_layers", "n_layer")
+    hidden = number("n_embed", "hidden_size")
+    heads = number("num_attention_heads", "n_head")
+    kv_heads = number("num_key_value_heads", default=heads) if family == "llama" else heads
+    head = number("head_dim", default=hidden // heads) if family == "llama" else hidden // heads
+    if family == "bloom":
+        linear, rest = 12 * hidden**2, 13 * hidden
+    else:
+        inner = number("intermediate_size")
+        linear = 2 * hidden * head * (heads + kv_heads) + 3 * hidden * inner
+        rest = 2 * hidden
+        if config.get("attention_bias"):
+            rest += head * (heads + 2 * kv_heads) + hidden
+        if config.get("mlp_bias"):
+            rest += 2 * inner + hidden
+    longest = config.get("max_position_embeddings", config.get("seq_length"))
+    return ModelSizes(
+        family=family,
+        n_blocks=n_blocks,
+        hidden_size=hidden,
+        n_heads=heads,
+        n_kv_heads=kv_heads,
+        head_size=head,
+        vocabulary=number("vocab_size"),
+        block_values=linear + rest,
+        linear_values=linear,
+        cache_values=2 * kv_heads * head,
+        max_tokens=longest if isinstance(longest, int) else None,
+    )
