@@ -1,6 +1,10 @@
-"""Real transformer blocks. Only ``spec`` may be imported without torch and transformers.
+"""Real transformer blocks. Only ``spec``, ``sizes``, ``files`` and ``memory`` do without torch and transformers.
 
-- ``spec``: what to load and how to compute, as plain data
-- ``family``: what BLOOM, Llama and their like each supply; ``checkpoint``: their weights, part by part
-- ``cache``: a session's keys and values; ``compute``: the server's backend; ``hub``: the client's part
+- ``spec``: what to load and how to compute, as plain data; ``sizes``: real models' configurations by name
+- ``files``: a checkpoint's files, also from the hub of models; ``checkpoint``, ``weights``: tensors out of
+  them, or random ones; ``loading``: modules filled with those; ``quantised``: matrices in 4 or 8 bits
+- ``family``: what BLOOM, Llama and their like each supply
+- ``device``: what computes; ``memory``: what blocks and caches take of it; ``cache``: a session's keys and
+  values
+- ``compute``: the server's backend; ``hub``: the client's part
 """

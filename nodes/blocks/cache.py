@@ -7,14 +7,13 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 
 class _Layer(CacheLayerMixin):
-    """Keys and values of one block, shaped ``[1, kv heads, max tokens, head size]``."""
+    """Keys and values of one block, each ``[1, kv heads, max tokens, head size]``."""
 
     is_sliding = False
 
-    def __init__(self, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         super().__init__()
-        self.keys = torch.empty(shape, dtype=dtype, device=device)
-        self.values = torch.empty(shape, dtype=dtype, device=device)
+        self.keys, self.values = keys, values
         self.is_initialized = True
         self.length = 0
 
@@ -46,14 +45,15 @@ class SessionCache(Cache):
         self,
         first: int,
         last: int,
-        n_heads: int,
-        head_size: int,
+        layout: tuple[int, int],
         max_tokens: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        shape = (1, n_heads, max_tokens, head_size)
-        super().__init__(layers=[_Layer(shape, dtype, device) for _ in range(first, last)])
+        n_heads, head_size = layout
+        # One allocation: a device rounds each of them up.
+        store = torch.empty((last - first, 2, 1, n_heads, max_tokens, head_size), dtype=dtype, device=device)
+        super().__init__(layers=[_Layer(block[0], block[1]) for block in store])
         self._first = first
 
     def update(
@@ -66,6 +66,8 @@ class SessionCache(Cache):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return super().update(key_states, value_states, layer_idx - self._first, *args, **kwargs)
 
-    @property
-    def n_bytes(self) -> int:
-        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers)
+
+def cache_bytes(n_blocks: int, layout: tuple[int, int], max_tokens: int, dtype: torch.dtype) -> int:
+    """``s_c k``: what a session's cache takes."""
+    n_heads, head_size = layout
+    return 2 * n_blocks * n_heads * head_size * max_tokens * dtype.itemsize

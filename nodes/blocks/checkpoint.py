@@ -2,69 +2,89 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from nodes.blocks.family import Family
+from nodes.blocks.files import INDEX, weight_files
 from nodes.compute import ComputeError
 
-_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_NOT_WEIGHTS = ("rotary_emb.inv_freq",)
+"""Tensors of old checkpoints that the model's code computes."""
 
 
 class Checkpoint:
-    """A checkpoint folder: one ``model.safetensors``, or shards with ``model.safetensors.index.json``."""
+    """A checkpoint folder: one ``model.safetensors``, or shards with ``model.safetensors.index.json``.
+
+    A context manager: every file is opened once, when something is first read from it, until the end.
+    """
 
     def __init__(self, folder: Path, family: Family) -> None:
         self.folder = folder
-        self._files = _weight_map(folder)
+        self._names = weight_files(folder)
+        self._open: dict[str, Any] = {}
+        self._stack = contextlib.ExitStack()
         for prefix in family.prefixes:
-            if any(name.startswith(f"{prefix}{family.embeddings}.") for name in self._files):
+            if any(name.startswith(f"{prefix}{family.blocks}.") for name in self._names):
                 self._prefix = prefix
                 break
         else:
             raise ComputeError(f"{folder} holds no weights of a {family.model_type} model")
 
-    def has(self, name: str) -> bool:
-        return name in self._files
+    def __enter__(self) -> Checkpoint:
+        return self
 
-    def part(self, name: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        """All tensors below a module of the model class, by the rest of their names, as ``dtype``.
+    def __exit__(self, *_: object) -> None:
+        self._open.clear()
+        self._stack.close()
 
-        Raises ``ComputeError`` when a file or tensor is missing or broken.
+    def tensors(
+        self, part: str, shapes: Mapping[str, torch.Size], dtype: torch.dtype, device: torch.device
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors of a module of the model class, one by one, in the order of ``shapes``.
+
+        Raises ``ComputeError`` when a file or tensor is missing, broken or of another shape, or when the
+        module has no place for one that is there.
         """
-        prefix = f"{self._prefix}{name}."
-        names = [full for full in self._files if full.startswith(prefix)]
-        if not names:
-            raise ComputeError(f"{self.folder} has no weights for {name}")
-        return {full.removeprefix(prefix): self.tensor(full, dtype) for full in names}
+        prefix = f"{self._prefix}{part}."
+        for name in self._names:
+            rest = name.removeprefix(prefix)
+            if rest != name and rest not in shapes and not rest.endswith(_NOT_WEIGHTS):
+                raise ComputeError(f"{self.folder} has a tensor {name}, which its config.json has no use for")
+        for name, shape in shapes.items():
+            yield name, self._read(prefix + name, shape, dtype, device)
 
-    def tensor(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        """One tensor by its full name. Raises ``ComputeError``."""
-        path = self.folder / self._files[name]
+    def head(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """The matrix from hidden states to logits, where it is not that of the embeddings."""
+        return self._read("lm_head.weight", shape, dtype, device)
+
+    def _read(self, name: str, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        if name not in self._names:
+            raise ComputeError(f"{self.folder} has no tensor {name}")
+        path = self.folder / self._names[name]
         if not path.is_file():
-            raise ComputeError(f"{path} is missing: {_INDEX} says that it holds {name}")
+            raise ComputeError(f"{path} is missing: {INDEX} says that it holds {name}")
         try:
-            with safe_open(path, framework="pt") as file:
-                return file.get_tensor(name).to(dtype)
+            file = self._file(path)
+            stored = torch.Size(file.get_slice(name).get_shape())
+            if stored != shape:
+                raise ComputeError(f"{name} in {path} is {_by(stored)}, but {_by(shape)} by config.json")
+            # A copy: what safetensors gives may be the file itself, mapped, and goes when the file does.
+            tensor: torch.Tensor = file.get_tensor(name).to(device, dtype, copy=True)
         except (SafetensorError, OSError) as error:
             raise ComputeError(f"{path} cannot be read: {error}") from error
+        return tensor
+
+    def _file(self, path: Path) -> Any:
+        if path.name not in self._open:
+            self._open[path.name] = self._stack.enter_context(safe_open(path, framework="pt"))
+        return self._open[path.name]
 
 
-def _weight_map(folder: Path) -> Mapping[str, str]:
-    if (folder / _INDEX).is_file():
-        try:
-            return dict(json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ComputeError(f"{folder / _INDEX} is no index of safetensors files: {error}") from error
-    path = folder / _SINGLE
-    if not path.is_file():
-        raise ComputeError(f"{folder} holds neither {_SINGLE} nor {_INDEX}")
-    try:
-        with safe_open(path, framework="pt") as file:
-            return dict.fromkeys(file.keys(), _SINGLE)
-    except (SafetensorError, OSError) as error:
-        raise ComputeError(f"{path} cannot be read: {error}") from error
+def _by(shape: torch.Size) -> str:
+    return " by ".join(map(str, shape)) or "a single number"

@@ -6,7 +6,7 @@ causal mask): a server runs it with only its blocks, and without embeddings and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,9 @@ from transformers.models.bloom.modeling_bloom import BloomBlock
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from nodes.compute import ComputeError
+
+_FIXED_ROPE = ("default", "linear", "llama3", "yarn")
+"""Other kinds change the frequencies of a session while it grows, in a place that all sessions share."""
 
 
 @dataclass(frozen=True)
@@ -33,26 +36,24 @@ class Family:
     final_norm: str
     prefixes: tuple[str, ...]
     """What checkpoints put before the names of the model class."""
+    token_limit: str
+    """The setting of the configuration that says how long a sequence may be."""
 
-    def skeleton(self, config: Any) -> Any:
+    def shell(self, config: Any) -> Any:
         """The model class without blocks and vocabulary: what computes positions and masks."""
-        small = self.config_class.from_dict({**config.to_dict(), "num_hidden_layers": 0, "vocab_size": 1})
-        small.pad_token_id = None
-        model = self.model_class(small)
-        setattr(model, self.embeddings, torch.nn.Identity())
-        if self.embeddings_norm is not None:
-            setattr(model, self.embeddings_norm, torch.nn.Identity())
-        setattr(model, self.final_norm, torch.nn.Identity())
+        tokens = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
+        small = {**config.to_dict(), "num_hidden_layers": 0, "vocab_size": 1, **tokens}
+        model = self.model_class(self.config_class.from_dict(small))
+        for part in (self.embeddings, self.embeddings_norm, self.final_norm):
+            if part is not None:
+                setattr(model, part, torch.nn.Identity())
         return model.eval()
 
-    def with_blocks(self, skeleton: Any, config: Any, blocks: list[torch.nn.Module]) -> Any:
-        """A model of just these blocks: hidden states in, hidden states out."""
-        model = self.model_class.__new__(self.model_class)
-        torch.nn.Module.__init__(model)
-        model.__dict__.update({k: v for k, v in skeleton.__dict__.items() if k != "_modules"})
-        model._modules = {**skeleton._modules, self.blocks: torch.nn.ModuleList(blocks)}
-        model.config = self.config_class.from_dict({**config.to_dict(), "num_hidden_layers": len(blocks)})
-        model.config._attn_implementation = skeleton.config._attn_implementation
+    def with_blocks(self, config: Any, blocks: Sequence[torch.nn.Module]) -> Any:
+        """A model of just these blocks: hidden states in, hidden states out. It shares their weights."""
+        model = self.shell(config)
+        setattr(model, self.blocks, torch.nn.ModuleList(blocks))
+        model.config.num_hidden_layers = len(blocks)
         return model
 
 
@@ -69,6 +70,7 @@ FAMILIES = {
             embeddings_norm="word_embeddings_layernorm",
             final_norm="ln_f",
             prefixes=("transformer.", ""),
+            token_limit="seq_length",
         ),
         Family(
             "llama",
@@ -80,6 +82,7 @@ FAMILIES = {
             embeddings_norm=None,
             final_norm="norm",
             prefixes=("model.", ""),
+            token_limit="max_position_embeddings",
         ),
     )
 }
@@ -93,7 +96,25 @@ def family_of(config: Mapping[str, Any]) -> tuple[Family, Any]:
             f"models of type {model_type!r} are not supported; those of these are: {', '.join(FAMILIES)}"
         )
     family = FAMILIES[model_type]
-    return family, family.config_class.from_dict(dict(config))
+    try:
+        parsed = family.config_class.from_dict(dict(config))
+        # What does not fit together shows when a block is built, be it without weights.
+        with torch.device("meta"):
+            family.block_class(family.shell(parsed).config, 0)
+    except Exception as error:  # whatever the settings of a foreign file make of the model's own code
+        reason = " ".join(str(error).split())
+        raise ComputeError(f"the configuration makes no {model_type} model: {reason}") from error
+    rope = (getattr(parsed, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope not in _FIXED_ROPE:
+        raise ComputeError(
+            f"rotary embeddings of type {rope!r} are not supported; those of these are: "
+            f"{', '.join(_FIXED_ROPE)}"
+        )
+    return family, parsed
 
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+def cache_layout(config: Any) -> tuple[int, int]:
+    """(heads that have keys and values, size of each): a token takes twice their product in every block."""
+    n_heads = config.num_attention_heads
+    n_kv_heads = getattr(config, "num_key_value_heads", None) or n_heads
+    return n_kv_heads, getattr(config, "head_dim", None) or config.hidden_size // n_heads

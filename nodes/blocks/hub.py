@@ -16,11 +16,14 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from nodes.blocks.checkpoint import Checkpoint
-from nodes.blocks.family import DTYPES, family_of
-from nodes.blocks.spec import HubSpec, Sampling
-from nodes.blocks.tensors import from_bytes, to_bytes
-from nodes.request import Request
+from nodes.blocks.device import from_bytes, open_device, to_bytes
+from nodes.blocks.family import family_of
+from nodes.blocks.files import read_generation_config
+from nodes.blocks.loading import fill
+from nodes.blocks.spec import HubSpec, Sampling, WeightSource
+from nodes.blocks.weights import opened
+from nodes.compute import ComputeError
+from nodes.request import Request, SessionError
 
 
 def prompt_of(request: Request, vocabulary: int) -> list[int]:
@@ -32,50 +35,72 @@ def prompt_of(request: Request, vocabulary: int) -> list[int]:
 
 
 def processors(sampling: Sampling) -> LogitsProcessorList:
-    """The processors that ``generate`` of transformers would use, in its order."""
+    """The processors that ``generate`` of transformers would use, in its order. Raises ``ComputeError``."""
     chain = LogitsProcessorList()
-    if sampling.temperature != 1.0:
-        chain.append(TemperatureLogitsWarper(sampling.temperature))
-    if sampling.top_k:
-        chain.append(TopKLogitsWarper(sampling.top_k))
-    if sampling.top_p < 1.0:
-        chain.append(TopPLogitsWarper(sampling.top_p))
+    try:
+        if sampling.temperature != 1.0:
+            chain.append(TemperatureLogitsWarper(sampling.temperature))
+        if sampling.top_k:
+            chain.append(TopKLogitsWarper(sampling.top_k))
+        if sampling.top_p != 1.0:
+            chain.append(TopPLogitsWarper(sampling.top_p))
+    except ValueError as error:
+        raise ComputeError(" ".join(str(error).split())) from error
     return chain
 
 
+def end_tokens(source: WeightSource, config: Any) -> frozenset[int]:
+    """The tokens that end a text: as the checkpoint's settings for generation say, else its configuration."""
+    settings = read_generation_config(Path(source.folder)) if source.folder else {}
+    ends = settings.get("eos_token_id", config.eos_token_id)
+    return frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends])
+
+
 class BlocksHub:
-    """Implements ``nodes.hub.HubModel`` for a model of transformers."""
+    """Implements ``nodes.hub.HubModel`` for a model of transformers. Raises ``ComputeError``."""
 
     def __init__(self, spec: HubSpec) -> None:
         self.spec = spec
-        family, config = family_of(spec.source.config)
-        self.config = config
-        self.dtype = DTYPES[spec.dtype]
-        self.token_bytes: int = config.hidden_size * self.dtype.itemsize
-        torch.set_num_threads(spec.n_threads)
-        self._queue = ThreadPoolExecutor(1, "hub")
-        self._device = torch.device(spec.device)
-        assert spec.source.folder is not None
-        checkpoint = Checkpoint(Path(spec.source.folder), family)
-        full = family.config_class.from_dict({**config.to_dict(), "num_hidden_layers": 0})
+        family, self.config = family_of(spec.source.config)
+        self.device, self.dtype = open_device(spec.device, spec.dtype)
+        self.token_bytes: int = self.config.hidden_size * self.dtype.itemsize
+        self.token_limit: int | None = getattr(self.config, family.token_limit, None)
+        """Tokens of the longest sequence that the model is made for, if it says."""
+        self.end_tokens = end_tokens(spec.source, self.config)
+        if spec.sampling:
+            processors(spec.sampling)
+        full = family.config_class.from_dict({**self.config.to_dict(), "num_hidden_layers": 0})
         with torch.device("meta"):
             model = family.model_class(full)
-        parts = [family.embeddings, family.embeddings_norm, family.final_norm]
-        for name in filter(None, parts):
-            part = getattr(model, name)
-            part.load_state_dict(checkpoint.part(name, self.dtype), assign=True)
-            part.to(self._device).eval()
-        embeddings = getattr(model, family.embeddings)
-        norm = getattr(model, family.embeddings_norm) if family.embeddings_norm else torch.nn.Identity()
-        self._embeddings = torch.nn.Sequential(embeddings, norm)
-        self._final_norm = getattr(model, family.final_norm)
-        if checkpoint.has("lm_head.weight"):
-            self._head = checkpoint.tensor("lm_head.weight", self.dtype).to(self._device)
-        else:
-            self._head = embeddings.weight
+        with opened(spec.source, family, self.config) as weights:
+            parts = [name for name in (family.embeddings, family.embeddings_norm) if name]
+            loaded = [fill(getattr(model, n), n, weights, self.dtype, self.device) for n in parts]
+            self._embeddings = torch.nn.Sequential(*loaded)
+            norm = family.final_norm
+            self._final_norm = fill(getattr(model, norm), norm, weights, self.dtype, self.device)
+            embeddings: torch.Tensor = getattr(model, family.embeddings).weight
+            if self.config.tie_word_embeddings:
+                self._head = embeddings
+            else:
+                self._head = weights.head(embeddings.shape, self.dtype, self.device)
+        torch.set_num_threads(spec.n_threads)
+        self._queue = ThreadPoolExecutor(1, "hub")
 
     def sequence(self, request: Request) -> _Sequence:
-        return _Sequence(self, prompt_of(request, self.config.vocab_size))
+        """Raises ``SessionError`` for a prompt that is no sequence of this model."""
+        prompt = prompt_of(request, self.config.vocab_size)
+        unknown = [token for token in prompt if not 0 <= token < self.config.vocab_size]
+        if unknown:
+            raise SessionError(
+                f"the prompt has token {unknown[0]}, but the model's are 0 to {self.config.vocab_size - 1}"
+            )
+        n_tokens = len(prompt) + request.n_output_tokens
+        if self.token_limit is not None and n_tokens > self.token_limit:
+            raise SessionError(
+                f"a prompt of {len(prompt)} tokens and {request.n_output_tokens} more exceed the model's "
+                f"limit of {self.token_limit}"
+            )
+        return _Sequence(self, prompt)
 
     def remember(self, payload: bytes) -> bytes:
         return payload
@@ -86,13 +111,13 @@ class BlocksHub:
     @torch.inference_mode()
     def embed(self, tokens: list[int]) -> bytes:
         """Hidden states that enter block 0."""
-        return to_bytes(self._embeddings(torch.tensor(tokens, device=self._device)))
+        return to_bytes(self._embeddings(torch.tensor(tokens, device=self.device)))
 
     @torch.inference_mode()
     def logits(self, payload: bytes) -> torch.Tensor:
         """Logits ``[1, vocabulary]`` after the last of the hidden states that left the last block."""
         n_tokens = len(payload) // self.token_bytes
-        last = from_bytes(payload, n_tokens, self.dtype)[-1:].to(self._device)
+        last = from_bytes(payload, n_tokens, self.dtype, self.device)[-1:]
         return torch.nn.functional.linear(self._final_norm(last), self._head).float()
 
     async def run(self, function: Any, *arguments: Any) -> Any:
@@ -110,9 +135,7 @@ class _Sequence:
         self._n_sent = 0
         sampling = hub.spec.sampling
         self._processors = processors(sampling) if sampling else None
-        self._generator = torch.Generator(hub.spec.device).manual_seed(sampling.seed) if sampling else None
-        ends = hub.config.eos_token_id
-        self._ends = set(ends if isinstance(ends, list) else [ends])
+        self._generator = torch.Generator(hub.device).manual_seed(sampling.seed) if sampling else None
 
     async def embed(self) -> bytes:
         tokens, self._n_sent = self._tokens[self._n_sent :], len(self._tokens)
@@ -122,7 +145,7 @@ class _Sequence:
     async def take(self, payload: bytes) -> int:
         token: int = await self._hub.run(self._choose, payload)
         self._tokens.append(token)
-        self.ended = self._hub.spec.stops and token in self._ends
+        self.ended = self._hub.spec.stops and token in self._hub.end_tokens
         return token
 
     @torch.inference_mode()

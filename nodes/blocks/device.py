@@ -1,0 +1,92 @@
+"""The device that computes: what it can, what it has left, and hidden states to it and from it."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import Path
+
+import torch
+
+from nodes.compute import ComputeError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def open_device(name: str, dtype_name: str) -> tuple[torch.device, torch.dtype]:
+    """Raises ``ComputeError`` if there is no such device, or it does not compute with such numbers."""
+    if dtype_name not in DTYPES:
+        raise ComputeError(f'no dtype "{dtype_name}" is known; those of these are: {", ".join(DTYPES)}')
+    dtype = DTYPES[dtype_name]
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = " ".join(str(error).split())
+        raise ComputeError(f'the device "{name}" cannot be used: {reason}') from error
+    if device.type not in ("cpu", "cuda"):
+        raise ComputeError(f'the device "{name}" is not supported; those of these are: cpu, cuda')
+    if device.type == "cuda" and dtype == torch.bfloat16 and not torch.cuda.is_bf16_supported(False):
+        raise ComputeError(f"{torch.cuda.get_device_name(device)} does not compute in {dtype_name}")
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    return device, dtype
+
+
+def available_bytes(device: torch.device) -> float:
+    """What the device has left for everybody; infinite where that cannot be known."""
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0])
+    with contextlib.suppress(OSError):  # no Linux
+        found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"))
+        if found:
+            return float(found[1]) * 1024
+    return float("inf")
+
+
+def limit_memory(device: torch.device, limit_bytes: float) -> None:
+    """Let this process take no more of a GPU, so that others can share it. A CPU has no such limit."""
+    if device.type == "cuda":
+        total_bytes = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total_bytes), device)
+
+
+def memory_in_use(device: torch.device) -> dict[str, float]:
+    """Bytes that this process really has: on a GPU from its allocator, on a CPU its resident set."""
+    if device.type == "cuda":
+        return {
+            "device_allocated_bytes": float(torch.cuda.memory_allocated(device)),
+            "device_reserved_bytes": float(torch.cuda.memory_reserved(device)),
+            "device_peak_bytes": float(torch.cuda.max_memory_allocated(device)),
+        }
+    with contextlib.suppress(OSError):  # no Linux
+        found = re.search(r"VmRSS:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))
+        if found:
+            return {"resident_bytes": float(found[1]) * 1024}
+    return {}
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def from_bytes(payload: bytes, n_tokens: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Hidden states ``[n_tokens, hidden size]`` from the wire: the tensor's bytes, row after row."""
+    states = torch.frombuffer(bytearray(payload), dtype=dtype).reshape(n_tokens, -1)
+    if device.type == "cuda":
+        # From pinned memory the copy needs no staging; later work of this stream waits for it.
+        return states.pin_memory().to(device, non_blocking=True)
+    return states
+
+
+def to_bytes(states: torch.Tensor) -> bytes:
+    """The bytes of ``[n_tokens, hidden size]``, once they have been computed."""
+    if states.is_cuda:
+        host = torch.empty(states.shape, dtype=states.dtype, pin_memory=True)
+        host.copy_(states, non_blocking=True)
+        # Blocking: a process that waits must not keep a core from the others that share the GPU.
+        done = torch.cuda.Event(blocking=True)
+        done.record()
+        done.synchronize()
+        states = host
+    return states.contiguous().view(torch.uint8).numpy().tobytes()

@@ -1,0 +1,101 @@
+"""The files of a checkpoint: where they are, what they say. Nothing here needs torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from nodes.compute import ComputeError
+
+CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+_SMALL_FILES = ("*.json", "tokenizer.model")
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """``config.json`` of a checkpoint folder. Raises ``ComputeError``."""
+    return _read_object(folder / CONFIG)
+
+
+def read_generation_config(folder: Path) -> dict[str, Any]:
+    """``generation_config.json``, empty if there is none. Raises ``ComputeError``."""
+    path = folder / "generation_config.json"
+    return _read_object(path) if path.exists() else {}
+
+
+def weight_files(folder: Path) -> Mapping[str, str]:
+    """Every tensor's file name in ``folder``, without reading a tensor.
+
+    Raises ``ComputeError``, also for weights that are pickled: to load such a file is to run what it says.
+    """
+    if (folder / INDEX).is_file():
+        files = _read_object(folder / INDEX).get("weight_map")
+        if not isinstance(files, dict) or not all(isinstance(name, str) for name in files.values()):
+            raise ComputeError(f'{folder / INDEX} has no "weight_map" from tensors to files')
+        return files
+    if (folder / SINGLE).is_file():
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(folder / SINGLE, framework="np") as file:
+                return dict.fromkeys(file.keys(), SINGLE)
+        except (SafetensorError, OSError) as error:
+            raise ComputeError(f"{folder / SINGLE} cannot be read: {error}") from error
+    pickled = sorted(path.name for path in folder.glob("*.bin"))
+    if pickled:
+        raise ComputeError(
+            f"{folder} holds pickled weights ({pickled[0]}), which are not loaded because a pickle can run "
+            "anything: save the model as safetensors"
+        )
+    raise ComputeError(f"{folder} holds neither {SINGLE} nor {INDEX}")
+
+
+def resolve_checkpoint(name_or_folder: str, blocks: Collection[int] | None = None) -> Path:
+    """The folder of a checkpoint, which a name of the Hugging Face hub is downloaded to.
+
+    Of a model on the hub only safetensors come, and of its shards only those that hold ``blocks`` (all if
+    not given) or what is no block: the client's part. Raises ``ComputeError``.
+    """
+    folder = Path(name_or_folder).expanduser()
+    if folder.is_dir():
+        return folder
+    try:
+        from huggingface_hub import snapshot_download
+    except ModuleNotFoundError:
+        raise ComputeError(
+            f"{name_or_folder} is no folder, and to download a model of that name takes huggingface_hub: "
+            "pip install 'testbed[blocks]'"
+        ) from None
+    try:
+        folder = Path(snapshot_download(name_or_folder, allow_patterns=list(_SMALL_FILES)))
+        files = _needed(weight_files(folder), blocks) if (folder / INDEX).is_file() else [SINGLE]
+        return Path(snapshot_download(name_or_folder, allow_patterns=[*_SMALL_FILES, *files]))
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise ComputeError(
+            f"{name_or_folder} is no folder, and no model of that name could be downloaded: {reason}"
+        ) from error
+
+
+def _needed(files: Mapping[str, str], blocks: Collection[int] | None) -> list[str]:
+    """The shards that hold ``blocks`` or what belongs to no block."""
+    numbers = {name: _block_of(name) for name in files}
+    return sorted({files[n] for n, block in numbers.items() if blocks is None or block in (None, *blocks)})
+
+
+def _block_of(tensor: str) -> int | None:
+    """A block's tensors have its number in their names: ``transformer.h.3.mlp...``."""
+    return next((int(part) for part in tensor.split(".") if part.isdecimal()), None)
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ComputeError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ComputeError(f"{path} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ComputeError(f"{path} holds no JSON object")
+    return content

@@ -1,0 +1,90 @@
+"""Builds modules of a model and fills them, tensor by tensor, so that nothing is held twice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from nodes.blocks import quantised
+from nodes.blocks.family import Family
+from nodes.blocks.weights import Weights
+
+
+def fill(
+    module: torch.nn.Module,
+    part: str,
+    source: Weights,
+    dtype: torch.dtype,
+    device: torch.device,
+    how: str = "plain",
+) -> torch.nn.Module:
+    """Give ``module``, which was made on the meta device, the weights of ``part``.
+
+    Linear layers are replaced by quantised ones unless ``how`` is ``plain``. Raises ``ComputeError``.
+    """
+    layers = _linear_layers(module) if how != "plain" else {}
+    shapes = {name: tensor.shape for name, tensor in module.state_dict().items()}
+    # Matrices first: a quantised layer must be there before its bias is.
+    ordered = {name: shapes[name] for name in sorted(shapes, key=lambda name: name not in layers)}
+    for name, tensor in source.tensors(part, ordered, dtype, device):
+        path, _, leaf = name.rpartition(".")
+        if name in layers:
+            module.set_submodule(path, quantised.LAYERS[how](tensor))
+        else:
+            setattr(module.get_submodule(path), leaf, torch.nn.Parameter(tensor, requires_grad=False))
+    return module.eval()
+
+
+def load_block(
+    family: Family,
+    config: Any,
+    number: int,
+    source: Weights,
+    dtype: torch.dtype,
+    device: torch.device,
+    how: str,
+) -> torch.nn.Module:
+    """Block ``number``. ``config`` is that of the family's shell. Raises ``ComputeError``."""
+    return fill(empty_block(family, config, number), f"{family.blocks}.{number}", source, dtype, device, how)
+
+
+def empty_block(family: Family, config: Any, number: int) -> torch.nn.Module:
+    with torch.device("meta"):
+        block: torch.nn.Module = family.block_class(config, number)
+    return block
+
+
+def planned_bytes(block: torch.nn.Module, dtype: torch.dtype, how: str) -> int:
+    """What a block takes once it is filled; ``s_m`` of the model, exactly."""
+    layers = _linear_layers(block)
+    total = 0
+    for name, tensor in block.state_dict().items():
+        if name in layers:
+            n_rows, n_columns = tensor.shape
+            total += quantised.matrix_bytes(how, n_rows, n_columns, dtype)
+        else:
+            total += tensor.numel() * dtype.itemsize
+    return total
+
+
+def largest_matrix_bytes(block: torch.nn.Module, dtype: torch.dtype) -> int:
+    """In ``dtype``: what computing with a quantised matrix takes for a moment."""
+    return max(tensor.numel() * dtype.itemsize for tensor in block.state_dict().values())
+
+
+def real_bytes(block: torch.nn.Module) -> int:
+    """What a filled block takes."""
+    matrices = sum(
+        layer.n_bytes
+        for layer in block.modules()
+        if isinstance(layer, quantised.Int8Linear | quantised.Nf4Linear)
+    )
+    return matrices + sum(parameter.nbytes for parameter in block.parameters())
+
+
+def _linear_layers(module: torch.nn.Module) -> Mapping[str, torch.nn.Linear]:
+    """By the names of their matrices."""
+    found = module.named_modules()
+    return {f"{name}.weight": layer for name, layer in found if isinstance(layer, torch.nn.Linear)}
