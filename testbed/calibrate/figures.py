@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from testbed.calibrate.points import Point
 _STYLE: dict[Any, Any] = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}
 _COLOURS = ("#1f5a99", "#d1762b", "#3c8d5a", "#8f4a9e", "#b3202a")
 _SIZE = (5.6, 3.8)
+_NAMES = {"n_input_tokens": "input tokens", "n_blocks": "blocks", "cached_tokens": "cached tokens"}
+"""Axes and groups: fields of a point, as the figures call them."""
 
 
 def draw_figures(
@@ -48,15 +50,15 @@ def _figures(
     models = "; solid: the better model, dashed: the paper's."
     prefill, decode = fit.alone("prefill"), fit.alone("decode")
     caption = "Prefill time against input length" + models
-    yield "prefill", caption, _lines(plt, fit, prefill, _length, _blocks, "input tokens", "{} blocks")
+    yield "prefill", caption, _lines(plt, fit, prefill, "n_input_tokens", "n_blocks")
     caption = "Decode time of a step against its blocks" + models
     yield (
         "decode_blocks",
         caption,
-        _lines(plt, fit, _first_part(decode), _blocks, _length, "blocks", "{} input tokens"),
+        _lines(plt, fit, _first_part(decode), "n_blocks", "n_input_tokens"),
     )
     caption = "Decode time of a step against the tokens cached before it" + models
-    yield "decode_context", caption, _lines(plt, fit, decode, _cached, _blocks, "cached tokens", "{} blocks")
+    yield "decode_context", caption, _lines(plt, fit, decode, "cached_tokens", "n_blocks")
     longest = _longest(samples)
     if longest:
         caption = "Time of all decode steps of a session against its output length" + models
@@ -68,49 +70,32 @@ def _figures(
         yield "memory", "Memory against blocks and sessions: measured, and fitted.", _memory(plt, memory)
 
 
-def _length(point: Point) -> float:
-    return point.n_input_tokens
-
-
-def _blocks(point: Point) -> float:
-    return point.n_blocks
-
-
-def _cached(point: Point) -> float:
-    return point.cached_tokens
-
-
 def _first_part(decode: Sequence[Point]) -> list[Point]:
     """One point per blocks and input length: that of the first steps."""
     first: dict[tuple[int, int], Point] = {}
-    for p in sorted(decode, key=_cached):
+    for p in sorted(decode, key=lambda p: p.cached_tokens):
         first.setdefault((p.n_blocks, p.n_input_tokens), p)
     return list(first.values())
 
 
-def _lines(
-    plt: Any,
-    fit: Fit,
-    points: Sequence[Point],
-    x_of: Callable[[Point], float],
-    group_of: Callable[[Point], float],
-    x_label: str,
-    label: str,
-) -> Any:
+def _lines(plt: Any, fit: Fit, points: Sequence[Point], x_name: str, group_name: str) -> Any:
     """Medians with quartiles, a colour per group, and what both models say along the x axis."""
     figure, axes = plt.subplots(figsize=_SIZE)
-    for number, group in enumerate(sorted({group_of(p) for p in points})):
+    for number, group in enumerate(sorted({getattr(p, group_name) for p in points})):
         colour = _COLOURS[number % len(_COLOURS)]
-        members = sorted((p for p in points if group_of(p) == group), key=x_of)
-        x = [x_of(p) for p in members]
+        members = sorted(
+            (p for p in points if getattr(p, group_name) == group), key=lambda p: float(getattr(p, x_name))
+        )
+        x = [getattr(p, x_name) for p in members]
         y = np.array([p.time_s for p in members]) * 1e3
         spread = np.abs(np.array([[p.low_s, p.high_s] for p in members]).T * 1e3 - y)
-        name = label.format(f"{group:g}")
+        name = f"{group} {_NAMES[group_name]}".removesuffix("s" if group == 1 else "")
         axes.errorbar(x, y, spread, fmt="o", ms=4, capsize=2, color=colour, label=name)
+        along = np.linspace(min(x), max(x), 50)
         for model, style in ((fit.better, "-"), (fit.paper, "--")):
-            times = [model.times.time_s(p) * 1e3 for p in members]
-            axes.plot(x, times, style, color=colour, lw=1.1)
-    axes.set(xlabel=x_label, ylabel="ms")
+            times = [model.times.time_s(replace(members[0], **{x_name: at})) * 1e3 for at in along]
+            axes.plot(along, times, style, color=colour, lw=1.1)
+    axes.set(xlabel=_NAMES[x_name], ylabel="ms")
     axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)
     axes.legend(frameon=False, fontsize=8)
