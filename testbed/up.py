@@ -27,6 +27,7 @@ from testbed.results.slo import parse_slo
 from testbed.results.text import summary_text
 from testbed.rundir import make_run_dir
 from testbed.scenario import dump_toml
+from testbed.verify import verify_tokens
 
 
 def up_command(
@@ -49,6 +50,8 @@ def up_command(
             raise error
         _say(f"interrupted before any session; logs are in {run_dir}")
         return EXIT_INTERRUPTED
+    if real is not None and error is None and not interrupted:
+        verify_tokens(run_dir, experiment, real, _say)
     try:
         summary = _finish(run_dir, experiment, objectives, report)
     except RunError:
@@ -61,7 +64,13 @@ def up_command(
     if interrupted:
         _say(f"interrupted: the record up to now is in {run_dir}")
         return EXIT_INTERRUPTED
-    return 0 if summary["n_completed"] == summary["n_requests"] else 1
+    return exit_code(summary)
+
+
+def exit_code(summary: dict[str, Any]) -> int:
+    """0 only if every request completed, with the tokens that it should have."""
+    is_whole = summary["n_completed"] == summary["n_requests"]
+    return 0 if is_whole and not summary["n_tokens_altered"] else 1
 
 
 def check_can_run(experiment: Experiment) -> None:
@@ -103,6 +112,8 @@ def run_quietly(experiment: Experiment, out: Path) -> dict[str, Any]:
     error, _ = uvloop.run(emulate(experiment, placed, run_dir, launcher, real, False, lambda _: None))
     if error is not None:
         raise error
+    if real is not None:
+        verify_tokens(run_dir, experiment, real, lambda _: None)
     return finish_run(run_dir, experiment)
 
 

@@ -4,6 +4,7 @@
 - ``requests`` has a row and its metrics per request; ``summary`` aggregates; ``slo`` reads objectives
 - ``tables`` (Parquet), ``trace`` (Perfetto), ``text`` (terminal), ``figures`` and ``report`` write;
   ``atomic`` lets no file be left half written; ``intervals``: means over runs
+- ``verified`` reads whether a run's tokens are those of the whole model
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from testbed.results.logs import read_logs
 from testbed.results.model import hop_table
 from testbed.results.requests import request_rows
 from testbed.results.summary import summarize
+from testbed.results.verified import read_verification
 from testbed.rundir import write_json
 
 __all__ = ["finish_run", "load_run", "write_report"]
@@ -44,6 +46,7 @@ def finish_run(
     hops = hop_table(experiment, records)
     rows = request_rows(experiment, records, hops)
     summary = summarize(experiment, plan, records, hops, rows, objectives)
+    summary.update(read_verification(run_dir, experiment))
     _write_all(
         run_dir,
         {

@@ -46,6 +46,7 @@ def request_rows(experiment: Experiment, records: RunRecords, hops: HopTable) ->
             "asked_s": sum(record.asked_s) if record else None,
             "wait_expected_s": record.wait_expected_s if record else None,
             "chain": " ".join(f"{s}:{a}-{b}" for s, a, b in record.chain) if record else "",
+            "token_ids": [token.token_id for token in record.tokens] if record else [],
         }
         measured = _measured(record) if record else {}
         row.update({name: measured.get(name) for name in METRICS})
@@ -67,9 +68,9 @@ def _measured(record: RequestRecord) -> dict[str, float]:
         values["setup_s"] = first.ready_at_s - record.opening_at_s
         values["ttft_s"] = first.finished_at_s - record.arrived_at_s
         if record.status == "completed":
-            n_rest = record.n_output_tokens - 1
+            n_rest = len(record.tokens) - 1  # less than were asked for if the model ended its text
             values["e2e_s"] = last.finished_at_s - record.arrived_at_s
-            values["per_token_s"] = values["e2e_s"] / record.n_output_tokens
+            values["per_token_s"] = values["e2e_s"] / len(record.tokens)
             if n_rest:
                 values["tpot_s"] = values["rest_s"] = (last.finished_at_s - first.finished_at_s) / n_rest
     return values
@@ -102,7 +103,7 @@ def _model(
     setup_s = model_setup_s(experiment, record.client, record.chain, timeline, record.opening_at_s or 0.0)
     rest_s = sum(value for token, value in tokens.items() if token)
     whole_s = rest_s if record.status == "completed" else None
-    return _assemble(row["queue_s"], setup_s, tokens[0], whole_s, record.n_output_tokens)
+    return _assemble(row["queue_s"], setup_s, tokens[0], whole_s, len(record.tokens))
 
 
 def _unqueued(

@@ -85,9 +85,26 @@ def summarize(
         "objectives": objectives or {},
         "dropped_log_bytes": records.dropped_bytes,
     }
+    if plan.get("memory"):
+        summary["memory"] = _memory(plan["memory"])
     if experiment.calibration.session_setup_s:
         summary["without_session_setup"] = _without_setup(experiment, rows)
     return summary
+
+
+def _memory(servers: dict[str, dict[str, float]]) -> dict[str, Any]:
+    """Real memory of servers when it was largest, beside the model's ``s_m m_j + s_c sum k`` of that moment."""
+    real, model = (sum(s[key] for s in servers.values()) for key in ("real_bytes", "model_bytes"))
+    off = {name: s["real_bytes"] / s["model_bytes"] - 1 for name, s in servers.items() if s["model_bytes"]}
+    worst = max(off, key=lambda name: abs(off[name]), default=None)
+    return {
+        "servers": servers,
+        "real_bytes": real,
+        "model_bytes": model,
+        "difference_ratio": real / model - 1 if model else None,
+        "worst_server": worst,
+        "worst_difference_ratio": off[worst] if worst is not None else None,
+    }
 
 
 def _gaps(

@@ -12,16 +12,19 @@ from testbed.experiment import Experiment
 from testbed.results.atomic import replacing
 from testbed.results.model import HopTable
 
-_TEXT = {"client", "status", "reason", "chain"}
-_WHOLE = {"request", "n_input_tokens", "n_output_tokens", "n_tokens_done", "n_rejections"}
+_TYPES = {
+    **dict.fromkeys(("client", "status", "reason", "chain"), pa.string()),
+    **dict.fromkeys(
+        ("request", "n_input_tokens", "n_output_tokens", "n_tokens_done", "n_rejections"), pa.int64()
+    ),
+    "token_ids": pa.list_(pa.int32()),
+}
+"""Of columns of requests; all others are numbers."""
 
 
 def write_requests(path: Path, rows: list[dict[str, Any]]) -> None:
     """A row per request of the scenario, also those that failed or never started."""
-    types = [
-        (name, pa.string() if name in _TEXT else pa.int64() if name in _WHOLE else pa.float64())
-        for name in (rows[0] if rows else {"request": 0})
-    ]
+    types = [(name, _TYPES.get(name, pa.float64())) for name in (rows[0] if rows else {"request": 0})]
     _write(path, pa.Table.from_pylist(rows, schema=pa.schema(types)))
 
 

@@ -66,7 +66,12 @@ def _table(summary: dict[str, Any]) -> Table:
 
 def _footer(summary: dict[str, Any]) -> str:
     lines = []
-    if summary["overhead_per_hop_s"] is not None:
+    if summary["compute"] == "blocks":
+        lines.append(
+            f"model columns: what the scenario's hardware profiles say of these blocks; started in "
+            f"{summary['startup_s']:.2f} s; {summary['decision']['routing_s']['n']} routing decisions"
+        )
+    elif summary["overhead_per_hop_s"] is not None:
         lines.append(
             f"own overhead per hop {summary['overhead_per_hop_s'] * 1e3:.2f} ms real (p50); started in "
             f"{summary['startup_s']:.2f} s; {summary['decision']['routing_s']['n']} routing decisions"
@@ -91,6 +96,7 @@ def _footer(summary: dict[str, Any]) -> str:
             f"session_setup adds {summary['calibration']['session_setup_s']:g} s to every first token; without it "
             f"TTFT {_number(without['ttft_s']['mean'])}, per token {_number(without['per_token_s']['mean'])}"
         )
+    lines += _blocks_lines(summary)
     forwarder = summary["forwarder"]
     if forwarder and forwarder["dropped"]:
         lines.append(
@@ -113,6 +119,30 @@ def _footer(summary: dict[str, Any]) -> str:
     if summary["dropped_log_bytes"]:
         lines.append(f"{summary['dropped_log_bytes']} bytes of an unfinished log record were dropped")
     return "\n".join(lines)
+
+
+def _blocks_lines(summary: dict[str, Any]) -> list[str]:
+    """Of a run with real blocks: whether its tokens are right, and what memory it took."""
+    if summary["compute"] != "blocks":
+        return []
+    checked, altered = summary["n_tokens_checked"], summary["n_tokens_altered"]
+    if checked is None:
+        lines = [f"tokens were not compared with the whole model's: {summary['tokens_unchecked_because']}"]
+    elif not altered:
+        lines = [f"all {checked} tokens are those of the whole model on one machine"]
+    else:
+        first = summary["altered"][0]
+        lines = [
+            f"{altered} of {checked} tokens are NOT those of the whole model on one machine; the first is token "
+            f"{first['token']} of request {first['request']}: {first['is']}, should be {first['should_be']}"
+        ]
+    memory = summary.get("memory")
+    if memory and memory["difference_ratio"] is not None:
+        lines.append(
+            f"blocks and caches of all servers took {memory['real_bytes'] / 1e6:.2f} MB, {memory['difference_ratio']:+.1%} "
+            f"of what the model counts; {memory['worst_server']} {memory['worst_difference_ratio']:+.1%}"
+        )
+    return lines
 
 
 def _number(value: float | None) -> str:

@@ -40,6 +40,7 @@ def request_rows(simulation: Simulation) -> list[dict[str, Any]]:
                 "asked_s": None,
                 "wait_expected_s": r.expected_wait_s,
                 "chain": " ".join(f"{h.server}:{h.first}-{h.last}" for h in r.hops),
+                "token_ids": None,  # nothing is computed
                 **{
                     prefix + name: metrics.get(name)
                     for prefix in ("", "model_", "unqueued_")

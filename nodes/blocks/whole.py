@@ -1,0 +1,115 @@
+"""The whole model on one machine, to compare a chain's tokens with: ``generate`` of transformers itself.
+
+``python -m nodes.blocks.whole`` reads a job as JSON and writes what it found as JSON; ``testbed`` runs it
+as a process of its own after a run, when the servers have given their memory back.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from nodes.blocks.device import open_device
+from nodes.blocks.family import family_of
+from nodes.blocks.hub import prompt_of
+from nodes.blocks.loading import fill, load_block
+from nodes.blocks.spec import BlocksSpec, Sampling, WeightSource
+from nodes.blocks.weights import opened
+from nodes.request import Request
+
+_MAX_LISTED = 20
+
+
+class WholeModel:
+    """The model of ``spec``, all blocks of it. Raises ``ComputeError``.
+
+    A checkpoint in plain weights is loaded by transformers; other weights, which it does not know, are made
+    as servers make them and put into its model.
+    """
+
+    def __init__(self, spec: BlocksSpec) -> None:
+        self.device, dtype = open_device(spec.device, spec.dtype)
+        torch.set_num_threads(spec.n_threads)
+        _, self.config = family_of(spec.source.config)
+        if spec.source.folder is not None and spec.weights == "plain":
+            model = AutoModelForCausalLM.from_pretrained(
+                spec.source.folder, dtype=dtype, use_safetensors=True, local_files_only=True
+            )
+            self.model = model.to(self.device).eval()
+        else:
+            self.model = _assembled(spec, dtype, self.device)
+        # Whatever a checkpoint asks for by default: a request's own settings alone count.
+        self.model.generation_config = GenerationConfig()
+
+    def tokens(self, prompt: Sequence[int], n_tokens: int, sampling: Sampling | None = None) -> list[int]:
+        """``n_tokens`` tokens after ``prompt``, the most probable or sampled; no token ends them early."""
+        settings = GenerationConfig(max_new_tokens=n_tokens, do_sample=sampling is not None)
+        if sampling is not None:
+            settings.temperature = sampling.temperature
+            settings.top_k = sampling.top_k
+            settings.top_p = sampling.top_p
+            torch.manual_seed(sampling.seed)
+        ids = torch.tensor([list(prompt)], device=self.device)
+        # The mask is given because transformers would take padding tokens in a prompt for padding.
+        output = self.model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings)
+        return [int(token) for token in output[0, len(prompt) :]]
+
+
+def _assembled(spec: BlocksSpec, dtype: torch.dtype, device: torch.device) -> Any:
+    family, config = family_of(spec.source.config)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    empty = model.base_model
+    shell = family.shell(config)
+    with opened(spec.source, family, config) as weights:
+        blocks = [
+            load_block(family, shell.config, number, weights, dtype, device, spec.weights)
+            for number in range(config.num_hidden_layers)
+        ]
+        base = family.with_blocks(config, blocks)
+        for name in (family.embeddings, family.embeddings_norm, family.final_norm):
+            if name is not None:
+                setattr(base, name, fill(getattr(empty, name), name, weights, dtype, device))
+        setattr(model, model.base_model_prefix, base.to(device))
+        head = base.get_input_embeddings().weight
+        if not config.tie_word_embeddings:
+            head = torch.nn.Parameter(weights.head(head.shape, dtype, device), requires_grad=False)
+        model.lm_head.weight = head
+    return model.eval()
+
+
+def compare(job: Mapping[str, Any]) -> dict[str, Any]:
+    """How many of a run's tokens are not the whole model's.
+
+    ``job``: the fields of a ``BlocksSpec`` as ``spec``, those of a ``Sampling`` or nothing as ``sampling``,
+    and ``requests``, each with ``index``, ``prompt`` (may be empty), ``n_input_tokens`` and its ``tokens``.
+    A token after one that differs is compared too: it is counted with those that differ if it does.
+    """
+    spec = BlocksSpec(**{**job["spec"], "source": WeightSource(**job["spec"]["source"])})
+    sampling = Sampling(**job["sampling"]) if job["sampling"] else None
+    whole = WholeModel(spec)
+    n_checked = n_altered = 0
+    altered: list[dict[str, int]] = []
+    for entry in job["requests"]:
+        ours = entry["tokens"]
+        request = Request(entry["index"], 0.0, entry["n_input_tokens"], len(ours), tuple(entry["prompt"]))
+        theirs = whole.tokens(prompt_of(request, whole.config.vocab_size), len(ours), sampling)
+        wrong = [i for i, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1]]
+        n_checked += len(ours)
+        n_altered += len(wrong)
+        if wrong and len(altered) < _MAX_LISTED:
+            first = wrong[0]
+            altered.append(
+                {"request": request.index, "token": first, "is": ours[first], "should_be": theirs[first]}
+            )
+    return {"n_tokens_checked": n_checked, "n_tokens_altered": n_altered, "altered": altered}
+
+
+if __name__ == "__main__":
+    answer = compare(json.load(sys.stdin))
+    json.dump(answer, sys.stdout)

@@ -1,0 +1,29 @@
+"""What is known of a run's tokens: whether they are those of the whole model on one machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from testbed.experiment import Experiment
+
+VERIFY = "verify.json"
+"""Written after a run with real blocks; see ``testbed.verify``."""
+
+_STUB = "the stub's client compares every token itself, and fails a request with a wrong one"
+
+
+def unchecked(reason: str) -> dict[str, Any]:
+    """An answer that holds no comparison, and why."""
+    return {"n_tokens_checked": None, "n_tokens_altered": None, "tokens_unchecked_because": reason}
+
+
+def read_verification(run_dir: Path, experiment: Experiment) -> dict[str, Any]:
+    """``{n_tokens_checked, n_tokens_altered, tokens_unchecked_because}``, and which were ``altered``."""
+    if experiment.blocks is None:
+        return unchecked(_STUB)
+    try:
+        return dict(json.loads((run_dir / VERIFY).read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return unchecked("the run did not come to its end")
