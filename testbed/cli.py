@@ -323,13 +323,17 @@ def reproduce(
 
 @app.command()
 def calibrate(
-    model: Annotated[Path, typer.Option(help="A model's folder: config.json and safetensors.")],
+    model: Annotated[str, typer.Option(help="A checkpoint's folder, or its name on the hub.")],
     compute: Annotated[str, typer.Option(help="What is calibrated: blocks.")] = "blocks",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     dtype: Annotated[
         str | None, typer.Option(help="float32, bfloat16 or float16; default the model's own.")
     ] = None,
+    weights: Annotated[
+        str, typer.Option(help="How blocks hold their matrices: plain, int8 or nf4.")
+    ] = "plain",
     threads: Annotated[int, typer.Option(help="CPU threads of a step.")] = 1,
+    streams: Annotated[int, typer.Option(help="Steps that are computed at once.")] = 1,
     name: Annotated[str | None, typer.Option(help="Name of the profile; default MODEL-DEVICE.")] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="A new folder; default runs/calibrate-NAME-TIME.")
@@ -342,7 +346,8 @@ def calibrate(
     output_tokens: Annotated[int, typer.Option(help="Output tokens of the longest session.")] = 128,
     rounds: Annotated[int, typer.Option(help="How often everything is measured.")] = 5,
     random_weights: Annotated[
-        bool, typer.Option("--random-weights", help="For timing: config.json is enough, no weights are read.")
+        bool,
+        typer.Option("--random-weights", help="No weights are read: --model may be a profile (bloom-176b)."),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -354,7 +359,9 @@ def calibrate(
         compute=compute,
         device=device,
         dtype=dtype,
+        weights=weights,
         n_threads=threads,
+        n_streams=streams,
         name=name,
         out=out,
         n_blocks=blocks,

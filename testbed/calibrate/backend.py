@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,79 +10,108 @@ from typing import Any
 
 import numpy as np
 
-from nodes.blocks.spec import BlocksSpec, WeightSource
+from nodes.blocks.spec import BlocksSpec, Weights, WeightSource
 from nodes.compute import Compute, ComputeError
 from testbed.calibrate.memory import MemorySample
 from testbed.calibrate.plan import Plan
 from testbed.errors import UserError
+from testbed.real import require_blocks
+from testbed.scenario.blocks import VALUE_BYTES
+from testbed.scenario.checkpoints import checkpoint_folder, checkpoint_sizes, find_checkpoint, read_config
+from testbed.scenario.families import ModelSizes, make_config
+from testbed.scenario.problems import KeyedError
+from testbed.scenario.profiles import profiled
+from testbed.scenario.schema import ModelTable
 
-_VALUE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-_MAX_TOKENS_KEYS = ("max_position_embeddings", "seq_length", "n_positions")
-_BLOCKS_KEYS = ("num_hidden_layers", "n_layer")
-_HIDDEN_KEYS = ("hidden_size", "n_embed")
 CLIENT = "calibration"
+_WEIGHTS: tuple[Weights, ...] = ("plain", "int8", "nf4")
 
 
 @dataclass(frozen=True)
 class Source:
-    """A model folder's configuration, as far as a calibration needs it. ``max_tokens`` ``None``: no limit known."""
+    """A model: what it is called, its ``config.json``, and the sizes in it."""
 
-    folder: Path
+    name: str
     config: Mapping[str, Any]
-    family: str
-    n_blocks: int
-    hidden_size: int
-    max_tokens: int | None
+    sizes: ModelSizes
+    weights: WeightSource
 
 
-def read_source(folder: Path) -> Source:
-    """The model in ``folder``. Raises ``UserError``."""
-    path = folder / "config.json"
+def read_source(model: str, *, random_weights: bool) -> Source:
+    """The model of a checkpoint's folder or a hub's name; with ``random_weights`` also of a shipped profile.
+
+    Raises ``UserError``.
+    """
+    if random_weights and not Path(model).is_dir() and "/" not in model:
+        config: Mapping[str, Any] = _profile_config(model)
+        return Source(model, config, checkpoint_sizes(config, model), WeightSource(config))
+    checkpoint = find_checkpoint(model, Path())
+    config = read_config(checkpoint)
+    folder = None if random_weights else str(checkpoint_folder(checkpoint))
+    name = Path(checkpoint).name
+    return Source(name, config, checkpoint_sizes(config, checkpoint), WeightSource(config, folder))
+
+
+def _profile_config(name: str) -> dict[str, Any]:
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
+        table = profiled(ModelTable(profile=name))
+    except KeyedError as error:
+        raise UserError(f"--model {name}: is no folder, and {error.what}") from None
+    if not (table.family and table.n_blocks and table.hidden_size and table.heads and table.vocab):
         raise UserError(
-            f"{path} cannot be read ({os.strerror(error.errno or 0)}); give a model's folder with --model, "
-            "for example one made by `testbed model make-tiny`"
-        ) from None
-    except ValueError as error:
-        raise UserError(f"{path} is not JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise UserError(f"{path} is no model's configuration: it must be a JSON object")
-
-    def first(keys: tuple[str, ...]) -> int | None:
-        found = (config.get(key) for key in keys)
-        return next((n for n in found if isinstance(n, int) and not isinstance(n, bool) and n > 0), None)
-
-    n_blocks, hidden_size = first(_BLOCKS_KEYS), first(_HIDDEN_KEYS)
-    for value, keys in ((n_blocks, _BLOCKS_KEYS), (hidden_size, _HIDDEN_KEYS)):
-        if value is None:
-            raise UserError(f"{path} has no {keys[0]}; is it the configuration of a transformer?")
-    assert n_blocks is not None and hidden_size is not None
-    family = str(config.get("model_type", "unknown"))
-    return Source(folder, config, family, n_blocks, hidden_size, first(_MAX_TOKENS_KEYS))
+            f"--model {name}: the profile does not say family, heads and vocab, which blocks of random weights "
+            "need; give a folder with the model's config.json"
+        )
+    return make_config(
+        table.family, table.n_blocks, table.hidden_size, table.heads, table.vocab, table.kv_heads
+    )
 
 
 def default_dtype(config: Mapping[str, Any]) -> str:
     """The model's own, where it is one that is served; else float32."""
     own = config.get("dtype", config.get("torch_dtype"))
-    return own if own in _VALUE_BYTES else "float32"
+    return own if own in VALUE_BYTES else "float32"
 
 
-def open_blocks(source: Source, device: str, dtype: str, n_threads: int, *, random_weights: bool) -> Compute:
-    """The backend without any blocks yet. Raises ``UserError``; without torch it says what to install."""
-    if dtype not in _VALUE_BYTES:
-        raise UserError(f'--dtype must be one of {", ".join(_VALUE_BYTES)}, not "{dtype}"')
-    folder = None if random_weights else str(source.folder)
-    spec = BlocksSpec(WeightSource(source.config, folder), device=device, dtype=dtype, n_threads=n_threads)
+@dataclass(frozen=True)
+class Device:
+    """Where and how the blocks compute, as ``BlocksSpec`` has it."""
+
+    name: str
+    dtype: str
+    weights: str
+    n_threads: int
+    n_streams: int
+
+
+def open_blocks(source: Source, device: Device) -> tuple[Compute, float]:
+    """The backend without any blocks yet, and the bytes that its device has left for them.
+
+    Raises ``UserError``; without torch it says what to install.
+    """
+    require_blocks("testbed calibrate")
+    if device.dtype not in VALUE_BYTES:
+        raise UserError(f'--dtype must be one of {", ".join(VALUE_BYTES)}, not "{device.dtype}"')
+    if device.weights not in _WEIGHTS:
+        raise UserError(f'--weights must be one of {", ".join(_WEIGHTS)}, not "{device.weights}"')
+    for option, value in (("--threads", device.n_threads), ("--streams", device.n_streams)):
+        if value < 1:
+            raise UserError(f"{option} must be at least 1, not {value}")
+    from nodes.blocks.compute import BlocksCompute  # brings torch
+    from nodes.blocks.device import available_bytes, open_device
+
+    spec = BlocksSpec(
+        source.weights,
+        device=device.name,
+        dtype=device.dtype,
+        weights=device.weights,
+        n_threads=device.n_threads,
+        n_streams=device.n_streams,
+    )
     try:
-        from nodes.blocks.compute import BlocksCompute  # brings torch
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"real blocks need {error.name}, which is not installed: pip install 'testbed[blocks]'"
-        ) from None
-    try:
-        return BlocksCompute(spec)
+        opened, _ = open_device(device.name, device.dtype)
+        memory_bytes = available_bytes(opened)
+        return BlocksCompute(spec), memory_bytes if math.isfinite(memory_bytes) else 0.0
     except ComputeError as error:
         raise UserError(str(error)) from None
 
@@ -122,5 +150,6 @@ async def measure_memory(compute: Compute, plan: Plan) -> list[MemorySample]:
 
 def _used(compute: Compute, n_blocks: int, n_sessions: int, session_tokens: int) -> MemorySample:
     used = compute.memory()
-    n_bytes = used.get("blocks_bytes", 0.0) + used.get("cache_bytes", 0.0)
+    # A GPU's allocator knows what was really taken; a CPU's resident set moves with everything else.
+    n_bytes = used.get("device_allocated_bytes", used.get("blocks_bytes", 0.0) + used.get("cache_bytes", 0.0))
     return MemorySample(n_blocks, n_sessions, session_tokens, n_bytes)

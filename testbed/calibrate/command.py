@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ import uvloop
 from nodes.clock import ScaledClock
 from nodes.compute import Compute, ComputeError
 from testbed.calibrate.backend import (
+    Device,
     Source,
     default_dtype,
     hidden_states,
@@ -41,11 +41,13 @@ Announce = Callable[[str], None]
 class Options:
     """What the command line gives. ``n_blocks`` ``None``: all of the model; ``lengths``: the usual ones."""
 
-    model: Path
+    model: str
     compute: str = "blocks"
     device: str = "cpu"
     dtype: str | None = None
+    weights: str = "plain"
     n_threads: int = 1
+    n_streams: int = 1
     name: str | None = None
     out: Path | None = None
     n_blocks: int | None = None
@@ -73,26 +75,24 @@ def calibrate_command(options: Options, announce: Announce = lambda _: None) -> 
             f'--compute must be blocks, not "{options.compute}": only real blocks are calibrated, the stub '
             "takes the times of its profile"
         )
-    if options.n_threads < 1:
-        raise UserError(f"--threads must be at least 1, not {options.n_threads}")
-    source = read_source(options.model)
+    source = read_source(options.model, random_weights=options.random_weights)
     name = _name(options, source)
     if options.out is not None:
         check_new_folder(options.out)
-    if options.n_blocks is not None and not 1 <= options.n_blocks <= source.n_blocks:
-        raise UserError(f"--blocks must be from 1 to the model's {source.n_blocks}, not {options.n_blocks}")
+    sizes = source.sizes
+    if options.n_blocks is not None and not 1 <= options.n_blocks <= sizes.n_blocks:
+        raise UserError(f"--blocks must be from 1 to the model's {sizes.n_blocks}, not {options.n_blocks}")
     plan = make_plan(
-        options.n_blocks or source.n_blocks,
-        source.max_tokens,
+        options.n_blocks or sizes.n_blocks,
+        sizes.max_tokens,
         lengths=options.lengths,
         sessions=options.sessions,
         n_output_tokens=options.n_output_tokens,
         rounds=options.rounds,
     )
     dtype = options.dtype or default_dtype(source.config)
-    compute = open_blocks(
-        source, options.device, dtype, options.n_threads, random_weights=options.random_weights
-    )
+    device = Device(options.device, dtype, options.weights, options.n_threads, options.n_streams)
+    compute, memory_bytes = open_blocks(source, device)
     began_at_s = time.monotonic()
     try:
         memory_samples, samples = uvloop.run(_measure(compute, plan, source, dtype, announce))
@@ -100,7 +100,7 @@ def calibrate_command(options: Options, announce: Announce = lambda _: None) -> 
         raise RunError(f"the calibration broke: {error}") from error
     finally:
         compute.close()
-    subject = _subject(options, source, dtype, compute)
+    subject = _subject(options, source, dtype, compute.token_bytes, memory_bytes)
     fit, memory = fit_times(points_of(samples)), fit_memory(memory_samples)
     answer = answer_of(name, subject, fit, memory)
     how = _how(plan, samples, time.monotonic() - began_at_s)
@@ -111,7 +111,7 @@ def calibrate_command(options: Options, announce: Announce = lambda _: None) -> 
 
 
 def _name(options: Options, source: Source) -> str:
-    usual = f"{source.folder.resolve().name}-{options.device}"
+    usual = f"{source.name}-{options.device}"
     name = options.name or re.sub(r"[^A-Za-z0-9._-]+", "-", usual).strip("-._") or "calibrated"
     try:
         return checked_name(name)
@@ -135,7 +135,7 @@ async def _measure(
             plan,
             compute,
             clock,
-            lambda n_tokens: hidden_states(n_tokens, source.hidden_size, dtype),
+            lambda n_tokens: hidden_states(n_tokens, source.sizes.hidden_size, dtype),
             close=compute.close_session,
             progress=progress,
         )
@@ -144,19 +144,17 @@ async def _measure(
     return memory, samples
 
 
-def _subject(options: Options, source: Source, dtype: str, compute: Compute) -> Subject:
-    memory_bytes = compute.memory().get("device_bytes", 0.0)
-    if not memory_bytes:
-        memory_bytes = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+def _subject(options: Options, source: Source, dtype: str, token_bytes: int, memory_bytes: float) -> Subject:
     return Subject(
         backend=options.compute,
-        model=source.folder.resolve().name,
-        family=source.family,
-        n_blocks=source.n_blocks,
-        hidden_size=source.hidden_size,
-        token_bytes=compute.token_bytes,
+        model=source.name,
+        family=source.sizes.family,
+        n_blocks=source.sizes.n_blocks,
+        hidden_size=source.sizes.hidden_size,
+        token_bytes=token_bytes,
         device=options.device,
         dtype=dtype,
+        weights=options.weights,
         threads=options.n_threads if options.device == "cpu" else None,
         memory_bytes=memory_bytes,
     )

@@ -33,14 +33,18 @@ class Subject:
     token_bytes: int
     device: str
     dtype: str
+    weights: str
     threads: int | None
     memory_bytes: float
 
     @property
     def words(self) -> str:
         """One line for headings."""
-        threads = f", {self.threads} threads" if self.threads else ""
-        return f"{self.model} ({self.family}, hidden size {self.hidden_size}), {self.dtype} on {self.device}{threads}"
+        threads = f", {self.threads} thread{'s' if self.threads > 1 else ''}" if self.threads else ""
+        kind = self.dtype if self.weights == "plain" else f"{self.dtype} with {self.weights} weights"
+        return (
+            f"{self.model} ({self.family}, hidden size {self.hidden_size}), {kind} on {self.device}{threads}"
+        )
 
 
 def profile_text(name: str, fit: Fit, subject: Subject) -> str:
@@ -80,7 +84,7 @@ def _common(subject: Subject, times: Times) -> list[str]:
     forward_rps = PETALS_PROMPT_TOKENS / times.time_s(prompt)
     network_rps = PETALS_ASSUMED_BPS / (8 * subject.token_bytes)
     return [
-        f'memory = "{SIZE.format(float(round(subject.memory_bytes)))}"',
+        f'memory = "{SIZE.format(max(1.0, round(subject.memory_bytes / 1e6)) * 1e6)}"',
         f"decode = {_seconds(times.decode_s)}",
         f"prefill_base = {_seconds(times.prefill_base_s)}",
         f"prefill_per_token = {_seconds(times.prefill_slope_s)}",

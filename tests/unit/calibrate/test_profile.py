@@ -16,7 +16,7 @@ from testbed.scenario import dump_toml, load_experiment
 from testbed.wiring import stub_profile
 
 TIMES = Times(2e-3, 5e-3, 1e-4, step_base_s=1.5e-3, context_slope_s=3e-6, prefill_curve_s=2e-7)
-SUBJECT = Subject("blocks", "small", "bloom", 8, 64, 256, "cpu", "float32", 2, 4e9)
+SUBJECT = Subject("blocks", "small", "bloom", 8, 64, 256, "cpu", "float32", "plain", 2, 4e9)
 SCENARIO = """
 hardware_files = {files}
 [model]
