@@ -40,7 +40,7 @@ def require(capability: str, missing: str | None) -> None:
         return
     if os.environ.get("CI") == "true" or capability in os.environ.get("TESTBED_REQUIRE", "").split(","):
         pytest.fail(f"{capability} must work here: {missing}")
-    pytest.skip(f"{capability}: {missing}")
+    pytest.skip(f"{capability}: {missing}", allow_module_level=True)
 
 
 def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 20.0) -> Any:

@@ -1,0 +1,5 @@
+"""The tiny models that all tests of real blocks share."""
+
+from tests.support.blocks import models
+
+__all__ = ["models"]
