@@ -1,6 +1,5 @@
 """Whatever the chain, the split, the prompt and the company, the tokens are those of transformers."""
 
-# ruff: noqa: E402 - what needs torch is imported once it is known to be there
 from __future__ import annotations
 
 import asyncio
