@@ -345,6 +345,9 @@ def calibrate(
     sessions: Annotated[str, typer.Option(help="Numbers of sessions at once.")] = "1,2,4,8",
     output_tokens: Annotated[int, typer.Option(help="Output tokens of the longest session.")] = 128,
     rounds: Annotated[int, typer.Option(help="How often everything is measured.")] = 5,
+    pause_ms: Annotated[
+        float, typer.Option(min=0, help="Idle before every step of a session alone, as the network's delay.")
+    ] = 10,
     random_weights: Annotated[
         bool,
         typer.Option("--random-weights", help="No weights are read: --model may be a profile (bloom-176b)."),
@@ -369,6 +372,7 @@ def calibrate(
         sessions=numbers("--sessions", sessions) or (),
         n_output_tokens=output_tokens,
         rounds=rounds,
+        pause_s=pause_ms / 1e3,
         random_weights=random_weights,
     )
     answer, text = calibrate_command(options, lambda text: typer.echo(text, err=True))

@@ -25,7 +25,7 @@ from testbed.calibrate.backend import (
 from testbed.calibrate.fit import Fit, fit_times
 from testbed.calibrate.measure import Sample, measure
 from testbed.calibrate.memory import MemoryFit, MemorySample, fit_memory
-from testbed.calibrate.plan import OUTPUT_TOKENS, ROUNDS, SESSIONS, Plan, make_plan
+from testbed.calibrate.plan import OUTPUT_TOKENS, PAUSE_S, ROUNDS, SESSIONS, Plan, make_plan
 from testbed.calibrate.points import points_of
 from testbed.calibrate.profile import Subject, profile_text
 from testbed.calibrate.report import report_markdown, report_text
@@ -55,6 +55,7 @@ class Options:
     sessions: tuple[int, ...] = SESSIONS
     n_output_tokens: int = OUTPUT_TOKENS
     rounds: int = ROUNDS
+    pause_s: float = PAUSE_S
     random_weights: bool = False
 
 
@@ -89,6 +90,7 @@ def calibrate_command(options: Options, announce: Announce = lambda _: None) -> 
         sessions=options.sessions,
         n_output_tokens=options.n_output_tokens,
         rounds=options.rounds,
+        pause_s=options.pause_s,
     )
     dtype = options.dtype or default_dtype(source.config)
     device = Device(options.device, dtype, options.weights, options.n_threads, options.n_streams)
@@ -164,7 +166,8 @@ def _how(plan: Plan, samples: Sequence[Sample], took_s: float) -> list[str]:
     n_used = sum(sample.is_used for sample in samples)
     return [
         f"Measured in {took_s:.0f} s: {len(plan.cases)} cases in {plan.rounds} rounds of different order after "
-        f"{plan.n_warm_up} to warm up; {len(samples)} samples, {n_used} used.",
+        f"{plan.n_warm_up} to warm up, {1e3 * plan.pause_s:g} ms idle before every step of a session alone; "
+        f"{len(samples)} samples, {n_used} used.",
     ]
 
 

@@ -104,7 +104,7 @@ def _lines(plt: Any, fit: Fit, points: Sequence[Point], x_name: str, group_name:
 
 def _longest(samples: Sequence[Sample]) -> list[list[Sample]]:
     """The decode steps of the longest sessions that had the machine for themselves, a list per round."""
-    alone = [s for s in samples if s.is_used and s.kind == "decode" and s.n_sessions == 1]
+    alone = [s for s in samples if s.is_used and s.kind == "decode" and s.n_sessions == 1 and s.is_paced]
     if not alone:
         return []
     most = max(s.n_blocks for s in alone)

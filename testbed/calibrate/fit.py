@@ -92,12 +92,12 @@ class Fit:
     own_prefill_base_s: Estimate
 
     def alone(self, kind: str) -> list[Point]:
-        """Points of one session at a time, in the order of the fits' residuals."""
+        """Points of one session at a time with pauses, in the order of the fits' residuals."""
         return _alone(self.points, kind)
 
 
 def _alone(points: Sequence[Point], kind: str) -> list[Point]:
-    return [p for p in points if p.kind == kind and p.n_sessions == 1]
+    return [p for p in points if p.kind == kind and p.n_sessions == 1 and p.is_paced]
 
 
 def fit_times(points: Sequence[Point]) -> Fit:
@@ -156,18 +156,19 @@ def _better(decode: Sequence[Point], prefill: Sequence[Point]) -> tuple[ModelFit
 
 
 def _contention(points: Sequence[Point], times: Times) -> Contention | None:
-    """From steps that were measured alone and beside others, on equal blocks and input lengths.
+    """From steps without pauses that were measured alone and beside others, on equal blocks and input lengths.
 
-    The sessions beside others may have gone on for longer: what their context adds is taken off by ``times``.
+    Beside others fewer steps may have counted: what their context differs is taken off by ``times``.
     """
     alone: dict[tuple[int, int], list[float]] = {}
-    for p in _alone(points, "decode"):
+    busy = [p for p in points if p.kind == "decode" and not p.is_paced]
+    for p in (p for p in busy if p.n_sessions == 1):
         ratio = p.time_s / times.time_s(p)
         alone.setdefault((p.n_blocks, p.n_input_tokens), []).append(ratio)
     many = [
         (p.n_sessions, p.time_s / times.time_s(p) / float(np.median(alone[p.n_blocks, p.n_input_tokens])))
-        for p in points
-        if p.kind == "decode" and p.n_sessions > 1 and (p.n_blocks, p.n_input_tokens) in alone
+        for p in busy
+        if p.n_sessions > 1 and (p.n_blocks, p.n_input_tokens) in alone
     ]
     if not many:
         return None

@@ -37,6 +37,7 @@ class Sample:
     n_input_tokens: int
     cached_tokens: int
     n_sessions: int
+    is_paced: bool
     session: int
     step: int
     started_at_s: float
@@ -64,7 +65,7 @@ async def measure(
     samples: list[Sample] = []
     for done, (number, case) in enumerate(plan.ordered(seed)):
         progress(done, total)
-        run = _CaseRun(number, case, plan.max_blocks, compute, clock, payload, began_at_s)
+        run = _CaseRun(number, case, plan, compute, clock, payload, began_at_s)
         try:
             samples += await run.measure()
         finally:
@@ -92,7 +93,7 @@ class _CaseRun:
         self,
         number: int,
         case: Case,
-        n_blocks: int,
+        plan: Plan,
         compute: Compute,
         clock: Clock,
         payload: MakePayload,
@@ -100,7 +101,8 @@ class _CaseRun:
     ) -> None:
         self._round = number
         self._case = case
-        self._ranges = case.ranges(n_blocks)
+        self._ranges = case.ranges(plan.max_blocks)
+        self._pause_s = plan.pause_s if case.is_paced else 0.0
         self._compute = compute
         self._clock = clock
         self._payload = payload
@@ -140,6 +142,8 @@ class _CaseRun:
     ) -> None:
         """One token, or the prompt, through the chain."""
         for first, session in chain:
+            if self._pause_s:
+                await self._clock.sleep_until_s(self._clock.now_s() + self._pause_s)
             started_at_s = self._clock.now_s()
             await self._compute.step(session, position, n_tokens, payload, started_at_s)
             ended_at_s = self._clock.now_s()
@@ -156,6 +160,7 @@ class _CaseRun:
             n_input_tokens=case.n_input_tokens,
             cached_tokens=step.position,
             n_sessions=case.n_sessions if step.kind == "decode" else 1,
+            is_paced=case.is_paced,
             session=step.session,
             step=step.step,
             started_at_s=step.started_at_s - self._began_at_s,

@@ -2,10 +2,11 @@
 
 One case is a number of equal sessions: each prefills ``n_input_tokens`` and decodes ``n_steps`` tokens, on a
 chain of ranges of ``n_blocks`` blocks, one after the other. So every case gives prefill samples and decode
-samples, and a range finds the machine's caches as the chain's other ranges left them, which is how the
-testbed serves a model: repeated alone, few blocks would stay in a CPU's cache and look faster. Cases vary
-one thing at a time and, for blocks and input length, both: only then can what a step costs once be told
-from what it costs per block, and what a block costs from what a cached token adds.
+samples, and a range finds the machine's caches as the chain's other ranges and an idle moment left them,
+which is how the testbed serves a model: repeated at once, few blocks would stay in a CPU's cache and look
+faster. Cases vary one thing at a time and, for blocks and input length, both: only then can what a step
+costs once be told from what it costs per block, and what a block costs from what a cached token adds.
+Sessions at once are compared with one session that does not pause either.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ MAX_BLOCKS_TAKEN = 5
 SESSIONS = (1, 2, 4, 8)
 OUTPUT_TOKENS = 128
 ROUNDS = 5
+PAUSE_S = 0.01
+"""Idle time before a step: that of a short way to the next server and back."""
 
 
 @dataclass(frozen=True, order=True)
@@ -34,6 +37,8 @@ class Case:
     n_input_tokens: int
     n_steps: int = N_STEPS
     n_sessions: int = 1
+    is_paced: bool = True
+    """Whether the backend idles before every step, as a server does while a token is on the network."""
 
     @property
     def max_tokens(self) -> int:
@@ -49,6 +54,8 @@ class Case:
 class Plan:
     """``rounds`` times all ``cases`` after ``n_warm_up`` rounds that do not count.
 
+    ``pause_s`` is the idle time before every step of a paced case: caches and clocks go cold meanwhile.
+
     ``memory_blocks`` are the numbers of blocks that are loaded to see what they take, ``memory_sessions``
     the numbers of sessions of ``memory_tokens`` tokens that are opened on the most of them.
     """
@@ -59,6 +66,7 @@ class Plan:
     memory_blocks: tuple[int, ...]
     memory_sessions: tuple[int, ...]
     memory_tokens: int
+    pause_s: float = 0.0
 
     @property
     def max_blocks(self) -> int:
@@ -98,6 +106,7 @@ def make_plan(
     sessions: Sequence[int] = SESSIONS,
     n_output_tokens: int = OUTPUT_TOKENS,
     rounds: int = ROUNDS,
+    pause_s: float = PAUSE_S,
 ) -> Plan:
     """The plan for a backend of ``n_blocks`` blocks whose sessions hold up to ``max_tokens`` tokens.
 
@@ -128,7 +137,7 @@ def make_plan(
     if room > N_STEPS:
         cases.add(Case(n_blocks, fitting[0], room))
     concurrent = N_CONCURRENT_STEPS if max_tokens is None else min(N_CONCURRENT_STEPS, max_tokens - middle)
-    cases |= {Case(n_blocks, middle, concurrent, n) for n in {1, *sessions}}
+    cases |= {Case(n_blocks, middle, concurrent, n, is_paced=False) for n in {1, *sessions}}
     return Plan(
         tuple(sorted(cases)),
         rounds,
@@ -136,4 +145,5 @@ def make_plan(
         counts,
         tuple(sorted({0, *sessions})),
         fitting[-1] + N_STEPS,
+        pause_s,
     )

@@ -29,18 +29,19 @@ class Point:
     time_s: float
     low_s: float
     high_s: float
+    is_paced: bool = True
 
 
 def points_of(samples: Iterable[Sample]) -> list[Point]:
-    """Used samples by kind, blocks, input length, sessions and ``STEPS_TOGETHER`` steps; ordered by these."""
-    groups: dict[tuple[Kind, int, int, int, int], list[Sample]] = {}
+    """Used samples by kind, blocks, input length, sessions, pace and ``STEPS_TOGETHER`` steps; ordered by these."""
+    groups: dict[tuple[Kind, int, int, int, bool, int], list[Sample]] = {}
     for sample in samples:
         if sample.is_used:
             part = sample.step // STEPS_TOGETHER
-            key = (sample.kind, sample.n_blocks, sample.n_input_tokens, sample.n_sessions, part)
-            groups.setdefault(key, []).append(sample)
+            where = (sample.kind, sample.n_blocks, sample.n_input_tokens)
+            groups.setdefault((*where, sample.n_sessions, sample.is_paced, part), []).append(sample)
     points = []
-    for (kind, n_blocks, n_input_tokens, n_sessions, _), group in sorted(groups.items()):
+    for (kind, n_blocks, n_input_tokens, n_sessions, is_paced, _), group in sorted(groups.items()):
         low_s, time_s, high_s = np.percentile([sample.time_s for sample in group], [25, 50, 75])
         points.append(
             Point(
@@ -53,6 +54,7 @@ def points_of(samples: Iterable[Sample]) -> list[Point]:
                 time_s=float(time_s),
                 low_s=float(low_s),
                 high_s=float(high_s),
+                is_paced=is_paced,
             )
         )
     return points

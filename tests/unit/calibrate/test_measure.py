@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -12,7 +13,7 @@ from tests.unit.calibrate.conftest import run_plan
 
 TIMES = Times(decode_s=0.25, prefill_base_s=2.0, prefill_slope_s=0.125)
 SMALL = Plan(
-    (Case(1, 4, 2), Case(3, 8, 2), Case(3, 8, 4, n_sessions=2)),
+    (Case(1, 4, 2), Case(3, 8, 2), Case(3, 8, 4, n_sessions=2, is_paced=False)),
     rounds=2,
     n_warm_up=1,
     memory_blocks=(1,),
@@ -70,13 +71,13 @@ def test_rounds_have_orders_of_their_own_and_hold_every_case_once() -> None:
 async def test_a_point_is_the_median_of_what_was_measured_under_equal_conditions() -> None:
     _, samples = await run_plan(SMALL, TIMES)
     points = {(p.kind, p.n_blocks, p.n_input_tokens, p.n_sessions): p for p in points_of(samples)}
-    assert len(points) == 5
+    assert len(points) == 5  # of the two prefills on 3 blocks the paced one
     assert points["decode", 1, 4, 1].n_samples == 2 * 3 * 2
     alone, both = points["decode", 3, 8, 1], points["decode", 3, 8, 2]
     assert (alone.n_samples, alone.cached_tokens, alone.time_s) == (4, 8.5, 0.75)
     assert (both.n_samples, both.cached_tokens) == (16, 9.5)
     prefill = points["prefill", 3, 8, 1]
-    assert (prefill.n_samples, prefill.time_s, prefill.low_s, prefill.high_s) == (6, 9.0, 9.0, 9.0)
+    assert (prefill.n_samples, prefill.time_s, prefill.low_s, prefill.high_s) == (2, 9.0, 9.0, 9.0)
 
 
 async def test_a_case_of_few_blocks_goes_through_all_of_them_range_by_range() -> None:
@@ -85,6 +86,17 @@ async def test_a_case_of_few_blocks_goes_through_all_of_them_range_by_range() ->
     steps = [s for s in samples if s.n_blocks == 1 and s.round == 0]
     assert [s.first_block for s in steps] == [0, 1, 2] * 3
     assert [s.started_at_s for s in steps] == sorted(s.started_at_s for s in steps)
+
+
+async def test_the_backend_idles_before_every_step_of_a_paced_case_and_before_no_other() -> None:
+    _, samples = await run_plan(replace(SMALL, pause_s=7.0), TIMES)
+    steps = [s for s in samples if s.round == 0]
+    for a, b in pairwise(steps):
+        idle_s = b.started_at_s - a.started_at_s - a.time_s
+        if a.is_paced and b.is_paced:
+            assert idle_s == 7.0
+        elif not (a.is_paced or b.is_paced):
+            assert idle_s <= 0.0
 
 
 def test_a_long_session_gives_a_point_per_sixteen_steps() -> None:
