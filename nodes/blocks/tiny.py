@@ -18,6 +18,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 
 from nodes.blocks.family import family_of
+from nodes.compute import ComputeError
 
 SPECIAL_TOKENS = ("<unk>", "<s>", "</s>", "<pad>")
 """In the order of their ids; a vocabulary is these, the 256 bytes and what is made of them."""
@@ -33,7 +34,8 @@ head that is the embedding would else repeat for ever, and its biases must not d
 def make_tiny(folder: Path, config: Mapping[str, Any], seed: int, n_shards: int = 1) -> None:
     """Write weights, ``config.json``, ``generation_config.json`` and a tokenizer to the empty ``folder``.
 
-    ``config`` is what ``config.json`` has to say. Raises ``ComputeError`` for a family without blocks here.
+    ``config`` is what ``config.json`` has to say. Raises ``ComputeError`` for a family without blocks here, and for
+    more shards than there are tensors.
     """
     _, parsed = family_of(config)
     parsed.bos_token_id, parsed.eos_token_id, parsed.pad_token_id = 1, 2, 3
@@ -48,6 +50,8 @@ def make_tiny(folder: Path, config: Mapping[str, Any], seed: int, n_shards: int 
         for name, parameter in model.named_parameters(remove_duplicate=False)
         if name not in tied
     }
+    if n_shards > len(weights):
+        raise ComputeError(f"{len(weights)} tensors cannot be split into {n_shards} shards")
     folder.mkdir(parents=True, exist_ok=True)
     _save(folder, weights, n_shards)
     parsed.save_pretrained(folder)
@@ -66,9 +70,8 @@ def _random(name: str, shape: torch.Size, generator: torch.Generator) -> torch.T
 
 
 def _save(folder: Path, weights: dict[str, torch.Tensor], n_shards: int) -> None:
-    """One file, or ``n_shards`` of about equal size and an index; never more than there are tensors."""
+    """One file, or ``n_shards`` of about equal size and an index."""
     whole = sum(weight.nbytes for weight in weights.values())
-    n_shards = min(n_shards, len(weights))
     if n_shards == 1:
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
         return

@@ -3,46 +3,88 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import pytest
 
+from nodes.blocks.spec import BlocksSpec, Weights, WeightSource
 from nodes.clock import ManualClock
 from nodes.compute import Compute, StubCompute, StubProfile
 from nodes.digest import embed, write_rows
+from tests.support.blocks import BLOOM, CONFIGS, LLAMA, N_LAYERS, need_blocks
 from tests.support.data_plane import drive
 
 TOKEN_BYTES = 32
-MakeCompute = Callable[[ManualClock], Compute]
+Tokens = Sequence[tuple[int, int]]
+"""(token, position), whose hidden states a hub would send."""
 
 
-def _stub(serial: bool) -> MakeCompute:
+@dataclass(frozen=True)
+class Backend:
+    """``make(clock)`` begins without blocks; ``rows`` are inputs; ``same`` compares outputs."""
+
+    make: Callable[[ManualClock], Compute]
+    rows: Callable[[Tokens], bytes]
+    same: Callable[[bytes, bytes], bool] = bytes.__eq__
+    """Up to rounding, where a computation that is split otherwise in time may round otherwise."""
+    need: Callable[[], None] = lambda: None
+
+
+def _stub(serial: bool) -> Backend:
     profile = StubProfile(TOKEN_BYTES, 0.01, 0.1, 0.001, serial=serial)
-    return lambda clock: StubCompute(profile, clock)
-
-
-def _refined_stub() -> MakeCompute:
-    profile = StubProfile(
-        TOKEN_BYTES, 0.01, 0.1, 0.001, step_base_s=0.02, context_slope_s=1e-4, contention_ratio=0.3
+    return Backend(
+        lambda clock: StubCompute(profile, clock),
+        lambda tokens: write_rows([embed(*token) for token in tokens], TOKEN_BYTES),
     )
-    return lambda clock: StubCompute(profile, clock)
+
+
+def _blocks(name: str, **spec: Any) -> Backend:
+    config = CONFIGS[name]
+
+    def make(_: ManualClock) -> Compute:
+        from nodes.blocks.compute import BlocksCompute
+
+        compute: Compute = BlocksCompute(BlocksSpec(WeightSource(config, seed=2), **spec))
+        return compute
+
+    def rows(tokens: Tokens) -> bytes:
+        states = [np.random.default_rng(token).standard_normal(config["hidden_size"]) for token in tokens]
+        return np.asarray(states, dtype=np.float32).tobytes()
+
+    def same(one: bytes, other: bytes) -> bool:
+        return np.allclose(np.frombuffer(one, np.float32), np.frombuffer(other, np.float32), atol=1e-5)
+
+    kind: Weights = spec.get("weights", "plain")
+    if kind == "nf4":
+        return Backend(make, rows, same, lambda: need_blocks("bitsandbytes", "quantised"))
+    return Backend(make, rows, same, need_blocks)
 
 
 BACKENDS = {
     "stub": _stub(serial=False),
     "serial stub": _stub(serial=True),
-    "stub with step base, context slope and contention": _refined_stub(),
+    "blocks of bloom": _blocks(BLOOM),
+    "blocks of llama": _blocks(LLAMA),
+    "blocks, two streams": _blocks(BLOOM, n_streams=2),
+    "blocks in 8 bits": _blocks(LLAMA, weights="int8"),
+    "blocks in 4 bits": _blocks(BLOOM, weights="nf4"),
 }
 
 
 @pytest.fixture(params=BACKENDS.values(), ids=BACKENDS.keys())
-def make_compute(request: pytest.FixtureRequest) -> MakeCompute:
-    make: MakeCompute = request.param
-    return make
+def backend(request: pytest.FixtureRequest) -> Backend:
+    chosen: Backend = request.param
+    chosen.need()
+    return chosen
 
 
-def rows(*tokens: int, position: int = 0) -> bytes:
-    return write_rows([embed(token, position + i) for i, token in enumerate(tokens)], TOKEN_BYTES)
+async def hosting(backend: Backend, clock: ManualClock, first: int = 0, last: int = N_LAYERS) -> Compute:
+    compute = backend.make(clock)
+    await compute.host(first, last)
+    return compute
 
 
 async def step(
@@ -53,22 +95,26 @@ async def step(
     return work.result()
 
 
-async def run_session(compute: Compute, clock: ManualClock, ranges: list[tuple[int, int]]) -> list[bytes]:
-    """A prefill of three tokens and two decoded ones through ``ranges`` on one machine."""
-    sessions = [compute.new_session("c", first, last, 5) for first, last in ranges]
+async def run_session(
+    backend: Backend, clock: ManualClock, servers: list[tuple[Compute, int, int]]
+) -> list[bytes]:
+    """A prefill of three tokens and two decoded ones through ``servers``."""
+    sessions = [compute.new_session("c", first, last, 5) for compute, first, last in servers]
     answers = []
     for position, tokens in ((0, (5, 6, 7)), (3, (8,)), (4, (9,))):
-        data = rows(*tokens, position=position)
-        for session in sessions:
+        data = backend.rows([(token, position + i) for i, token in enumerate(tokens)])
+        for (compute, _, _), session in zip(servers, sessions, strict=True):
             data = await step(compute, clock, session, position, len(tokens), data)
         answers.append(data)
+    for (compute, _, _), session in zip(servers, sessions, strict=True):
+        compute.close_session(session)
     return answers
 
 
-async def test_a_step_answers_as_many_hidden_states_as_it_was_given(make_compute: MakeCompute) -> None:
+async def test_a_step_answers_as_many_hidden_states_as_it_was_given(backend: Backend) -> None:
     clock = ManualClock()
-    compute = make_compute(clock)
-    assert [len(answer) for answer in await run_session(compute, clock, [(0, 3)])] == [
+    compute = await hosting(backend, clock)
+    assert [len(answer) for answer in await run_session(backend, clock, [(compute, 0, 3)])] == [
         3 * compute.token_bytes,
         compute.token_bytes,
         compute.token_bytes,
@@ -76,44 +122,72 @@ async def test_a_step_answers_as_many_hidden_states_as_it_was_given(make_compute
 
 
 async def test_blocks_split_over_servers_answer_what_one_server_with_all_of_them_answers(
-    make_compute: MakeCompute,
+    backend: Backend,
 ) -> None:
     clock = ManualClock()
-    whole = await run_session(make_compute(clock), clock, [(0, 6)])
-    assert await run_session(make_compute(clock), clock, [(0, 1), (1, 4), (4, 6)]) == whole
+    whole = await run_session(backend, clock, [(await hosting(backend, clock), 0, 6)])
+    servers = [
+        (await hosting(backend, clock, 0, 2), 0, 1),
+        (await hosting(backend, clock, 1, 4), 1, 4),
+        (await hosting(backend, clock, 3, 6), 4, 6),
+    ]
+    assert await run_session(backend, clock, servers) == whole
 
 
-async def test_sessions_do_not_see_each_other(make_compute: MakeCompute) -> None:
+async def test_sessions_do_not_see_each_other(backend: Backend) -> None:
     clock = ManualClock()
-    compute = make_compute(clock)
-    alone = await run_session(make_compute(clock), clock, [(0, 4)])
-    both = await asyncio.gather(
-        *(run_session(compute, clock, [(0, 4)]) for _ in range(2)),
-    )
+    alone = await run_session(backend, clock, [(await hosting(backend, clock), 0, 4)])
+    compute = await hosting(backend, clock)
+    both = await asyncio.gather(*(run_session(backend, clock, [(compute, 0, 4)]) for _ in range(2)))
     assert both == [alone, alone]
 
 
-async def test_replaying_a_sessions_inputs_continues_it_on_another_server(make_compute: MakeCompute) -> None:
+async def test_replaying_a_sessions_inputs_continues_it_on_another_server(backend: Backend) -> None:
     clock = ManualClock()
-    original, replacement = make_compute(clock), make_compute(clock)
+    original, replacement = await hosting(backend, clock, 2, 5), await hosting(backend, clock, 0, 6)
+    tokens = [(1, 0), (2, 1), (3, 2), (4, 3)]
     before = original.new_session("c", 2, 5, 5)
-    await step(original, clock, before, 0, 2, rows(1, 2))
-    await step(original, clock, before, 2, 1, rows(3, position=2))
+    await step(original, clock, before, 0, 2, backend.rows(tokens[:2]))
+    await step(original, clock, before, 2, 1, backend.rows(tokens[2:3]))
     after = replacement.new_session("c", 2, 5, 5)
-    await step(replacement, clock, after, 0, 3, rows(1, 2, 3))
-    next_token = rows(4, position=3)
-    assert await step(replacement, clock, after, 3, 1, next_token) == await step(
-        original, clock, before, 3, 1, next_token
+    await step(replacement, clock, after, 0, 3, backend.rows(tokens[:3]))
+    next_token = backend.rows(tokens[3:])
+    assert backend.same(
+        await step(replacement, clock, after, 3, 1, next_token),
+        await step(original, clock, before, 3, 1, next_token),
     )
 
 
-async def test_the_answer_depends_on_the_input_and_on_the_history(make_compute: MakeCompute) -> None:
+async def test_the_answer_depends_on_the_input_and_on_the_history(backend: Backend) -> None:
     clock = ManualClock()
-    compute = make_compute(clock)
+    compute = await hosting(backend, clock)
     answers = set()
     for prompt in (1, 2):
         for token in (3, 4):
             session = compute.new_session("c", 0, 2, 2)
-            await step(compute, clock, session, 0, 1, rows(prompt))
-            answers.add(await step(compute, clock, session, 1, 1, rows(token, position=1)))
+            await step(compute, clock, session, 0, 1, backend.rows([(prompt, 0)]))
+            answers.add(await step(compute, clock, session, 1, 1, backend.rows([(token, 1)])))
     assert len(answers) == 4
+
+
+async def test_a_session_goes_on_while_other_blocks_come_and_go(backend: Backend) -> None:
+    clock = ManualClock()
+    compute, still = await hosting(backend, clock, 0, 4), await hosting(backend, clock)
+    sessions = [(c, c.new_session("c", 2, 4, 5)) for c in (compute, still)]
+    first = [await step(c, clock, s, 0, 2, backend.rows([(1, 0), (2, 1)])) for c, s in sessions]
+    await compute.host(2, 6)
+    second = [await step(c, clock, s, 2, 1, backend.rows([(3, 2)])) for c, s in sessions]
+    assert first[0] == first[1]
+    assert second[0] == second[1]
+
+
+async def test_the_memory_of_a_session_is_given_back(backend: Backend) -> None:
+    clock = ManualClock()
+    compute = await hosting(backend, clock)
+    before = compute.memory()
+    session = compute.new_session("c", 0, 6, 100)
+    if before:  # a backend may hold nothing at all
+        assert compute.memory()["cache_bytes"] > before["cache_bytes"]
+    compute.close_session(session)
+    assert compute.memory().get("cache_bytes") == before.get("cache_bytes")
+    compute.close()

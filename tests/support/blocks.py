@@ -172,6 +172,10 @@ class Walk:
         self.hops = [(c, c.new_session("c", first, last, self._max_tokens)) for c, first, last in chain]
         self.memory = [bytearray() for _ in chain]
 
+    @property
+    def ended(self) -> bool:
+        return bool(self._sequence.ended)
+
     async def go(self, n_tokens: int) -> list[int]:
         """Generate so many tokens more; answers all so far."""
         for _ in range(n_tokens):

@@ -1,0 +1,310 @@
+"""Sessions that come and go while blocks compute, change, or run out of memory."""
+
+# ruff: noqa: E402 - what needs torch is imported once it is known to be there
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from nodes import wire
+from nodes.blocks.spec import BlocksSpec
+from nodes.clock import ManualClock
+from nodes.compute import ComputeError
+from nodes.server import HostedBlocks, Server
+from tests.support.blocks import BLOOM, LLAMA, N_LAYERS, Models, Walk, generated, hub_of, need_blocks, served
+from tests.support.data_plane import raw_client, serving, until
+
+need_blocks()
+
+import torch
+
+from nodes.blocks.compute import BlocksCompute
+from nodes.blocks.memory import MemoryAccount, against_model
+
+PROMPT = (5, 9, 200, 11, 7, 8)
+STATES = torch.randn(4, 64, generator=torch.Generator().manual_seed(0)).numpy().tobytes()
+CACHE_BYTES_PER_TOKEN = 2 * 64 * 4
+"""Of the tiny BLOOM in float32, per block."""
+
+
+class Gate:
+    """Holds steps of a backend back while they compute, until told to let them go on."""
+
+    def __init__(self, compute: BlocksCompute, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.n_inside = 0
+        self.opened = threading.Event()
+        self._really = compute._compute
+        monkeypatch.setattr(compute, "_compute", self._compute)
+
+    def _compute(self, *arguments: Any) -> bytes:
+        self.n_inside += 1
+        assert self.opened.wait(20)
+        return self._really(*arguments)
+
+
+def out_of_memory(*_: Any) -> bytes:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+async def test_a_session_closed_while_it_computes_keeps_its_memory_until_then(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute = await served(models.source(BLOOM), 0, 3)
+    gate = Gate(compute, monkeypatch)
+    session = compute.new_session("c", 0, 3, 4)
+    step = asyncio.ensure_future(compute.step(session, 0, 4, STATES, 0.0))
+    await until(lambda: gate.n_inside == 1)
+    compute.close_session(session)
+    assert compute.memory()["cache_bytes"] == 3 * 4 * CACHE_BYTES_PER_TOKEN
+    gate.opened.set()
+    assert len(await step) == len(STATES)
+    assert compute.memory()["cache_bytes"] == 0
+    assert session.cache is None
+    compute.close()
+
+
+async def test_a_session_closed_before_its_step_began_is_not_computed(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute = await served(models.source(BLOOM), 0, 3)
+    gate = Gate(compute, monkeypatch)
+    first, second = (compute.new_session("c", 0, 3, 4) for _ in range(2))
+    steps = [asyncio.ensure_future(compute.step(s, 0, 4, STATES, 0.0)) for s in (first, second)]
+    await until(lambda: gate.n_inside == 1)
+    compute.close_session(second)
+    compute.close_session(second)
+    assert compute.memory()["cache_bytes"] == 3 * 4 * CACHE_BYTES_PER_TOKEN
+    gate.opened.set()
+    await steps[0]
+    with pytest.raises(ComputeError, match="the session cannot go on: it was closed"):
+        await steps[1]
+    compute.close()
+
+
+async def test_with_two_streams_two_sessions_compute_at_once(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute = await served(models.source(BLOOM), 0, 3, n_streams=2)
+    gate = Gate(compute, monkeypatch)
+    sessions = [compute.new_session("c", 0, 3, 4) for _ in range(2)]
+    steps = [asyncio.ensure_future(compute.step(s, 0, 4, STATES, 0.0)) for s in sessions]
+    await until(lambda: gate.n_inside == 2)
+    gate.opened.set()
+    first, second = await asyncio.gather(*steps)
+    assert first == second
+    compute.close()
+
+
+@pytest.mark.parametrize("name", [BLOOM, LLAMA])
+async def test_sessions_on_blocks_that_stay_go_on_while_others_change(models: Models, name: str) -> None:
+    source = models.source(name)
+    compute = await served(source, 0, 4)
+    others = await served(source, 4, N_LAYERS)
+    front = await served(source, 0, 2)
+    walk = Walk(hub_of(source), [(front, 0, 2), (compute, 2, 4), (others, 4, N_LAYERS)], PROMPT, 12)
+    await walk.go(4)
+    moving = asyncio.ensure_future(compute.host(2, N_LAYERS))
+    await walk.go(4)
+    await moving
+    tokens = await walk.go(4)
+    assert tokens == generated(models.whole(name, "float32"), PROMPT, 12)
+    assert compute.memory()["blocks_bytes"] == 4 * compute.block_bytes
+    after = Walk(hub_of(source), [(front, 0, 2), (compute, 2, N_LAYERS)], PROMPT, 5)
+    assert await after.go(5) == tokens[:5]
+
+
+async def test_blocks_that_stay_are_not_loaded_again(models: Models) -> None:
+    compute = await served(models.source(BLOOM), 0, 4)
+    kept = compute._blocks[2]
+    await compute.host(2, N_LAYERS)
+    assert compute._blocks[2] is kept
+    assert sorted(compute._blocks) == [2, 3, 4, 5]
+
+
+async def test_sessions_on_blocks_that_go_end_with_the_reason(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute = await served(models.source(BLOOM), 0, 3)
+    gate = Gate(compute, monkeypatch)
+    idle, busy = (compute.new_session("c", 0, 3, 5) for _ in range(2))
+    step = asyncio.ensure_future(compute.step(busy, 0, 4, STATES, 0.0))
+    await until(lambda: gate.n_inside == 1)
+    moving = asyncio.ensure_future(compute.host(1, 3))
+    await until(lambda: compute.memory()["cache_bytes"] == 3 * 5 * CACHE_BYTES_PER_TOKEN)
+    assert not moving.done(), "a step still computes with the block that goes"
+    gate.opened.set()
+    await asyncio.gather(step, moving)
+    assert compute.memory()["cache_bytes"] == 0
+    assert compute.memory()["blocks_bytes"] == 2 * compute.block_bytes
+    for session in (idle, busy):
+        with pytest.raises(ComputeError, match="its blocks are no longer here"):
+            await compute.step(session, 0, 1, STATES[:256], 0.0)
+    with pytest.raises(ComputeError, match="block 0 is not here"):
+        compute.new_session("c", 0, 3, 5)
+
+
+async def test_blocks_that_cannot_be_loaded_leave_those_that_stay(models: Models) -> None:
+    compute = await served(models.source(BLOOM), 0, 2)
+    limit = compute._account.limit_bytes = 3.5 * compute.block_bytes
+    with pytest.raises(ComputeError, match="4 blocks of 200 kB need 800 kB and 500 kB are free: 2 would fit"):
+        await compute.host(1, N_LAYERS)
+    assert compute.memory()["blocks_bytes"] == compute.block_bytes < limit
+    compute.new_session("c", 1, 2, 4)
+
+
+async def test_more_blocks_than_fit_are_refused_with_how_many_would(models: Models) -> None:
+    spec = BlocksSpec(models.source(BLOOM), memory_bytes=700e3)
+    compute = BlocksCompute(spec)
+    with pytest.raises(ComputeError) as caught:
+        await compute.host(0, N_LAYERS)
+    assert str(caught.value) == "6 blocks of 200 kB need 1.2 MB and 700 kB are free: 3 would fit"
+    await compute.host(0, 3)
+    assert compute.memory()["limit_bytes"] == 700e3
+
+
+async def test_memory_that_runs_out_while_loading_is_said_and_given_back(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nodes.blocks import compute as module
+
+    really, n_loaded = module.load_block, 0
+
+    def load(*arguments: Any) -> torch.nn.Module:
+        nonlocal n_loaded
+        n_loaded += 1
+        if n_loaded == 4:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return really(*arguments)
+
+    monkeypatch.setattr(module, "load_block", load)
+    compute = BlocksCompute(BlocksSpec(models.source(BLOOM)))
+    with pytest.raises(ComputeError, match="ran out while loading: 3 of 6 blocks fitted"):
+        await compute.host(0, N_LAYERS)
+    assert compute.memory()["blocks_bytes"] == 0
+    await compute.host(0, 3)
+
+
+async def test_a_session_without_room_is_refused_and_others_go_on(models: Models) -> None:
+    source = models.source(BLOOM)
+    probe = BlocksCompute(BlocksSpec(source))
+    room = N_LAYERS * 20 * CACHE_BYTES_PER_TOKEN
+    compute = await served(source, 0, N_LAYERS, memory_bytes=N_LAYERS * probe.block_bytes + room)
+    walk = Walk(hub_of(source), [(compute, 0, N_LAYERS)], PROMPT, 10)
+    await walk.go(2)
+    with pytest.raises(ComputeError, match=r"a cache of 15\.4 kB is asked for and 12\.3 kB are free"):
+        compute.new_session("d", 0, N_LAYERS, 5)
+    assert await walk.go(8) == generated(models.whole(BLOOM, "float32"), PROMPT, 10)
+    walk.close()
+    compute.close_session(compute.new_session("d", 0, N_LAYERS, 20))
+    assert compute.memory()["cache_bytes"] == 0
+
+
+async def test_a_step_that_runs_out_of_memory_ends_its_session_and_no_other(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute = await served(models.source(BLOOM), 0, 3)
+    hosted = HostedBlocks(0, 3, 1e9, CACHE_BYTES_PER_TOKEN)
+    server = Server("s", hosted, compute, ManualClock())
+    async with serving(server) as url, raw_client(url) as client:
+        for key in ("a", "b"):
+            assert (await client.ask("open", 1, key, "c", 0, 3, 8))[0] == "ok"
+        monkeypatch.setattr(compute, "_compute", out_of_memory)
+        answer = await client.ask("step", 2, "a", 0, 4, STATES)
+        assert answer[:3] == ["error", 2, wire.COMPUTE_FAILED]
+        assert answer[3] == "memory ran out while computing 4 tokens: CUDA out of memory"
+        monkeypatch.undo()
+        assert compute.memory()["cache_bytes"] == 3 * 8 * CACHE_BYTES_PER_TOKEN
+        assert (await client.ask("step", 3, "b", 0, 4, STATES))[0] == "out"
+
+
+async def test_a_server_without_memory_for_a_session_answers_that_it_has_no_capacity(models: Models) -> None:
+    compute = await served(models.source(BLOOM), 0, 3)
+    compute._account.limit_bytes = compute.memory()["blocks_bytes"]
+    hosted = HostedBlocks(0, 3, 1e9, CACHE_BYTES_PER_TOKEN)
+    async with serving(Server("s", hosted, compute, ManualClock())) as url, raw_client(url) as client:
+        answer = await client.ask("open", 1, "a", "c", 0, 3, 8)
+        assert answer[:3] == ["error", 1, wire.NO_CAPACITY]
+        assert "0 B are free" in answer[3]
+
+
+async def test_another_failure_of_a_step_ends_its_session_too(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute = await served(models.source(BLOOM), 0, 3)
+    session = compute.new_session("c", 0, 3, 4)
+    monkeypatch.setattr(compute, "_compute", lambda *_: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        await compute.step(session, 0, 4, STATES, 0.0)
+    monkeypatch.undo()
+    with pytest.raises(ComputeError, match="the session cannot go on: an earlier step failed"):
+        await compute.step(session, 0, 4, STATES, 0.0)
+    assert compute.memory()["cache_bytes"] == 0
+
+
+async def test_steps_that_do_not_follow_one_another_are_refused(models: Models) -> None:
+    compute = await served(models.source(BLOOM), 0, 3)
+    session = compute.new_session("c", 0, 3, 5)
+    await compute.step(session, 0, 4, STATES, 0.0)
+    for position, n_tokens in ((0, 1), (5, 1), (4, 2)):
+        with pytest.raises(ComputeError, match=f"{n_tokens} tokens at {position} do not follow .* 4 of 5"):
+            await compute.step(session, position, n_tokens, STATES[: 256 * n_tokens], 0.0)
+    await compute.step(session, 4, 1, STATES[:256], 0.0)
+
+
+async def test_real_memory_is_what_the_model_says(models: Models) -> None:
+    compute = await served(models.source(BLOOM), 0, 4, dtype="bfloat16")
+    sessions = [compute.new_session("c", first, 4, tokens) for first, tokens in ((0, 10), (1, 20), (3, 7))]
+    modelled = sum((4 - first) * tokens for first, tokens in ((0, 10), (1, 20), (3, 7))) * 2 * 64 * 2
+    memory = compute.memory()
+    assert memory["cache_bytes"] == modelled
+    stored = sum(s.cache.layers[i].keys.nbytes * 2 for s in sessions for i in range(s.last - s.first))
+    assert stored == modelled
+    assert memory["resident_bytes"] > memory["blocks_bytes"]
+    difference = against_model(memory, compute.block_bytes * 1.01, 4, modelled)
+    assert difference["cache_difference_bytes"] == difference["cache_difference_ratio"] == 0
+    assert difference["blocks_difference_ratio"] == pytest.approx(1 / 1.01 - 1)
+    assert "other_bytes" not in difference
+
+
+def test_what_a_device_gives_beyond_blocks_and_caches_is_told() -> None:
+    memory = {"blocks_bytes": 50.0, "cache_bytes": 20.0, "device_reserved_bytes": 100.0}
+    assert against_model(memory, 10.0, 5, 0.0) == {
+        "blocks_difference_bytes": 0.0,
+        "blocks_difference_ratio": 0.0,
+        "cache_difference_bytes": 20.0,
+        "other_bytes": 30.0,
+    }
+
+
+def test_what_is_refused_takes_nothing_of_the_account() -> None:
+    account = MemoryAccount(6e9)
+    account.take_cache(int(2e9))
+    with pytest.raises(ComputeError) as caught:
+        account.take_blocks(5, 1_323_397_667, 100e9)
+    assert str(caught.value) == "5 blocks of 1.32 GB need 6.62 GB and 4 GB are free: 3 would fit"
+    with pytest.raises(ComputeError, match="and 1 GB are free: 1 would fit"):
+        account.take_blocks(2, int(1e9), available_bytes=1e9)
+    assert (account.blocks_bytes, account.cache_bytes) == (0, 2e9)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "reason"),
+    [
+        ("cuda", "float32", 'the device "cuda" cannot be used: '),
+        ("abacus", "float32", 'the device "abacus" cannot be used: '),
+        ("meta", "float32", 'the device "meta" is not supported; those of these are: cpu, cuda'),
+        ("cpu", "float8", 'no dtype "float8" is known; those of these are: float32, bfloat16, float16'),
+    ],
+)
+def test_a_device_or_dtype_that_cannot_be_used_is_refused_in_one_sentence(
+    models: Models, device: str, dtype: str, reason: str
+) -> None:
+    if device == "cuda" and torch.cuda.is_available():
+        device, reason = "cuda:99", 'the device "cuda:99" cannot be used: '
+    with pytest.raises(ComputeError) as caught:
+        BlocksCompute(BlocksSpec(models.source(BLOOM), device=device, dtype=dtype))
+    assert str(caught.value).startswith(reason)
+    assert "\n" not in str(caught.value)
