@@ -12,6 +12,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from testbed.cli_blocks import ModelOption, RandomOption, generate, model_app, model_overrides
 from testbed.errors import EXIT_INTERRUPTED, TestbedError, UserError
 
 app = typer.Typer(
@@ -20,6 +21,9 @@ app = typer.Typer(
     help="Networked emulation testbed for geographically distributed LLM inference.",
     epilog="Start with: testbed up clustered --time-scale 20",
 )
+
+app.command()(generate)
+app.add_typer(model_app, name="model")
 
 # Typer has a copy of click inside, whose usage error is public only as the base of this one.
 _UsageError: Any = typer.BadParameter.__bases__[0]
@@ -39,9 +43,6 @@ TimeScaleOption = Annotated[
     float | None, typer.Option(help="Run so many times faster than life; times are reported scaled back.")
 ]
 SeedOption = Annotated[int | None, typer.Option(help="Overrides the scenario's seed.")]
-ModelOption = Annotated[
-    str | None, typer.Option("--model", metavar="DIR", help="A checkpoint's folder, or its name on the hub.")
-]
 OutOption = Annotated[
     Path | None, typer.Option("--out", help="The run directory; default runs/<scenario>-<time>.")
 ]
@@ -55,9 +56,7 @@ def up(
         str | None, typer.Option(help="stub (calibrated times) or blocks (real transformer blocks).")
     ] = None,
     model: ModelOption = None,
-    random_weights: Annotated[
-        bool, typer.Option("--random-weights", help="Blocks of the [model]'s size without a checkpoint.")
-    ] = False,
+    random_weights: RandomOption = False,
     placement: Annotated[str | None, typer.Option(help="Placement policy; see `testbed policies`.")] = None,
     routing: Annotated[str | None, typer.Option(help="Routing policy; see `testbed policies`.")] = None,
     policy: Annotated[str | None, typer.Option(help="A pair of both; see `testbed policies`.")] = None,
@@ -78,21 +77,15 @@ def up(
     options = {
         "network.backend": network,
         "compute.backend": compute,
-        "compute.model": _toml_text(model),
-        "compute.random_weights": "true" if random_weights else None,
         "time_scale": time_scale,
         "seed": seed,
     }
     changes = [f"{key}={value}" for key, value in options.items() if value is not None]
+    changes += model_overrides(model, random_weights)
     _refuse_pair_and_half(policy is not None, placement, routing)
     changes += PolicyChoice(policy, placement, routing).overrides()
     experiment = load_experiment(scenario, [*(overrides or []), *changes])
     raise typer.Exit(up_command(experiment, out, as_json=as_json, hold=hold, slo=slo, report=report))
-
-
-def _toml_text(value: str | None) -> str | None:
-    """``value`` as ``--set`` takes text that must not be read as a number or a list."""
-    return None if value is None else json.dumps(value)
 
 
 def _refuse_pair_and_half(has_pair: bool, placement: str | None, routing: str | None) -> None:

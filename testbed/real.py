@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,7 +85,7 @@ def real_model(experiment: Experiment, run_dir: Path) -> RealModel | None:
     if settings.checkpoint is None:
         folder = run_dir / "model"
         sizes = checkpoint_sizes(settings.config, "[model]")
-        n_bytes = 4.0 * (sizes.n_blocks * sizes.block_values + sizes.vocabulary * sizes.hidden_size)
+        n_bytes = sizes.n_blocks * sizes.block_bytes("plain", 4) + 4.0 * sizes.vocabulary * sizes.hidden_size
         if n_bytes > _MAX_MADE_BYTES:
             raise UserError(
                 f"a model of {n_bytes / 1e9:.1f} GB is not made for one run: give a checkpoint with --model DIR, "
@@ -125,3 +126,9 @@ def _check(experiment: Experiment, sizes: ModelSizes, folder: Path) -> None:
             f"a request has {longest} tokens, input and output, but the model is made for {sizes.max_tokens} at "
             "most: shorten workload.n_input_tokens or n_output_tokens"
         )
+
+
+def available_bytes() -> float:
+    """Memory that this machine has left; infinite where it does not say."""
+    found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"))
+    return float(found[1]) * 1024 if found else float("inf")

@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ def up_command(
     if real is not None and error is None and not interrupted:
         verify_tokens(run_dir, experiment, real, _say)
     try:
-        summary = _finish(run_dir, experiment, objectives, report)
+        summary = finish(run_dir, experiment, objectives, report)
     except RunError:
         if error is not None:
             _say(f"testbed: {error}")
@@ -125,8 +125,12 @@ async def emulate(
     real: RealModel | None,
     hold: bool,
     announce: Callable[[str], None],
+    live: bool = True,
 ) -> tuple[TestbedError | None, bool]:
-    """The run in ``run_dir``: what broke it, if anything, and whether it was interrupted."""
+    """The run in ``run_dir``: what broke it, if anything, and whether it was interrupted.
+
+    ``live``: show its progress while it runs.
+    """
     try:
         (run_dir / "scenario.toml").write_text(dump_toml(experiment), encoding="utf-8")
     except OSError as full:
@@ -144,19 +148,25 @@ async def emulate(
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, interrupt)
-    view = LiveView(emulation.progress)
-    showing = asyncio.create_task(view.run())
-    try:
+    with _shown(LiveView(emulation.progress)) if live else nullcontext():
         error = await run_emulation(emulation, hold, announce)
-    finally:
-        showing.cancel()
-        view.close()
     return error, interrupted.is_set()
 
 
-def _finish(
+@contextmanager
+def _shown(view: LiveView) -> Iterator[None]:
+    showing = asyncio.create_task(view.run())
+    try:
+        yield
+    finally:
+        showing.cancel()
+        view.close()
+
+
+def finish(
     run_dir: Path, experiment: Experiment, objectives: dict[str, float] | None, report: bool
 ) -> dict[str, Any]:
+    """Tables, summary and, if asked for, the report of a run; answers the summary. Raises ``RunError``."""
     try:
         summary = finish_run(run_dir, experiment, objectives)
         if report:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from typing import Any
 
 from testbed.experiment import Experiment
 from testbed.handle import RUN_VARIABLE
-from testbed.real import RealModel
+from testbed.real import RealModel, available_bytes
 from testbed.results.logs import RequestRecord, read_logs
 from testbed.results.verified import VERIFY, unchecked
 from testbed.rundir import write_json
@@ -43,7 +42,7 @@ def _verify(
     if not requests:
         return unchecked("no request completed")
     spec = real.blocks_spec(0, 0.0)
-    needed, there = _needed_bytes(experiment, real), _available_bytes()
+    needed, there = _needed_bytes(experiment, real), available_bytes()
     if spec.device == "cpu" and needed * _HEADROOM_RATIO > there:
         return unchecked(
             f"the whole model takes {needed / 1e9:.3g} GB, and {there / 1e9:.3g} GB of memory are free here"
@@ -85,8 +84,3 @@ def _needed_bytes(experiment: Experiment, real: RealModel) -> float:
     model, sizes = experiment.problem.model, real.sizes
     vocabulary = 2 * sizes.vocabulary * sizes.hidden_size * model.value_bytes
     return model.n_blocks * model.block_bytes + vocabulary
-
-
-def _available_bytes() -> float:
-    found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"))
-    return float(found[1]) * 1024 if found else float("inf")

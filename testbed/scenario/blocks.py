@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+from nodes.blocks.sizes import SIZES
 from testbed.errors import UserError
 from testbed.experiment import BlocksSettings
 from testbed.scenario.checkpoints import checkpoint_sizes, find_checkpoint, read_config
@@ -51,6 +53,8 @@ def resolve_blocks(
             checkpoint = compute.model
         else:
             _check_agreement(full, sizes, checkpoint)
+    elif is_real and (known := _known_config(full)) is not None:
+        config, sizes = known, sizes_of(known)
     elif full.family is not None and full.n_blocks and full.hidden_size and full.heads and full.vocab:
         _check_heads(full)
         config = make_config(
@@ -101,17 +105,35 @@ def resolve_blocks(
     return full, compute.model_copy(update=update), settings
 
 
+def _known_config(table: ModelTable) -> dict[str, Any] | None:
+    """That of the real size which the model is called by, with as many blocks as asked for.
+
+    ``None`` if there is none of that name, or the sizes given are others.
+    """
+    config = dict(SIZES.get(table.name or "", {}))
+    if not config:
+        return None
+    if table.n_blocks is not None:
+        config["n_layer" if "n_layer" in config else "num_hidden_layers"] = table.n_blocks
+    return config if all(ours == theirs for _, ours, theirs in _compared(table, sizes_of(config))) else None
+
+
+def _compared(table: ModelTable, sizes: ModelSizes) -> list[tuple[str, Any, Any]]:
+    """(key, the table's, the sizes') of every key that the table gives."""
+    pairs = {
+        "family": sizes.family,
+        "n_blocks": sizes.n_blocks,
+        "hidden_size": sizes.hidden_size,
+        "heads": sizes.n_heads,
+        "kv_heads": sizes.n_kv_heads,
+        "vocab": sizes.vocabulary,
+    }
+    return [(key, ours, pairs[key]) for key in pairs if (ours := getattr(table, key)) is not None]
+
+
 def _check_agreement(table: ModelTable, sizes: ModelSizes, checkpoint: str) -> None:
-    for key, theirs in (
-        ("family", sizes.family),
-        ("n_blocks", sizes.n_blocks),
-        ("hidden_size", sizes.hidden_size),
-        ("heads", sizes.n_heads),
-        ("kv_heads", sizes.n_kv_heads),
-        ("vocab", sizes.vocabulary),
-    ):
-        ours = getattr(table, key)
-        if ours is not None and ours != theirs:
+    for key, ours, theirs in _compared(table, sizes):
+        if ours != theirs:
             raise KeyedError(
                 ("model", key),
                 f"is {ours}, but the checkpoint {checkpoint} has {theirs}; leave it out to take the checkpoint's",
@@ -137,7 +159,6 @@ def _filled(
 ) -> ModelTable:
     """``table`` with the sizes that it leaves out: a block's bytes as ``weights`` holds its matrices."""
     value_bytes = VALUE_BYTES[dtype]
-    linear_bytes = {"plain": value_bytes, "int8": 1.0, "nf4": 4.25 / 8}[weights] * sizes.linear_values
     values = {
         "name": Path(checkpoint).name
         if checkpoint
@@ -149,7 +170,7 @@ def _filled(
         "kv_heads": sizes.n_kv_heads if sizes.n_kv_heads != sizes.n_heads else None,
         "vocab": sizes.vocabulary,
         "value_bytes": value_bytes,
-        "block_size": linear_bytes + (sizes.block_values - sizes.linear_values) * value_bytes,
+        "block_size": sizes.block_bytes(weights, value_bytes),
         "cache_per_token": float(sizes.cache_values * value_bytes),
     }
     return table.model_copy(

@@ -13,7 +13,6 @@ from testbed.scenario.families import ConfigError, ModelSizes, sizes_of
 
 INSTALL = "pip install 'testbed[blocks]'"
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
-_FILES = ["*.json", "*.safetensors", "tokenizer.model", "*.txt"]
 
 
 def find_checkpoint(given: str, folder: Path) -> str:
@@ -35,7 +34,7 @@ def find_checkpoint(given: str, folder: Path) -> str:
 def read_config(checkpoint: str) -> dict[str, Any]:
     """The data of a checkpoint's ``config.json``; it is fetched for a hub's name. Raises ``UserError``."""
     folder = Path(checkpoint)
-    path = folder / "config.json" if folder.is_absolute() else _fetched(checkpoint, "config.json")
+    path = folder / "config.json" if folder.is_absolute() else _fetched_config(checkpoint)
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -56,22 +55,23 @@ def checkpoint_sizes(config: Mapping[str, Any], checkpoint: str) -> ModelSizes:
 
 
 def checkpoint_folder(checkpoint: str) -> Path:
-    """The folder that holds the whole checkpoint, fetched if it is a hub's. Raises ``UserError``."""
-    if Path(checkpoint).is_absolute():
-        return Path(checkpoint)
-    return _fetched(checkpoint, None)
+    """The folder that holds the checkpoint, which a name of the hub is downloaded to. Raises ``UserError``."""
+    from nodes.blocks.files import resolve_checkpoint
+    from nodes.compute import ComputeError
 
-
-def _fetched(name: str, file: str | None) -> Path:
     try:
-        from huggingface_hub import hf_hub_download, snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+        return resolve_checkpoint(checkpoint)
+    except ComputeError as error:
+        raise UserError(str(error)) from error
+
+
+def _fetched_config(name: str) -> Path:
+    try:
+        from huggingface_hub import hf_hub_download
     except ImportError:
         raise UserError(f"{name} is no folder here, and fetching it from the hub needs {INSTALL}") from None
     try:
-        if file is not None:
-            return Path(hf_hub_download(name, file))
-        return Path(snapshot_download(name, allow_patterns=_FILES))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        return Path(hf_hub_download(name, "config.json"))
+    except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{name} is no folder here, and cannot be fetched from the hub: {reason}") from None

@@ -16,7 +16,7 @@ class ConfigError(Exception):
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """Sizes of a real model. ``block_values`` counts a block's parameters, ``linear_values`` those in matrices.
+    """Sizes of a real model. ``matrices`` are those of a block, (outputs, inputs); ``other_values`` the rest of it.
 
     ``cache_values`` are the keys and values of one token in one block: 2 x heads (of keys) x head size.
     ``max_tokens`` is the longest sequence that the model was made for; ``None`` if it does not say.
@@ -29,10 +29,26 @@ class ModelSizes:
     n_kv_heads: int
     head_size: int
     vocabulary: int
-    block_values: int
-    linear_values: int
+    matrices: tuple[tuple[int, int], ...]
+    other_values: int
     cache_values: int
     max_tokens: int | None
+
+    def block_bytes(self, weights: str, value_bytes: int) -> float:
+        """s_m of a block that holds its matrices as ``weights`` says, and the rest in ``value_bytes`` each."""
+        matrices = sum(_matrix_bytes(weights, *matrix, value_bytes) for matrix in self.matrices)
+        return float(matrices + self.other_values * value_bytes)
+
+
+def _matrix_bytes(weights: str, n_rows: int, n_columns: int, value_bytes: int) -> int:
+    """As ``nodes.blocks.quantised`` holds them, which cannot be asked where torch is not installed."""
+    n_values = n_rows * n_columns
+    if weights == "int8":  # a scale per row
+        return n_values + 4 * n_rows
+    if weights == "nf4":  # a scale per 64 values in 8 bits, one of these per 256, and three tables
+        n_scales = -(-n_values // 64)
+        return -(-n_values // 2) + n_scales + 4 * -(-n_scales // 256) + 4 * (16 + 256 + 1)
+    return n_values * value_bytes
 
 
 def make_config(
@@ -70,15 +86,17 @@ def sizes_of(config: Mapping[str, Any]) -> ModelSizes:
         return default
 
     n_blocks = number("num_hidden_layers", "n_layer")
-    hidden = number("n_embed", "hidden_size")
+    hidden = number("hidden_size", "n_embed")
     heads = number("num_attention_heads", "n_head")
     kv_heads = number("num_key_value_heads", default=heads) if family == "llama" else heads
     head = number("head_dim", default=hidden // heads) if family == "llama" else hidden // heads
     if family == "bloom":
-        linear, rest = 12 * hidden**2, 13 * hidden
+        matrices = [(3 * hidden, hidden), (hidden, hidden), (4 * hidden, hidden), (hidden, 4 * hidden)]
+        rest = 13 * hidden
     else:
         inner = number("intermediate_size")
-        linear = 2 * hidden * head * (heads + kv_heads) + 3 * hidden * inner
+        matrices = [(heads * head, hidden), *2 * [(kv_heads * head, hidden)], (hidden, heads * head)]
+        matrices += [*2 * [(inner, hidden)], (hidden, inner)]
         rest = 2 * hidden
         if config.get("attention_bias"):
             rest += head * (heads + 2 * kv_heads) + hidden
@@ -93,8 +111,8 @@ def sizes_of(config: Mapping[str, Any]) -> ModelSizes:
         n_kv_heads=kv_heads,
         head_size=head,
         vocabulary=number("vocab_size"),
-        block_values=linear + rest,
-        linear_values=linear,
+        matrices=tuple(matrices),
+        other_values=rest,
         cache_values=2 * kv_heads * head,
         max_tokens=longest if isinstance(longest, int) else None,
     )
