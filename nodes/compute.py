@@ -13,20 +13,41 @@ from nodes.clock import Clock
 from nodes.digest import apply_blocks, read_rows, write_rows
 
 
+class ComputeError(Exception):
+    """The backend cannot do it: blocks that do not load, no memory left. One sentence for the user."""
+
+
 class Compute(Protocol):
     """What a server needs of a compute backend."""
 
     token_bytes: int
 
     def new_session(self, client: str, first: int, last: int, max_tokens: int) -> Any:
-        """State of one session for blocks ``[first, last)``."""
+        """State of one session for blocks ``[first, last)``. Raises ``ComputeError`` without memory for it."""
+        ...
+
+    def close_session(self, session: Any) -> None:
+        """Free what the session holds; it may still be computing."""
         ...
 
     async def step(
         self, session: Any, position: int, n_tokens: int, payload: bytes, arrived_at_s: float
     ) -> bytes:
-        """Hidden states after the session's blocks; position 0 is the prefill."""
+        """Hidden states after the session's blocks; position 0 is the prefill. Raises ``ComputeError``."""
         ...
+
+    async def host(self, first: int, last: int) -> None:
+        """Hold blocks ``[first, last)`` and no others; sessions on blocks that go are closed before.
+
+        Raises ``ComputeError`` if they cannot be loaded.
+        """
+        ...
+
+    def memory(self) -> dict[str, float]:
+        """Bytes really in use, by what for (``blocks_bytes``, ``cache_bytes``, ...); empty if none are."""
+        ...
+
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -83,6 +104,18 @@ class StubCompute:
 
     def new_session(self, client: str, first: int, last: int, max_tokens: int) -> _StubSession:
         return _StubSession(client, first, last)
+
+    def close_session(self, session: _StubSession) -> None:
+        pass
+
+    async def host(self, first: int, last: int) -> None:
+        pass
+
+    def memory(self) -> dict[str, float]:
+        return {}
+
+    def close(self) -> None:
+        pass
 
     async def step(
         self, session: _StubSession, position: int, n_tokens: int, payload: bytes, arrived_at_s: float

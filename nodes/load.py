@@ -9,7 +9,8 @@ from typing import Any
 
 from nodes.clock import Clock
 from nodes.eventlog import EventLog, LogFullError
-from nodes.session import HubSession, Request, SessionError
+from nodes.request import Request, SessionError
+from nodes.session import HubSession
 
 Progress = Callable[[str, int, float], None]
 """Called with (state, request index, instant) whenever a request changes state."""
@@ -86,11 +87,17 @@ class LoadGenerator:
         self._write("opening", request.index, at_s, opened_at_s)
 
     def token(
-        self, request: Request, token: int, ready_at_s: float, finished_at_s: float, hops: Sequence[Any]
+        self,
+        request: Request,
+        index: int,
+        ready_at_s: float,
+        finished_at_s: float,
+        hops: Sequence[Any],
+        token_id: int,
     ) -> None:
-        self._write("token", request.index, token, ready_at_s, finished_at_s, hops)
+        self._write("token", request.index, index, ready_at_s, finished_at_s, hops, token_id)
         self.n_tokens += 1
-        if token:
+        if index:
             self.last_gap_s = finished_at_s - ready_at_s
         else:
             self.last_ttft_s = finished_at_s - self._arrived_at_s[request.index]

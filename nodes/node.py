@@ -7,26 +7,30 @@ from then on the orchestrator speaks to it over the control plane.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import aiohttp
 import uvloop
 from aiohttp import web
 
 from nodes import control
-from nodes.clock import ScaledClock
-from nodes.compute import StubCompute, StubProfile
+from nodes.blocks.spec import BlocksSpec, HubSpec
+from nodes.clock import Clock, ScaledClock
+from nodes.compute import Compute, ComputeError, StubCompute, StubProfile
 from nodes.connection import Connection
 from nodes.device import AddressWatch
 from nodes.eventlog import EventLog, LogFullError
+from nodes.hub import HubModel, StubHub
 from nodes.links import DelayProfile
 from nodes.load import LoadGenerator
+from nodes.request import Request
 from nodes.server import HostedBlocks, Server, ServerLimits
-from nodes.session import HubSession, Request, SessionRules
+from nodes.session import HubSession, SessionRules
 
 log = logging.getLogger(__name__)
 
@@ -47,19 +51,28 @@ class NodeConfig:
 
 @dataclass(frozen=True)
 class ServerConfig(NodeConfig):
-    """A server: what it hosts, and the stub's profile."""
+    """A server: what it hosts, and what computes there."""
 
     hosted: HostedBlocks = field(kw_only=True)
-    stub: StubProfile = field(kw_only=True)
+    compute: StubProfile | BlocksSpec = field(kw_only=True)
     limits: ServerLimits = field(kw_only=True)
 
 
 @dataclass(frozen=True)
+class StubHubSpec:
+    """The hub's part of the stub: see ``nodes.hub.StubHub``."""
+
+    token_bytes: int
+    n_blocks: int
+
+
+@dataclass(frozen=True)
 class ClientConfig(NodeConfig):
-    """A client: where its log goes and what its sessions obey."""
+    """A client: where its log goes, what its sessions obey and its part of the model."""
 
     log_path: Path = field(kw_only=True)
     rules: SessionRules = field(kw_only=True)
+    model: StubHubSpec | HubSpec = field(kw_only=True)
 
 
 def run_server(config: ServerConfig) -> None:
@@ -72,9 +85,41 @@ def run_client(config: ClientConfig) -> None:
     uvloop.run(_drive(config))
 
 
+async def _compute(config: ServerConfig, clock: Clock) -> Compute:
+    if isinstance(config.compute, StubProfile):
+        return StubCompute(config.compute, clock)
+    from nodes.blocks.compute import BlocksCompute  # brings torch
+
+    compute = BlocksCompute(config.compute)
+    await compute.host(config.hosted.first, config.hosted.last)
+    return compute
+
+
+def _hub(config: ClientConfig) -> HubModel:
+    if isinstance(config.model, StubHubSpec):
+        return StubHub(config.model.token_bytes, config.model.n_blocks)
+    from nodes.blocks.hub import BlocksHub  # brings torch
+
+    return BlocksHub(config.model)
+
+
+async def _unfit(config: NodeConfig, error: ComputeError) -> NoReturn:
+    """Tell the orchestrator why this node cannot begin, and end."""
+    peer = await control.connect(config.control_path, {})
+    serving = asyncio.ensure_future(peer.serve())
+    with contextlib.suppress(control.ControlError):  # the orchestrator is gone: nobody to tell
+        await peer.ask("unfit", config.name, str(error))
+    serving.cancel()
+    raise SystemExit(f"{config.name}: {error}")
+
+
 async def _serve(config: ServerConfig) -> None:
     clock = ScaledClock(0.0, config.time_scale)
-    server = Server(config.name, config.hosted, StubCompute(config.stub, clock), clock, config.limits)
+    try:
+        compute = await _compute(config, clock)
+    except ComputeError as error:
+        await _unfit(config, error)
+    server = Server(config.name, config.hosted, compute, clock, config.limits)
     runner = web.AppRunner(server.app(), access_log=None, handle_signals=False, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, config.address, config.port)
@@ -97,6 +142,7 @@ async def _serve(config: ServerConfig) -> None:
     await control.until_stopped(peer, stopped)
     watch.close()
     await runner.cleanup()
+    compute.close()
     clock.close()
 
 
@@ -106,11 +152,18 @@ def _profiles(entry: dict[str, Any]) -> tuple[DelayProfile | None, DelayProfile 
     return up, down
 
 
+def _request(
+    index: int, arrival_at_s: float, n_input_tokens: int, n_output_tokens: int, prompt: list[int]
+) -> Request:
+    return Request(index, arrival_at_s, n_input_tokens, n_output_tokens, tuple(prompt))
+
+
 class _Client:
     """Methods that the orchestrator calls on a client node."""
 
-    def __init__(self, config: ClientConfig, http: aiohttp.ClientSession) -> None:
+    def __init__(self, config: ClientConfig, http: aiohttp.ClientSession, model: HubModel) -> None:
         self.config = config
+        self.model = model
         self.clock = ScaledClock(0.0, config.time_scale)
         self.http = http
         self.connections: list[Connection] = []
@@ -147,7 +200,7 @@ class _Client:
 
     async def serve(self, requests: list[list[Any]]) -> None:
         """Run the workload in the background; ``done`` is told at its end."""
-        self._work = asyncio.create_task(self._run([Request(*fields) for fields in requests]))
+        self._work = asyncio.create_task(self._run([_request(*fields) for fields in requests]))
 
     async def _run(self, requests: list[Request]) -> None:
         generator = LoadGenerator(self.clock, self._log, self._session, self._progress)
@@ -172,6 +225,7 @@ class _Client:
             self.config.name,
             self.connections,
             self._route,
+            self.model,
             self.config.rules,
             self.clock,
             generator,
@@ -212,7 +266,11 @@ class _Client:
 async def _drive(config: ClientConfig) -> None:
     connector = aiohttp.TCPConnector(local_addr=(config.address, 0), limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as http:
-        client = _Client(config, http)
+        try:
+            model = _hub(config)
+        except ComputeError as error:
+            await _unfit(config, error)
+        client = _Client(config, http, model)
         handlers: dict[str, control.Handler] = {
             name: getattr(client, name)
             for name in ("connect", "links", "warm", "start", "serve", "finish", "stop")
@@ -225,3 +283,4 @@ async def _drive(config: ClientConfig) -> None:
         await client.finish()
         await asyncio.gather(*(c.close() for c in client.connections), return_exceptions=True)
         client.clock.close()
+        model.close()

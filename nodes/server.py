@@ -15,7 +15,7 @@ from aiohttp import WebSocketError, WSCloseCode, WSMsgType, web
 from nodes import wire
 from nodes.cache import CacheAccount, NoCapacityError
 from nodes.clock import Clock
-from nodes.compute import Compute
+from nodes.compute import Compute, ComputeError
 
 log = logging.getLogger(__name__)
 
@@ -133,6 +133,7 @@ class Server:
             "cache_used_bytes": self.account.used_bytes,
             "cache_capacity_bytes": self.account.capacity_bytes,
             **vars(self.counters),
+            "memory": self.compute.memory(),
         }
 
     async def _metrics(self, _: web.Request) -> web.Response:
@@ -173,8 +174,8 @@ class Server:
             self._connections.discard(number)
             for task in connection.tasks:
                 task.cancel()
-            for session in connection.sessions.values():
-                self.account.release((number, session.key))
+            for key in list(connection.sessions):
+                self._release(connection, number, key)
         return socket
 
     async def _read(self, connection: _Connection, number: int) -> None:
@@ -202,7 +203,7 @@ class Server:
                             )
                         )
                         continue
-                    task = asyncio.ensure_future(self._step(connection, session, frame, arrived_at_s))
+                    task = asyncio.ensure_future(self._step(connection, number, session, frame, arrived_at_s))
                     connection.tasks.add(task)
                     task.add_done_callback(connection.tasks.discard)
                 elif frame[0] == "open":
@@ -242,23 +243,37 @@ class Server:
             if len(connection.sessions) >= self.limits.max_sessions_per_connection:
                 raise NoCapacityError("too many sessions on this connection")
             self.account.reserve((number, key), n_bytes)
+            try:
+                state = self.compute.new_session(client, first, last, max_tokens)
+            except ComputeError as error:
+                self.account.release((number, key))
+                raise NoCapacityError(str(error)) from error
         except NoCapacityError as error:
             self.counters.refused += 1
             return wire.pack("error", request_id, wire.NO_CAPACITY, str(error))
-        state = self.compute.new_session(client, first, last, max_tokens)
         connection.sessions[key] = _Session(key, last - first, max_tokens, state, self.clock.now_s())
         self.counters.opened += 1
         return wire.pack("ok", request_id)
 
     def _close(self, connection: _Connection, number: int, frame: list[Any]) -> bytes:
         _, request_id, key = frame
-        if connection.sessions.pop(key, None) is None:
-            if key not in connection.expired:
-                raise wire.FrameError(wire.UNKNOWN_SESSION, f"no session {key}", request_id)
-        else:
-            self.account.release((number, key))
+        if key in connection.sessions:
+            self._release(connection, number, key)
             self.counters.closed += 1
+        elif key not in connection.expired:
+            raise wire.FrameError(wire.UNKNOWN_SESSION, f"no session {key}", request_id)
         return wire.pack("ok", request_id)
+
+    def _release(self, connection: _Connection, number: int, key: str) -> None:
+        self.compute.close_session(connection.sessions.pop(key).state)
+        self.account.release((number, key))
+
+    def _forget(self, connection: _Connection, number: int, key: str) -> None:
+        """End a session that its client did not close; what is still asked of it is answered, not an error."""
+        self._release(connection, number, key)
+        connection.expired[key] = None
+        while len(connection.expired) > _EXPIRED_REMEMBERED:
+            connection.expired.popitem(last=False)
 
     def _check_step(self, connection: _Connection, frame: list[Any]) -> _Session | None:
         """The step's session; ``None`` if it has expired. Raises ``FrameError``."""
@@ -288,11 +303,20 @@ class Server:
         return session
 
     async def _step(
-        self, connection: _Connection, session: _Session, frame: list[Any], arrived_at_s: float
+        self, connection: _Connection, number: int, session: _Session, frame: list[Any], arrived_at_s: float
     ) -> None:
         _, request_id, _, position, n_tokens, payload = frame
         try:
             answer = await self.compute.step(session.state, position, n_tokens, payload, arrived_at_s)
+        except ComputeError as error:
+            log.warning("session %s: %s", session.key, error)
+            if session.key in connection.sessions:
+                self._forget(connection, number, session.key)
+            with contextlib.suppress(ConnectionError):
+                await connection.socket.send_bytes(
+                    wire.pack("error", request_id, wire.COMPUTE_FAILED, str(error))
+                )
+            return
         except Exception:
             log.exception("computing session %s failed: closing its connection", session.key)
             await connection.socket.close(code=WSCloseCode.INTERNAL_ERROR, message=b"computing failed")
@@ -326,10 +350,6 @@ class Server:
             task.cancel()
 
     def _expire(self, connection: _Connection, number: int, key: str) -> None:
-        del connection.sessions[key]
-        self.account.release((number, key))
-        connection.expired[key] = None
-        while len(connection.expired) > _EXPIRED_REMEMBERED:
-            connection.expired.popitem(last=False)
+        self._forget(connection, number, key)
         self.counters.expired += 1
         log.warning("session %s was idle for %g s: closed", key, self.limits.idle_s)

@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from nodes.clock import Clock
 from nodes.connection import Connection, ConnectionLost, ServerError
-from nodes.digest import apply_blocks, embed, read_rows, token_of, write_rows
+from nodes.hub import HubModel
+from nodes.request import Request, SessionError
 
 HopPlan = tuple[int, int, int]
 """(server index, first block, last block), half-open."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the load generator asks for. ``arrival_at_s`` is the intended instant."""
-
-    index: int
-    arrival_at_s: float
-    n_input_tokens: int
-    n_output_tokens: int
 
 
 @dataclass(frozen=True)
@@ -34,19 +25,11 @@ class SessionRules:
     ``backoff_max_s``, and gives up ``give_up_s`` after arrival (0: never).
     """
 
-    token_bytes: int
-    n_blocks: int
     initial_delay_s: float = 0.0
     setup_s: float = 0.0
     backoff_first_s: float = 1.0
     backoff_max_s: float = 60.0
     give_up_s: float = 0.0
-    verify: bool = True
-    """Compare every token with the same computation on one machine (stub only)."""
-
-
-class SessionError(Exception):
-    """The request has failed; the message is the reason."""
 
 
 class Observer(Protocol):
@@ -57,7 +40,13 @@ class Observer(Protocol):
     def opening(self, request: Request, at_s: float, opened_at_s: float) -> None: ...
 
     def token(
-        self, request: Request, token: int, ready_at_s: float, finished_at_s: float, hops: Sequence[Any]
+        self,
+        request: Request,
+        index: int,
+        ready_at_s: float,
+        finished_at_s: float,
+        hops: Sequence[Any],
+        token_id: int,
     ) -> None: ...
 
 
@@ -65,8 +54,14 @@ Router = Callable[[Request, int], Awaitable[dict[str, Any] | None]]
 """Asks the routing policy: (request, attempt) to ``{hops, wait_s, decision_s}`` or ``None``."""
 
 
-class WrongTokenError(SessionError):
-    """The chain's output differs from the whole model's."""
+@dataclass
+class _OpenHop:
+    """A hop of the chain, and what was sent to it: enough to rebuild its cache elsewhere."""
+
+    server: int
+    first: int
+    last: int
+    inputs: bytearray = field(default_factory=bytearray)
 
 
 class HubSession:
@@ -79,6 +74,7 @@ class HubSession:
         client: str,
         connections: Sequence[Connection],
         route: Router,
+        model: HubModel,
         rules: SessionRules,
         clock: Clock,
         observer: Observer,
@@ -88,12 +84,11 @@ class HubSession:
         self._client = client
         self._connections = connections
         self._route = route
+        self._model = model
         self._rules = rules
         self._clock = clock
         self._observer = observer
-        self.hop_inputs: list[list[int]] = []
-        """What was sent to each hop, token by token: enough to rebuild its cache elsewhere. The stub's
-        hidden states are determined by their values, so these are kept and not the bytes."""
+        self.hops: list[_OpenHop] = []
 
     async def run(self) -> None:
         """Raises ``SessionError`` with the reason when the request cannot be completed."""
@@ -173,50 +168,42 @@ class HubSession:
             if isinstance(result, BaseException) and not isinstance(result, ServerError | ConnectionLost):
                 raise result
 
-    async def _generate(self, hops: Sequence[HopPlan], ready_at_s: float) -> float:
+    async def _generate(self, plan: Sequence[HopPlan], ready_at_s: float) -> float:
         """Prefill and decode; answer the instant of the last token."""
-        rules, request = self._rules, self.request
-        self.hop_inputs = [[] for _ in hops]
-        caches = [0] * rules.n_blocks
-        tokens = [request.index + i for i in range(request.n_input_tokens)]
+        self.hops = [_OpenHop(*hop) for hop in plan]
+        sequence = self._model.sequence(self.request)
         position = 0
-        for index in range(request.n_output_tokens):
-            values = [embed(token, position + i) for i, token in enumerate(tokens)]
-            payload = write_rows(values, rules.token_bytes)
+        for index in range(self.request.n_output_tokens):
+            payload = await sequence.embed()
+            n_tokens = len(payload) // self._model.token_bytes
             timings: list[tuple[int | float, ...]] = []
-            for i, (server, first, last) in enumerate(hops):
-                self.hop_inputs[i] += read_rows(payload, rules.token_bytes)
-                n_up = len(payload)
-                try:
-                    frame, sent_at_s, received_at_s = await self._connections[server].ask(
-                        "step", self.key, position, len(tokens), payload
-                    )
-                except (ServerError, ConnectionLost) as error:
-                    raise SessionError(f"server {server}: {error}") from error
-                if frame[0] != "out" or len(frame[4]) != n_up:
-                    raise SessionError(f"server {server}: its answer is not {len(tokens)} hidden states")
-                _, _, arrived_at_s, departed_at_s, payload = frame
-                timings.append(
-                    (
-                        server,
-                        first,
-                        last,
-                        sent_at_s,
-                        arrived_at_s,
-                        departed_at_s,
-                        received_at_s,
-                        n_up,
-                        len(payload),
-                    )
-                )
+            for hop in self.hops:
+                payload, timing = await self._pass(hop, position, n_tokens, payload)
+                timings.append(timing)
+            token_id = await sequence.take(payload)
             finished_at_s = self._clock.now_s()
-            self._observer.token(request, index, ready_at_s, finished_at_s, timings)
-            value = read_rows(payload, rules.token_bytes)[-1]
-            if rules.verify:
-                expected = [apply_blocks(v, 0, caches) for v in values][-1]
-                if value != expected:
-                    raise WrongTokenError(f"token {index} differs from the whole model's")
-            position += len(tokens)
-            tokens = [token_of(value)]
+            self._observer.token(self.request, index, ready_at_s, finished_at_s, timings, token_id)
+            position += n_tokens
             ready_at_s = finished_at_s
+            if sequence.ended:
+                break
         return ready_at_s
+
+    async def _pass(
+        self, hop: _OpenHop, position: int, n_tokens: int, payload: bytes
+    ) -> tuple[bytes, tuple[int | float, ...]]:
+        """Send hidden states through ``hop``; answers what comes out, and the hop's row of the log."""
+        hop.inputs += self._model.remember(payload)
+        n_up = len(payload)
+        try:
+            frame, sent_at_s, received_at_s = await self._connections[hop.server].ask(
+                "step", self.key, position, n_tokens, payload
+            )
+        except (ServerError, ConnectionLost) as error:
+            raise SessionError(f"server {hop.server}: {error}") from error
+        if frame[0] != "out" or len(frame[4]) != n_up:
+            raise SessionError(f"server {hop.server}: its answer is not {n_tokens} hidden states")
+        _, _, arrived_at_s, departed_at_s, answer = frame
+        blocks = (hop.server, hop.first, hop.last)
+        times = (sent_at_s, arrived_at_s, departed_at_s, received_at_s)
+        return answer, (*blocks, *times, n_up, len(answer))

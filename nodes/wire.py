@@ -13,8 +13,9 @@ Answers:
 - ``["out", id, arrived_at_s, departed_at_s, payload]``
 - ``["error", id, code, message]``; ``id`` is -1 when the request's cannot be known
 
-``payload`` holds ``n_tokens`` hidden states. Except ``no-capacity`` and ``session-expired``, every
-error breaks the protocol: the server closes the connection after it.
+``payload`` holds ``n_tokens`` hidden states. Except ``no-capacity``, ``session-expired`` and
+``compute-failed`` (the session is closed, others go on), every error breaks the protocol: the server
+closes the connection after it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ FRAME_OVERHEAD_BYTES = 512
 
 NO_CAPACITY = "no-capacity"
 SESSION_EXPIRED = "session-expired"
+COMPUTE_FAILED = "compute-failed"
 BAD_FRAME = "bad-frame"
 TOO_LARGE = "frame-too-large"
 UNKNOWN_SESSION = "unknown-session"

@@ -344,6 +344,22 @@ def report(
     _print(summary, lambda: summary_text(summary), as_json)
 
 
+@app.command()
+def compare(
+    run_a: Annotated[Path, typer.Argument(help="A run directory; differences are in percent of it.")],
+    run_b: Annotated[Path, typer.Argument(help="Another one.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Write JSON, tables and figures to this new folder.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Line two runs up, emulated or simulated: request by request, token by token, hop by hop."""
+    from testbed.compare import compare_command
+
+    answer, text = compare_command(run_a, run_b, out)
+    _print(answer, lambda: text, as_json)
+
+
 def _print(answer: dict[str, Any], text: Callable[[], str], as_json: bool) -> None:
     typer.echo(json.dumps(answer) if as_json else text())
 

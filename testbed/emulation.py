@@ -175,7 +175,7 @@ class Emulation:
         self._changing = asyncio.create_task(self._change_links())
         for number, client in enumerate(self.experiment.problem.clients):
             requests = [
-                [r.index, r.arrival_at_s, r.n_input_tokens, r.n_output_tokens]
+                [r.index, r.arrival_at_s, r.n_input_tokens, r.n_output_tokens, []]
                 for r in self.experiment.requests
                 if r.client == number
             ]
@@ -282,7 +282,10 @@ class Emulation:
             self._ports[name] = port
             self._hello.set()
 
-        peer.handlers.update(handlers, hello=hello)
+        async def unfit(name: str, reason: str) -> None:
+            self._break(UserError(f"{name}: {reason}"))
+
+        peer.handlers.update(handlers, hello=hello, unfit=unfit)
         await peer.serve()
 
     async def _on_route(self, index: int, attempt: int) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from netem.spec import LinkProfile, NetworkSpec, TcpSpec
 from nodes.compute import StubProfile
-from nodes.node import DATA_PORT, ClientConfig, ServerConfig
+from nodes.node import DATA_PORT, ClientConfig, ServerConfig, StubHubSpec
 from nodes.server import HostedBlocks, ServerLimits
 from nodes.session import SessionRules
 from policies.problem import Placement
@@ -116,7 +116,7 @@ def server_config(
         hosted=HostedBlocks(
             blocks.first, blocks.last, placement.cache_bytes[server], model.cache_bytes_per_token
         ),
-        stub=stub_profile(experiment, server),
+        compute=stub_profile(experiment, server),
         limits=ServerLimits(idle_s=idle_s(experiment)),
     )
 
@@ -133,9 +133,8 @@ def client_config(
         port=0,
         time_scale=experiment.time_scale,
         log_path=log,
+        model=StubHubSpec(experiment.problem.model.token_bytes, experiment.problem.model.n_blocks),
         rules=SessionRules(
-            token_bytes=experiment.problem.model.token_bytes,
-            n_blocks=experiment.problem.model.n_blocks,
             initial_delay_s=experiment.problem.initial_delay_s,
             setup_s=experiment.calibration.session_setup_s,
             backoff_first_s=backoff.first_s,

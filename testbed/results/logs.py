@@ -16,12 +16,13 @@ Hop = tuple[int, int, int, float, float, float, float, int, int]
 
 @dataclass
 class TokenRecord:
-    """One output token: its hops in order. Token 0 is the prefill."""
+    """One output token: its hops in order. Token 0 is the prefill; ``token_id`` is what came out."""
 
     token: int
     ready_at_s: float
     finished_at_s: float
     hops: list[Hop]
+    token_id: int = -1
 
 
 @dataclass
@@ -99,8 +100,9 @@ def read_logs(run_dir: Path) -> RunRecords:
 def _apply(requests: dict[int, RequestRecord], record: list[Any]) -> None:
     kind, index = record[0], record[1]
     if kind == "token":
-        _, _, token, ready, finished, hops = record
-        requests[index].tokens.append(TokenRecord(token, ready, finished, [tuple(h) for h in hops]))
+        _, _, token, ready, finished, hops, token_id = record
+        hops = [tuple(hop) for hop in hops]
+        requests[index].tokens.append(TokenRecord(token, ready, finished, hops, token_id))
     elif kind == "opening":
         requests[index].opening_at_s, requests[index].opened_at_s = record[2], record[3]
     else:

@@ -218,7 +218,7 @@ def logged_tokens(run_dir: Path) -> dict[tuple[int, int], tuple[float, int]]:
         unpacker.feed(path.read_bytes())
         for record in unpacker:
             if record[0] == "token":
-                _, request, token, ready_at_s, finished_at_s, hops = record
+                _, request, token, ready_at_s, finished_at_s, hops, _ = record
                 tokens[request, token] = (finished_at_s - ready_at_s, len(hops))
     return tokens
 

@@ -14,9 +14,11 @@ from nodes import wire
 from nodes.clock import Clock, ManualClock
 from nodes.compute import StubCompute, StubProfile
 from nodes.connection import Connection
-from nodes.digest import apply_blocks, embed, token_of
+from nodes.digest import DIGEST_BYTES, apply_blocks, embed, read_rows, token_of
+from nodes.hub import HubModel, StubHub
+from nodes.request import Request, SessionError, WrongTokenError
 from nodes.server import Server
-from nodes.session import HubSession, Request, SessionError, SessionRules, WrongTokenError
+from nodes.session import HubSession, SessionRules
 from tests.support.data_plane import (
     INSTANT,
     TOKEN_BYTES,
@@ -28,7 +30,8 @@ from tests.support.data_plane import (
 )
 
 HOPS = [(0, 0, 2), (1, 2, 5), (2, 5, 6)]
-RULES = SessionRules(TOKEN_BYTES, 6)
+RULES = SessionRules()
+MODEL = StubHub(TOKEN_BYTES, 6)
 
 
 class Recorder:
@@ -46,7 +49,13 @@ class Recorder:
         self.opened.append((at_s, opened_at_s))
 
     def token(
-        self, request: Request, token: int, ready_at_s: float, finished_at_s: float, hops: Sequence[Any]
+        self,
+        request: Request,
+        token: int,
+        ready_at_s: float,
+        finished_at_s: float,
+        hops: Sequence[Any],
+        token_id: int,
     ) -> None:
         self.tokens.append((token, ready_at_s, finished_at_s, list(hops)))
 
@@ -85,8 +94,9 @@ def session(
     request: Request = Request(3, 0.0, 5, 4),  # noqa: B008 - frozen
     route: Any = always,
     rules: SessionRules = RULES,
+    model: HubModel = MODEL,
 ) -> HubSession:
-    return HubSession(request, "3", "c", connections, route, rules, clock, recorder)
+    return HubSession(request, "3", "c", connections, route, model, rules, clock, recorder)
 
 
 def is_free(all_servers: Sequence[Server]) -> bool:
@@ -110,8 +120,13 @@ async def test_a_chain_of_servers_gives_the_tokens_of_the_whole_model() -> None:
     for position in range(5, 8):
         expected.append(embed(token_of(value), position))
         value = apply_blocks(expected[-1], 0, caches)
-    assert run.hop_inputs[0] == expected, "what the first hop was sent are the tokens of the model"
-    assert [len(inputs) for inputs in run.hop_inputs] == [8, 8, 8]
+    first = bytes(run.hops[0].inputs)
+    assert read_rows(first, DIGEST_BYTES) == expected, (
+        "what the first hop was sent are the tokens of the model"
+    )
+    assert [len(hop.inputs) for hop in run.hops] == [8 * DIGEST_BYTES] * 3
+    sent = MODEL.recall(first)
+    assert (len(sent), MODEL.remember(sent)) == (8 * TOKEN_BYTES, first)
     assert is_free(chain)
     assert [server.counters.steps for server in chain] == [4, 4, 4]
 
@@ -132,7 +147,7 @@ async def test_a_session_reserves_room_for_its_input_and_output_on_each_hop() ->
 
 async def test_opening_takes_at_least_the_initial_delay_and_then_the_setup() -> None:
     clock, recorder = JumpClock(), Recorder()
-    rules = SessionRules(TOKEN_BYTES, 6, initial_delay_s=0.07, setup_s=60.0)
+    rules = SessionRules(initial_delay_s=0.07, setup_s=60.0)
     async with connected(servers(), clock) as connections:
         await session(connections, clock, recorder, rules=rules).run()
     assert recorder.opened == [(0.0, 0.0)]
@@ -158,9 +173,9 @@ async def test_a_server_that_computes_something_else_fails_the_request_at_its_fi
 async def test_a_wrong_token_passes_where_verifying_is_off() -> None:
     clock, recorder = JumpClock(), Recorder()
     chain = servers(make_server(2, 5, compute=Corrupting(lambda answer: bytes(len(answer)))))
-    rules = SessionRules(TOKEN_BYTES, 6, verify=False)
+    model = StubHub(TOKEN_BYTES, 6, verify=False)
     async with connected(chain, clock) as connections:
-        await session(connections, clock, recorder, rules=rules).run()
+        await session(connections, clock, recorder, model=model).run()
     assert len(recorder.tokens) == 4
 
 
@@ -226,7 +241,7 @@ async def test_where_no_route_covers_the_model_it_waits_and_asks_again() -> None
 async def test_it_gives_up_rather_than_wait_beyond_its_time() -> None:
     clock, recorder = JumpClock(), Recorder()
     chain = servers(make_server(2, 5, cache_bytes=0.0))
-    rules = SessionRules(TOKEN_BYTES, 6, give_up_s=10.0)
+    rules = SessionRules(give_up_s=10.0)
     async with connected(chain, clock) as connections:
         with pytest.raises(SessionError, match=r"^no room within 10 s \(no-capacity: "):
             await session(connections, clock, recorder, rules=rules).run()
@@ -311,7 +326,7 @@ async def test_other_clients_of_the_servers_do_not_change_a_sessions_tokens() ->
         await asyncio.gather(
             *(
                 HubSession(
-                    Request(i, 0.0, 3 + i, 5), str(i), "c", connections, always, RULES, clock, recorder
+                    Request(i, 0.0, 3 + i, 5), str(i), "c", connections, always, MODEL, RULES, clock, recorder
                 ).run()
                 for i, recorder in enumerate(recorders)
             )

@@ -13,10 +13,12 @@ import pytest
 from nodes.clock import Clock, ManualClock
 from nodes.compute import StubCompute, StubProfile
 from nodes.connection import Connection
-from nodes.digest import DIGEST_BYTES, embed
+from nodes.digest import DIGEST_BYTES, apply_blocks, embed, token_of
 from nodes.eventlog import EventLog, LogFullError
+from nodes.hub import StubHub
 from nodes.load import LoadGenerator
-from nodes.session import HubSession, Request, SessionRules
+from nodes.request import Request
+from nodes.session import HubSession, SessionRules
 from tests.support.data_plane import (
     INSTANT,
     TOKEN_BYTES,
@@ -27,7 +29,8 @@ from tests.support.data_plane import (
     until,
 )
 
-RULES = SessionRules(TOKEN_BYTES, 4)
+RULES = SessionRules()
+MODEL = StubHub(TOKEN_BYTES, 4)
 HOPS = [(0, 0, 2), (1, 2, 4)]
 
 
@@ -43,7 +46,9 @@ class Load:
         self.log = log
 
         def make(request: Request, generator: LoadGenerator) -> HubSession:
-            return HubSession(request, str(request.index), "c", connections, route, RULES, clock, generator)
+            return HubSession(
+                request, str(request.index), "c", connections, route, MODEL, RULES, clock, generator
+            )
 
         self.generator = LoadGenerator(
             clock, log, make, lambda state, index, at_s: self.progress.append((state, index, at_s))
@@ -62,6 +67,16 @@ def plain(value: Any) -> Any:
     return msgpack.unpackb(msgpack.packb(value))
 
 
+def tokens_of(prompt: list[int], n_tokens: int, n_blocks: int) -> list[int]:
+    """What the whole toy model answers to ``prompt``."""
+    caches, tokens = [0] * n_blocks, list(prompt)
+    values = [apply_blocks(embed(token, i), 0, caches) for i, token in enumerate(prompt)]
+    while len(tokens) < len(prompt) + n_tokens:
+        tokens.append(token_of(values[-1]))
+        values.append(apply_blocks(embed(tokens[-1], len(tokens) - 1), 0, caches))
+    return tokens[len(prompt) :]
+
+
 async def test_the_log_holds_every_record_of_a_request_in_order(tmp_path: Path) -> None:
     clock = JumpClock()
     async with connected([make_server(0, 2), make_server(2, 4)], clock) as connections:
@@ -69,6 +84,7 @@ async def test_the_log_holds_every_record_of_a_request_in_order(tmp_path: Path) 
         await load.generator.run([Request(7, 2.5, 3, 2)], "hub")
         load.log.close()
     n_up = 3 * TOKEN_BYTES
+    tokens = tokens_of([7, 8, 9], 2, 4)
     arrived = {"client": "hub", "intended_at_s": 2.5, "n_input_tokens": 3, "n_output_tokens": 2}
     routed = {"hops": HOPS, "wait_s": 0.0, "decision_s": 0.25, "asked_s": 0.0}
     assert load.records() == plain(
@@ -77,8 +93,8 @@ async def test_the_log_holds_every_record_of_a_request_in_order(tmp_path: Path) 
             ("state", 7, "routed", 2.5, routed),
             ("state", 7, "admitted", 2.5, {"hops": HOPS}),
             ("opening", 7, 2.5, 2.5),
-            ("token", 7, 0, 2.5, 2.5, [(*hop, 2.5, 0.0, 0.0, 2.5, n_up, n_up) for hop in HOPS]),
-            ("token", 7, 1, 2.5, 2.5, [(*hop, 2.5, 0.0, 0.0, 2.5, 64, 64) for hop in HOPS]),
+            ("token", 7, 0, 2.5, 2.5, [(*hop, 2.5, 0.0, 0.0, 2.5, n_up, n_up) for hop in HOPS], tokens[0]),
+            ("token", 7, 1, 2.5, 2.5, [(*hop, 2.5, 0.0, 0.0, 2.5, 64, 64) for hop in HOPS], tokens[1]),
             ("state", 7, "completed", 2.5, {}),
         ]
     )

@@ -137,7 +137,7 @@ class SyntheticRun:
     ) -> float:
         """Log one token; answers when it was finished (at the last hop's end unless given)."""
         end_s = hops[-1][6] if finished_at_s is None else finished_at_s
-        self.log(self._client(index), "token", index, token, ready_at_s, end_s, hops)
+        self.log(self._client(index), "token", index, token, ready_at_s, end_s, hops, 0)
         return end_s
 
     def serve(

@@ -1,0 +1,71 @@
+"""A session's keys and values, allocated once for all tokens that it may have."""
+
+from __future__ import annotations
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+
+class _Layer(CacheLayerMixin):
+    """Keys and values of one block, shaped ``[1, kv heads, max tokens, head size]``."""
+
+    is_sliding = False
+
+    def __init__(self, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.keys = torch.empty(shape, dtype=dtype, device=device)
+        self.values = torch.empty(shape, dtype=dtype, device=device)
+        self.is_initialized = True
+        self.length = 0
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        raise AssertionError("allocated already")
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        start, self.length = self.length, self.length + key_states.shape[-2]
+        self.keys[:, :, start : self.length] = key_states
+        self.values[:, :, start : self.length] = value_states
+        return self.keys[:, :, : self.length], self.values[:, :, : self.length]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.length + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+    def get_max_length(self) -> int:
+        return int(self.keys.shape[2])
+
+
+class SessionCache(Cache):
+    """Keys and values of blocks ``[first, last)``; blocks find theirs by their own number."""
+
+    def __init__(
+        self,
+        first: int,
+        last: int,
+        n_heads: int,
+        head_size: int,
+        max_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        shape = (1, n_heads, max_tokens, head_size)
+        super().__init__(layers=[_Layer(shape, dtype, device) for _ in range(first, last)])
+        self._first = first
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *args: object,
+        **kwargs: object,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return super().update(key_states, value_states, layer_idx - self._first, *args, **kwargs)
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers)

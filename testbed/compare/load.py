@@ -1,0 +1,183 @@
+"""A run directory, whoever wrote it: ``testbed up`` or ``testbed simulate --out``."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from testbed.errors import UserError
+from testbed.rundir import owner_alive
+
+METRICS = ("per_token_s", "ttft_s", "tpot_s", "e2e_s", "queue_s")
+PARTS = ("hop_compute_s", "hop_network_s", "hop_client_s")
+_REQUEST_COLUMNS = (
+    "request",
+    "client",
+    "status",
+    "reason",
+    "arrival_at_s",
+    "n_input_tokens",
+    "n_output_tokens",
+)
+_REQUEST_COLUMNS += ("chain", *METRICS)
+_HOP_COLUMNS = ("request", "token", "hop", "server", "first_block", "last_block", *PARTS)
+
+Whole = NDArray[np.int64]
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Hops:
+    """A row per token and hop; ``server`` counts in ``names``. Scenario seconds."""
+
+    names: tuple[str, ...]
+    request: Whole
+    token: Whole
+    hop: Whole
+    server: Whole
+    n_blocks: Whole
+    parts: dict[str, Array]
+    """By the names of ``PARTS``."""
+
+    def of(self, requests: list[int]) -> Hops:
+        """Only the rows of these requests."""
+        rows = np.isin(self.request, np.array(requests, dtype=np.int64))
+        return Hops(
+            self.names,
+            self.request[rows],
+            self.token[rows],
+            self.hop[rows],
+            self.server[rows],
+            self.n_blocks[rows],
+            {name: values[rows] for name, values in self.parts.items()},
+        )
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run directory says."""
+
+    path: Path
+    about: dict[str, Any]
+    """What the run was: path, engine, network, compute, time scale, policies, counts."""
+    form: str
+    """``scenario`` or ``instance``: what ``settings`` were read from."""
+    settings: dict[str, Any]
+    requests: dict[int, dict[str, Any]]
+    hops: Hops | None
+    """``None`` where a simulation was too long to write them."""
+
+
+def load_run(path: Path) -> Run:
+    """Read tables, summary and scenario of ``path``. Raises ``UserError`` that says what is missing and how to get it."""
+    if not path.exists():
+        raise UserError(f"there is no run {path}; name a run directory, such as those in runs/")
+    if not path.is_dir():
+        raise UserError(
+            f"{path} is no folder; name the run directory that `testbed up` or `simulate --out` made"
+        )
+    if not (path / "plan.json").exists():
+        raise UserError(_not_a_run(path))
+    missing = [name for name in ("requests.parquet", "summary.json") if not (path / name).exists()]
+    if missing:
+        raise UserError(_without_tables(path, missing[0]))
+    summary = _json(path, "summary.json")
+    requests = {row["request"]: row for row in _table(path, "requests.parquet", _REQUEST_COLUMNS).to_pylist()}
+    form, settings = _settings(path)
+    hops = None
+    if (path / "hops.parquet").exists():
+        hops = _hops(_table(path, "hops.parquet", _HOP_COLUMNS))
+    elif not summary.get("hops_left_out"):
+        raise UserError(_without_tables(path, "hops.parquet"))
+    return Run(path, _about(path, summary, _json(path, "plan.json")), form, settings, requests, hops)
+
+
+def _not_a_run(path: Path) -> str:
+    below = sorted(
+        {p.parent for depth in ("*", "*/*", "*/*/*") for p in path.glob(f"{depth}/requests.parquet")}
+    )
+    if below:
+        return f"{path} holds {len(below)} runs; name one of them, such as {below[0]}"
+    return f"{path} is not a run directory (no plan.json in it); name one that `testbed up` or `simulate --out` made"
+
+
+def _without_tables(path: Path, name: str) -> str:
+    if not (path / "events").is_dir():
+        return f"{path} has no {name}: simulate it again with --out"
+    if owner_alive(path):
+        return f"{path} is still running and has no {name} yet; compare it when it has ended"
+    return f"{path} has no {name}: write its tables with `testbed report {path}`"
+
+
+def _unreadable(path: Path, name: str, error: Exception) -> UserError:
+    remedy = f"`testbed report {path}` writes it anew" if (path / "events").is_dir() else "simulate it again"
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
+    return UserError(f"cannot read {path / name} ({reason}); {remedy}")
+
+
+def _json(path: Path, name: str) -> dict[str, Any]:
+    try:
+        data = json.loads((path / name).read_text(encoding="utf-8"))
+        if not isinstance(data, dict):
+            raise ValueError("no JSON object")
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, name, error) from error
+    return data
+
+
+def _settings(path: Path) -> tuple[str, dict[str, Any]]:
+    if (path / "instance.json").exists():
+        return "instance", _json(path, "instance.json")
+    try:
+        return "scenario", tomllib.loads((path / "scenario.toml").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"cannot read {path / 'scenario.toml'} ({error}); a run is compared with its scenario: restore it"
+        ) from error
+
+
+def _table(path: Path, name: str, columns: tuple[str, ...]) -> pa.Table:
+    try:
+        table = pq.read_table(path / name)
+    except (OSError, pa.ArrowException) as error:
+        raise _unreadable(path, name, error) from error
+    lacking = [column for column in columns if column not in table.column_names]
+    if lacking:
+        raise _unreadable(path, name, ValueError(f"it has no column {lacking[0]}"))
+    return table.select(list(columns))
+
+
+def _hops(table: pa.Table) -> Hops:
+    server = table.column("server").combine_chunks()
+    if isinstance(server, pa.ChunkedArray):
+        server = pa.concat_arrays(server.chunks) if server.num_chunks else pa.array([], server.type)
+    if not pa.types.is_dictionary(server.type):
+        server = server.dictionary_encode()
+
+    def whole(name: str) -> Whole:
+        return np.asarray(table.column(name).to_numpy(), dtype=np.int64)
+
+    return Hops(
+        names=tuple(server.dictionary.to_pylist()),
+        request=whole("request"),
+        token=whole("token"),
+        hop=whole("hop"),
+        server=np.asarray(server.indices.to_numpy(zero_copy_only=False), dtype=np.int64),
+        n_blocks=whole("last_block") - whole("first_block"),
+        parts={name: np.asarray(table.column(name).to_numpy(), dtype=np.float64) for name in PARTS},
+    )
+
+
+def _about(path: Path, summary: dict[str, Any], plan: dict[str, Any]) -> dict[str, Any]:
+    keys = ("scenario", "engine", "mode", "compute", "time_scale", "seed", "policy")
+    keys += ("overhead_per_hop_s", "n_requests", "n_completed")
+    known = {key: summary.get(key) for key in keys}
+    return {"path": str(path), **known, "network": summary.get("network", plan.get("network"))}
