@@ -11,19 +11,25 @@ from testbed.experiment import Experiment
 from testbed.results.model import HopTable
 from testbed.simulation.engine import SimulatedRequest, Simulation
 from testbed.simulation.network import ChangingNetwork
+from testbed.simulation.record import STEP_COLUMNS, Record
 
 
 def hop_table(simulation: Simulation) -> HopTable:
     """A row per completed request's token and hop, from the closed form; the model's columns are the same.
 
+    Of a run with faults the rows are its own steps, those of failed requests too; replays are events.
+
     Compute holds k tau or k tau^I and what the calibration adds; network the rest of the hop's time.
     """
     experiment = simulation.case.experiment
-    network = ChangingNetwork(experiment, loses_nothing=True) if experiment.changes else None
-    parts = [
-        _hop_rows(experiment, network, r) for r in simulation.requests if r.time_s is not None and r.hops
-    ]
-    columns = np.concatenate(parts).T if parts else np.zeros((12, 0))
+    if simulation.record is not None:
+        columns = _recorded(experiment, simulation.record).T
+    else:
+        network = ChangingNetwork(experiment, loses_nothing=True) if experiment.changes else None
+        parts = [
+            _hop_rows(experiment, network, r) for r in simulation.requests if r.time_s is not None and r.hops
+        ]
+        columns = np.concatenate(parts).T if parts else np.zeros((12, 0))
     whole = columns[:6].astype(np.int64)
     sent_at_s, arrived_at_s, departed_at_s, received_at_s = columns[6:10]
     none_s = np.zeros(columns.shape[1])
@@ -47,6 +53,21 @@ def hop_table(simulation: Simulation) -> HopTable:
         model_link_queue_s=none_s,
         model_compute_s=departed_at_s - arrived_at_s,
     )
+
+
+def _recorded(experiment: Experiment, record: Record) -> Any:
+    """The steps of a run with faults, by request, with what the calibration adds moved to the server."""
+    rows = np.array(record.steps).reshape(-1, STEP_COLUMNS)
+    rows = rows[np.argsort(rows[:, 0], kind="stable")]
+    calibration, n_input = experiment.calibration, {r.index: r.n_input_tokens for r in experiment.requests}
+    added_s = np.array(
+        [
+            calibration.token_overhead_s if token else calibration.input_overhead_s(n_input[int(request)])
+            for request, token in rows[:, :2]
+        ]
+    )
+    rows[:, 6:10] += np.outer(added_s / 2, (0, -1, 1, 0))
+    return rows
 
 
 def _hop_rows(experiment: Experiment, network: ChangingNetwork | None, r: SimulatedRequest) -> Any:

@@ -36,11 +36,45 @@ class ControlTimes(Protocol):
         ...
 
 
+class Ways(ControlTimes, Protocol):
+    """All ways of messages: one by one, and those of steps."""
+
+    def returns_at_s(self, client: int, server: int, at_s: float) -> float:
+        """When a small message that the server sends at ``at_s`` is at the client; infinite: never."""
+        ...
+
+    def step_arrives_at_s(
+        self, request: RequestSpec, previous: int | None, server: int, at_s: float, is_prompt: bool
+    ) -> float:
+        """When what a step needs, sent at ``at_s``, is at ``server``."""
+        ...
+
+    def step_returns_at_s(
+        self, request: RequestSpec, server: int, at_s: float, is_prompt: bool, is_last: bool
+    ) -> float:
+        """When a step's result, ready at ``at_s``, can go on to the next hop."""
+        ...
+
+
 class SteadyTimes:
-    """The problem's RTTs."""
+    """The problem's RTTs. Its steps are those of hub-spoke."""
 
     def __init__(self, problem: Problem) -> None:
+        self._problem = problem
         self._rtt_s = problem.raw_rtt_s
+
+    def returns_at_s(self, client: int, server: int, at_s: float) -> float:
+        return at_s + self._rtt_s[client][server] / 2
+
+    def step_arrives_at_s(
+        self, request: RequestSpec, previous: int | None, server: int, at_s: float, is_prompt: bool
+    ) -> float:
+        return at_s + hop_times_s(self._problem, request, previous, server)[0 if is_prompt else 1] / 2
+
+    def step_returns_at_s(
+        self, request: RequestSpec, server: int, at_s: float, is_prompt: bool, is_last: bool
+    ) -> float:
+        return at_s + hop_times_s(self._problem, request, None, server)[0 if is_prompt else 1] / 2
 
     def arrives_at_s(self, client: int, server: int, at_s: float) -> float:
         return at_s + self._rtt_s[client][server] / 2
@@ -89,8 +123,10 @@ class ChangingNetwork:
         return self._control_at_s(client, (self._clients[client], self._servers[server]), server, at_s)
 
     def answered_at_s(self, client: int, server: int, at_s: float) -> float:
-        there_at_s = self.arrives_at_s(client, server, at_s)
-        return self._control_at_s(client, (self._servers[server], self._clients[client]), server, there_at_s)
+        return self.returns_at_s(client, server, self.arrives_at_s(client, server, at_s))
+
+    def returns_at_s(self, client: int, server: int, at_s: float) -> float:
+        return self._control_at_s(client, (self._servers[server], self._clients[client]), server, at_s)
 
     def _control_at_s(self, client: int, pair: tuple[str, str], server: int, at_s: float) -> float:
         sent_at_s = self._timeline.up_at_s(pair, at_s) if at_s < math.inf else at_s
