@@ -16,7 +16,8 @@ from testbed.experiment import Experiment
 from testbed.placing import CheckedRouter, PlacedExperiment, place
 from testbed.simulation import real
 from testbed.simulation.cases import Case
-from testbed.simulation.failing import Failures, simulate_failing
+from testbed.simulation.failing import simulate_failing
+from testbed.simulation.failures import failures_of
 from testbed.simulation.moving import Move, Online
 from testbed.simulation.network import ChangingNetwork
 from testbed.simulation.real import simulate_real
@@ -69,19 +70,20 @@ class Simulation:
 def simulate(case: Case, mode: str) -> Simulation:
     """Place and serve. Raises ``UserError`` when a policy fails or breaks a rule, or if the mode does not fit."""
     experiment = case.experiment
+    failures = failures_of(experiment)
     if mode == "reference":
         for is_asked, what in (
             (experiment.online is not None, "policy.online"),
             (experiment.state_age_s > 0, "policy.state_age"),
             (experiment.serial_compute, "compute.serial"),
             (bool(experiment.changes), "network.event"),
-            (can_fail(experiment), "what happens to servers (fault, churn, present = false, membership)"),
+            (failures is not None, "what happens to servers (fault, churn, present = false, membership)"),
         ):
             if is_asked:
                 raise UserError(
                     f"{experiment.name}: {what} has no meaning in the reference mode; add --mode real"
                 )
-    if can_fail(experiment):
+    if failures is not None:
         _check_faults(experiment)
     try:
         placed = place(experiment, case.stand_ins)
@@ -98,11 +100,6 @@ def simulate(case: Case, mode: str) -> Simulation:
 
 _Served = tuple[tuple[SimulatedRequest, ...], tuple[Move, ...], float, tuple[float, ...], None, Record | None]
 """Requests, moves of servers, the real seconds of placing and of each routing decision, no error, what happened."""
-
-
-def can_fail(experiment: Experiment) -> bool:
-    """Whether servers may come, go or change, or routers may be wrong about them."""
-    return bool(experiment.faults or experiment.absent) or experiment.membership.kind != "instant"
 
 
 def _check_faults(experiment: Experiment) -> None:
@@ -161,8 +158,8 @@ def _real(case: Case, placed: PlacedExperiment) -> _Served:
     done: Sequence[real.SimulatedRequest]
     moves: Sequence[Move]
     record = None
-    if can_fail(experiment):
-        failures = Failures(experiment.faults, experiment.recovery, experiment.membership, experiment.absent)
+    failures = failures_of(experiment)
+    if failures is not None:
         done, moves, record = simulate_failing(
             experiment.problem,
             placed.placement,
