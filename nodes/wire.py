@@ -13,9 +13,9 @@ Answers:
 - ``["out", id, arrived_at_s, departed_at_s, payload]``
 - ``["error", id, code, message]``; ``id`` is -1 when the request's cannot be known
 
-``payload`` holds ``n_tokens`` hidden states. Except ``no-capacity``, ``session-expired`` and
-``compute-failed`` (the session is closed, others go on), every error breaks the protocol: the server
-closes the connection after it.
+``payload`` holds ``n_tokens`` hidden states. Except ``no-capacity``, ``session-expired``,
+``compute-failed`` (the session is closed, others go on) and ``too-many-steps`` (nothing was done, it may
+be asked again), every error breaks the protocol: the server closes the connection after it.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ FRAME_OVERHEAD_BYTES = 512
 NO_CAPACITY = "no-capacity"
 SESSION_EXPIRED = "session-expired"
 COMPUTE_FAILED = "compute-failed"
+TOO_MANY_STEPS = "too-many-steps"
 BAD_FRAME = "bad-frame"
 TOO_LARGE = "frame-too-large"
 UNKNOWN_SESSION = "unknown-session"
@@ -50,6 +51,13 @@ _ANSWER_SHAPES: dict[str, tuple[type, ...]] = {
     "error": (int, str, str),
 }
 _MAX_NAME = 128
+_MAX_NAME_BYTES = 4 * _MAX_NAME
+MAX_ERROR_CHARACTERS = 1000
+"""An error's message is cut to this."""
+_MAX_ERROR_BYTES = 4 * MAX_ERROR_CHARACTERS
+_MAX_FIELDS = 1 + max(len(shape) for shape in (*_SHAPES.values(), *_ANSWER_SHAPES.values()))
+_NO_CONTAINERS = {"max_array_len": _MAX_FIELDS, "max_map_len": 0, "max_ext_len": 0}
+"""A few bytes may claim a list of millions of elements, which would be made before they are missed."""
 
 
 class FrameError(Exception):
@@ -71,7 +79,7 @@ def unpack_request(data: bytes) -> list[Any]:
 
     Raises ``FrameError`` (``bad-frame``).
     """
-    frame = _unpack(data)
+    frame = _unpack(data, _MAX_NAME_BYTES)
     kind = frame[0]
     if not isinstance(kind, str):  # not shown: the text of a deeply nested value can exhaust the stack
         raise FrameError(BAD_FRAME, f"a frame starts with its kind, not with a {type(kind).__name__}")
@@ -95,7 +103,7 @@ def unpack_request(data: bytes) -> list[Any]:
 
 def unpack_answer(data: bytes) -> list[Any]:
     """An answer frame. Raises ``FrameError`` if it is none."""
-    frame = _unpack(data)
+    frame = _unpack(data, _MAX_ERROR_BYTES)
     shape = _ANSWER_SHAPES.get(frame[0]) if isinstance(frame[0], str) else None
     if shape is None or len(frame) != len(shape) + 1:
         raise FrameError(BAD_FRAME, "not an answer frame")
@@ -104,11 +112,13 @@ def unpack_answer(data: bytes) -> list[Any]:
     return frame
 
 
-def _unpack(data: bytes) -> list[Any]:
+def _unpack(data: bytes, max_text_bytes: int) -> list[Any]:
     try:
-        frame = msgpack.unpackb(data)
+        frame = msgpack.unpackb(data, max_str_len=max_text_bytes, **_NO_CONTAINERS)
     except Exception as error:  # msgpack raises a dozen kinds, among them ValueError and RecursionError
-        raise FrameError(BAD_FRAME, f"not msgpack: {type(error).__name__}") from error
+        raise FrameError(
+            BAD_FRAME, f"not msgpack, or longer fields than a frame has ({type(error).__name__})"
+        ) from error
     if not isinstance(frame, list) or not frame:
         raise FrameError(BAD_FRAME, "not a msgpack array")
     return frame
