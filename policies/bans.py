@@ -4,9 +4,10 @@ from __future__ import annotations
 
 
 class Bans:
-    """Each failure of a server in a row bans it, for this client, for twice as long: ban_s 2^(failures - 1).
+    """A server that fails is banned, for this client, for ``ban_s``, twice as long with every time in a row.
 
-    ``ban_s`` 0 bans nobody. As PETALS' client; pure: instants are given, never looked up.
+    Failures while it is banned do not count: the sessions of a client that notice one death are many. A server
+    that serves is forgiven. ``ban_s`` 0 bans nobody. As PETALS' client does; pure: instants are given.
     """
 
     def __init__(self, ban_s: float) -> None:
@@ -17,6 +18,8 @@ class Bans:
     def failed(self, client: int, server: int, now_s: float) -> float:
         """``server`` failed ``client``; answer until when it is banned."""
         key = client, server
+        if now_s < self._until_s.get(key, now_s):
+            return self._until_s[key]
         n_before = self._failures.get(key, 0)
         self._failures[key] = n_before + 1
         # Past 2^60 the ban is for ever; the exponent must stay finite for floats.

@@ -81,7 +81,8 @@ class Machines:
             if fault.after is not None:
                 self._after.setdefault(fault.after.request, []).append(fault)
             elif fault.at_s is not None:
-                self._plan(fault.at_s, self._befall, fault)
+                self._n_to_come += 1
+                queue.at(fault.at_s, self._due, self._befall, (fault,))
 
     @property
     def may_change(self) -> bool:
@@ -132,9 +133,11 @@ class Machines:
         if machine.is_leaving:
             self._die(machine)
 
-    def _plan(self, at_s: float, call: Callable[..., None], *args: Any) -> None:
-        self._n_to_come += 1
-        self._queue.at(at_s, self._due, call, args)
+    def _plan_end(self, fault: Fault, call: Callable[..., None], *args: Any) -> None:
+        """``call`` at the end of ``fault``, before anything that begins at that instant."""
+        if fault.for_s is not None:
+            self._n_to_come += 1
+            self._queue.free_at(self._queue.now_s + fault.for_s, self._due, call, args)
 
     def _due(self, call: Callable[..., None], args: tuple[Any, ...]) -> None:
         self._n_to_come -= 1
@@ -158,8 +161,7 @@ class Machines:
 
     def _kill(self, server: int, machine: _Machine, fault: Fault) -> None:
         self._end(server, machine)
-        if fault.for_s is not None:
-            self._plan(self._queue.now_s + fault.for_s, self._revive, server, machine.epoch)
+        self._plan_end(fault, self._revive, server, machine.epoch)
 
     def _revive(self, server: int, epoch: int) -> None:
         machine = self._machines[server]
@@ -184,12 +186,10 @@ class Machines:
             self._die(machine)
 
     def _stop(self, server: int, machine: _Machine, fault: Fault) -> None:
-        now_s = self._queue.now_s
         machine.is_stopped = True
         machine.n_stops += 1
-        self._membership.ends(server, now_s)
-        if fault.for_s is not None:
-            self._plan(now_s + fault.for_s, self._go_on, server, machine.epoch, machine.n_stops)
+        self._membership.ends(server, self._queue.now_s)
+        self._plan_end(fault, self._go_on, server, machine.epoch, machine.n_stops)
 
     def _go_on(self, server: int, epoch: int, n_stops: int) -> None:
         machine = self._machines[server]
@@ -205,9 +205,7 @@ class Machines:
     def _slow(self, server: int, machine: _Machine, fault: Fault) -> None:
         machine.factor = fault.factor
         machine.n_slow += 1
-        if fault.for_s is not None:
-            end_at_s = self._queue.now_s + fault.for_s
-            self._plan(end_at_s, self._quicken, server, machine.epoch, machine.n_slow)
+        self._plan_end(fault, self._quicken, server, machine.epoch, machine.n_slow)
 
     def _quicken(self, server: int, epoch: int, n_slow: int) -> None:
         machine = self._machines[server]

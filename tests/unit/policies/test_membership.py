@@ -93,10 +93,16 @@ def test_each_failure_in_a_row_bans_for_twice_as_long() -> None:
     assert bans.failed(0, 3, 150.0) == 210.0
 
 
+def test_sessions_that_notice_the_same_failure_do_not_make_its_ban_longer() -> None:
+    bans = Bans(15.0)
+    assert [bans.failed(0, 3, at_s) for at_s in (0.0, 1.0, 2.0)] == [15.0] * 3
+    assert bans.failed(0, 3, 15.0) == 45.0
+
+
 def test_a_server_that_serves_again_is_forgiven_and_other_clients_never_minded() -> None:
     bans = Bans(15.0)
     bans.failed(0, 3, 0.0)
-    bans.failed(0, 3, 0.0)
+    bans.failed(0, 3, 15.0)
     assert bans.banned(1, 1.0) == frozenset()
     bans.served(0, 3)
     assert bans.banned(0, 1.0) == frozenset()
@@ -107,5 +113,7 @@ def test_a_ban_of_no_time_bans_nobody_and_many_failures_do_not_overflow() -> Non
     bans = Bans(0.0)
     bans.failed(0, 0, 1.0)
     assert bans.banned(0, 1.0) == frozenset()
+    bans, now_s = Bans(15.0), 0.0
     for _ in range(5000):
-        bans.failed(0, 1, 0.0)
+        now_s = bans.failed(0, 1, now_s)
+    assert bans.banned(0, now_s - 1) == {1}
