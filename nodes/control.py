@@ -89,7 +89,9 @@ def _unpack(body: bytes, limits: ControlLimits) -> list[Any]:
         )
     except Exception as error:  # msgpack raises a dozen kinds, some with a piece of the message in their text
         raise ControlError(f"a control message that cannot be read: {type(error).__name__}") from error
-    kind = message[0] if isinstance(message, list) and message else None
+    if not isinstance(message, list):
+        raise ControlError("a control message that is no list")
+    kind = message[0] if message else None
     form = _FORMS.get(kind) if type(kind) is int else None
     if form is None or len(message) != len(form) + 1:
         raise ControlError("a control message of an unknown form")

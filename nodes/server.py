@@ -16,10 +16,14 @@ from nodes import wire
 from nodes.cache import CacheAccount, NoCapacityError
 from nodes.clock import Clock
 from nodes.compute import Compute, ComputeError
+from nodes.limits import LAST_WORDS_S, ServerSocket, cut, shown
+from nodes.limits import ServerLimits as ServerLimits
 
 log = logging.getLogger(__name__)
 
 _EXPIRED_REMEMBERED = 10_000
+_LOOK_AGAIN_S = 0.005
+"""Real seconds between two looks at a client that does not read."""
 
 
 @dataclass(frozen=True)
@@ -59,34 +63,13 @@ class Counters:
 
 
 @dataclass
-class ServerLimits:
-    """Bounds on what one client may ask. ``max_frame_bytes`` bounds the payload of one frame."""
-
-    max_frame_bytes: int = 256 * 1024**2
-    max_sessions_per_connection: int = 4096
-    max_connections: int = 256
-    idle_s: float = 300.0
-    """A session without a step for so long is closed (scenario seconds)."""
-
-
-class _WebSocket(web.WebSocketResponse):
-    """Sends an error frame before aiohttp closes a connection over an oversized message."""
-
-    async def close(self, *, code: int = WSCloseCode.OK, message: bytes = b"", drain: bool = True) -> bool:
-        if code == WSCloseCode.MESSAGE_TOO_BIG and not self.closed:
-            with contextlib.suppress(ConnectionError):
-                await self.send_bytes(
-                    wire.pack("error", -1, wire.TOO_LARGE, "the frame is larger than this server accepts")
-                )
-        return await super().close(code=code, message=message, drain=drain)
-
-
-@dataclass
 class _Connection:
-    socket: _WebSocket
+    socket: ServerSocket
+    transport: asyncio.Transport
     sessions: dict[str, _Session] = field(default_factory=dict)
     expired: OrderedDict[str, None] = field(default_factory=OrderedDict)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    pending_bytes: int = 0
 
 
 class Server:
@@ -110,7 +93,7 @@ class Server:
         self.limits = limits or ServerLimits()
         self.account = CacheAccount(hosted.cache_bytes)
         self.counters = Counters()
-        self._connections: set[int] = set()
+        self._connections: dict[int, str] = {}
         self._next_connection = 0
 
     def app(self) -> web.Application:
@@ -154,29 +137,41 @@ class Server:
         return web.Response(text=text, content_type="text/plain")
 
     async def _serve_connection(self, request: web.Request) -> web.StreamResponse:
+        client = request.remote or ""
         if len(self._connections) >= self.limits.max_connections:
-            raise web.HTTPServiceUnavailable(text="too many connections")
-        socket = _WebSocket(
+            raise web.HTTPServiceUnavailable(text="too many connections to this server")
+        if list(self._connections.values()).count(client) >= self.limits.max_connections_per_client:
+            raise web.HTTPServiceUnavailable(text=f"too many connections from {client}")
+        transport = request.transport
+        if transport is None:
+            raise web.HTTPBadRequest(text="the connection is gone")
+        socket = ServerSocket(
             compress=False,
             max_msg_size=self.limits.max_frame_bytes + wire.FRAME_OVERHEAD_BYTES,
         )
-        await socket.prepare(request)
-        connection = _Connection(socket)
         self._next_connection += 1
         number = self._next_connection
-        self._connections.add(number)
-        self.counters.connections += 1
+        self._connections[number] = client
+        connection = _Connection(socket, transport)
         try:
+            await socket.prepare(request)
+            self.counters.connections += 1
             async with self._expiring(connection, number):
                 with contextlib.suppress(ConnectionError):  # the client left before it was answered
                     await self._read(connection, number)
         finally:
-            self._connections.discard(number)
-            for task in connection.tasks:
-                task.cancel()
-            for key in list(connection.sessions):
-                self._release(connection, number, key)
+            del self._connections[number]
+            self._drop(connection, number)
+            if transport.get_write_buffer_size():  # whoever does not read keeps nothing of this server
+                transport.abort()
         return socket
+
+    def _drop(self, connection: _Connection, number: int) -> None:
+        """End all that a connection has here."""
+        for task in connection.tasks:
+            task.cancel()
+        for key in list(connection.sessions):
+            self._release(connection, number, key)
 
     async def _read(self, connection: _Connection, number: int) -> None:
         socket = connection.socket
@@ -187,11 +182,17 @@ class Server:
                 log.warning("a connection has ended: %s", message.data)
                 return
             if message.type != WSMsgType.BINARY:
-                await self._reject(socket, wire.FrameError(wire.BAD_FRAME, "only binary frames are served"))
+                error = wire.FrameError(wire.BAD_FRAME, "only binary frames are served")
+                await self._reject(connection, number, error)
                 return
+            await self._until_it_reads(connection)
             try:
                 frame = wire.unpack_request(message.data)
                 if frame[0] == "step":
+                    if len(connection.tasks) >= self.limits.max_pending_steps:
+                        text = f"{len(connection.tasks)} steps of this connection wait for their answers"
+                        await socket.send_bytes(wire.pack("error", frame[1], wire.TOO_MANY_STEPS, text))
+                        continue
                     session = self._check_step(connection, frame)
                     if session is None:
                         await socket.send_bytes(
@@ -199,12 +200,13 @@ class Server:
                                 "error",
                                 frame[1],
                                 wire.SESSION_EXPIRED,
-                                f"session {frame[2]} was idle for too long",
+                                f"session {shown(frame[2])} was idle for too long",
                             )
                         )
                         continue
                     task = asyncio.ensure_future(self._step(connection, number, session, frame, arrived_at_s))
                     connection.tasks.add(task)
+                    connection.pending_bytes += len(frame[5])
                     task.add_done_callback(connection.tasks.discard)
                 elif frame[0] == "open":
                     await socket.send_bytes(self._open(connection, number, frame))
@@ -215,15 +217,42 @@ class Server:
                         wire.pack("out", frame[1], arrived_at_s, self.clock.now_s(), frame[2])
                     )
             except wire.FrameError as error:
-                await self._reject(socket, error)
+                await self._reject(connection, number, error)
                 return
 
-    async def _reject(self, socket: _WebSocket, error: wire.FrameError) -> None:
-        """Answer an error frame and close: the peer does not speak the protocol."""
+    async def _until_it_reads(self, connection: _Connection) -> None:
+        """Wait while a client has too much pending or unread; what it sends meanwhile stays with it."""
+        limits, transport = self.limits, connection.transport
+        warned = False
+        while not transport.is_closing():
+            unread_bytes = transport.get_write_buffer_size()
+            if (
+                unread_bytes <= limits.max_unread_bytes
+                and connection.pending_bytes <= limits.max_pending_bytes
+            ):
+                return
+            if not warned:
+                log.warning(
+                    "reading nothing more from a client with %d bytes of steps pending and %d of answers unread",
+                    connection.pending_bytes,
+                    unread_bytes,
+                )
+                warned = True
+            await asyncio.sleep(_LOOK_AGAIN_S)
+
+    async def _reject(self, connection: _Connection, number: int, error: wire.FrameError) -> None:
+        """Answer an error frame and close: the peer does not speak the protocol.
+
+        What it holds is given back first: it may take long to hang up.
+        """
         self.counters.errors += 1
         log.warning("closing a connection: %s: %s", error.code, error)
-        await socket.send_bytes(wire.pack("error", error.request_id, error.code, str(error)))
-        await socket.close(code=WSCloseCode.PROTOCOL_ERROR, message=error.code.encode())
+        self._drop(connection, number)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORDS_S):
+                answer = wire.pack("error", error.request_id, error.code, cut(error))
+                await connection.socket.send_bytes(answer)
+                await connection.socket.close(code=WSCloseCode.PROTOCOL_ERROR, message=error.code.encode())
 
     def _open(self, connection: _Connection, number: int, frame: list[Any]) -> bytes:
         _, request_id, key, client, first, last, max_tokens = frame
@@ -235,13 +264,21 @@ class Server:
                 request_id,
             )
         if key in connection.sessions:
-            raise wire.FrameError(wire.BAD_FRAME, f"session {key} is open already", request_id)
+            raise wire.FrameError(wire.BAD_FRAME, f"session {shown(key)} is open already", request_id)
         if max_tokens < 1:
             raise wire.FrameError(wire.BAD_FRAME, "a session needs room for a token", request_id)
+        if max_tokens > self.limits.max_session_tokens:
+            raise wire.FrameError(
+                wire.BAD_FRAME,
+                f"a session of {max_tokens} tokens; at most {self.limits.max_session_tokens} are taken",
+                request_id,
+            )
         n_bytes = hosted.cache_bytes_per_token * max_tokens * (last - first)
         try:
             if len(connection.sessions) >= self.limits.max_sessions_per_connection:
                 raise NoCapacityError("too many sessions on this connection")
+            if len(self.account) >= self.limits.max_sessions:
+                raise NoCapacityError("too many sessions on this server")
             self.account.reserve((number, key), n_bytes)
             try:
                 state = self.compute.new_session(client, first, last, max_tokens)
@@ -250,7 +287,7 @@ class Server:
                 raise NoCapacityError(str(error)) from error
         except NoCapacityError as error:
             self.counters.refused += 1
-            return wire.pack("error", request_id, wire.NO_CAPACITY, str(error))
+            return wire.pack("error", request_id, wire.NO_CAPACITY, cut(error))
         connection.sessions[key] = _Session(key, last - first, max_tokens, state, self.clock.now_s())
         self.counters.opened += 1
         return wire.pack("ok", request_id)
@@ -261,7 +298,7 @@ class Server:
             self._release(connection, number, key)
             self.counters.closed += 1
         elif key not in connection.expired:
-            raise wire.FrameError(wire.UNKNOWN_SESSION, f"no session {key}", request_id)
+            raise wire.FrameError(wire.UNKNOWN_SESSION, f"no session {shown(key)}", request_id)
         return wire.pack("ok", request_id)
 
     def _release(self, connection: _Connection, number: int, key: str) -> None:
@@ -282,7 +319,7 @@ class Server:
         if session is None:
             if key in connection.expired:
                 return None
-            raise wire.FrameError(wire.UNKNOWN_SESSION, f"no session {key}", request_id)
+            raise wire.FrameError(wire.UNKNOWN_SESSION, f"no session {shown(key)}", request_id)
         if n_tokens < 1 or len(payload) != n_tokens * self.compute.token_bytes:
             raise wire.FrameError(
                 wire.WRONG_SIZE,
@@ -292,12 +329,14 @@ class Server:
         if position != session.position or session.running:
             raise wire.FrameError(
                 wire.WRONG_POSITION,
-                f"session {key} is at position {session.position}, not {position}",
+                f"session {shown(key)} is at position {session.position}, not {position}",
                 request_id,
             )
         if position + n_tokens > session.max_tokens:
             raise wire.FrameError(
-                wire.WRONG_POSITION, f"session {key} has room for {session.max_tokens} tokens", request_id
+                wire.WRONG_POSITION,
+                f"session {shown(key)} has room for {session.max_tokens} tokens",
+                request_id,
             )
         session.running = True
         return session
@@ -305,20 +344,28 @@ class Server:
     async def _step(
         self, connection: _Connection, number: int, session: _Session, frame: list[Any], arrived_at_s: float
     ) -> None:
+        try:
+            await self._compute(connection, number, session, frame, arrived_at_s)
+        finally:
+            connection.pending_bytes -= len(frame[5])
+
+    async def _compute(
+        self, connection: _Connection, number: int, session: _Session, frame: list[Any], arrived_at_s: float
+    ) -> None:
         _, request_id, _, position, n_tokens, payload = frame
         try:
             answer = await self.compute.step(session.state, position, n_tokens, payload, arrived_at_s)
         except ComputeError as error:
-            log.warning("session %s: %s", session.key, error)
+            log.warning("session %s: %s", shown(session.key), error)
             if session.key in connection.sessions:
                 self._forget(connection, number, session.key)
             with contextlib.suppress(ConnectionError):
                 await connection.socket.send_bytes(
-                    wire.pack("error", request_id, wire.COMPUTE_FAILED, str(error))
+                    wire.pack("error", request_id, wire.COMPUTE_FAILED, cut(error))
                 )
             return
         except Exception:
-            log.exception("computing session %s failed: closing its connection", session.key)
+            log.exception("computing session %s failed: closing its connection", shown(session.key))
             await connection.socket.close(code=WSCloseCode.INTERNAL_ERROR, message=b"computing failed")
             return
         session.position += n_tokens
@@ -352,4 +399,4 @@ class Server:
     def _expire(self, connection: _Connection, number: int, key: str) -> None:
         self._forget(connection, number, key)
         self.counters.expired += 1
-        log.warning("session %s was idle for %g s: closed", key, self.limits.idle_s)
+        log.warning("session %s was idle for %g s: closed", shown(key), self.limits.idle_s)

@@ -10,7 +10,7 @@ queueing at a server that computes serially. Errors do not accumulate: every sta
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +49,17 @@ class HopTable:
     model_network_s: Array
     model_link_queue_s: Array
     model_compute_s: Array
+    replayed_tokens: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Hidden states in the one message of a replay; 0, for every other row, if not given."""
+
+    def __post_init__(self) -> None:
+        if not len(self.replayed_tokens):
+            self.replayed_tokens = np.zeros_like(self.request)
+
+    @property
+    def is_replay(self) -> NDArray[np.bool_]:
+        """Rows of replays: their ``client_s`` holds the noticing and the search for a replacement."""
+        return self.replayed_tokens > 0
 
     @property
     def network_s(self) -> Array:
@@ -81,7 +92,7 @@ def hop_table(experiment: Experiment, records: RunRecords) -> HopTable:
                 rows.append((request.index, token.token, number, *hop, hop[3] - previous_s, tail))
                 clients.append(request.client)
                 previous_s = hop[6]
-    columns = np.array(rows, dtype=np.float64).reshape(len(rows), 14).T
+    columns = np.array(rows, dtype=np.float64).reshape(len(rows), 15).T
     whole = columns.astype(np.int64)
     table = HopTable(
         request=whole[0],
@@ -96,8 +107,9 @@ def hop_table(experiment: Experiment, records: RunRecords) -> HopTable:
         received_at_s=columns[9],
         up_bytes=whole[10],
         down_bytes=whole[11],
-        client_s=columns[12],
-        tail_s=columns[13],
+        replayed_tokens=whole[12],
+        client_s=columns[13],
+        tail_s=columns[14],
         model_network_s=np.zeros(len(rows)),
         model_link_queue_s=np.zeros(len(rows)),
         model_compute_s=np.zeros(len(rows)),
@@ -145,8 +157,9 @@ def _fill_compute(experiment: Experiment, table: HopTable, clients: NDArray[np.s
         free_at_s = -np.inf
         chosen = np.flatnonzero(table.server == server)
         for row in chosen[np.argsort(table.arrived_at_s[chosen], kind="stable")]:
-            position = int(table.token[row])
-            n_tokens = 1 if position else lengths[int(table.request[row])]
+            replayed = int(table.replayed_tokens[row])
+            position = 0 if replayed else int(table.token[row])
+            n_tokens = replayed or (1 if position else lengths[int(table.request[row])])
             busy = profile.compute_s(position, n_tokens, int(table.last[row] - table.first[row]))
             arrived = table.arrived_at_s[row]
             start = max(arrived, free_at_s) if profile.serial else arrived

@@ -13,7 +13,7 @@ from testbed.results.atomic import replacing
 from testbed.results.model import HopTable
 
 _TEXT = {"client", "status", "reason", "chain"}
-_WHOLE = {"request", "n_input_tokens", "n_output_tokens", "n_tokens_done", "n_rejections"}
+_WHOLE = {"request", "n_input_tokens", "n_output_tokens", "n_tokens_done", "n_rejections", "n_recoveries"}
 
 
 def write_requests(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -41,6 +41,7 @@ def write_hops(path: Path, experiment: Experiment, hops: HopTable) -> None:
         "received_at_s": hops.received_at_s,
         "up_bytes": hops.up_bytes,
         "down_bytes": hops.down_bytes,
+        "replayed_tokens": hops.replayed_tokens,
         "hop_client_s": hops.client_s + hops.tail_s,
         "hop_network_s": hops.network_s,
         "hop_compute_s": hops.compute_s,
