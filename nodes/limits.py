@@ -10,6 +10,8 @@ from aiohttp import WSCloseCode, web
 
 from nodes import wire
 
+HELLO_S = 10.0
+"""Real seconds that a connection which asks for nothing stays open."""
 LAST_WORDS_S = 10.0
 """Real seconds that a peer which broke the protocol has to take the reason and to hang up."""
 
@@ -27,7 +29,7 @@ class ServerLimits:
     max_sessions_per_connection: int = 4096
     max_sessions: int = 65_536
     max_session_tokens: int = 100_000_000
-    max_connections: int = 1024
+    max_connections: int = 512
     max_connections_per_client: int = 256
     """From one address."""
     max_pending_steps: int = 4096

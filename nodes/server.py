@@ -16,7 +16,7 @@ from nodes import wire
 from nodes.cache import CacheAccount, NoCapacityError
 from nodes.clock import Clock
 from nodes.compute import Compute, ComputeError
-from nodes.limits import LAST_WORDS_S, ServerSocket, cut, shown
+from nodes.limits import HELLO_S, LAST_WORDS_S, ServerSocket, cut, shown
 from nodes.limits import ServerLimits as ServerLimits
 
 log = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ class Server:
         self._next_connection = 0
 
     def app(self) -> web.Application:
-        app = web.Application()
+        app = web.Application(handler_args={"keepalive_timeout": HELLO_S})
         app.router.add_get(wire.PATH, self._serve_connection)
         app.router.add_get("/health", self._health)
         app.router.add_get("/metrics", self._metrics)

@@ -7,30 +7,45 @@ Requests (client to server), each answered once, in any order, with the same ``i
 - ``["close", id, session]``
 - ``["ping", id, payload]``
 
+and with forwarding (``nodes.forwarding``) in place of the first two:
+
+- ``["join", id, session, client, first, last, max_tokens, token, peer, next_token]``
+- ``["push", id, token, position, n_tokens, timings, payload]``, from the client or another server; it is
+  answered as soon as it has arrived
+
 Answers:
 
 - ``["ok", id]``
 - ``["out", id, arrived_at_s, departed_at_s, payload]``
+- ``["result", id, position, timings, payload]``, from the last server of a chain: what came out of a step.
+  ``id`` is that of the ``join``, which is also answered by an error whenever its session fails
 - ``["error", id, code, message]``; ``id`` is -1 when the request's cannot be known
 
-``payload`` holds ``n_tokens`` hidden states. Except ``no-capacity``, ``session-expired``,
-``compute-failed`` (the session is closed, others go on) and ``too-many-steps`` (nothing was done, it may
+``payload`` holds ``n_tokens`` hidden states, ``timings`` what ``pack_timing`` makes of every hop so far.
+No error in answer to a ``push`` breaks the protocol, unless the frame itself is bad. Of the others, except ``no-capacity``, ``session-expired``,
+``compute-failed`` (the session is closed, others go on), ``not-passed-on`` (the session's next server did not take what
+was pushed to it) and ``too-many-steps`` (nothing was done, it may
 be asked again), every error breaks the protocol: the server closes the connection after it.
 """
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import msgpack
 
 PATH = "/v1/sessions"
-FRAME_OVERHEAD_BYTES = 512
+MAX_TIMINGS = 256
+"""No chain has more hops."""
+_TIMING = struct.Struct("<ddI")
+FRAME_OVERHEAD_BYTES = 512 + MAX_TIMINGS * _TIMING.size
 """No frame is larger than its payload by more than this."""
 
 NO_CAPACITY = "no-capacity"
 SESSION_EXPIRED = "session-expired"
 COMPUTE_FAILED = "compute-failed"
+NOT_PASSED_ON = "not-passed-on"
 TOO_MANY_STEPS = "too-many-steps"
 BAD_FRAME = "bad-frame"
 TOO_LARGE = "frame-too-large"
@@ -44,10 +59,13 @@ _SHAPES: dict[str, tuple[type, ...]] = {
     "step": (int, str, int, int, bytes),
     "close": (int, str),
     "ping": (int, bytes),
+    "join": (int, str, str, int, int, int, str, int, str),
+    "push": (int, str, int, int, bytes, bytes),
 }
 _ANSWER_SHAPES: dict[str, tuple[type, ...]] = {
     "ok": (int,),
     "out": (int, float, float, bytes),
+    "result": (int, int, bytes, bytes),
     "error": (int, str, str),
 }
 _MAX_NAME = 128
@@ -74,6 +92,18 @@ def pack(*fields: Any) -> bytes:
     return msgpack.packb(fields)  # type: ignore[no-any-return]
 
 
+def pack_timing(arrived_at_s: float, departed_at_s: float, n_bytes: int) -> bytes:
+    """One hop's part of ``timings``: when a payload of ``n_bytes`` came and what came of it was ready."""
+    return _TIMING.pack(arrived_at_s, departed_at_s, n_bytes)
+
+
+def unpack_timings(timings: bytes) -> list[tuple[float, float, int]]:
+    """(arrived_at_s, departed_at_s, n_bytes) of every hop. Raises ``FrameError`` (``bad-frame``)."""
+    if len(timings) % _TIMING.size or len(timings) > MAX_TIMINGS * _TIMING.size:
+        raise FrameError(BAD_FRAME, "not the timings of a chain")
+    return list(_TIMING.iter_unpack(timings))
+
+
 def unpack_request(data: bytes) -> list[Any]:
     """A request frame, checked: known kind, right number and types of fields, no negative numbers.
 
@@ -98,6 +128,8 @@ def unpack_request(data: bytes) -> list[Any]:
             raise FrameError(BAD_FRAME, f"{kind!r} has a negative number", request_id)
         if isinstance(value, str) and len(value) > _MAX_NAME:
             raise FrameError(BAD_FRAME, f"{kind!r} has a name longer than {_MAX_NAME}", request_id)
+    if kind == "push":
+        unpack_timings(frame[5])
     return frame
 
 
