@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from policies.interfaces import Router
-from policies.problem import Placement, Problem, RequestSpec, Route
+from policies.problem import Placement, Problem, RequestSpec, Route, service_s
 from policies.workload import Backoff, RequestPlan
 from testbed.simulation.failures import Failures
 from testbed.simulation.moving import Move
@@ -119,18 +119,16 @@ class _Run:
     # Steps.
 
     def _step(self, session: Session) -> None:
-        """Send the present step to the hop whose turn it is."""
-        self._send(session, session.at, session.n_new, is_prompt=not session.n_done)
-
-    def _send(self, session: Session, number: int, n_tokens: int, *, is_prompt: bool) -> None:
-        now_s, held, client = self._queue.now_s, session.hops[number], session.plan.client
+        """Send the hop whose turn it is what it lacks: of a replacement that is everything, in one message."""
+        now_s, held, client = self._queue.now_s, session.hops[session.at], session.plan.client
         server = held.hop.server
         session.turn += 1
-        session.awaits, session.sent_at_s = number, now_s
+        session.awaits, session.sent_at_s = True, now_s
         if self._system.machines.epoch(server) != held.epoch:
             self._plan_reset(session, server, self._system.machines.died_at_s(server))
         else:
             self._waiting[server][session.number] = session
+            n_tokens, is_prompt = session.n_inputs - held.n_cached, not held.n_cached
             request = RequestSpec(client, n_tokens, session.plan.n_output_tokens)
             at_s = self._system.ways.step_arrives_at_s(request, None, server, now_s, is_prompt)
             if at_s < math.inf:
@@ -172,9 +170,9 @@ class _Run:
 
     def _still_there(self, session: Session, turn: int) -> Held | None:
         """The hop that a step is for, unless its server has died or its client has given it up."""
-        if session.turn != turn or session.awaits is None:
+        if session.turn != turn or not session.awaits:
             return None
-        held = session.hops[session.awaits]
+        held = session.hops[session.at]
         return held if self._system.machines.epoch(held.hop.server) == held.epoch else None
 
     def _back(
@@ -183,21 +181,21 @@ class _Run:
         """A hop's answer is at the client."""
         if session.turn != turn:
             return
-        assert session.awaits is not None
-        number, session.awaits = session.awaits, None
-        held = session.hops[number]
+        session.awaits = False
+        held, repair = session.hops[session.at], session.repair
+        n_replayed = n_tokens if repair is not None and not held.n_cached else 0
         held.n_cached += n_tokens
         self._system.bans.served(session.plan.client, held.hop.server)
-        if session.replaying is not None:
-            self._replay(session)
-            return
         n_bytes = self._problem.model.token_bytes * n_tokens
         times_s = session.sent_at_s, arrived_at_s, departed_at_s, self._queue.now_s
         self._system.record.step(
-            session.plan.index, session.n_done, number, *held.hop, *times_s, n_bytes, n_bytes
+            session.plan.index, session.n_done, session.at, *held.hop, *times_s, n_bytes, n_bytes, n_replayed
         )
         session.at += 1
-        if session.at == len(session.hops):
+        is_through = session.at == len(session.hops)
+        if repair is not None and (is_through or session.hops[session.at].n_cached):
+            self._caught_up(session, repair)
+        if is_through:
             self._token(session)
         else:
             self._step(session)
@@ -226,7 +224,7 @@ class _Run:
     def _check_answer(self, session: Session) -> None:
         """See whether the awaited answer is overdue."""
         session.is_watched = False
-        if session.has_ended or session.awaits is None:
+        if session.has_ended or not session.awaits:
             return
         due_at_s = session.sent_at_s + self._system.rules.request_timeout_s
         if due_at_s > self._queue.now_s:
@@ -238,25 +236,25 @@ class _Run:
 
     def _lose(self, session: Session, turn: int, reason: str, failed_at_s: float) -> None:
         """The client notices that a hop has failed it."""
-        if session.turn != turn or session.awaits is None:
+        if session.turn != turn or not session.awaits:
             return
-        now_s, client, number = self._queue.now_s, session.plan.client, session.awaits
+        now_s, client, number = self._queue.now_s, session.plan.client, session.at
         server = session.hops[number].hop.server
         session.turn += 1
-        session.awaits = None
+        session.awaits = False
         self._waiting[server].pop(session.number, None)
         last = number + 1
         while last < len(session.hops) and self._is_known_lost(session, session.hops[last]):
             last += 1
         lost = session.hops[number:last]
-        self._system.record.event(
+        self._system.tell(
             "detected",
-            now_s,
-            request=session.plan.index,
+            session,
             servers=[self._system.names[held.hop.server] for held in lost],
             blocks=[lost[0].hop.first, lost[-1].hop.last],
             position=session.n_history,
             reason=reason,
+            sent_at_s=session.sent_at_s,
             failed_at_s=failed_at_s,
         )
         self._system.failed(client, [held.hop.server for held in lost])
@@ -266,11 +264,11 @@ class _Run:
         self._system.close(session, lost)
         if session.repair is None:
             session.repair = Repair(failed_at_s, now_s, number, last)
-        else:  # during a replay: it is still the same standstill
+        else:  # a replacement, before it had caught up: it is still the same standstill
             repair = session.repair
             repair.first, repair.last, repair.attempt = number, last, 0
         self._system.hold(session)
-        self._openings.ask(session)
+        self._openings.replace(session, session.repair, reason)
 
     def _is_known_lost(self, session: Session, held: Held) -> bool:
         server = held.hop.server
@@ -280,57 +278,35 @@ class _Run:
         return self._system.ways.returns_at_s(session.plan.client, server, died_at_s) <= self._queue.now_s
 
     def _replaced(self, session: Session, repair: Repair, opening: Opening) -> None:
-        """Replacements are open: give them what the lost hops had."""
-        self._system.record.event(
-            "re-routed",
-            self._queue.now_s,
-            request=session.plan.index,
-            blocks=list(session.lacks(self._problem.model.n_blocks)),
-            hops=[[self._system.names[hop.server], hop.first, hop.last] for hop in opening.hops],
-            attempt=repair.attempt,
-        )
+        """Replacements are open: they are sent what the lost hops were."""
         session.hops[repair.first : repair.last] = opening.held
         repair.keys.update(held.key for held in opening.held)
-        session.replaying = repair.first
-        # Until they are given up the replacements count as held, and nothing as lost.
-        repair.last = repair.first
+        repair.last = repair.first  # nothing is lost now
         self._system.hold(session)
-        self._replay(session)
+        self._step(session)
 
-    def _replay(self, session: Session) -> None:
-        """Send the next replacement its history; go on with the present step when all have theirs."""
-        assert session.replaying is not None and session.repair is not None
-        n_history = session.n_history
-        hops = session.hops
-        while session.replaying < len(hops) and hops[session.replaying].n_cached >= n_history:
-            session.replaying += 1
-        if session.replaying < len(hops):
-            self._send(session, session.replaying, n_history, is_prompt=True)
-            return
-        repair, session.repair, session.replaying = session.repair, None, None
-        now_s, client = self._queue.now_s, session.plan.client
-        new = [held.hop for held in hops if held.key in repair.keys]
+    def _caught_up(self, session: Session, repair: Repair) -> None:
+        """All replacements have done the present step: the standstill is over."""
+        session.repair = None
+        session.n_replays += 1
+        client, n_tokens = session.plan.client, session.n_inputs
+        new = tuple(held.hop for held in session.hops if held.key in repair.keys)
         connection_s = max(self._problem.raw_rtt_s[client][hop.server] for hop in new)
-        replay_s = 0.0
-        if n_history:
-            session.n_replays += 1
-            request = RequestSpec(client, n_history, session.plan.n_output_tokens)
-            for hop in new:
-                replay_s += self._problem.input_rtt_s(client, hop.server, n_history)
-                replay_s += busy_s(self._problem, request, hop, True)
+        replay_s = service_s(self._problem, RequestSpec(client, n_tokens, 1), new)[0]
         floor_s = (repair.detected_at_s - repair.failed_at_s) + connection_s + replay_s
-        recovery = Recovery(session.plan.index, n_history, now_s - repair.failed_at_s, floor_s)
-        self._system.record.recoveries.append(recovery)
-        self._system.record.event(
+        recovery_s = self._queue.now_s - repair.failed_at_s
+        self._system.record.recoveries.append(Recovery(session.plan.index, n_tokens, recovery_s, floor_s))
+        self._system.tell(
             "replayed",
-            now_s,
-            request=session.plan.index,
+            session,
             hops=[[self._system.names[hop.server], hop.first, hop.last] for hop in new],
-            position=n_history,
-            recovery_s=recovery.recovery_s,
+            tokens=n_tokens,
+            failed_at_s=repair.failed_at_s,
+            detected_at_s=repair.detected_at_s,
+            attempts=repair.n_attempts,
+            recovery_s=recovery_s,
             floor_s=floor_s,
         )
-        self._step(session)
 
     # The end.
 
@@ -342,7 +318,7 @@ class _Run:
         assert not session.has_ended, f"request {plan.index} ends twice"
         session.has_ended = True
         session.turn += 1
-        session.awaits = None
+        session.awaits = False
         self._system.view.release(session.number, now_s)
         self._system.close(session, session.hops)
         self._system.machines.ended(plan.index)

@@ -17,7 +17,7 @@ from testbed.simulation.record import STEP_COLUMNS, Record
 def hop_table(simulation: Simulation) -> HopTable:
     """A row per completed request's token and hop, from the closed form; the model's columns are the same.
 
-    Of a run with faults the rows are its own steps, those of failed requests too; replays are events.
+    Of a run with faults the rows are its own steps, those of failed requests too.
 
     Compute holds k tau or k tau^I and what the calibration adds; network the rest of the hop's time.
     """
@@ -30,6 +30,7 @@ def hop_table(simulation: Simulation) -> HopTable:
             _hop_rows(experiment, network, r) for r in simulation.requests if r.time_s is not None and r.hops
         ]
         columns = np.concatenate(parts).T if parts else np.zeros((12, 0))
+        columns = np.vstack((columns, np.zeros(columns.shape[1])))
     whole = columns[:6].astype(np.int64)
     sent_at_s, arrived_at_s, departed_at_s, received_at_s = columns[6:10]
     none_s = np.zeros(columns.shape[1])
@@ -47,6 +48,7 @@ def hop_table(simulation: Simulation) -> HopTable:
         received_at_s=received_at_s,
         up_bytes=columns[10].astype(np.int64),
         down_bytes=columns[11].astype(np.int64),
+        replayed_tokens=columns[12].astype(np.int64),
         client_s=none_s,
         tail_s=none_s,
         model_network_s=(arrived_at_s - sent_at_s) + (received_at_s - departed_at_s),
@@ -59,13 +61,10 @@ def _recorded(experiment: Experiment, record: Record) -> Any:
     """The steps of a run with faults, by request, with what the calibration adds moved to the server."""
     rows = np.array(record.steps).reshape(-1, STEP_COLUMNS)
     rows = rows[np.argsort(rows[:, 0], kind="stable")]
-    calibration, n_input = experiment.calibration, {r.index: r.n_input_tokens for r in experiment.requests}
-    added_s = np.array(
-        [
-            calibration.token_overhead_s if token else calibration.input_overhead_s(n_input[int(request)])
-            for request, token in rows[:, :2]
-        ]
-    )
+    calibration, n_tokens = experiment.calibration, rows[:, 10] / experiment.problem.model.token_bytes
+    is_prompt = (rows[:, 1] == 0) | (rows[:, 12] > 0)
+    inputs_s = calibration.input_overhead_base_s + calibration.input_overhead_slope_s * n_tokens
+    added_s = np.where(is_prompt, inputs_s, calibration.token_overhead_s)
     rows[:, 6:10] += np.outer(added_s / 2, (0, -1, 1, 0))
     return rows
 

@@ -28,8 +28,12 @@ class Told(Protocol):
         """It is there for the first time and chooses its blocks."""
         ...
 
-    def leaves(self, server: int) -> bool:
-        """It takes no new sessions; whether it holds none."""
+    def leaves(self, server: int) -> None:
+        """It takes no new sessions."""
+        ...
+
+    def n_sessions(self, server: int) -> int:
+        """How many sessions it holds."""
         ...
 
 
@@ -43,6 +47,7 @@ class _Machine:
     is_leaving: bool = False
     epoch: int = 0
     died_at_s: float = -math.inf
+    leaves_at_s: float = -math.inf
     factor: float = 1.0
     n_stops: int = 0
     n_slow: int = 0
@@ -53,7 +58,7 @@ class _Machine:
 class Machines:
     """Carries out ``faults`` and tells ``told`` and ``membership`` of them.
 
-    A fault that finds nothing to do (a kill of a server that is gone) does nothing, and nothing happens
+    One that leaves waits for its sessions for ``most_drain_s``. A fault that finds nothing to do (a kill of a server that is gone) does nothing, and nothing happens
     at its end. A process that begins anew is as fast as at first.
     """
 
@@ -66,7 +71,9 @@ class Machines:
         queue: EventQueue,
         record: Record,
         told: Told,
+        most_drain_s: float,
     ) -> None:
+        self._most_drain_s = most_drain_s
         self._names = names
         self._membership = membership
         self._queue = queue
@@ -131,6 +138,7 @@ class Machines:
         """``server`` holds no session any more."""
         machine = self._machines[server]
         if machine.is_leaving:
+            self._left(server, machine, 0)
             self._die(machine)
 
     def _plan_end(self, fault: Fault, call: Callable[..., None], *args: Any) -> None:
@@ -155,7 +163,15 @@ class Machines:
             "leave": is_running and not machine.is_leaving,
         }[fault.kind]
         details: dict[str, Any] = {"factor": fault.factor} if fault.kind == "slow" else {}
-        self._event("fault", fault.kind, server, for_s=fault.for_s, applies=applies, **details)
+        self._event(
+            "fault",
+            fault.kind,
+            server,
+            planned_at_s=fault.at_s,
+            for_s=fault.for_s,
+            applies=applies,
+            **details,
+        )
         if applies:
             getattr(self, f"_{fault.kind}")(server, machine, fault)
 
@@ -166,7 +182,6 @@ class Machines:
     def _revive(self, server: int, epoch: int) -> None:
         machine = self._machines[server]
         if not machine.is_up and machine.epoch == epoch:
-            self._event("fault-over", "kill", server)
             self._begin(server, machine)
 
     def _restart(self, server: int, machine: _Machine, fault: Fault) -> None:
@@ -181,9 +196,29 @@ class Machines:
 
     def _leave(self, server: int, machine: _Machine, fault: Fault) -> None:
         machine.is_leaving = True
-        self._membership.ends(server, self._queue.now_s, is_said=True)
-        if self._told.leaves(server):
-            self._die(machine)
+        now_s = self._queue.now_s
+        self._membership.ends(server, now_s, is_said=True)
+        self._told.leaves(server)
+        machine.leaves_at_s = now_s
+        if self._told.n_sessions(server):
+            self._n_to_come += 1
+            at_s = now_s + self._most_drain_s
+            self._queue.at(at_s, self._due, self._cut_off, (server, machine.epoch))
+        else:
+            self.released(server)
+
+    def _cut_off(self, server: int, epoch: int) -> None:
+        """It has waited long enough for its sessions: they go on elsewhere."""
+        machine = self._machines[server]
+        if machine.epoch == epoch:
+            self._left(server, machine, self._told.n_sessions(server))
+            self._end(server, machine)
+
+    def _left(self, server: int, machine: _Machine, n_sessions: int) -> None:
+        now_s, name = self._queue.now_s, self._names[server]
+        self._record.event(
+            "left", now_s, server=name, took_s=now_s - machine.leaves_at_s, n_sessions=n_sessions
+        )
 
     def _stop(self, server: int, machine: _Machine, fault: Fault) -> None:
         machine.is_stopped = True

@@ -10,7 +10,7 @@ from policies.problem import Hop, PolicyError
 from policies.workload import Backoff
 from testbed.simulation.real import MAX_ATTEMPTS
 from testbed.simulation.servers import Key
-from testbed.simulation.sessions import Held, Opening, Session
+from testbed.simulation.sessions import Held, Opening, Repair, Session
 from testbed.simulation.system import System
 
 
@@ -42,8 +42,12 @@ class Openings:
         first, last = session.lacks(n_blocks)
         banned = system.bans.banned(plan.client, now_s)
         wrong = system.membership.wrong(now_s)
-        if session.repair is None:
+        repair = session.repair
+        if repair is None:
             session.n_attempts += 1
+        else:
+            repair.attempt += 1
+            repair.n_attempts += 1
         state = system.view.state(session.number, now_s)
         opening = Opening(session, now_s, was_idle=system.view.is_idle)
         usable = system.membership.believed(now_s) - banned
@@ -54,16 +58,19 @@ class Openings:
         system.record.n_decisions += 1
         system.record.n_stale_decisions += bool(wrong)
         if route is None:
-            whole = session.repair is None
-            opening.refusal = f"no route covers {'the model' if whole else f'blocks [{first}, {last})'}"
+            what = "the model" if repair is None else f"blocks [{first}, {last})"
+            opening.refusal = f"no route covers {what}"
             # Then the next answer would be the same: waiting does not help.
             may_change = wrong or banned or system.machines.may_change
             opening.is_hopeless = opening.was_idle and not may_change
             self._refused(opening)
             return
-        system.record.n_misled_decisions += any(not system.machines.is_up(hop.server) for hop in route.hops)
+        system.record.n_misled_decisions += any(hop.server in wrong for hop in route.hops)
         opening.hops, session.wait_s = route.hops, route.wait_s
         system.hold(session, route.hops)
+        if repair is not None:
+            hops = [[system.names[hop.server], hop.first, hop.last] for hop in route.hops]
+            system.tell("re-routed", session, blocks=[first, last], hops=hops, attempt=repair.attempt)
         for hop in route.hops:
             session.n_keys += 1
             key = session.number, session.n_keys
@@ -126,7 +133,9 @@ class Openings:
         system, session, now_s = self._system, opening.session, self._queue.now_s
         client = session.plan.client
         opening.held.sort(key=lambda held: held.hop.first)
-        system.failed(client, opening.broken)
+        if opening.broken:
+            system.tell("unreachable", session, servers=[system.names[j] for j in opening.broken])
+            system.failed(client, opening.broken)
         if self._rules.mode == "head" and session.n_history and not opening.refusal:
             # PETALS' last commit: its assertion trips, whatever the rule for other failures.
             server = opening.held[0].hop.server
@@ -142,19 +151,22 @@ class Openings:
         closed_at_s = min(max(answers_s, default=now_s), now_s + GIVE_UP_S)
         self._queue.free_at(closed_at_s, self._refused, opening)
 
+    def replace(self, session: Session, repair: Repair, reason: str) -> None:
+        """Ask for replacements of what is lost, when it is time for the next attempt; else give up for ``reason``."""
+        again_at_s = self._queue.now_s + self._rules.retry_delay_s(repair.attempt)
+        if again_at_s <= repair.detected_at_s + self._rules.give_up_s:
+            self._queue.at(again_at_s, self.ask, session)
+            return
+        first, last = session.lacks(self._system.problem.model.n_blocks)
+        what = f"blocks [{first}, {last}) could not be replaced within {self._rules.give_up_s:g} s"
+        self._tell_failed(session, f"{what} ({reason})")
+
     def _refused(self, opening: Opening) -> None:
         """Try again after a while, or give up."""
         session, now_s, repair = opening.session, self._queue.now_s, opening.session.repair
         self._system.hold(session)
         if repair is not None:
-            repair.attempt += 1
-            again_at_s = now_s + self._rules.retry_delay_s(repair.attempt)
-            if again_at_s > repair.detected_at_s + self._rules.give_up_s:
-                first, last = session.lacks(self._system.problem.model.n_blocks)
-                what = f"blocks [{first}, {last}) could not be replaced within {self._rules.give_up_s:g} s"
-                self._tell_failed(session, f"{what} ({opening.refusal})")
-            else:
-                self._queue.at(again_at_s, self.ask, session)
+            self.replace(session, repair, opening.refusal)
             return
         give_up_s = self._backoff.give_up_s
         if not give_up_s and (opening.broken or not opening.hops):

@@ -53,7 +53,7 @@ class SimulatedRequest(NamedTuple):
     n_attempts: int
     n_cuts: int
     n_replays: int = 0
-    """How often lost hops were replaced and given their history (see ``failing``)."""
+    """How often lost hops were replaced and sent all that these had been (see ``failing``)."""
 
 
 class RealRun(NamedTuple):

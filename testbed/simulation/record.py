@@ -8,20 +8,20 @@ from typing import Any, NamedTuple
 MAX_STEPS = 5_000_000
 """Above so many steps ``hops.parquet`` is left out, and no more are kept; ``summary.json`` says so."""
 
-STEP_COLUMNS = 12
-"""Request, token, hop, server, first, last, sent, arrived, departed, received, bytes up, bytes down."""
+STEP_COLUMNS = 13
+"""Request, token, hop, server, first, last, sent, arrived, departed, received, bytes up and down, tokens replayed."""
 
 
 class Recovery(NamedTuple):
-    """One failure that a session survived.
+    """A standstill of a session that went on.
 
-    ``recovery_s`` is from the failure (but not before the session needed the hop) until the session could
-    go on; ``floor_s`` is the part of it that no client can avoid: noticing, one connection, the replay.
+    ``recovery_s`` is from the failure (but not before the session needed the hop) until the replacements
+    have done the present step; ``floor_s`` is the part of it that no client can avoid: noticing, one
+    connection, and the replay of ``n_tokens`` tokens, those of the present step included.
     """
 
     request: int
-    n_replayed: int
-    """Tokens whose inputs were replayed; 0: there was nothing yet."""
+    n_tokens: int
     recovery_s: float
     floor_s: float
 
@@ -46,7 +46,3 @@ class Record:
         assert len(columns) == STEP_COLUMNS
         if len(self.steps) <= MAX_STEPS * STEP_COLUMNS:
             self.steps.extend(columns)
-
-    @property
-    def n_replays(self) -> int:
-        return sum(recovery.n_replayed > 0 for recovery in self.recoveries)

@@ -21,7 +21,7 @@ class Held:
 
 @dataclass(slots=True, eq=False)
 class Repair:
-    """A failure that is being mended: the hops ``[first, last)`` of the chain are lost.
+    """A standstill, from a failure until its replacements have caught up: the hops ``[first, last)`` are lost.
 
     ``failed_at_s`` to ``detected_at_s`` is the noticing; ``keys`` are those of the replacements.
     """
@@ -31,6 +31,8 @@ class Repair:
     first: int
     last: int
     attempt: int = 0
+    """Attempts since the latest failure."""
+    n_attempts: int = 0
     keys: set[Key] = field(default_factory=set)
 
 
@@ -49,10 +51,8 @@ class Session:
     """Output tokens that are there."""
     at: int = 0
     """The hop whose answer to the present step is next."""
-    replaying: int | None = None
-    """The hop that is given its history."""
-    awaits: int | None = None
-    """The hop from which an answer is awaited, since ``sent_at_s``."""
+    awaits: bool = False
+    """Whether that answer is awaited, since ``sent_at_s``."""
     sent_at_s: float = 0.0
     is_watched: bool = False
     has_ended: bool = False
@@ -69,9 +69,9 @@ class Session:
         return self.plan.n_input_tokens + self.n_done - 1 if self.n_done else 0
 
     @property
-    def n_new(self) -> int:
-        """Tokens of the present step."""
-        return 1 if self.n_done else self.plan.n_input_tokens
+    def n_inputs(self) -> int:
+        """Tokens that a hop has been sent when it is through with the present step."""
+        return self.plan.n_input_tokens + self.n_done
 
     @property
     def left(self) -> RequestSpec:

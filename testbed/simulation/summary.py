@@ -105,8 +105,7 @@ def summarize_simulation(simulation: Simulation, objectives: dict[str, float]) -
 def _recoveries(record: Record) -> dict[str, Any]:
     """What became of failures; see ``docs/faults.md``."""
     return {
-        "n_replays": record.n_replays,
-        "n_recoveries": len(record.recoveries),
+        "n_replays": len(record.recoveries),
         "recovery_s": stats(r.recovery_s for r in record.recoveries),
         "recovery_floor_s": stats(r.floor_s for r in record.recoveries),
         "n_faults": sum(event["event"] == "fault" and event["applies"] for event in record.events),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from nodes.links import GIVE_UP_S
 from policies.bans import Bans
@@ -53,7 +54,14 @@ class System:
         self.bans = Bans(failures.recovery.ban_s if failures.recovery.ban_failed_servers else 0.0)
         self.membership = Membership(failures.membership, problem.n_servers, failures.absent)
         self.machines = Machines(
-            self.names, failures.faults, failures.absent, self.membership, self.queue, self.record, self
+            self.names,
+            failures.faults,
+            failures.absent,
+            self.membership,
+            self.queue,
+            self.record,
+            self,
+            failures.recovery.give_up_s,
         )
         self.moves: list[Move] = []
         self._setup_s = setup_s
@@ -67,22 +75,31 @@ class System:
 
     def begun(self, server: int) -> None:
         placement = self.router.placement
-        self.servers.offer(server, placement.ranges[server], placement.cache_bytes[server])
+        held = placement.ranges[server]
+        self.servers.offer(server, held, placement.cache_bytes[server])
+        self.record.event("begun", self.queue.now_s, server=self.names[server], blocks=list(held))
 
     def joined(self, server: int) -> None:
         now_s = self.queue.now_s
         placement = join(self.problem, self.router.placement, server, self.membership.believed(now_s))
         self.router.replace(placement)
         self.view.replace(placement.cache_bytes)
-        held = placement.ranges[server]
-        self.servers.offer(server, held, placement.cache_bytes[server])
-        nothing = BlockRange(0, 0)
+        held, nothing = placement.ranges[server], BlockRange(0, 0)
+        self.begun(server)
         self.moves.append(Move(server, nothing, held, now_s, now_s, now_s, now_s))
         self.record.event("moved", now_s, server=self.names[server], old=list(nothing), new=list(held))
 
-    def leaves(self, server: int) -> bool:
+    def leaves(self, server: int) -> None:
         self.servers.offer(server, BlockRange(0, 0), self.router.placement.cache_bytes[server])
-        return self.servers.is_empty(server)
+
+    def n_sessions(self, server: int) -> int:
+        return len(self.servers.keys(server))
+
+    def tell(self, event: str, session: Session, **details: Any) -> None:
+        """Something that happened to a session."""
+        plan = session.plan
+        client = self.problem.clients[plan.client]
+        self.record.event(event, self.queue.now_s, client=client, request=plan.index, **details)
 
     def failed(self, client: int, servers: Sequence[int]) -> None:
         """``client`` leaves these servers out for a while, if that is the rule."""

@@ -40,7 +40,13 @@ def test_the_clustered_scenario_is_the_papers() -> None:
 def test_a_shipped_name_and_its_file_are_the_same_scenario() -> None:
     root = Path(__file__).parents[3]
     assert load_experiment(str(root / "scenarios/clustered.toml")) == load_experiment("clustered")
-    assert [name for name, _ in shipped_scenarios()] == ["abovenet", "bellcanada", "clustered", "gts-ce"]
+    assert [name for name, _ in shipped_scenarios()] == [
+        "abovenet",
+        "bellcanada",
+        "churn",
+        "clustered",
+        "gts-ce",
+    ]
     assert all(description for _, description in shipped_scenarios())
 
 
