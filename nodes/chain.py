@@ -18,7 +18,7 @@ from nodes.watchdog import Overdue, Watchdog
 HopPlan = tuple[int, int, int]
 """(server index, first block, last block), half-open."""
 
-_FAILURES = (wire.SESSION_EXPIRED, wire.COMPUTE_FAILED, wire.UNKNOWN_SESSION)
+FAILURES = (wire.SESSION_EXPIRED, wire.COMPUTE_FAILED, wire.UNKNOWN_SESSION)
 """Errors after which the session can go on elsewhere; others mean that client or server is wrong."""
 
 
@@ -52,6 +52,7 @@ class HopFailed(Exception):
 
     def __init__(self, hop: OpenHop, reason: str, sent_at_s: float, is_overdue: bool = False) -> None:
         super().__init__(f"server {hop.server}: {reason}")
+        self.hop = hop
         self.reason = reason
         self.sent_at_s = sent_at_s
         self.is_overdue = is_overdue
@@ -118,12 +119,17 @@ class Chain:
         try:
             with self._watchdog.limit(self._connect_timeout_s):
                 generation = await connection.ready()
-                await connection.ask(
-                    "open", key, self._client, first, last, max_tokens, generation=generation
-                )
+                await self._ask_to_open(server, first, last, key, max_tokens, generation)
         except Overdue:
             raise ConnectionLost(f"no connection within {self._connect_timeout_s:g} s") from None
         return generation
+
+    async def _ask_to_open(
+        self, server: int, first: int, last: int, key: str, max_tokens: int, generation: int
+    ) -> None:
+        await self._connections[server].ask(
+            "open", key, self._client, first, last, max_tokens, generation=generation
+        )
 
     async def step(
         self, hop: OpenHop, n_tokens: int, payload: bytes
@@ -145,7 +151,7 @@ class Chain:
         except ConnectionLost as error:
             raise HopFailed(hop, str(error), asked_at_s) from error
         except ServerError as error:
-            if error.code in _FAILURES:
+            if error.code in FAILURES:
                 raise HopFailed(hop, str(error), asked_at_s) from error
             raise SessionError(f"server {hop.server}: {error}") from error
         if frame[0] != "out" or len(frame[4]) != len(payload):
@@ -155,6 +161,13 @@ class Chain:
     def is_there(self, hop: OpenHop) -> bool:
         """Whether the connection that the hop was opened on is still there."""
         return self._connections[hop.server].has(hop.generation)
+
+    def end_of_loss(self, hops: Sequence[OpenHop], at: int) -> int:
+        """Which of ``hops`` is the first after the failed ``hops[at]`` that need not be replaced with it."""
+        end = at + 1
+        while end < len(hops) and not self.is_there(hops[end]):
+            end += 1
+        return end
 
     def forget(self, hop: OpenHop) -> None:
         """Close a hop without waiting for its server."""

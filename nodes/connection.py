@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 import socket
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,9 @@ import aiohttp
 from nodes import wire
 from nodes.clock import Clock
 from nodes.links import DelayLine, DelayProfile
+
+Hear = Callable[[list[Any] | None, float], None]
+"""Called with (answer frame, received_at_s); with ``None`` when the connection is lost."""
 
 
 class ServerError(Exception):
@@ -37,6 +40,7 @@ class _Link:
     number: int
     waiting: dict[int, asyncio.Future[tuple[list[Any], float]]] = field(default_factory=dict)
     abandoned: dict[int, str] = field(default_factory=dict)
+    hearers: dict[int, Hear] = field(default_factory=dict)
     reader: asyncio.Task[None] | None = None
 
 
@@ -118,9 +122,11 @@ class Connection:
                 line.change(profile)
 
     async def ask(
-        self, kind: str, *fields: Any, generation: int | None = None
+        self, kind: str, *fields: Any, generation: int | None = None, hear: Hear | None = None
     ) -> tuple[list[Any], float, float]:
         """Send a request; answer ``(answer frame, sent_at_s, received_at_s)``.
+
+        ``hear`` gets what else is answered to it until ``unhear`` of the answer's id (its second field).
 
         Raises ``ServerError`` for an error frame and ``ConnectionLost`` when no answer can come, or when
         the connection of ``generation`` is gone. A session whose opening is cancelled is closed.
@@ -134,6 +140,9 @@ class Connection:
         request_id = self._next_id
         future: asyncio.Future[tuple[list[Any], float]] = asyncio.get_running_loop().create_future()
         link.waiting[request_id] = future
+        is_heard = False
+        if hear is not None:
+            link.hearers[request_id] = hear
         data = wire.pack(kind, request_id, *fields)
         sent_at_s = self._clock.now_s()
         is_sent = False
@@ -143,17 +152,25 @@ class Connection:
             is_sent = True
             await link.socket.send_bytes(data)
             frame, received_at_s = await future
+            is_heard = frame[0] != "error"
         except (ConnectionError, aiohttp.ClientError) as error:
             raise ConnectionLost(f"{self._url}: {error}") from error
         except asyncio.CancelledError:
-            if kind == "open" and is_sent:
+            if kind in ("open", "join") and is_sent:
                 link.abandoned[request_id] = fields[0]
             raise
         finally:
             link.waiting.pop(request_id, None)
+            if not is_heard:
+                link.hearers.pop(request_id, None)
         if frame[0] == "error":
             raise ServerError(frame[2], frame[3])
         return frame, sent_at_s, received_at_s
+
+    def unhear(self, request_id: int, generation: int) -> None:
+        """Tell no one any more of answers to that request."""
+        if self._link is not None and self._link.number == generation:
+            self._link.hearers.pop(request_id, None)
 
     def forget(self, session: str, generation: int) -> None:
         """Have a session closed without waiting for it; one of a lost connection is closed already."""
@@ -188,6 +205,9 @@ class Connection:
             for future in link.waiting.values():
                 if not future.done():
                     future.set_exception(ConnectionLost(f"the connection to {self._url} {reason}"))
+            for hear in list(link.hearers.values()):
+                hear(None, self._clock.now_s())
+            link.hearers.clear()
             await link.socket.close()  # nothing is read any more, so nothing may be asked any more
 
     async def _deliver_late(self, link: _Link, frame: list[Any], n_bytes: int, down: DelayLine) -> None:
@@ -209,6 +229,8 @@ class Connection:
         future = link.waiting.get(frame[1])
         if future is not None and not future.done():
             future.set_result((frame, received_at_s))
+        elif frame[1] in link.hearers:
+            link.hearers[frame[1]](frame, received_at_s)
         session = link.abandoned.pop(frame[1], None)
         if session is not None and frame[0] == "ok":
             self.forget(session, link.number)

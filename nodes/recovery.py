@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Literal, Protocol
 
 from nodes.chain import Chain, HopFailed, HopPlan, OpenHop, Refusal
@@ -100,13 +101,11 @@ class Recovery:
         the hidden states that the first replacement lacks: all that the lost hop was ever sent. Raises
         ``SessionError`` when there is no replacement.
         """
-        end = at + 1
-        while end < len(hops) and not self._chain.is_there(hops[end]):
-            end += 1
+        end = self._chain.end_of_loss(hops, at)
         lost = hops[at:end]
         first, last = lost[0].first, lost[-1].last
         now_s = self._clock.now_s()
-        servers = [hop.server for hop in lost]
+        servers = [hop.server for hop in lost if hop is failure.hop or not self._chain.is_there(hop)]
         self._tell(
             DETECTED,
             servers=servers,
@@ -183,7 +182,7 @@ class Recovery:
         now_s = self._clock.now_s()
         self._tell(
             REPLAYED,
-            hops=[[new.server, new.first, new.last] for new in self._replacements],
+            hops=sorted(([new.server, new.first, new.last] for new in self._replacements), key=itemgetter(1)),
             tokens=n_tokens,
             took_s=now_s - standstill.began_at_s,
             failed_at_s=standstill.failed_at_s,

@@ -16,6 +16,7 @@ from nodes import wire
 from nodes.cache import CacheAccount, NoCapacityError
 from nodes.clock import Clock
 from nodes.compute import Compute, ComputeError
+from nodes.forwarding import Forwarding, Place
 from nodes.limits import HELLO_S, LAST_WORDS_S, ServerSocket, cut, shown
 from nodes.limits import ServerLimits as ServerLimits
 
@@ -46,6 +47,8 @@ class _Session:
     used_at_s: float
     position: int = 0
     running: bool = False
+    place: Place | None = None
+    """In a chain of servers that forward; ``None``: its client brings and fetches every step."""
 
 
 @dataclass
@@ -93,8 +96,14 @@ class Server:
         self.limits = limits or ServerLimits()
         self.account = CacheAccount(hosted.cache_bytes)
         self.counters = Counters()
+        self.forwarding = Forwarding(clock)
         self._connections: dict[int, str] = {}
         self._next_connection = 0
+
+    @property
+    def n_connections(self) -> int:
+        """WebSockets that are open."""
+        return len(self._connections)
 
     def app(self) -> web.Application:
         app = web.Application(handler_args={"keepalive_timeout": HELLO_S})
@@ -204,11 +213,10 @@ class Server:
                             )
                         )
                         continue
-                    task = asyncio.ensure_future(self._step(connection, number, session, frame, arrived_at_s))
-                    connection.tasks.add(task)
-                    connection.pending_bytes += len(frame[5])
-                    task.add_done_callback(connection.tasks.discard)
-                elif frame[0] == "open":
+                    self._begin(connection, number, session, frame, arrived_at_s)
+                elif frame[0] == "push":
+                    await socket.send_bytes(self._push(frame, arrived_at_s))
+                elif frame[0] in ("open", "join"):
                     await socket.send_bytes(self._open(connection, number, frame))
                 elif frame[0] == "close":
                     await socket.send_bytes(self._close(connection, number, frame))
@@ -255,7 +263,7 @@ class Server:
                 await connection.socket.close(code=WSCloseCode.PROTOCOL_ERROR, message=error.code.encode())
 
     def _open(self, connection: _Connection, number: int, frame: list[Any]) -> bytes:
-        _, request_id, key, client, first, last, max_tokens = frame
+        _, request_id, key, client, first, last, max_tokens, *chained = frame
         hosted = self.hosted
         if not hosted.first <= first < last <= hosted.last:
             raise wire.FrameError(
@@ -273,6 +281,8 @@ class Server:
                 f"a session of {max_tokens} tokens; at most {self.limits.max_session_tokens} are taken",
                 request_id,
             )
+        if chained:
+            self.forwarding.check(request_id, *chained)
         n_bytes = hosted.cache_bytes_per_token * max_tokens * (last - first)
         try:
             if len(connection.sessions) >= self.limits.max_sessions_per_connection:
@@ -288,7 +298,11 @@ class Server:
         except NoCapacityError as error:
             self.counters.refused += 1
             return wire.pack("error", request_id, wire.NO_CAPACITY, cut(error))
-        connection.sessions[key] = _Session(key, last - first, max_tokens, state, self.clock.now_s())
+        session = _Session(key, last - first, max_tokens, state, self.clock.now_s())
+        connection.sessions[key] = session
+        if chained:
+            owner = connection, number, session
+            session.place = self.forwarding.join(Place(owner, connection.socket, request_id, *chained))
         self.counters.opened += 1
         return wire.pack("ok", request_id)
 
@@ -302,7 +316,10 @@ class Server:
         return wire.pack("ok", request_id)
 
     def _release(self, connection: _Connection, number: int, key: str) -> None:
-        self.compute.close_session(connection.sessions.pop(key).state)
+        session = connection.sessions.pop(key)
+        if session.place is not None:
+            self.forwarding.leave(session.place)
+        self.compute.close_session(session.state)
         self.account.release((number, key))
 
     def _forget(self, connection: _Connection, number: int, key: str) -> None:
@@ -312,7 +329,34 @@ class Server:
         while len(connection.expired) > _EXPIRED_REMEMBERED:
             connection.expired.popitem(last=False)
 
-    def _check_step(self, connection: _Connection, frame: list[Any]) -> _Session | None:
+    def _push(self, frame: list[Any], arrived_at_s: float) -> bytes:
+        """Begin a step of a session that any connection may push to; the answer to who pushed.
+
+        What is wrong with it is no reason to close the connection: other clients' steps come over it, too.
+        """
+        _, request_id, token, position, n_tokens, timings, payload = frame
+        place = self.forwarding.place(token)
+        if place is None:
+            return wire.pack("error", request_id, wire.UNKNOWN_SESSION, "the session is not here any more")
+        connection, number, session = place.owner
+        limits = self.limits
+        if (
+            len(connection.tasks) >= limits.max_pending_steps
+            or connection.pending_bytes > limits.max_pending_bytes
+        ):
+            text = f"{len(connection.tasks)} steps of this client are pending"
+            return wire.pack("error", request_id, wire.TOO_MANY_STEPS, text)
+        step = ["step", place.join_id, session.key, position, n_tokens, payload]
+        try:
+            self._check_step(connection, step, is_pushed=True)
+        except wire.FrameError as error:
+            return wire.pack("error", request_id, error.code, cut(error))
+        self._begin(connection, number, session, step, arrived_at_s, timings)
+        return wire.pack("ok", request_id)
+
+    def _check_step(
+        self, connection: _Connection, frame: list[Any], is_pushed: bool = False
+    ) -> _Session | None:
         """The step's session; ``None`` if it has expired. Raises ``FrameError``."""
         _, request_id, key, position, n_tokens, payload = frame
         session = connection.sessions.get(key)
@@ -320,6 +364,10 @@ class Server:
             if key in connection.expired:
                 return None
             raise wire.FrameError(wire.UNKNOWN_SESSION, f"no session {shown(key)}", request_id)
+        if session.place is not None and not is_pushed:
+            raise wire.FrameError(
+                wire.BAD_FRAME, f"session {shown(key)} is part of a chain: push to it", request_id
+            )
         if n_tokens < 1 or len(payload) != n_tokens * self.compute.token_bytes:
             raise wire.FrameError(
                 wire.WRONG_SIZE,
@@ -341,16 +389,43 @@ class Server:
         session.running = True
         return session
 
+    def _begin(
+        self,
+        connection: _Connection,
+        number: int,
+        session: _Session,
+        frame: list[Any],
+        arrived_at_s: float,
+        timings: bytes = b"",
+    ) -> None:
+        step = self._step(connection, number, session, frame, arrived_at_s, timings)
+        task = asyncio.ensure_future(step)
+        connection.tasks.add(task)
+        connection.pending_bytes += len(frame[5])
+        task.add_done_callback(connection.tasks.discard)
+
     async def _step(
-        self, connection: _Connection, number: int, session: _Session, frame: list[Any], arrived_at_s: float
+        self,
+        connection: _Connection,
+        number: int,
+        session: _Session,
+        frame: list[Any],
+        arrived_at_s: float,
+        timings: bytes,
     ) -> None:
         try:
-            await self._compute(connection, number, session, frame, arrived_at_s)
+            await self._compute(connection, number, session, frame, arrived_at_s, timings)
         finally:
             connection.pending_bytes -= len(frame[5])
 
     async def _compute(
-        self, connection: _Connection, number: int, session: _Session, frame: list[Any], arrived_at_s: float
+        self,
+        connection: _Connection,
+        number: int,
+        session: _Session,
+        frame: list[Any],
+        arrived_at_s: float,
+        timings: bytes,
     ) -> None:
         _, request_id, _, position, n_tokens, payload = frame
         try:
@@ -373,6 +448,10 @@ class Server:
         departed_at_s = session.used_at_s = self.clock.now_s()
         self.counters.steps += 1
         self.counters.compute_s += departed_at_s - arrived_at_s
+        if session.place is not None:
+            timings += wire.pack_timing(arrived_at_s, departed_at_s, len(payload))
+            await self.forwarding.pass_on(session.place, position, n_tokens, timings, answer)
+            return
         with contextlib.suppress(ConnectionError):  # the client left; _serve_connection cleans up
             await connection.socket.send_bytes(
                 wire.pack("out", request_id, arrived_at_s, departed_at_s, answer)
@@ -388,6 +467,8 @@ class Server:
                 for session in list(connection.sessions.values()):
                     if not session.running and session.used_at_s + self.limits.idle_s <= now_s:
                         self._expire(connection, number, session.key)
+                        if session.place is not None:
+                            await session.place.tell("error", wire.SESSION_EXPIRED, "it was idle for too long")
                 await self.clock.sleep_until_s(now_s + self.limits.idle_s / 4)
 
         task = asyncio.ensure_future(watch())

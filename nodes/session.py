@@ -62,6 +62,8 @@ class HubSession:
     Without ``reroute`` a hop that fails fails the request.
     """
 
+    chain_kind: type[Chain] = Chain
+
     def __init__(
         self,
         request: Request,
@@ -82,7 +84,7 @@ class HubSession:
         self._clock = clock
         self._observer = observer
         recovery = rules.recovery
-        self._chain = Chain(
+        self._chain = self.chain_kind(
             request, key, client, connections, clock, recovery.connect_timeout_s, recovery.request_timeout_s
         )
         self._recovery = Recovery(request, self._chain, reroute, recovery, model, clock, observer)
