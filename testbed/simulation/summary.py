@@ -33,6 +33,7 @@ def request_rows(simulation: Simulation) -> list[dict[str, Any]]:
                 "n_output_tokens": r.plan.n_output_tokens,
                 "n_tokens_done": r.plan.n_output_tokens if done else 0,
                 "n_rejections": r.n_rejections,
+                "n_recoveries": r.n_replays,
                 "schedule_lag_s": 0.0,
                 "decision_s": None,
                 "asked_s": None,
@@ -110,8 +111,8 @@ def _recoveries(record: Record) -> dict[str, Any]:
         "recovery_floor_s": stats(r.floor_s for r in record.recoveries),
         "n_faults": sum(event["event"] == "fault" and event["applies"] for event in record.events),
         "decisions": {
-            "n": record.n_decisions,
-            "n_stale": record.n_stale_decisions,
-            "n_misled": record.n_misled_decisions,
+            "n_decisions": record.n_decisions,
+            "n_stale_decisions": record.n_stale_decisions,
+            "n_misled_decisions": record.n_misled_decisions,
         },
     }
