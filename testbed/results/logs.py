@@ -77,6 +77,11 @@ class RunRecords:
     changes: list[dict[str, Any]] = field(default_factory=list)
     """The lines of ``events.jsonl`` about links that changed, in the order of the scenario's changes."""
 
+    faults: list[dict[str, Any]] = field(default_factory=list)
+    """The lines about what happened to servers: faults, their ends, servers that began again."""
+    replays: list[dict[str, Any]] = field(default_factory=list)
+    """The lines about sessions that went on after a failure."""
+
     @property
     def changed_at_s(self) -> list[float]:
         return [change["at_s"] for change in self.changes]
@@ -104,7 +109,13 @@ def read_logs(run_dir: Path) -> RunRecords:
             _apply(requests, record)
             whole = unpacker.tell()
         dropped += len(data) - whole
-    return RunRecords([requests[i] for i in sorted(requests)], dropped, read_events(run_dir, NETWORK_CHANGE))
+    return RunRecords(
+        [requests[i] for i in sorted(requests)],
+        dropped,
+        read_events(run_dir, NETWORK_CHANGE),
+        read_events(run_dir, "fault", "fault-over", "begun"),
+        read_events(run_dir, REPLAYED),
+    )
 
 
 def _apply(requests: dict[int, RequestRecord], record: list[Any]) -> None:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from testbed.experiment import Experiment
 from testbed.results.logs import RunRecords
+from testbed.results.slow import SlowServers
 from testbed.timeline import Timeline
 from testbed.wiring import scaled, stub_profile
 
@@ -115,7 +116,8 @@ def hop_table(experiment: Experiment, records: RunRecords) -> HopTable:
         model_compute_s=np.zeros(len(rows)),
     )
     _fill_network(experiment, Timeline(experiment, records.changed_at_s), table, np.array(clients))
-    _fill_compute(experiment, table, np.array(clients))
+    slow = SlowServers(records.faults, [s.name for s in experiment.problem.servers])
+    _fill_compute(experiment, table, np.array(clients), slow)
     return table
 
 
@@ -150,7 +152,9 @@ def up_again(timeline: Timeline, pair: tuple[str, str], at_s: float) -> float:
     return up_at_s if math.isfinite(up_at_s) else at_s
 
 
-def _fill_compute(experiment: Experiment, table: HopTable, clients: NDArray[np.str_]) -> None:
+def _fill_compute(
+    experiment: Experiment, table: HopTable, clients: NDArray[np.str_], slow: SlowServers
+) -> None:
     lengths = {r.index: r.n_input_tokens for r in experiment.requests}
     for server in sorted(set(table.server)):
         profile = stub_profile(experiment, int(server))
@@ -162,6 +166,7 @@ def _fill_compute(experiment: Experiment, table: HopTable, clients: NDArray[np.s
             n_tokens = replayed or (1 if position else lengths[int(table.request[row])])
             busy = profile.compute_s(position, n_tokens, int(table.last[row] - table.first[row]))
             arrived = table.arrived_at_s[row]
+            busy *= slow.factor(int(server), float(arrived))
             start = max(arrived, free_at_s) if profile.serial else arrived
             free_at_s = start + busy
             overhead = profile.overhead_s(str(clients[row]), position, n_tokens)

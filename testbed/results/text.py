@@ -8,6 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from testbed.results.failures import failure_text
+
 _ROWS = (
     ("per_token_s", "per token, all tokens", "per_token_s"),
     ("ttft_s", "first token (TTFT)", "ttft_s"),
@@ -65,7 +67,7 @@ def _table(summary: dict[str, Any]) -> Table:
 
 
 def _footer(summary: dict[str, Any]) -> str:
-    lines = []
+    lines = failure_text(summary)
     if summary["overhead_per_hop_s"] is not None:
         lines.append(
             f"own overhead per hop {summary['overhead_per_hop_s'] * 1e3:.2f} ms real (p50); started in "
