@@ -193,7 +193,7 @@ class _Run:
         )
         session.at += 1
         is_through = session.at == len(session.hops)
-        if repair is not None and (is_through or session.hops[session.at].n_cached):
+        if repair is not None and (is_through or not repair.is_waiting_for(session.hops[session.at])):
             self._caught_up(session, repair)
         if is_through:
             self._token(session)

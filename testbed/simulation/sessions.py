@@ -35,6 +35,10 @@ class Repair:
     n_attempts: int = 0
     keys: set[Key] = field(default_factory=set)
 
+    def is_waiting_for(self, held: Held) -> bool:
+        """Whether a hop is a replacement that has yet to catch up."""
+        return held.key in self.keys and not held.n_cached
+
 
 @dataclass(slots=True, eq=False)
 class Session:

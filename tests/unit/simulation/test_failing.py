@@ -98,6 +98,13 @@ def test_a_failure_during_the_prompt_sends_it_again() -> None:
     assert ended_at_s(run) == pytest.approx([2.48 + 0.14])
 
 
+def test_a_recovery_in_the_prompt_does_not_wait_for_healthy_hops() -> None:
+    run = fail(pairs(), TEN, kill(0, 0.16))
+    # At work from 0.15 s, reset at 0.21 s, open at 0.31 s, through at 0.42 s; then s1 gets the prompt.
+    [recovery] = run.record.recoveries
+    assert recovery == (0, 1, pytest.approx(0.26), pytest.approx(0.26))
+
+
 def test_all_hops_that_are_known_to_be_lost_are_replaced_together() -> None:
     run = fail(pairs(), TEN, kill(0, 1.0), kill(1, 1.0))
     [detected] = events(run, "detected")
