@@ -26,9 +26,11 @@ from nodes.compute import Compute, ComputeError, StubCompute, StubProfile
 from nodes.connection import Connection
 from nodes.device import AddressWatch
 from nodes.eventlog import EventLog, LogFullError
+from nodes.forwarded import ForwardedSession
 from nodes.hub import HubModel, StubHub
-from nodes.links import DelayProfile
+from nodes.links import profiles
 from nodes.load import LoadGenerator
+from nodes.peering import Peering
 from nodes.request import Request
 from nodes.server import HostedBlocks, Server, ServerLimits
 from nodes.session import HubSession, SessionRules
@@ -75,6 +77,8 @@ class ClientConfig(NodeConfig):
     log_path: Path = field(kw_only=True)
     rules: SessionRules = field(kw_only=True)
     model: StubHubSpec | HubSpec = field(kw_only=True)
+    forwarding: bool = field(kw_only=True, default=False)
+    """Servers send hidden states straight to the next one."""
 
 
 def run_server(config: ServerConfig) -> None:
@@ -151,24 +155,16 @@ async def _serve(config: ServerConfig) -> None:
         "drain": drain,
         "stop": stop,
     }
-    peer = await control.connect(config.control_path, handlers)
+    peering = Peering(config.address, clock, server.forwarding)
+    peer = await control.connect(config.control_path, {**handlers, **peering.handlers()})
     watch = AddressWatch(config.address, stopped)
     peer.tell("hello", config.name, os.getpid(), port)
     await control.until_stopped(peer, stopped)
     watch.close()
+    await peering.close()
     await runner.cleanup()
     compute.close()
     clock.close()
-
-
-def _profiles(entry: dict[str, Any]) -> tuple[DelayProfile | None, DelayProfile | None]:
-    """(up, down) of a message, each a list of a profile's fields or not there."""
-    up, down = (DelayProfile(*entry[key]) if entry.get(key) else None for key in ("up", "down"))
-    return up, down
-
-
-def _url(address: str, port: int) -> str:
-    return f"http://{address}:{port}{wire.PATH}"
 
 
 def _request(
@@ -198,8 +194,8 @@ class _Client:
         Port 0: it is not there yet, and nobody connects to it before ``reach`` says where it is.
         """
         for server in servers:
-            up, down = _profiles(server)
-            url = _url(server["address"], server["port"])
+            up, down = profiles(server)
+            url = wire.url(server["address"], server["port"])
             seed = server.get("seed", "")
             self.connections.append(Connection(self.http, url, self.clock, up, down, seed=seed))
         present = zip(self.connections, servers, strict=True)
@@ -207,7 +203,7 @@ class _Client:
 
     async def reach(self, server: int, address: str, port: int) -> None:
         """Where a server is that has just begun."""
-        self.connections[server].move(_url(address, port))
+        self.connections[server].move(wire.url(address, port))
 
     async def links(self, changed: list[dict[str, Any]]) -> float:
         """Change the links to servers: ``{server, up, down}``, by number. Only where the client delays.
@@ -215,7 +211,7 @@ class _Client:
         Answers the instant at which that was done.
         """
         for entry in changed:
-            self.connections[entry["server"]].change_links(*_profiles(entry))
+            self.connections[entry["server"]].change_links(*profiles(entry))
         return self.clock.now_s()
 
     async def warm(self, n_bytes: int) -> None:
@@ -250,7 +246,8 @@ class _Client:
         self._tell("done", self.config.name, failure)
 
     def _session(self, request: Request, generator: LoadGenerator) -> HubSession:
-        return HubSession(
+        session = ForwardedSession if self.config.forwarding else HubSession
+        return session(
             request,
             str(request.index),
             self.config.name,

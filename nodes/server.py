@@ -468,7 +468,9 @@ class Server:
                     if not session.running and session.used_at_s + self.limits.idle_s <= now_s:
                         self._expire(connection, number, session.key)
                         if session.place is not None:
-                            await session.place.tell("error", wire.SESSION_EXPIRED, "it was idle for too long")
+                            await session.place.tell(
+                                "error", wire.SESSION_EXPIRED, "it was idle for too long"
+                            )
                 await self.clock.sleep_until_s(now_s + self.limits.idle_s / 4)
 
         task = asyncio.ensure_future(watch())

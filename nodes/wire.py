@@ -87,6 +87,11 @@ class FrameError(Exception):
         self.request_id = request_id
 
 
+def url(address: str, port: int) -> str:
+    """Where the server that listens there takes connections."""
+    return f"http://{address}:{port}{PATH}"
+
+
 def pack(*fields: Any) -> bytes:
     """One frame."""
     return msgpack.packb(fields)  # type: ignore[no-any-return]

@@ -23,6 +23,7 @@ from testbed.errors import RunError, TestbedError, UserError
 from testbed.experiment import Experiment, NetworkChange
 from testbed.faults.emulated import Faults
 from testbed.handle import LauncherHandle
+from testbed.peering import Ends, Peering
 from testbed.placing import PlacedExperiment, placement_data
 from testbed.rundir import NETWORK_CHANGE, EventWriter, write_json
 
@@ -78,6 +79,7 @@ class Emulation:
         self._changing: asyncio.Task[None] | None = None
         self._coordinator = Coordinator(experiment, placed, self.now_s)
         self.faults = Faults(experiment, self, self._coordinator, self.events, run_dir)
+        self._peering = Peering(experiment, self._peers, self.now_s)
         self._started_at = time.monotonic()
         self.startup_s: dict[str, float] = {}
         self.forwarder: dict[str, float] | None = None
@@ -165,6 +167,7 @@ class Emulation:
         address = self.network["addresses"][name]
         for client in self.experiment.problem.clients:
             await self._peers[client].ask("reach", server, address, self._ports[name])
+        await self._peering.begun(server, self._ends(), self.network["delays_in_client"])
 
     async def signal_server(self, server: int, number: int) -> None:
         """Raises ``RunError`` if its process has ended."""
@@ -181,21 +184,27 @@ class Emulation:
         self.pids[name] = await self._launcher.ask("spawn", kind, config, logs / f"{name}.log")
 
     async def _connect_clients(self) -> None:
-        experiment, addresses = self.experiment, self.network["addresses"]
-        ends = {name: (addresses[name], self._ports.get(name, 0)) for name in experiment.nodes}
+        experiment, ends = self.experiment, self._ends()
+        delays_in_client = self.network["delays_in_client"]
         n_bytes = max((r.n_input_tokens for r in experiment.requests), default=1)
         n_bytes *= experiment.problem.model.token_bytes
         for client in experiment.problem.clients:
-            view = wiring.client_view(experiment, client, ends, self.network["delays_in_client"])
+            links = experiment.links if delays_in_client else None
+            view = wiring.node_view(experiment, client, ends, links)
             try:
                 await self._peers[client].ask("connect", view)
-                if experiment.tcp_warm and not self.network["delays_in_client"]:
+                if experiment.tcp_warm and not delays_in_client:
                     await self._peers[client].ask("warm", n_bytes)
             except control.ControlError as error:
                 raise RunError(f"{client} cannot reach the servers: {error}") from error
+        await self._peering.begin(ends, self._coordinator.placement, delays_in_client, n_bytes)
         self._origin_at = time.monotonic() + _START_LEAD_S
         for peer in self._peers.values():
             await peer.ask("start", self._origin_at)
+
+    def _ends(self) -> Ends:
+        addresses = self.network["addresses"]
+        return {name: (addresses[name], self._ports.get(name, 0)) for name in self.experiment.nodes}
 
     async def serve(self) -> None:
         """Run the workload to its end. Raises ``RunError`` when the emulation breaks on the way."""
@@ -249,6 +258,7 @@ class Emulation:
             client: wiring.changed_links(experiment, client, change.links)
             for client in experiment.problem.clients
         }
+        self._peering.change(change.links)
         done_at_s = await asyncio.gather(
             *(self._peers[client].ask("links", links) for client, links in changed.items())
         )

@@ -65,7 +65,6 @@ def up_command(
 
 def _refuse_what_is_only_simulated(experiment: Experiment) -> None:
     for is_asked, key, what in (
-        (experiment.problem.forwarding, "communication", "'server-to-server': take 'hub-spoke'"),
         (experiment.online is not None, "online", f"'{experiment.online}': leave it out"),
         (experiment.state_age_s > 0, "state_age", "above 0: the emulation's coordinator sees every change"),
     ):
