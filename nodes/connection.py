@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import random
 import socket
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
@@ -13,6 +15,9 @@ import aiohttp
 from nodes import wire
 from nodes.clock import Clock
 from nodes.links import DelayLine, DelayProfile
+
+Hear = Callable[[list[Any] | None, float], None]
+"""Called with (answer frame, received_at_s); with ``None`` when the connection is lost."""
 
 
 class ServerError(Exception):
@@ -27,8 +32,24 @@ class ConnectionLost(Exception):
     """The connection to the server is gone."""
 
 
+@dataclass(eq=False)
+class _Link:
+    """One WebSocket, what waits for an answer on it, and the openings whose answer nobody awaits any more."""
+
+    socket: aiohttp.ClientWebSocketResponse
+    number: int
+    waiting: dict[int, asyncio.Future[tuple[list[Any], float]]] = field(default_factory=dict)
+    abandoned: dict[int, str] = field(default_factory=dict)
+    hearers: dict[int, Hear] = field(default_factory=dict)
+    reader: asyncio.Task[None] | None = None
+
+
 class Connection:
-    """A WebSocket to one server. ``up`` and ``down`` delay messages when the kernel does not."""
+    """A WebSocket to one server. ``up`` and ``down`` delay messages when the kernel does not.
+
+    ``generation`` counts how often it was opened: sessions belong to one generation and end with it.
+    ``is_doubted``: the server has failed this client, and has not answered since.
+    """
 
     def __init__(
         self,
@@ -46,24 +67,52 @@ class Connection:
         self._up = DelayLine(up, clock, random.Random(f"{seed}:up")) if up else None
         self._down = DelayLine(down, clock, random.Random(f"{seed}:down")) if down else None
         self._max_frame_bytes = max_frame_bytes
-        self._socket: aiohttp.ClientWebSocketResponse | None = None
-        self._waiting: dict[int, asyncio.Future[tuple[list[Any], float]]] = {}
+        self._link: _Link | None = None
+        self._opening = asyncio.Lock()
         self._next_id = 0
-        self._reader: asyncio.Task[None] | None = None
-        self._late: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+        self.generation = 0
+        self.is_doubted = False
 
     async def open(self) -> None:
         """Connect. Raises ``aiohttp.ClientError`` or ``OSError`` when the server cannot be reached."""
-        self._socket = await self._http.ws_connect(
+        ws = await self._http.ws_connect(
             self._url,
             compress=0,
             autoping=True,
             max_msg_size=self._max_frame_bytes + wire.FRAME_OVERHEAD_BYTES,
         )
-        raw = self._socket.get_extra_info("socket")
+        raw = ws.get_extra_info("socket")
         if raw is not None:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._reader = asyncio.ensure_future(self._read(self._socket))
+        self.generation += 1
+        self._link = link = _Link(ws, self.generation)
+        link.reader = self._later(self._read(link))
+
+    async def ready(self) -> int:
+        """Connect again if the connection is gone; answers the generation.
+
+        Raises ``ConnectionLost`` when the server cannot be reached.
+        """
+        async with self._opening:  # sessions that need it at once share one attempt
+            if self._is_closed:
+                raise ConnectionLost(f"the connection to {self._url} was closed")
+            if not self.has(self.generation):
+                try:
+                    await self.open()
+                except (aiohttp.ClientError, OSError) as error:
+                    raise ConnectionLost(f"{self._url}: {error}") from error
+            return self.generation
+
+    def has(self, generation: int) -> bool:
+        """Whether the connection of that generation is still there."""
+        link = self._link
+        return link is not None and link.number == generation and not link.socket.closed
+
+    def move(self, url: str) -> None:
+        """Connect to another address from the next time on."""
+        self._url = url
 
     def change_links(self, up: DelayProfile | None, down: DelayProfile | None) -> None:
         """Delay messages that are sent from now on by other profiles; ``None`` leaves a direction as it is."""
@@ -72,77 +121,128 @@ class Connection:
                 assert line is not None, "the kernel delays messages: there is no link to change here"
                 line.change(profile)
 
-    async def ask(self, kind: str, *fields: Any) -> tuple[list[Any], float, float]:
+    async def ask(
+        self, kind: str, *fields: Any, generation: int | None = None, hear: Hear | None = None
+    ) -> tuple[list[Any], float, float]:
         """Send a request; answer ``(answer frame, sent_at_s, received_at_s)``.
 
-        Raises ``ServerError`` for an error frame and ``ConnectionLost`` when no answer can come.
+        ``hear`` gets what else is answered to it until ``unhear`` of the answer's id (its second field).
+
+        Raises ``ServerError`` for an error frame and ``ConnectionLost`` when no answer can come, or when
+        the connection of ``generation`` is gone. A session whose opening is cancelled is closed.
         """
-        if self._socket is None or self._socket.closed:
+        link = self._link
+        if link is None or link.socket.closed:
             raise ConnectionLost(f"not connected to {self._url}")
+        if generation is not None and generation != link.number:
+            raise ConnectionLost(f"the connection to {self._url} was lost and opened again")
         self._next_id += 1
         request_id = self._next_id
         future: asyncio.Future[tuple[list[Any], float]] = asyncio.get_running_loop().create_future()
-        self._waiting[request_id] = future
+        link.waiting[request_id] = future
+        is_heard = False
+        if hear is not None:
+            link.hearers[request_id] = hear
         data = wire.pack(kind, request_id, *fields)
         sent_at_s = self._clock.now_s()
+        is_sent = False
         try:
             if self._up is not None:
-                await self._carry(self._up, len(data))
-            await self._socket.send_bytes(data)
+                await self._carry(link, self._up, len(data))
+            is_sent = True
+            await link.socket.send_bytes(data)
             frame, received_at_s = await future
+            is_heard = frame[0] != "error"
         except (ConnectionError, aiohttp.ClientError) as error:
             raise ConnectionLost(f"{self._url}: {error}") from error
+        except asyncio.CancelledError:
+            if kind in ("open", "join") and is_sent:
+                link.abandoned[request_id] = fields[0]
+            raise
         finally:
-            self._waiting.pop(request_id, None)
+            link.waiting.pop(request_id, None)
+            if not is_heard:
+                link.hearers.pop(request_id, None)
         if frame[0] == "error":
             raise ServerError(frame[2], frame[3])
         return frame, sent_at_s, received_at_s
 
-    async def _read(self, ws: aiohttp.ClientWebSocketResponse) -> None:
+    def unhear(self, request_id: int, generation: int) -> None:
+        """Tell no one any more of answers to that request."""
+        if self._link is not None and self._link.number == generation:
+            self._link.hearers.pop(request_id, None)
+
+    def forget(self, session: str, generation: int) -> None:
+        """Have a session closed without waiting for it; one of a lost connection is closed already."""
+        if self.has(generation):
+            self._later(self._forget(session, generation))
+
+    async def _forget(self, session: str, generation: int) -> None:
+        with contextlib.suppress(ServerError, ConnectionLost):  # then the session has ended, too
+            await self.ask("close", session, generation=generation)
+
+    def _later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _read(self, link: _Link) -> None:
         reason = "was closed"
         try:
-            async for message in ws:
+            async for message in link.socket:
                 if message.type != aiohttp.WSMsgType.BINARY:
                     reason = f"carried a {message.type.name} message"
                     break
                 frame = wire.unpack_answer(message.data)
                 if self._down is None:
-                    self._deliver(frame, self._clock.now_s())
+                    self._deliver(link, frame, self._clock.now_s())
                 else:
-                    task = asyncio.ensure_future(self._deliver_late(frame, len(message.data), self._down))
-                    self._late.add(task)
-                    task.add_done_callback(self._late.discard)
+                    self._later(self._deliver_late(link, frame, len(message.data), self._down))
         except wire.FrameError as error:
             reason = f"carried what is no answer: {error}"
         finally:
-            for future in self._waiting.values():
+            for future in link.waiting.values():
                 if not future.done():
                     future.set_exception(ConnectionLost(f"the connection to {self._url} {reason}"))
-            await ws.close()  # nothing is read any more, so nothing may be asked any more
+            for hear in list(link.hearers.values()):
+                hear(None, self._clock.now_s())
+            link.hearers.clear()
+            await link.socket.close()  # nothing is read any more, so nothing may be asked any more
 
-    async def _deliver_late(self, frame: list[Any], n_bytes: int, down: DelayLine) -> None:
+    async def _deliver_late(self, link: _Link, frame: list[Any], n_bytes: int, down: DelayLine) -> None:
         with contextlib.suppress(
             ConnectionError
         ):  # _carry has closed the socket: everybody who waits hears it
-            await self._carry(down, n_bytes)
-            self._deliver(frame, self._clock.now_s())
+            await self._carry(link, down, n_bytes)
+            self._deliver(link, frame, self._clock.now_s())
 
-    async def _carry(self, line: DelayLine, n_bytes: int) -> None:
+    async def _carry(self, link: _Link, line: DelayLine, n_bytes: int) -> None:
         """As ``DelayLine.carry``; a link that gives up ends the connection, as the kernel would."""
         try:
             await line.carry(n_bytes)
         except ConnectionError:
-            assert self._socket is not None
-            await self._socket.close()
+            await link.socket.close()
             raise
 
-    def _deliver(self, frame: list[Any], received_at_s: float) -> None:
-        future = self._waiting.get(frame[1])
+    def _deliver(self, link: _Link, frame: list[Any], received_at_s: float) -> None:
+        future = link.waiting.get(frame[1])
         if future is not None and not future.done():
             future.set_result((frame, received_at_s))
+        elif frame[1] in link.hearers:
+            link.hearers[frame[1]](frame, received_at_s)
+        session = link.abandoned.pop(frame[1], None)
+        if session is not None and frame[0] == "ok":
+            self.forget(session, link.number)
 
     async def close(self) -> None:
-        if self._socket is not None:
-            await self._socket.close()
-        if self._reader is not None:
-            await asyncio.gather(self._reader, return_exceptions=True)
+        """End the connection for good."""
+        self._is_closed = True
+        reader = None
+        if self._link is not None:
+            await self._link.socket.close()
+            reader = self._link.reader
+        for task in self._tasks:
+            if task is not reader:
+                task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from nodes.clock import Clock
 
@@ -32,6 +34,12 @@ class DelayProfile:
     def retransmission_s(self) -> float:
         """When a lost packet is sent again: after two round trips of a link like this, 0.2 s at least."""
         return max(MIN_RETRANSMISSION_S, 4 * self.delay_s)
+
+
+def profiles(entry: Mapping[str, Any]) -> tuple[DelayProfile | None, DelayProfile | None]:
+    """(up, down) of an entry, each a list of a profile's fields or not there."""
+    up, down = (DelayProfile(*entry[key]) if entry.get(key) else None for key in ("up", "down"))
+    return up, down
 
 
 class DelayLine:

@@ -15,6 +15,12 @@ from nodes.session import HubSession
 Progress = Callable[[str, int, float], None]
 """Called with (state, request index, instant) whenever a request changes state."""
 
+Recovered = Callable[[str, int, float, Mapping[str, Any]], None]
+"""Called with (event, request index, instant, details) for what ``nodes.recovery`` tells."""
+
+NewToken = Callable[[int, int], None]
+"""Called with (request index, output tokens that are there) at every token."""
+
 
 class LoadGenerator:
     """Runs requests concurrently, logs everything, and counts tokens for the progress view."""
@@ -25,11 +31,15 @@ class LoadGenerator:
         log: EventLog,
         make_session: Callable[[Request, LoadGenerator], HubSession],
         progress: Progress,
+        recovered: Recovered = lambda *_: None,
+        new_token: NewToken = lambda *_: None,
     ) -> None:
         self._clock = clock
         self._log = log
         self._make_session = make_session
         self._progress = progress
+        self._recovered = recovered
+        self._new_token = new_token
         self._failure: LogFullError | None = None
         self.n_tokens = 0
         self.last_ttft_s = 0.0
@@ -86,6 +96,10 @@ class LoadGenerator:
     def opening(self, request: Request, at_s: float, opened_at_s: float) -> None:
         self._write("opening", request.index, at_s, opened_at_s)
 
+    def recovery(self, request: Request, event: str, at_s: float, details: Mapping[str, Any]) -> None:
+        self._write("recovery", request.index, event, at_s, dict(details))
+        self._recovered(event, request.index, at_s, details)
+
     def token(
         self,
         request: Request,
@@ -101,6 +115,7 @@ class LoadGenerator:
             self.last_gap_s = finished_at_s - ready_at_s
         else:
             self.last_ttft_s = finished_at_s - self._arrived_at_s[request.index]
+        self._new_token(request.index, index + 1)
 
     def _write(self, *record: Any) -> None:
         try:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,19 +19,22 @@ import aiohttp
 import uvloop
 from aiohttp import web
 
-from nodes import control
+from nodes import control, wire
 from nodes.blocks.spec import BlocksSpec, HubSpec
 from nodes.clock import Clock, ScaledClock
 from nodes.compute import Compute, ComputeError, StubCompute, StubProfile
 from nodes.connection import Connection
 from nodes.device import AddressWatch
 from nodes.eventlog import EventLog, LogFullError
+from nodes.forwarded import ForwardedSession
 from nodes.hub import HubModel, StubHub
-from nodes.links import DelayProfile
+from nodes.links import profiles
 from nodes.load import LoadGenerator
+from nodes.peering import Peering
 from nodes.request import Request
 from nodes.server import HostedBlocks, Server, ServerLimits
 from nodes.session import HubSession, SessionRules
+from nodes.slow import slowed
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +77,8 @@ class ClientConfig(NodeConfig):
     log_path: Path = field(kw_only=True)
     rules: SessionRules = field(kw_only=True)
     model: StubHubSpec | HubSpec = field(kw_only=True)
+    forwarding: bool = field(kw_only=True, default=False)
+    """Servers send hidden states straight to the next one."""
 
 
 def run_server(config: ServerConfig) -> None:
@@ -133,23 +139,32 @@ async def _serve(config: ServerConfig) -> None:
     async def status() -> dict[str, Any]:
         return server.status()
 
+    async def slow(factor: float) -> None:
+        server.compute = slowed(compute, factor, clock)
+
+    async def drain() -> None:
+        server.account.capacity_bytes = 0.0  # no room for new sessions; those that are there keep theirs
+
     async def stop() -> None:
         stopped.set()
 
-    peer = await control.connect(config.control_path, {"start": start, "status": status, "stop": stop})
+    handlers: dict[str, control.Handler] = {
+        "start": start,
+        "status": status,
+        "slow": slow,
+        "drain": drain,
+        "stop": stop,
+    }
+    peering = Peering(config.address, clock, server.forwarding)
+    peer = await control.connect(config.control_path, {**handlers, **peering.handlers()})
     watch = AddressWatch(config.address, stopped)
     peer.tell("hello", config.name, os.getpid(), port)
     await control.until_stopped(peer, stopped)
     watch.close()
+    await peering.close()
     await runner.cleanup()
     compute.close()
     clock.close()
-
-
-def _profiles(entry: dict[str, Any]) -> tuple[DelayProfile | None, DelayProfile | None]:
-    """(up, down) of a message, each a list of a profile's fields or not there."""
-    up, down = (DelayProfile(*entry[key]) if entry.get(key) else None for key in ("up", "down"))
-    return up, down
 
 
 def _request(
@@ -170,16 +185,25 @@ class _Client:
         self.stopped = asyncio.Event()
         self.peer: control.Peer | None = None
         self._work: asyncio.Task[None] | None = None
+        self._watched: frozenset[int] = frozenset()
         self._log = EventLog(config.log_path)
 
     async def connect(self, servers: list[dict[str, Any]]) -> None:
-        """Connect to every server: ``{address, port, up, down, seed}``; the last three only for loopback."""
+        """Connect to every server: ``{address, port, up, down, seed}``; the last three only for loopback.
+
+        Port 0: it is not there yet, and nobody connects to it before ``reach`` says where it is.
+        """
         for server in servers:
-            up, down = _profiles(server)
-            url = f"http://{server['address']}:{server['port']}/v1/sessions"
+            up, down = profiles(server)
+            url = wire.url(server["address"], server["port"])
             seed = server.get("seed", "")
             self.connections.append(Connection(self.http, url, self.clock, up, down, seed=seed))
-        await asyncio.gather(*(connection.open() for connection in self.connections))
+        present = zip(self.connections, servers, strict=True)
+        await asyncio.gather(*(connection.open() for connection, server in present if server["port"]))
+
+    async def reach(self, server: int, address: str, port: int) -> None:
+        """Where a server is that has just begun."""
+        self.connections[server].move(wire.url(address, port))
 
     async def links(self, changed: list[dict[str, Any]]) -> float:
         """Change the links to servers: ``{server, up, down}``, by number. Only where the client delays.
@@ -187,23 +211,26 @@ class _Client:
         Answers the instant at which that was done.
         """
         for entry in changed:
-            self.connections[entry["server"]].change_links(*_profiles(entry))
+            self.connections[entry["server"]].change_links(*profiles(entry))
         return self.clock.now_s()
 
     async def warm(self, n_bytes: int) -> None:
         """Send one message of ``n_bytes`` each way on every connection."""
         payload = bytes(n_bytes)
-        await asyncio.gather(*(c.ask("ping", payload) for c in self.connections))
+        await asyncio.gather(*(c.ask("ping", payload) for c in self.connections if c.generation))
 
     async def start(self, origin_at: float) -> None:
         self.clock.origin_at = origin_at
 
-    async def serve(self, requests: list[list[Any]]) -> None:
-        """Run the workload in the background; ``done`` is told at its end."""
+    async def serve(self, requests: list[list[Any]], watched: list[int]) -> None:
+        """Run the workload in the background; ``done`` is told at its end, ``token`` for ``watched`` requests."""
+        self._watched = frozenset(watched)
         self._work = asyncio.create_task(self._run([_request(*fields) for fields in requests]))
 
     async def _run(self, requests: list[Request]) -> None:
-        generator = LoadGenerator(self.clock, self._log, self._session, self._progress)
+        generator = LoadGenerator(
+            self.clock, self._log, self._session, self._progress, self._recovered, self._new_token
+        )
         reporting = asyncio.create_task(self._report(generator))
         failure = ""
         try:
@@ -219,7 +246,8 @@ class _Client:
         self._tell("done", self.config.name, failure)
 
     def _session(self, request: Request, generator: LoadGenerator) -> HubSession:
-        return HubSession(
+        session = ForwardedSession if self.config.forwarding else HubSession
+        return session(
             request,
             str(request.index),
             self.config.name,
@@ -229,7 +257,13 @@ class _Client:
             self.config.rules,
             self.clock,
             generator,
+            self._reroute,
         )
+
+    async def _reroute(self, request: Request, first: int, last: int, n_done: int) -> dict[str, Any] | None:
+        assert self.peer is not None
+        answer: dict[str, Any] | None = await self.peer.ask("reroute", request.index, first, last, n_done)
+        return answer
 
     async def _route(self, request: Request, attempt: int) -> dict[str, Any] | None:
         assert self.peer is not None
@@ -238,6 +272,13 @@ class _Client:
 
     def _progress(self, state: str, index: int, at_s: float) -> None:
         self._tell("state", index, state, at_s)
+
+    def _recovered(self, event: str, index: int, at_s: float, details: Mapping[str, Any]) -> None:
+        self._tell("recovery", event, index, at_s, dict(details))
+
+    def _new_token(self, index: int, n_tokens: int) -> None:
+        if index in self._watched:
+            self._tell("token", index, n_tokens)
 
     async def _report(self, generator: LoadGenerator) -> None:
         while True:
@@ -273,7 +314,7 @@ async def _drive(config: ClientConfig) -> None:
         client = _Client(config, http, model)
         handlers: dict[str, control.Handler] = {
             name: getattr(client, name)
-            for name in ("connect", "links", "warm", "start", "serve", "finish", "stop")
+            for name in ("connect", "reach", "links", "warm", "start", "serve", "finish", "stop")
         }
         client.peer = await control.connect(config.control_path, handlers)
         watch = AddressWatch(config.address, client.stopped)

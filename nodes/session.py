@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+from nodes.chain import Chain, HopFailed, HopPlan, OpenHop, Refusal
 from nodes.clock import Clock
-from nodes.connection import Connection, ConnectionLost, ServerError
+from nodes.connection import Connection
 from nodes.hub import HubModel
+from nodes.recovery import Recovery, RecoveryRules, Rerouter
 from nodes.request import Request, SessionError
-
-HopPlan = tuple[int, int, int]
-"""(server index, first block, last block), half-open."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +20,8 @@ class SessionRules:
 
     ``initial_delay_s`` is the least time that opening takes, ``setup_s`` a constant added after it
     (both from the calibration). Without room the client waits ``backoff_first_s``, doubling up to
-    ``backoff_max_s``, and gives up ``give_up_s`` after arrival (0: never).
+    ``backoff_max_s``, and gives up ``give_up_s`` after arrival. With 0 it waits for room for ever, and for
+    servers that are gone as long as ``recovery`` says.
     """
 
     initial_delay_s: float = 0.0
@@ -30,6 +29,7 @@ class SessionRules:
     backoff_first_s: float = 1.0
     backoff_max_s: float = 60.0
     give_up_s: float = 0.0
+    recovery: RecoveryRules = RecoveryRules()  # noqa: RUF009 - frozen
 
 
 class Observer(Protocol):
@@ -49,23 +49,20 @@ class Observer(Protocol):
         token_id: int,
     ) -> None: ...
 
+    def recovery(self, request: Request, event: str, at_s: float, details: Mapping[str, Any]) -> None: ...
+
 
 Router = Callable[[Request, int], Awaitable[dict[str, Any] | None]]
 """Asks the routing policy: (request, attempt) to ``{hops, wait_s, decision_s}`` or ``None``."""
 
 
-@dataclass
-class _OpenHop:
-    """A hop of the chain, and what was sent to it: enough to rebuild its cache elsewhere."""
-
-    server: int
-    first: int
-    last: int
-    inputs: bytearray = field(default_factory=bytearray)
-
-
 class HubSession:
-    """Runs one request to its end. ``run`` returns normally only when every token came out right."""
+    """Runs one request to its end. ``run`` returns normally only when every token came out right.
+
+    Without ``reroute`` a hop that fails fails the request.
+    """
+
+    chain_kind: type[Chain] = Chain
 
     def __init__(
         self,
@@ -78,53 +75,63 @@ class HubSession:
         rules: SessionRules,
         clock: Clock,
         observer: Observer,
+        reroute: Rerouter | None = None,
     ) -> None:
         self.request = request
-        self.key = key
-        self._client = client
-        self._connections = connections
         self._route = route
         self._model = model
         self._rules = rules
         self._clock = clock
         self._observer = observer
-        self.hops: list[_OpenHop] = []
+        recovery = rules.recovery
+        self._chain = self.chain_kind(
+            request, key, client, connections, clock, recovery.connect_timeout_s, recovery.request_timeout_s
+        )
+        self._recovery = Recovery(request, self._chain, reroute, recovery, model, clock, observer)
+        self.hops: list[OpenHop] = []
 
     async def run(self) -> None:
         """Raises ``SessionError`` with the reason when the request cannot be completed."""
-        hops, attempt_at_s = await self._open_chain()
         try:
+            attempt_at_s = await self._open_chain()
             opened_at_s = self._clock.now_s()
             self._observer.opening(self.request, attempt_at_s, opened_at_s)
             ready_at_s = max(opened_at_s, attempt_at_s + self._rules.initial_delay_s) + self._rules.setup_s
             await self._clock.sleep_until_s(ready_at_s)
-            finished_at_s = await self._generate(hops, ready_at_s)
+            finished_at_s = await self._generate(ready_at_s)
             self._observer.state(self.request, "completed", finished_at_s, {})
         finally:
-            await self._close(hops)
+            await self._chain.close(self.hops)
+            self._chain.end()
 
-    async def _open_chain(self) -> tuple[list[HopPlan], float]:
-        """Ask for routes until one admits the session; answer it and the start of that attempt."""
+    async def _open_chain(self) -> float:
+        """Ask for routes until one admits the session; answer the start of that attempt."""
         rules = self._rules
         backoff_s = rules.backoff_first_s
         for attempt in range(1_000_000):
             asked_at_s = self._clock.now_s()
             answer = await self._route(self.request, attempt)
             attempt_at_s = self._clock.now_s()
+            give_up_s = rules.give_up_s
             if answer is None:
                 reason, server = "no route covers the model", -1
+                give_up_s = give_up_s or rules.recovery.give_up_s
             else:
-                hops: list[HopPlan] = [tuple(hop) for hop in answer["hops"]]
+                plan: list[HopPlan] = [tuple(hop) for hop in answer["hops"]]
                 details = {**answer, "asked_s": attempt_at_s - asked_at_s}
                 self._observer.state(self.request, "routed", attempt_at_s, details)
-                refused = await self._open(hops)
-                if refused is None:
-                    self._observer.state(self.request, "admitted", self._clock.now_s(), {"hops": hops})
-                    return hops, attempt_at_s
-                server, reason = refused
+                opened = await self._chain.open(plan)
+                if not isinstance(opened, Refusal):
+                    self.hops = opened
+                    self._observer.state(self.request, "admitted", self._clock.now_s(), {"hops": plan})
+                    return attempt_at_s
+                server, reason, broken = opened
+                if broken:
+                    give_up_s = give_up_s or rules.recovery.give_up_s
+                    self._recovery.unreachable(broken)
             now_s = self._clock.now_s()
-            if rules.give_up_s and now_s + backoff_s > self.request.arrival_at_s + rules.give_up_s:
-                raise SessionError(f"no room within {rules.give_up_s:g} s ({reason})")
+            if give_up_s and now_s + backoff_s > self.request.arrival_at_s + give_up_s:
+                raise SessionError(f"no room within {give_up_s:g} s ({reason})")
             self._observer.state(
                 self.request,
                 "rejected",
@@ -135,52 +142,15 @@ class HubSession:
             backoff_s = min(2 * backoff_s, rules.backoff_max_s)
         raise SessionError("a million attempts to open a session failed")
 
-    async def _open(self, hops: Sequence[HopPlan]) -> tuple[int, str] | None:
-        """Open all hops at once; on a refusal close the others and answer (server, reason)."""
-        max_tokens = self.request.n_input_tokens + self.request.n_output_tokens
-        results = await asyncio.gather(
-            *(
-                self._connections[server].ask("open", self.key, self._client, first, last, max_tokens)
-                for server, first, last in hops
-            ),
-            return_exceptions=True,
-        )
-        refused: tuple[int, str] | None = None
-        opened: list[HopPlan] = []
-        for hop, result in zip(hops, results, strict=True):
-            if not isinstance(result, BaseException):
-                opened.append(hop)
-            elif isinstance(result, ServerError | ConnectionLost):
-                refused = (hop[0], str(result))
-            else:
-                raise result
-        if refused is not None:
-            await self._close(opened)
-        return refused
-
-    async def _close(self, hops: Sequence[HopPlan]) -> None:
-        """Close what can still be reached; a lost connection has closed its sessions itself."""
-        results = await asyncio.gather(
-            *(self._connections[server].ask("close", self.key) for server, _, _ in hops),
-            return_exceptions=True,
-        )
-        for result in results:
-            if isinstance(result, BaseException) and not isinstance(result, ServerError | ConnectionLost):
-                raise result
-
-    async def _generate(self, plan: Sequence[HopPlan], ready_at_s: float) -> float:
+    async def _generate(self, ready_at_s: float) -> float:
         """Prefill and decode; answer the instant of the last token."""
-        self.hops = [_OpenHop(*hop) for hop in plan]
         sequence = self._model.sequence(self.request)
         position = 0
         for index in range(self.request.n_output_tokens):
             payload = await sequence.embed()
             n_tokens = len(payload) // self._model.token_bytes
-            timings: list[tuple[int | float, ...]] = []
-            for hop in self.hops:
-                payload, timing = await self._pass(hop, position, n_tokens, payload)
-                timings.append(timing)
-            token_id = await sequence.take(payload)
+            answer, timings = await self._step(position, n_tokens, payload, index)
+            token_id = await sequence.take(answer)
             finished_at_s = self._clock.now_s()
             self._observer.token(self.request, index, ready_at_s, finished_at_s, timings, token_id)
             position += n_tokens
@@ -189,21 +159,31 @@ class HubSession:
                 break
         return ready_at_s
 
-    async def _pass(
-        self, hop: _OpenHop, position: int, n_tokens: int, payload: bytes
-    ) -> tuple[bytes, tuple[int | float, ...]]:
-        """Send hidden states through ``hop``; answers what comes out, and the hop's row of the log."""
-        hop.inputs += self._model.remember(payload)
-        n_up = len(payload)
-        try:
-            frame, sent_at_s, received_at_s = await self._connections[hop.server].ask(
-                "step", self.key, position, n_tokens, payload
-            )
-        except (ServerError, ConnectionLost) as error:
-            raise SessionError(f"server {hop.server}: {error}") from error
-        if frame[0] != "out" or len(frame[4]) != n_up:
-            raise SessionError(f"server {hop.server}: its answer is not {n_tokens} hidden states")
-        _, _, arrived_at_s, departed_at_s, answer = frame
-        blocks = (hop.server, hop.first, hop.last)
-        times = (sent_at_s, arrived_at_s, departed_at_s, received_at_s)
-        return answer, (*blocks, *times, n_up, len(answer))
+    async def _step(
+        self, position: int, n_tokens: int, rows: bytes, n_done: int
+    ) -> tuple[bytes, list[tuple[int | float, ...]]]:
+        """Send ``n_tokens`` hidden states through the chain, whatever happens to its hops on the way.
+
+        Answers what comes out of the last block, and a row of the log per message: server, first, last,
+        four instants, bytes up and down, and of a replay the number of tokens.
+        """
+        timings: list[tuple[int | float, ...]] = []
+        n_all = position + n_tokens
+        at = 0
+        while at < len(self.hops):
+            hop = self.hops[at]
+            n_new = n_all - hop.n_cached  # all of them for a replacement, else those of this step
+            rows = rows[-n_new * self._model.token_bytes :]
+            hop.inputs += self._model.remember(rows)
+            try:
+                answer, times = await self._chain.step(hop, n_new, rows)
+            except HopFailed as failure:
+                rows = await self._recovery.replace(self.hops, at, failure, position, n_done)
+                continue
+            row = (hop.server, hop.first, hop.last, *times, len(rows), len(answer))
+            timings.append((*row, n_new) if hop.is_replacement and not hop.n_cached else row)
+            hop.n_cached = n_all
+            rows = answer
+            at += 1
+            self._recovery.passed(hop, self.hops[at] if at < len(self.hops) else None, n_new)
+        return rows[-n_tokens * self._model.token_bytes :], timings

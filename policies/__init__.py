@@ -22,6 +22,8 @@ Routing
 - ``waiting``: time until cache is free; ``replay``: the reference simulator's semantics; ``workload``: requests
 
 While serving
+- ``membership``: which servers routers believe to be there; ``bans``: whom a client leaves out for a while
+- ``subrange``: routing over a lost range among those that are left; ``joining``: servers that come later
 - ``online``: when and how a placement changes; ``petals_rebalancing``: PETALS' own way
 """
 

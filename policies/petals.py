@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from policies.feasibility import petals_infeasible
 from policies.greedy import whole
-from policies.problem import BlockRange, Placement, Problem
+from policies.problem import BlockRange, Placement, Problem, ServerSpec
 
 
 @dataclass
@@ -63,16 +63,20 @@ def choose_ranges(problem: Problem, counts: Sequence[int], order: Sequence[int])
         count = counts[j]
         if not count:
             continue
-        first = _weakest_window(throughput, count)
+        first = weakest_window(throughput, count)
         ranges[j] = BlockRange(first, first + count)
-        server = problem.servers[j]
-        rps = min(server.petals_forward_rps / ((1 + count) / 2), server.petals_network_rps)
+        rps = window_rps(problem.servers[j], count)
         for b in range(first, first + count):
             throughput[b] += rps
     return tuple(ranges)
 
 
-def _weakest_window(throughput: list[float], count: int) -> int:
+def window_rps(server: ServerSpec, count: int) -> float:
+    """What a server of ``count`` blocks adds to the throughput of each of them."""
+    return min(server.petals_forward_rps / ((1 + count) / 2), server.petals_network_rps)
+
+
+def weakest_window(throughput: list[float], count: int) -> int:
     """First block of the window whose sorted throughputs are lexicographically smallest, lowest first."""
     best, best_sorted = 0, sorted(throughput[:count])
     for a in range(1, len(throughput) - count + 1):

@@ -94,6 +94,26 @@ def _refuse_pair_and_half(has_pair: bool, placement: str | None, routing: str | 
 
 
 @app.command()
+def fault(
+    kind: Annotated[str, typer.Argument(help="kill, stop, cont, slow, restart, leave or join.")],
+    server: Annotated[str, typer.Argument(help="The server's name.")],
+    factor: Annotated[
+        float | None, typer.Option(help="With slow: so many times slower; 1 is as fast as at first.")
+    ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option("--run", help="The running testbed's run directory; default the latest in runs/."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Do something to a server of a running testbed, whether it serves or holds."""
+    from testbed.faults.live import fault_command
+
+    answer, text = fault_command(kind, server, factor, run)
+    _print(answer, lambda: text, as_json)
+
+
+@app.command()
 def simulate(
     targets: Annotated[
         list[str],

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,9 @@ from testbed import wiring
 from testbed.coordinator import Coordinator
 from testbed.errors import RunError, TestbedError, UserError
 from testbed.experiment import Experiment, NetworkChange
+from testbed.faults.emulated import Faults
 from testbed.handle import LauncherHandle
+from testbed.peering import Ends, Peering
 from testbed.placing import PlacedExperiment, placement_data
 from testbed.real import RealModel
 from testbed.rundir import NETWORK_CHANGE, EventWriter, write_json
@@ -75,6 +77,8 @@ class Emulation:
         self._peers: dict[str, control.Peer] = {}
         self._ports: dict[str, int] = {}
         self._hello: asyncio.Event = asyncio.Event()
+        self._begun: dict[str, asyncio.Event] = {}
+        self._listener: asyncio.AbstractServer | None = None
         self.pids: dict[str, int] = {}
         self._stopping = False
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -82,14 +86,9 @@ class Emulation:
         self._all_done = asyncio.Event()
         self._origin_at = 0.0
         self._changing: asyncio.Task[None] | None = None
-        self._coordinator = Coordinator(
-            experiment.problem,
-            placed.placement,
-            placed.router,
-            experiment.calibration,
-            experiment.requests,
-            self.now_s,
-        )
+        self._coordinator = Coordinator(experiment, placed, self.now_s)
+        self.faults = Faults(experiment, self, self._coordinator, self.events, run_dir)
+        self._peering = Peering(experiment, self._peers, self.now_s)
         self._started_at = time.monotonic()
         self.startup_s: dict[str, float] = {}
         self._watching: asyncio.Task[None] | None = None
@@ -106,28 +105,23 @@ class Emulation:
         """Build the network, fork the nodes, connect the clients, agree on time zero."""
         experiment = self.experiment
         self._launcher.listen(self._node_ended)
-        listener = await control.listen(self._control_path, self._accept)
-        try:
-            self.network = await self._guard(
-                self._launcher.ask(
-                    "open",
-                    experiment.network,
-                    wiring.network_spec(experiment, self.run_dir.name),
-                    self.run_dir / "logs",
-                    experiment.keep_cpus_awake,
-                )
+        self._listener = await control.listen(self._control_path, self._accept)
+        self.network = await self._guard(
+            self._launcher.ask(
+                "open",
+                experiment.network,
+                wiring.network_spec(experiment, self.run_dir.name),
+                self.run_dir / "logs",
+                experiment.keep_cpus_awake,
             )
-            self._mark("network")
-            self.events.write(
-                "network", name=self.network["name"], why=self.network["why"], **self._sharing()
-            )
-            await self._guard(self._spawn_nodes())
-            self._mark("nodes")
-            await self._guard(self._connect_clients())
-            self._mark("total")
-        finally:
-            listener.close()
-            self._control_path.unlink(missing_ok=True)
+        )
+        self._mark("network")
+        self.events.write("network", name=self.network["name"], why=self.network["why"], **self._sharing())
+        await self._guard(self._spawn_nodes())
+        self._mark("nodes")
+        await self._guard(self._connect_clients())
+        await self.faults.begin(self._origin_at, self.pids)
+        self._mark("total")
 
     def _sharing(self) -> dict[str, bool]:
         """Whether pairs compete for the links that the scenario says they share; empty if there are none."""
@@ -142,19 +136,10 @@ class Emulation:
 
     async def _spawn_nodes(self) -> None:
         experiment, addresses = self.experiment, self.network["addresses"]
-        any_port = self.network["delays_in_client"]
         logs = self.run_dir / "logs"
-        for i, server in enumerate(experiment.problem.servers):
-            config = wiring.server_config(
-                experiment,
-                self.placed.placement,
-                i,
-                self._control_path,
-                addresses[server.name],
-                any_port,
-                self.real,
-            )
-            await self._spawn("server", server.name, config, logs)
+        for number in range(experiment.problem.n_servers):
+            if number not in experiment.absent:
+                await self._spawn_server(number)
         for client in experiment.problem.clients:
             log = self.run_dir / "events" / f"{client}.log"
             client_config = wiring.client_config(
@@ -162,7 +147,7 @@ class Emulation:
             )
             await self._spawn("client", client, client_config, logs)
         async with asyncio.timeout(self._start_timeout_s()):
-            while len(self._peers) < len(experiment.nodes):
+            while len(self._peers) < len(experiment.nodes) - len(experiment.absent):
                 self._hello.clear()
                 await self._hello.wait()
 
@@ -170,25 +155,73 @@ class Emulation:
         """Weights take their time to load; a node that cannot load them says so, and one that dies is seen."""
         return _NODE_START_TIMEOUT_S if self.real is None else _LOADING_TIMEOUT_S
 
+    async def _spawn_server(self, server: int) -> None:
+        name = self.experiment.problem.servers[server].name
+        config = wiring.server_config(
+            self.experiment,
+            self._coordinator.placement,
+            server,
+            self._control_path,
+            self.network["addresses"][name],
+            self.network["delays_in_client"],
+            self.real,
+        )
+        if name in self._ports:  # it is where it was
+            config = replace(config, port=self._ports[name])
+        await self._spawn("server", name, config, self.run_dir / "logs")
+
+    async def begin_server(self, server: int) -> None:
+        """Spawn a server that is not there; returns when it serves and the clients know where."""
+        name = self.experiment.problem.servers[server].name
+        self._begun[name] = asyncio.Event()
+        await self._spawn_server(server)
+        try:
+            async with asyncio.timeout(self._start_timeout_s()):
+                await self._begun[name].wait()
+        except TimeoutError:
+            raise RunError(f"{name} did not begin again in {self._start_timeout_s():g} s") from None
+        await self._peers[name].ask("start", self._origin_at)
+        address = self.network["addresses"][name]
+        for client in self.experiment.problem.clients:
+            await self._peers[client].ask("reach", server, address, self._ports[name])
+        await self._peering.begun(server, self._ends(), self.network["delays_in_client"])
+
+    async def signal_server(self, server: int, number: int) -> None:
+        """Raises ``RunError`` if its process has ended."""
+        name = self.experiment.problem.servers[server].name
+        await self._launcher.ask("kill", self.pids[name], number)
+
+    async def ask_server(self, server: int, method: str, *params: Any) -> Any:
+        return await self._peers[self.experiment.problem.servers[server].name].ask(method, *params)
+
+    def tell_server(self, server: int, method: str, *params: Any) -> None:
+        self._peers[self.experiment.problem.servers[server].name].tell(method, *params)
+
     async def _spawn(self, kind: str, name: str, config: Any, logs: Path) -> None:
         self.pids[name] = await self._launcher.ask("spawn", kind, config, logs / f"{name}.log")
 
     async def _connect_clients(self) -> None:
-        experiment, addresses = self.experiment, self.network["addresses"]
-        ends = {name: (addresses[name], self._ports[name]) for name in self._peers}
+        experiment, ends = self.experiment, self._ends()
+        delays_in_client = self.network["delays_in_client"]
         n_bytes = max((r.n_input_tokens for r in experiment.requests), default=1)
         n_bytes *= experiment.problem.model.token_bytes
         for client in experiment.problem.clients:
-            view = wiring.client_view(experiment, client, ends, self.network["delays_in_client"])
+            links = experiment.links if delays_in_client else None
+            view = wiring.node_view(experiment, client, ends, links)
             try:
                 await self._peers[client].ask("connect", view)
-                if experiment.tcp_warm and not self.network["delays_in_client"]:
+                if experiment.tcp_warm and not delays_in_client:
                     await self._peers[client].ask("warm", n_bytes)
             except control.ControlError as error:
                 raise RunError(f"{client} cannot reach the servers: {error}") from error
+        await self._peering.begin(ends, self._coordinator.placement, delays_in_client, n_bytes)
         self._origin_at = time.monotonic() + _START_LEAD_S
         for peer in self._peers.values():
             await peer.ask("start", self._origin_at)
+
+    def _ends(self) -> Ends:
+        addresses = self.network["addresses"]
+        return {name: (addresses[name], self._ports.get(name, 0)) for name in self.experiment.nodes}
 
     async def serve(self) -> None:
         """Run the workload to its end. Raises ``RunError`` when the emulation breaks on the way."""
@@ -205,8 +238,9 @@ class Emulation:
                 for r in self.experiment.requests
                 if r.client == number
             ]
-            await self._peers[client].ask("serve", requests)
+            await self._peers[client].ask("serve", requests, list(self.faults.watched))
         await self._guard(self._all_done.wait())
+        await self._guard(self.faults.look_for_leaks(self.pids))
         self.forwarder = await self._guard(self._launcher.ask("stats"))
         for client, failure in self._done.items():
             if failure and failure != "interrupted":
@@ -269,6 +303,7 @@ class Emulation:
             client: wiring.changed_links(experiment, client, change.links)
             for client in experiment.problem.clients
         }
+        self._peering.change(change.links)
         done_at_s = await asyncio.gather(
             *(self._peers[client].ask("links", links) for client, links in changed.items())
         )
@@ -286,6 +321,7 @@ class Emulation:
         for task in filter(None, (self._changing, self._watching)):
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+        await self.faults.end()
         # Clients close their sessions over the network, which answers nobody if it is what broke.
         patience_s = _BROKEN_PATIENCE_S if self._broken.done() else _PATIENCE_S
         clients = [self._peers[name] for name in self.experiment.problem.clients if name in self._peers]
@@ -299,6 +335,10 @@ class Emulation:
         self._launcher.close()
         for peer in self._peers.values():
             peer.close()
+        if self._listener is not None:
+            self._listener.close()
+            self._control_path.unlink(missing_ok=True)
+        self.faults.count_namespaces()
         self.events.close()
 
     async def _guard(self, work: Any) -> Any:
@@ -322,6 +362,9 @@ class Emulation:
     async def _accept(self, peer: control.Peer) -> None:
         handlers: dict[str, control.Handler] = {
             "route": self._on_route,
+            "reroute": self._on_reroute,
+            "recovery": self._on_recovery,
+            "token": self._on_token,
             "state": self._on_state,
             "tokens": self._on_tokens,
             "done": self._on_done,
@@ -331,6 +374,8 @@ class Emulation:
             self._peers[name] = peer
             self._ports[name] = port
             self._hello.set()
+            if name in self._begun:
+                self._begun[name].set()
 
         async def unfit(name: str, reason: str) -> None:
             self._break(UserError(f"{name}: {reason}"))
@@ -345,10 +390,25 @@ class Emulation:
             self._break(UserError(f"request {index}: {error}"))
             return None
 
+    async def _on_reroute(self, index: int, first: int, last: int, n_done: int) -> dict[str, Any] | None:
+        try:
+            return self._coordinator.reroute(index, first, last, n_done)
+        except PolicyError as error:
+            self._break(UserError(f"request {index}: {error}"))
+            return None
+
+    async def _on_recovery(self, event: str, index: int, at_s: float, details: dict[str, Any]) -> None:
+        self.faults.told(event, index, at_s, details)
+
+    async def _on_token(self, index: int, n_tokens: int) -> None:
+        self.faults.token(index, n_tokens)
+
     async def _on_state(self, index: int, state: str, at_s: float) -> None:
         self.progress.states[index] = state
         if state in ("completed", "failed", "interrupted", "rejected"):
             self._coordinator.release(index)
+        if state in ("completed", "failed", "interrupted"):
+            self.faults.ended(index)
         if state in ("failed", "rejected", "interrupted"):
             self.events.write(state, at_s, request=index)
 
@@ -363,11 +423,15 @@ class Emulation:
             self._all_done.set()
 
     def _node_ended(self, name: str, status: int) -> None:
-        if self._stopping:
+        if self._stopping or self.faults.survives(name, status):
             return
         self.events.write("node-ended", self.now_s() if self._origin_at else None, node=name, status=status)
         tail = _log_tail(self.run_dir / "logs" / f"{name}.log")
         self._break(RunError(f"{name} ended unexpectedly (status {status}){tail}"))
+
+    def broke(self, error: TestbedError) -> None:
+        """The run cannot go on."""
+        self._break(error)
 
     def _break(self, error: TestbedError) -> None:
         if not self._broken.done():
@@ -399,6 +463,8 @@ def plan_document(emulation: Emulation) -> dict[str, Any]:
         "startup_s": emulation.startup_s,
         "forwarder": emulation.forwarder,
         "memory": emulation.memory,
+        "decisions": emulation.faults.decisions,
+        "leaks": emulation.faults.leaks,
     }
 
 
@@ -431,4 +497,13 @@ async def run_emulation(
         return RunError(f"the run ended: {error}")
     finally:
         await emulation.stop()
+    return _written(plan, emulation)
+
+
+def _written(plan: Path, emulation: Emulation) -> TestbedError | None:
+    """Write the plan for the last time: what is left of the run is known now."""
+    try:
+        write_json(plan, plan_document(emulation))
+    except OSError as error:
+        return RunError(f"cannot write {plan}: {error.strerror}")
     return None

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+from policies.membership import MembershipRules
 from policies.problem import Problem
 from policies.workload import Backoff, RequestPlan
 
@@ -51,6 +52,60 @@ class Calibration:
 
     def input_overhead_s(self, n_tokens: int) -> float:
         return self.input_overhead_base_s + self.input_overhead_slope_s * n_tokens
+
+
+FaultKind = Literal["kill", "stop", "slow", "restart", "join", "leave"]
+
+
+class After(NamedTuple):
+    """As soon as ``request`` (its index) has ``tokens`` output tokens."""
+
+    request: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens to ``server`` at ``at_s``, or else ``after``; see ``testbed.scenario.fault_tables``.
+
+    ``for_s`` later a killed server serves again (what it loads included), a stopped one goes on, a slow one
+    is as fast as before; ``None``: never. ``factor`` multiplies the compute times of a slow one.
+    """
+
+    kind: FaultKind
+    server: int
+    at_s: float | None = None
+    after: After | None = None
+    for_s: float | None = None
+    factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class RecoveryRules:
+    """What a client does when a hop fails.
+
+    ``mode``: "replay" replaces the lost hops and replays their inputs there; "head" cannot do that once
+    there is something to replay (PETALS' last commit); "off" fails the request. A hop has failed when its
+    connection is reset, or when no answer came for ``request_timeout_s``; a connection that is not open
+    after ``connect_timeout_s`` is no connection. ``give_up_s`` after a failure was noticed the request
+    fails. A server that failed is left out for ``ban_s``, twice as long with every failure in a row;
+    not ``ban_failed_servers``: it stays routable for as long as routers believe it there.
+    """
+
+    mode: Literal["replay", "head", "off"] = "replay"
+    request_timeout_s: float = 180.0
+    connect_timeout_s: float = 5.0
+    retry_first_s: float = 1.0
+    retry_max_s: float = 60.0
+    give_up_s: float = 300.0
+    ban_s: float = 15.0
+    ban_failed_servers: bool = True
+
+    def retry_delay_s(self, attempt: int) -> float:
+        """The wait before attempt number ``attempt`` (from 0) to replace a hop: 0, then first, doubling."""
+        if attempt == 0:
+            return 0.0
+        return min(self.retry_first_s * 2.0 ** min(attempt - 1, 60), self.retry_max_s)
 
 
 @dataclass(frozen=True)
@@ -122,6 +177,12 @@ class Experiment:
     """The shared links on the way of an ordered pair of nodes, in order; other pairs share nothing."""
     blocks: BlocksSettings | None = None
     """What real blocks need to know; ``None`` for the stub."""
+    faults: tuple[Fault, ...] = ()
+    """What happens to servers, in the order of the file; what churn drew comes last."""
+    recovery: RecoveryRules = RecoveryRules()
+    membership: MembershipRules = MembershipRules()  # noqa: RUF009 - frozen
+    absent: frozenset[int] = frozenset()
+    """Servers that are not there at the start: they hold nothing until they join."""
 
     @property
     def nodes(self) -> tuple[str, ...]:

@@ -8,12 +8,14 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from policies.checks import check_placement, check_route, check_waiting
 from policies.interfaces import PlacementPolicy, Router, RoutingPolicy
+from policies.joining import among, spread
 from policies.problem import Hop, Placement, PolicyError, Problem, RequestSpec, Route
 from policies.registry import resolve_placement, resolve_routing
 from policies.search import search_design_concurrency
@@ -65,13 +67,15 @@ class CheckedRouter:
 class PlacedExperiment:
     """A checked placement, the router for it, and the real seconds that deciding took.
 
-    ``bind`` makes a router for another placement of the same problem.
+    ``bind`` makes a router for another placement of the same problem, ``bind_to`` for another problem too
+    (a part of it, see ``policies.subrange``).
     """
 
     placement: Placement
     router: CheckedRouter
     decision_s: float
     bind: Callable[[Placement], CheckedRouter]
+    bind_to: Callable[[Problem, Placement], CheckedRouter]
 
 
 @contextmanager
@@ -113,17 +117,28 @@ def place(experiment: Experiment, stand_ins: Mapping[str, RoutingPolicy] = _NONE
     policy = placement_policy(experiment.placement)
     routing = stand_ins.get(experiment.routing) or routing_policy(experiment.routing)
     started_at = time.perf_counter()
+    present = [j for j in range(problem.n_servers) if j not in experiment.absent]
+    is_whole = len(present) == problem.n_servers or experiment.placement.startswith(PREFIX)
+    there = problem if is_whole else among(problem, present)
     with policy_code("placement", experiment.placement):
         given = experiment.design_concurrency
         if given != "searched":
-            placement = policy.place(problem, given)
+            placement = policy.place(there, given)
         elif getattr(policy, "searches", False):
-            placement = policy.place(problem)
+            placement = policy.place(there)
         else:
-            placement = search_design_concurrency(problem, policy.place, routing.bind).placement
-    check_placement(problem, placement, experiment.placement)
+            placement = search_design_concurrency(there, policy.place, routing.bind).placement
+    check_placement(there, placement, experiment.placement)
+    if not is_whole:
+        placement = spread(placement, present, problem.n_servers)
+    for j in experiment.absent:
+        if placement.ranges[j].n_blocks:
+            raise PolicyError(
+                f"{experiment.placement} puts blocks on {problem.servers[j].name}, which has present = false and is "
+                "not there at the start; give it none"
+            )
 
-    def bind(placement: Placement) -> CheckedRouter:
+    def bind_to(problem: Problem, placement: Placement) -> CheckedRouter:
         with policy_code("routing", experiment.routing):
             router = routing.bind(problem, placement)
         if not callable(getattr(router, "route", None)):
@@ -133,8 +148,9 @@ def place(experiment: Experiment, stand_ins: Mapping[str, RoutingPolicy] = _NONE
             )
         return CheckedRouter(router, problem, placement, experiment.routing)
 
+    bind = partial(bind_to, problem)
     router = bind(placement)
-    return PlacedExperiment(placement, router, time.perf_counter() - started_at, bind)
+    return PlacedExperiment(placement, router, time.perf_counter() - started_at, bind, bind_to)
 
 
 def placement_data(placement: Placement) -> dict[str, Any]:

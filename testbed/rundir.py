@@ -92,8 +92,8 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
         raise
 
 
-def read_events(run_dir: Path, kind: str) -> list[dict[str, Any]]:
-    """The whole lines of ``events.jsonl`` of one kind, in order; none where there is no such file."""
+def read_events(run_dir: Path, *kinds: str) -> list[dict[str, Any]]:
+    """The whole lines of ``events.jsonl`` of these kinds, in order; none where there is no such file."""
     try:
         lines = (run_dir / EVENTS).read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
@@ -104,7 +104,7 @@ def read_events(run_dir: Path, kind: str) -> list[dict[str, Any]]:
             event = json.loads(line)
         except ValueError:  # cut short by a kill or a full disk
             continue
-        if isinstance(event, dict) and event.get("event") == kind:
+        if isinstance(event, dict) and event.get("event") in kinds:
             found.append(event)
     return found
 

@@ -78,7 +78,6 @@ def check_can_run(experiment: Experiment) -> None:
     if experiment.blocks is not None:
         require_blocks('compute.backend "blocks"')
     for is_asked, key, what in (
-        (experiment.problem.forwarding, "communication", "'server-to-server': take 'hub-spoke'"),
         (experiment.online is not None, "online", f"'{experiment.online}': leave it out"),
         (experiment.state_age_s > 0, "state_age", "above 0: the emulation's coordinator sees every change"),
     ):

@@ -9,6 +9,7 @@ from typing import Any
 from netem.spec import LinkProfile, NetworkSpec, TcpSpec
 from nodes.compute import StubProfile
 from nodes.node import DATA_PORT, ClientConfig, ServerConfig, StubHubSpec
+from nodes.recovery import RecoveryRules
 from nodes.server import HostedBlocks, ServerLimits
 from nodes.session import SessionRules
 from policies.problem import Placement
@@ -30,26 +31,26 @@ def scaled(link: Link, time_scale: float) -> LinkProfile:
     )
 
 
-def _is_hub_spoke(experiment: Experiment, pair: tuple[str, str]) -> bool:
-    """Whether packets go between these two: a client and a server, in either direction."""
-    clients = experiment.problem.clients
-    return (pair[0] in clients) != (pair[1] in clients)
+def _is_used(experiment: Experiment, pair: tuple[str, str]) -> bool:
+    """Whether packets go between these two: a client and a server, or with forwarding two servers."""
+    n_clients = sum(node in experiment.problem.clients for node in pair)
+    return n_clients == 1 or (n_clients == 0 and experiment.problem.forwarding)
 
 
 def scaled_links(
     experiment: Experiment, links: Mapping[tuple[str, str], Link]
 ) -> dict[tuple[str, str], LinkProfile]:
-    """Those of ``links`` that the machine must emulate (client-server pairs), as it must emulate them."""
+    """Those of ``links`` that the machine must emulate, as it must emulate them."""
     scale = experiment.time_scale
-    return {pair: scaled(link, scale) for pair, link in links.items() if _is_hub_spoke(experiment, pair)}
+    return {pair: scaled(link, scale) for pair, link in links.items() if _is_used(experiment, pair)}
 
 
 def network_spec(experiment: Experiment, run: str) -> NetworkSpec:
-    """All nodes, the client-server pairs in both directions (hub-spoke), and what their paths share."""
+    """All nodes, the pairs that exchange packets in both directions, and what their paths share."""
     tcp = TcpSpec(
         experiment.tcp_warm, experiment.tcp_slow_start_after_idle, experiment.tcp_congestion_control
     )
-    paths = {pair: path for pair, path in experiment.shared_paths.items() if _is_hub_spoke(experiment, pair)}
+    paths = {pair: path for pair, path in experiment.shared_paths.items() if _is_used(experiment, pair)}
     used = {link for path in paths.values() for link in path}
     return NetworkSpec(
         run,
@@ -133,6 +134,25 @@ def server_config(
     )
 
 
+def push_limit_s(experiment: Experiment) -> float:
+    """How long a server waits for the next one to take a push: half as long as the client for the result,
+    so that the client hears who is overdue."""
+    return experiment.recovery.request_timeout_s / 2
+
+
+def recovery_rules(experiment: Experiment) -> RecoveryRules:
+    """What clients do when a hop fails; who is banned is the coordinator's."""
+    rules = experiment.recovery
+    return RecoveryRules(
+        mode=rules.mode,
+        request_timeout_s=rules.request_timeout_s,
+        connect_timeout_s=rules.connect_timeout_s,
+        retry_first_s=rules.retry_first_s,
+        retry_max_s=rules.retry_max_s,
+        give_up_s=rules.give_up_s,
+    )
+
+
 def client_config(
     experiment: Experiment,
     client: str,
@@ -151,12 +171,14 @@ def client_config(
         time_scale=experiment.time_scale,
         log_path=log,
         model=real.hub_spec() if real else StubHubSpec(model.token_bytes, model.n_blocks),
+        forwarding=experiment.problem.forwarding,
         rules=SessionRules(
             initial_delay_s=experiment.problem.initial_delay_s,
             setup_s=experiment.calibration.session_setup_s,
             backoff_first_s=backoff.first_s,
             backoff_max_s=backoff.max_s,
             give_up_s=backoff.give_up_s,
+            recovery=recovery_rules(experiment),
         ),
     )
 
@@ -167,28 +189,36 @@ def _delay_profile(experiment: Experiment, link: Link) -> list[float]:
     return [link.delay_s, whole_s / 1_000_000, link.jitter_s, link.loss_ratio]
 
 
-def client_view(
-    experiment: Experiment, client: str, addresses: dict[str, tuple[str, int]], delays_in_client: bool
+def node_view(
+    experiment: Experiment,
+    node: str,
+    addresses: Mapping[str, tuple[str, int]],
+    links: Mapping[tuple[str, str], Link] | None,
 ) -> list[dict[str, Any]]:
-    """How ``client`` reaches every server, in the problem's order."""
+    """How ``node`` reaches every server, in the problem's order; with ``links``, it delays messages itself."""
+    delayed = {entry["server"]: entry for entry in changed_links(experiment, node, links or {})}
     view: list[dict[str, Any]] = []
-    links = changed_links(experiment, client, experiment.links) if delays_in_client else []
     for number, server in enumerate(experiment.problem.servers):
         address, port = addresses[server.name]
         entry: dict[str, Any] = {"address": address, "port": port}
-        if delays_in_client:
-            entry |= links[number] | {"seed": f"{experiment.seed}:link noise:{client}:{server.name}"}
+        if number in delayed:
+            entry |= delayed[number] | {"seed": f"{experiment.seed}:link noise:{node}:{server.name}"}
         view.append(entry)
     return view
 
 
 def changed_links(
-    experiment: Experiment, client: str, links: Mapping[tuple[str, str], Link]
+    experiment: Experiment, node: str, links: Mapping[tuple[str, str], Link]
 ) -> list[dict[str, Any]]:
-    """Those of ``links`` that ``client`` delays by itself, by server; scenario seconds."""
+    """Those of ``links`` that ``node`` delays by itself, by server; scenario seconds.
+
+    A client delays what servers answer, too; a server only what it sends to other servers.
+    """
     changed = []
     for number, server in enumerate(experiment.problem.servers):
-        pairs = {"up": (client, server.name), "down": (server.name, client)}
+        pairs = {"up": (node, server.name)}
+        if node in experiment.problem.clients:
+            pairs["down"] = (server.name, node)
         entry = {key: _delay_profile(experiment, links[pair]) for key, pair in pairs.items() if pair in links}
         if entry:
             changed.append({"server": number, **entry})

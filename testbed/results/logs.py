@@ -8,10 +8,13 @@ from typing import Any
 
 import msgpack
 
+from nodes.recovery import REPLAYED
 from testbed.rundir import NETWORK_CHANGE, read_events
 
-Hop = tuple[int, int, int, float, float, float, float, int, int]
-"""server, first, last, sent_at_s, arrived_at_s, departed_at_s, received_at_s, up_bytes, down_bytes"""
+Hop = tuple[int, int, int, float, float, float, float, int, int, int]
+"""server, first, last, sent_at_s, arrived_at_s, departed_at_s, received_at_s, up_bytes, down_bytes,
+replayed_tokens (0: no replay)"""
+_HOP_FIELDS = 10
 
 
 @dataclass
@@ -48,6 +51,13 @@ class RequestRecord:
     ended_at_s: float | None = None
     chain: list[list[int]] = field(default_factory=list)
     tokens: list[TokenRecord] = field(default_factory=list)
+    recoveries: list[tuple[str, float, dict[str, Any]]] = field(default_factory=list)
+    """(event, instant, details) of ``nodes.recovery``."""
+
+    @property
+    def n_recoveries(self) -> int:
+        """Standstills after which the session went on."""
+        return sum(event == REPLAYED for event, _, _ in self.recoveries)
 
     @property
     def last_seen_at_s(self) -> float:
@@ -67,12 +77,17 @@ class RunRecords:
     changes: list[dict[str, Any]] = field(default_factory=list)
     """The lines of ``events.jsonl`` about links that changed, in the order of the scenario's changes."""
 
+    faults: list[dict[str, Any]] = field(default_factory=list)
+    """The lines about what happened to servers: faults, their ends, servers that began again."""
+    replays: list[dict[str, Any]] = field(default_factory=list)
+    """The lines about sessions that went on after a failure."""
+
     @property
     def changed_at_s(self) -> list[float]:
         return [change["at_s"] for change in self.changes]
 
 
-_KINDS = ("state", "opening", "token")
+_KINDS = ("state", "opening", "token", "recovery")
 
 
 def read_logs(run_dir: Path) -> RunRecords:
@@ -94,15 +109,24 @@ def read_logs(run_dir: Path) -> RunRecords:
             _apply(requests, record)
             whole = unpacker.tell()
         dropped += len(data) - whole
-    return RunRecords([requests[i] for i in sorted(requests)], dropped, read_events(run_dir, NETWORK_CHANGE))
+    return RunRecords(
+        [requests[i] for i in sorted(requests)],
+        dropped,
+        read_events(run_dir, NETWORK_CHANGE),
+        read_events(run_dir, "fault", "fault-over", "begun"),
+        read_events(run_dir, REPLAYED),
+    )
 
 
 def _apply(requests: dict[int, RequestRecord], record: list[Any]) -> None:
     kind, index = record[0], record[1]
     if kind == "token":
         _, _, token, ready, finished, hops, token_id = record
-        hops = [tuple(hop) for hop in hops]
+        hops = [(*hop, 0)[:_HOP_FIELDS] for hop in hops]
         requests[index].tokens.append(TokenRecord(token, ready, finished, hops, token_id))
+    elif kind == "recovery":
+        _, _, event, at_s, details = record
+        requests[index].recoveries.append((event, at_s, details))
     elif kind == "opening":
         requests[index].opening_at_s, requests[index].opened_at_s = record[2], record[3]
     else:

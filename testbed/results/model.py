@@ -10,7 +10,7 @@ queueing at a server that computes serially. Errors do not accumulate: every sta
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from nodes.compute import Turns
 from testbed.experiment import Experiment
 from testbed.results.logs import RunRecords
+from testbed.results.slow import SlowServers
 from testbed.timeline import Timeline
 from testbed.wiring import scaled, stub_profile
 
@@ -50,6 +51,17 @@ class HopTable:
     model_network_s: Array
     model_link_queue_s: Array
     model_compute_s: Array
+    replayed_tokens: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Hidden states in the one message of a replay; 0, for every other row, if not given."""
+
+    def __post_init__(self) -> None:
+        if not len(self.replayed_tokens):
+            self.replayed_tokens = np.zeros_like(self.request)
+
+    @property
+    def is_replay(self) -> NDArray[np.bool_]:
+        """Rows of replays: their ``client_s`` holds the noticing and the search for a replacement."""
+        return self.replayed_tokens > 0
 
     @property
     def network_s(self) -> Array:
@@ -82,7 +94,7 @@ def hop_table(experiment: Experiment, records: RunRecords) -> HopTable:
                 rows.append((request.index, token.token, number, *hop, hop[3] - previous_s, tail))
                 clients.append(request.client)
                 previous_s = hop[6]
-    columns = np.array(rows, dtype=np.float64).reshape(len(rows), 14).T
+    columns = np.array(rows, dtype=np.float64).reshape(len(rows), 15).T
     whole = columns.astype(np.int64)
     table = HopTable(
         request=whole[0],
@@ -97,14 +109,16 @@ def hop_table(experiment: Experiment, records: RunRecords) -> HopTable:
         received_at_s=columns[9],
         up_bytes=whole[10],
         down_bytes=whole[11],
-        client_s=columns[12],
-        tail_s=columns[13],
+        replayed_tokens=whole[12],
+        client_s=columns[13],
+        tail_s=columns[14],
         model_network_s=np.zeros(len(rows)),
         model_link_queue_s=np.zeros(len(rows)),
         model_compute_s=np.zeros(len(rows)),
     )
     _fill_network(experiment, Timeline(experiment, records.changed_at_s), table, np.array(clients))
-    _fill_compute(experiment, table, np.array(clients))
+    slow = SlowServers(records.faults, [s.name for s in experiment.problem.servers])
+    _fill_compute(experiment, table, np.array(clients), slow)
     return table
 
 
@@ -139,18 +153,23 @@ def up_again(timeline: Timeline, pair: tuple[str, str], at_s: float) -> float:
     return up_at_s if math.isfinite(up_at_s) else at_s
 
 
-def _fill_compute(experiment: Experiment, table: HopTable, clients: NDArray[np.str_]) -> None:
+def _fill_compute(
+    experiment: Experiment, table: HopTable, clients: NDArray[np.str_], slow: SlowServers
+) -> None:
     lengths = {r.index: r.n_input_tokens for r in experiment.requests}
     for server in sorted(set(table.server)):
         profile = stub_profile(experiment, int(server))
         turns = Turns(profile.serial, profile.contention_ratio)
         chosen = np.flatnonzero(table.server == server)
         for row in chosen[np.argsort(table.arrived_at_s[chosen], kind="stable")]:
+            replayed = int(table.replayed_tokens[row])
             token, n_input_tokens = int(table.token[row]), lengths[int(table.request[row])]
             position, n_tokens = (n_input_tokens + token - 1, 1) if token else (0, n_input_tokens)
+            if replayed:
+                position, n_tokens = 0, replayed
             alone = profile.compute_s(position, n_tokens, int(table.last[row] - table.first[row]))
             arrived = table.arrived_at_s[row]
-            start, busy = turns.take(arrived, alone)
+            start, busy = turns.take(arrived, alone * slow.factor(int(server), float(arrived)))
             overhead = profile.overhead_s(str(clients[row]), position, n_tokens)
             table.model_compute_s[row] = start - arrived + busy + overhead
 

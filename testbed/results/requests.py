@@ -41,6 +41,7 @@ def request_rows(experiment: Experiment, records: RunRecords, hops: HopTable) ->
             "n_output_tokens": plan.n_output_tokens,
             "n_tokens_done": len(record.tokens) if record else 0,
             "n_rejections": record.n_rejections if record else 0,
+            "n_recoveries": record.n_recoveries if record else 0,
             "schedule_lag_s": record.arrived_at_s - record.intended_at_s if record else None,
             "decision_s": sum(record.decision_s) if record else None,
             "asked_s": sum(record.asked_s) if record else None,

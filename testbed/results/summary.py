@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from testbed.experiment import Experiment
+from testbed.results.failures import failure_summary
 from testbed.results.logs import RunRecords
 from testbed.results.model import HopTable
 from testbed.results.requests import METRICS, stats
@@ -25,26 +27,27 @@ def summarize(
 ) -> dict[str, Any]:
     """Counts, metrics, the model beside them, the emulation's error, and its own overhead."""
     statuses = [row["status"] for row in rows]
-    gaps, model_gaps, alone_gaps = _gaps(experiment, records, hops)
-    overhead_s = hops.measured_s - hops.model_s
+    gaps, model_gaps, alone_gaps, is_plain = _gaps(experiment, records, hops)
+    plain = ~hops.is_replay
+    overhead_s = (hops.measured_s - hops.model_s)[plain]
     metrics = {name: stats(row[name] for row in rows) for name in METRICS}
     metrics["token_gap_s"] = stats(gaps)
-    metrics["hop_network_s"] = stats(hops.network_s)
-    metrics["hop_compute_s"] = stats(hops.compute_s)
-    metrics["hop_client_s"] = stats(hops.client_s + hops.tail_s)
+    metrics["hop_network_s"] = stats(hops.network_s[plain])
+    metrics["hop_compute_s"] = stats(hops.compute_s[plain])
+    metrics["hop_client_s"] = stats((hops.client_s + hops.tail_s)[plain])
     metrics["hop_overhead_s"] = stats(overhead_s)
     metrics["decision_s"] = stats(row["decision_s"] for row in rows)  # the only one in real seconds
     metrics["schedule_lag_s"] = stats(row["schedule_lag_s"] for row in rows)
     model = {name: stats(row[f"model_{name}"] for row in rows) for name in METRICS}
     model["token_gap_s"] = stats(model_gaps)
-    model["hop_network_s"] = stats(hops.model_network_s)
-    model["hop_compute_s"] = stats(hops.model_compute_s)
-    model["link_queue_s"] = stats(hops.model_link_queue_s)
+    model["hop_network_s"] = stats(hops.model_network_s[plain])
+    model["hop_compute_s"] = stats(hops.model_compute_s[plain])
+    model["link_queue_s"] = stats(hops.model_link_queue_s[plain])
     unqueued = {name: stats(row[f"unqueued_{name}"] for row in rows) for name in METRICS}
     unqueued["token_gap_s"] = stats(alone_gaps)
     error = {
-        "token_gap_s": _error(gaps, model_gaps),
-        "hop_s": _error(hops.measured_s, hops.model_s),
+        "token_gap_s": _error(np.array(gaps)[is_plain], np.array(model_gaps)[is_plain]),
+        "hop_s": _error(hops.measured_s[plain], hops.model_s[plain]),
         **{name: _error(*_pairs(rows, name)) for name in _ERROR_METRICS},
     }
     n_completed = statuses.count("completed")
@@ -84,6 +87,7 @@ def summarize(
         "goodput_rps": goodput_rps(rows, objectives or {}),
         "objectives": objectives or {},
         "dropped_log_bytes": records.dropped_bytes,
+        **failure_summary([f for f in records.faults if f["event"] == "fault"], records.replays, plan),
     }
     if plan.get("memory"):
         summary["memory"] = _memory(plan["memory"])
@@ -109,8 +113,8 @@ def _memory(servers: dict[str, dict[str, float]]) -> dict[str, Any]:
 
 def _gaps(
     experiment: Experiment, records: RunRecords, hops: HopTable
-) -> tuple[list[float], list[float], list[float]]:
-    """Decode tokens' times: measured, modelled, and by the closed form without queueing."""
+) -> tuple[list[float], list[float], list[float], NDArray[np.bool_]]:
+    """Decode tokens' times: measured, modelled, by the closed form without queueing, and which had no replay."""
     modelled: dict[tuple[int, int], float] = {}
     keys = zip(hops.request.tolist(), hops.token.tolist(), hops.model_s.tolist(), strict=True)
     for request, token, value in keys:
@@ -121,6 +125,7 @@ def _gaps(
     measured: list[float] = []
     model: list[float] = []
     alone: list[float] = []
+    is_plain: list[bool] = []
     for record in records.requests:
         row = problem.token_rtt_s[clients[record.client]]
         chain = [(row[s], b - a, problem.servers[s]) for s, a, b in record.chain]
@@ -131,11 +136,14 @@ def _gaps(
             measured.append(token.finished_at_s - token.ready_at_s)
             model.append(modelled[record.index, token.token])
             alone.append(one_s)
-    return measured, model, alone
+            is_plain.append(not any(hop[-1] for hop in token.hops))
+    return measured, model, alone, np.array(is_plain, dtype=bool)
 
 
 def _pairs(rows: list[dict[str, Any]], name: str) -> tuple[list[float], list[float]]:
-    both = [(row[name], row[f"model_{name}"]) for row in rows if row[name] is not None]
+    # The model knows nothing of failures: requests that outlived one are no measure of the emulation.
+    undisturbed = [row for row in rows if row[name] is not None and not row["n_recoveries"]]
+    both = [(row[name], row[f"model_{name}"]) for row in undisturbed]
     both = [pair for pair in both if pair[1] is not None]
     return [pair[0] for pair in both], [pair[1] for pair in both]
 

@@ -15,7 +15,8 @@ from testbed.results.model import HopTable
 _TYPES = {
     **dict.fromkeys(("client", "status", "reason", "chain"), pa.string()),
     **dict.fromkeys(
-        ("request", "n_input_tokens", "n_output_tokens", "n_tokens_done", "n_rejections"), pa.int64()
+        ("request", "n_input_tokens", "n_output_tokens", "n_tokens_done", "n_rejections", "n_recoveries"),
+        pa.int64(),
     ),
     "token_ids": pa.list_(pa.int32()),
 }
@@ -44,6 +45,7 @@ def write_hops(path: Path, experiment: Experiment, hops: HopTable) -> None:
         "received_at_s": hops.received_at_s,
         "up_bytes": hops.up_bytes,
         "down_bytes": hops.down_bytes,
+        "replayed_tokens": hops.replayed_tokens,
         "hop_client_s": hops.client_s + hops.tail_s,
         "hop_network_s": hops.network_s,
         "hop_compute_s": hops.compute_s,

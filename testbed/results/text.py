@@ -8,6 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from testbed.results.failures import failure_text
+
 _ROWS = (
     ("per_token_s", "per token, all tokens", "per_token_s"),
     ("ttft_s", "first token (TTFT)", "ttft_s"),
@@ -65,7 +67,7 @@ def _table(summary: dict[str, Any]) -> Table:
 
 
 def _footer(summary: dict[str, Any]) -> str:
-    lines = []
+    lines = failure_text(summary)
     if summary["compute"] == "blocks":
         lines.append(
             f"model columns: what the scenario's hardware profiles say of these blocks; started in "

@@ -89,9 +89,10 @@ def _session_events(
     yield _span("setup", pid, tid, record.opening_at_s, ready_at_s, {})
     for token in record.tokens:
         yield _span(f"token {token.token}", pid, tid, token.ready_at_s, token.finished_at_s, {})
-        for server, _, _, sent, arrived, departed, received, up, down in token.hops:
-            yield _span("up", pid, tid, sent, arrived, {"server": servers[server], "bytes": up})
-            yield _span("down", pid, tid, departed, received, {"server": servers[server], "bytes": down})
+        for server, _, _, sent, arrived, departed, received, up, down, replayed in token.hops:
+            of = {"server": servers[server]} | ({"replayed_tokens": replayed} if replayed else {})
+            yield _span("up", pid, tid, sent, arrived, of | {"bytes": up})
+            yield _span("down", pid, tid, departed, received, of | {"bytes": down})
 
 
 def _change(change: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from policies.workload import Backoff
 from testbed.experiment import Experiment
 from testbed.scenario.blocks import resolve_blocks
 from testbed.scenario.events import network_changes
+from testbed.scenario.faults import churn_faults, membership_rules, recovery_rules, resolve_faults
 from testbed.scenario.hardware_files import with_hardware_files
 from testbed.scenario.limits import check_counts
 from testbed.scenario.matrices import matrix_of_file
@@ -23,7 +24,7 @@ from testbed.scenario.problems import Key, KeyedError
 from testbed.scenario.profiles import HardwareShelf, resolve_calibration, resolve_model, server_spec
 from testbed.scenario.schema import ClientsTable, Scenario, ServersTable
 from testbed.scenario.topologies import ANY, as_matrix, choose_nodes, topology_of
-from testbed.scenario.workload import join_order, make_requests
+from testbed.scenario.workload import join_order, make_requests, stream
 
 GroupT = TypeVar("GroupT", ServersTable, ClientsTable)
 
@@ -81,6 +82,19 @@ def resolve(scenario: Scenario, stem: str, folder_of: Callable[[str, str], Path]
     client_names = tuple(node.name for node in clients)
     server_names, bases_s = [s.name for s in specs], [s.step_base_s for s in specs]
     times = policy_times(links, client_names, server_names, model, calibration, network.mtu, bases_s)
+    present = [
+        group.present for group, nodes in zip(scenario.servers, server_nodes, strict=True) for _ in nodes
+    ]
+    absent = frozenset(j for j, is_present in enumerate(present) if not is_present)
+    if len(absent) == len(servers):
+        raise KeyedError(
+            ("servers",), "have present = false, all of them; at least one must be there at the start"
+        )
+    faults = list(scenario.fault or ())
+    if scenario.churn is not None:
+        last_at_s = max(request.arrival_at_s for request in requests)
+        rng = stream(scenario.seed, "faults")
+        faults += churn_faults(scenario.churn, server_names, absent, last_at_s, rng)
     name = scenario.name or stem
     resolved = scenario.model_copy(
         update={
@@ -96,6 +110,8 @@ def resolve(scenario: Scenario, stem: str, folder_of: Callable[[str, str], Path]
             "policy": policy,
             "compute": compute,
             "calibration": calibration_table,
+            "fault": faults or None,
+            "churn": None,
         }
     )
     concurrency = policy.design_concurrency
@@ -146,6 +162,10 @@ def resolve(scenario: Scenario, stem: str, folder_of: Callable[[str, str], Path]
         shared_bps=(network.shared or {}) if isinstance(network, MatrixTable) else {},
         shared_paths=node_paths(network, sites),
         blocks=blocks,
+        faults=resolve_faults(faults, server_names, absent, requests),
+        recovery=recovery_rules(scenario.recovery),
+        membership=membership_rules(scenario.membership),
+        absent=absent,
     )
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
+from testbed.scenario.fault_tables import ChurnTable, FaultTable, MembershipTable, RecoveryTable
 from testbed.scenario.fields import (
     BitsPerSecond,
     Bytes,
@@ -83,13 +84,17 @@ class HardwareTable(Table):
 
 
 class ServersTable(Table):
-    """``[[servers]]``: ``count`` equal servers at one site, or (in a topology) each at "any" node."""
+    """``[[servers]]``: ``count`` equal servers at one site, or (in a topology) each at "any" node.
+
+    With ``present = false`` they are not there at the start: a fault of the kind "join" begins them.
+    """
 
     hardware: str
     site: Name
     count: Annotated[int, Field(ge=0, le=MAX_NODES)] = 1
     name: Name | None = None
     memory: Bytes | None = None
+    present: bool = True
 
 
 class ClientsTable(Table):
@@ -282,3 +287,7 @@ class Scenario(Table):
     compute: ComputeTable = ComputeTable()
     calibration: CalibrationTable = CalibrationTable()
     backoff: BackoffTable = BackoffTable()
+    fault: list[FaultTable] | None = None
+    churn: ChurnTable | None = None
+    recovery: RecoveryTable = RecoveryTable()
+    membership: MembershipTable = MembershipTable()

@@ -45,6 +45,8 @@ def answer(simulation: Simulation) -> dict[str, Any]:
         if experiment.online is not None:
             found["online"] = experiment.online
             found["moves"] = [_move(move) for move in simulation.moves]
+        if simulation.record is not None:
+            found["n_replays"] = len(simulation.record.recoveries)
     found["bounds"] = _bounds(simulation)
     found["decision_s"] = simulation.placement_s + sum(simulation.routing_s)
     return found
@@ -59,6 +61,8 @@ def _request(request: SimulatedRequest) -> dict[str, Any]:
     }
     if request.n_cuts:
         row["n_cuts"] = request.n_cuts
+    if request.n_replays:
+        row["n_replays"] = request.n_replays
     if request.status != "completed":
         row |= {"status": request.status, "reason": request.reason}
     return row

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
-from policies.problem import Hop, InfeasiblePlacement, Placement, PolicyError
+from policies.problem import Hop, InfeasiblePlacement, Placement, PolicyError, Problem
 from policies.registry import ROUTINGS, resolve_online
 from policies.replay import replay
 from policies.workload import RequestPlan
 from testbed.errors import UserError
+from testbed.experiment import Experiment
 from testbed.placing import CheckedRouter, PlacedExperiment, place
+from testbed.simulation import real
 from testbed.simulation.cases import Case
+from testbed.simulation.failing import simulate_failing
+from testbed.simulation.failures import failures_of
 from testbed.simulation.moving import Move, Online
 from testbed.simulation.network import ChangingNetwork
-from testbed.simulation.real import COMPLETED, simulate_real
+from testbed.simulation.real import simulate_real
+from testbed.simulation.record import Record
 
 MODES = ("reference", "real")
 
@@ -38,13 +44,15 @@ class SimulatedRequest(NamedTuple):
     time_s: float | None
     reason: str = ""
     n_cuts: int = 0
+    n_replays: int = 0
 
 
 @dataclass(frozen=True)
 class Simulation:
     """A case and its outcome; without a feasible placement, ``error`` says why and there are no requests.
 
-    ``moves`` are the servers' changes under an online policy.
+    ``moves`` are the servers' changes under an online policy, and of servers that joined. ``record`` is what
+    happened in a run with faults.
     ``placement_s`` and ``routing_s`` are the real seconds that placement and all routing decisions took.
     """
 
@@ -56,11 +64,13 @@ class Simulation:
     placement_s: float
     routing_s: tuple[float, ...]
     error: str | None = None
+    record: Record | None = None
 
 
 def simulate(case: Case, mode: str) -> Simulation:
     """Place and serve. Raises ``UserError`` when a policy fails or breaks a rule, or if the mode does not fit."""
     experiment = case.experiment
+    failures = failures_of(experiment)
     if mode == "reference":
         for is_asked, what in (
             (experiment.online is not None, "policy.online"),
@@ -68,11 +78,14 @@ def simulate(case: Case, mode: str) -> Simulation:
             (experiment.serial_compute, "compute.serial"),
             (bool(experiment.changes), "network.event"),
             (any(s.contention_ratio for s in experiment.problem.servers), "contention of hardware"),
+            (failures is not None, "what happens to servers (fault, churn, present = false, membership)"),
         ):
             if is_asked:
                 raise UserError(
                     f"{experiment.name}: {what} has no meaning in the reference mode; add --mode real"
                 )
+    if failures is not None:
+        _check_faults(experiment)
     try:
         placed = place(experiment, case.stand_ins)
     except InfeasiblePlacement as error:
@@ -86,8 +99,22 @@ def simulate(case: Case, mode: str) -> Simulation:
     return Simulation(case, mode, placed.placement, *served)
 
 
-_Served = tuple[tuple[SimulatedRequest, ...], tuple[Move, ...], float, tuple[float, ...]]
-"""Requests, moves of servers, and the real seconds of placing and of each routing decision."""
+_Served = tuple[tuple[SimulatedRequest, ...], tuple[Move, ...], float, tuple[float, ...], None, Record | None]
+"""Requests, moves of servers, the real seconds of placing and of each routing decision, no error, what happened."""
+
+
+def _check_faults(experiment: Experiment) -> None:
+    """Raises ``UserError`` for what the simulation of faults does not go together with."""
+    if experiment.online is not None:
+        raise UserError(
+            f"{experiment.name}: policy.online moves blocks as if no server ever failed, and cannot be simulated "
+            "together with fault, churn, present = false or membership; leave one of them out"
+        )
+    if experiment.problem.forwarding:
+        raise UserError(
+            f'{experiment.name}: with communication = "server-to-server" no client has the inputs that a replay needs, '
+            'so that faults are simulated with "hub-spoke" only; change policy.communication'
+        )
 
 
 def _reference(case: Case, placed: PlacedExperiment) -> _Served:
@@ -114,33 +141,54 @@ def _reference(case: Case, placed: PlacedExperiment) -> _Served:
         )
         for d in done
     )
-    return requests, (), placed.decision_s, tuple(router.decisions_s)
+    return requests, (), placed.decision_s, tuple(router.decisions_s), None, None
 
 
 def _real(case: Case, placed: PlacedExperiment) -> _Served:
-    """As the testbed's nodes and coordinator do: see ``testbed.simulation.real``."""
+    """As the testbed's nodes and coordinator do: see ``testbed.simulation.real`` and ``failing``."""
     experiment = case.experiment
     routers = [placed.router]
 
-    def bind(placement: Placement) -> CheckedRouter:
-        routers.append(placed.bind(placement))
+    def bind_to(problem: Problem, placement: Placement) -> CheckedRouter:
+        routers.append(placed.bind_to(problem, placement))
         return routers[-1]
 
-    online = None
-    if experiment.online is not None:
-        online = Online(resolve_online(experiment.online), experiment.load_bps, bind)
-    run = simulate_real(
-        experiment.problem,
-        placed.placement,
-        placed.router,
-        experiment.requests,
-        session_setup_s=experiment.calibration.session_setup_s,
-        backoff=experiment.backoff,
-        serial_compute=experiment.serial_compute,
-        state_age_s=experiment.state_age_s,
-        online=online,
-        network=ChangingNetwork(experiment) if experiment.changes else None,
-    )
+    def bind(placement: Placement) -> CheckedRouter:
+        return bind_to(experiment.problem, placement)
+
+    done: Sequence[real.SimulatedRequest]
+    moves: Sequence[Move]
+    record = None
+    failures = failures_of(experiment)
+    if failures is not None:
+        done, moves, record = simulate_failing(
+            experiment.problem,
+            placed.placement,
+            bind_to,
+            experiment.requests,
+            failures,
+            session_setup_s=experiment.calibration.session_setup_s,
+            backoff=experiment.backoff,
+            serial_compute=experiment.serial_compute,
+            state_age_s=experiment.state_age_s,
+            network=ChangingNetwork(experiment, loses_nothing=True) if experiment.changes else None,
+        )
+    else:
+        online = None
+        if experiment.online is not None:
+            online = Online(resolve_online(experiment.online), experiment.load_bps, bind)
+        done, moves = simulate_real(
+            experiment.problem,
+            placed.placement,
+            placed.router,
+            experiment.requests,
+            session_setup_s=experiment.calibration.session_setup_s,
+            backoff=experiment.backoff,
+            serial_compute=experiment.serial_compute,
+            state_age_s=experiment.state_age_s,
+            online=online,
+            network=ChangingNetwork(experiment) if experiment.changes else None,
+        )
     requests = tuple(
         SimulatedRequest(
             r.plan,
@@ -151,11 +199,12 @@ def _real(case: Case, placed: PlacedExperiment) -> _Served:
             r.waiting_s,
             r.setup_s or 0.0,
             r.ttft_s,
-            r.time_s if r.status == COMPLETED else None,
+            r.time_s if r.status == real.COMPLETED else None,
             r.reason,
             r.n_cuts,
+            r.n_replays,
         )
-        for r in run.requests
+        for r in done
     )
     decisions_s = tuple(chain.from_iterable(router.decisions_s for router in routers))
-    return requests, tuple(run.moves), placed.decision_s, decisions_s
+    return requests, tuple(moves), placed.decision_s, decisions_s, None, record

@@ -11,20 +11,27 @@ from testbed.experiment import Experiment
 from testbed.results.model import HopTable
 from testbed.simulation.engine import SimulatedRequest, Simulation
 from testbed.simulation.network import ChangingNetwork, busy_s, way_times_s
+from testbed.simulation.record import STEP_COLUMNS, Record
 
 
 def hop_table(simulation: Simulation) -> HopTable:
     """A row per completed request's token and hop, from the closed form; the model's columns are the same.
 
+    Of a run with faults the rows are its own steps, those of failed requests too.
+
     Compute holds k tau or k tau^I, what a step costs once and what the calibration adds; network the rest of
     the hop's time.
     """
     experiment = simulation.case.experiment
-    network = ChangingNetwork(experiment, loses_nothing=True) if experiment.changes else None
-    parts = [
-        _hop_rows(experiment, network, r) for r in simulation.requests if r.time_s is not None and r.hops
-    ]
-    columns = np.concatenate(parts).T if parts else np.zeros((12, 0))
+    if simulation.record is not None:
+        columns = _recorded(experiment, simulation.record).T
+    else:
+        network = ChangingNetwork(experiment, loses_nothing=True) if experiment.changes else None
+        parts = [
+            _hop_rows(experiment, network, r) for r in simulation.requests if r.time_s is not None and r.hops
+        ]
+        columns = np.concatenate(parts).T if parts else np.zeros((12, 0))
+        columns = np.vstack((columns, np.zeros(columns.shape[1])))
     whole = columns[:6].astype(np.int64)
     sent_at_s, arrived_at_s, departed_at_s, received_at_s = columns[6:10]
     none_s = np.zeros(columns.shape[1])
@@ -42,12 +49,25 @@ def hop_table(simulation: Simulation) -> HopTable:
         received_at_s=received_at_s,
         up_bytes=columns[10].astype(np.int64),
         down_bytes=columns[11].astype(np.int64),
+        replayed_tokens=columns[12].astype(np.int64),
         client_s=none_s,
         tail_s=none_s,
         model_network_s=(arrived_at_s - sent_at_s) + (received_at_s - departed_at_s),
         model_link_queue_s=none_s,
         model_compute_s=departed_at_s - arrived_at_s,
     )
+
+
+def _recorded(experiment: Experiment, record: Record) -> Any:
+    """The steps of a run with faults, by request, with what the calibration adds moved to the server."""
+    rows = np.array(record.steps).reshape(-1, STEP_COLUMNS)
+    rows = rows[np.argsort(rows[:, 0], kind="stable")]
+    calibration, n_tokens = experiment.calibration, rows[:, 10] / experiment.problem.model.token_bytes
+    is_prompt = (rows[:, 1] == 0) | (rows[:, 12] > 0)
+    inputs_s = calibration.input_overhead_base_s + calibration.input_overhead_slope_s * n_tokens
+    added_s = np.where(is_prompt, inputs_s, calibration.token_overhead_s)
+    rows[:, 6:10] += np.outer(added_s / 2, (0, -1, 1, 0))
+    return rows
 
 
 def _hop_rows(experiment: Experiment, network: ChangingNetwork | None, r: SimulatedRequest) -> Any:
@@ -95,12 +115,13 @@ def _parts(experiment: Experiment, r: SimulatedRequest) -> tuple[Any, Any]:
     problem, plan, calibration = experiment.problem, r.plan, experiment.calibration
     request = RequestSpec(plan.client, plan.n_input_tokens, plan.n_output_tokens)
     network_s, compute_s = np.zeros((2, len(r.hops))), np.zeros((2, len(r.hops)))
+    steps = ((0, plan.n_input_tokens), (plan.n_input_tokens, 1))
     previous: int | None = None
     for i, hop in enumerate(r.hops):
         input_s, token_s = way_times_s(problem, request, previous, hop.server)
         added_s = (calibration.input_overhead_s(plan.n_input_tokens), calibration.token_overhead_s)
         for row, (all_s, more_s) in enumerate(zip((input_s, token_s), added_s, strict=True)):
-            compute_s[row, i] = busy_s(problem, request, hop, row) + more_s
+            compute_s[row, i] = busy_s(problem, hop, *steps[row]) + more_s
             network_s[row, i] = all_s - more_s
         previous = hop.server
     network_s[:, -1] += return_s(problem, plan.client, r.hops[-1].server)

@@ -36,11 +36,45 @@ class ControlTimes(Protocol):
         ...
 
 
+class Ways(ControlTimes, Protocol):
+    """All ways of messages: one by one, and those of steps."""
+
+    def returns_at_s(self, client: int, server: int, at_s: float) -> float:
+        """When a small message that the server sends at ``at_s`` is at the client; infinite: never."""
+        ...
+
+    def step_arrives_at_s(
+        self, request: RequestSpec, previous: int | None, server: int, at_s: float, is_prompt: bool
+    ) -> float:
+        """When what a step needs, sent at ``at_s``, is at ``server``."""
+        ...
+
+    def step_returns_at_s(
+        self, request: RequestSpec, server: int, at_s: float, is_prompt: bool, is_last: bool
+    ) -> float:
+        """When a step's result, ready at ``at_s``, can go on to the next hop."""
+        ...
+
+
 class SteadyTimes:
-    """The problem's RTTs."""
+    """The problem's RTTs. Its steps are those of hub-spoke."""
 
     def __init__(self, problem: Problem) -> None:
+        self._problem = problem
         self._rtt_s = problem.raw_rtt_s
+
+    def returns_at_s(self, client: int, server: int, at_s: float) -> float:
+        return at_s + self._rtt_s[client][server] / 2
+
+    def step_arrives_at_s(
+        self, request: RequestSpec, previous: int | None, server: int, at_s: float, is_prompt: bool
+    ) -> float:
+        return at_s + way_times_s(self._problem, request, previous, server)[0 if is_prompt else 1] / 2
+
+    def step_returns_at_s(
+        self, request: RequestSpec, server: int, at_s: float, is_prompt: bool, is_last: bool
+    ) -> float:
+        return at_s + way_times_s(self._problem, request, None, server)[0 if is_prompt else 1] / 2
 
     def arrives_at_s(self, client: int, server: int, at_s: float) -> float:
         return at_s + self._rtt_s[client][server] / 2
@@ -90,8 +124,10 @@ class ChangingNetwork:
         return self._control_at_s(client, (self._clients[client], self._servers[server]), server, at_s)
 
     def answered_at_s(self, client: int, server: int, at_s: float) -> float:
-        there_at_s = self.arrives_at_s(client, server, at_s)
-        return self._control_at_s(client, (self._servers[server], self._clients[client]), server, there_at_s)
+        return self.returns_at_s(client, server, self.arrives_at_s(client, server, at_s))
+
+    def returns_at_s(self, client: int, server: int, at_s: float) -> float:
+        return self._control_at_s(client, (self._servers[server], self._clients[client]), server, at_s)
 
     def _control_at_s(self, client: int, pair: tuple[str, str], server: int, at_s: float) -> float:
         sent_at_s = self._timeline.up_at_s(pair, at_s) if at_s < math.inf else at_s
@@ -141,7 +177,10 @@ class ChangingNetwork:
             for number, hop in enumerate(hops):
                 sent_at_s, is_last = at_s, number + 1 == len(hops)
                 arrived_at_s = self.step_arrives_at_s(request, previous, hop.server, at_s, token == 0)
-                departed_at_s = arrived_at_s + busy_s(self._experiment.problem, request, hop, token)
+                n_input_tokens = request.n_input_tokens
+                position, n_tokens = (n_input_tokens + token - 1, 1) if token else (0, n_input_tokens)
+                takes_s = busy_s(self._experiment.problem, hop, position, n_tokens)
+                departed_at_s = arrived_at_s + takes_s
                 at_s = self.step_returns_at_s(request, hop.server, departed_at_s, token == 0, is_last)
                 yield sent_at_s, arrived_at_s, departed_at_s, at_s
                 previous = hop.server
@@ -156,9 +195,8 @@ def way_times_s(
     return input_s - base_s, token_s - base_s
 
 
-def busy_s(problem: Problem, request: RequestSpec, hop: Hop, token: int) -> float:
-    """A step alone on its server: k tau^I(l) of the prompt (0), k tau of ``token``, and what a step costs once."""
+def busy_s(problem: Problem, hop: Hop, position: int, n_tokens: int) -> float:
+    """A step alone on its server: k tau^I(l) at position 0, else k tau a token, and what a step costs once."""
     server = problem.servers[hop.server]
-    n_input_tokens = request.n_input_tokens
-    block_s = server.decode_at_s(n_input_tokens + token - 1) if token else server.prefill_s(n_input_tokens)
+    block_s = n_tokens * server.decode_at_s(position) if position else server.prefill_s(n_tokens)
     return server.step_base_s + hop.n_blocks * block_s

@@ -27,7 +27,7 @@ from testbed.simulation.view import RouterView
 COMPLETED, FAILED = "completed", "failed"
 """The states that end a request: all tokens came; no room in time, or no chain can ever serve it."""
 
-_MAX_ATTEMPTS = 1_000_000
+MAX_ATTEMPTS = 1_000_000
 """As ``nodes.session``: a session that is refused so often is not tried again."""
 
 
@@ -52,6 +52,8 @@ class SimulatedRequest(NamedTuple):
     ended_at_s: float
     n_attempts: int
     n_cuts: int
+    n_replays: int = 0
+    """How often lost hops were replaced and sent all that these had been (see ``failing``)."""
 
 
 class RealRun(NamedTuple):
@@ -72,7 +74,7 @@ def simulate_real(
     serial_compute: bool = False,
     state_age_s: float = 0.0,
     online: Online | None = None,
-    max_attempts: int = _MAX_ATTEMPTS,
+    max_attempts: int = MAX_ATTEMPTS,
     on_cache: OnCache | None = None,
     network: ChangingNetwork | None = None,
 ) -> RealRun:

@@ -43,6 +43,10 @@ class Servers:
     def is_empty(self, server: int) -> bool:
         return not self._reserved[server]
 
+    def keys(self, server: int) -> list[Key]:
+        """Whose cache is on ``server``, in the order in which they opened."""
+        return list(self._reserved[server])
+
     def offers(self, hop: Hop) -> bool:
         """Whether new sessions can use these blocks on this server."""
         return _holds(self._ranges[hop.server], hop)

@@ -188,8 +188,8 @@ class SteppedServers:
         back_ratio = 0.0 if self._problem.forwarding else 0.5
         for hop in hops:
             input_s, token_s = way_times_s(self._problem, request, previous, hop.server)
-            prefill_s = busy_s(self._problem, request, hop, 0)
-            decode_s = busy_s(self._problem, request, hop, 1)
+            prefill_s = busy_s(self._problem, hop, 0, request.n_input_tokens)
+            decode_s = busy_s(self._problem, hop, request.n_input_tokens, 1)
             stages.append(
                 _Stage(
                     hop.server,

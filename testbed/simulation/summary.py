@@ -8,9 +8,7 @@ from testbed.results.requests import METRICS, stats
 from testbed.results.slo import goodput_rps
 from testbed.simulation.answer import concurrency
 from testbed.simulation.engine import SimulatedRequest, Simulation
-
-_MAX_HOP_ROWS = 5_000_000
-"""Above so many tokens times hops ``hops.parquet`` is left out; ``summary.json`` says so."""
+from testbed.simulation.record import MAX_STEPS, STEP_COLUMNS, Record
 
 
 def request_rows(simulation: Simulation) -> list[dict[str, Any]]:
@@ -35,6 +33,7 @@ def request_rows(simulation: Simulation) -> list[dict[str, Any]]:
                 "n_output_tokens": r.plan.n_output_tokens,
                 "n_tokens_done": r.plan.n_output_tokens if done else 0,
                 "n_rejections": r.n_rejections,
+                "n_recoveries": r.n_replays,
                 "schedule_lag_s": 0.0,
                 "decision_s": None,
                 "asked_s": None,
@@ -63,6 +62,8 @@ def _metrics(r: SimulatedRequest) -> dict[str, float]:
 
 
 def _n_hop_rows(simulation: Simulation) -> int:
+    if simulation.record is not None:
+        return len(simulation.record.steps) // STEP_COLUMNS
     return sum(len(r.hops) * r.plan.n_output_tokens for r in simulation.requests if r.time_s is not None)
 
 
@@ -98,5 +99,21 @@ def summarize_simulation(simulation: Simulation, objectives: dict[str, float]) -
         "objectives": objectives,
         "moves": [move._asdict() for move in simulation.moves],
         "n_hop_rows": _n_hop_rows(simulation),
-        "hops_left_out": _n_hop_rows(simulation) > _MAX_HOP_ROWS,
+        "hops_left_out": _n_hop_rows(simulation) > MAX_STEPS,
+        **_recoveries(simulation.record or Record()),
+    }
+
+
+def _recoveries(record: Record) -> dict[str, Any]:
+    """What became of failures; see ``docs/faults.md``."""
+    return {
+        "n_replays": len(record.recoveries),
+        "recovery_s": stats(r.recovery_s for r in record.recoveries),
+        "recovery_floor_s": stats(r.floor_s for r in record.recoveries),
+        "n_faults": sum(event["event"] == "fault" and event["applies"] for event in record.events),
+        "decisions": {
+            "n_decisions": record.n_decisions,
+            "n_stale_decisions": record.n_stale_decisions,
+            "n_misled_decisions": record.n_misled_decisions,
+        },
     }

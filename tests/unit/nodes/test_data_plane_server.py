@@ -376,6 +376,7 @@ async def test_health_says_what_the_server_hosts_and_what_it_has_done() -> None:
         "errors": 0,
         "connections": 1,
         "compute_s": 0.0,
+        "memory": {},
     }
 
 

@@ -41,12 +41,16 @@ class Recorder:
         self.states: list[tuple[str, float, dict[str, Any]]] = []
         self.opened: list[tuple[float, float]] = []
         self.tokens: list[tuple[int, float, float, list[Any]]] = []
+        self.recoveries: list[tuple[str, dict[str, Any]]] = []
 
     def state(self, request: Request, state: str, at_s: float, details: Mapping[str, Any]) -> None:
         self.states.append((state, at_s, dict(details)))
 
     def opening(self, request: Request, at_s: float, opened_at_s: float) -> None:
         self.opened.append((at_s, opened_at_s))
+
+    def recovery(self, request: Request, event: str, at_s: float, details: Mapping[str, Any]) -> None:
+        self.recoveries.append((event, dict(details)))
 
     def token(
         self,
@@ -252,9 +256,12 @@ async def test_it_gives_up_rather_than_wait_beyond_its_time() -> None:
 async def test_a_server_that_is_gone_is_asked_for_no_room_and_the_router_is_asked_again() -> None:
     clock, recorder = JumpClock(), Recorder()
     chain = servers()
-    async with connected(chain, clock) as connections, contextlib.AsyncExitStack() as dying:
+    async with (
+        connected(chain, clock) as connections,
+        aiohttp.ClientSession() as http,
+        contextlib.AsyncExitStack() as dying,
+    ):
         url = await dying.enter_async_context(serving(make_server(2, 5)))
-        http = await dying.enter_async_context(aiohttp.ClientSession())
         lost = Connection(http, url + wire.PATH, clock)
         await lost.open()
         await dying.aclose()
@@ -268,6 +275,7 @@ async def test_a_server_that_is_gone_is_asked_for_no_room_and_the_router_is_aske
     assert clock.waits_s == [1.0]
     assert [details["server"] for state, _, details in recorder.states if state == "rejected"] == [3]
     assert recorder.states[-1][0] == "completed"
+    assert recorder.recoveries == [("unreachable", {"servers": [3]})]
     assert is_free(chain)
 
 

@@ -1,0 +1,215 @@
+"""Server-to-server forwarding, the client's part: one push per step, and one result.
+
+The client keeps the inputs of the first hop only, and no hop has what another was sent. So when any hop
+fails, a whole new chain takes its place: everything is replayed through it in one message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from nodes import wire
+from nodes.chain import FAILURES, Chain, HopFailed, HopPlan, OpenHop, Refusal
+from nodes.connection import ConnectionLost, ServerError
+from nodes.request import SessionError
+from nodes.session import HubSession
+from nodes.watchdog import Overdue
+
+Times = tuple[float, float, float, float]
+"""(sent, arrived, departed, received): a server that is not the last sends when it is done."""
+_MAY_FAIL = (*FAILURES, wire.NOT_PASSED_ON, wire.TOO_MANY_STEPS)
+
+
+class _Place(NamedTuple):
+    token: str
+    peer: int
+    next_token: str
+
+
+class _News(NamedTuple):
+    """What a server said of a session, or ``None``: its connection is lost."""
+
+    server: int
+    frame: list[Any] | None
+    received_at_s: float
+
+
+class ForwardedChain(Chain):
+    """A chain whose servers push hidden states on; the client hears from every one of them."""
+
+    _news: asyncio.Queue[_News]
+    _places: dict[int, _Place]
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._join_ids: dict[tuple[int, str], int] = {}
+        self._silent: frozenset[int] = frozenset()
+
+    async def open(self, plan: Sequence[HopPlan], *, is_replacement: bool = False) -> list[OpenHop] | Refusal:
+        """As ``Chain.open``, with a secret for every hop: only who knows it can push into the session."""
+        self._news, self._silent = asyncio.Queue(), frozenset()  # what is said of an earlier chain is lost
+        tokens = [secrets.token_hex(16) for _ in plan]
+        following = [*((hop[0], token) for hop, token in zip(plan[1:], tokens[1:], strict=True)), (0, "")]
+        self._places = {
+            hop[0]: _Place(token, *after) for hop, token, after in zip(plan, tokens, following, strict=True)
+        }
+        return await super().open(plan, is_replacement=is_replacement)
+
+    async def _ask_to_open(
+        self, server: int, first: int, last: int, key: str, max_tokens: int, generation: int
+    ) -> None:
+        news = self._news
+
+        def hear(frame: list[Any] | None, received_at_s: float) -> None:
+            news.put_nowait(_News(server, frame, received_at_s))
+
+        frame, _, _ = await self._connections[server].ask(
+            "join",
+            key,
+            self._client,
+            first,
+            last,
+            max_tokens,
+            *self._places[server],
+            generation=generation,
+            hear=hear,
+        )
+        self._join_ids[server, key] = frame[1]
+
+    async def run(
+        self, hops: Sequence[OpenHop], n_tokens: int, payload: bytes
+    ) -> tuple[bytes, list[tuple[Times, int]]]:
+        """Send ``n_tokens`` hidden states that the chain has not seen through all of it.
+
+        Answers what comes out, and of every hop its times and the bytes that it was sent. Raises
+        ``HopFailed`` when another chain could do better, ``SessionError`` when it could not.
+        """
+        asked_at_s = self._clock.now_s()
+        try:
+            with self._watchdog.limit(self._request_timeout_s):
+                return await self._run(hops, n_tokens, payload, asked_at_s)
+        except Overdue:
+            pass
+        silent = await self._who_is_silent(hops)
+        self._silent = frozenset(hop.server for hop in silent)
+        reason = f"no result for {self._request_timeout_s:g} s"
+        raise HopFailed(silent[0], reason, asked_at_s, is_overdue=True)
+
+    async def _run(
+        self, hops: Sequence[OpenHop], n_tokens: int, payload: bytes, asked_at_s: float
+    ) -> tuple[bytes, list[tuple[Times, int]]]:
+        first = hops[0]
+        try:
+            _, sent_at_s, _ = await self._connections[first.server].ask(
+                "push",
+                self._places[first.server].token,
+                first.n_cached,
+                n_tokens,
+                b"",
+                payload,
+                generation=first.generation,
+            )
+        except ConnectionLost as error:
+            raise HopFailed(first, str(error), asked_at_s) from error
+        except ServerError as error:
+            raise self._failure(hops, 0, error.code, str(error), asked_at_s) from error
+        server, frame, received_at_s = await self._news.get()
+        at = next(i for i, hop in enumerate(hops) if hop.server == server)
+        if frame is None:
+            raise HopFailed(hops[at], "the connection was lost", asked_at_s)
+        if frame[0] == "error":
+            raise self._failure(hops, at, frame[2], f"{frame[2]}: {frame[3]}", asked_at_s)
+        try:
+            timings = wire.unpack_timings(frame[3]) if frame[0] == "result" else []
+        except wire.FrameError:
+            timings = []
+        answer = frame[-1]
+        if len(timings) != len(hops) or frame[2] != first.n_cached or len(answer) != len(payload):
+            raise SessionError(f"server {server}: its answer is not the result of {n_tokens} hidden states")
+        times: list[tuple[Times, int]] = []
+        for arrived_at_s, departed_at_s, n_bytes in timings:
+            times.append(((sent_at_s, arrived_at_s, departed_at_s, departed_at_s), n_bytes))
+            sent_at_s = departed_at_s
+        (sent, arrived, departed, _), n_bytes = times[-1]
+        times[-1] = (sent, arrived, departed, received_at_s), n_bytes
+        return answer, times
+
+    def _failure(
+        self, hops: Sequence[OpenHop], at: int, code: str, text: str, asked_at_s: float
+    ) -> HopFailed | SessionError:
+        """What server number ``at`` of the chain has said: of itself, or of the next one."""
+        if code not in _MAY_FAIL:
+            return SessionError(f"server {hops[at].server}: {text}")
+        if code == wire.NOT_PASSED_ON and at + 1 < len(hops):
+            before = hops[at].server
+            return HopFailed(hops[at + 1], f"server {before} could not push to it ({text})", asked_at_s)
+        return HopFailed(hops[at], text, asked_at_s)
+
+    async def _who_is_silent(self, hops: Sequence[OpenHop]) -> list[OpenHop]:
+        """The servers that do not answer a ping either; all of them if that tells nothing."""
+        limit_s = min(self._connect_timeout_s, self._request_timeout_s)
+
+        async def answers(hop: OpenHop) -> bool:
+            try:
+                with self._watchdog.limit(limit_s):
+                    await self._connections[hop.server].ask("ping", b"", generation=hop.generation)
+            except (Overdue, ConnectionLost, ServerError):
+                return False
+            return True
+
+        heard = await asyncio.gather(*(answers(hop) for hop in hops))
+        return [hop for hop, is_heard in zip(hops, heard, strict=True) if not is_heard] or list(hops)
+
+    def is_there(self, hop: OpenHop) -> bool:
+        return hop.server not in self._silent and super().is_there(hop)
+
+    def end_of_loss(self, hops: Sequence[OpenHop], at: int) -> int:
+        return len(hops)
+
+    def forget(self, hop: OpenHop) -> None:
+        self._unhear(hop)
+        super().forget(hop)
+
+    async def _close(self, hop: OpenHop) -> None:
+        self._unhear(hop)
+        await super()._close(hop)
+
+    def _unhear(self, hop: OpenHop) -> None:
+        join_id = self._join_ids.pop((hop.server, hop.key), None)
+        if join_id is not None:
+            self._connections[hop.server].unhear(join_id, hop.generation)
+
+
+class ForwardedSession(HubSession):
+    """A session whose servers forward; everything but a step and its recovery is as for hub-spoke."""
+
+    chain_kind = ForwardedChain
+
+    async def _step(
+        self, position: int, n_tokens: int, rows: bytes, n_done: int
+    ) -> tuple[bytes, list[tuple[int | float, ...]]]:
+        assert isinstance(self._chain, ForwardedChain), "the chain is made by this class's chain_kind"
+        n_all = position + n_tokens
+        while True:
+            first = self.hops[0]
+            n_new = n_all - first.n_cached
+            rows = rows[-n_new * self._model.token_bytes :]
+            first.inputs += self._model.remember(rows)
+            try:
+                answer, times = await self._chain.run(self.hops, n_new, rows)
+            except HopFailed as failure:
+                rows = await self._recovery.replace(self.hops, 0, failure, position, n_done)
+                continue
+            break
+        timings: list[tuple[int | float, ...]] = []
+        n_last = len(self.hops) - 1
+        for at, (hop, (instants, n_bytes)) in enumerate(zip(self.hops, times, strict=True)):
+            n_down = len(answer) if at == n_last else 0
+            row = (hop.server, hop.first, hop.last, *instants, n_bytes, n_down)
+            timings.append((*row, n_new) if hop.is_replacement and not hop.n_cached else row)
+            hop.n_cached = n_all
+            self._recovery.passed(hop, self.hops[at + 1] if at < n_last else None, n_new)
+        return answer[-n_tokens * self._model.token_bytes :], timings

@@ -1,0 +1,104 @@
+"""Server-to-server forwarding, a server's part: what a step gives goes straight to the session's next server.
+
+The client opens a session on every hop over its own connections (``join``), so that they end with these,
+and gives each hop the next server's number and a token that only the next hop's session has. It pushes a
+step's hidden states to the first hop; every server computes and pushes on; the last one answers the
+client. A push is answered as soon as it has arrived, so that whoever sent it knows; a server whose push is
+not taken tells the client. Clients name servers by number: where these are, only the orchestrator says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from nodes import wire
+from nodes.clock import Clock
+from nodes.connection import Connection, ConnectionLost, ServerError
+from nodes.limits import cut
+from nodes.watchdog import Overdue, Watchdog
+
+
+class Sender(Protocol):
+    """The server's end of a client's connection."""
+
+    async def send_bytes(self, data: bytes) -> None: ...
+
+
+@dataclass(eq=False)
+class Place:
+    """A session's place in its chain. ``owner`` is where the server keeps the session.
+
+    ``token`` lets others push into it; ``peer`` and ``next_token`` say where its outputs go: an empty
+    ``next_token`` to the client, as answers to its request ``join_id``.
+    """
+
+    owner: Any
+    client: Sender
+    join_id: int
+    token: str
+    peer: int
+    next_token: str
+
+    async def tell(self, kind: str, *fields: Any) -> None:
+        """Answer the client, if it is still there."""
+        with contextlib.suppress(ConnectionError):
+            await self.client.send_bytes(wire.pack(kind, self.join_id, *fields))
+
+
+class Forwarding:
+    """The chains that sessions of one server belong to. ``peers`` are its connections to all servers.
+
+    A push that has not been answered after ``limit_s`` is not waited for any longer.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.peers: Sequence[Connection] = ()
+        self.limit_s = math.inf
+        self._watchdog = Watchdog(clock)
+        self._places: dict[str, Place] = {}
+
+    def check(self, join_id: int, token: str, peer: int, next_token: str) -> None:
+        """Raises ``FrameError`` if no session can take that place."""
+        if not token or token in self._places:
+            raise wire.FrameError(wire.BAD_FRAME, "the token is empty or taken", join_id)
+        if next_token and peer >= len(self.peers):
+            raise wire.FrameError(wire.BAD_FRAME, f"there is no server number {peer} to forward to", join_id)
+
+    def join(self, place: Place) -> Place:
+        """Take pushes for the session at ``place`` from now on."""
+        self._places[place.token] = place
+        return place
+
+    def leave(self, place: Place) -> None:
+        """Its session has ended."""
+        del self._places[place.token]
+
+    def place(self, token: str) -> Place | None:
+        """The place of the session that ``token`` opens; ``None`` if it is not here any more."""
+        return self._places.get(token)
+
+    async def pass_on(
+        self, place: Place, position: int, n_tokens: int, timings: bytes, answer: bytes
+    ) -> None:
+        """Bring a step's ``answer`` to the next server, or to the client if this is the last one."""
+        if not place.next_token:
+            await place.tell("result", position, timings, answer)
+            return
+        connection = self.peers[place.peer]
+        try:
+            with self._watchdog.limit(self.limit_s):
+                generation = await connection.ready()
+                await connection.ask(
+                    "push", place.next_token, position, n_tokens, timings, answer, generation=generation
+                )
+        except Overdue:
+            await place.tell("error", wire.NOT_PASSED_ON, f"no answer for {self.limit_s:g} s")
+        except (ConnectionLost, ServerError) as error:
+            await place.tell("error", wire.NOT_PASSED_ON, cut(error))
+
+    def close(self) -> None:
+        self._watchdog.close()

@@ -1,0 +1,205 @@
+"""What a session does when a hop fails: other servers take the lost blocks and are given their inputs again.
+
+As PETALS intends it: only the lost range is routed anew; the first replacement gets all inputs that the
+lost hop had, those of the present step included, in one message from position 0; the next one gets the
+first one's whole output, and so on. Healthy hops keep their caches and see only what is new.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, Literal, Protocol
+
+from nodes.chain import Chain, HopFailed, HopPlan, OpenHop, Refusal
+from nodes.clock import Clock
+from nodes.hub import HubModel
+from nodes.request import Request, SessionError
+
+DETECTED, REROUTED, REPLAYED = "detected", "re-routed", "replayed"
+UNREACHABLE, REACHABLE = "unreachable", "reachable"
+
+
+@dataclass(frozen=True)
+class RecoveryRules:
+    """What a client does when a hop of its chain fails; scenario seconds.
+
+    ``mode``: "replay"; "head": as PETALS' last commit, whose replacements cannot start at a position above
+    0, so that every one of them fails; "off": the request fails. A hop has failed when its connection is
+    lost, when its server has lost the session, or when no answer came for ``request_timeout_s``;
+    a server that has not opened a session after ``connect_timeout_s`` is not there. The first attempt to
+    replace a hop is made at once, the next after ``retry_first_s``, doubling up to ``retry_max_s``, until
+    ``give_up_s`` after the failure was noticed.
+    """
+
+    mode: Literal["replay", "head", "off"] = "replay"
+    request_timeout_s: float = math.inf
+    connect_timeout_s: float = math.inf
+    retry_first_s: float = 1.0
+    retry_max_s: float = 60.0
+    give_up_s: float = 300.0
+
+    def retry_delay_s(self, attempt: int) -> float:
+        """The wait before attempt number ``attempt``, from 0: 0, then first, doubling."""
+        if attempt == 0:
+            return 0.0
+        return min(self.retry_first_s * 2.0 ** min(attempt - 1, 60), self.retry_max_s)
+
+
+Rerouter = Callable[[Request, int, int, int], Awaitable[dict[str, Any] | None]]
+"""Asks for servers for lost blocks: (request, first, last, output tokens that are there) to
+``{hops, wait_s, decision_s}`` or ``None``."""
+
+
+class RecoveryObserver(Protocol):
+    def recovery(self, request: Request, event: str, at_s: float, details: Mapping[str, Any]) -> None: ...
+
+
+@dataclass
+class _Standstill:
+    """From a failure until the session goes on, other failures on the way included."""
+
+    failed_at_s: float
+    detected_at_s: float
+    attempts: int = 0
+    decision_s: float = 0.0
+    began_at_s: float = 0.0
+    """When the last replay began."""
+
+
+class Recovery:
+    """Replaces the lost hops of one session."""
+
+    def __init__(
+        self,
+        request: Request,
+        chain: Chain,
+        reroute: Rerouter | None,
+        rules: RecoveryRules,
+        model: HubModel,
+        clock: Clock,
+        observer: RecoveryObserver,
+    ) -> None:
+        self._request = request
+        self._chain = chain
+        self._reroute = reroute
+        self._rules = rules
+        self._model = model
+        self._clock = clock
+        self._observer = observer
+        self._standstill: _Standstill | None = None
+        self._replacements: list[OpenHop] = []
+
+    async def replace(
+        self, hops: list[OpenHop], at: int, failure: HopFailed, position: int, n_done: int
+    ) -> bytes:
+        """Replace ``hops[at]``, and the hops after it that are lost as well, by others in ``hops``.
+
+        ``position`` is that of the step that failed, ``n_done`` counts output tokens that are there. Answers
+        the hidden states that the first replacement lacks: all that the lost hop was ever sent. Raises
+        ``SessionError`` when there is no replacement.
+        """
+        end = self._chain.end_of_loss(hops, at)
+        lost = hops[at:end]
+        first, last = lost[0].first, lost[-1].last
+        now_s = self._clock.now_s()
+        servers = [hop.server for hop in lost if hop is failure.hop or not self._chain.is_there(hop)]
+        self._tell(
+            DETECTED,
+            servers=servers,
+            blocks=[first, last],
+            position=position,
+            reason=failure.reason,
+            sent_at_s=failure.sent_at_s,
+            is_overdue=failure.is_overdue,
+        )
+        self._doubt(servers)
+        if self._rules.mode == "off" or self._reroute is None:
+            raise SessionError(str(failure)) from failure
+        del hops[at:end]  # from here on nothing else closes them
+        for hop in lost:
+            self._chain.forget(hop)
+        standstill = self._standstill = self._standstill or _Standstill(failure.sent_at_s, now_s)
+        opened = await self._open(self._reroute, standstill, first, last, position, n_done, failure.reason)
+        hops[at:at] = opened
+        self._replacements = [hop for hop in self._replacements if hop not in lost] + opened
+        standstill.began_at_s = self._clock.now_s()
+        return self._model.recall(bytes(lost[0].inputs))
+
+    async def _open(
+        self,
+        reroute: Rerouter,
+        standstill: _Standstill,
+        first: int,
+        last: int,
+        position: int,
+        n_done: int,
+        reason: str,
+    ) -> list[OpenHop]:
+        rules, attempt = self._rules, 0
+        while True:
+            again_at_s = self._clock.now_s() + rules.retry_delay_s(attempt)
+            if again_at_s > standstill.detected_at_s + rules.give_up_s:
+                raise SessionError(
+                    f"blocks [{first}, {last}) could not be replaced within {rules.give_up_s:g} s ({reason})"
+                )
+            await self._clock.sleep_until_s(again_at_s)
+            standstill.attempts += 1
+            attempt += 1
+            asked_at_s = self._clock.now_s()
+            answer = await reroute(self._request, first, last, n_done)
+            if answer is None:
+                reason = f"no route covers blocks [{first}, {last})"
+                continue
+            standstill.decision_s += answer["decision_s"]
+            plan: list[HopPlan] = [tuple(hop) for hop in answer["hops"]]
+            details = {"asked_s": self._clock.now_s() - asked_at_s, "decision_s": answer["decision_s"]}
+            self._tell(
+                REROUTED, blocks=[first, last], hops=[list(hop) for hop in plan], attempt=attempt, **details
+            )
+            opened = await self._chain.open(plan, is_replacement=True)
+            if isinstance(opened, Refusal):
+                reason = f"server {opened.server}: {opened.reason}"
+                self.unreachable(opened.broken)
+            elif rules.mode == "head" and position:
+                await self._chain.close(opened)
+                reason = f"server {plan[0][0]}: a new session cannot start at position {position}"
+                self.unreachable(plan[0][:1])
+            else:
+                return opened
+
+    def passed(self, hop: OpenHop, following: OpenHop | None, n_tokens: int) -> None:
+        """``hop`` has answered ``n_tokens``; ``following`` is next. Says so when that ends a standstill."""
+        if self._chain.served(hop.server):
+            self._tell(REACHABLE, servers=[hop.server])
+        standstill = self._standstill
+        if standstill is None or not hop.is_replacement:
+            return
+        if following is not None and following.is_replacement and not following.n_cached:
+            return
+        now_s = self._clock.now_s()
+        self._tell(
+            REPLAYED,
+            hops=sorted(([new.server, new.first, new.last] for new in self._replacements), key=itemgetter(1)),
+            tokens=n_tokens,
+            took_s=now_s - standstill.began_at_s,
+            failed_at_s=standstill.failed_at_s,
+            detected_at_s=standstill.detected_at_s,
+            attempts=standstill.attempts,
+        )
+        self._standstill, self._replacements = None, []
+
+    def unreachable(self, servers: tuple[int, ...]) -> None:
+        """Servers on which no session could be opened, though not for want of room."""
+        if servers:
+            self._tell(UNREACHABLE, servers=list(servers))
+            self._doubt(servers)
+
+    def _doubt(self, servers: list[int] | tuple[int, ...]) -> None:
+        for server in servers:
+            self._chain.failed(server)
+
+    def _tell(self, event: str, **details: Any) -> None:
+        self._observer.recovery(self._request, event, self._clock.now_s(), details)

@@ -1,0 +1,63 @@
+"""Servers that compute more slowly than they should: any compute backend, with every step stretched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from nodes.clock import Clock
+from nodes.compute import Compute, StubCompute, StubProfile
+
+
+class SlowCompute:
+    """Answers of ``inner``, each after ``factor`` times as long."""
+
+    def __init__(self, inner: Compute, factor: float, clock: Clock) -> None:
+        self.inner = inner
+        self.token_bytes = inner.token_bytes
+        self._factor = factor
+        self._clock = clock
+
+    def new_session(self, client: str, first: int, last: int, max_tokens: int) -> Any:
+        return self.inner.new_session(client, first, last, max_tokens)
+
+    def close_session(self, session: Any) -> None:
+        self.inner.close_session(session)
+
+    async def step(
+        self, session: Any, position: int, n_tokens: int, payload: bytes, arrived_at_s: float
+    ) -> bytes:
+        began_at_s = self._clock.now_s()
+        answer = await self.inner.step(session, position, n_tokens, payload, arrived_at_s)
+        now_s = self._clock.now_s()
+        await self._clock.sleep_until_s(now_s + (self._factor - 1.0) * (now_s - began_at_s))
+        return answer
+
+    async def host(self, first: int, last: int) -> None:
+        await self.inner.host(first, last)
+
+    def memory(self) -> dict[str, float]:
+        return self.inner.memory()
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+@dataclass(frozen=True)
+class _SlowProfile(StubProfile):
+    factor: float = 1.0
+
+    def compute_s(self, position: int, n_tokens: int, n_blocks: int) -> float:
+        return self.factor * super().compute_s(position, n_tokens, n_blocks)
+
+
+def slowed(compute: Compute, factor: float, clock: Clock) -> Compute:
+    """What computes in place of ``compute``, as given when the server began; factor 1 is as fast as then.
+
+    The stub's own times grow, so that serial computing stays serial; real blocks wait after each step.
+    """
+    if factor == 1.0:
+        return compute
+    if isinstance(compute, StubCompute):
+        return StubCompute(_SlowProfile(**vars(compute.profile), factor=factor), clock)
+    return SlowCompute(compute, factor, clock)

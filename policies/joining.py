@@ -1,0 +1,71 @@
+"""Servers that are not there at the start: placement without them, and the range that one takes when it joins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from policies.greedy import whole
+from policies.petals import petals_block_counts, weakest_window, window_rps
+from policies.problem import BlockRange, Matrix, Placement, Problem
+
+
+def among(problem: Problem, servers: Sequence[int]) -> Problem:
+    """The problem with only ``servers`` (ascending), which become 0, 1, ...; the order of joining stays."""
+    number = {j: i for i, j in enumerate(servers)}
+
+    def columns(matrix: Matrix) -> Matrix:
+        return tuple(tuple(row[j] for j in servers) for row in matrix)
+
+    return replace(
+        problem,
+        servers=tuple(problem.servers[j] for j in servers),
+        raw_rtt_s=columns(problem.raw_rtt_s),
+        token_rtt_s=columns(problem.token_rtt_s),
+        input_rtt_base_s=columns(problem.input_rtt_base_s),
+        input_rtt_slope_s=columns(problem.input_rtt_slope_s),
+        server_rtt_s=columns(tuple(problem.server_rtt_s[j] for j in servers)),
+        join_order=tuple(number[j] for j in problem.join_order if j in number),
+    )
+
+
+def spread(placement: Placement, servers: Sequence[int], n_servers: int) -> Placement:
+    """A placement of ``among(problem, servers)`` for all ``n_servers``: the others hold nothing."""
+    ranges, cache_bytes = [BlockRange(0, 0)] * n_servers, [0.0] * n_servers
+    for i, j in enumerate(servers):
+        ranges[j], cache_bytes[j] = placement.ranges[i], placement.cache_bytes[i]
+    return replace(placement, ranges=tuple(ranges), cache_bytes=tuple(cache_bytes))
+
+
+def join(problem: Problem, placement: Placement, server: int, announced: Iterable[int]) -> Placement:
+    """The placement with ``server`` in it, which chooses its blocks as PETALS' servers do when they join.
+
+    Number: m_j = min(floor(M_j / (s_m + s_c |R|)), L) if the placement was designed for |R| sessions (the
+    rest of its memory is for caches), else PETALS' own count with PETALS' cache per block; at most its cap.
+    Start: the window whose sorted block throughputs, summed over ``announced``, are lexicographically
+    smallest, the first on ties. A server whose memory holds no block takes none.
+    """
+    model, spec = problem.model, problem.servers[server]
+    concurrency = placement.design_concurrency
+    if concurrency is None:
+        count = petals_block_counts(problem)[server]
+        room_bytes = count * model.petals_cache_bytes
+    else:
+        count = min(
+            whole(spec.memory_bytes, model.block_bytes + problem.design_cache_bytes * concurrency),
+            model.n_blocks,
+            model.n_blocks if spec.block_cap is None else spec.block_cap,
+        )
+        room_bytes = spec.memory_bytes - model.block_bytes * count
+    held = BlockRange(0, 0)
+    if count > 0:
+        throughput = [0.0] * model.n_blocks
+        for j in sorted(set(announced) - {server}):
+            rps = window_rps(problem.servers[j], placement.ranges[j].n_blocks)
+            for b in range(*placement.ranges[j]):
+                throughput[b] += rps
+        first = weakest_window(throughput, count)
+        held = BlockRange(first, first + count)
+    ranges, rooms = list(placement.ranges), list(placement.cache_bytes)
+    ranges[server], rooms[server] = held, room_bytes if held.n_blocks else 0.0
+    return replace(placement, ranges=tuple(ranges), cache_bytes=tuple(rooms))

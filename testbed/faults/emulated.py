@@ -1,0 +1,114 @@
+"""Everything about failures in one emulated run; ``testbed.emulation`` holds one of these."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nodes.control import ControlError
+from testbed.coordinator import Coordinator
+from testbed.experiment import Experiment
+from testbed.faults import leaks
+from testbed.faults.live import FaultSocket
+from testbed.faults.machines import Machines, Nodes
+from testbed.faults.recoveries import Recoveries
+from testbed.faults.schedule import Schedule
+from testbed.rundir import EventWriter
+
+
+class Faults:
+    """The scenario's faults and those by hand, what clients make of them, and what is left in the end."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        nodes: Nodes,
+        coordinator: Coordinator,
+        events: EventWriter,
+        run_dir: Path,
+    ) -> None:
+        self._nodes = nodes
+        self._coordinator = coordinator
+        self._run_dir = run_dir
+        self._n_clients = len(experiment.problem.clients)
+        self._machines = Machines(experiment, nodes, coordinator, events)
+        self._numbers = {name: number for number, name in enumerate(self._machines.names)}
+        self._schedule = Schedule(experiment.faults, self._machines)
+        self._recoveries = Recoveries(experiment, self._machines, coordinator, events)
+        self._socket = FaultSocket(run_dir, self._machines.names, self._machines.befall)
+        self._descriptors: dict[str, int] = {}
+        self.leaks: dict[str, float] | None = None
+        """``{sessions, cache_bytes, descriptors, namespaces}``; ``None`` before the clients were done."""
+
+    @property
+    def watched(self) -> frozenset[int]:
+        """Requests whose tokens must be told."""
+        return self._schedule.watched
+
+    @property
+    def decisions(self) -> dict[str, int]:
+        return dict(vars(self._coordinator.decisions))
+
+    async def begin(self, origin_at: float, pids: Mapping[str, int]) -> None:
+        """Time has begun at ``origin_at`` (the machine's monotonic clock)."""
+        self._machines.begin(origin_at)
+        self._descriptors = leaks.open_descriptors(pids)
+        self._machines.in_background(self._schedule.run())
+        await self._socket.open()
+
+    def token(self, request: int, n_tokens: int) -> None:
+        self._schedule.token(request, n_tokens)
+
+    def told(self, event: str, request: int, at_s: float, details: Mapping[str, Any]) -> None:
+        """A client's word about a failure: see ``nodes.recovery``."""
+        self._recoveries.told(event, request, at_s, details)
+
+    def ended(self, request: int) -> None:
+        """The request is over, one way or another."""
+        self._recoveries.ended(request)
+
+    def survives(self, node: str, status: int) -> bool:
+        """A node's process has ended; whether the run goes on."""
+        return node in self._numbers and self._machines.ended(self._numbers[node], status)
+
+    async def look_for_leaks(self, pids: Mapping[str, int]) -> None:
+        """Count what is left of sessions; all clients are done."""
+        n_sessions, cache_bytes = await leaks.held_by_servers(self._status)
+        n_descriptors = 0
+        for name, count in leaks.open_descriptors(pids).items():
+            server = self._numbers.get(name)
+            # One that began later has no clients in its first count: each has one connection to it.
+            before = self._descriptors.get(name)
+            if server is not None and (before is None or self._machines.epoch(server)):
+                before = self._descriptors_of_servers() + self._n_clients
+            n_descriptors += max(0, count - (before if before is not None else count))
+        self.leaks = {
+            "sessions": n_sessions,
+            "cache_bytes": cache_bytes,
+            "descriptors": n_descriptors,
+            "namespaces": 0,
+        }
+
+    def _descriptors_of_servers(self) -> int:
+        """The most that a server had open at the start."""
+        return max(self._descriptors.get(name, 0) for name in self._numbers)
+
+    async def _status(self) -> list[Mapping[str, Any]]:
+        found = []
+        for server in range(len(self._machines.names)):
+            if self._machines.answers(server):
+                with contextlib.suppress(ControlError):  # it has just died: it holds nothing
+                    found.append(await self._nodes.ask_server(server, "status"))
+        return found
+
+    async def end(self) -> None:
+        """Nothing more happens to servers. Safe in every phase."""
+        self._socket.close()
+        await self._machines.end()
+
+    def count_namespaces(self) -> None:
+        """After the network has gone."""
+        if self.leaks is not None:
+            self.leaks["namespaces"] = leaks.namespaces_left(self._run_dir)

@@ -1,0 +1,121 @@
+"""Faults by hand: the socket of a running testbed, and what ``testbed fault`` does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from nodes import control
+from testbed.errors import RunError, UserError
+from testbed.rundir import OWNER, owner_alive
+from testbed.scenario.problems import unknown
+
+log = logging.getLogger(__name__)
+
+SOCKET = "fault.sock"
+KINDS = ("kill", "stop", "cont", "slow", "restart", "leave", "join")
+_MAX_FACTOR = 1e12
+
+Befall = Callable[[str, int, float], Awaitable[str | None]]
+"""Does (kind, server, factor); answers why that does not apply, or ``None``."""
+
+
+class FaultSocket:
+    """Listens in the run directory, for its owner only, while the testbed is up."""
+
+    def __init__(self, run_dir: Path, names: list[str], befall: Befall) -> None:
+        self._path = run_dir / SOCKET
+        self._names = names
+        self._befall = befall
+        self._listener: asyncio.AbstractServer | None = None
+        self._peers: set[control.Peer] = set()
+
+    async def open(self) -> None:
+        self._listener = await control.listen(self._path, self._accept)
+
+    def close(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._path.unlink(missing_ok=True)
+        for peer in self._peers:
+            peer.close()
+
+    async def _accept(self, peer: control.Peer) -> None:
+        peer.handlers["fault"] = self._fault
+        self._peers.add(peer)
+        try:
+            await peer.serve()
+        except control.ControlError as error:
+            log.warning("the fault socket was told what is no request: %s", error)
+        finally:
+            self._peers.discard(peer)
+
+    async def _fault(self, kind: Any, server: Any, factor: Any = 1.0) -> str | None:
+        """Answers why it was not done, in one sentence; ``None`` if it was."""
+        if kind not in KINDS:
+            return f"there is no fault {str(kind)[:40]!r}; they are {', '.join(KINDS)}"
+        if not isinstance(server, str) or server not in self._names:
+            return unknown("server", str(server)[:200], self._names)
+        if not isinstance(factor, int | float) or not 1 <= factor <= _MAX_FACTOR:
+            return f"--factor must be a number from 1 (as fast as at first) to {_MAX_FACTOR:g}"
+        return await self._befall(kind, self._names.index(server), float(factor))
+
+
+def fault_command(
+    kind: str, server: str, factor: float | None, run: Path | None
+) -> tuple[dict[str, Any], str]:
+    """Have the running testbed of the directory ``run`` do ``kind`` to ``server``; answers (JSON, text).
+
+    Without ``run`` it is the only one, or the latest, below ``runs``. Raises ``UserError``.
+    """
+    if kind not in KINDS:
+        raise UserError(unknown("fault", kind, KINDS))
+    if kind == "slow" and factor is None:
+        raise UserError("slow needs --factor, for example --factor 4 (1: as fast as at first)")
+    if kind != "slow" and factor is not None:
+        raise UserError(f"--factor is only for slow, not for {kind}; leave it out")
+    run_dir = _running(run)
+    try:
+        why_not = asyncio.run(_ask(run_dir / SOCKET, kind, server, factor or 1.0))
+    except (OSError, control.ControlError) as error:
+        raise RunError(f"the testbed of {run_dir} did not answer: {error}") from error
+    if why_not is not None:
+        raise UserError(why_not)
+    done = {"run": str(run_dir), "kind": kind, "server": server, "factor": factor}
+    return done, f"{kind} {server}: done in {run_dir}"
+
+
+async def _ask(path: Path, kind: str, server: str, factor: float) -> str | None:
+    peer = await control.connect(path, {})
+    serving = asyncio.ensure_future(peer.serve())
+    try:
+        answer: str | None = await peer.ask("fault", kind, server, factor)
+        return answer
+    finally:
+        peer.close()
+        serving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
+
+
+def _running(run: Path | None) -> Path:
+    if run is not None:
+        if not (run / OWNER).is_file():
+            raise UserError(f"{run} is not a run directory; give that of a running testbed with --run")
+        found = [run]
+    else:
+        owners = sorted(Path("runs").glob(f"*/{OWNER}"), key=lambda path: path.stat().st_mtime)
+        found = [owner.parent for owner in owners]
+    for run_dir in reversed(found):
+        if owner_alive(run_dir):
+            if not (run_dir / SOCKET).exists():
+                raise UserError(f"the testbed of {run_dir} does not serve yet, or no longer: try again")
+            return run_dir
+    where = f"in {run}" if run is not None else "below runs/"
+    raise UserError(
+        f"no testbed is running {where}; start one with `testbed up SCENARIO --hold`, or give --run DIR"
+    )

@@ -1,0 +1,58 @@
+"""Faults and recoveries of a run: what ``events.jsonl`` says of them, aggregated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from testbed.results.requests import stats
+
+
+def failure_summary(
+    faults: Sequence[Mapping[str, Any]], replays: Sequence[Mapping[str, Any]], plan: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Keys of ``summary.json``; see ``docs/metrics.md``. ``moves`` is of online placement, which is simulated."""
+    decisions = plan.get("decisions") or {}
+    n_stale = decisions.get("n_stale_decisions", 0)
+    return {
+        "n_faults": sum(bool(fault.get("applies", True)) for fault in faults),
+        "n_replays": len(replays),
+        "recovery_s": stats(replay["recovery_s"] for replay in replays),
+        "recovery_floor_s": stats(replay["floor_s"] for replay in replays),
+        "n_stale_decisions": n_stale,
+        "decisions": {
+            "n": decisions.get("n_decisions", 0),
+            "n_stale": n_stale,
+            "n_misled": decisions.get("n_misled_decisions", 0),
+        },
+        "leaks": plan.get("leaks"),
+        "moves": [],
+    }
+
+
+def failure_text(summary: Mapping[str, Any]) -> list[str]:
+    """Lines for the terminal; none of a run in which nothing failed."""
+    lines = []
+    n_replays, took, floor = (
+        summary.get("n_replays", 0),
+        summary.get("recovery_s"),
+        summary.get("recovery_floor_s"),
+    )
+    if summary.get("n_faults"):
+        lines.append(f"{summary['n_faults']} faults; sessions recovered {n_replays} times")
+    if n_replays and took and floor:
+        lines[-1:] = [
+            f"{lines[-1] if lines else f'sessions recovered {n_replays} times'}: {took['p50']:.3f} s (p50), "
+            f"{took['max']:.3f} s (max); no client can do it in less than {floor['p50']:.3f} s (p50)"
+        ]
+    if summary.get("n_stale_decisions"):
+        decisions = summary["decisions"]
+        lines.append(
+            f"{decisions['n_stale']} of {decisions['n']} routing decisions were made on a wrong view of which servers "
+            f"are there, {decisions['n_misled']} for one that was not"
+        )
+    leaks = summary.get("leaks") or {}
+    if any(leaks.values()):
+        left = ", ".join(f"{count:g} {name.replace('_', ' ')}" for name, count in leaks.items() if count)
+        lines.append(f"left behind at the end: {left}")
+    return lines

@@ -1,0 +1,28 @@
+"""Servers that were slowed down, for the modelled times."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+class SlowServers:
+    """By which factor a server's computing was stretched at an instant."""
+
+    def __init__(self, events: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
+        numbers = {name: number for number, name in enumerate(names)}
+        self._steps: dict[int, list[tuple[float, float]]] = {}
+        for event in events:
+            is_slow = event.get("kind") == "slow" and event.get("applies", True)
+            if event.get("server") not in numbers or not (is_slow or event["event"] == "begun"):
+                continue
+            factor = event.get("factor", 1.0) if event["event"] == "fault" else 1.0
+            self._steps.setdefault(numbers[event["server"]], []).append((event["at_s"], factor))
+
+    def factor(self, server: int, at_s: float) -> float:
+        steps = self._steps.get(server)
+        if steps is None:
+            return 1.0
+        number = bisect_right(steps, at_s, key=lambda step: step[0])
+        return steps[number - 1][1] if number else 1.0

@@ -1,0 +1,139 @@
+"""From the tables of faults to what happens to which server when."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+
+from policies.membership import MembershipRules
+from policies.workload import RequestPlan
+from testbed.experiment import After, Fault, RecoveryRules
+from testbed.scenario.fault_tables import (
+    AfterTable,
+    ChurnTable,
+    FaultTable,
+    MembershipTable,
+    RecoveryTable,
+)
+from testbed.scenario.problems import Key, KeyedError, unknown
+from testbed.scenario.units import DURATION
+
+MAX_FAULTS = 100_000
+
+
+def resolve_faults(
+    tables: Sequence[FaultTable],
+    servers: Sequence[str],
+    absent: frozenset[int],
+    requests: Sequence[RequestPlan],
+) -> tuple[Fault, ...]:
+    """One ``Fault`` per table and server, in the order of the file.
+
+    Raises ``KeyedError`` for a name that is no server, a server that joins though it is there (or never
+    does though something else is to happen to it), and a request that does not exist or is too short.
+    """
+    numbers = {name: j for j, name in enumerate(servers)}
+    joining = {name for table in tables if table.kind == "join" for name in table.server}
+    plans = {plan.index: plan for plan in requests}
+    faults = []
+    for index, table in enumerate(tables):
+        key: Key = ("fault", index)
+        after = None if table.after is None else _after(table.after, (*key, "after"), plans)
+        for name in table.server:
+            if name not in numbers:
+                raise KeyedError((*key, "server"), unknown("server", name, servers))
+            is_absent = numbers[name] in absent
+            if table.kind == "join" and not is_absent:
+                raise KeyedError(
+                    (*key, "server"),
+                    f'"{name}" is there from the start; add present = false to its [[servers]] entry, '
+                    'or take kind = "restart"',
+                )
+            if is_absent and name not in joining:
+                raise KeyedError(
+                    (*key, "server"),
+                    f'"{name}" has present = false and never joins; add a fault of kind = "join" for it',
+                )
+            faults.append(Fault(table.kind, numbers[name], table.at, after, table.for_, table.factor or 1.0))
+    if len(faults) > MAX_FAULTS:
+        raise KeyedError(("fault",), f"{len(faults):,} faults are too many; at most {MAX_FAULTS:,} are taken")
+    return tuple(faults)
+
+
+def _after(table: AfterTable, key: Key, plans: Mapping[int, RequestPlan]) -> After:
+    if table.request not in plans:
+        raise KeyedError(
+            (*key, "request"), f"there is no request {table.request}; they are 0 to {len(plans) - 1}"
+        )
+    n_tokens = plans[table.request].n_output_tokens
+    if table.tokens >= n_tokens:
+        raise KeyedError(
+            (*key, "tokens"),
+            f"must be less than the {n_tokens} output tokens of request {table.request}, which ends with them, "
+            f"not {table.tokens}",
+        )
+    return After(table.request, table.tokens)
+
+
+def churn_faults(
+    churn: ChurnTable,
+    servers: Sequence[str],
+    absent: frozenset[int],
+    last_arrival_at_s: float,
+    rng: random.Random,
+) -> list[FaultTable]:
+    """The failures that ``churn`` draws, in the order of time.
+
+    The time to the next failure is drawn with the mean ``mtbf``, then one of the servers that have not
+    failed (or are back) is chosen, each as likely, then its repair time with the mean ``mttr``; with none
+    left a failure befalls nobody. Raises ``KeyedError`` for a name that is no server, and for too many.
+    """
+    for name in churn.servers or ():
+        if name not in servers:
+            raise KeyedError(("churn", "servers"), unknown("server", name, servers))
+    names = churn.servers or [name for j, name in enumerate(servers) if j not in absent]
+    until_s = last_arrival_at_s if churn.until is None else churn.until
+    if until_s / churn.mtbf > MAX_FAULTS:
+        raise KeyedError(
+            ("churn", "mtbf"),
+            f"makes about {until_s / churn.mtbf:,.0f} failures; at most {MAX_FAULTS:,} are taken, raise it or lower until",
+        )
+
+    def draw(mean_s: float) -> float:
+        return mean_s if churn.distribution == "constant" else rng.expovariate(1 / mean_s)
+
+    tables: list[FaultTable] = []
+    back_at_s = dict.fromkeys(names, 0.0)
+    at_s = draw(churn.mtbf)
+    while at_s <= until_s:
+        up = [name for name in names if back_at_s[name] <= at_s]
+        if up:
+            name, away_s = rng.choice(up), max(draw(churn.mttr), 1e-6)
+            back_at_s[name] = at_s + away_s
+            when = {"at": DURATION.format(at_s), "for": DURATION.format(away_s)}
+            tables.append(FaultTable.model_validate({"kind": churn.kind, "server": name, **when}))
+        at_s += draw(churn.mtbf)
+    return tables
+
+
+def recovery_rules(table: RecoveryTable) -> RecoveryRules:
+    return RecoveryRules(
+        mode=table.mode,
+        request_timeout_s=table.request_timeout,
+        connect_timeout_s=table.connect_timeout,
+        retry_first_s=table.retry_first,
+        retry_max_s=table.retry_max,
+        give_up_s=table.give_up,
+        ban_s=table.ban,
+        ban_failed_servers=table.ban_failed_servers,
+    )
+
+
+def membership_rules(table: MembershipTable) -> MembershipRules:
+    usual = MembershipRules()
+    return MembershipRules(
+        kind=table.kind,
+        announce_period_s=table.announce_period or usual.announce_period_s,
+        expiry_s=table.expiry or usual.expiry_s,
+        refresh_s=table.refresh or usual.refresh_s,
+    )
