@@ -10,6 +10,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 # Extras of `make setup`. torch is large: `make setup EXTRAS=dev` leaves it out.
 EXTRAS ?= dev,blocks
+# Extras of `make test`: tests of real blocks are skipped, by name, without TEST_EXTRAS=dev,quantised.
+TEST_EXTRAS ?= dev
 # Extra arguments for the run, e.g. make run ARGS="--policy petals"
 ARGS ?=
 
@@ -23,32 +25,32 @@ $(VENV)/.run: $(VENV)/bin/python pyproject.toml
 	$(PIP) --editable .
 	touch $@
 
-$(VENV)/.test: $(VENV)/bin/python pyproject.toml
-	$(PIP) --editable '.[dev]'
+$(VENV)/.test-$(TEST_EXTRAS): $(VENV)/bin/python pyproject.toml
+	$(PIP) --constraint .ci/constraints.txt --editable '.[$(TEST_EXTRAS)]'
 	touch $(VENV)/.run $@
 
 $(VENV)/.all: $(VENV)/bin/python pyproject.toml
 	$(PIP) --constraint .ci/constraints.txt --editable '.[$(EXTRAS)]'
-	touch $(VENV)/.run $(VENV)/.test $@
+	touch $(VENV)/.run $(VENV)/.test-$(TEST_EXTRAS) $@
 
 setup: $(VENV)/.all
 
 run: $(VENV)/.run
 	$(BIN)/testbed up scenarios/clustered.toml --time-scale 20 $(ARGS)
 
-check: $(VENV)/.test
+check: $(VENV)/.test-$(TEST_EXTRAS)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-format: $(VENV)/.test
+format: $(VENV)/.test-$(TEST_EXTRAS)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-test: $(VENV)/.test check
+test: $(VENV)/.test-$(TEST_EXTRAS) check
 	$(BIN)/python -m pytest $(ARGS)
 
-bench: $(VENV)/.test
+bench: $(VENV)/.test-$(TEST_EXTRAS)
 	$(BIN)/python -m benchmarks $(ARGS)
 
 clean:

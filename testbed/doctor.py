@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import errno
-import importlib.util
+import json
 import os
+import subprocess
 import sys
 from typing import Any
 
 from netem import probe
 from netem.choose import BACKENDS, choose_backend
+from testbed.real import blocks_missing
+from testbed.scenario.checkpoints import INSTALL
+
+_ASK_TORCH = """
+import json
+import nodes.blocks.compute, nodes.blocks.hub, torch, transformers
+gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+print(json.dumps({
+    "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+    "gpus": [f"cuda:{i} {gpu.name} {gpu.total_memory / 1e9:.1f} GB" for i, gpu in enumerate(gpus)],
+}))
+"""
 
 
 def doctor_rows() -> list[dict[str, Any]]:
@@ -33,9 +46,7 @@ def doctor_rows() -> list[dict[str, Any]]:
     rows.append(_packets_row({name: why for name, why in missing.items() if name != "loopback"}))
     chosen, why = choose_backend("auto")
     rows.append({"name": "network auto", "works": True, "detail": f"takes {chosen.name}", "hint": why})
-    rows.append(_row("torch", _torch_missing(), "real transformer blocks can be computed"))
-    rows.append(_row("gpu", _gpu_missing(), "a CUDA device"))
-    return rows
+    return rows + _blocks_rows()
 
 
 def _row(name: str, missing: str | None, detail: str, hint: str = "") -> dict[str, Any]:
@@ -54,14 +65,26 @@ def _packets_row(missing: dict[str, str | None]) -> dict[str, Any]:
     return _row("jitter, loss", why_not, f"and changes of links {what}: {', '.join(working)}")
 
 
-def _torch_missing() -> str | None:
-    if importlib.util.find_spec("torch") is None:
-        return "torch is not installed: pip install 'testbed[blocks]'"
-    return None
+def _blocks_rows() -> list[dict[str, Any]]:
+    """Whether real blocks can be computed, and on which GPUs: asked of a process that imports torch."""
+    missing = blocks_missing()
+    if missing is not None:
+        why_not = f"not installed ({missing}): {INSTALL}"
+        return [_row("blocks", why_not, ""), _row("gpu", _gpu_missing() or why_not, "")]
+    asked = subprocess.run([sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, check=False)
+    if asked.returncode:
+        last = (asked.stderr.strip().splitlines() or [f"status {asked.returncode}"])[-1]
+        why_not = f"real blocks cannot be imported: {last}"
+        return [_row("blocks", why_not, ""), _row("gpu", _gpu_missing() or why_not, "")]
+    found = json.loads(asked.stdout)
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    gpus = ", ".join(found["gpus"])
+    no_gpu = None if gpus else _gpu_missing() or "this torch was built without CUDA, or sees no device"
+    return [_row("blocks", None, f"real transformer blocks: {versions}"), _row("gpu", no_gpu, gpus)]
 
 
 def _gpu_missing() -> str | None:
-    """Asks the driver, not torch: importing torch takes seconds."""
+    """What the driver says, which is there without torch too."""
     try:
         os.close(os.open("/dev/nvidiactl", os.O_RDWR))
     except OSError as error:

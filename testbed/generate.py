@@ -22,6 +22,8 @@ from testbed.real import RealModel, real_model, require_blocks
 from testbed.results.logs import RequestRecord, read_logs
 from testbed.rundir import make_run_dir
 from testbed.scenario import load_experiment
+from testbed.scenario.checkpoints import checkpoint_sizes
+from testbed.scenario.families import ModelSizes
 from testbed.up import check_can_run, emulate, exit_code, finish, start_launcher, undone_unless_begun
 from testbed.verify import verify_tokens
 
@@ -76,6 +78,10 @@ def generate_command(
     overrides = [*overrides, "compute.backend=blocks"]
     experiment = load_experiment(scenario, [*overrides, _workload(1, options.max_new_tokens)])
     check_can_run(experiment)
+    assert experiment.blocks is not None
+    sizes = checkpoint_sizes(experiment.blocks.config, experiment.problem.model.name)
+    if given_ids is not None or not options.prompt:
+        _check_prompt(given_ids or [], options.max_new_tokens, sizes)  # before anything takes its time
     run_dir = make_run_dir(out, experiment.name)
     _say(f"run {run_dir}")
     launcher = start_launcher(experiment, run_dir)
@@ -84,7 +90,7 @@ def generate_command(
         assert model is not None
         text = _Text(model)
         ids = given_ids if given_ids is not None else text.encode(options.prompt or "")
-        _check_prompt(ids, options.max_new_tokens, model)
+        _check_prompt(ids, options.max_new_tokens, sizes)
         experiment = load_experiment(scenario, [*overrides, _workload(len(ids), options.max_new_tokens)])
         placed = place_experiment(experiment)
         real = dataclasses.replace(model, sampling=sampling, stops=True, prompts={0: tuple(ids)})
@@ -152,8 +158,7 @@ def _workload(n_input_tokens: int, n_output_tokens: int) -> str:
     return f'workload={{arrivals = "listed", rate = 1.0, requests = [{request}]}}'
 
 
-def _check_prompt(ids: list[int], n_new_tokens: int, model: RealModel) -> None:
-    sizes = model.sizes
+def _check_prompt(ids: list[int], n_new_tokens: int, sizes: ModelSizes) -> None:
     if not ids:
         raise UserError("the prompt is empty: give at least one token")
     foreign = next((token for token in ids if not 0 <= token < sizes.vocabulary), None)

@@ -69,7 +69,7 @@ def require_blocks(what: str) -> None:
     """Raises ``UserError`` with what to install if ``what`` cannot work without."""
     missing = blocks_missing()
     if missing is not None:
-        raise UserError(f"{what} needs {missing}, which is not installed here: {INSTALL}")
+        raise UserError(f"{what} needs what is not installed here ({missing}): {INSTALL}")
 
 
 def real_model(experiment: Experiment, run_dir: Path) -> RealModel | None:

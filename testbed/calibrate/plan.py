@@ -83,14 +83,17 @@ class Plan:
 
 
 def block_counts(n_blocks: int, at_most: int = MAX_BLOCKS_TAKEN) -> tuple[int, ...]:
-    """1, all, and powers of two between; the largest of these when there are too many."""
+    """1, all, and powers of two between; evenly chosen of these when there are too many."""
     counts = {1, n_blocks}
     power = 2
     while power < n_blocks:
         counts.add(power)
         power *= 2
     ordered = sorted(counts)
-    return tuple(ordered if len(ordered) <= at_most else [1, *ordered[1 - at_most :]])
+    n_gaps = min(at_most, len(ordered)) - 1
+    return (
+        tuple(ordered[round(i * (len(ordered) - 1) / n_gaps)] for i in range(n_gaps + 1)) if n_gaps else (1,)
+    )
 
 
 def lengths_within(lengths: Iterable[int], n_steps: int, max_tokens: int | None) -> tuple[int, ...]:

@@ -135,8 +135,9 @@ def _blocks_lines(summary: dict[str, Any]) -> list[str]:
     else:
         first = summary["altered"][0]
         lines = [
-            f"{altered} of {checked} tokens are NOT those of the whole model on one machine; the first is token "
-            f"{first['token']} of request {first['request']}: {first['is']}, should be {first['should_be']}"
+            f"{altered} of {checked} tokens are NOT those of the whole model on one machine",
+            f"the first is token {first['token']} of request {first['request']}: {first['is']}, should be "
+            f"{first['should_be']}",
         ]
     memory = summary.get("memory")
     if memory and memory["difference_ratio"] is not None:

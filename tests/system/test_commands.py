@@ -64,7 +64,7 @@ def test_scenarios_and_policies_are_listed_with_a_line_each(testbed: Testbed) ->
 def test_doctor_says_what_works_and_how_to_get_the_rest(testbed: Testbed) -> None:
     rows = testbed("doctor", "--json").json()["capabilities"]
     names = {row["name"] for row in rows}
-    assert {"root", "namespaces", "rootless", "tun", "htb", "netem-qdisc", "gpu"} <= names
+    assert {"root", "namespaces", "rootless", "tun", "htb", "netem-qdisc", "blocks", "gpu"} <= names
     assert {f"network {name}" for name in ("netem", "fabric", "loopback", "auto")} <= names
     assert all(row["detail"] for row in rows)
     assert len(testbed("doctor").stdout.splitlines()) == len(rows)

@@ -106,7 +106,7 @@ def test_a_long_session_gives_a_point_per_sixteen_steps() -> None:
 
 @pytest.mark.parametrize(
     ("n_blocks", "counts"),
-    [(1, (1,)), (2, (1, 2)), (6, (1, 2, 4, 6)), (8, (1, 2, 4, 8)), (70, (1, 16, 32, 64, 70))],
+    [(1, (1,)), (2, (1, 2)), (6, (1, 2, 4, 6)), (8, (1, 2, 4, 8)), (70, (1, 4, 16, 32, 70))],
 )
 def test_blocks_are_measured_from_one_to_all(n_blocks: int, counts: tuple[int, ...]) -> None:
     assert block_counts(n_blocks) == counts

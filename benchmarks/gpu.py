@@ -1,0 +1,92 @@
+"""Real blocks on a GPU: are they right, what is fast, how long they take, and the whole chain (``docs/gpu.md``).
+
+``python -m benchmarks gpu`` or ``python benchmarks/gpu.py``; both take ``--device cuda|cpu --size full|small
+--minutes M --out DIR``. Exit code 1 if a part failed, 2 if something in the arguments is to be changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+if __name__ == "__main__":  # by its path: imports start at the root, not beside this file
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from benchmarks.gpu_parts.record import Job, Record
+from benchmarks.gpu_parts.run import SHARES, Options, run_parts
+from nodes.compute import ComputeError
+from testbed.errors import TestbedError, UserError
+from testbed.real import require_blocks
+from testbed.rundir import check_new_folder
+
+_MINUTES = {"full": 8.0, "small": 1.5}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run what ``arguments`` ask for; answers the exit code."""
+    given = _parser().parse_args(arguments)
+    if given.part:
+        folder = given.out or Path()
+        job = Job(given.device, given.size == "small", folder, time.monotonic() + given.seconds)
+        record = Record(job, given.part)
+        try:
+            importlib.import_module(f"benchmarks.gpu_parts.{given.part}").run(record)
+        except (ComputeError, TestbedError) as error:
+            print(error, file=sys.stderr)
+            return 2
+        return 0
+    try:
+        return _run(given)
+    except UserError as error:
+        print(f"benchmarks gpu: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks gpu", description=__doc__)
+    parser.add_argument("--device", default="cuda", help="cuda, cuda:1 or cpu; default cuda")
+    parser.add_argument("--size", choices=("full", "small"), help="default: full on a GPU, small on the CPU")
+    parser.add_argument("--minutes", type=float, help="for all parts together; default 8, small 1.5")
+    parser.add_argument("--out", type=Path, help="a new folder; default runs/gpu-<time>")
+    parser.add_argument("--only", metavar="PART", help=f"one of {', '.join(SHARES)}")
+    parser.add_argument("--part", choices=SHARES, help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, default=600.0, help=argparse.SUPPRESS)
+    return parser
+
+
+def _run(given: argparse.Namespace) -> int:
+    require_blocks("this benchmark")
+    size = given.size or ("small" if given.device == "cpu" else "full")
+    minutes = _MINUTES[size] if given.minutes is None else given.minutes
+    if minutes <= 0:
+        raise UserError(f"--minutes must be more than 0, not {minutes:g}")
+    parts = tuple(SHARES)
+    if given.only is not None:
+        if given.only not in SHARES:
+            raise UserError(f'--only must be one of {", ".join(SHARES)}, not "{given.only}"')
+        parts = ("machine", given.only) if given.only != "machine" else ("machine",)
+    folder = given.out or Path("runs") / f"gpu-{time.strftime('%Y%m%d-%H%M%S')}"
+    check_new_folder(folder)
+    try:
+        (folder / "logs").mkdir(parents=True)
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror}; choose another with --out") from error
+    folder = folder.resolve()
+    command = [sys.executable, str(Path(__file__).resolve())]
+    answer = run_parts(Options(given.device, size == "small", folder, minutes, parts), command)
+    if answer["parts"]["machine"]["status"] == "failed":
+        raise UserError(f"{answer['parts']['machine']['error']}; choose another with --device")
+    for name, part in answer["parts"].items():
+        print(f"\n{name}: {part['status']}, {part['took_s']:.0f} s")
+        for sentence in (*part["findings"], *part["failures"], *filter(None, [part["error"]])):
+            print(f"  {sentence}")
+    print(f"\nwritten to {folder}: results.json, a file per part, figures/, logs/")
+    return 0 if answer["status"] == "ok" else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

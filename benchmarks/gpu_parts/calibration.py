@@ -1,0 +1,114 @@
+"""Times and memory of one block with random weights, as ``testbed calibrate`` measures and fits them.
+
+Leaves ``calibration-KIND/`` with a hardware profile for each kind of weights; ``serving`` predicts with them.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu_parts.record import Record
+from benchmarks.gpu_parts.sizes import Model, model_of, quantised_here
+from nodes.blocks.device import available_bytes, open_device
+from nodes.blocks.memory import amount
+from nodes.blocks.spec import Weights
+from testbed.calibrate.command import Options, calibrate_command
+from testbed.calibrate.verdict import show_s
+from testbed.errors import TestbedError
+from testbed.rundir import write_json
+
+_MEMORY_RATIO = 0.5
+"""Of the free memory, for the blocks that are calibrated together."""
+_MOST_BLOCKS = {"nf4": 14, "plain": 4}
+"""As many in nf4 as a server has in ``serving``."""
+
+
+def profile_of(folder: Path, weights: str) -> tuple[str, Path]:
+    """(name, file) of the hardware profile that this part leaves for a kind of weights."""
+    return f"calibrated-{weights}", folder / f"calibration-{weights}" / "profile.toml"
+
+
+def run(record: Record) -> None:
+    model = model_of(record.job)
+    record.put(model=model.name, dtype=model.dtype, hidden_size=model.hidden_size)
+    # What the chain is served with comes first: its prediction needs it.
+    kinds: list[Weights] = ["nf4", "plain"] if quantised_here() else ["plain"]
+    if len(kinds) == 1:
+        record.find("Not here: weights in nf4, which need bitsandbytes.")
+    for weights in kinds:
+        try:
+            _calibrate(record, model, weights)
+        except TestbedError as error:
+            record.fail(f"{weights}: {error}")
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def _calibrate(record: Record, model: Model, weights: Weights) -> None:
+    job = record.job
+    device, _ = open_device(job.device, model.dtype)
+    fits = int(_MEMORY_RATIO * available_bytes(device) / model.block_bytes(weights))
+    n_blocks = min(_MOST_BLOCKS[weights], model.n_blocks, fits)
+    if not n_blocks:
+        record.fail(f"{weights}: not one block of {model.name} fits.")
+        return
+    name, profile = profile_of(job.folder, weights)
+    options = Options(
+        model=str(_config_folder(job.folder, model)),
+        device=job.device,
+        dtype=model.dtype,
+        weights=weights,
+        name=name,
+        out=profile.parent,
+        n_blocks=min(2, n_blocks) if job.is_small else n_blocks,
+        lengths=(8, 16, 32) if job.is_small else (16, 64, 256),
+        sessions=(1, 2) if job.is_small else (1, 2, 4, 8),
+        n_output_tokens=16 if job.is_small else 128,
+        rounds=2,
+        random_weights=True,
+    )
+    began_at_s = time.monotonic()
+    answer, _ = calibrate_command(options, lambda text: print(f"{weights}: {text}", file=sys.stderr))
+    record.put(**{weights: _figures(answer, profile, time.monotonic() - began_at_s)})
+    _say(record, model, weights, answer)
+
+
+def _config_folder(folder: Path, model: Model) -> Path:
+    """A folder with nothing but ``config.json``: all that a model of random weights needs."""
+    path = folder / "models" / model.name
+    path.mkdir(parents=True, exist_ok=True)
+    write_json(path / "config.json", model.config)
+    return path
+
+
+def _figures(answer: dict[str, Any], profile: Path, took_s: float) -> dict[str, Any]:
+    return {
+        "took_s": round(took_s, 1),
+        "profile": str(profile.relative_to(profile.parents[1])),
+        **{key: answer[key] for key in ("subject", "paper", "better", "contention", "memory", "verdict")},
+    }
+
+
+def _say(record: Record, model: Model, weights: str, answer: dict[str, Any]) -> None:
+    paper, memory = answer["paper"], answer["memory"]
+    kind = model.dtype if weights == "plain" else f"{weights} weights, {model.dtype}"
+    record.find(
+        f"A block of {model.name} in {kind}: tau {show_s(paper['decode_s']['value'])}, tau^I(l) = "
+        f"{show_s(paper['prefill_slope_s']['value'])} l + {show_s(paper['prefill_base_s']['value'])} "
+        f"(R² {paper['decode']['r2']:.3f} and {paper['prefill']['r2']:.3f})."
+    )
+    if memory is not None:
+        s_m, s_c = memory["block_bytes"]["value"], memory["cache_bytes_per_token"]["value"]
+        record.find(
+            f"{weights}: a block takes {amount(s_m)} ({amount(model.block_bytes(weights))} by the model), a token "
+            f"in its cache {amount(s_c)} ({amount(model.cache_bytes(1))} by the model)."
+        )
+    for sentence in answer["verdict"]:
+        record.find(f"{weights}: {sentence}")

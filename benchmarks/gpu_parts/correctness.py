@@ -1,0 +1,228 @@
+"""Are chains of servers on this device what transformers computes there?
+
+Both families, all dtypes and kinds of weights that the device has: three sessions at once on random chains
+over four servers, whose steps are computed on several streams; one of them moves to another chain half-way.
+
+Tokens must be those of ``generate`` on the whole model on the same device. In 16 bits two tokens can be so
+close that another order of additions decides: a first difference where the whole model's two logits are
+closer than ``TIE_RATIO`` of their size is reported as a tie, and no failure. Hidden states at the end of every hop must be
+those of the whole model within ``TOLERANCES``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.utils import logging
+
+from benchmarks.gpu_parts.chains import Servers, Walk, start_servers
+from benchmarks.gpu_parts.record import Record
+from nodes.blocks.device import from_bytes
+from nodes.blocks.family import FAMILIES
+from nodes.blocks.hub import BlocksHub
+from nodes.blocks.spec import BlocksSpec, HubSpec, Weights, WeightSource
+from nodes.blocks.tiny import make_tiny
+from nodes.blocks.whole import WholeModel
+from nodes.compute import ComputeError
+
+DTYPES = ("float32", "bfloat16", "float16")
+WEIGHTS: tuple[Weights, ...] = ("plain", "int8", "nf4")
+TOLERANCES = {"float32": 1e-4, "bfloat16": 0.04, "float16": 0.005}
+"""Largest difference of a hidden state, as a ratio of the largest hidden state: some roundings of the dtype."""
+TIE_RATIO = {"float32": 1e-5, "bfloat16": 0.04, "float16": 0.005}
+_VOCABULARY, _N_STREAMS, _N_PROMPT = 300, 3, 9
+
+
+def configs(is_small: bool) -> dict[str, dict[str, Any]]:
+    """Models by family; on the device at full size some heads more."""
+    n_blocks, hidden = (4, 64) if is_small else (12, 512)
+    return {
+        "bloom": {
+            "model_type": "bloom",
+            "hidden_size": hidden,
+            "n_layer": n_blocks,
+            "n_head": hidden // 16,
+            "vocab_size": _VOCABULARY,
+            "seq_length": 256,
+        },
+        "llama": {
+            "model_type": "llama",
+            "hidden_size": hidden,
+            "intermediate_size": 2 * hidden,
+            "num_hidden_layers": n_blocks,
+            "num_attention_heads": hidden // 16,
+            "num_key_value_heads": hidden // 32,
+            "vocab_size": _VOCABULARY,
+            "max_position_embeddings": 256,
+        },
+    }
+
+
+def run(record: Record) -> None:
+    logging.disable_progress_bar()
+    job = record.job
+    n_tokens = 8 if job.is_small else 48
+    record.put(tolerances=TOLERANCES, tie_ratios=TIE_RATIO, n_tokens=n_tokens, cases=[])
+    cases = [
+        (family, dtype, weights)
+        for weights in WEIGHTS
+        for dtype in DTYPES
+        for family in configs(job.is_small)
+    ]
+    sources: dict[str, WeightSource] = {}
+    longest_s = 0.0
+    for done, (family, dtype, weights) in enumerate(cases):
+        if job.left_s < 1.5 * longest_s:
+            record.find(f"Out of time after {done} of {len(cases)} cases.")
+            break
+        began_at_s = time.monotonic()
+        if family not in sources:
+            sources[family] = _made(family, job.is_small, job.folder / "models" / family)
+        spec = BlocksSpec(sources[family], job.device, dtype, weights, n_streams=_N_STREAMS)
+        about = {"family": family, "dtype": dtype, "weights": weights}
+        try:
+            row = about | asyncio.run(_case(spec, n_tokens))
+        except ComputeError as error:  # what the device or the installation does not have
+            row = about | {"status": "not here", "why": str(error)}
+        record.append("cases", row)
+        longest_s = max(longest_s, time.monotonic() - began_at_s)
+    _conclude(record)
+
+
+def _made(family: str, is_small: bool, folder: Path) -> WeightSource:
+    make_tiny(folder, configs(is_small)[family], seed=4, n_shards=3)
+    return WeightSource(json.loads((folder / "config.json").read_text(encoding="utf-8")), str(folder))
+
+
+async def _case(spec: BlocksSpec, n_tokens: int) -> dict[str, Any]:
+    chance = random.Random(f"{spec.dtype} {spec.weights}")
+    whole = WholeModel(dataclasses.replace(spec, n_streams=1))
+    hub = BlocksHub(HubSpec(spec.source, spec.device, spec.dtype))
+    with contextlib.closing(hub):
+        servers = await start_servers(spec, hub.config.num_hidden_layers)
+        with contextlib.closing(servers):
+            prompts = [[chance.randrange(_VOCABULARY) for _ in range(_N_PROMPT + i)] for i in range(3)]
+            sessions = [
+                _generate(servers, hub, prompt, n_tokens, chance.random(), moves=not i)
+                for i, prompt in enumerate(prompts)
+            ]
+            answers = await asyncio.gather(*sessions)
+            found = [_tokens(whole, *pair, spec.dtype) for pair in zip(prompts, answers, strict=True)]
+            apart = await _states(servers, hub, whole, prompts[0] + answers[0][:-1], chance)
+            left_bytes = sum(compute.memory()["cache_bytes"] for compute in servers.computes)
+    is_right = apart <= TOLERANCES[spec.dtype] and not left_bytes
+    right = is_right and all(kind != "wrong" for kind, _ in found)
+    return {
+        "status": "right" if right else "wrong",
+        "tokens_equal": sum(n for _, n in found),
+        "tokens_compared": n_tokens * len(found),
+        "sessions": [kind for kind, _ in found],
+        "hidden_states_apart_ratio": apart,
+        "cache_bytes_left": left_bytes,
+    }
+
+
+async def _generate(
+    servers: Servers, hub: BlocksHub, prompt: list[int], n_tokens: int, seed: float, *, moves: bool
+) -> list[int]:
+    chance = random.Random(seed)
+    walk = Walk(hub, servers.chain(chance), prompt, n_tokens)
+    with contextlib.closing(walk):
+        if moves:
+            await walk.go(n_tokens // 2)
+            await walk.move(servers.chain(chance))
+        await walk.go(n_tokens - len(walk.tokens))
+    return walk.tokens
+
+
+def _tokens(whole: WholeModel, prompt: list[int], ours: list[int], dtype: str) -> tuple[str, int]:
+    """(equal, tie or wrong; how many tokens are equal up to the first that is not)."""
+    theirs = whole.tokens(prompt, len(ours))
+    for i, (our, their) in enumerate(zip(ours, theirs, strict=True)):
+        if our != their:
+            logits = _logits(whole, prompt + theirs[:i])
+            gap = float((logits[their] - logits[our]).abs() / logits.abs().max())
+            return ("tie" if gap <= TIE_RATIO[dtype] else "wrong"), i
+    return "equal", len(ours)
+
+
+def _logits(whole: WholeModel, tokens: list[int]) -> torch.Tensor:
+    with torch.inference_mode():
+        logits: torch.Tensor = whole.model(torch.tensor([tokens], device=whole.device)).logits
+    return logits[0, -1].float()
+
+
+async def _states(
+    servers: Servers, hub: BlocksHub, whole: WholeModel, tokens: list[int], chance: random.Random
+) -> float:
+    """How far a chain's hidden states are from the whole model's, at the end of every hop; as a ratio."""
+    chain = servers.chain(chance)
+    theirs = _block_outputs(whole, tokens)
+    walk = Walk(hub, chain, tokens, 1)
+    with contextlib.closing(walk):
+        ours = await walk.forward(hub.embed(tokens))
+    apart = 0.0
+    for (_, _, last), answer in zip(chain, ours, strict=True):
+        states = from_bytes(answer, len(tokens), hub.dtype, hub.device).float()
+        expected = theirs[last - 1]
+        apart = max(apart, float((states - expected).abs().max() / expected.abs().max()))
+    return apart
+
+
+def _block_outputs(whole: WholeModel, tokens: list[int]) -> list[torch.Tensor]:
+    """``[tokens, hidden size]`` after every block, in float32."""
+    base = whole.model.base_model
+    outputs: list[torch.Tensor] = []
+
+    def keep(module: Any, inputs: Any, output: Any) -> None:
+        states = output[0] if isinstance(output, tuple) else output
+        outputs.append(states.reshape(len(tokens), -1).float())
+
+    hooks = [
+        block.register_forward_hook(keep) for block in getattr(base, FAMILIES[whole.config.model_type].blocks)
+    ]
+    try:
+        with torch.inference_mode():
+            base(torch.tensor([tokens], device=whole.device))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return outputs
+
+
+def _conclude(record: Record) -> None:
+    rows = record.values["cases"]
+    tried = [row for row in rows if row["status"] != "not here"]
+    missing = sorted({f"{row['dtype']}/{row['weights']}" for row in rows if row["status"] == "not here"})
+    if tried:
+        equal = sum(row["tokens_equal"] for row in tried)
+        compared = sum(row["tokens_compared"] for row in tried)
+        ties = sum(row["sessions"].count("tie") for row in tried)
+        record.find(
+            f"{len(tried)} combinations of family, dtype and weights: {equal} of {compared} tokens are those of "
+            f"transformers on this device, {ties} of {3 * len(tried)} sessions end in a tie."
+        )
+        for dtype in DTYPES:
+            apart = [row["hidden_states_apart_ratio"] for row in tried if row["dtype"] == dtype]
+            if apart:
+                record.find(
+                    f"Hidden states in {dtype}: at most {max(apart):.2g} of the largest apart, "
+                    f"{TOLERANCES[dtype]:g} allowed."
+                )
+    if missing:
+        record.find(f"Not here: {', '.join(missing)}.")
+    for row in tried:
+        if row["status"] == "wrong":
+            record.fail(
+                f"{row['family']} in {row['dtype']}/{row['weights']} is not what transformers computes."
+            )
+    if not tried:
+        record.fail("Nothing could be computed.")

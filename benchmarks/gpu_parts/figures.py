@@ -1,0 +1,63 @@
+"""Figures of the parts that have something to draw."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+_DPI = 120
+
+
+def draw_streams(folder: Path, values: dict[str, Any]) -> list[str]:
+    """Tokens per second and the latency of steps against sessions, for each kind of weights."""
+    from matplotlib.figure import Figure
+
+    found = {weights: rows for weights, rows in values["weights"].items() if rows}
+    if not found:
+        return []
+    figure = Figure(figsize=(8, 3.2 * len(found)), layout="constrained")
+    for (rate, latency), (weights, rows) in zip(
+        figure.subplots(len(found), 2, squeeze=False), found.items(), strict=True
+    ):
+        for n_streams in sorted({row["n_streams"] for row in rows}):
+            ours = [row for row in rows if row["n_streams"] == n_streams]
+            sessions = [row["n_sessions"] for row in ours]
+            label = "one queue" if n_streams == 1 else f"{n_streams} streams"
+            (line,) = rate.plot(sessions, [row["tokens_per_s"] for row in ours], "o-", label=label)
+            for key, style in (("step_p50_s", "o-"), ("step_p99_s", "^:")):
+                named = f"{label}, {key[5:8]}"
+                times = [1e3 * row[key] for row in ours]
+                latency.plot(sessions, times, style, color=line.get_color(), label=named)
+        rate.set(xlabel="sessions at once", ylabel="tokens per s", title=f"{weights} weights", ylim=(0, None))
+        latency.set(
+            xlabel="sessions at once", ylabel="a step, ms", title=f"{weights} weights", ylim=(0, None)
+        )
+        for axes in (rate, latency):
+            axes.set_xticks(sorted({row["n_sessions"] for row in rows}))
+            axes.grid(alpha=0.3)
+            axes.legend(fontsize="small")
+    return [_save(figure, folder, "streams.png")]
+
+
+def draw_serving(folder: Path, rows: list[dict[str, Any]]) -> list[str]:
+    """Every token's time in the chain of real blocks and as the calibrated stub had it, request by request."""
+    from matplotlib.figure import Figure
+
+    if not rows:
+        return []
+    figure = Figure(figsize=(8, 3 * len(rows)), layout="constrained")
+    for axes, row in zip(figure.subplots(len(rows), 1, squeeze=False)[:, 0], rows, strict=True):
+        for name in ("blocks", "stub"):
+            gaps_s = row[f"{name}_gaps_s"]
+            axes.plot(range(1, len(gaps_s) + 1), [1e3 * gap_s for gap_s in gaps_s], label=name)
+        axes.set(xlabel="token", ylabel="time since the last one, ms", title=f"request {row['request']}")
+        axes.set_ylim(0, None)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+    return [_save(figure, folder, "serving.png")]
+
+
+def _save(figure: Any, folder: Path, name: str) -> str:
+    folder.mkdir(exist_ok=True)
+    figure.savefig(folder / name, dpi=_DPI)
+    return f"{folder.name}/{name}"

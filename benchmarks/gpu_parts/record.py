@@ -1,0 +1,65 @@
+"""What a part has found so far, in a file that is whole at any moment."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from testbed.rundir import write_json
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a part is asked: where to compute, how large, and by when to be done (``time.monotonic``)."""
+
+    device: str
+    is_small: bool
+    folder: Path
+    """Of the whole benchmark: other parts' files lie there too."""
+    ends_at_s: float
+
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self.ends_at_s - time.monotonic())
+
+
+@dataclass
+class Record:
+    """``values`` in ``NAME.json``; ``findings`` are sentences for people, ``failures`` what is wrong with results.
+
+    ``put`` writes the file, so that nothing measured is lost when the part ends early.
+    """
+
+    job: Job
+    name: str
+    values: dict[str, Any] = field(default_factory=dict)
+    findings: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def path(self) -> Path:
+        return self.job.folder / f"{self.name}.json"
+
+    def put(self, **values: Any) -> None:
+        self.values.update(values)
+        self._write()
+
+    def append(self, key: str, row: dict[str, Any]) -> None:
+        self.values.setdefault(key, []).append(row)
+        self._write()
+
+    def find(self, sentence: str) -> None:
+        self.findings.append(sentence)
+        self._write()
+
+    def fail(self, sentence: str) -> None:
+        self.failures.append(sentence)
+        self._write()
+
+    def _write(self) -> None:
+        write_json(
+            self.path,
+            {"part": self.name, "findings": self.findings, "failures": self.failures, **self.values},
+        )

@@ -1,0 +1,131 @@
+"""The parts one after another, each in a process of its own and within its share of the time.
+
+A process per part: what one breaks (memory of the device that is not given back, a context that no longer
+works, a limit that stays set) ends with it, and it can be stopped from outside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from testbed.rundir import write_json
+
+SHARES = {"machine": 1, "correctness": 5, "streams": 5, "calibration": 8, "serving": 12}
+"""The parts in their order, and how the time is divided; what one leaves goes to those after it."""
+_LEAST_S = 15.0
+"""Imports alone take seconds."""
+_STOP_S = 10.0
+"""How long a part that is out of time may take to end what it has started."""
+_ERROR_LINES = 3
+
+
+@dataclass(frozen=True)
+class Options:
+    device: str
+    is_small: bool
+    folder: Path
+    minutes: float
+    parts: tuple[str, ...] = tuple(SHARES)
+
+
+def run_parts(options: Options, command: Sequence[str]) -> dict[str, Any]:
+    """Run all parts and answer ``results.json``, which is written after each of them.
+
+    ``command`` starts the script, to which ``--part NAME`` and the rest are appended. ``status`` of a part:
+    ``ok``, ``wrong`` (it ran, but results are not what they must be), ``failed``, or ``out of time``.
+    """
+    ends_at_s = time.monotonic() + 60 * options.minutes
+    answer: dict[str, Any] = {
+        "device": options.device,
+        "size": "small" if options.is_small else "full",
+        "started_at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "machine": {},
+        "parts": {},
+    }
+    todo = list(options.parts)
+    while todo:
+        left_s = max(0.0, ends_at_s - time.monotonic())
+        share = SHARES[todo[0]] / sum(SHARES[name] for name in todo)
+        allowed_s = max(_LEAST_S, share * left_s)
+        name = todo.pop(0)
+        print(f"{name}: at most {allowed_s:.0f} s", file=sys.stderr, flush=True)
+        part = _run_part(name, options, command, allowed_s)
+        found = part.pop("record")
+        answer["parts"][name] = part
+        if name == "machine":
+            answer["machine"] = {k: v for k, v in found.items() if k not in ("part", "findings", "failures")}
+            if part["status"] == "failed":  # no such device: all others would say the same
+                todo = []
+        answer["status"] = "ok" if all(p["status"] == "ok" for p in answer["parts"].values()) else "failed"
+        write_json(options.folder / "results.json", answer)
+    return answer
+
+
+def _run_part(name: str, options: Options, command: Sequence[str], allowed_s: float) -> dict[str, Any]:
+    began_at_s = time.monotonic()
+    arguments = [*command, "--part", name, "--device", options.device, "--out", str(options.folder)]
+    arguments += ["--size", "small" if options.is_small else "full", "--seconds", f"{allowed_s:.1f}"]
+    log_path = options.folder / "logs" / f"{name}.log"
+    with open(log_path, "wb") as log:
+        process = subprocess.Popen(
+            arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+        try:
+            code: int | None = process.wait(timeout=allowed_s + _STOP_S)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            _end(process)
+    record = _read(options.folder / f"{name}.json")
+    error = None
+    if code is None:
+        status, error = "out of time", f"was stopped after {time.monotonic() - began_at_s:.0f} s"
+    elif code:
+        status, error = "failed", _last_lines(log_path) or f"ended with exit code {code}"
+    else:
+        status = "wrong" if record.get("failures") else "ok"
+    return {
+        "status": status,
+        "error": error,
+        "took_s": round(time.monotonic() - began_at_s, 1),
+        "file": f"{name}.json",
+        "log": f"logs/{name}.log",
+        "findings": record.get("findings", []),
+        "failures": record.get("failures", []),
+        "record": record,
+    }
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the part with all that it has started: politely, so that a run removes its network, then at once."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=_STOP_S)
+    with contextlib.suppress(ProcessLookupError):  # whatever the part left behind
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:  # it ended before it had anything to say
+        return {}
+    assert isinstance(record, dict)
+    return record
+
+
+def _last_lines(path: Path) -> str:
+    lines = [line.strip() for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
+    return " | ".join([line for line in lines if line][-_ERROR_LINES:])

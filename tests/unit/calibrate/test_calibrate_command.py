@@ -1,0 +1,150 @@
+"""The whole command on a tiny model of real blocks; times are not looked at."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nodes.compute import StubProfile
+from testbed.calibrate.command import Options, calibrate_command, numbers
+from testbed.errors import UserError
+from testbed.scenario import load_experiment
+from testbed.wiring import stub_profile
+from tests.support.blocks import need_blocks
+
+CONFIG = {
+    "model_type": "bloom",
+    "hidden_size": 16,
+    "n_layer": 4,
+    "n_head": 2,
+    "vocab_size": 64,
+    "seq_length": 64,
+}
+SMALL = Options(
+    model="",
+    random_weights=True,
+    name="mine",
+    lengths=(4, 8, 16),
+    sessions=(1, 2),
+    n_output_tokens=10,
+    rounds=1,
+    pause_s=0.0,
+)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder with a ``config.json`` and no weights."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return folder
+
+
+def test_a_calibration_leaves_samples_results_profile_report_and_figures(model: Path, tmp_path: Path) -> None:
+    need_blocks()
+    out = tmp_path / "out"
+    answer, text = calibrate_command(replace(SMALL, model=str(model), out=out))
+    assert answer["subject"]["n_blocks"] == 4 and len(answer["verdict"]) == 5
+    assert all(sentence in text for sentence in answer["verdict"])
+    assert answer == {**json.loads((out / "calibration.json").read_text()), "out": str(out)}
+    with (out / "measurements.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["round"] for row in rows} == {"-1", "0"}
+    assert {int(row["n_blocks"]) for row in rows} == {1, 2, 4}
+    names = {path.stem for path in (out / "figures").iterdir()}
+    assert names == {
+        "prefill",
+        "decode_blocks",
+        "decode_context",
+        "decode_output",
+        "decode_sessions",
+        "memory",
+    }
+    assert {path.suffix for path in (out / "figures").iterdir()} == {".png", ".pdf"}
+    report = (out / "report.md").read_text()
+    assert all(sentence in report for sentence in answer["verdict"])
+    assert all(
+        (out / line.split("(")[-1].rstrip(")")).is_file() for line in report.split("\n") if line[:2] == "!["
+    )
+    assert answer["memory"]["block_bytes"]["value"] == pytest.approx(4 * (12 * 16**2 + 13 * 16))
+    assert answer["memory"]["cache_bytes_per_token"]["value"] == pytest.approx(2 * 16 * 4)
+    stub = served_by(out)
+    better = answer["better"]
+    decode_s = better["step_base_s"]["value"] + 3 * (
+        better["decode_s"]["value"] + 8 * better["context_slope_s"]["value"]
+    )
+    assert stub.compute_s(8, 1, 3) == pytest.approx(decode_s, rel=1e-4)
+
+
+def served_by(out: Path) -> StubProfile:
+    """The stub of a server in a scenario beside the profile."""
+    scenario = out / "scenario.toml"
+    scenario.write_text(
+        """
+        hardware_files = ["profile.toml"]
+        model = { name = "m", n_blocks = 4, hidden_size = 16, block_size = "13 kB", value_bytes = 4 }
+        servers = [{ hardware = "mine", site = "A" }]
+        clients = { site = "A" }
+        workload = { rate = 1, n_requests = 2, n_input_tokens = 4, n_output_tokens = 4 }
+        [network]
+        kind = "clusters"
+        pairs = [{ sites = ["A", "A"], rtt = "1 ms", rate = "1 Gbit/s" }]
+        """
+    )
+    return stub_profile(load_experiment(str(scenario)), 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"compute": "stub"}, "--compute must be blocks"),
+        ({"model": "nowhere"}, "no folder nowhere"),
+        ({"n_blocks": 5}, "--blocks must be from 1 to the model's 4, not 5"),
+        ({"name": "a b"}, '--name "a b" must consist of letters'),
+        ({"lengths": (60,)}, "more than the 64 tokens that the model takes; give shorter --lengths"),
+        ({"sessions": (0,)}, "at least 1, not 0"),
+        ({"model": "bloom-1", "random_weights": True}, "--model bloom-1: is no folder, and unknown model"),
+    ],
+)
+def test_what_cannot_be_calibrated_is_refused_in_one_sentence(
+    model: Path, changes: dict[str, object], words: str
+) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        calibrate_command(replace(Options(model=str(model)), **changes))  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"dtype": "float64"}, "--dtype must be one of float32, bfloat16, float16"),
+        ({"weights": "int3"}, "--weights must be one of plain, int8, nf4"),
+        ({"n_threads": 0}, "--threads must be at least 1"),
+        ({"n_streams": 0}, "--streams must be at least 1"),
+        ({"device": "tpu"}, "tpu"),
+    ],
+)
+def test_a_device_that_cannot_compute_so_is_refused_in_one_sentence(
+    model: Path, changes: dict[str, object], words: str
+) -> None:
+    need_blocks()
+    with pytest.raises(UserError, match=words) as caught:
+        calibrate_command(replace(Options(model=str(model), random_weights=True), **changes))  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_that_holds_something_is_left_alone(model: Path) -> None:
+    with pytest.raises(UserError, match="holds something already"):
+        calibrate_command(Options(model=str(model), out=model))
+
+
+def test_lists_of_numbers_are_read_and_everything_else_refused() -> None:
+    assert numbers("--lengths", "16, 64") == (16, 64)
+    assert numbers("--lengths", None) is None
+    with pytest.raises(UserError, match='--lengths must be whole numbers such as 16,64,256, not "a,b"'):
+        numbers("--lengths", "a,b")

@@ -1,0 +1,175 @@
+"""What nodes are told of a real model, and what is said where there can be none."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodes.blocks.spec import BlocksSpec, HubSpec, Sampling, WeightSource
+from testbed import wiring
+from testbed.cli_blocks import model_overrides
+from testbed.doctor import _blocks_rows
+from testbed.errors import UserError
+from testbed.experiment import Experiment
+from testbed.generate import GenerateOptions, generate_command
+from testbed.model import make_tiny_command
+from testbed.placing import place_experiment
+from testbed.real import RealModel, real_model
+from testbed.scenario import load_experiment
+from testbed.scenario.families import make_config
+from testbed.up import check_can_run
+
+NOTHING = GenerateOptions(None, None, 4, None, None, None, None)
+CONTROL = Path("control.sock")
+
+
+def blocks(*options: str) -> Experiment:
+    return load_experiment("bloom-tiny", ["compute.backend=blocks", *options])
+
+
+def config_file(folder: Path, **sizes: int) -> str:
+    config = {"model_type": "bloom", "n_layer": 8, "hidden_size": 64, "n_head": 4, "vocab_size": 512, **sizes}
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def random_model(*options: str) -> tuple[Experiment, RealModel]:
+    experiment = blocks("compute.random_weights=true", *options)
+    real = real_model(experiment, Path())
+    assert real is not None
+    return experiment, real
+
+
+@pytest.fixture
+def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+
+    def find(name: str, package: str | None = None) -> Any:
+        return None if name == "torch" else found(name, package)
+
+    monkeypatch.setattr(importlib.util, "find_spec", find)
+
+
+def test_devices_go_round_the_servers_and_every_server_has_its_memory_as_a_limit() -> None:
+    experiment, real = random_model('compute.device=["cuda:0", "cuda:1"]', "compute.threads=3")
+    placement = place_experiment(experiment).placement
+    devices = []
+    for number, server in enumerate(experiment.problem.servers):
+        config = wiring.server_config(experiment, placement, number, CONTROL, "10.0.0.1", False, real)
+        assert isinstance(config.compute, BlocksSpec)
+        assert config.compute.memory_bytes == server.memory_bytes == 20e6
+        assert config.compute.n_threads == 3
+        devices.append(config.compute.device)
+    assert devices == ["cuda:0", "cuda:1", "cuda:0", "cuda:1", "cuda:0"]
+
+
+def test_a_client_has_its_part_of_the_same_model_on_the_first_device() -> None:
+    experiment, real = random_model('compute.device=["cuda:0", "cuda:1"]', "model.seed=9")
+    real = replace(real, sampling=Sampling(0.5), stops=True)
+    config = wiring.client_config(experiment, "client-0", CONTROL, "10.0.0.1", Path("log"), real)
+    assert isinstance(config.model, HubSpec)
+    assert config.model.source == WeightSource(make_config("bloom", 8, 64, 4, 512), None, 9)
+    assert (config.model.device, config.model.stops) == ("cuda:0", True)
+    assert config.model.sampling == Sampling(0.5)
+
+
+def test_the_stub_has_no_real_model() -> None:
+    assert real_model(load_experiment("bloom-tiny"), Path()) is None
+
+
+def test_a_large_model_is_not_made_on_the_way_into_a_run(tmp_path: Path) -> None:
+    experiment = blocks('model={profile="bloom-176b", n_blocks=2}', 'hardware.small.memory="90 GB"')
+    with pytest.raises(UserError, match=r"a model of 34\.\d GB is not made for one run: .*--random-weights"):
+        real_model(experiment, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_checkpoint_that_has_changed_since_the_run_was_recorded_is_refused(tmp_path: Path) -> None:
+    experiment = blocks()
+    assert experiment.blocks is not None
+    other = config_file(tmp_path, n_layer=9)
+    changed = replace(experiment, blocks=replace(experiment.blocks, checkpoint=other))
+    with pytest.raises(UserError, match="has 9 blocks of hidden size 64, but the scenario has 8 of 64"):
+        real_model(changed, tmp_path)
+
+
+def test_requests_longer_than_the_model_is_made_for_are_refused(tmp_path: Path) -> None:
+    experiment = blocks("workload.n_input_tokens=2000", "workload.n_output_tokens=49")
+    assert experiment.blocks is not None
+    checkpoint = config_file(tmp_path, seq_length=2048)
+    given = replace(experiment, blocks=replace(experiment.blocks, checkpoint=checkpoint))
+    with pytest.raises(UserError, match="2049 tokens, input and output, but the model is made for 2048"):
+        real_model(given, tmp_path)
+
+
+def test_without_torch_one_sentence_says_what_to_install(no_torch: None, tmp_path: Path) -> None:
+    for attempt in (
+        lambda: check_can_run(blocks()),
+        lambda: generate_command(
+            "bloom-tiny", [], NOTHING, tmp_path, as_json=True, report=False, echo=lambda _: None
+        ),
+        lambda: make_tiny_command(tmp_path / "m", "bloom", 1, 8, 2, 300, 0, n_kv_heads=None, n_shards=1),
+    ):
+        with pytest.raises(UserError, match=r"\(torch\): pip install 'testbed\[blocks\]'$"):
+            attempt()
+    check_can_run(load_experiment("bloom-tiny"))  # the stub works without
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_torch_the_doctor_says_so(no_torch: None) -> None:
+    blocks_row, gpu = _blocks_rows()
+    assert (blocks_row["name"], blocks_row["works"]) == ("blocks", False)
+    assert "torch" in blocks_row["detail"] and "pip install" in blocks_row["detail"]
+    assert (gpu["name"], gpu["works"]) == ("gpu", False)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, "either --prompt TEXT or --prompt-ids"),
+        ({"prompt": "a", "prompt_ids": "1"}, "either --prompt TEXT or --prompt-ids"),
+        ({"prompt_ids": "1,x"}, "must be whole numbers such as 1,2,3"),
+        ({"prompt_ids": ""}, "the prompt is empty"),
+        ({"prompt": ""}, "the prompt is empty"),
+        ({"prompt_ids": "1,512"}, "token 512 of the prompt is none of the model's, 0 to 511"),
+        ({"prompt_ids": "-1"}, "token -1 of the prompt"),
+        ({"prompt_ids": "1", "max_new_tokens": 2048}, "more than the 2048 that the model is made for"),
+        ({"prompt_ids": "1", "seed": 3}, "--seed is for sampling"),
+    ],
+)
+def test_a_prompt_that_is_none_of_this_model_is_refused_before_anything_starts(
+    change: dict[str, Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)  # as if all were installed
+    options = replace(NOTHING, **change)
+    with pytest.raises(UserError, match=words):
+        generate_command(
+            "bloom-tiny", [], options, tmp_path / "run", as_json=True, report=False, echo=lambda _: None
+        )
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "sampling"),
+    [
+        ({}, None),
+        ({"temperature": 0.0, "top_k": 5}, None),
+        ({"temperature": 0.7}, Sampling(0.7, 0, 1.0, 0)),
+        ({"top_k": 5, "seed": 2}, Sampling(1.0, 5, 1.0, 2)),
+        ({"top_p": 0.9}, Sampling(1.0, 0, 0.9, 0)),
+    ],
+)
+def test_tokens_are_sampled_only_if_one_of_the_samplings_settings_is_given(
+    change: dict[str, Any], sampling: Sampling | None
+) -> None:
+    assert replace(NOTHING, **change).sampling() == sampling
+
+
+def test_the_name_of_a_model_is_text_whatever_it_looks_like() -> None:
+    assert model_overrides("176", True) == ['compute.model="176"', "compute.random_weights=true"]
+    assert model_overrides(None, False) == []
