@@ -102,7 +102,8 @@ def test_sessions_live_on_when_a_server_is_killed_and_it_serves_again_later(
         request.getfixturevalue(network)
     faults = fault("kill", DECODE, **{"for": '"2 s"'})
     before = links()
-    outcome = testbed.up(scenario(faults), "--network", network, "--json")
+    longer = ("--set", "workload.n_output_tokens=160")  # the server is back before the end on any machine
+    outcome = testbed.up(scenario(faults), "--network", network, "--json", *longer)
     summary = assert_all_live_on(outcome)
     assert links() == before
     replays = events(outcome.run_dir, "replayed")
