@@ -40,7 +40,7 @@ VNET: Strategy = st.builds(
     st.integers(0, 255),
     st.sampled_from([0, 1, 1, 3, 4, 5, 0x81, 255]),
     st.integers(0, 65_535),
-    st.sampled_from([0, 1, 8, 48, 1448, 65_535]),
+    st.sampled_from([0, 1, 8, 48, 1448, 1448, 1448, 65_535]),
     st.integers(0, 65_535),
     st.integers(0, 65_535),
 )
@@ -50,19 +50,24 @@ VNET: Strategy = st.builds(
 def packets(draw: Callable[[Strategy], Any]) -> bytes:
     """A packet to one of the nodes, with anything in its headers, and possibly cut short."""
     length = draw(st.sampled_from([0, 1, 20, 1000, 1448, 9000, 65_484]))
-    first = draw(st.sampled_from([0x45, 0x45, 0x45, 0x46, 0x4F, 0x40, 0x41, 0x65, 0x05, 0xFF]))
-    protocol = draw(st.sampled_from([6, 6, 6, 17, 1, 255]))
-    target = socket.inet_aton(draw(st.sampled_from([*_NODES.values(), *_NODES.values(), "255.255.255.255"])))
+    first = draw(st.sampled_from([*[0x45] * 12, 0x46, 0x4F, 0x40, 0x41, 0x65, 0x05, 0xFF]))
+    protocol = draw(st.sampled_from([*[6] * 12, 17, 1, 255]))
+    target = socket.inet_aton(
+        draw(st.sampled_from([*list(_NODES.values())[1:] * 5, "198.18.0.1", "255.255.255.255"]))
+    )
     ip = struct.pack("!BBHHHBBH", first, 0, draw(st.integers(0, 65_535)), 7, 0x4000, 64, protocol, 0)
     ip += socket.inet_aton(_NODES["a"]) + target + bytes(max(0, (first & 15) * 4 - 20))
-    words = draw(st.sampled_from([5, 8, 15, 0, 4]))
+    words = draw(st.sampled_from([5, 5, 5, 8, 8, 8, 15, 0, 4]))
     tcp = struct.pack("!HHIIBBHHH", 1, 2, draw(st.integers(0, 2**32 - 1)), 0, words << 4, 0xFF, 0, 0, 0)
     packet: bytes = draw(VNET) + ip + tcp + bytes(max(0, words * 4 - 20)) + bytes(length)
     return packet[: draw(st.just(65_546) | st.integers(1, 90))][:65_546]
 
 
 CASES: Strategy = st.lists(
-    st.tuples(st.sampled_from(["a", "b"]), packets() | st.binary(min_size=1, max_size=100)),
+    st.tuples(
+        st.sampled_from(["a", "a", "b"]),
+        packets() | packets() | packets() | st.binary(min_size=1, max_size=100),
+    ),
     min_size=1,
     max_size=4,
 )

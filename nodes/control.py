@@ -243,7 +243,7 @@ async def listen(path: Path, accept: Callable[[Peer], Awaitable[None]]) -> async
             peer.close()
 
     with _short_path(path) as name:
-        mask = os.umask(0o077)
+        mask = os.umask(0o177)
         try:
             return await asyncio.start_unix_server(connected, name)
         finally:
