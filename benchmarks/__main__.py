@@ -1,4 +1,7 @@
-"""Runs all benchmarks, or those named on the command line, and prints their figures."""
+"""Runs all benchmarks, or those named on the command line, and prints their figures.
+
+``fuzz`` is a command of its own, with options (``benchmarks.fuzz``).
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ NAMES = ("dataplane", "startup", "network", "fabric", "emulation", "simulator")
 
 
 def main() -> int:
+    if sys.argv[1:2] == ["fuzz"]:
+        return int(importlib.import_module("benchmarks.fuzz").run(sys.argv[2:]))
     wanted = [argument for argument in sys.argv[1:] if not argument.startswith("-")] or list(NAMES)
     unknown = [name for name in wanted if name not in NAMES]
     if unknown:

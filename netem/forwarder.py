@@ -22,7 +22,7 @@ from heapq import heappop, heappush
 
 from netem.forwarder_changes import ChangeChannel
 from netem.forwarder_links import Pipe, SharedLink, Transit
-from netem.forwarder_packets import wire_bytes
+from netem.forwarder_packets import is_whole, wire_bytes
 from netem.forwarder_stats import ForwarderStats, Lateness, StatsPage
 from netem.spec import NetworkError, NetworkSpec
 from netem.syscalls import set_timer_slack
@@ -33,6 +33,8 @@ _SPIN_S = 60e-6
 _PACKETS_PER_TURN = 16
 _REPORT_EVERY_S = 0.1
 _BUSY_WINDOW_S = 1.0
+MAX_HELD_BYTES = 2 * 1024**3
+"""Packets beyond this find no room: what is on its way at once is this process's memory."""
 
 
 class Forwarder:
@@ -64,8 +66,10 @@ class Forwarder:
             self._pipes[devices[source]][addresses[target]] = pipe
         self._queue: list[tuple[float, int, Pipe, bytes, Transit | None]] = []
         self._sequence = 0
+        self.held_bytes = 0
+        """Of packets on their way."""
         fastest_bps = max((link.rate_bps for link in spec.links.values()), default=0.0)
-        self._stats = ForwarderStats(asked_max_bps=fastest_bps)
+        self.stats = ForwarderStats(asked_max_bps=fastest_bps)
         self._lateness = Lateness()
 
     def run(self) -> None:
@@ -78,7 +82,7 @@ class Forwarder:
         for fd in (*self._pipes, self._changes.fileno()):
             poller.register(fd, select.EPOLLIN)
         waiter = [poller.fileno()]
-        queue, stats, now_of, wait = self._queue, self._stats, time.monotonic, select.select
+        queue, stats, now_of, wait = self._queue, self.stats, time.monotonic, select.select
         report_at_s = 0.0
         meter = _Meter()
         while True:
@@ -112,7 +116,7 @@ class Forwarder:
 
     def _take(self, fd: int, now: float) -> None:
         """Read what a node has sent, at most ``_PACKETS_PER_TURN`` packets."""
-        pipes, stats = self._pipes[fd], self._stats
+        pipes, stats = self._pipes[fd], self.stats
         for _ in range(_PACKETS_PER_TURN):
             try:
                 packet = os.read(fd, _READ_BYTES)
@@ -123,7 +127,7 @@ class Forwarder:
                     f"the network device of {self._owners[fd]} is gone: {error.strerror}"
                 ) from error
             pipe = pipes.get(packet[26:30])
-            if pipe is None or packet[10] >> 4 != 4:
+            if pipe is None or packet[10] >> 4 != 4 or (packet[1] and not is_whole(packet)):
                 stats.dropped += 1
             elif pipe.loses:
                 survivors, n_lost = pipe.survivors(packet)
@@ -138,19 +142,21 @@ class Forwarder:
                 self._schedule(pipe.enter(now, packet, size), pipe, packet)
 
     def _schedule(self, entered: tuple[float, Transit | None] | None, pipe: Pipe, packet: bytes) -> None:
-        if entered is None:
-            self._stats.dropped += 1
+        if entered is None or self.held_bytes > MAX_HELD_BYTES:
+            self.stats.dropped += 1
             return
         at_s, transit = entered
         self._sequence += 1
+        self.held_bytes += len(packet)
         heappush(self._queue, (at_s, self._sequence, pipe, packet, transit))
 
     def _deliver(self) -> None:
         """Hand over every packet that is due, to its receiver or to its next shared link."""
-        queue, stats, lateness = self._queue, self._stats, self._lateness
+        queue, stats, lateness = self._queue, self.stats, self._lateness
         now = time.monotonic()
         while queue and queue[0][0] <= now:
             due, _, pipe, packet, transit = heappop(queue)
+            self.held_bytes -= len(packet)
             if transit is not None:
                 self._schedule(transit.enter(due), pipe, packet)
                 continue

@@ -13,7 +13,32 @@ from itertools import pairwise
 from netem.tun import VNET_HEADER_BYTES
 
 _IP = VNET_HEADER_BYTES
+_MIN_IP_BYTES = _MIN_TCP_BYTES = 20
+_MIN_SEGMENT_BYTES = 8
+"""The kernel's TCP sends no smaller ones; by single bytes, a packet would be cut into 65,000."""
+_TCP = 6
 _FIN, _PSH, _CWR = 0x01, 0x08, 0x80
+
+
+def is_whole(packet: bytes) -> bool:
+    """Whether a super-packet holds the headers that it is to be cut by; plain packets are not looked into.
+
+    TCP's own always do. A process inside a node may send anything (raw sockets).
+    """
+    segment_bytes = packet[4] | packet[5] << 8
+    if not packet[1] or not segment_bytes:
+        return True
+    ip_bytes = (packet[_IP] & 15) * 4
+    tcp = _IP + ip_bytes
+    if (
+        segment_bytes < _MIN_SEGMENT_BYTES
+        or ip_bytes < _MIN_IP_BYTES
+        or len(packet) < tcp + _MIN_TCP_BYTES
+        or packet[_IP + 9] != _TCP
+    ):
+        return False
+    tcp_bytes = (packet[tcp + 12] >> 4) * 4
+    return tcp_bytes >= _MIN_TCP_BYTES and tcp + tcp_bytes < len(packet) <= _IP + 0xFFFF
 
 
 def wire_bytes(packet: bytes) -> int:

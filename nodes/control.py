@@ -78,7 +78,8 @@ def _short_path(path: Path) -> Any:
         os.close(folder)
 
 
-def _unpack(body: bytes, limits: ControlLimits) -> list[Any]:
+def unpack(body: bytes, limits: ControlLimits) -> list[Any]:
+    """A message, checked. Raises ``ControlError``."""
     try:
         message: Any = msgpack.unpackb(
             body,
@@ -136,7 +137,7 @@ class Peer:
                     raise ControlError(
                         f"a control message of {size} bytes; at most {self._limits.max_message_bytes} are taken"
                     )
-                self._dispatch(_unpack(await self._reader.readexactly(size), self._limits))
+                self._dispatch(unpack(await self._reader.readexactly(size), self._limits))
         except (asyncio.IncompleteReadError, ConnectionError):
             return
         finally:
@@ -242,7 +243,7 @@ async def listen(path: Path, accept: Callable[[Peer], Awaitable[None]]) -> async
             peer.close()
 
     with _short_path(path) as name:
-        mask = os.umask(0o077)
+        mask = os.umask(0o177)
         try:
             return await asyncio.start_unix_server(connected, name)
         finally:

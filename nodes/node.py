@@ -135,6 +135,7 @@ async def _serve(config: ServerConfig) -> None:
 
     async def start(origin_at: float) -> None:
         clock.origin_at = origin_at
+        await clock.sleep_until_s(clock.now_s())  # makes its timer now, not at the first step
 
     async def status() -> dict[str, Any]:
         return server.status()
@@ -221,6 +222,7 @@ class _Client:
 
     async def start(self, origin_at: float) -> None:
         self.clock.origin_at = origin_at
+        await self.clock.sleep_until_s(self.clock.now_s())  # makes its timer now, not at the first request
 
     async def serve(self, requests: list[list[Any]], watched: list[int]) -> None:
         """Run the workload in the background; ``done`` is told at its end, ``token`` for ``watched`` requests."""

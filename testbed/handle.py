@@ -77,7 +77,8 @@ class LauncherHandle:
         assert self._answers is not None, "ask before listen"
         async with self._lock:
             self._connection.send((command, *arguments))
-            answer = await self._answers.get()
+            # Whoever gives up waiting must not leave an answer behind for the next one to take as its own.
+            answer = await asyncio.shield(asyncio.ensure_future(self._answers.get()))
         if answer is None:
             raise RunError(f"the launcher ended unexpectedly; see {self._log_path}")
         if answer[0] == "error":

@@ -31,6 +31,7 @@ class Faults:
     ) -> None:
         self._nodes = nodes
         self._coordinator = coordinator
+        self._events = events
         self._run_dir = run_dir
         self._n_clients = len(experiment.problem.clients)
         self._machines = Machines(experiment, nodes, coordinator, events)
@@ -83,7 +84,10 @@ class Faults:
             before = self._descriptors.get(name)
             if server is not None and (before is None or self._machines.epoch(server)):
                 before = self._descriptors_of_servers() + self._n_clients
-            n_descriptors += max(0, count - (before if before is not None else count))
+            n_more = count - before if before is not None else 0
+            if n_more > 0:
+                self._events.write("leak", self._nodes.now_s(), node=name, n_descriptors=n_more)
+                n_descriptors += n_more
         self.leaks = {
             "sessions": n_sessions,
             "cache_bytes": cache_bytes,

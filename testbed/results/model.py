@@ -1,10 +1,12 @@
 """What the model says that every hop should have taken, given when its messages were sent.
 
 Per hop: transmission and propagation each way, and k tau (decode) or k tau^I(l) (prefill) plus what the
-calibration adds, context and contention as the stub has them. Of a link that changes, what is in force when a message goes out counts, and a message
-that meets a cut link goes out when it is up again. Links are FIFO in the order of the measured sends, so
-that queueing behind another session's message is part of the model and not an error of the emulation; so is
-queueing at a server that computes serially. Errors do not accumulate: every stage starts from its measured input.
+calibration adds, context and contention as the stub has them; with forwarding, one way from the server before,
+and from the last one back to the client. Of a link that changes, what is in force when a message goes out
+counts, and a message that meets a cut link goes out when it is up again. Links are FIFO in the order of the
+measured sends, so that queueing behind another session's message is part of the model and not an error of the
+emulation; so is queueing at a server that computes serially. Errors do not accumulate: every stage starts from
+its measured input.
 """
 
 from __future__ import annotations
@@ -125,23 +127,34 @@ def hop_table(experiment: Experiment, records: RunRecords) -> HopTable:
 def _fill_network(
     experiment: Experiment, timeline: Timeline, table: HopTable, clients: NDArray[np.str_]
 ) -> None:
+    for pair, messages in _messages(experiment, table, clients).items():
+        free_at_s = -np.inf
+        for sent_at_s, row, n_bytes in sorted(messages):
+            start = up_again(timeline, pair, max(sent_at_s, free_at_s))
+            profile = scaled(timeline.link(pair, start), 1.0)
+            free_at_s = start + profile.transmission_s(n_bytes, experiment.mtu)
+            table.model_link_queue_s[row] += start - sent_at_s
+            table.model_network_s[row] += free_at_s - sent_at_s + profile.delay_s
+
+
+def _messages(
+    experiment: Experiment, table: HopTable, clients: NDArray[np.str_]
+) -> dict[tuple[str, str], list[tuple[float, int, int]]]:
+    """(sent_at_s, row, bytes) of everything that went from one node to another, by that pair.
+
+    With forwarding the server of the row before sends to the next one, and only the last to the client.
+    """
     names = [s.name for s in experiment.problem.servers]
-    for client in sorted(set(clients)):
-        for server in sorted(set(table.server[clients == client])):
-            chosen = np.flatnonzero((clients == client) & (table.server == server))
-            for pair, at_s, n_bytes in (
-                ((client, names[server]), table.sent_at_s, table.up_bytes),
-                ((names[server], client), table.departed_at_s, table.down_bytes),
-            ):
-                free_at_s = -np.inf
-                for row in chosen[np.argsort(at_s[chosen], kind="stable")]:
-                    sent = at_s[row]
-                    start = up_again(timeline, pair, max(sent, free_at_s))
-                    profile = scaled(timeline.link(pair, start), 1.0)
-                    transmission = profile.transmission_s(int(n_bytes[row]), experiment.mtu)
-                    free_at_s = start + transmission
-                    table.model_link_queue_s[row] += start - sent
-                    table.model_network_s[row] += free_at_s - sent + profile.delay_s
+    found: dict[tuple[str, str], list[tuple[float, int, int]]] = {}
+    for row, (client, number) in enumerate(zip(clients.tolist(), table.server.tolist(), strict=True)):
+        is_pushed = experiment.problem.forwarding and table.hop[row] > 0
+        sender = names[table.server[row - 1]] if is_pushed else client
+        up = float(table.sent_at_s[row]), row, int(table.up_bytes[row])
+        found.setdefault((sender, names[number]), []).append(up)
+        if table.down_bytes[row]:
+            down = float(table.departed_at_s[row]), row, int(table.down_bytes[row])
+            found.setdefault((names[number], client), []).append(down)
+    return found
 
 
 def up_again(timeline: Timeline, pair: tuple[str, str], at_s: float) -> float:

@@ -52,7 +52,7 @@ def test_a_node_that_dies_at_the_start_is_named_with_its_last_lines(testbed: Tes
 
 
 @pytest.mark.usefixtures("fabric")
-@pytest.mark.parametrize("name", ["a100-0", "client-0", "fabric"])
+@pytest.mark.parametrize("name", ["client-0", "fabric"])
 def test_what_dies_while_serving_is_named_and_the_rows_before_it_stay(name: str, testbed: Testbed) -> None:
     run = testbed.start_up("clustered", "--network", "fabric", *LONG)
     run_dir = run.serving()

@@ -1,0 +1,138 @@
+"""Hostile input by the hundred thousand: ``python -m benchmarks fuzz --cases 100000 --seed 0``.
+
+Cases go to four targets: the codecs, a server (``hostile_server``), the control plane's two ends
+(``hostile_control``) and the forwarder (``hostile_packets``). They come from Hypothesis in batches; a batch
+that fails is named by its target and seed, with its case as small as it could be made, and can be run alone:
+``--target server --seed 12345 --cases 1``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import resource
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+from benchmarks.hostile_codec import CodecTarget
+from benchmarks.hostile_control import ControlTarget
+from benchmarks.hostile_packets import PacketTarget
+from benchmarks.hostile_server import ServerTarget
+
+BATCH = 250
+SHARES: dict[str, float] = {"codec": 0.4, "server": 0.25, "control": 0.15, "packets": 0.2}
+
+
+class Target(Protocol):
+    """What cases are played against."""
+
+    name: str
+    cases: st.SearchStrategy[Any]
+    counts: Counter[str]
+
+    def check(self, case: Any) -> None:
+        """Raises when a promise is broken."""
+        ...
+
+    def n_left(self) -> int:
+        """What is still under way: tasks, packets."""
+        ...
+
+    def close(self) -> None: ...
+
+
+TARGETS: dict[str, Callable[[], Target]] = {
+    "codec": CodecTarget,
+    "server": ServerTarget,
+    "control": ControlTarget,
+    "packets": PacketTarget,
+}
+
+
+def play(target: Target, n_cases: int, batch_seed: int, shrink: bool = True) -> None:
+    """One batch of cases. Raises what the first (and then smallest) failing case raises."""
+    phases = [Phase.generate, Phase.shrink] if shrink else [Phase.generate]
+
+    @seed(batch_seed)
+    @settings(
+        max_examples=n_cases,
+        database=None,
+        deadline=None,
+        phases=phases,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(target.cases)
+    def batch(case: Any) -> None:
+        target.check(case)
+
+    batch()
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def memory_bytes() -> int:
+    """Of this process now (resident)."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
+
+
+def fuzz(name: str, n_cases: int, first_seed: int) -> list[str]:
+    """Play ``n_cases`` against one target and print what came of them; answers the failures."""
+    failures = []
+    before = descriptors()
+    target = TARGETS[name]()
+    play(target, 20, first_seed)  # what is made once, is made now
+    n_left, n_open, held = target.n_left(), descriptors(), memory_bytes()
+    started_at = time.monotonic()
+    done = 0
+    while done < n_cases:
+        size, batch_seed = min(BATCH, n_cases - done), first_seed + done // BATCH
+        try:
+            play(target, size, batch_seed)
+        except Exception:
+            failures.append(f"--target {name} --seed {batch_seed} --cases {size}")
+            print(f"FAILED: python -m benchmarks fuzz {failures[-1]}", file=sys.stderr)
+            traceback.print_exc()
+            target = TARGETS[name]()
+        done += size
+    took_s = time.monotonic() - started_at
+    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
+    print(f"{name}: {done} cases in {took_s:.0f} s, {len(failures)} batches failed")
+    print("  " + ", ".join(f"{what} {count}" for what, count in sorted(target.counts.items())))
+    print(
+        f"  memory {held / 1e6:.0f} MB after the first cases, {memory_bytes() / 1e6:.0f} MB after the last, peak of the "
+        f"process {peak_mb:.0f} MB"
+    )
+    grown = {"descriptors": descriptors() - n_open, "tasks or packets": target.n_left() - n_left}
+    target.close()
+    print(
+        f"  more than before the cases: {grown}; descriptors {before} before the target, {descriptors()} after it"
+    )
+    return [*failures, *(f"{name} leaks {what}" for what, count in grown.items() if count > 0)]
+
+
+def run(arguments: list[str]) -> int:
+    """Exit code 1 if any case failed or anything leaked."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks fuzz")
+    parser.add_argument("--cases", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--target", choices=TARGETS, help="only this one, with all the cases")
+    options = parser.parse_args(arguments)
+    logging.disable(logging.CRITICAL)
+    shares = {options.target: 1.0} if options.target else SHARES
+    failures = []
+    for name, share in shares.items():
+        failures += fuzz(name, round(options.cases * share), options.seed)
+    for failure in failures:
+        print(f"FAILED: {failure}", file=sys.stderr)
+    return 1 if failures else 0

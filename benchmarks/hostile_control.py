@@ -1,0 +1,215 @@
+"""Hostile cases against both ends of the control plane: the orchestrator's listener, and a node.
+
+Beside them a peer that behaves asks the same listener; it must go on getting its answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgpack
+from hypothesis import strategies as st
+
+from benchmarks.hostile_frames import CLAIMS, DEEP, VALUES
+from nodes import control
+from nodes.control import ControlError, Handler, Peer
+
+Strategy = st.SearchStrategy[Any]
+_PATIENCE_S = 5.0
+
+METHODS = st.sampled_from(["double", "fail", "fall", "never", "__class__", "nothing", "", "x" * 5000])
+PARAMS: Strategy = st.lists(VALUES | st.integers(0, 9), max_size=3)
+MESSAGES: Strategy = st.one_of(
+    st.tuples(st.just(0), st.integers(-1, 2**40), METHODS, PARAMS),
+    st.tuples(st.just(0), st.integers(0, 5), st.just("double"), st.tuples(st.integers(0, 99))),
+    st.tuples(st.just(1), st.integers(0, 40), VALUES),
+    st.tuples(st.just(2), st.integers(0, 40), st.text(max_size=20)),
+    st.tuples(st.just(3), METHODS, PARAMS),
+)
+WRONG: Strategy = st.one_of(
+    st.tuples(VALUES, VALUES),
+    st.lists(VALUES, max_size=6).map(tuple),
+    st.tuples(st.integers(0, 4), VALUES, VALUES),
+    st.tuples(st.integers(0, 4), VALUES, VALUES, VALUES),
+)
+
+
+def framed(body: bytes) -> bytes:
+    return len(body).to_bytes(4, "big") + body
+
+
+@st.composite
+def damaged(draw: Callable[[Strategy], Any]) -> bytes:
+    """A message with other bytes here and there, its length included."""
+    data = bytearray(framed(msgpack.packb(draw(MESSAGES))))
+    for _ in range(draw(st.integers(1, 3))):
+        data[draw(st.integers(0, min(len(data) - 1, 40)))] = draw(st.integers(0, 255))
+    return bytes(data)
+
+
+PIECES: Strategy = st.one_of(
+    MESSAGES.map(lambda m: framed(msgpack.packb(m))),
+    MESSAGES.map(lambda m: framed(msgpack.packb(m))),
+    st.tuples(MESSAGES, st.integers(2, 60)).map(lambda m: framed(msgpack.packb(m[0])) * m[1]),
+    WRONG.map(lambda m: framed(msgpack.packb(m))),
+    (DEEP | CLAIMS).map(framed),
+    damaged(),
+    st.sampled_from([2**31, 2**32 - 1, 2**20 + 1, 2**20, 0]).map(
+        lambda n: n.to_bytes(4, "big") + b"\x93" * 20
+    ),
+    st.binary(max_size=40),
+)
+CASES: Strategy = st.tuples(
+    st.sampled_from(["orchestrator", "node"]),
+    st.lists(PIECES, min_size=1, max_size=8),
+    st.integers(0, 400),
+    st.sampled_from(["close", "abort", "half", "deaf"]),
+)
+"""Which end is attacked, what is sent, how many of the last bytes are not, and how the attacker leaves."""
+
+
+class ControlTarget:
+    """The control plane under attack."""
+
+    name = "control"
+    cases = CASES
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._failures: list[str] = []
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(self._unhandled)
+        self._folder = tempfile.TemporaryDirectory()
+        self._path = Path(self._folder.name) / "control.sock"
+        self._hostile_path = Path(self._folder.name) / "hostile.sock"
+        self._never: asyncio.Event
+        self._serving: set[Peer] = set()
+        self._n_told = 0
+        self._loop.run_until_complete(self._start())
+
+    def _unhandled(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        self._failures.append(f"{context.get('message')}: {context.get('exception')!r}")
+
+    def _handlers(self) -> dict[str, Handler]:
+        async def double(value: int) -> int:
+            return 2 * value
+
+        async def fail() -> None:
+            raise ValueError("as it should" * 1000)
+
+        async def fall(*_: Any) -> Any:
+            return {"cannot be packed": object()}
+
+        async def never(*_: Any) -> None:
+            await self._never.wait()
+
+        return {"double": double, "fail": fail, "fall": fall, "never": never}
+
+    async def _start(self) -> None:
+        self._never = asyncio.Event()
+
+        async def accept(peer: Peer) -> None:
+            peer.handlers = self._handlers()
+            self._serving.add(peer)
+            try:
+                await peer.serve()
+            except ControlError:
+                self.counts["connections closed over a message"] += 1
+                raise
+            finally:
+                self._serving.discard(peer)
+
+        self._listener = await control.listen(self._path, accept)
+        self._witness = await control.connect(self._path, self._handlers())
+        self._witness_serves = asyncio.ensure_future(self._witness.serve())
+        self._attack: tuple[bytes, str] = (b"", "close")
+        self._attacked = asyncio.Event()
+
+        async def orchestrate(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await self._send(reader, writer)
+            self._attacked.set()
+
+        self._hostile_listener = await asyncio.start_unix_server(orchestrate, self._hostile_path)
+
+    def check(self, case: tuple[str, list[bytes], int, str]) -> None:
+        """Play a case. Raises ``AssertionError`` where a promise is broken."""
+        self._loop.run_until_complete(self._check(case))
+        failures, self._failures = self._failures, []
+        assert not failures, failures
+
+    async def _check(self, case: tuple[str, list[bytes], int, str]) -> None:
+        end, pieces, n_missing, leave = case
+        data = b"".join(pieces)
+        self._attack = (data[: max(1, len(data) - n_missing)], leave)
+        async with asyncio.timeout(_PATIENCE_S):
+            if end == "orchestrator":
+                await self._send(*await asyncio.open_unix_connection(self._path))
+            else:
+                await self._be_a_node()
+            assert await self._witness.ask("double", 21) == 42
+            self._never.set()  # lets go whoever was asked what is never answered
+            while len(self._serving) != 1:  # noqa: ASYNC110 - nothing says when the last one has gone
+                await asyncio.sleep(0.0002)
+            self._never.clear()
+
+    async def _be_a_node(self) -> None:
+        """A node whose orchestrator is hostile: it stops, and what it had asked fails."""
+        self._attacked.clear()
+        node = await control.connect(self._hostile_path, self._handlers())
+        asking = asyncio.ensure_future(node.ask("route", 1, 0))
+        await control.until_stopped(node, asyncio.Event())
+        try:
+            self.counts[f"answered {type(await asking).__name__}"] += 1
+        except ControlError:
+            self.counts["asked in vain"] += 1
+        await self._attacked.wait()
+
+    async def _send(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        data, leave = self._attack
+        middle = len(data) // 2
+        with contextlib.suppress(ConnectionError):
+            writer.write(data[:middle])
+            await asyncio.sleep(0)
+            writer.write(data[middle:])
+            if leave == "half":
+                writer.write_eof()
+            if leave in ("half", "close"):
+                await self._count(reader)
+            else:
+                await asyncio.sleep(0.0005)
+        if leave == "abort":
+            writer.transport.abort()
+        writer.close()
+
+    async def _count(self, reader: asyncio.StreamReader) -> None:
+        """Reads answers for as long as they come at once."""
+        with contextlib.suppress(TimeoutError, asyncio.IncompleteReadError):
+            while True:
+                async with asyncio.timeout(0.002):
+                    size = int.from_bytes(await reader.readexactly(4), "big")
+                    message = msgpack.unpackb(await reader.readexactly(size), strict_map_key=False)
+                text = str(message[2])[:30] if message[0] == 2 else ""
+                self.counts[" ".join(("kind", str(message[0]), text.partition(":")[0])).strip()] += 1
+
+    def n_left(self) -> int:
+        """Tasks on the loop, once what is ending has ended."""
+        self._loop.run_until_complete(asyncio.sleep(0.05))
+        return len(asyncio.all_tasks(self._loop))
+
+    def close(self) -> None:
+        async def stop() -> None:
+            self._witness.close()
+            await self._witness_serves
+            self._listener.close()
+            self._hostile_listener.close()
+            await asyncio.sleep(0.01)
+
+        self._loop.run_until_complete(stop())
+        self._loop.close()
+        self._folder.cleanup()

@@ -1,0 +1,296 @@
+"""Plays hostile cases against a real server on the loopback interface, beside a session that behaves.
+
+After every case nothing may be left of the hostile connections, and the witness must still get its right
+answers. The server's clock is moved by the cases.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections import Counter
+from typing import Any
+
+from aiohttp import web
+
+from benchmarks.hostile_frames import CASES, N_BLOCKS, TOKEN_BYTES
+from nodes import wire
+from nodes.clock import ManualClock
+from nodes.compute import StubCompute, StubProfile
+from nodes.digest import apply_blocks, embed, read_rows, write_rows
+from nodes.server import HostedBlocks, Server, ServerLimits
+
+LIMITS = ServerLimits(
+    max_frame_bytes=65_536,
+    max_sessions_per_connection=4,
+    max_sessions=8,
+    max_session_tokens=1000,
+    max_connections=6,
+    max_connections_per_client=4,
+    max_pending_steps=2,
+    max_pending_bytes=4096,
+    max_unread_bytes=131_072,
+)
+_HELLO = (
+    b"GET /v1/sessions HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+)
+_PATIENCE_S = 5.0
+_SMALL_BUFFER_BYTES = 4096
+
+
+class Line:
+    """One end of a WebSocket, made by hand so that it can send anything."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self.writer = reader, writer
+        self.deaf = self._ended = False
+        self.positions: dict[str, int] = {}
+        self.answers: list[list[Any]] = []
+
+    @classmethod
+    async def open(cls, port: int) -> Line:
+        raw = socket.socket()
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SMALL_BUFFER_BYTES)
+        raw.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(raw, ("127.0.0.1", port))
+        return cls(*await asyncio.open_connection(sock=raw))
+
+    async def greet(self) -> bool:
+        """Whether the server took it as a WebSocket."""
+        self.writer.write(_HELLO)
+        try:
+            status = await self._reader.readuntil(b"\r\n\r\n")
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return False
+        return status.startswith(b"HTTP/1.1 101 ")
+
+    def send(self, data: bytes) -> None:
+        """Bytes as they are; nothing once the connection is going."""
+        if not self._ended and not self.writer.is_closing():
+            self.writer.write(data)
+
+    async def answer(self) -> list[Any] | None:
+        """The next frame that the server sends, or ``None`` at the end of the connection."""
+        try:
+            while True:
+                head = await self._reader.readexactly(2)
+                size = head[1] & 127
+                if size > 125:
+                    size = int.from_bytes(await self._reader.readexactly(2 if size == 126 else 8), "big")
+                data = await self._reader.readexactly(size)
+                if head[0] & 15 == 2:
+                    return wire.unpack_answer(data)
+                if head[0] & 15 == 8:
+                    return None
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return None
+
+    async def listen(self) -> None:
+        """Read all answers; a deaf one reads nothing."""
+        while not self.deaf:
+            answer = await self.answer()
+            if answer is None:
+                return
+            self.answers.append(answer)
+
+    def leave(self, how: str) -> None:
+        """Hang up: ``reset`` with an RST, ``half`` stops sending only."""
+        raw = self.writer.get_extra_info("socket")
+        if how == "reset" and raw is not None:
+            with contextlib.suppress(OSError):
+                raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        if how == "half":
+            if not self._ended and not self.writer.is_closing():
+                with contextlib.suppress(OSError):  # the server was faster
+                    self.writer.write_eof()
+            self._ended = True
+        else:
+            self.writer.transport.abort()
+
+
+def ws_frame(data: bytes, opcode: int = 2, last: bool = True) -> bytes:
+    """A client's WebSocket frame; its mask of zeros leaves the data as it is."""
+    head = bytes([opcode | (128 if last else 0)])
+    if len(data) < 126:
+        return head + bytes([128 | len(data)]) + b"\0\0\0\0" + data
+    if len(data) < 65_536:
+        return head + b"\xfe" + struct.pack("!H", len(data)) + b"\0\0\0\0" + data
+    return head + b"\xff" + struct.pack("!Q", len(data)) + b"\0\0\0\0" + data
+
+
+class Witness:
+    """A well-behaved session on a connection of its own. ``step`` fails unless the answer is right."""
+
+    def __init__(self, line: Line, clock: ManualClock) -> None:
+        self._line, self._clock = line, clock
+        self._position = -1
+        self._caches: list[int] = []
+
+    async def step(self) -> None:
+        if self._position < 0 or self._position >= 200:
+            if self._position > 0:
+                assert await self._ask("close", 1, "witness") == ["ok", 1]
+            assert await self._ask("open", 2, "witness", "c", 0, N_BLOCKS, 201) == ["ok", 2]
+            self._position, self._caches = 0, [0] * N_BLOCKS
+        value = embed(7, self._position)
+        answer = await self._ask("step", 3, "witness", self._position, 1, write_rows([value], TOKEN_BYTES))
+        assert answer is not None and answer[:2] == ["out", 3], f"the witness was answered {answer}"
+        assert read_rows(answer[4], TOKEN_BYTES) == [apply_blocks(value, 0, self._caches)], "a wrong token"
+        self._position += 1
+
+    async def _ask(self, *fields: Any) -> list[Any] | None:
+        self._line.send(ws_frame(wire.pack(*fields)))
+        answering = asyncio.ensure_future(self._line.answer())
+        async with asyncio.timeout(_PATIENCE_S):
+            while not answering.done():
+                await asyncio.wait({answering}, timeout=0.002)
+                if not answering.done():
+                    await self._clock.advance(0.01)
+        return answering.result()
+
+
+class ServerTarget:
+    """The data plane under attack."""
+
+    name = "server"
+    cases = CASES
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(self._unhandled)
+        self._failures: list[str] = []
+        self._loop.run_until_complete(self._start())
+
+    def _unhandled(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        self._failures.append(f"{context.get('message')}: {context.get('exception')!r}")
+
+    async def _start(self) -> None:
+        self.clock = ManualClock()
+        compute = StubCompute(StubProfile(TOKEN_BYTES, 0.0005, 0.0005, 0.0), self.clock)
+        self.server = Server("s", HostedBlocks(0, N_BLOCKS, 1200.0, 1.0), compute, self.clock, LIMITS)
+        self._runner = web.AppRunner(
+            self.server.app(), access_log=None, handle_signals=False, shutdown_timeout=0.1
+        )
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self._port = self._runner.addresses[0][1]
+        line = await Line.open(self._port)
+        assert await line.greet()
+        self._witness_line = line
+        self._witness = Witness(line, self.clock)
+        await self._witness.step()
+
+    def check(self, case: list[tuple[int, Any]]) -> None:
+        """Play a case. Raises ``AssertionError`` where a promise is broken."""
+        self._loop.run_until_complete(self._check(case))
+        failures, self._failures = self._failures, []
+        assert not failures, failures
+
+    async def _check(self, case: list[tuple[int, Any]]) -> None:
+        lines: dict[int, Line] = {}
+        listening: list[asyncio.Task[None]] = []
+        everything: list[Line] = []
+        for at, (what, *rest) in case:
+            if what == "time":
+                await self.clock.advance(rest[0])
+                await self._witness.step()
+                continue
+            if at not in lines or lines[at].writer.is_closing():
+                lines[at] = line = await Line.open(self._port)
+                everything.append(line)
+                if what == "http":
+                    line.send(rest[0])
+                    continue
+                if not await line.greet():
+                    self.counts["refused connections"] += 1
+                    continue
+                listening.append(asyncio.ensure_future(line.listen()))
+            await self._play(lines[at], what, rest)
+        await self._witness.step()
+        for line in everything:
+            line.leave("close")
+        for line in everything:
+            self._count(line)
+        await asyncio.gather(*listening)
+        await self._until_clean()
+        await self._witness.step()
+
+    async def _play(self, line: Line, what: str, rest: list[Any]) -> None:
+        if what in ("begin", "go on", "end"):
+            self._in_order(line, what, rest)
+        elif what == "frame":
+            line.send(ws_frame(rest[0]))
+        elif what == "split":
+            data = ws_frame(rest[0])
+            line.send(data[: rest[1]])
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            line.send(data[rest[1] :])
+        elif what == "pieces":
+            data, n = rest
+            cuts = [len(data) * i // n for i in range(n + 1)]
+            for i in range(n):
+                line.send(ws_frame(data[cuts[i] : cuts[i + 1]], 0 if i else 2, i == n - 1))
+        elif what == "flood":
+            line.send(ws_frame(rest[0]) * rest[1])
+        elif what == "half":
+            line.send(ws_frame(rest[0])[: rest[1]])
+            line.leave("close")
+        elif what == "text":
+            line.send(ws_frame(rest[0].encode(), 1))
+        elif what == "control":
+            line.send(ws_frame(rest[1], rest[0]))
+        elif what in ("header", "http"):
+            line.send(rest[0])
+        elif what == "leave":
+            line.leave(rest[0])
+        elif what == "deaf":
+            line.deaf = True
+        elif what == "look":
+            await asyncio.sleep(0.001)
+
+    def _in_order(self, line: Line, what: str, rest: list[Any]) -> None:
+        key = rest[0]
+        if what == "go on" and key not in line.positions:
+            key = next(iter(line.positions), key)
+        if what == "begin":
+            line.positions[key] = 0
+            line.send(ws_frame(wire.pack("open", 1, key, "c", 0, N_BLOCKS, rest[1])))
+        elif what == "end":
+            line.positions.pop(key, None)
+            line.send(ws_frame(wire.pack("close", 2, key)))
+        else:
+            position = line.positions.get(key, 0)
+            line.positions[key] = position + rest[1]
+            payload = bytes(rest[1] * TOKEN_BYTES)
+            line.send(ws_frame(wire.pack("step", 3, key, position, rest[1], payload)))
+
+    def _count(self, line: Line) -> None:
+        for answer in line.answers:
+            self.counts[answer[2] if answer[0] == "error" else answer[0]] += 1
+
+    async def _until_clean(self) -> None:
+        """All that is left is the witness's: one connection, one session, its bytes, no step."""
+        async with asyncio.timeout(_PATIENCE_S):
+            while self.server.n_connections != 1:  # noqa: ASYNC110 - nothing says when the last one has gone
+                await asyncio.sleep(0.0005)
+        account = self.server.account
+        assert len(account) == 1, f"{len(account) - 1} sessions are left"
+        assert account.used_bytes == 201 * N_BLOCKS, f"{account.used_bytes} bytes of cache are held"
+
+    def n_left(self) -> int:
+        """Tasks on the loop, once what is ending has ended."""
+        self._loop.run_until_complete(asyncio.sleep(0.05))
+        return len(asyncio.all_tasks(self._loop))
+
+    def close(self) -> None:
+        async def stop() -> None:
+            self._witness_line.leave("close")
+            await self._runner.cleanup()
+
+        self._loop.run_until_complete(stop())
+        self._loop.close()

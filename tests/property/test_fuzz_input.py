@@ -1,0 +1,37 @@
+"""A bounded share of ``python -m benchmarks fuzz``: hostile input crashes nothing, leaves nothing, touches nobody else."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from benchmarks.fuzz import TARGETS, descriptors, play
+
+CASES = {"codec": 1500, "server": 300, "control": 300, "packets": 500}
+SEED = 20_261_121
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """Servers log every connection that they close."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_hostile_input_is_refused_or_answered_and_nothing_of_it_is_left(name: str, quiet: None) -> None:
+    before = descriptors()
+    target = TARGETS[name]()
+    try:
+        play(target, 20, SEED)
+        n_left, n_open = target.n_left(), descriptors()
+        play(target, CASES[name], SEED + 1)
+        assert target.n_left() <= n_left
+        assert descriptors() <= n_open
+    finally:
+        target.close()
+    assert descriptors() <= before + 1, "an event loop's last socket may still be closing"
+    assert sum(target.counts.values()) >= CASES[name] // 4, "cases must reach what they are meant for"

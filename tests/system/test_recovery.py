@@ -1,0 +1,207 @@
+"""Whole runs in which servers die, halt, come and go: requests complete with the right tokens, nothing is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.runs import (
+    Testbed,
+    assert_one_sentence,
+    assert_tables_hold_the_whole_log,
+    links,
+    logged_tokens,
+    node_pid,
+    rows_of,
+    wait_until,
+)
+
+SCENARIO = """
+name = "recovery"
+seed = 1
+time_scale = 10
+model = { profile = "bloom-176b", n_blocks = 8 }
+clients = { site = "a" }
+workload = { arrivals = "constant", rate = 1, n_requests = 4, n_input_tokens = 20, n_output_tokens = 60 }
+policy = { name = "petals" }
+
+[[servers]]
+hardware = "a100"
+site = "b"
+count = 4
+memory = "12 GB"
+
+[[servers]]
+hardware = "a100"
+name = "late"
+site = "b"
+memory = "12 GB"
+present = false
+
+[network]
+kind = "clusters"
+pairs = [
+    { sites = ["b", "b"], rtt = "5 ms", rate = "1 Gbit/s" },
+    { sites = ["a", "b"], rtt = "50 ms", rate = "1 Gbit/s" },
+]
+
+[[fault]]
+kind = "join"
+server = "late"
+at = "%s s"
+"""
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Any:
+    """Writes a scenario of four servers, of which any one can be spared, with these faults."""
+
+    def write(faults: str = "", joins_at_s: float = 1000.0) -> str:
+        path = tmp_path / "recovery.toml"
+        path.write_text(SCENARIO % joins_at_s + faults)
+        return str(path)
+
+    return write
+
+
+def fault(kind: str, when: str, **more: str) -> str:
+    keys = {"kind": f'"{kind}"', "server": '"a100-0"', **more}
+    return "\n[[fault]]\n" + "".join(f"{key} = {value}\n" for key, value in keys.items()) + f"{when}\n"
+
+
+DECODE = "after = { request = 1, tokens = 8 }"
+NOTHING_LEFT = {"sessions": 0, "cache_bytes": 0, "descriptors": 0, "namespaces": 0}
+
+
+def events(run_dir: Path, *kinds: str) -> list[dict[str, Any]]:
+    lines = map(json.loads, (run_dir / "events.jsonl").read_text().splitlines())
+    return [event for event in lines if event["event"] in kinds]
+
+
+def assert_all_live_on(outcome: Any, n_requests: int = 4) -> dict[str, Any]:
+    """Every request completed (the stub's hub checks every token), and nothing is left of any session."""
+    assert outcome.code == 0, outcome.stderr
+    summary: dict[str, Any] = outcome.json()
+    assert summary["n_completed"] == n_requests
+    assert summary["leaks"] == NOTHING_LEFT
+    assert_tables_hold_the_whole_log(outcome.run_dir)
+    return summary
+
+
+@pytest.mark.parametrize("network", ["loopback", "fabric"])
+def test_sessions_live_on_when_a_server_is_killed_and_it_serves_again_later(
+    network: str, testbed: Testbed, scenario: Any, request: pytest.FixtureRequest
+) -> None:
+    if network != "loopback":
+        request.getfixturevalue(network)
+    faults = fault("kill", DECODE, **{"for": '"2 s"'})
+    before = links()
+    longer = ("--set", "workload.n_output_tokens=160")  # the server is back before the end on any machine
+    outcome = testbed.up(scenario(faults), "--network", network, "--json", *longer)
+    summary = assert_all_live_on(outcome)
+    assert links() == before
+    replays = events(outcome.run_dir, "replayed")
+    assert summary["n_replays"] == len(replays) >= 1
+    assert summary["recovery_s"]["n"] == len(replays)
+    for replay in replays:
+        assert replay["recovery_s"] > 0 < replay["floor_s"]
+    assert [e["server"] for e in events(outcome.run_dir, "begun")] == ["a100-0"]
+    replayed = [row for row in rows_of(outcome.run_dir / "hops.parquet") if row["replayed_tokens"]]
+    assert {row["request"] for row in replayed} == {replay["request"] for replay in replays}
+    rows = {row["request"]: row["n_recoveries"] for row in rows_of(outcome.run_dir / "requests.parquet")}
+    assert sum(rows.values()) == len(replays)
+
+
+@pytest.mark.usefixtures("fabric")
+def test_servers_stop_slow_down_leave_and_join_while_requests_are_served(
+    testbed: Testbed, scenario: Any
+) -> None:
+    faults = (
+        fault("stop", DECODE, **{"for": '"8 s"'})
+        + fault("slow", 'at = "1 s"', server='"a100-1"', factor="3", **{"for": '"1 s"'})
+        + fault("leave", 'at = "2 s"', server='"a100-2"')
+        + '\n[recovery]\nrequest_timeout = "3 s"\n'
+    )
+    outcome = testbed.up(scenario(faults, joins_at_s=0.5), "--network", "fabric", "--json")
+    summary = assert_all_live_on(outcome)
+    done = [(e["kind"], e["server"], e["applies"]) for e in events(outcome.run_dir, "fault")]
+    assert sorted(done) == [
+        ("join", "late", True),
+        ("leave", "a100-2", True),
+        ("slow", "a100-1", True),
+        ("stop", "a100-0", True),
+    ]
+    assert [e["server"] for e in events(outcome.run_dir, "begun")] == ["late"]
+    assert {e["reason"] for e in events(outcome.run_dir, "detected")} == {"no answer for 3 s"}
+    assert summary["recovery_s"]["min"] >= 3.0
+    (left,) = events(outcome.run_dir, "left")
+    assert (left["server"], left["n_sessions"]) == ("a100-2", 0)
+
+
+@pytest.mark.usefixtures("fabric")
+def test_a_server_that_dies_by_itself_is_a_fault_and_the_run_goes_on(testbed: Testbed, scenario: Any) -> None:
+    run = testbed.start_up(scenario(), "--network", "fabric", "--json", "--no-report")
+    run_dir = run.serving()
+    os.kill(node_pid(run_dir, "a100-0"), signal.SIGKILL)
+    assert_all_live_on(run.wait())
+    (found,) = events(run_dir, "fault")
+    assert (found["kind"], found["server"], found["status"]) == ("died", "a100-0", -9)
+
+
+def test_without_recovery_a_kill_fails_the_sessions_on_that_server_with_the_reason(
+    testbed: Testbed, scenario: Any
+) -> None:
+    faults = fault("kill", DECODE) + '\n[recovery]\nmode = "off"\n'
+    outcome = testbed.up(scenario(faults), "--network", "loopback", "--json", "--no-report")
+    assert outcome.code == 1, outcome.stderr
+    summary = outcome.json()
+    assert summary["n_failed"] >= 1
+    assert summary["leaks"] == NOTHING_LEFT
+    reasons = {row["reason"] for row in rows_of(outcome.run_dir / "requests.parquet") if row["reason"]}
+    assert all(reason.startswith("server 0: ") for reason in reasons) and reasons
+
+
+def test_decisions_that_rely_on_the_announcement_of_a_dead_server_are_counted(
+    testbed: Testbed, scenario: Any
+) -> None:
+    faults = fault("kill", 'at = "0.5 s"') + '\n[membership]\nkind = "announced"\n'
+    outcome = testbed.up(scenario(faults), "--network", "loopback", "--json", "--no-report")
+    summary = assert_all_live_on(outcome)
+    assert summary["n_stale_decisions"] >= 3, "every decision from then on"
+
+
+@pytest.mark.usefixtures("fabric")
+def test_a_running_testbed_takes_faults_by_hand_from_its_owner_only(testbed: Testbed, scenario: Any) -> None:
+    run = testbed.start_up(scenario(), "--network", "fabric", "--hold", "--no-report")
+    run_dir = run.serving()
+    where = ("--run", str(run_dir))
+    assert stat.S_IMODE((run_dir / "fault.sock").stat().st_mode) & 0o077 == 0
+    killed = testbed("fault", "kill", "a100-0", *where, "--json")
+    assert (killed.code, killed.json()["server"]) == (0, "a100-0"), killed.stderr
+    assert_one_sentence(testbed("fault", "kill", "a100-0", *where), "a100-0 is dead already")
+    assert_one_sentence(testbed("fault", "kill", "a100-9", *where), "a100-9", "did you mean")
+    assert_one_sentence(testbed("fault", "slow", "a100-1", *where), "--factor")
+    assert_one_sentence(testbed("fault", "cont", "a100-1", *where), "a100-1 is not stopped")
+    assert_one_sentence(testbed("fault", "hit", "a100-1", *where), "hit", "kill")
+    for arguments in (("slow", "a100-1", "--factor", "2"), ("stop", "a100-2"), ("cont", "a100-2")):
+        assert testbed("fault", *arguments, *where).code == 0
+    run.says("holding")
+    assert testbed("fault", "restart", "a100-0", *where).code == 0
+    assert testbed("fault", "join", "late", *where).code == 0
+    assert testbed("fault", "leave", "a100-1", *where).code == 0
+    wait_until(lambda: events(run_dir, "left"), "the server that leaves")
+    run.interrupt()
+    assert run.wait().code == 130
+    assert_one_sentence(testbed("fault", "kill", "a100-1", *where), "no testbed is running")
+    assert_one_sentence(testbed("fault", "kill", "a100-1"), "no testbed is running below runs/")
+    begun = [e["server"] for e in events(run_dir, "begun")]
+    assert begun == ["a100-0", "late"]
+    assert len({request for request, _ in logged_tokens(run_dir)}) == 4
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert (summary["n_completed"], summary["leaks"]) == (4, NOTHING_LEFT)

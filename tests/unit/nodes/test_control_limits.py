@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from nodes import control
+from nodes.control import FROM_NODES, FROM_ORCHESTRATOR, ControlError, ControlLimits, Handler, Peer
+
+
+async def _listening(path: Path, handlers: dict[str, Handler]) -> asyncio.AbstractServer:
+    async def accept(peer: Peer) -> None:
+        peer.handlers = handlers
+        await peer.serve()
+
+    return await control.listen(path, accept)
+
+
+def _framed(*fields: Any) -> bytes:
+    body = msgpack.packb(fields)
+    return len(body).to_bytes(4, "big") + body
+
+
+async def _ended(path: Path, data: bytes) -> None:
+    """Sends ``data`` and waits for the end of the connection."""
+    reader, writer = await asyncio.open_unix_connection(path)
+    writer.write(data)
+    async with asyncio.timeout(10):
+        await reader.read()
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ((2**31).to_bytes(4, "big"), "2147483648 bytes; at most 1048576 are taken"),
+        (_framed(0, 1, "double", list(range(20_000))), "cannot be read: ValueError"),
+        ((6).to_bytes(4, "big") + b"\xdd\xff\xff\xff\xff\x00", "cannot be read: ValueError"),
+        (_framed(0, [1], "double", []), "a field of another type"),
+        (_framed(0, 1, ["double"], []), "a field of another type"),
+        (_framed(0, 1, "double", {}), "a field of another type"),
+        (_framed(1, [2], 3), "a field of another type"),
+        (_framed(True, "double", []), "an unknown form"),
+        (_framed(float("nan"), "double", []), "an unknown form"),
+    ],
+)
+async def test_a_node_that_sends_too_much_or_nonsense_is_hung_up_on_and_the_log_says_why(
+    data: bytes, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    listener = await _listening(tmp_path / "s", {})
+    await _ended(tmp_path / "s", data)
+    assert "closed a control connection" in caplog.text
+    assert said in caplog.text
+    listener.close()
+
+
+async def test_an_unknown_method_is_answered_and_the_connection_goes_on(tmp_path: Path) -> None:
+    async def fine() -> str:
+        return "fine"
+
+    listener = await _listening(tmp_path / "s", {"fine": fine})
+    node = await control.connect(tmp_path / "s", {})
+    serving = asyncio.ensure_future(node.serve())
+    for method in ("nothing", "__class__", "", "x" * 100_000):
+        with pytest.raises(ControlError, match="there is no method") as caught:
+            await node.ask(method)
+        assert len(str(caught.value)) < 100
+    assert await node.ask("fine") == "fine"
+    node.close()
+    await serving
+    listener.close()
+
+
+async def test_what_is_told_and_fails_is_logged_and_nothing_else_happens(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard = asyncio.Event()
+
+    async def fail() -> None:
+        raise ZeroDivisionError("by itself")
+
+    async def hear() -> None:
+        heard.set()
+
+    listener = await _listening(tmp_path / "s", {"fail": fail, "hear": hear})
+    node = await control.connect(tmp_path / "s", {})
+    node.tell("fail")
+    node.tell("nothing")
+    node.tell("hear")
+    async with asyncio.timeout(10):
+        await heard.wait()
+    assert "what was told by 'fail' could not be done" in caplog.text
+    assert "ZeroDivisionError: by itself" in caplog.text
+    assert "there is no method 'nothing'" in caplog.text
+    node.close()
+    listener.close()
+
+
+async def test_a_message_that_the_other_side_would_not_take_is_refused_to_its_sender(tmp_path: Path) -> None:
+    async def much() -> bytes:
+        return bytes(300_000_000)
+
+    listener = await _listening(tmp_path / "s", {"much": much})
+    node = await control.connect(tmp_path / "s", {})
+    serving = asyncio.ensure_future(node.serve())
+    with pytest.raises(ControlError, match=f"the other side takes {FROM_NODES.max_message_bytes}"):
+        node.tell("state", bytes(2_000_000))
+    with pytest.raises(ControlError, match=f"the other side takes {FROM_ORCHESTRATOR.max_message_bytes}"):
+        await node.ask("much")
+    node.close()
+    await serving
+    listener.close()
+
+
+async def test_a_workload_of_many_megabytes_reaches_its_node(tmp_path: Path) -> None:
+    heard: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def serve(requests: list[Any]) -> None:
+        heard.set_result(len(requests))
+
+    async def accept(peer: Peer) -> None:
+        peer.tell("serve", [[number, 0.5, 20, 128, []] for number in range(300_000)])
+        await peer.serve()
+
+    listener = await control.listen(tmp_path / "s", accept)
+    node = await control.connect(tmp_path / "s", {"serve": serve})
+    serving = asyncio.ensure_future(node.serve())
+    async with asyncio.timeout(30):
+        assert await heard == 300_000
+    node.close()
+    await serving
+    listener.close()
+
+
+async def test_questions_that_are_never_answered_are_bounded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "FROM_NODES", ControlLimits(1000, 10, max_pending=20))
+    never = asyncio.Event()
+
+    async def wait() -> None:
+        await never.wait()
+
+    listener = await _listening(tmp_path / "s", {"wait": wait})
+    await _ended(tmp_path / "s", _framed(0, 1, "wait", []) * 21)
+    assert "more than 20 control messages wait" in caplog.text
+    never.set()
+    listener.close()
+
+
+async def test_answers_that_are_not_read_are_bounded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "FROM_NODES", ControlLimits(1000, 10, max_unread_bytes=2_000_000))
+
+    async def much() -> bytes:
+        return bytes(100_000)
+
+    listener = await _listening(tmp_path / "s", {"much": much})
+    reader, writer = await asyncio.open_unix_connection(tmp_path / "s", limit=1000)
+    async with asyncio.timeout(20):
+        try:
+            while "answers are not read" not in caplog.text:
+                writer.write(_framed(0, 1, "much", []))
+                await asyncio.sleep(0)
+        except ConnectionError:
+            assert "answers are not read" in caplog.text
+    writer.close()
+    assert reader is not None
+    listener.close()
+
+
+async def test_control_connections_are_bounded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "MAX_PEERS", 2)
+    listener = await _listening(tmp_path / "s", {})
+    first = [await asyncio.open_unix_connection(tmp_path / "s") for _ in range(2)]
+    await _ended(tmp_path / "s", b"")
+    assert "refused a control connection: 2 are open" in caplog.text
+    for _, writer in first:
+        writer.close()
+    listener.close()
+
+
+async def test_a_node_whose_orchestrator_sends_nonsense_stops_and_says_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def orchestrate(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"\xff" * 100)
+
+    listener = await asyncio.start_unix_server(orchestrate, tmp_path / "s")
+    node = await control.connect(tmp_path / "s", {})
+    with caplog.at_level(logging.WARNING):
+        async with asyncio.timeout(10):
+            await control.until_stopped(node, asyncio.Event())
+    assert "closed the control connection: a control message of 4294967295 bytes" in caplog.text
+    listener.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
+async def test_nobody_but_its_owner_can_connect_even_where_all_may_enter_its_folder() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "control.sock"
+        Path(folder).chmod(0o755)
+        listener = await _listening(path, {})
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert await asyncio.to_thread(_connects_as, 65_534, path) == "PermissionError"
+        assert await asyncio.to_thread(_connects_as, 0, path) == "connected"
+        listener.close()
+
+
+def _connects_as(uid: int, path: Path) -> str:
+    """What becomes of a connection that a process of user ``uid`` tries."""
+
+    code = (
+        "import os, socket, sys\n"
+        f"os.setgid({uid}); os.setuid({uid})\n"
+        "s = socket.socket(socket.AF_UNIX)\n"
+        "try:\n    s.connect(sys.argv[1]); print('connected')\n"
+        "except OSError as error:\n    print(type(error).__name__)\n"
+    )
+    python = "/usr/bin/python3" if Path("/usr/bin/python3").exists() else sys.executable
+    done = subprocess.run([python, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
