@@ -30,7 +30,7 @@ from testbed.errors import RunError
 from testbed.scenario import load_experiment
 from testbed.scenario.units import SIZE
 
-N_SERVERS = {False: 5, True: 4}
+_N_SERVERS, _N_SERVERS_SMALL = 5, 3
 _N_INPUT_TOKENS, _N_WARM_UP_TOKENS = 20, 8
 _CONCURRENCY = 2
 """Sessions that memory is kept for: one may come before the last has closed everything."""
@@ -115,7 +115,7 @@ def _shape(record: Record, model: Model) -> _Shape:
     """As many blocks as the device holds with all that its processes take beside them."""
     job = record.job
     weights = "nf4" if quantised_here() else "plain"
-    n_servers, n_output = N_SERVERS[job.is_small], 24 if job.is_small else 128
+    n_servers, n_output = (_N_SERVERS_SMALL, 24) if job.is_small else (_N_SERVERS, 128)
     device, _ = open_device(job.device, model.dtype)
     free_bytes = _MEMORY_RATIO * available_bytes(device) - model.client_bytes
     beside_bytes = _WORKSPACE_BYTES * model.hidden_size
@@ -235,7 +235,7 @@ def _compare(record: Record, folder: Path) -> None:
         row["stub_error_ratio"] = row["stub_token_s"] / row["blocks_token_s"] - 1
         row["stub_first_error_ratio"] = row["stub_first_s"] / row["blocks_first_s"] - 1
         rows.append(row)
-    record.put(requests=rows, headline=answer["headline"])
+    record.put(requests=rows)
     record.put(figures=draw_serving(record.job.folder / "figures", rows))
     for row in rows:
         record.find(
