@@ -23,7 +23,7 @@ from testbed.errors import EXIT_INTERRUPTED, TestbedError, UserError
 from testbed.real import require_blocks
 from testbed.rundir import check_new_folder
 
-_MINUTES = {"full": 8.0, "small": 3.0}
+_MINUTES = {"full": 8.0, "small": 5.0}
 """At most; the small size takes about one on two cores that nobody else uses."""
 
 
@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks gpu", description=__doc__)
     parser.add_argument("--device", default="cuda", help="cuda, cuda:1 or cpu; default cuda")
     parser.add_argument("--size", choices=("full", "small"), help="default: full on a GPU, small on the CPU")
-    parser.add_argument("--minutes", type=float, help="for all parts together; default 8, small 3")
+    parser.add_argument("--minutes", type=float, help="for all parts together; default 8, small 5")
     parser.add_argument("--out", type=Path, help="a new folder; default runs/gpu-<time>")
     parser.add_argument("--only", metavar="PART", help=f"one of {', '.join(SHARES)}")
     parser.add_argument("--part", choices=SHARES, help=argparse.SUPPRESS)

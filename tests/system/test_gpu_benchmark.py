@@ -99,8 +99,8 @@ def check_serving(folder: Path, found: dict[str, Any]) -> None:
     """The whole model's tokens, within every server's memory, and the stub beside them."""
     served = found["blocks"]
     assert served["n_completed"] == served["n_requests"] == 3
-    assert served["n_tokens_altered"] == 0
-    assert served["n_tokens_checked"] == 8 + 2 * found["n_output_tokens"]
+    assert found["tokens"]["n_tokens_altered"] == 0
+    assert found["tokens"]["n_tokens_checked"] == 8 + 2 * found["n_output_tokens"]
     servers = served["memory"]["servers"].values()
     assert len(servers) == found["n_servers"]
     for server in servers:
