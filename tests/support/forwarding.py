@@ -1,0 +1,36 @@
+"""A farm whose servers forward to each other."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import AsyncIterator, Sequence
+
+import aiohttp
+
+from nodes.clock import Clock
+from nodes.connection import Connection
+from nodes.forwarding import Forwarding
+from tests.support.farm import Farm, farm
+
+
+@contextlib.asynccontextmanager
+async def forwarding_farm(
+    ranges: Sequence[tuple[int, int]], clock: Clock, limit_s: float = math.inf
+) -> AsyncIterator[Farm]:
+    """As ``farm``; every server knows where all of them are, and none has connected yet."""
+    async with (
+        farm(ranges, clock) as servers,
+        aiohttp.ClientSession() as http,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        for server in servers.servers.values():
+            server.forwarding = Forwarding(clock)
+            server.forwarding.limit_s = limit_s
+            server.forwarding.peers = [
+                Connection(http, servers.url(number), clock) for number in range(len(ranges))
+            ]
+            for peer in server.forwarding.peers:
+                stack.push_async_callback(peer.close)
+            stack.callback(server.forwarding.close)
+        yield servers
