@@ -46,9 +46,9 @@ def _asked(address: str) -> Callable[[], str]:
                 answer = b""
                 while part := line.recv(65536):
                     answer += part
-        except OSError:
+            return str(json.loads(answer.partition(b"\r\n\r\n")[2])["name"])
+        except (OSError, ValueError, KeyError):  # the host's own gateway may answer for any address
             return "nobody"
-        return str(json.loads(answer.partition(b"\r\n\r\n")[2])["name"])
 
     return ask
 
@@ -72,7 +72,7 @@ def test_a_server_is_reached_by_its_own_run_and_by_nobody_else(fabric: None, tes
     names = sorted(name.removeprefix("tb:") for name in processes(one).values() if name.startswith("tb:"))
     servers = [name for name in names if name.startswith(("mig-", "a100-"))]
     assert len(servers) >= 6
-    own, foreign = node_pid(one, "client"), node_pid(two, "client")
+    own, foreign = (node_pid(run, next(n for n in names if n.startswith("client"))) for run in (one, two))
     last = servers[-1]
     (address,) = _addresses(node_pid(one, last))
     assert _in_namespace_of(own, _asked(address)) == last
