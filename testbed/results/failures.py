@@ -13,18 +13,13 @@ def failure_summary(
 ) -> dict[str, Any]:
     """Keys of ``summary.json``; see ``docs/metrics.md``. ``moves`` is of online placement, which is simulated."""
     decisions = plan.get("decisions") or {}
-    n_stale = decisions.get("n_stale_decisions", 0)
     return {
         "n_faults": sum(bool(fault.get("applies", True)) for fault in faults),
         "n_replays": len(replays),
         "recovery_s": stats(replay["recovery_s"] for replay in replays),
         "recovery_floor_s": stats(replay["floor_s"] for replay in replays),
-        "n_stale_decisions": n_stale,
-        "decisions": {
-            "n": decisions.get("n_decisions", 0),
-            "n_stale": n_stale,
-            "n_misled": decisions.get("n_misled_decisions", 0),
-        },
+        "decisions": decisions,
+        "n_stale_decisions": decisions.get("n_stale_decisions", 0),
         "leaks": plan.get("leaks"),
         "moves": [],
     }
@@ -45,8 +40,8 @@ def failure_text(summary: Mapping[str, Any]) -> list[str]:
     if summary.get("n_stale_decisions"):
         decisions = summary["decisions"]
         lines.append(
-            f"{decisions['n_stale']} of {decisions['n']} routing decisions were made on a wrong view of which servers "
-            f"are there, {decisions['n_misled']} for one that was not"
+            f"{decisions['n_stale_decisions']} of {decisions['n_decisions']} routing decisions were made on a wrong view of "
+            f"which servers are there, {decisions['n_misled_decisions']} for one that was not"
         )
     leaks = summary.get("leaks") or {}
     if any(leaks.values()):
