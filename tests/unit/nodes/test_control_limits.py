@@ -197,6 +197,8 @@ async def test_a_node_whose_orchestrator_sends_nonsense_stops_and_says_why(
 ) -> None:
     async def orchestrate(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"\xff" * 100)
+        await reader.read()
+        writer.close()
 
     listener = await asyncio.start_unix_server(orchestrate, tmp_path / "s")
     node = await control.connect(tmp_path / "s", {})
