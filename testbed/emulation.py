@@ -269,20 +269,23 @@ class Emulation:
             clock.close()
 
     async def _watch_memory(self) -> None:
-        try:
-            while True:
-                await asyncio.sleep(_MEMORY_PERIOD_S)
-                await self._note_memory()
-        except control.ControlError:
-            pass  # a server has ended, which the launcher tells
+        while True:
+            await asyncio.sleep(_MEMORY_PERIOD_S)
+            await self._note_memory()
 
     async def _note_memory(self) -> None:
         """Ask servers for their memory, and keep each one's largest; the model's part of the same moment."""
         problem, placement = self.experiment.problem, self.placed.placement
-        names = [server.name for server in problem.servers]
-        answers = await asyncio.gather(*(self._peers[name].ask("status") for name in names))
-        for name, blocks, status in zip(names, placement.ranges, answers, strict=True):
-            memory = status["memory"]
+        present = [j for j in range(problem.n_servers) if self.faults.answers(j)]
+        answers = await asyncio.gather(
+            *(self.ask_server(j, "status") for j in present), return_exceptions=True
+        )
+        for server, status in zip(present, answers, strict=True):
+            if isinstance(status, control.ControlError):
+                continue  # it has just ended, which the launcher tells
+            if isinstance(status, BaseException):
+                raise status
+            name, blocks, memory = problem.servers[server].name, placement.ranges[server], status["memory"]
             real_bytes = memory["blocks_bytes"] + memory["cache_bytes"]
             if name in self.memory and real_bytes <= self.memory[name]["real_bytes"]:
                 continue
