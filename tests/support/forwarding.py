@@ -24,13 +24,21 @@ async def forwarding_farm(
         aiohttp.ClientSession() as http,
         contextlib.AsyncExitStack() as stack,
     ):
-        for server in servers.servers.values():
-            server.forwarding = Forwarding(clock)
-            server.forwarding.limit_s = limit_s
-            server.forwarding.peers = [
-                Connection(http, servers.url(number), clock) for number in range(len(ranges))
-            ]
-            for peer in server.forwarding.peers:
+        begin = servers.begin
+
+        def introduce(number: int) -> None:
+            forwarding = servers.servers[number].forwarding = Forwarding(clock)
+            forwarding.limit_s = limit_s
+            forwarding.peers = [Connection(http, servers.url(other), clock) for other in range(len(ranges))]
+            for peer in forwarding.peers:
                 stack.push_async_callback(peer.close)
-            stack.callback(server.forwarding.close)
+            stack.callback(forwarding.close)
+
+        async def begin_and_introduce(number: int) -> None:
+            await begin(number)
+            introduce(number)
+
+        for number in servers.servers:
+            introduce(number)
+        servers.begin = begin_and_introduce  # type: ignore[method-assign]
         yield servers
