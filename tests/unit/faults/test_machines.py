@@ -181,6 +181,19 @@ async def test_a_server_that_joins_gets_blocks_and_begins(rig: Rig) -> None:
     assert rig.lines("begun")[0]["blocks"] == list(rig.coordinator.placement.ranges[late])
 
 
+async def test_a_server_that_ends_as_it_begins_is_named(rig: Rig) -> None:
+    await rig.machines.befall("kill", 0)
+
+    async def begin_and_die(server: int) -> None:
+        rig.machines.ended(server, 1)
+        await asyncio.Event().wait()
+
+    rig.nodes.begin_server = begin_and_die  # type: ignore[method-assign]
+    with pytest.raises(TestbedError, match="a100-0 ended as it began"):
+        await rig.machines.befall("restart", 0)
+    assert not rig.machines.answers(0)
+
+
 async def test_a_process_that_a_signal_ends_is_a_fault_and_one_that_gives_up_breaks_the_run(rig: Rig) -> None:
     assert rig.machines.ended(0, -11)
     assert rig.lines("fault")[0]["kind"] == "died"
