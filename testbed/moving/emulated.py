@@ -17,9 +17,8 @@ from testbed.errors import RunError, TestbedError, UserError
 from testbed.experiment import Experiment
 from testbed.faults.machines import Nodes
 from testbed.moving.steering import Load, Steering
-from testbed.rundir import EventWriter
+from testbed.rundir import MOVED, EventWriter
 
-MOVED = "moved"
 _NEWS_S = 2.0
 """Real seconds in which the launcher has told of a process that has ended."""
 

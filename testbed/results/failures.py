@@ -7,11 +7,17 @@ from typing import Any
 
 from testbed.results.requests import stats
 
+_MOVE = ("old", "new", "decided_at_s", "closed_at_s", "drained_at_s", "open_at_s")
+"""Beside the server's number, what ``summary.json`` says of a move: as ``testbed.moving.steering.Move``."""
+
 
 def failure_summary(
-    faults: Sequence[Mapping[str, Any]], replays: Sequence[Mapping[str, Any]], plan: Mapping[str, Any]
+    faults: Sequence[Mapping[str, Any]],
+    replays: Sequence[Mapping[str, Any]],
+    plan: Mapping[str, Any],
+    moves: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """Keys of ``summary.json``; see ``docs/metrics.md``. ``moves`` is of online placement, which is simulated."""
+    """Keys of ``summary.json``; see ``docs/metrics.md``."""
     decisions = plan.get("decisions") or {}
     return {
         "n_faults": sum(bool(fault.get("applies", True)) for fault in faults),
@@ -21,7 +27,11 @@ def failure_summary(
         "decisions": decisions,
         "n_stale_decisions": decisions.get("n_stale_decisions", 0),
         "leaks": plan.get("leaks"),
-        "moves": [],
+        "moves": [
+            {"server": plan["servers"].index(move["server"])} | {key: move[key] for key in _MOVE}
+            for move in moves
+        ],
+        "n_cuts": sum(move["n_cut"] for move in moves),
     }
 
 
@@ -37,6 +47,12 @@ def failure_text(summary: Mapping[str, Any]) -> list[str]:
                 f" in {took['p50']:.3f} s (p50), {took['max']:.3f} s (max); floor {floor['p50']:.3f} s (p50)"
             )
         lines.append(line)
+    if summary.get("moves"):
+        took_s = [move["open_at_s"] - move["closed_at_s"] for move in summary["moves"]]
+        lines.append(
+            f"servers changed their blocks {len(took_s)} times, in {max(took_s):.1f} s at most from closing to "
+            f"opening; {summary['n_cuts']} sessions were cut"
+        )
     if summary.get("n_stale_decisions"):
         decisions = summary["decisions"]
         lines.append(

@@ -17,7 +17,7 @@ Array = NDArray[np.float64]
 Rows = list[dict[str, Any]]
 
 _MEASURED, _MODEL, _BAD = "#1f5a99", "#d1762b", "#b3202a"
-_GOOD, _MANY_FAULTS = "#2b7a3d", 50
+_GOOD, _MANY_FAULTS, _MOVE = "#2b7a3d", 50, "#7a3d8a"
 _PHASES = {"queue": "#c9c9c9", "setup": "#e0b64b", "prefill": "#d1762b", "decode": "#1f5a99"}
 _STYLE: dict[Any, Any] = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}
 _SMALL_STEPS = 0.1
@@ -62,15 +62,21 @@ def _figures(
             "Every request from its arrival to its end, by phase; a cross marks one that did not complete."
         )
         more = "Red lines: a fault befell a server. Dots: a session recovered."
-        yield "requests", caption + _faults_caption(records, more), _timeline(plt, records, rows)
+        caption += _faults_caption(records, more) + _moves_caption(records)
+        yield "requests", caption, _timeline(plt, records, rows)
     if any(r.opened_at_s is not None and r.last_seen_at_s > r.opened_at_s for r in records.requests):
         caption = "Sessions that each server held at a time, and the most it ever held."
         more = "Red: a fault befell it. Green: it serves (again)."
-        yield "servers", caption + _faults_caption(records, more), _load(plt, experiment, records)
+        caption += _faults_caption(records, more) + _moves_caption(records)
+        yield "servers", caption, _load(plt, experiment, records)
 
 
 def _faults_caption(records: RunRecords, what: str) -> str:
     return f" {what}" if records.faults else ""
+
+
+def _moves_caption(records: RunRecords) -> str:
+    return " Violet: a server drains, loads and opens other blocks." if records.moves else ""
 
 
 def _bad_and_good(records: RunRecords) -> Iterator[tuple[float, str, str]]:
@@ -168,6 +174,8 @@ def _timeline(plt: Any, records: RunRecords, rows: Rows) -> Any:
     bad = [at_s for at_s, _, colour in _bad_and_good(records) if colour == _BAD]
     for at_s in bad:
         axes.axvline(at_s, color=_BAD, linewidth=1.0 if len(bad) < _MANY_FAULTS else 0.4, alpha=0.6)
+    for move in records.moves:
+        axes.axvspan(move["closed_at_s"], move["open_at_s"], color=_MOVE, alpha=0.12, linewidth=0)
     for replay in records.replays:
         axes.plot(replay["at_s"], replay["request"], "o", color="black", markersize=2.5, linewidth=0)
     handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in _PHASES.values()]
@@ -217,6 +225,9 @@ def _load(plt: Any, experiment: Experiment, records: RunRecords) -> Any:
             )
     else:
         axes.set_ylabel("server")
+    for move in records.moves:
+        row = names.index(move["server"])
+        axes.hlines(row, move["closed_at_s"], move["open_at_s"], color=_MOVE, linewidth=2.5)
     for at_s, name, colour in _bad_and_good(records):
         row = names.index(name)
         axes.vlines(at_s, row - 0.5, row + 0.5, color=colour, linewidth=1.2)
