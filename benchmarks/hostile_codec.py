@@ -56,13 +56,12 @@ class CodecTarget:
                 wire.pack("error", error.request_id, error.code, str(error))
             else:
                 self.counts[frame[0]] += 1
-        for limits in (control.FROM_NODES, control.FROM_ORCHESTRATOR):
-            try:
-                message = control.unpack(case, limits)
-            except control.ControlError:
-                self.counts["refused control messages"] += 1
-            else:
-                self.counts[f"control messages of kind {message[0]}"] += 1
+        try:
+            message = control.unpack(case, control.FROM_NODES)
+        except control.ControlError:
+            self.counts["refused control messages"] += 1
+        else:
+            self.counts[f"control messages of kind {message[0]}"] += 1
 
     def n_left(self) -> int:
         return 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,9 @@ from nodes.control import ControlError, Handler, Peer
 
 Strategy = st.SearchStrategy[Any]
 _PATIENCE_S = 5.0
+_LINGER_S = 15.0
+_RESIDENT_TASKS = 2
+"""Of what goes on all the time."""
 
 METHODS = st.sampled_from(["double", "fail", "fall", "never", "__class__", "nothing", "", "x" * 5000])
 PARAMS: Strategy = st.lists(VALUES | st.integers(0, 9), max_size=3)
@@ -198,8 +202,10 @@ class ControlTarget:
                 self.counts[" ".join(("kind", str(message[0]), text.partition(":")[0])).strip()] += 1
 
     def n_left(self) -> int:
-        """Tasks on the loop, once what is ending has ended."""
-        self._loop.run_until_complete(asyncio.sleep(0.05))
+        """Tasks on the loop, once what is ending has ended (a request's body is waited for for 10 s)."""
+        deadline = time.monotonic() + _LINGER_S
+        while len(asyncio.all_tasks(self._loop)) > _RESIDENT_TASKS and time.monotonic() < deadline:
+            self._loop.run_until_complete(asyncio.sleep(0.02))
         return len(asyncio.all_tasks(self._loop))
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import socket
 import struct
+import time
 from collections import Counter
 from typing import Any
 
@@ -38,6 +39,9 @@ _HELLO = (
     b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
 )
 _PATIENCE_S = 5.0
+_LINGER_S = 15.0
+_RESIDENT_TASKS = 3
+"""Of what goes on all the time."""
 _SMALL_BUFFER_BYTES = 4096
 
 
@@ -283,8 +287,10 @@ class ServerTarget:
         assert account.used_bytes == 201 * N_BLOCKS, f"{account.used_bytes} bytes of cache are held"
 
     def n_left(self) -> int:
-        """Tasks on the loop, once what is ending has ended."""
-        self._loop.run_until_complete(asyncio.sleep(0.05))
+        """Tasks on the loop, once what is ending has ended (a request's body is waited for for 10 s)."""
+        deadline = time.monotonic() + _LINGER_S
+        while len(asyncio.all_tasks(self._loop)) > _RESIDENT_TASKS and time.monotonic() < deadline:
+            self._loop.run_until_complete(asyncio.sleep(0.02))
         return len(asyncio.all_tasks(self._loop))
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import Any
 
 
 class NoCapacityError(Exception):
@@ -27,6 +28,14 @@ class CacheAccount:
 
     def __len__(self) -> int:
         return len(self._reserved)
+
+    def keys(self) -> list[Any]:
+        """Who holds something, in the order in which they reserved it."""
+        return list(self._reserved)
+
+    def held_bytes(self, session: Hashable) -> float:
+        """What ``session`` has reserved; 0 if nothing."""
+        return self._reserved.get(session, 0.0)
 
     def reserve(self, session: Hashable, n_bytes: float) -> None:
         """Set ``n_bytes`` aside. Raises ``NoCapacityError`` without room, ``KeyError`` if it holds some."""

@@ -18,7 +18,7 @@ from nodes.watchdog import Overdue, Watchdog
 HopPlan = tuple[int, int, int]
 """(server index, first block, last block), half-open."""
 
-FAILURES = (wire.SESSION_EXPIRED, wire.COMPUTE_FAILED, wire.UNKNOWN_SESSION)
+FAILURES = (wire.SESSION_EXPIRED, wire.SESSION_MOVED, wire.COMPUTE_FAILED, wire.UNKNOWN_SESSION)
 """Errors after which the session can go on elsewhere; others mean that client or server is wrong."""
 
 

@@ -54,7 +54,7 @@ class ControlLimits:
 
 FROM_ORCHESTRATOR = ControlLimits(256 * 1024**2, 16 * 1024**2)
 """A client's whole workload comes in one message: ten million requests of 26 bytes."""
-FROM_NODES = ControlLimits(1024**2, 16 * 1024)
+FROM_NODES = ControlLimits(1024**2, 4096)
 """Questions for routes, states, counters: well below 1 kB each."""
 MAX_MESSAGE_BYTES = FROM_ORCHESTRATOR.max_message_bytes
 MAX_PEERS = 4096
@@ -84,8 +84,8 @@ def unpack(body: bytes, limits: ControlLimits) -> list[Any]:
         message: Any = msgpack.unpackb(
             body,
             strict_map_key=False,
-            max_array_len=limits.max_items,
-            max_map_len=limits.max_items,
+            max_array_len=min(limits.max_items, len(body)),
+            max_map_len=min(limits.max_items, len(body)),
             max_ext_len=0,
         )
     except Exception as error:  # msgpack raises a dozen kinds, some with a piece of the message in their text

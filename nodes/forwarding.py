@@ -85,6 +85,8 @@ class Forwarding:
         self, place: Place, position: int, n_tokens: int, timings: bytes, answer: bytes
     ) -> None:
         """Bring a step's ``answer`` to the next server, or to the client if this is the last one."""
+        if self._places.get(place.token) is not place:  # closed while it computed: nobody waits for it
+            return
         if not place.next_token:
             await place.tell("result", position, timings, answer)
             return

@@ -53,7 +53,7 @@ class ServerSocket(web.WebSocketResponse):
         return await super().close(code=code, message=message, drain=drain)
 
 
-def cut(error: Exception) -> str:
+def cut(error: object) -> str:
     """What is said of an error over the wire."""
     return str(error)[: wire.MAX_ERROR_CHARACTERS]
 

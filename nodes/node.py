@@ -30,6 +30,7 @@ from nodes.forwarded import ForwardedSession
 from nodes.hub import HubModel, StubHub
 from nodes.links import profiles
 from nodes.load import LoadGenerator
+from nodes.moving import Moving
 from nodes.peering import Peering
 from nodes.request import Request
 from nodes.server import HostedBlocks, Server, ServerLimits
@@ -149,9 +150,15 @@ async def _serve(config: ServerConfig) -> None:
     async def stop() -> None:
         stopped.set()
 
+    def tell_phase(phase: str, at_s: float) -> None:
+        with contextlib.suppress(control.ControlError):  # the orchestrator is gone, and this node ends
+            peer.tell("phase", config.name, phase, at_s)
+
+    moving = Moving(server, tell_phase)
     handlers: dict[str, control.Handler] = {
         "start": start,
         "status": status,
+        "rehost": moving.rehost,
         "slow": slow,
         "drain": drain,
         "stop": stop,

@@ -41,7 +41,8 @@ class HostedBlocks:
 @dataclass
 class _Session:
     key: str
-    blocks: int
+    first: int
+    last: int
     max_tokens: int
     state: Any
     used_at_s: float
@@ -70,7 +71,8 @@ class _Connection:
     socket: ServerSocket
     transport: asyncio.Transport
     sessions: dict[str, _Session] = field(default_factory=dict)
-    expired: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    expired: OrderedDict[str, tuple[str, str]] = field(default_factory=OrderedDict)
+    """Sessions that the server has ended: the code and the words for whoever asks for them."""
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     pending_bytes: int = 0
 
@@ -97,6 +99,14 @@ class Server:
         self.account = CacheAccount(hosted.cache_bytes)
         self.counters = Counters()
         self.forwarding = Forwarding(clock)
+        self.phase = "serving"
+        """What it does to its blocks: see ``nodes.moving``."""
+        self.may_move = False
+        """Its blocks may be others than a client has heard."""
+        self.released = asyncio.Event()
+        """Set whenever a session has ended."""
+        self.live: dict[int, _Connection] = {}
+        """Connections by number; those of ``account`` are ``(number, session)``."""
         self._connections: dict[int, str] = {}
         self._next_connection = 0
 
@@ -121,6 +131,7 @@ class Server:
             "name": self.name,
             "first_block": self.hosted.first,
             "last_block": self.hosted.last,
+            "phase": self.phase,
             "n_sessions": len(self.account),
             "cache_used_bytes": self.account.used_bytes,
             "cache_capacity_bytes": self.account.capacity_bytes,
@@ -161,7 +172,7 @@ class Server:
         self._next_connection += 1
         number = self._next_connection
         self._connections[number] = client
-        connection = _Connection(socket, transport)
+        self.live[number] = connection = _Connection(socket, transport)
         try:
             await socket.prepare(request)
             self.counters.connections += 1
@@ -169,7 +180,7 @@ class Server:
                 with contextlib.suppress(ConnectionError):  # the client left before it was answered
                     await self._read(connection, number)
         finally:
-            del self._connections[number]
+            del self._connections[number], self.live[number]
             self._drop(connection, number)
             if transport.get_write_buffer_size():  # whoever does not read keeps nothing of this server
                 transport.abort()
@@ -204,14 +215,7 @@ class Server:
                         continue
                     session = self._check_step(connection, frame)
                     if session is None:
-                        await socket.send_bytes(
-                            wire.pack(
-                                "error",
-                                frame[1],
-                                wire.SESSION_EXPIRED,
-                                f"session {shown(frame[2])} was idle for too long",
-                            )
-                        )
+                        await socket.send_bytes(wire.pack("error", frame[1], *connection.expired[frame[2]]))
                         continue
                     self._begin(connection, number, session, frame, arrived_at_s)
                 elif frame[0] == "push":
@@ -266,6 +270,10 @@ class Server:
         _, request_id, key, client, first, last, max_tokens, *chained = frame
         hosted = self.hosted
         if not hosted.first <= first < last <= hosted.last:
+            if self.may_move:  # the client was told of blocks that have gone since
+                self.counters.refused += 1
+                text = f"blocks {first} to {last} are not here any more"
+                return wire.pack("error", request_id, wire.NO_CAPACITY, text)
             raise wire.FrameError(
                 wire.WRONG_BLOCKS,
                 f"blocks {first} to {last} asked for, {hosted.first} to {hosted.last} are here",
@@ -298,7 +306,7 @@ class Server:
         except NoCapacityError as error:
             self.counters.refused += 1
             return wire.pack("error", request_id, wire.NO_CAPACITY, cut(error))
-        session = _Session(key, last - first, max_tokens, state, self.clock.now_s())
+        session = _Session(key, first, last, max_tokens, state, self.clock.now_s())
         connection.sessions[key] = session
         if chained:
             owner = connection, number, session
@@ -321,11 +329,12 @@ class Server:
             self.forwarding.leave(session.place)
         self.compute.close_session(session.state)
         self.account.release((number, key))
+        self.released.set()
 
-    def _forget(self, connection: _Connection, number: int, key: str) -> None:
+    def _forget(self, connection: _Connection, number: int, key: str, code: str, reason: str) -> None:
         """End a session that its client did not close; what is still asked of it is answered, not an error."""
         self._release(connection, number, key)
-        connection.expired[key] = None
+        connection.expired[key] = code, cut(f"session {shown(key)} {reason}")
         while len(connection.expired) > _EXPIRED_REMEMBERED:
             connection.expired.popitem(last=False)
 
@@ -433,7 +442,7 @@ class Server:
         except ComputeError as error:
             log.warning("session %s: %s", shown(session.key), error)
             if session.key in connection.sessions:
-                self._forget(connection, number, session.key)
+                self._forget(connection, number, session.key, wire.COMPUTE_FAILED, f"has failed: {error}")
             with contextlib.suppress(ConnectionError):
                 await connection.socket.send_bytes(
                     wire.pack("error", request_id, wire.COMPUTE_FAILED, cut(error))
@@ -480,6 +489,19 @@ class Server:
             task.cancel()
 
     def _expire(self, connection: _Connection, number: int, key: str) -> None:
-        self._forget(connection, number, key)
+        self._forget(connection, number, key, wire.SESSION_EXPIRED, "was idle for too long")
         self.counters.expired += 1
         log.warning("session %s was idle for %g s: closed", shown(key), self.limits.idle_s)
+
+    async def end(self, key: tuple[int, str], code: str, reason: str) -> None:
+        """End the session of ``account`` with that key; its client hears when it asks, of a chain at once."""
+        connection = self.live[key[0]]
+        session = connection.sessions[key[1]]
+        self._forget(connection, *key, code, reason)
+        if session.place is not None:
+            await session.place.tell("error", code, f"it {reason}")
+
+    def blocks_of(self, key: tuple[int, str]) -> tuple[int, int]:
+        """The blocks that the session of ``account`` with that key uses, half-open."""
+        session = self.live[key[0]].sessions[key[1]]
+        return session.first, session.last

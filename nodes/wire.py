@@ -23,7 +23,7 @@ Answers:
 
 ``payload`` holds ``n_tokens`` hidden states, ``timings`` what ``pack_timing`` makes of every hop so far.
 No error in answer to a ``push`` breaks the protocol, unless the frame itself is bad. Of the others, except ``no-capacity``, ``session-expired``,
-``compute-failed`` (the session is closed, others go on), ``not-passed-on`` (the session's next server did not take what
+``session-moved`` (the server holds other blocks now), ``compute-failed`` (the session is closed, others go on), ``not-passed-on`` (the session's next server did not take what
 was pushed to it) and ``too-many-steps`` (nothing was done, it may
 be asked again), every error breaks the protocol: the server closes the connection after it.
 """
@@ -44,6 +44,7 @@ FRAME_OVERHEAD_BYTES = 512 + MAX_TIMINGS * _TIMING.size
 
 NO_CAPACITY = "no-capacity"
 SESSION_EXPIRED = "session-expired"
+SESSION_MOVED = "session-moved"
 COMPUTE_FAILED = "compute-failed"
 NOT_PASSED_ON = "not-passed-on"
 TOO_MANY_STEPS = "too-many-steps"

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from policies.cgbp import CgBp
 from policies.design import memory_bound
 from policies.interfaces import PlacementPolicy
+from policies.joining import among, spread
 from policies.problem import BlockRange, InfeasiblePlacement, Placement, PolicyError, Problem
 
 
@@ -24,7 +25,8 @@ class SystemView(NamedTuple):
     ``n_active`` counts requests that have arrived and not ended, those that wait for room included:
     sessions alone could never show that the room is too small. ``mean_active`` is its time average
     and ``request_rate`` the arrivals per second, both since the last check. ``placement`` is what was
-    last decided; ``moving`` are the servers that are not there yet.
+    last decided; ``moving`` are the servers that are not there yet; ``alive`` those that are believed to be
+    there at all (``None``: all of them).
     """
 
     n_active: int
@@ -32,6 +34,7 @@ class SystemView(NamedTuple):
     request_rate: float
     placement: Placement
     moving: tuple[int, ...] = ()
+    alive: frozenset[int] | None = None
 
 
 class Controller(Protocol):
@@ -81,19 +84,38 @@ def kept(old: BlockRange, new: BlockRange) -> BlockRange:
     return BlockRange(first, last) if first < last else BlockRange(0, 0)
 
 
+def can_spare(
+    offered: Sequence[BlockRange], server: int, stays: BlockRange, alive: Collection[int] | None = None
+) -> bool:
+    """Whether every block that ``server`` offers and that is not in ``stays`` is offered by another one that is there."""
+    others = {
+        b
+        for j, held in enumerate(offered)
+        if j != server and (alive is None or j in alive)
+        for b in range(*held)
+    }
+    return all(b in others or stays.first <= b < stays.last for b in range(*offered[server]))
+
+
 def rolling_order(
-    old: Sequence[BlockRange], new: Sequence[BlockRange], changing: Sequence[int], n_blocks: int
+    old: Sequence[BlockRange],
+    new: Sequence[BlockRange],
+    changing: Sequence[int],
+    n_blocks: int,
+    alive: Collection[int] | None = None,
 ) -> list[int]:
     """An order in which the servers ``changing`` can move one by one so that every block stays held.
 
     While a server moves it holds what it keeps; after that, its new range. Next is always the server
     whose move hurts least (the one whose least-held lost block has the most holders), the first on
     ties. The order is shorter than ``changing`` if the rest cannot move: each would uncover a block.
+    With ``alive`` only those servers hold anything and move, and what none of them holds need not stay held.
     """
-    held = Counter(b for r in old for b in range(r.first, r.last))
-    if any(held[b] < 1 for b in range(n_blocks)):
+    there = range(len(old)) if alive is None else alive
+    held = Counter(b for j, r in enumerate(old) if j in there for b in range(r.first, r.last))
+    if alive is None and any(held[b] < 1 for b in range(n_blocks)):
         return []
-    left, order = list(changing), []
+    left, order = [j for j in changing if j in there], []
     while left:
         spare, _, j = max((_spare(held, old[j], new[j]), -j, j) for j in left)
         if spare < 1:
@@ -121,6 +143,10 @@ class TwoTimeScale:
     |R| (1 + tolerance)] of the placement in force, on the same side, for ``patience_s``, ``placement``
     is run again for the mean over that time. Servers drain one after another (``at_once``). If the new
     placement is infeasible, or cannot be reached without leaving a block on no server, the old one stays.
+
+    Servers that die or join count, too: when others are there than were placed, for ``patience_s``, or at the
+    first check at which no server that is there holds some block, the placement is made anew for those that
+    are there. One that is away keeps its blocks, for when it comes back.
     """
 
     placement: PlacementPolicy = field(default_factory=CgBp)
@@ -138,51 +164,104 @@ class TwoTimeScale:
                 f"{self.name} needs a placement that was designed for a number of sessions, which "
                 f"{placement.policy} is not; use cg-bp, for example"
             )
-        return TwoTimeScaleController(problem, placement.design_concurrency, self)
+        return TwoTimeScaleController(problem, placement, placement.design_concurrency, self)
+
+
+@dataclass
+class _Outside:
+    """How long something has been other than planned, in the same way, and the mean load of that time."""
+
+    way: object = None
+    lasted_s: float = 0.0
+    integral: float = 0.0
+
+    def note(self, way: object, elapsed_s: float, mean_active: float) -> None:
+        """It has been ``way`` for ``elapsed_s``; ``None``: as planned."""
+        if way != self.way:
+            self.way, self.lasted_s, self.integral = way, 0.0, 0.0
+        if way is not None:
+            self.lasted_s += elapsed_s
+            self.integral += elapsed_s * mean_active
 
 
 class TwoTimeScaleController:
-    """Watches the load; see ``TwoTimeScale``."""
+    """Watches the load and who is there; see ``TwoTimeScale``."""
 
-    def __init__(self, problem: Problem, design_concurrency: int, policy: TwoTimeScale) -> None:
+    def __init__(
+        self, problem: Problem, placement: Placement, design_concurrency: int, policy: TwoTimeScale
+    ) -> None:
         self._problem = problem
         self._policy = policy
         self._bound = max(memory_bound(problem), 1)
         self.design_concurrency = design_concurrency
         self.next_check_at_s = policy.period_s
         self._checked_at_s = 0.0
-        self._side = 0
-        self._outside_s = 0.0
-        self._outside_integral = 0.0
+        self._load = _Outside()
+        self._members = _Outside()
+        self._placed_for = frozenset(j for j, held in enumerate(placement.ranges) if held.n_blocks)
 
     def check(self, now_s: float, view: SystemView) -> Placement | None:
         elapsed_s, self._checked_at_s = now_s - self._checked_at_s, now_s
         self.next_check_at_s = now_s + self._policy.period_s
         side = 0 if view.moving else self._side_of(self._wanted(view.mean_active))
-        if side != self._side:
-            self._side, self._outside_s, self._outside_integral = side, 0.0, 0.0
-        if not side:
+        self._load.note(side or None, elapsed_s, view.mean_active)
+        others = None if view.moving or view.alive == self._placed_for else view.alive
+        self._members.note(others, elapsed_s, view.mean_active)
+        patience_s = self._policy.patience_s
+        if others is not None and (
+            self._members.lasted_s >= patience_s or self._n_unserved(view.placement.ranges, others)
+        ):
+            return self._placed(self.design_concurrency, view)
+        if not side or self._load.lasted_s < patience_s:
             return None
-        self._outside_s += elapsed_s
-        self._outside_integral += elapsed_s * view.mean_active
-        if self._outside_s < self._policy.patience_s:
-            return None
-        wanted = self._wanted(self._outside_integral / self._outside_s)
-        self._side, self._outside_s, self._outside_integral = 0, 0.0, 0.0
-        return self._placed(wanted, view.placement)
+        return self._placed(self._wanted(self._load.integral / self._load.lasted_s), view)
 
-    def _placed(self, wanted: int, old: Placement) -> Placement | None:
+    def _placed(self, wanted: int, view: SystemView) -> Placement | None:
         """A placement for ``wanted`` sessions; ``None`` if it is not better than staying."""
+        self._load = _Outside()
+        old, n_blocks = view.placement, self._problem.model.n_blocks
         try:
-            new = self._policy.placement.place(self._problem, wanted)
+            if view.alive is None:
+                new = self._policy.placement.place(self._problem, wanted)
+            else:
+                new = self._placed_among(view.alive, wanted, old)
         except InfeasiblePlacement:
             return None  # the servers cannot hold more than they do: what is there goes on
         changing = moves(old, new)
-        order = rolling_order(old.ranges, new.ranges, changing, self._problem.model.n_blocks)
+        order = rolling_order(old.ranges, new.ranges, changing, n_blocks, view.alive)
         if len(order) < len(changing):
-            return None
-        self.design_concurrency = wanted
-        return new if changing else None
+            if view.alive is None:
+                return None
+            new = _only(old, new, order)
+            if self._n_unserved(new.ranges, view.alive) >= self._n_unserved(old.ranges, view.alive):
+                return None
+        else:
+            self.design_concurrency = wanted
+            if view.alive is not None:
+                self._placed_for, self._members = view.alive, _Outside()
+        return new if order else None
+
+    def _placed_among(self, alive: frozenset[int], wanted: int, old: Placement) -> Placement:
+        """A placement on the servers that are there, for fewer sessions if it must be; others keep what they hold.
+
+        Raises ``InfeasiblePlacement`` if they have no room for the model.
+        """
+        servers, n_servers = sorted(alive), self._problem.n_servers
+        there = self._problem if len(servers) == n_servers else among(self._problem, servers)
+        while True:
+            try:
+                new = spread(self._policy.placement.place(there, wanted), servers, n_servers)
+                break
+            except InfeasiblePlacement:
+                if wanted == 1:
+                    raise
+                wanted = max(1, wanted * 3 // 4)
+        return _only(old, new, servers)
+
+    def _n_unserved(self, ranges: Sequence[BlockRange], alive: Collection[int]) -> int:
+        """How many blocks are on no server that is there."""
+        held = {b for j in alive for b in range(*ranges[j])}
+        return self._problem.model.n_blocks - len(held)
 
     def _wanted(self, mean_active: float) -> int:
         """|R| for a mean of ``mean_active`` sessions (the paper's lambda T)."""
@@ -193,3 +272,13 @@ class TwoTimeScaleController:
         most = 1 + self._policy.tolerance_ratio
         design = self.design_concurrency
         return (wanted > design * most) - (wanted < design / most)
+
+
+def _only(old: Placement, new: Placement, servers: Collection[int]) -> Placement:
+    """``new`` on ``servers`` and ``old`` on all others."""
+    n_servers = range(len(old.ranges))
+    return replace(
+        new,
+        ranges=tuple((new if j in servers else old).ranges[j] for j in n_servers),
+        cache_bytes=tuple((new if j in servers else old).cache_bytes[j] for j in n_servers),
+    )

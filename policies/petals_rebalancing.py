@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from heapq import heapify, heapreplace
+from heapq import heapify, heappush, heapreplace
 from random import Random
 
 from policies.online import SystemView
@@ -21,7 +21,8 @@ class PetalsRebalancing:
     The time between a server's checks is uniform in [0, 2 ``period_s``]. It moves when the smallest
     block throughput now, divided by the one after it and then all others have re-chosen, is below
     ``balance_quality`` - ``eps``; never when a block would be left without server. A move keeps the
-    number of blocks. Sessions on a server that moves are cut, and it loads all its blocks again.
+    number of blocks. Sessions on a server that moves are cut, and it loads all its blocks again. Servers
+    that are not there count for nothing; one that joins checks like the others from then on.
     """
 
     balance_quality: float = 0.75
@@ -48,6 +49,7 @@ class PetalsRebalancingController:
         self._random = Random(f"petals-rebalancing {policy.seed}")
         holders = [j for j, held in enumerate(placement.ranges) if held.n_blocks]
         self._checks = [(self._pause_s(), j) for j in holders]
+        self._known = set(holders)
         heapify(self._checks)
         self.next_check_at_s = self._checks[0][0] if self._checks else math.inf
 
@@ -55,11 +57,19 @@ class PetalsRebalancingController:
         """The placement with the checking server moved. Servers that are still loading count as there."""
         _, server = self._checks[0]
         heapreplace(self._checks, (now_s + self._pause_s(), server))
+        ranges, alive = view.placement.ranges, view.alive
+        if alive is not None:
+            for j in sorted(alive - self._known):
+                if ranges[j].n_blocks:
+                    self._known.add(j)
+                    heappush(self._checks, (now_s + self._pause_s(), j))
         self.next_check_at_s = self._checks[0][0]
-        if server in view.moving:
+        if server in view.moving or (alive is not None and server not in alive):
             return None
-        ranges = view.placement.ranges
-        moved = rebalanced(self._problem, ranges, server, self._policy, self._random)
+        there = ranges
+        if alive is not None:
+            there = tuple(held if j in alive else BlockRange(0, 0) for j, held in enumerate(ranges))
+        moved = rebalanced(self._problem, there, server, self._policy, self._random)
         if moved is None:
             return None
         return replace(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from policies.bans import Bans
@@ -126,6 +126,14 @@ class Coordinator:
         """``servers`` answer the client of request ``index`` again."""
         for server in servers:
             self._bans.served(self._requests[index].client, server)
+
+    def offer(self, server: int, held: BlockRange, cache_bytes: float) -> None:
+        """``server`` offers new sessions this range and this room from now on; those that are there stay."""
+        placement = self.placement
+        ranges, rooms = list(placement.ranges), list(placement.cache_bytes)
+        ranges[server], rooms[server] = held, cache_bytes
+        self._parts.replace(replace(placement, ranges=tuple(ranges), cache_bytes=tuple(rooms)))
+        self._state.cache_bytes = tuple(rooms)
 
     def join(self, server: int) -> BlockRange:
         """Choose the blocks of a server that was absent so far."""

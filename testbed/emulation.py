@@ -23,6 +23,8 @@ from testbed.errors import RunError, TestbedError, UserError
 from testbed.experiment import Experiment, NetworkChange
 from testbed.faults.emulated import Faults
 from testbed.handle import LauncherHandle
+from testbed.moving.emulated import Mover
+from testbed.moving.steering import online_policy
 from testbed.peering import Ends, Peering
 from testbed.placing import PlacedExperiment, placement_data
 from testbed.real import RealModel
@@ -88,6 +90,12 @@ class Emulation:
         self._changing: asyncio.Task[None] | None = None
         self._coordinator = Coordinator(experiment, placed, self.now_s)
         self.faults = Faults(experiment, self, self._coordinator, self.events, run_dir)
+        policy = online_policy(experiment)
+        self._mover = (
+            Mover(experiment, policy, self, self._coordinator, self.events, real is not None)
+            if policy
+            else None
+        )
         self._peering = Peering(experiment, self._peers, self.now_s)
         self._started_at = time.monotonic()
         self.startup_s: dict[str, float] = {}
@@ -120,6 +128,8 @@ class Emulation:
         self._mark("nodes")
         await self._guard(self._connect_clients())
         await self.faults.begin(self._origin_at, self.pids)
+        if self._mover is not None:
+            self._mover.begin(self._origin_at)
         self._mark("total")
 
     def _sharing(self) -> dict[str, bool]:
@@ -172,6 +182,8 @@ class Emulation:
     async def begin_server(self, server: int) -> None:
         """Spawn a server that is not there; returns when it serves and the clients know where."""
         name = self.experiment.problem.servers[server].name
+        if self._mover is not None:
+            self._mover.begins(server)
         self._begun[name] = asyncio.Event()
         await self._spawn_server(server)
         try:
@@ -295,6 +307,8 @@ class Emulation:
         for task in filter(None, (self._changing, self._watching)):
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+        if self._mover is not None:
+            await self._mover.end()
         await self.faults.end()
         # Clients close their sessions over the network, which answers nobody if it is what broke.
         patience_s = _BROKEN_PATIENCE_S if self._broken.done() else _PATIENCE_S
@@ -342,6 +356,7 @@ class Emulation:
             "state": self._on_state,
             "tokens": self._on_tokens,
             "done": self._on_done,
+            "phase": self._on_phase,
         }
 
         async def hello(name: str, pid: int, port: int) -> None:
@@ -379,12 +394,19 @@ class Emulation:
 
     async def _on_state(self, index: int, state: str, at_s: float) -> None:
         self.progress.states[index] = state
+        if self._mover is not None:
+            self._mover.state(state)
         if state in ("completed", "failed", "interrupted", "rejected"):
             self._coordinator.release(index)
         if state in ("completed", "failed", "interrupted"):
             self.faults.ended(index)
         if state in ("failed", "rejected", "interrupted"):
             self.events.write(state, at_s, request=index)
+
+    async def _on_phase(self, server: str, phase: str, at_s: float) -> None:
+        if self._mover is not None:
+            numbers = {spec.name: number for number, spec in enumerate(self.experiment.problem.servers)}
+            self._mover.phase(numbers[server], phase, at_s)
 
     async def _on_tokens(self, client: str, n_tokens: int, ttft_s: float, gap_s: float) -> None:
         self.progress.n_tokens[client] = n_tokens

@@ -14,6 +14,8 @@ from testbed.errors import UserError
 EVENTS = "events.jsonl"
 NETWORK_CHANGE = "network-change"
 """The event of a link that changes as the scenario says."""
+MOVED = "moved"
+"""The event of a server that has changed its blocks."""
 OWNER = "owner.json"
 LINKS_PREFIX = "testbed-links-"
 """Name of the temporary folders of ``testbed links``."""

@@ -15,11 +15,13 @@ from typing import Any
 import typer
 import uvloop
 
+from policies.problem import PolicyError
 from testbed.emulation import Emulation, run_emulation
 from testbed.errors import EXIT_INTERRUPTED, RunError, TestbedError, UserError
 from testbed.experiment import Experiment
 from testbed.handle import LauncherHandle
 from testbed.live import LiveView
+from testbed.moving.steering import Steering, online_policy
 from testbed.placing import PlacedExperiment, place_experiment
 from testbed.real import RealModel, real_model, require_blocks
 from testbed.results import finish_run, write_report
@@ -36,7 +38,7 @@ def up_command(
     """Run ``experiment``; answers the exit code: 0 only when every request completed."""
     objectives = parse_slo(slo) if slo is not None else None
     check_can_run(experiment)
-    placed = place_experiment(experiment)
+    placed = _placed(experiment)
     run_dir = make_run_dir(out, experiment.name)
     _say(f"run {run_dir}")
     launcher = start_launcher(experiment, run_dir)
@@ -84,12 +86,22 @@ def check_can_run(experiment: Experiment) -> None:
     """Raises ``UserError`` for what only the simulator can do, and for real blocks without what they need."""
     if experiment.blocks is not None:
         require_blocks('compute.backend "blocks"')
-    for is_asked, key, what in (
-        (experiment.online is not None, "online", f"'{experiment.online}': leave it out"),
-        (experiment.state_age_s > 0, "state_age", "above 0: the emulation's coordinator sees every change"),
-    ):
-        if is_asked:
-            raise UserError(f"policy.{key} {what}; only `testbed simulate` can do that")
+    if experiment.state_age_s > 0:
+        raise UserError(
+            "policy.state_age above 0: the emulation's coordinator sees every change; only `testbed simulate` can do that"
+        )
+
+
+def _placed(experiment: Experiment) -> PlacedExperiment:
+    """Raises ``UserError`` if a policy does not take the scenario."""
+    placed = place_experiment(experiment)
+    try:
+        policy = online_policy(experiment)
+        if policy is not None:
+            Steering(experiment.problem, placed.placement, policy)
+    except PolicyError as error:
+        raise UserError(str(error)) from error
+    return placed
 
 
 def start_launcher(experiment: Experiment, run_dir: Path) -> LauncherHandle:
@@ -110,7 +122,7 @@ def undone_unless_begun(run_dir: Path, launcher: LauncherHandle) -> Iterator[Non
 
 def run_quietly(experiment: Experiment, out: Path) -> dict[str, Any]:
     """Run ``experiment`` below ``out`` without a word; answers the summary. Raises what broke it."""
-    placed = place_experiment(experiment)
+    placed = _placed(experiment)
     run_dir = make_run_dir(out, experiment.name)
     launcher = start_launcher(experiment, run_dir)
     with undone_unless_begun(run_dir, launcher):

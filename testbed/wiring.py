@@ -64,12 +64,14 @@ def network_spec(experiment: Experiment, run: str) -> NetworkSpec:
 
 
 def transmission_s(experiment: Experiment, client: str, server: str, n_tokens: int) -> float:
-    """Scenario seconds that ``n_tokens`` hidden states take on the links of a hop, both directions."""
+    """Scenario seconds that ``n_tokens`` hidden states take on the links of a hop, both directions.
+
+    With forwarding they go one way only; which server they come from is not known here, and the client's
+    link stands for that server's.
+    """
     n_bytes = n_tokens * experiment.problem.model.token_bytes
-    return sum(
-        scaled(experiment.links[pair], 1.0).transmission_s(n_bytes, experiment.mtu)
-        for pair in ((client, server), (server, client))
-    )
+    ways = ((client, server),) if experiment.problem.forwarding else ((client, server), (server, client))
+    return sum(scaled(experiment.links[pair], 1.0).transmission_s(n_bytes, experiment.mtu) for pair in ways)
 
 
 def stub_profile(experiment: Experiment, server: int) -> StubProfile:

@@ -70,6 +70,10 @@ class Faults:
         """The request is over, one way or another."""
         self._recoveries.ended(request)
 
+    def answers(self, server: int) -> bool:
+        """Whether the server's process is there and runs."""
+        return self._machines.answers(server)
+
     def survives(self, node: str, status: int) -> bool:
         """A node's process has ended; whether the run goes on."""
         return node in self._numbers and self._machines.ended(self._numbers[node], status)

@@ -215,7 +215,16 @@ class Machines:
 
     async def _begin(self, server: int, machine: _Machine, planned_at_s: float | None) -> None:
         machine.gone.clear()
-        await self._nodes.begin_server(server)
+        beginning = asyncio.ensure_future(self._nodes.begin_server(server))
+        gone = asyncio.ensure_future(machine.gone.wait())
+        try:
+            await asyncio.wait({beginning, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not beginning.done():
+                raise RunError(f"{self.names[server]} ended as it began; its log says why")
+            beginning.result()
+        finally:
+            beginning.cancel()
+            gone.cancel()
         machine.is_up = True
         now_s = self._nodes.now_s()
         self._coordinator.membership.begins(server, now_s)

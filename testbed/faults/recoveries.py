@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nodes.recovery import DETECTED, REACHABLE, REPLAYED, UNREACHABLE
+from nodes.wire import SESSION_MOVED
 from policies.problem import Hop, RequestSpec, service_s
 from testbed.coordinator import Coordinator
 from testbed.experiment import Experiment
@@ -32,7 +33,9 @@ class Recoveries:
         if event == REACHABLE:
             self._coordinator.served(request, servers)
             return
-        if event in (DETECTED, UNREACHABLE):
+        # A server that moves has not failed anybody: it says what became of its blocks.
+        has_moved = str(details.get("reason", "")).startswith(SESSION_MOVED)
+        if event in (DETECTED, UNREACHABLE) and not has_moved:
             self._coordinator.failed(request, servers)
         line = dict(details)
         if servers:

@@ -7,49 +7,57 @@ from typing import Any
 
 from testbed.results.requests import stats
 
+_MOVE = ("old", "new", "decided_at_s", "closed_at_s", "drained_at_s", "open_at_s")
+"""Beside the server's number, what ``summary.json`` says of a move: as ``testbed.moving.steering.Move``."""
+
 
 def failure_summary(
-    faults: Sequence[Mapping[str, Any]], replays: Sequence[Mapping[str, Any]], plan: Mapping[str, Any]
+    faults: Sequence[Mapping[str, Any]],
+    replays: Sequence[Mapping[str, Any]],
+    plan: Mapping[str, Any],
+    moves: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """Keys of ``summary.json``; see ``docs/metrics.md``. ``moves`` is of online placement, which is simulated."""
+    """Keys of ``summary.json``; see ``docs/metrics.md``."""
     decisions = plan.get("decisions") or {}
-    n_stale = decisions.get("n_stale_decisions", 0)
     return {
         "n_faults": sum(bool(fault.get("applies", True)) for fault in faults),
         "n_replays": len(replays),
         "recovery_s": stats(replay["recovery_s"] for replay in replays),
         "recovery_floor_s": stats(replay["floor_s"] for replay in replays),
-        "n_stale_decisions": n_stale,
-        "decisions": {
-            "n": decisions.get("n_decisions", 0),
-            "n_stale": n_stale,
-            "n_misled": decisions.get("n_misled_decisions", 0),
-        },
+        "decisions": decisions,
+        "n_stale_decisions": decisions.get("n_stale_decisions", 0),
         "leaks": plan.get("leaks"),
-        "moves": [],
+        "moves": [
+            {"server": plan["servers"].index(move["server"])} | {key: move[key] for key in _MOVE}
+            for move in moves
+        ],
+        "n_cuts": sum(move["n_cut"] for move in moves),
     }
 
 
 def failure_text(summary: Mapping[str, Any]) -> list[str]:
     """Lines for the terminal; none of a run in which nothing failed."""
     lines = []
-    n_replays, took, floor = (
-        summary.get("n_replays", 0),
-        summary.get("recovery_s"),
-        summary.get("recovery_floor_s"),
-    )
-    if summary.get("n_faults"):
-        lines.append(f"{summary['n_faults']} faults; sessions recovered {n_replays} times")
-    if n_replays and took and floor:
-        lines[-1:] = [
-            f"{lines[-1] if lines else f'sessions recovered {n_replays} times'}: {took['p50']:.3f} s (p50), "
-            f"{took['max']:.3f} s (max); no client can do it in less than {floor['p50']:.3f} s (p50)"
-        ]
+    n_faults, n_replays = summary.get("n_faults", 0), summary.get("n_replays", 0)
+    if n_faults or n_replays:
+        line = f"{n_faults} faults; sessions recovered {n_replays} times"
+        if n_replays:
+            took, floor = summary["recovery_s"], summary["recovery_floor_s"]
+            line += (
+                f" in {took['p50']:.3f} s (p50), {took['max']:.3f} s (max); floor {floor['p50']:.3f} s (p50)"
+            )
+        lines.append(line)
+    if summary.get("moves"):
+        took_s = [move["open_at_s"] - move["closed_at_s"] for move in summary["moves"]]
+        lines.append(
+            f"servers changed their blocks {len(took_s)} times, in {max(took_s):.1f} s at most from closing to "
+            f"opening; {summary['n_cuts']} sessions were cut"
+        )
     if summary.get("n_stale_decisions"):
         decisions = summary["decisions"]
         lines.append(
-            f"{decisions['n_stale']} of {decisions['n']} routing decisions were made on a wrong view of which servers "
-            f"are there, {decisions['n_misled']} for one that was not"
+            f"{decisions['n_stale_decisions']} of {decisions['n_decisions']} routing decisions were made on a wrong view of "
+            f"which servers are there, {decisions['n_misled_decisions']} for one that was not"
         )
     leaks = summary.get("leaks") or {}
     if any(leaks.values()):

@@ -10,13 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.experiment import Experiment
-from testbed.results.logs import RunRecords
+from testbed.results.logs import RequestRecord, RunRecords
 from testbed.results.model import HopTable
 
 Array = NDArray[np.float64]
 Rows = list[dict[str, Any]]
 
 _MEASURED, _MODEL, _BAD = "#1f5a99", "#d1762b", "#b3202a"
+_GOOD, _MANY_FAULTS, _MOVE = "#2b7a3d", 50, "#7a3d8a"
 _PHASES = {"queue": "#c9c9c9", "setup": "#e0b64b", "prefill": "#d1762b", "decode": "#1f5a99"}
 _STYLE: dict[Any, Any] = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}
 _SMALL_STEPS = 0.1
@@ -60,10 +61,48 @@ def _figures(
         caption = (
             "Every request from its arrival to its end, by phase; a cross marks one that did not complete."
         )
+        more = "Red lines: a fault befell a server. Dots: a session recovered."
+        caption += _faults_caption(records, more) + _moves_caption(records)
         yield "requests", caption, _timeline(plt, records, rows)
     if any(r.opened_at_s is not None and r.last_seen_at_s > r.opened_at_s for r in records.requests):
         caption = "Sessions that each server held at a time, and the most it ever held."
+        more = "Red: a fault befell it. Green: it serves (again)."
+        caption += _faults_caption(records, more) + _moves_caption(records)
         yield "servers", caption, _load(plt, experiment, records)
+
+
+def _faults_caption(records: RunRecords, what: str) -> str:
+    return f" {what}" if records.faults else ""
+
+
+def _moves_caption(records: RunRecords) -> str:
+    return " Violet: a server drains, loads and opens other blocks." if records.moves else ""
+
+
+def _bad_and_good(records: RunRecords) -> Iterator[tuple[float, str, str]]:
+    """(instant, server, colour) of what befell servers, and of their serving (again)."""
+    for event in records.faults:
+        if event.get("applies", True):
+            is_bad = event["event"] == "fault" and event["kind"] != "join"
+            yield event["at_s"], event["server"], _BAD if is_bad else _GOOD
+
+
+def _held(record: RequestRecord) -> list[tuple[int, float, float]]:
+    """(server, from, until) of a session, the replacements of its hops included."""
+    assert record.opened_at_s is not None
+    first, last = record.opened_at_s, record.last_seen_at_s
+    spans = {hop[0]: (first, last) for hop in record.chain}
+    if record.n_recoveries and record.tokens:
+        used: dict[int, tuple[float, float]] = {}
+        for token in record.tokens:
+            for hop in token.hops:
+                used[hop[0]] = (used.get(hop[0], (hop[3], 0.0))[0], hop[6])
+        finally_used = {hop[0] for hop in record.tokens[-1].hops}
+        spans = {
+            server: (first if server in spans else since, last if server in finally_used else until)
+            for server, (since, until) in used.items()
+        }
+    return [(server, *spans[server]) for server in sorted(spans)]
 
 
 def _gaps(records: RunRecords, hops: HopTable) -> tuple[Array, Array]:
@@ -132,6 +171,13 @@ def _timeline(plt: Any, records: RunRecords, rows: Rows) -> Any:
             axes.barh(row["request"], stop - start, left=start, color=colour, height=0.8, linewidth=0)
         if row["status"] != "completed":
             axes.plot(end_s, row["request"], "x", color=_BAD, markersize=5, clip_on=False)
+    bad = [at_s for at_s, _, colour in _bad_and_good(records) if colour == _BAD]
+    for at_s in bad:
+        axes.axvline(at_s, color=_BAD, linewidth=1.0 if len(bad) < _MANY_FAULTS else 0.4, alpha=0.6)
+    for move in records.moves:
+        axes.axvspan(move["closed_at_s"], move["open_at_s"], color=_MOVE, alpha=0.12, linewidth=0)
+    for replay in records.replays:
+        axes.plot(replay["at_s"], replay["request"], "o", color="black", markersize=2.5, linewidth=0)
     handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in _PHASES.values()]
     labels = list(_PHASES)
     if any(row["status"] != "completed" for row in rows):
@@ -155,8 +201,8 @@ def _load(plt: Any, experiment: Experiment, records: RunRecords) -> Any:
     changes: list[tuple[float, int, int]] = []
     for record in records.requests:
         if record.opened_at_s is not None:
-            for server in sorted({hop[0] for hop in record.chain}):
-                changes += [(record.opened_at_s, 1, server), (record.last_seen_at_s, -1, server)]
+            for server, since_s, until_s in _held(record):
+                changes += [(since_s, 1, server), (until_s, -1, server)]
     changes.sort()
     instants = sorted({0.0, *(at for at, _, _ in changes)})
     column = {at: i for i, at in enumerate(instants)}
@@ -179,6 +225,12 @@ def _load(plt: Any, experiment: Experiment, records: RunRecords) -> Any:
             )
     else:
         axes.set_ylabel("server")
+    for move in records.moves:
+        row = names.index(move["server"])
+        axes.hlines(row, move["closed_at_s"], move["open_at_s"], color=_MOVE, linewidth=2.5)
+    for at_s, name, colour in _bad_and_good(records):
+        row = names.index(name)
+        axes.vlines(at_s, row - 0.5, row + 0.5, color=colour, linewidth=1.2)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_xlabel("time since the start [s]")
     return figure

@@ -9,7 +9,7 @@ from typing import Any
 import msgpack
 
 from nodes.recovery import REPLAYED
-from testbed.rundir import NETWORK_CHANGE, read_events
+from testbed.rundir import MOVED, NETWORK_CHANGE, read_events
 
 Hop = tuple[int, int, int, float, float, float, float, int, int, int]
 """server, first, last, sent_at_s, arrived_at_s, departed_at_s, received_at_s, up_bytes, down_bytes,
@@ -81,6 +81,8 @@ class RunRecords:
     """The lines about what happened to servers: faults, their ends, servers that began again."""
     replays: list[dict[str, Any]] = field(default_factory=list)
     """The lines about sessions that went on after a failure."""
+    moves: list[dict[str, Any]] = field(default_factory=list)
+    """The lines about servers that have changed their blocks."""
 
     @property
     def changed_at_s(self) -> list[float]:
@@ -115,6 +117,7 @@ def read_logs(run_dir: Path) -> RunRecords:
         read_events(run_dir, NETWORK_CHANGE),
         read_events(run_dir, "fault", "fault-over", "begun"),
         read_events(run_dir, REPLAYED),
+        read_events(run_dir, MOVED),
     )
 
 

@@ -87,7 +87,9 @@ def summarize(
         "goodput_rps": goodput_rps(rows, objectives or {}),
         "objectives": objectives or {},
         "dropped_log_bytes": records.dropped_bytes,
-        **failure_summary([f for f in records.faults if f["event"] == "fault"], records.replays, plan),
+        **failure_summary(
+            [f for f in records.faults if f["event"] == "fault"], records.replays, plan, records.moves
+        ),
     }
     if plan.get("memory"):
         summary["memory"] = _memory(plan["memory"])

@@ -23,7 +23,7 @@ _FIRST_SESSION = 1_000_000_000
 
 
 def write_trace(path: Path, experiment: Experiment, records: RunRecords, hops: HopTable) -> None:
-    """Stream the events of all requests, and when links changed, to ``path``; whole or not at all."""
+    """Stream the events of all requests, and what happened to links and servers, to ``path``; whole or not at all."""
     with replacing(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
         file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
         for number, event in enumerate(_events(experiment, records, hops)):
@@ -37,6 +37,7 @@ def _events(experiment: Experiment, records: RunRecords, hops: HopTable) -> Iter
     for site in sites:
         yield _meta("process_name", process[site], 0, site)
     yield from map(_change, records.changes)
+    yield from map(_fault, records.faults)
     names = [s.name for s in experiment.problem.servers]
     for server, name in enumerate(names):
         yield from _server_events(name, server, process[experiment.sites[name]], hops)
@@ -99,6 +100,13 @@ def _change(change: Mapping[str, Any]) -> dict[str, Any]:
     details = {"planned_at_s": change["planned_at_s"], "late_ms": 1e3 * change["late_s"]}
     at_us = round(change["at_s"] * _US, 3)
     return {"ph": "i", "s": "g", "name": change["why"], "pid": 1, "tid": 0, "ts": at_us, "args": details}
+
+
+def _fault(event: Mapping[str, Any]) -> dict[str, Any]:
+    name = f"{event.get('kind', event['event'])} {event['server']}"
+    at_us = round(event["at_s"] * _US, 3)
+    details = {key: value for key, value in event.items() if key not in ("server", "kind")}
+    return {"ph": "i", "s": "g", "name": name, "pid": 1, "tid": 0, "ts": at_us, "args": details}
 
 
 def _meta(name: str, pid: int, tid: int, text: str) -> dict[str, Any]:

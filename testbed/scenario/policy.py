@@ -78,6 +78,9 @@ def settle_overrides(policy: dict[str, Any], given: Collection[str]) -> None:
     A new name replaces the file's placement and routing; a new placement or routing replaces one
     half of the file's pair.
     """
+    for key, other in (("communication", "forwarding"), ("forwarding", "communication")):
+        if key in given and other not in given:  # two spellings of one thing
+            policy.pop(other, None)
     if "name" in given:
         for half in _HALVES:
             if half not in given:

@@ -193,7 +193,8 @@ class PolicyTable(Table):
     """``[policy]``: a pair by ``name``, or ``placement`` and ``routing``.
 
     ``design_concurrency`` is |R|: "auto" leaves it to the placement policy, "searched" tries candidates
-    on synthetic arrivals. ``communication`` is who sends hidden states to the next server. ``online``
+    on synthetic arrivals. ``communication`` is who sends hidden states to the next server;
+    ``forwarding = "chain"`` is another way to write "server-to-server", and "hub" "hub-spoke". ``online``
     names a policy that changes the placement while requests are served; servers then load blocks at
     ``load_rate``. ``state_age`` is the time between the reports that routers see. The last three are simulated.
     """
@@ -208,6 +209,20 @@ class PolicyTable(Table):
     online: str | None = None
     load_rate: BitsPerSecond = 1e9
     state_age: Annotated[Seconds, Field(ge=0)] = 0.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_spelling(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or "forwarding" not in data:
+            return data
+        rest = dict(data)
+        given = rest.pop("forwarding")
+        if given not in ("hub", "chain"):
+            raise rule(f'must be "chain" or "hub", not {shown(given)}', "forwarding")
+        meant = "server-to-server" if given == "chain" else "hub-spoke"
+        if rest.setdefault("communication", meant) != meant:
+            raise rule(f'"{given}" means communication = "{meant}"; give one of the two keys', "forwarding")
+        return rest
 
 
 def _device(value: Any) -> Any:

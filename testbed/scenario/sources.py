@@ -94,7 +94,9 @@ def _parse(text: str, label: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except RecursionError:
         raise ScenarioError(f"{label}: is nested too deeply for a scenario") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
+        if not isinstance(error, tomllib.TOMLDecodeError):  # a number with thousands of digits
+            raise ScenarioError(f"{label}: cannot be read: {str(error).partition(';')[0]}") from None
         found = re.fullmatch(r"(.*) \(at (?:line (\d+), column (\d+)|end of document)\)", str(error))
         message, line, column = found.groups() if found else (str(error), None, None)
         message = re.sub(
@@ -130,7 +132,7 @@ def override(source: Source, options: Sequence[str]) -> None:
 def _value(text: str) -> Any:
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return text
     return parsed["value"] if list(parsed) == ["value"] else text
 

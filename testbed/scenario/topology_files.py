@@ -13,6 +13,7 @@ import unicodedata
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+from xml.parsers import expat
 
 from testbed.errors import ScenarioError
 
@@ -44,6 +45,8 @@ def _networkx(read: str) -> Callable[[Path], dict[str, Any]]:
     def reader(path: Path) -> dict[str, Any]:
         import networkx as nx
 
+        if read == "graphml":
+            _refuse_definitions(path)
         graph = nx.read_gml(path, label="id") if read == "gml" else nx.read_graphml(path)
         names = unique_names(str(data.get("label", node)) for node, data in graph.nodes(data=True))
         name_of = dict(zip(graph.nodes, names, strict=True))
@@ -66,6 +69,18 @@ def _networkx(read: str) -> Callable[[Path], dict[str, Any]]:
         return _document(path, nodes, links)
 
     return reader
+
+
+def _refuse_definitions(path: Path) -> None:
+    """A few lines of XML entities can stand for gigabytes; topologies need none. Raises ``ScenarioError``."""
+
+    def refuse(*_: object) -> None:
+        raise ScenarioError(f"{path}: has a document type (<!DOCTYPE ...>), which is not taken; remove it")
+
+    parser = expat.ParserCreate()
+    parser.StartDoctypeDeclHandler = refuse
+    with path.open("rb") as file:
+        parser.ParseFile(file)
 
 
 def _repetita(path: Path) -> dict[str, Any]:
@@ -144,11 +159,13 @@ def _number(value: Any) -> float | None:
 def unique_names(labels: Iterable[str]) -> list[str]:
     """Labels as names of nodes: ASCII letters, digits, ".", "_" and "-"; a number is added where one repeats."""
     names: list[str] = []
+    taken, counts = {"any"}, dict[str, int]()
     for label in labels:
         plain = unicodedata.normalize("NFKD", label).encode("ascii", "ignore").decode()
-        name = re.sub(r"[^A-Za-z0-9._-]+", "-", plain).strip("-._")[:48] or "node"
-        tried, number = name, 2
-        while tried in names or tried == "any":
-            tried, number = f"{name}-{number}", number + 1
+        name = tried = re.sub(r"[^A-Za-z0-9._-]+", "-", plain).strip("-._")[:48] or "node"
+        while tried in taken:
+            counts[name] = counts.get(name, 1) + 1
+            tried = f"{name}-{counts[name]}"
+        taken.add(tried)
         names.append(tried)
     return names

@@ -14,12 +14,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from testbed.scenario.limits import MAX_TOKENS
+from testbed.scenario.limits import MAX_REQUESTS, MAX_TOKENS
 from testbed.scenario.problems import KeyedError
 
 Row = tuple[float, int, int]
 _KEY = ("workload", "file")
 _log = logging.getLogger(__name__)
+MAX_FILE_BYTES = 4 * 1024**3
 
 
 def read_trace(path: Path) -> list[list[int | float]]:
@@ -31,11 +32,21 @@ def read_trace(path: Path) -> list[list[int | float]]:
     try:
         with path.open("rb") as file:
             start = file.read(4)
-        rows = list(_parquet(path) if start == b"PAR1" else _text(path))
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise KeyedError(_KEY, f'"{path}" is larger than {MAX_FILE_BYTES:,} bytes; take a part of it')
+        rows = []
+        for row in _parquet(path) if start == b"PAR1" else _text(path):
+            rows.append(row)
+            if len(rows) > MAX_REQUESTS:
+                raise KeyedError(
+                    _KEY, f'"{path}" holds more than {MAX_REQUESTS:,} requests; take a part of it'
+                )
     except OSError as error:
         raise KeyedError(_KEY, f'cannot read "{path}": {error.strerror}') from None
     except UnicodeDecodeError:
         raise KeyedError(_KEY, f'"{path}" is neither text nor Parquet') from None
+    except csv.Error as error:  # a field of more than 131,072 characters
+        raise KeyedError(_KEY, f'"{path}" cannot be read as CSV: {error}') from None
     served = sorted((row for row in rows if row[1] >= 1 and row[2] >= 1), key=lambda row: row[0])
     if not served:
         raise KeyedError(_KEY, f'"{path}" holds no request with input and output tokens')
@@ -113,8 +124,27 @@ def _parquet(path: Path) -> Iterator[Row]:
 
     columns = ["arrival_at_s", "n_input_tokens", "n_output_tokens"]
     try:
-        table = pq.read_table(path, columns=columns)
-        yield from zip(*(table.column(name).to_pylist() for name in columns), strict=True)
+        with pq.ParquetFile(path) as file:
+            missing = [name for name in columns if name not in file.schema_arrow.names]
+            if missing:
+                raise KeyedError(
+                    _KEY, f'"{path}" cannot be read as requests of a run: no column {missing[0]}'
+                )
+            n_rows = file.metadata.num_rows
+            if n_rows > MAX_REQUESTS:  # a few kilobytes can stand for any number of equal rows
+                raise KeyedError(
+                    _KEY, f'"{path}" holds {n_rows:,} requests; at most {MAX_REQUESTS:,} are taken'
+                )
+            records = (
+                (number, record)
+                for batch in file.iter_batches(columns=columns)
+                for number, record in enumerate(batch.to_pylist(), 1)
+            )
+            yield from _rows(path, records, _recorded)
     except (pa.ArrowException, KeyError) as error:
-        reason = str(error).splitlines()[0]
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise KeyedError(_KEY, f'"{path}" cannot be read as requests of a run: {reason}') from None
+
+
+def _recorded(record: dict[str, Any]) -> Row:
+    return float(record["arrival_at_s"]), int(record["n_input_tokens"]), int(record["n_output_tokens"])

@@ -11,8 +11,8 @@ import numpy as np
 from policies.cgbp import lower_bounds_per_token_s
 from policies.design import choose_design_concurrency
 from policies.problem import PolicyError
+from testbed.moving.steering import Move
 from testbed.simulation.engine import SimulatedRequest, Simulation
-from testbed.simulation.moving import Move
 
 MEANS = ("per_token_ms", "ttft_ms", "rest_ms", "waiting_ms", "max_concurrent")
 

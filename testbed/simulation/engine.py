@@ -8,17 +8,18 @@ from itertools import chain
 from typing import NamedTuple
 
 from policies.problem import Hop, InfeasiblePlacement, Placement, PolicyError, Problem
-from policies.registry import ROUTINGS, resolve_online
+from policies.registry import ROUTINGS
 from policies.replay import replay
 from policies.workload import RequestPlan
 from testbed.errors import UserError
 from testbed.experiment import Experiment
+from testbed.moving.steering import Move, online_policy
 from testbed.placing import CheckedRouter, PlacedExperiment, place
 from testbed.simulation import real
 from testbed.simulation.cases import Case
 from testbed.simulation.failing import simulate_failing
 from testbed.simulation.failures import failures_of
-from testbed.simulation.moving import Move, Online
+from testbed.simulation.moving import Online
 from testbed.simulation.network import ChangingNetwork
 from testbed.simulation.real import simulate_real
 from testbed.simulation.record import Record
@@ -112,8 +113,8 @@ def _check_faults(experiment: Experiment) -> None:
         )
     if experiment.problem.forwarding:
         raise UserError(
-            f'{experiment.name}: with communication = "server-to-server" no client has the inputs that a replay needs, '
-            'so that faults are simulated with "hub-spoke" only; change policy.communication'
+            f'{experiment.name}: with communication = "server-to-server" a failure replays the whole chain, which only '
+            '`testbed up` does: faults are simulated with "hub-spoke" only; change policy.communication'
         )
 
 
@@ -174,9 +175,8 @@ def _real(case: Case, placed: PlacedExperiment) -> _Served:
             network=ChangingNetwork(experiment, loses_nothing=True) if experiment.changes else None,
         )
     else:
-        online = None
-        if experiment.online is not None:
-            online = Online(resolve_online(experiment.online), experiment.load_bps, bind)
+        policy = online_policy(experiment)
+        online = Online(policy, experiment.load_bps, bind) if policy is not None else None
         done, moves = simulate_real(
             experiment.problem,
             placed.placement,

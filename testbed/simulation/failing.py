@@ -14,8 +14,8 @@ from nodes.compute import Turns
 from policies.interfaces import Router
 from policies.problem import Placement, Problem, RequestSpec, Route, ServerSpec, service_s
 from policies.workload import Backoff, RequestPlan
+from testbed.moving.steering import Move
 from testbed.simulation.failures import Failures
-from testbed.simulation.moving import Move
 from testbed.simulation.network import ChangingNetwork, SteadyTimes, busy_s
 from testbed.simulation.openings import Openings
 from testbed.simulation.real import COMPLETED, FAILED, SimulatedRequest

@@ -17,8 +17,9 @@ from policies.interfaces import Router
 from policies.problem import Hop, Placement, PolicyError, Problem, RequestSpec, Route
 from policies.replay import ServiceTimes
 from policies.workload import Backoff, RequestPlan
+from testbed.moving.steering import Load, Move
 from testbed.simulation.events import EventQueue
-from testbed.simulation.moving import Load, Move, Mover, Online
+from testbed.simulation.moving import Mover, Online
 from testbed.simulation.network import ChangingNetwork, ControlTimes, SteadyTimes
 from testbed.simulation.servers import Key, OnCache, Servers
 from testbed.simulation.serving import ClosedForm, Course, Serving, SteppedServers

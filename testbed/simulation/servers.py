@@ -91,11 +91,6 @@ class Servers:
             self.release(key, server, now_s)
         return keys
 
-    def covers_with(self, server: int, held: BlockRange, n_blocks: int) -> bool:
-        """Whether every block would be offered if ``server`` offered ``held``."""
-        offered = (held if j == server else r for j, r in enumerate(self._ranges))
-        return len({b for r in offered for b in range(r.first, r.last)}) == n_blocks
-
 
 def _holds(held: BlockRange, hop: Hop) -> bool:
     return held.first <= hop.first < hop.last <= held.last

@@ -13,10 +13,10 @@ from policies.membership import Membership
 from policies.problem import BlockRange, Hop, Placement, Problem
 from policies.replay import ServiceTimes
 from policies.subrange import SubrangeRouter
+from testbed.moving.steering import Move
 from testbed.simulation.events import EventQueue
 from testbed.simulation.failures import Failures
 from testbed.simulation.machines import Machines
-from testbed.simulation.moving import Move
 from testbed.simulation.network import Ways
 from testbed.simulation.record import Record
 from testbed.simulation.servers import Key, OnCache, Servers

@@ -168,6 +168,7 @@ class Session:
         recovery: RecoveryRules | None = None,
         give_up_s: float = 0.0,
         index: int = 3,
+        kind: type[HubSession] = HubSession,
     ) -> None:
         self.farm = farm
         self.log = Log()
@@ -175,7 +176,7 @@ class Session:
         self.asked: list[tuple[int, int, int]] = []
         self.believed: Callable[[], set[int]] = lambda: farm.up
         rules = SessionRules(give_up_s=give_up_s, recovery=recovery or RecoveryRules())
-        self.hub = HubSession(
+        self.hub = kind(
             Request(index, 0.0, n_input_tokens, n_output_tokens),
             str(index),
             "c",

@@ -197,6 +197,8 @@ async def test_a_node_whose_orchestrator_sends_nonsense_stops_and_says_why(
 ) -> None:
     async def orchestrate(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"\xff" * 100)
+        await reader.read()
+        writer.close()
 
     listener = await asyncio.start_unix_server(orchestrate, tmp_path / "s")
     node = await control.connect(tmp_path / "s", {})
@@ -211,9 +213,9 @@ async def test_a_node_whose_orchestrator_sends_nonsense_stops_and_says_why(
 async def test_nobody_but_its_owner_can_connect_even_where_all_may_enter_its_folder() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "control.sock"
-        Path(folder).chmod(0o755)
+        os.chmod(folder, 0o755)  # noqa: PTH101 - a quick call
         listener = await _listening(path, {})
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert stat.S_IMODE(os.stat(path).st_mode) == 0o600  # noqa: PTH116
         assert await asyncio.to_thread(_connects_as, 65_534, path) == "PermissionError"
         assert await asyncio.to_thread(_connects_as, 0, path) == "connected"
         listener.close()

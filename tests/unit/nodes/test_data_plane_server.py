@@ -364,6 +364,7 @@ async def test_health_says_what_the_server_hosts_and_what_it_has_done() -> None:
     assert health == {
         "name": "a100-0",
         "first_block": 2,
+        "phase": "serving",
         "last_block": 6,
         "n_sessions": 1,
         "cache_used_bytes": 40.0,

@@ -9,7 +9,7 @@ from policies.cgbp import CgBp
 from policies.online import TwoTimeScale
 from policies.petals_rebalancing import PetalsRebalancing
 from policies.wsrr import WsRr
-from testbed.simulation.moving import Move
+from testbed.moving.steering import Move
 from tests.support.problems import make_problem, placed
 from tests.support.simulation import Always, Scripted, arrivals, run_real
 

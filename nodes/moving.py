@@ -1,0 +1,116 @@
+"""A server that changes its blocks while it serves: it closes, drains, loads, and opens again.
+
+What it keeps goes on being served all the while: sessions on kept blocks notice nothing. New sessions on
+other blocks are refused as if there were no room, because a chain may have been handed out before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from nodes import wire
+from nodes.server import HostedBlocks, Server
+from nodes.watchdog import Overdue, Watchdog
+
+log = logging.getLogger(__name__)
+
+SERVING, DRAINING, LOADING = "serving", "draining", "loading"
+"""What a server's ``phase`` can be."""
+
+_ROUNDING = 1 + 1e-9
+"""As in accounts: rounding keeps no session from staying."""
+
+
+class Moving:
+    """Moves one server to other blocks, one move after another. ``tell(phase, at_s)`` hears of every phase."""
+
+    def __init__(self, server: Server, tell: Callable[[str, float], None]) -> None:
+        self._server = server
+        self._tell = tell
+        self._watchdog = Watchdog(server.clock)
+        self._turn = asyncio.Lock()
+
+    async def rehost(
+        self, first: int, last: int, cache_bytes: float, drain_s: float | None, load_s: float
+    ) -> dict[str, Any]:
+        """Hold blocks ``[first, last)``, with room for ``cache_bytes`` of caches, instead of what is held now.
+
+        Sessions that need more than stays (blocks of both ranges, the smaller room) may go on for ``drain_s``
+        scenario seconds, and are ended then: their clients replay elsewhere. ``None`` keeps and spares
+        nothing. Loading takes ``load_s`` beside what the backend needs. Answers ``{closed_at_s, drained_at_s,
+        open_at_s, n_cut}``. Raises ``ComputeError`` if the blocks cannot be loaded: then only what is kept is
+        served.
+        """
+        async with self._turn:
+            server, clock = self._server, self._server.clock
+            old, server.may_move = server.hosted, True
+            wanted = HostedBlocks(first, last, cache_bytes, old.cache_bytes_per_token)
+            self._enter(DRAINING)
+            closed_at_s = clock.now_s()
+            self._offer(_kept(old, wanted, spares=drain_s is not None))
+            n_cut = await self._drain(drain_s or 0.0)
+            drained_at_s = clock.now_s()
+            self._enter(LOADING)
+            await server.compute.host(server.hosted.first, server.hosted.last)
+            await clock.sleep_until_s(drained_at_s + load_s)
+            await server.compute.host(first, last)
+            self._offer(wanted)
+            self._enter(SERVING)
+            return {
+                "closed_at_s": closed_at_s,
+                "drained_at_s": drained_at_s,
+                "open_at_s": clock.now_s(),
+                "n_cut": n_cut,
+            }
+
+    def _enter(self, phase: str) -> None:
+        self._server.phase = phase
+        self._tell(phase, self._server.clock.now_s())
+
+    def _offer(self, hosted: HostedBlocks) -> None:
+        self._server.hosted = hosted
+        self._server.account.capacity_bytes = hosted.cache_bytes
+
+    async def _drain(self, most_s: float) -> int:
+        """Wait for the sessions that cannot stay, then end them; answers how many those were."""
+        server, n_cut = self._server, 0
+        try:
+            with self._watchdog.limit(most_s):
+                while most_s and self._leaving():
+                    server.released.clear()
+                    await server.released.wait()
+        except Overdue:
+            pass  # the rest goes on elsewhere
+        while leaving := self._leaving():
+            n_cut += 1
+            await server.end(leaving[0], wire.SESSION_MOVED, "is cut: its server moves to other blocks")
+        if n_cut:
+            log.warning("%d sessions have to go on elsewhere: their blocks move", n_cut)
+        return n_cut
+
+    def _leaving(self) -> list[tuple[int, str]]:
+        """The sessions that need more than is offered: blocks that go, or room that goes, the last ones first."""
+        server, account = self._server, self._server.account
+        hosted = server.hosted
+        leaving, used_bytes = [], 0.0
+        for key in account.keys():  # noqa: SIM118 - an account is no mapping
+            first, last = server.blocks_of(key)
+            used_bytes += account.held_bytes(key)
+            is_here = hosted.first <= first < last <= hosted.last
+            if not is_here or used_bytes > hosted.cache_bytes * _ROUNDING:
+                leaving.append(key)
+                used_bytes -= account.held_bytes(key)
+        return leaving
+
+
+def _kept(old: HostedBlocks, new: HostedBlocks, *, spares: bool) -> HostedBlocks:
+    """The blocks of both and the smaller room; no blocks if nothing is spared."""
+    room_bytes = min(old.cache_bytes, new.cache_bytes)
+    first, last = max(old.first, new.first), min(old.last, new.last)
+    if not spares or first >= last:
+        first = last = 0
+    return replace(new, first=first, last=last, cache_bytes=room_bytes)

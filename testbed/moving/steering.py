@@ -1,0 +1,136 @@
+"""What every engine does with an online policy: shows it the load, asks it, and checks what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import NamedTuple
+
+from policies.checks import check_placement
+from policies.online import OnlinePolicy, SystemView, TwoTimeScale, moves, rolling_order
+from policies.problem import BlockRange, Placement, PolicyError, Problem
+from policies.registry import resolve_online
+from testbed.experiment import Experiment
+from testbed.fixed import PREFIX
+from testbed.placing import placement_policy, policy_code
+
+
+class Move(NamedTuple):
+    """One server's change.
+
+    From ``closed_at_s`` it took new sessions only on blocks that it keeps (none if it does not drain),
+    at ``drained_at_s`` it began to load, and from ``open_at_s`` it served its new range.
+    """
+
+    server: int
+    old: BlockRange
+    new: BlockRange
+    decided_at_s: float
+    closed_at_s: float
+    drained_at_s: float
+    open_at_s: float
+
+
+class Load:
+    """How many requests there are and were: what a ``SystemView`` needs."""
+
+    def __init__(self) -> None:
+        self.n_active = 0
+        self._n_arrived = 0
+        self._integral = 0.0
+        self._changed_at_s = 0.0
+        self._since_s = 0.0
+
+    def arrive(self, now_s: float) -> None:
+        self._n_arrived += 1
+        self._change(1, now_s)
+
+    def end(self, now_s: float) -> None:
+        self._change(-1, now_s)
+
+    def _change(self, change: int, now_s: float) -> None:
+        self._integral += self.n_active * (now_s - self._changed_at_s)
+        self._changed_at_s = now_s
+        self.n_active += change
+
+    def take(self, now_s: float) -> tuple[float, float]:
+        """(mean number of requests in the system, arrivals per second) since the last call."""
+        self._change(0, now_s)
+        elapsed_s = now_s - self._since_s
+        answer = (self._integral / elapsed_s, self._n_arrived / elapsed_s) if elapsed_s else (0.0, 0.0)
+        self._integral, self._n_arrived, self._since_s = 0.0, 0, now_s
+        return answer
+
+
+def online_policy(experiment: Experiment) -> OnlinePolicy | None:
+    """The online policy of a scenario; ``None`` if it has none.
+
+    One that runs a placement policy again runs the scenario's. Raises ``PolicyError``.
+    """
+    if experiment.online is None:
+        return None
+    policy = resolve_online(experiment.online)
+    if isinstance(policy, TwoTimeScale) and not experiment.placement.startswith(PREFIX):
+        policy = replace(policy, placement=placement_policy(experiment.placement))
+    return policy
+
+
+class Steering:
+    """One run's controller. ``target`` is the placement that was last decided, which servers are on their way to."""
+
+    def __init__(self, problem: Problem, placement: Placement, policy: OnlinePolicy) -> None:
+        self.policy = policy
+        self.target = placement
+        self.decided_at_s = 0.0
+        self._problem = problem
+        with policy_code("online", policy.name):
+            self._controller = policy.bind(problem, placement)
+
+    def next_check_at_s(self, now_s: float) -> float:
+        """When to ask next; infinite: never. Raises ``PolicyError`` if time would stand still."""
+        at_s = self._controller.next_check_at_s
+        if not at_s > now_s:
+            raise PolicyError(
+                f"online policy {self.policy.name} wants to be asked at {at_s} s when it is {now_s} s; "
+                "next_check_at_s must move on with every check"
+            )
+        return at_s
+
+    def check(
+        self, now_s: float, load: Load, moving: Iterable[int], alive: frozenset[int] | None = None
+    ) -> list[int]:
+        """Ask; answers the servers that have to move to ``target`` now, in the order in which they may.
+
+        Raises ``PolicyError`` if the policy fails, or asks for what cannot be done.
+        """
+        mean_active, request_rate = load.take(now_s)
+        moving = tuple(sorted(moving))
+        view = SystemView(load.n_active, mean_active, request_rate, self.target, moving, alive)
+        name = self.policy.name
+        with policy_code("online", name):
+            new = self._controller.check(now_s, view)
+        if new is None:
+            return []
+        check_placement(self._problem, new, name)
+        changing = moves(self.target, new)
+        names = [self._problem.servers[j].name for j in changing if j in moving]
+        if names:
+            raise PolicyError(f"online policy {name} moves {names[0]} again before it has arrived")
+        there = order = [j for j in changing if alive is None or j in alive]
+        if self.policy.drains:
+            order = rolling_order(
+                self.target.ranges, new.ranges, changing, self._problem.model.n_blocks, alive
+            )
+            if len(order) < len(there):
+                raise PolicyError(
+                    f"online policy {name} asks for a placement that cannot be reached one server after "
+                    "another without leaving a block on no server"
+                )
+        self.target, self.decided_at_s = new, now_s
+        return order
+
+    def settle(self, server: int, held: BlockRange, cache_bytes: float) -> None:
+        """``server`` holds this, whatever was decided: it has joined, or a move was given up."""
+        ranges, rooms = list(self.target.ranges), list(self.target.cache_bytes)
+        ranges[server], rooms[server] = held, cache_bytes
+        self.target = replace(self.target, ranges=tuple(ranges), cache_bytes=tuple(rooms))

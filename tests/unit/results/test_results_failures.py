@@ -1,0 +1,130 @@
+"""Runs in which servers failed: what is counted, and what is kept apart from the model."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from testbed.results import finish_run, write_report
+from testbed.results.slow import SlowServers
+from testbed.results.text import summary_text
+from tests.support.runs import rows_of
+from tests.unit.results.conftest import MakeRun, SyntheticRun, perfect_hop
+
+CHAIN = [(0, 0, 2), (1, 2, 4)]
+NOTICED_S = 7.0
+"""How long after its last step to the dead server the client sends the replay."""
+
+
+def events(run: SyntheticRun, *lines: dict[str, Any]) -> None:
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (run.path / "events.jsonl").write_text(text, encoding="utf-8")
+
+
+@pytest.fixture
+def recovered(make_run: MakeRun) -> SyntheticRun:
+    """Request 0 goes as modelled. Request 1 loses server 0 at its token 1: server 1 takes all of its blocks."""
+    run = make_run(lengths=((2, 3), (2, 3)))
+    run.serve(0, 0.0, CHAIN)
+    run.arrive(1, 100.0)
+    run.admit(1, CHAIN, 100.0, 100.1)
+    first = perfect_hop(0, 0, 2, 100.1, 2, prompt=True)
+    ready_s = run.token(1, 0, 100.1, [first, perfect_hop(1, 2, 4, first[6], 2, prompt=True)])
+    replay = (*perfect_hop(1, 0, 2, ready_s + NOTICED_S, 3, prompt=True), 3)
+    again_s = run.token(1, 1, ready_s, [replay, perfect_hop(1, 2, 4, replay[6])])
+    details = {"hops": [[1, 0, 2]], "tokens": 3}
+    run.log("c0", "recovery", 1, "replayed", replay[6], details)
+    last = perfect_hop(1, 0, 2, again_s)
+    end_s = run.token(1, 2, again_s, [last, perfect_hop(1, 2, 4, last[6])])
+    run.state(1, "completed", end_s)
+    events(
+        run,
+        {"event": "fault", "at_s": ready_s, "kind": "kill", "server": "s0", "applies": True},
+        {"event": "fault", "at_s": ready_s, "kind": "kill", "server": "s0", "applies": False},
+        {
+            "event": "replayed",
+            "at_s": replay[6],
+            "request": 1,
+            "hops": [["s1", 0, 2]],
+            "tokens": 3,
+            "recovery_s": 7.8,
+            "floor_s": 0.9,
+        },
+        {"event": "begun", "at_s": ready_s + 9.0, "server": "s0", "blocks": [0, 2]},
+    )
+    plan = json.loads((run.path / "plan.json").read_text())
+    plan["decisions"] = {"n_decisions": 3, "n_stale_decisions": 1, "n_misled_decisions": 0}
+    plan["leaks"] = {"sessions": 0, "cache_bytes": 0.0, "descriptors": 2, "namespaces": 0}
+    (run.path / "plan.json").write_text(json.dumps(plan))
+    return run
+
+
+def test_recoveries_are_counted_and_set_beside_their_floor(recovered: SyntheticRun) -> None:
+    summary = finish_run(recovered.path, recovered.experiment)
+    assert (summary["n_faults"], summary["n_replays"], summary["n_stale_decisions"]) == (1, 1, 1)
+    assert (summary["recovery_s"]["mean"], summary["recovery_floor_s"]["mean"]) == (7.8, 0.9)
+    rows = rows_of(recovered.path / "requests.parquet")
+    assert [row["n_recoveries"] for row in rows] == [0, 1]
+    text = " ".join(summary_text(summary).split())
+    assert "1 faults; sessions recovered 1 times in 7.800 s (p50), 7.800 s (max); floor 0.900 s (p50)" in text
+    assert "1 of 3 routing decisions were made on a wrong view" in text
+    assert "left behind at the end: 2 descriptors" in text
+
+
+def test_what_a_replay_takes_is_no_error_of_the_emulation(recovered: SyntheticRun) -> None:
+    summary = finish_run(recovered.path, recovered.experiment)
+    for name, error in summary["emulation_error"].items():
+        assert error == pytest.approx({"mean_abs_ratio": 0, "p99_abs_ratio": 0}, abs=1e-9), name
+    assert summary["overhead_per_hop_s"] == pytest.approx(0.0, abs=1e-9)
+    assert summary["metrics"]["hop_client_s"]["max"] < 1.0 < summary["metrics"]["token_gap_s"]["max"]
+    rows = rows_of(recovered.path / "hops.parquet")
+    (replay,) = [row for row in rows if row["replayed_tokens"]]
+    assert (replay["request"], replay["token"], replay["server"], replay["replayed_tokens"]) == (
+        1,
+        1,
+        "s1",
+        3,
+    )
+    assert replay["model_compute_s"] == pytest.approx(2 * (0.02 + 0.005 * 3)), "it is a prompt of 3 tokens"
+    assert replay["hop_client_s"] == pytest.approx(NOTICED_S)
+
+
+def test_the_report_and_the_trace_show_faults_and_recoveries(recovered: SyntheticRun) -> None:
+    finish_run(recovered.path, recovered.experiment)
+    page = write_report(recovered.path, recovered.experiment).read_text()
+    assert "Red lines: a fault befell a server. Dots: a session recovered." in page
+    trace = json.loads((recovered.path / "trace.json").read_text())["traceEvents"]
+    assert [event["name"] for event in trace if event["ph"] == "i"] == ["kill s0", "kill s0", "begun s0"]
+
+
+def test_a_run_without_faults_says_nothing_of_them(make_run: MakeRun) -> None:
+    run = make_run()
+    run.serve(0, 0.0, CHAIN)
+    summary = finish_run(run.path, run.experiment)
+    assert (summary["n_faults"], summary["n_replays"], summary["recovery_s"]["n"]) == (0, 0, 0)
+    assert "fault" not in summary_text(summary)
+
+
+def test_the_model_knows_when_servers_were_slow() -> None:
+    slow = SlowServers(
+        [
+            {"event": "fault", "at_s": 5.0, "kind": "slow", "server": "s1", "factor": 4.0, "applies": True},
+            {"event": "fault", "at_s": 6.0, "kind": "slow", "server": "s1", "factor": 9.0, "applies": False},
+            {"event": "fault", "at_s": 6.0, "kind": "kill", "server": "s1", "applies": True},
+            {"event": "begun", "at_s": 8.0, "server": "s1"},
+            {"event": "fault", "at_s": 9.0, "kind": "slow", "server": "s1", "factor": 2.0, "applies": True},
+            {"event": "fault-over", "at_s": 10.0, "kind": "slow", "server": "s1"},
+        ],
+        ["s0", "s1"],
+    )
+    assert [slow.factor(1, at_s) for at_s in (4.0, 5.0, 7.0, 8.5, 9.5, 11.0)] == [
+        1.0,
+        4.0,
+        4.0,
+        1.0,
+        2.0,
+        1.0,
+    ]
+    assert slow.factor(0, 7.0) == 1.0

@@ -1,0 +1,96 @@
+"""How a scenario asks for server-to-server forwarding, and what the machine is told then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from policies.problem import BlockRange, Placement
+from testbed.errors import ScenarioError
+from testbed.experiment import Experiment
+from testbed.peering import followers
+from testbed.scenario import dump_toml, load_experiment
+from testbed.scenario.sources import shipped_files
+from testbed.wiring import changed_links, network_spec, node_view
+
+SMALL = ("servers=[{hardware='mig-1g', site='Cluster2', count=2}, {hardware='a100', site='Cluster1'}]",)
+
+
+def small(*options: str) -> Experiment:
+    return load_experiment("clustered", [*SMALL, *options])
+
+
+@pytest.mark.parametrize(
+    ("option", "forwarding"),
+    [
+        ("policy.communication=server-to-server", True),
+        ("policy.forwarding=chain", True),
+        ("policy.communication=hub-spoke", False),
+        ("policy.forwarding=hub", False),
+    ],
+)
+def test_forwarding_has_two_spellings_and_is_stored_in_one(option: str, forwarding: bool) -> None:
+    experiment = small(option)
+    assert experiment.problem.forwarding is forwarding
+    policy = experiment.document["policy"]
+    assert policy["communication"] == ("server-to-server" if forwarding else "hub-spoke")
+    assert "forwarding" not in policy
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["policy.forwarding=ring"], 'policy.forwarding: must be "chain" or "hub", not "ring"'),
+        (
+            ["policy.forwarding=chain", "policy.communication=hub-spoke"],
+            'policy.forwarding: "chain" means communication = "server-to-server"; give one of the two keys',
+        ),
+    ],
+)
+def test_spellings_that_mean_nothing_or_two_things_are_refused(options: list[str], message: str) -> None:
+    with pytest.raises(ScenarioError) as error:
+        small(*options)
+    assert message in str(error.value)
+
+
+def test_an_option_wins_over_the_other_spelling_in_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "chain.toml"
+    shipped = dict(shipped_files())["clustered"]
+    file.write_text(shipped.replace("[policy]", '[policy]\nforwarding = "chain"'), encoding="utf-8")
+    assert load_experiment(str(file)).problem.forwarding
+    assert not load_experiment(str(file), ["policy.communication=hub-spoke"]).problem.forwarding
+    stored = tmp_path / "stored.toml"
+    stored.write_text(dump_toml(load_experiment(str(file))), encoding="utf-8")
+    assert not load_experiment(str(stored), ["policy.forwarding=hub"]).problem.forwarding
+
+
+def test_links_between_servers_are_emulated_only_where_servers_forward() -> None:
+    servers = {"mig-1g-0", "mig-1g-1", "a100-0"}
+    hub, chain = (network_spec(small(f"policy.forwarding={way}"), "r").links for way in ("hub", "chain"))
+    assert not [pair for pair in hub if set(pair) <= servers]
+    assert len([pair for pair in chain if set(pair) <= servers]) == 6
+    assert all(chain[pair] == link for pair, link in hub.items())
+
+
+def test_a_server_delays_what_it_sends_to_other_servers_and_nothing_else() -> None:
+    experiment = small("policy.forwarding=chain")
+    links = changed_links(experiment, "mig-1g-0", experiment.links)
+    assert [(entry["server"], sorted(entry)) for entry in links] == [
+        (1, ["server", "up"]),
+        (2, ["server", "up"]),
+    ]
+    assert [entry["up"][0] for entry in links] == [0.0025, 0.05]
+    ends = dict.fromkeys(experiment.nodes, ("127.0.0.1", 7))
+    assert ["up" in entry for entry in node_view(experiment, "mig-1g-0", ends, experiment.links)] == [
+        False,
+        True,
+        True,
+    ]
+    assert node_view(experiment, "mig-1g-0", ends, None) == [{"address": "127.0.0.1", "port": 7}] * 3
+
+
+def test_servers_connect_to_those_that_hold_the_block_after_their_last() -> None:
+    ranges = (BlockRange(0, 3), BlockRange(3, 6), BlockRange(0, 0), BlockRange(2, 6), BlockRange(0, 6))
+    placement = Placement("p", ranges, (1.0,) * 5)
+    assert [list(followers(placement, server)) for server in range(5)] == [[1, 3, 4], [], [], [], []]
