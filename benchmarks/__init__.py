@@ -5,4 +5,5 @@
 - ``startup``: seconds until 9 and 60 servers serve, and their private memory
 - ``dataplane``: time of one step over WebSocket, HTTP and plain TCP
 - ``simulator``: small runs of the simulator beside published run times, and one with 1,000 servers
+- ``gpu``: real blocks on a GPU, only when it is named; see ``docs/gpu.md``
 """

@@ -15,6 +15,10 @@ NAMES = ("dataplane", "startup", "network", "fabric", "emulation", "simulator")
 
 
 def main() -> int:
+    if sys.argv[1:2] == ["gpu"]:  # takes minutes, a device and options of its own
+        from benchmarks import gpu
+
+        return gpu.main(sys.argv[2:])
     if sys.argv[1:2] == ["fuzz"]:
         return int(importlib.import_module("benchmarks.fuzz").run(sys.argv[2:]))
     wanted = [argument for argument in sys.argv[1:] if not argument.startswith("-")] or list(NAMES)

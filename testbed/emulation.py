@@ -29,10 +29,10 @@ from testbed.peering import Ends, Peering
 from testbed.placing import PlacedExperiment, placement_data
 from testbed.real import RealModel
 from testbed.rundir import NETWORK_CHANGE, EventWriter, write_json
+from testbed.servermemory import ServerMemory
 
 _START_LEAD_S = 0.1
 _NODE_START_TIMEOUT_S, _LOADING_TIMEOUT_S = 30.0, 3600.0
-_MEMORY_PERIOD_S = 0.5
 _LOG_TAIL_LINES = 5
 _PATIENCE_S, _BROKEN_PATIENCE_S = 5.0, 0.5
 """How long clients may take to close their sessions, at the end of a good and of a broken run."""
@@ -100,8 +100,7 @@ class Emulation:
         self._started_at = time.monotonic()
         self.startup_s: dict[str, float] = {}
         self._watching: asyncio.Task[None] | None = None
-        self.memory: dict[str, dict[str, float]] = {}
-        """Of servers with real blocks, when it was largest: real, and as the model counts it."""
+        self.memory = ServerMemory(experiment.problem)
         self.forwarder: dict[str, float] | None = None
         """Counters of the user-space forwarder, if the network has one."""
 
@@ -241,8 +240,7 @@ class Emulation:
         self.events.write("serving", self.now_s())
         self._changing = asyncio.create_task(self._change_links())
         if self.real is not None:
-            await self._note_memory()
-            self._watching = asyncio.create_task(self._watch_memory())
+            self._watching = asyncio.create_task(self.memory.watch(self._peers))
         prompts = self.real.prompts if self.real is not None else {}
         for number, client in enumerate(self.experiment.problem.clients):
             requests = [
@@ -279,33 +277,6 @@ class Emulation:
             self._break(error)
         finally:
             clock.close()
-
-    async def _watch_memory(self) -> None:
-        while True:
-            await asyncio.sleep(_MEMORY_PERIOD_S)
-            await self._note_memory()
-
-    async def _note_memory(self) -> None:
-        """Ask servers for their memory, and keep each one's largest; the model's part of the same moment."""
-        problem, placement = self.experiment.problem, self._coordinator.placement
-        present = [j for j in range(problem.n_servers) if self.faults.answers(j)]
-        answers = await asyncio.gather(
-            *(self.ask_server(j, "status") for j in present), return_exceptions=True
-        )
-        for server, status in zip(present, answers, strict=True):
-            if isinstance(status, control.ControlError):
-                continue  # it has just ended, which the launcher tells
-            if isinstance(status, BaseException):
-                raise status
-            name, blocks, memory = problem.servers[server].name, placement.ranges[server], status["memory"]
-            real_bytes = memory["blocks_bytes"] + memory["cache_bytes"]
-            if name in self.memory and real_bytes <= self.memory[name]["real_bytes"]:
-                continue
-            self.memory[name] = {
-                "real_bytes": real_bytes,
-                "model_bytes": problem.model.block_bytes * blocks.n_blocks + status["cache_used_bytes"],
-                **memory,
-            }
 
     async def _apply(self, change: NetworkChange) -> float:
         """Answers when it was done, by the clock of whoever did it (the last, if clients did)."""
@@ -487,7 +458,7 @@ def plan_document(emulation: Emulation) -> dict[str, Any]:
         "network": emulation.network.get("name", emulation.experiment.network),
         "startup_s": emulation.startup_s,
         "forwarder": emulation.forwarder,
-        "memory": emulation.memory,
+        "memory": emulation.memory.largest,
         "decisions": emulation.faults.decisions,
         "leaks": emulation.faults.leaks,
     }

@@ -24,7 +24,15 @@ from testbed.rundir import make_run_dir
 from testbed.scenario import load_experiment
 from testbed.scenario.checkpoints import checkpoint_sizes
 from testbed.scenario.families import ModelSizes
-from testbed.up import check_can_run, emulate, exit_code, finish, start_launcher, undone_unless_begun
+from testbed.up import (
+    check_can_run,
+    emulate,
+    exit_code,
+    finish,
+    has_begun,
+    start_launcher,
+    undone_unless_begun,
+)
 from testbed.verify import verify_tokens
 
 _STREAM_PERIOD_S = 0.05
@@ -107,11 +115,14 @@ def generate_command(
             stream.show()
 
     error, interrupted = uvloop.run(run())
-    if error is not None:
-        raise error
-    if not interrupted:
+    if not has_begun(run_dir, error):
+        _say(f"interrupted before the request; logs are in {run_dir}")
+        return EXIT_INTERRUPTED, {}
+    if error is None and not interrupted:
         verify_tokens(run_dir, experiment, real, _say)
     summary = finish(run_dir, experiment, None, report)
+    if error is not None:
+        raise error
     records = read_logs(run_dir).requests
     if interrupted or not records:
         _say(f"interrupted: the record up to now is in {run_dir}")

@@ -81,22 +81,27 @@ def real_model(experiment: Experiment, run_dir: Path) -> RealModel | None:
     if settings is None:
         return None
     if settings.random_weights:
-        return RealModel(settings, WeightSource(settings.config, seed=settings.seed))
-    if settings.checkpoint is None:
+        source = WeightSource(settings.config, seed=settings.seed)
+    elif settings.checkpoint is None:
+        _refuse_large(checkpoint_sizes(settings.config, "[model]"))
         folder = run_dir / "model"
-        sizes = checkpoint_sizes(settings.config, "[model]")
-        n_bytes = sizes.n_blocks * sizes.block_bytes("plain", 4) + 4.0 * sizes.vocabulary * sizes.hidden_size
-        if n_bytes > _MAX_MADE_BYTES:
-            raise UserError(
-                f"a model of {n_bytes / 1e9:.1f} GB is not made for one run: give a checkpoint with --model DIR, "
-                "or --random-weights, with which every server makes its own blocks"
-            )
         make_checkpoint(folder, settings.config, settings.seed)
+        source = WeightSource(read_config(str(folder)), str(folder), settings.seed)
     else:
         folder = checkpoint_folder(settings.checkpoint)
-    config = read_config(str(folder))
-    _check(experiment, checkpoint_sizes(config, str(folder)), folder)
-    return RealModel(settings, WeightSource(config, str(folder), settings.seed))
+        source = WeightSource(read_config(str(folder)), str(folder), settings.seed)
+    real = RealModel(settings, source)
+    _check(experiment, real.sizes, source.folder or "the model")
+    return real
+
+
+def _refuse_large(sizes: ModelSizes) -> None:
+    n_bytes = sizes.n_blocks * sizes.block_bytes("plain", 4) + 4.0 * sizes.vocabulary * sizes.hidden_size
+    if n_bytes > _MAX_MADE_BYTES:
+        raise UserError(
+            f"a model of {n_bytes / 1e9:.1f} GB is not made for one run: give a checkpoint with --model DIR, "
+            "or --random-weights, with which every server makes its own blocks"
+        )
 
 
 def make_checkpoint(folder: Path, config: Mapping[str, object], seed: int, n_shards: int = 1) -> None:
@@ -112,12 +117,12 @@ def make_checkpoint(folder: Path, config: Mapping[str, object], seed: int, n_sha
         raise UserError(f"cannot write the model to {folder}: {error.strerror or error}") from error
 
 
-def _check(experiment: Experiment, sizes: ModelSizes, folder: Path) -> None:
+def _check(experiment: Experiment, sizes: ModelSizes, name: str) -> None:
     """A recorded scenario can meet another checkpoint in the folder that it names."""
     model = experiment.problem.model
     if (sizes.n_blocks, sizes.hidden_size) != (model.n_blocks, model.hidden_size):
         raise UserError(
-            f"{folder} has {sizes.n_blocks} blocks of hidden size {sizes.hidden_size}, but the scenario has "
+            f"{name} has {sizes.n_blocks} blocks of hidden size {sizes.hidden_size}, but the scenario has "
             f"{model.n_blocks} of {model.hidden_size}"
         )
     longest = max((r.n_input_tokens + r.n_output_tokens for r in experiment.requests), default=0)

@@ -45,11 +45,7 @@ def up_command(
     with undone_unless_begun(run_dir, launcher):
         real = real_model(experiment, run_dir)
     error, interrupted = uvloop.run(emulate(experiment, placed, run_dir, launcher, real, hold, _say))
-    if not any((run_dir / "events").iterdir()):
-        if isinstance(error, UserError):
-            shutil.rmtree(run_dir)  # nothing began: the corrected command may take the same folder
-        if error is not None:
-            raise error
+    if not has_begun(run_dir, error):
         _say(f"interrupted before any session; logs are in {run_dir}")
         return EXIT_INTERRUPTED
     if real is not None and error is None and not interrupted:
@@ -67,6 +63,17 @@ def up_command(
         _say(f"interrupted: the record up to now is in {run_dir}")
         return EXIT_INTERRUPTED
     return exit_code(summary)
+
+
+def has_begun(run_dir: Path, error: TestbedError | None) -> bool:
+    """Whether any session was logged. Raises ``error`` if none was because of it."""
+    if any((run_dir / "events").iterdir()):
+        return True
+    if isinstance(error, UserError):
+        shutil.rmtree(run_dir)  # nothing began: the corrected command may take the same folder
+    if error is not None:
+        raise error
+    return False
 
 
 def exit_code(summary: dict[str, Any]) -> int:

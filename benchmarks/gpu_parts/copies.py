@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -32,7 +33,7 @@ def measure_copies(job: Job) -> list[dict[str, Any]]:
 
     rows = []
     for n_tokens in TOKENS[:2] if job.is_small else TOKENS:
-        payload = bytes(n_tokens * _HIDDEN_SIZE * dtype.itemsize)
+        payload = os.urandom(n_tokens * _HIDDEN_SIZE * dtype.itemsize)
         row: dict[str, Any] = {"n_tokens": n_tokens, "n_bytes": len(payload)}
         repeats = 10 if job.is_small else 200
         for name, trip in (("pinned", pinned), ("pageable", pageable)):

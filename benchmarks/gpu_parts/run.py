@@ -108,13 +108,24 @@ def _run_part(name: str, options: Options, command: Sequence[str], allowed_s: fl
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End the part with all that it has started: politely, so that a run removes its network, then at once."""
+    until_s = time.monotonic() + _STOP_S
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=_STOP_S)
-    with contextlib.suppress(ProcessLookupError):  # whatever the part left behind
+        while _is_there(process.pid) and time.monotonic() < until_s:
+            time.sleep(0.05)
+    with contextlib.suppress(ProcessLookupError):  # usually nothing is left
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def _is_there(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _read(path: Path) -> dict[str, Any]:

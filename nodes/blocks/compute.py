@@ -238,6 +238,11 @@ class BlocksCompute:
         return answer | memory_in_use(self._device)
 
     def close(self) -> None:
-        """Without waiting for a step or for blocks that are being loaded."""
+        """Let everything go, but under a step that still runs: nobody waits for it."""
         self._queue.shutdown(wait=False, cancel_futures=True)
         self._loader.shutdown(wait=False, cancel_futures=True)
+        with self._idle:
+            for session in list(self._sessions):
+                self._end(session, "the server has ended")
+            self._models.clear()
+            self._blocks.clear()

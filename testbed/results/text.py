@@ -70,7 +70,7 @@ def _footer(summary: dict[str, Any]) -> str:
     lines = failure_text(summary)
     if summary["compute"] == "blocks":
         lines.append(
-            f"model columns: what the scenario's hardware profiles say of these blocks; started in "
+            "model columns: by the scenario's hardware profiles, not measured; started in "
             f"{summary['startup_s']:.2f} s; {summary['decision']['routing_s']['n']} routing decisions"
         )
     elif summary["overhead_per_hop_s"] is not None:

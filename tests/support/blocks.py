@@ -166,6 +166,7 @@ class Walk:
         self._max_tokens = len(prompt) + n_tokens
         self._sequence = hub.sequence(Request(0, 0.0, len(prompt), n_tokens, tuple(prompt)))
         self._position = 0
+        self._steps: list[int] = []
         self._open(chain)
 
     def _open(self, chain: Sequence[tuple[Any, int, int]]) -> None:
@@ -189,16 +190,20 @@ class Walk:
             memory += self.hub.remember(states)
             states = await compute.step(session, self._position, n, states, 0.0)
         self._position += n
+        self._steps.append(n)
         return states
 
-    async def move(self, chain: Sequence[tuple[Any, int, int]]) -> None:
-        """To other servers, which get the first hop's remembered inputs as one prefill."""
+    async def move(self, chain: Sequence[tuple[Any, int, int]], at_once: bool) -> None:
+        """To other servers, which get the first hop's remembered inputs: as one prefill, or as they came."""
         states = self.hub.recall(bytes(self.memory[0]))
+        steps = [sum(self._steps)] if at_once and self._steps else self._steps
         self.close()
         self._open(chain)
-        self._position = 0
-        if states:
-            await self.forward(states)
+        self._position, self._steps = 0, []
+        for n in steps:
+            n_bytes = n * self.hub.token_bytes
+            await self.forward(states[:n_bytes])
+            states = states[n_bytes:]
 
     def close(self) -> None:
         for compute, session in self.hops:

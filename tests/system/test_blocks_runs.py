@@ -1,8 +1,8 @@
 """Runs with real transformer blocks: the same command, servers and network, and the tokens of the whole model."""
 
-# ruff: noqa: E402 - what needs torch is imported once it is known to be there
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -138,7 +138,7 @@ def test_generate_answers_tokens_text_times_and_chain(llama: str, testbed: Testb
     assert answer["ttft_s"] >= answer["token_s"][0]
     hops = [(hop["first_block"], hop["last_block"]) for hop in answer["chain"]]
     assert hops[0][0] == 0 and hops[-1][1] == 6
-    assert all(a[1] == b[0] for a, b in zip(hops, hops[1:], strict=False))
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(hops))
     assert (answer["n_tokens_checked"], answer["n_tokens_altered"]) == (6, 0)
     assert answer["text"] == _decoded(llama, answer["token_ids"])
     (row,) = rows_of(testbed.runs / "g" / "requests.parquet")

@@ -115,7 +115,7 @@ def test_without_torch_one_sentence_says_what_to_install(no_torch: None, tmp_pat
         ),
         lambda: make_tiny_command(tmp_path / "m", "bloom", 1, 8, 2, 300, 0, n_kv_heads=None, n_shards=1),
     ):
-        with pytest.raises(UserError, match=r"\(torch\): pip install 'testbed\[blocks\]'$"):
+        with pytest.raises(UserError, match=r"\(torch.*\): pip install 'testbed\[blocks\]'$"):
             attempt()
     check_can_run(load_experiment("bloom-tiny"))  # the stub works without
     assert list(tmp_path.iterdir()) == []

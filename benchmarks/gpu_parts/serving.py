@@ -1,0 +1,256 @@
+"""A chain of server processes that share the device, and what the calibrated stub predicts of it.
+
+All 70 blocks of BLOOM-176B with random weights in nf4, or as many as the memory holds: ``testbed up`` with
+real blocks, every server with a memory limit of its own as a MIG instance has one; then the same scenario
+with the stub and the profile that ``calibration`` left, and both through ``testbed compare``.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from benchmarks.gpu_parts.calibration import profile_of
+from benchmarks.gpu_parts.figures import draw_serving
+from benchmarks.gpu_parts.record import Record
+from benchmarks.gpu_parts.sizes import Model, model_of, quantised_here
+from nodes.blocks.device import available_bytes, open_device
+from nodes.blocks.memory import amount
+from testbed.compare import compare_command
+from testbed.compare.load import load_run
+from testbed.compare.tables import is_decode, token_times
+from testbed.errors import RunError
+from testbed.real import real_model
+from testbed.scenario import load_experiment
+from testbed.scenario.units import SIZE
+from testbed.verify import verify_tokens
+
+_N_SERVERS, _N_SERVERS_SMALL = 5, 3
+_N_INPUT_TOKENS, _N_WARM_UP_TOKENS = 20, 8
+_CONCURRENCY = 2
+"""Sessions that memory is kept for: one may come before the last has closed everything."""
+_MEMORY_RATIO = 0.95
+_CONTEXT_BYTES = 0.8e9
+"""What a process takes of a GPU before it computes anything."""
+_WORKSPACE_BYTES = 4e9 / 14336
+"""Per unit of the hidden size: what ``BlocksCompute`` lets a process take beside blocks and caches."""
+_SPARE_RATIO = 1.02
+_GUESSED = {
+    "decode": "1 ms",
+    "prefill_base": "1 ms",
+    "prefill_per_token": "0.02 ms",
+    "petals_forward_rps": 2000,
+    "petals_network_rps": 400,
+}
+"""What policies plan with when there is no calibration; with one kind of server they plan the same."""
+_BLOCKS_SHARE = 0.6
+"""Of the time, for the run with real blocks."""
+_WARM_UP_S = {"cpu": 1.0, "cuda": 8.0}
+"""For the first request, which loads what a device computes with."""
+_N_WARM_UP = 1
+"""Requests that are no measurement."""
+_STOP_S = 15.0
+_KEPT = ("n_requests", "n_completed", "network", "startup_s", "memory", "metrics", "overhead_per_hop_s")
+"""Of the summary of the run with real blocks."""
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """``n_servers`` servers of ``n_each`` blocks, each with ``server_bytes`` for them and for its sessions."""
+
+    n_servers: int
+    n_each: int
+    server_bytes: float
+    n_output_tokens: int
+    weights: str
+
+    @property
+    def n_blocks(self) -> int:
+        return self.n_servers * self.n_each
+
+
+def run(record: Record) -> None:
+    job = record.job
+    model = model_of(job)
+    shape = _shape(record, model)
+    if not shape.n_each:
+        record.fail(f"Not one block of {model.name} on each of {shape.n_servers} servers fits.")
+        return
+    record.put(
+        model=model.name,
+        dtype=model.dtype,
+        weights=shape.weights,
+        n_blocks=shape.n_blocks,
+        n_blocks_of_model=model.n_blocks,
+        n_servers=shape.n_servers,
+        server_bytes=shape.server_bytes,
+        n_input_tokens=_N_INPUT_TOKENS,
+        n_output_tokens=shape.n_output_tokens,
+    )
+    name, profile = profile_of(job.folder, shape.weights)
+    is_calibrated = profile.is_file()
+    folder = job.folder / "serving"
+    folder.mkdir()
+    scenario = folder / "scenario.toml"
+    table = _scenario(job.device, model, shape, name, profile if is_calibrated else None)
+    _write_scenario(scenario, table, _WARM_UP_S[job.device.partition(":")[0]])
+    summary = _up("blocks", scenario, folder, _BLOCKS_SHARE * job.left_s)
+    _say_served(record, shape, summary)
+    if is_calibrated:
+        _up("stub", scenario, folder, job.left_s)
+        _compare(record, folder)
+    else:
+        record.fail("Nothing to compare with: the calibration left no profile.")
+    _verify(record, scenario, folder / "blocks")
+
+
+def _shape(record: Record, model: Model) -> _Shape:
+    """As many blocks as the device holds with all that its processes take beside them."""
+    job = record.job
+    weights = "nf4" if quantised_here() else "plain"
+    n_servers, n_output = (_N_SERVERS_SMALL, 24) if job.is_small else (_N_SERVERS, 128)
+    device, _ = open_device(job.device, model.dtype)
+    free_bytes = _MEMORY_RATIO * available_bytes(device) - model.client_bytes
+    beside_bytes = _WORKSPACE_BYTES * model.hidden_size
+    beside_bytes += _CONTEXT_BYTES if device.type == "cuda" else 0.0
+    caches_bytes = _CONCURRENCY * model.cache_bytes(_N_INPUT_TOKENS + n_output)
+    with_caches = model.block_bytes(weights) + caches_bytes
+    fits = int((free_bytes / n_servers - beside_bytes) / (with_caches * _SPARE_RATIO))
+    n_each = max(0, min(model.n_blocks // n_servers, fits))
+    return _Shape(n_servers, n_each, n_each * with_caches * _SPARE_RATIO, n_output, weights)
+
+
+def _scenario(device: str, model: Model, shape: _Shape, name: str, profile: Path | None) -> dict[str, Any]:
+    """The scenario; when its requests come is not settled yet."""
+    memory = SIZE.format(round(shape.server_bytes))
+    table: dict[str, Any] = {
+        "name": "gpu-chain",
+        "model": {**model.table, "n_blocks": shape.n_blocks},
+        "servers": [{"hardware": name, "site": "Here", "count": shape.n_servers, "memory": memory}],
+        "clients": {"site": "Here"},
+        "network": {
+            "kind": "clusters",
+            "pairs": [{"sites": ["Here", "Here"], "rtt": "2 ms", "rate": "10 Gbit/s"}],
+        },
+        "policy": {"name": "proposed", "design_concurrency": _CONCURRENCY},
+        "compute": {
+            "random_weights": True,
+            "device": device,
+            "dtype": model.dtype,
+            "weights": shape.weights,
+        },
+        "workload": {
+            "arrivals": "listed",
+            "requests": [
+                [float(i), _N_INPUT_TOKENS, shape.n_output_tokens if i >= _N_WARM_UP else _N_WARM_UP_TOKENS]
+                for i in range(_N_WARM_UP + 2)
+            ],
+        },
+    }
+    if profile is None:
+        return {**table, "hardware": {name: {**_GUESSED, "memory": memory}}}
+    return {"hardware_files": [str(profile)], **table}
+
+
+def _write_scenario(path: Path, table: dict[str, Any], warm_up_s: float) -> None:
+    """Requests after the warm-up come so far apart, by what the profile says, that each is alone."""
+    arrivals = table["workload"]["requests"]
+    path.write_text(tomli_w.dumps(table), encoding="utf-8")
+    problem = load_experiment(str(path)).problem
+    server, [row] = problem.servers[0], problem.token_rtt_s
+    token_s = problem.model.n_blocks * server.decode_s + sum(row)
+    gap_s = 1.5 * problem.n_output_tokens * token_s + 1.0
+    for number, request in enumerate(arrivals[_N_WARM_UP:]):
+        request[0] = warm_up_s + number * gap_s
+    path.write_text(tomli_w.dumps(table), encoding="utf-8")
+
+
+def _up(compute: str, scenario: Path, folder: Path, allowed_s: float) -> dict[str, Any]:
+    """``testbed up`` into ``folder``/``compute``; answers its summary. Raises ``RunError``."""
+    command = [sys.executable, "-m", "testbed.cli", "up", str(scenario), "--compute", compute]
+    command += ["--out", str(folder / compute), "--json", "--no-report"]
+    command += ["--set", "compute.verify=false"]  # comes last, as it may take the longest
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    try:
+        output, _ = process.communicate(timeout=allowed_s)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)  # it then removes its network and completes its tables
+        try:
+            process.communicate(timeout=_STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+        raise RunError(f"the run with {compute} did not end within {allowed_s:.0f} s") from None
+    if not output:
+        raise RunError(f"the run with {compute} ended with exit code {process.returncode}; see its log")
+    summary: dict[str, Any] = json.loads(output)
+    return summary
+
+
+def _say_served(record: Record, shape: _Shape, summary: dict[str, Any]) -> None:
+    record.put(blocks={key: summary[key] for key in _KEPT if key in summary})
+    record.find(
+        f"{shape.n_blocks} of {record.values['n_blocks_of_model']} blocks of {record.values['model']} in "
+        f"{shape.weights}, {shape.n_each} on each of {shape.n_servers} processes that share the device with "
+        f"{amount(shape.server_bytes)} each, on {summary['network']}: up in {summary['startup_s']:.1f} s."
+    )
+    if summary["n_completed"] < summary["n_requests"]:
+        n_lost = summary["n_requests"] - summary["n_completed"]
+        record.fail(f"{n_lost} of {summary['n_requests']} requests did not complete.")
+    memory = summary.get("memory")
+    if memory is not None and memory["difference_ratio"] is not None:
+        record.find(
+            f"Blocks and caches of all servers: {amount(memory['real_bytes'])}, "
+            f"{100 * memory['difference_ratio']:+.2f} % against the model's."
+        )
+
+
+def _compare(record: Record, folder: Path) -> None:
+    answer, _ = compare_command(folder / "stub", folder / "blocks", folder / "compare")
+    rows = []
+    for request in [row["request"] for row in answer["requests"]][_N_WARM_UP:]:
+        row: dict[str, Any] = {"request": request}
+        for name in ("stub", "blocks"):
+            hops = load_run(folder / name).hops
+            assert hops is not None, "a run of the testbed has hops"
+            keys, times_s = token_times(hops.of([request]))
+            gaps_s = times_s[is_decode(keys)]
+            row[f"{name}_first_s"] = float(times_s[0])
+            row[f"{name}_gaps_s"] = gaps_s.tolist()
+            row[f"{name}_token_s"] = float(gaps_s.mean())
+        row["stub_error_ratio"] = row["stub_token_s"] / row["blocks_token_s"] - 1
+        row["stub_first_error_ratio"] = row["stub_first_s"] / row["blocks_first_s"] - 1
+        rows.append(row)
+    record.put(requests=rows)
+    record.put(figures=draw_serving(record.job.folder / "figures", rows))
+    for row in rows:
+        record.find(
+            f"Request {row['request']}: {row['blocks_token_s'] * 1e3:.4g} ms per token after the first with real "
+            f"blocks, {row['stub_token_s'] * 1e3:.4g} ms by the calibrated stub "
+            f"({100 * row['stub_error_ratio']:+.1f} %); first token {row['blocks_first_s'] * 1e3:.4g} and "
+            f"{row['stub_first_s'] * 1e3:.4g} ms."
+        )
+
+
+def _verify(record: Record, scenario: Path, run_dir: Path) -> None:
+    """Are the tokens those of the whole model, on the same device? It is there alone now."""
+    experiment = load_experiment(str(scenario), ["compute.backend=blocks"])
+    real = real_model(experiment, run_dir)
+    assert real is not None, "the scenario has real blocks"
+    found = verify_tokens(run_dir, experiment, real, lambda text: print(text, file=sys.stderr))
+    record.put(tokens=found)
+    if found["tokens_unchecked_because"]:
+        record.find(f"The tokens were not compared: {found['tokens_unchecked_because']}.")
+    elif found["n_tokens_altered"]:
+        record.fail(
+            f"{found['n_tokens_altered']} of {found['n_tokens_checked']} tokens are not the whole model's."
+        )
+    else:
+        record.find(f"All {found['n_tokens_checked']} tokens are the whole model's on this device.")

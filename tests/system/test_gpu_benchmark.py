@@ -1,0 +1,226 @@
+"""The benchmark for a GPU at its small size on the CPU: that it is right and whole, not how fast anything is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.gpu_parts.run import Options, run_parts
+from testbed.scenario import load_experiment
+from tests.support.blocks import need_blocks, source_of
+from tests.support.runs import processes
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = [sys.executable, str(ROOT / "benchmarks" / "gpu.py")]
+
+
+def benchmark(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*SCRIPT, *arguments], capture_output=True, text=True, check=False, cwd=cwd)
+
+
+@pytest.mark.timeout(900)
+def test_a_small_run_is_right_in_every_part_and_leaves_its_files_and_no_process(tmp_path: Path) -> None:
+    need_blocks()
+    folder = tmp_path / "out"
+    # With time enough for a machine that does many other things: nothing here is about speed.
+    done = benchmark("--device", "cpu", "--minutes", "12", "--out", str(folder), cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not processes(tmp_path)
+    check_results(folder)
+    check_correctness(part(folder, "correctness"))
+    check_streams(folder, part(folder, "streams"))
+    check_memory_of_a_block(folder)
+    check_serving(folder, part(folder, "serving"))
+
+
+def part(folder: Path, name: str) -> dict[str, Any]:
+    value = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+    assert isinstance(value, dict)
+    return value
+
+
+def check_results(folder: Path) -> None:
+    """Every part's file and findings, and what they were measured with."""
+    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    assert results["status"] == "ok"
+    assert list(results["parts"]) == ["machine", "correctness", "streams", "calibration", "serving"]
+    for name, about in results["parts"].items():
+        assert about["status"] == "ok" and about["error"] is None
+        assert about["findings"] == part(folder, name)["findings"] != []
+        assert (folder / about["log"]).is_file()
+    machine = results["machine"]
+    assert machine["name"] and machine["versions"]["torch"] and machine["versions"]["transformers"]
+    assert machine["driver"] is None  # a CPU has none
+
+
+def check_correctness(found: dict[str, Any]) -> None:
+    """Both families, all dtypes and weights: tokens and hidden states of transformers."""
+    cases = {(row["family"], row["dtype"], row["weights"]): row for row in found["cases"]}
+    assert len(cases) == len(found["cases"]) == 2 * 3 * 3
+    for (_, dtype, weights), row in cases.items():
+        if row["status"] == "not here":
+            assert weights == "nf4" and "bitsandbytes" in row["why"]
+            continue
+        assert row["status"] == "right"
+        assert row["tokens_equal"] == row["tokens_compared"] == 3 * found["n_tokens"]
+        assert row["hidden_states_apart_ratio"] <= found["tolerances"][dtype]
+
+
+def check_streams(folder: Path, found: dict[str, Any]) -> None:
+    """Queue and streams with the same sessions, and one of them chosen."""
+    assert "plain" in found["weights"]
+    for weights, rows in found["weights"].items():
+        pairs = [(row["n_streams"], row["n_sessions"]) for row in rows]
+        assert pairs == [(n_streams, n) for n_streams in (1, 8) for n in (1, 2, 4, 8)]
+        assert all(row["tokens_per_s"] > 0 and 0 < row["step_p50_s"] <= row["step_p99_s"] for row in rows)
+        assert found["verdict"][weights]["best_n_streams"] in (1, 8)
+    assert [row["n_tokens"] for row in found["copies"]] == [1, 20]
+    assert all((folder / figure).is_file() for figure in found["figures"])
+
+
+def check_memory_of_a_block(folder: Path) -> None:
+    """What was measured of a block is what the model says."""
+    model = load_experiment(str(folder / "serving" / "scenario.toml")).problem.model
+    served = part(folder, "serving")["weights"]
+    memory = part(folder, "calibration")[served]["memory"]
+    assert memory["block_bytes"]["value"] == pytest.approx(model.block_bytes)
+    assert memory["cache_bytes_per_token"]["value"] == pytest.approx(model.cache_bytes_per_token)
+
+
+def check_serving(folder: Path, found: dict[str, Any]) -> None:
+    """The whole model's tokens, within every server's memory, and the stub beside them."""
+    served = found["blocks"]
+    assert served["n_completed"] == served["n_requests"] == 3
+    assert found["tokens"]["n_tokens_altered"] == 0
+    assert found["tokens"]["n_tokens_checked"] == 8 + 2 * found["n_output_tokens"]
+    servers = served["memory"]["servers"].values()
+    assert len(servers) == found["n_servers"]
+    for server in servers:
+        assert 0 < server["real_bytes"] == server["model_bytes"] <= server["limit_bytes"]
+    assert [row["request"] for row in found["requests"]] == [1, 2]
+    for row in found["requests"]:
+        assert len(row["blocks_gaps_s"]) == len(row["stub_gaps_s"]) == found["n_output_tokens"] - 1
+    assert (folder / "serving" / "compare" / "compare.json").is_file()
+    assert all((folder / figure).is_file() for figure in found["figures"])
+
+
+PARTS = """
+import json, pathlib, sys, time
+given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+name, out = given["--part"], pathlib.Path(given["--out"])
+failures = ["two and two are five"] if name == "streams" else []
+(out / f"{name}.json").write_text(json.dumps({"part": name, "findings": ["f"], "failures": failures}))
+if name == "correctness":
+    raise SystemExit("the device is on fire")
+if name == "calibration":
+    time.sleep(600)
+"""
+
+
+def test_what_becomes_of_one_part_stops_no_other_and_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_LEAST_S", "_STOP_S"):
+        monkeypatch.setattr(f"benchmarks.gpu_parts.run.{name}", 1.0)
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "parts.py").write_text(PARTS, encoding="utf-8")
+    began_at_s = time.monotonic()
+    answer = run_parts(Options("cpu", True, tmp_path, 0.01), [sys.executable, str(tmp_path / "parts.py")])
+    assert time.monotonic() - began_at_s < 300
+    parts = answer["parts"]
+    assert {name: about["status"] for name, about in parts.items()} == {
+        "machine": "ok",
+        "correctness": "failed",
+        "streams": "wrong",
+        "calibration": "out of time",
+        "serving": "ok",
+    }
+    assert parts["correctness"]["error"] == "the device is on fire"
+    assert parts["streams"]["failures"] == ["two and two are five"]
+    assert parts["calibration"]["findings"] == ["f"]  # what it had found until then
+    assert answer["status"] == "failed"
+    assert json.loads((tmp_path / "results.json").read_text(encoding="utf-8")) == answer
+
+
+def test_a_device_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    need_blocks()
+    done = benchmark("--device", "cuda:99", "--out", str(tmp_path / "out"), cwd=tmp_path)
+    assert done.returncode == 2
+    assert 'the device "cuda:99" cannot be used' in done.stderr
+    assert "Traceback" not in done.stderr and "correctness" not in done.stderr
+
+
+def test_bad_arguments_say_what_to_change(tmp_path: Path) -> None:
+    need_blocks()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "something").touch()
+    for arguments, sentence in (
+        (("--minutes", "0"), "--minutes must be more than 0"),
+        (("--only", "copies"), "--only must be one of"),
+        (("--out", "full"), "holds something already"),
+    ):
+        done = benchmark("--device", "cpu", *arguments, cwd=tmp_path)
+        assert done.returncode == 2 and sentence in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["full"]
+
+
+def test_wrong_tokens_and_wrong_hidden_states_are_noticed(tmp_path: Path) -> None:
+    need_blocks()
+    from benchmarks.gpu_parts import correctness
+    from benchmarks.gpu_parts.chains import start_servers
+    from nodes.blocks.hub import BlocksHub
+    from nodes.blocks.spec import BlocksSpec, HubSpec
+    from nodes.blocks.tiny import make_tiny
+    from nodes.blocks.whole import WholeModel
+
+    sources = []
+    for seed in (1, 2):
+        make_tiny(tmp_path / str(seed), correctness.configs(True)["bloom"], seed)
+        sources.append(source_of(tmp_path / str(seed)))
+    whole, hub = WholeModel(BlocksSpec(sources[0])), BlocksHub(HubSpec(sources[0]))
+    prompt = [5, 6, 7]
+    tokens = whole.tokens(prompt, 4)
+    assert correctness._tokens(whole, prompt, tokens, "float32") == ("equal", 4)
+    other = [*tokens[:2], (tokens[2] + 1) % 300, tokens[3]]
+    assert correctness._tokens(whole, prompt, other, "float32") == ("wrong", 2)
+
+    async def apart(which: int) -> float:
+        servers = await start_servers(BlocksSpec(sources[which]), 4)
+        try:
+            return await correctness._states(servers, hub, whole, prompt, random.Random(0))
+        finally:
+            servers.close()
+
+    tolerance = correctness.TOLERANCES["float32"]
+    assert asyncio.run(apart(0)) <= tolerance < asyncio.run(apart(1))
+    hub.close()
+
+
+@pytest.mark.parametrize(
+    ("rates", "best"),
+    [
+        ({(1, 1): 100, (1, 8): 100, (8, 1): 100, (8, 8): 200}, 8),
+        ({(1, 1): 100, (1, 8): 100, (8, 1): 100, (8, 8): 103}, 1),
+        ({(1, 1): 100, (1, 8): 100, (8, 1): 80, (8, 8): 200}, 1),
+        ({(1, 1): 100, (1, 8): 200, (8, 1): 100, (8, 8): 100}, 1),
+    ],
+)
+def test_streams_are_chosen_only_where_many_sessions_gain_and_one_alone_does_not_lose(
+    rates: dict[tuple[int, int], float], best: int
+) -> None:
+    need_blocks()
+    from benchmarks.gpu_parts.streams import verdict
+
+    rows = [
+        {"n_streams": n_streams, "n_sessions": n, "tokens_per_s": rate, "step_p99_s": 0.01}
+        for (n_streams, n), rate in rates.items()
+    ]
+    assert verdict(rows)["best_n_streams"] == best
