@@ -181,6 +181,10 @@ class Experiment:
     """What happens to servers, in the order of the file; what churn drew comes last."""
     recovery: RecoveryRules = RecoveryRules()
     membership: MembershipRules = MembershipRules()  # noqa: RUF009 - frozen
+    online_period_s: float | None = None
+    """Time between the checks of the online policy; ``None``: its own."""
+    online_patience_s: float | None = None
+    """How long the load is other than designed for before the online policy acts; ``None``: its own."""
     absent: frozenset[int] = frozenset()
     """Servers that are not there at the start: they hold nothing until they join."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import copy
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -65,13 +66,25 @@ class Load:
 def online_policy(experiment: Experiment) -> OnlinePolicy | None:
     """The online policy of a scenario; ``None`` if it has none.
 
-    One that runs a placement policy again runs the scenario's. Raises ``PolicyError``.
+    One that runs a placement policy again runs the scenario's. Raises ``PolicyError``, also for a period or
+    a patience that the policy does not have.
     """
     if experiment.online is None:
         return None
     policy = resolve_online(experiment.online)
     if isinstance(policy, TwoTimeScale) and not experiment.placement.startswith(PREFIX):
         policy = replace(policy, placement=placement_policy(experiment.placement))
+    for key, value_s in (
+        ("period_s", experiment.online_period_s),
+        ("patience_s", experiment.online_patience_s),
+    ):
+        if value_s is not None:
+            if not hasattr(policy, key):
+                raise PolicyError(
+                    f"online policy {policy.name} has no {key}; leave out policy.online_{key[:-2]}"
+                )
+            policy = copy(policy)
+            setattr(policy, key, value_s)
     return policy
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
@@ -158,15 +159,24 @@ Length = Annotated[
 ]
 
 
+class RateChange(Table):
+    """A row of ``workload.changes``: from ``at`` on requests arrive at ``rate``."""
+
+    at: PositiveSeconds
+    rate: Positive
+
+
 class WorkloadTable(Table):
     """``[workload]``: when requests arrive and how long they are.
 
     ``trace`` and ``listed`` have their own arrivals and lengths; ``n_requests`` cuts them, ``rate``
-    stretches time to that mean rate, and lengths replace their lengths.
+    stretches time to that mean rate, and lengths replace their lengths. The other kinds arrive at ``rate``,
+    for which the placement is designed, until ``changes`` say otherwise.
     """
 
     arrivals: Literal["poisson", "gamma", "constant", "trace", "listed"] = "poisson"
     rate: Positive | None = None
+    changes: list[RateChange] | None = None
     shape: Positive | None = None
     file: str | None = None
     requests: list[Any] | None = None
@@ -186,6 +196,11 @@ class WorkloadTable(Table):
             for key in ("rate", "n_requests", "n_input_tokens", "n_output_tokens"):
                 if getattr(self, key) is None:
                     raise rule(f'is missing; arrivals = "{self.arrivals}" needs it', key)
+        elif self.changes:
+            raise rule(f'are for generated arrivals; arrivals = "{self.arrivals}" has its own', "changes")
+        for before, after in pairwise(self.changes or ()):
+            if after.at <= before.at:
+                raise rule("must be in the order of time, no two at once", "changes")
         return self
 
 
@@ -195,8 +210,9 @@ class PolicyTable(Table):
     ``design_concurrency`` is |R|: "auto" leaves it to the placement policy, "searched" tries candidates
     on synthetic arrivals. ``communication`` is who sends hidden states to the next server;
     ``forwarding = "chain"`` is another way to write "server-to-server", and "hub" "hub-spoke". ``online``
-    names a policy that changes the placement while requests are served; servers then load blocks at
-    ``load_rate``. ``state_age`` is the time between the reports that routers see. The last three are simulated.
+    names a policy that changes the placement while requests are served, or says "none"; servers then load blocks at
+    ``load_rate``. ``online_period`` and ``online_patience`` replace that policy's own, if it has them.
+    ``state_age`` is the time between the reports that routers see, and only simulated.
     """
 
     name: str | None = None
@@ -207,8 +223,17 @@ class PolicyTable(Table):
     ] = "auto"
     communication: Literal["hub-spoke", "server-to-server"] = "hub-spoke"
     online: str | None = None
+    online_period: PositiveSeconds | None = None
+    online_patience: Annotated[Seconds, Field(ge=0)] | None = None
     load_rate: BitsPerSecond = 1e9
     state_age: Annotated[Seconds, Field(ge=0)] = 0.0
+
+    @model_validator(mode="after")
+    def _online_keys(self) -> Self:
+        for key in ("online_period", "online_patience"):
+            if self.online is None and getattr(self, key) is not None:
+                raise rule("is only for policy.online; name one", key)
+        return self
 
     @model_validator(mode="before")
     @classmethod

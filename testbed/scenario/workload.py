@@ -45,6 +45,22 @@ def _gaps(table: WorkloadTable, rng: random.Random) -> Callable[[], float]:
     return lambda: 1 / rate
 
 
+def _warped(table: WorkloadTable, gap: Callable[[], float], n: int) -> list[float]:
+    """``n`` arrivals with gaps of rate ``table.rate``, shorter or longer where the rate is another one."""
+    assert table.rate is not None, "generated arrivals have a rate"
+    changes = [(change.at, change.rate) for change in table.changes or ()]
+    at_s, rate, arrivals = 0.0, table.rate, [0.0]
+    while len(arrivals) < n:
+        left = gap() * table.rate  # of a gap of mean 1
+        while changes and at_s + left / rate > changes[0][0]:
+            change_at_s, next_rate = changes.pop(0)
+            left -= (change_at_s - at_s) * rate
+            at_s, rate = change_at_s, next_rate
+        at_s += left / rate
+        arrivals.append(at_s)
+    return arrivals
+
+
 def _length(table: LengthTable, rng: random.Random) -> Callable[[], int]:
     if isinstance(table, int):
         return lambda: table
@@ -130,8 +146,11 @@ def make_requests(
         arrives_at_s = [float(row[0]) for row in replayed]
         update = {"arrivals": "listed", "file": None, "rate": rate, "n_requests": len(replayed)}
     else:
-        gap = _gaps(table, arrivals)
-        arrives_at_s = list(accumulate((gap() for _ in range((table.n_requests or 1) - 1)), initial=0.0))
+        gap, n = _gaps(table, arrivals), table.n_requests or 1
+        if table.changes:
+            arrives_at_s = _warped(table, gap, n)
+        else:
+            arrives_at_s = list(accumulate((gap() for _ in range(n - 1)), initial=0.0))
     wrong = too_late(arrives_at_s[-1])
     if wrong is not None:
         raise KeyedError(("workload", "rate"), wrong)
