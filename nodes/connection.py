@@ -157,7 +157,7 @@ class Connection:
             raise ConnectionLost(f"{self._url}: {error}") from error
         except asyncio.CancelledError:
             if kind in ("open", "join") and is_sent:
-                link.abandoned[request_id] = fields[0]
+                self._abandon(link, request_id, fields[0], future)
             raise
         finally:
             link.waiting.pop(request_id, None)
@@ -166,6 +166,15 @@ class Connection:
         if frame[0] == "error":
             raise ServerError(frame[2], frame[3])
         return frame, sent_at_s, received_at_s
+
+    def _abandon(
+        self, link: _Link, request_id: int, session: str, answer: asyncio.Future[tuple[list[Any], float]]
+    ) -> None:
+        """Nobody takes up what is answered to an opening: close the session if it was opened."""
+        if answer.cancelled() or not answer.done():
+            link.abandoned[request_id] = session
+        elif answer.exception() is None and answer.result()[0][0] == "ok":
+            self.forget(session, link.number)  # the answer came in the very moment of the cancellation
 
     def unhear(self, request_id: int, generation: int) -> None:
         """Tell no one any more of answers to that request."""

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import aiohttp
 import pytest
@@ -292,3 +293,22 @@ async def test_the_links_of_an_open_connection_can_change() -> None:
         _, sent_at_s, received_at_s = await connection.ask("ping", b"x")
         assert received_at_s - sent_at_s >= 0.02
     clock.close()
+
+
+async def test_an_opening_that_is_cancelled_as_its_answer_arrives_is_closed() -> None:
+    clock = ManualClock()
+    server = make_server(clock=clock)
+    async with connected([server], clock) as [connection]:
+        deliver = connection._deliver
+        opening = asyncio.create_task(connection.ask("open", "s", "c", 0, 4, 8))
+
+        def deliver_and_cancel(link: Any, frame: list[Any], received_at_s: float) -> None:
+            deliver(link, frame, received_at_s)
+            opening.cancel()  # the answer is there, but its taker has not run yet
+
+        connection._deliver = deliver_and_cancel  # type: ignore[method-assign]
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        assert server.counters.opened == 1
+        await until(lambda: server.counters.closed == 1)
+        assert server.account.used_bytes == 0
