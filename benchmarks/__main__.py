@@ -1,6 +1,6 @@
 """Runs all benchmarks, or those named on the command line, and prints their figures.
 
-``fuzz`` is a command of its own, with options (``benchmarks.fuzz``).
+``fuzz`` and ``soak`` are commands of their own, with options (``benchmarks.fuzz``, ``benchmarks.soak``).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def main() -> int:
         from benchmarks import gpu
 
         return gpu.main(sys.argv[2:])
-    if sys.argv[1:2] == ["fuzz"]:
-        return int(importlib.import_module("benchmarks.fuzz").run(sys.argv[2:]))
+    if sys.argv[1:2] in (["fuzz"], ["soak"]):
+        return int(importlib.import_module(f"benchmarks.{sys.argv[1]}").run(sys.argv[2:]))
     wanted = [argument for argument in sys.argv[1:] if not argument.startswith("-")] or list(NAMES)
     unknown = [name for name in wanted if name not in NAMES]
     if unknown:

@@ -1,0 +1,233 @@
+"""Half an hour under churn: ``python -m benchmarks soak --minutes 30 --time-scale 20``.
+
+The testbed comes up once, as a process of its own, and serves the scenario's rate of requests for so long while servers
+are killed and begin again. Every few seconds memory and descriptors of all its processes are read. Asks whether memory
+stays constant and nothing is left. Writes ``samples.csv``, ``soak.json``, ``memory.png`` and the run below ``--out``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import soak_figures
+from benchmarks.soak_figures import SERVER, Sample
+from testbed.errors import UserError
+from testbed.faults.leaks import open_descriptors
+from testbed.rundir import process_start
+from testbed.scenario.sources import read_source
+
+_EVERY_S = 10.0
+_WARM_UP_S, _WARM_UP_RATIO = 300.0, 0.2
+"""Left out at the beginning: the smaller of so long and this part of the soak."""
+_CONSTANT_MB_PER_HOUR = 2.0
+"""A line that is certainly steeper is growth; what allocators and samples do by themselves is less."""
+_LEVEL_DESCRIPTORS_PER_HOUR = 1.0
+_PREFIX, _LAUNCHER = "tb:", "launcher"
+_ROLES = (_LAUNCHER, "fabric", "client")
+_IDLE = "awake"
+_ORCHESTRATOR = "orchestrator"
+
+
+def role_of(name: str) -> str | None:
+    """Of a process, by the name that the launcher gave it; ``None``: it only keeps a CPU awake."""
+    if name.startswith(_IDLE):
+        return None
+    return next((role for role in _ROLES if name.startswith(role)), SERVER)
+
+
+def processes(orchestrator: int) -> Iterator[tuple[int, str]]:
+    """(process id, name) of the orchestrator, its launcher and the launcher's children."""
+    yield orchestrator, _ORCHESTRATOR
+    for launcher in _children(orchestrator):
+        if _name(launcher) == _LAUNCHER:
+            yield launcher, _LAUNCHER
+            for pid in _children(launcher):
+                name = _name(pid)
+                if name and name != _LAUNCHER:  # a child that has not begun yet has its parent's name
+                    yield pid, name
+
+
+def _name(pid: int) -> str | None:
+    """What the launcher has named a process; ``None`` if it has not, or if there is none."""
+    with contextlib.suppress(OSError):
+        name = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip()
+        if name.startswith(_PREFIX):
+            return name.removeprefix(_PREFIX)
+    return None
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            found += map(int, (task / "children").read_text(encoding="ascii").split())
+    return found
+
+
+def sample(pid: int, name: str, elapsed_s: float) -> Sample | None:
+    """The process now; ``None`` if it has ended or does not count."""
+    role = name if name == _ORCHESTRATOR else role_of(name)
+    n_descriptors = open_descriptors({name: pid}).get(name)
+    started = process_start(pid)
+    if role is None or n_descriptors is None or not started:
+        return None
+    try:
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
+    except OSError:
+        return None
+    sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in rollup.splitlines()[1:]}
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(started) / os.sysconf("SC_CLK_TCK")
+    load = os.getloadavg()[0]
+    return Sample(elapsed_s, name, role, pid, age_s, sizes["Rss"], sizes["Pss"], n_descriptors, load)
+
+
+def watch(run: subprocess.Popen[bytes], path: Path) -> list[Sample]:
+    """Sample all processes of ``run`` until its launcher has ended: afterwards it only writes its tables."""
+    samples: list[Sample] = []
+    began_at = time.monotonic()
+    has_begun = False
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(Sample._fields)
+        while run.poll() is None:
+            elapsed_s = time.monotonic() - began_at
+            found = list(processes(run.pid))
+            if any(role_of(name) == "client" for _, name in found):
+                has_begun = True
+                now = [entry for pid, name in found if (entry := sample(pid, name, elapsed_s))]
+                writer.writerows(now)
+                file.flush()
+                samples += now
+            elif has_begun:
+                run.wait()
+                break
+            pause_s = began_at + (elapsed_s // _EVERY_S + 1) * _EVERY_S - time.monotonic()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                run.wait(max(pause_s, 0.1))
+    return samples
+
+
+def command(scenario: str, minutes: float, time_scale: float, run_dir: Path) -> list[str]:
+    """``testbed up`` for so many real minutes. Raises ``UserError`` if the scenario has no rate."""
+    rate = read_source(scenario).document.get("workload", {}).get("rate")
+    if not isinstance(rate, int | float):
+        raise UserError(f"{scenario} has no workload.rate; take a scenario whose arrivals have one")
+    n_requests = max(1, round(rate * minutes * 60 * time_scale))
+    options = ["--time-scale", f"{time_scale:g}", "--set", f"workload.n_requests={n_requests}"]
+    return [
+        *(sys.executable, "-m", "testbed.cli", "up", scenario),
+        *(*options, "--no-report", "--json", "--out", str(run_dir)),
+    ]
+
+
+def judge(summary: Mapping[str, Any] | None, growth: Mapping[str, Any]) -> list[str]:
+    """What does not hold, a sentence each."""
+    if summary is None:
+        return ["the run broke and has no summary"]
+    wrong = []
+    n_ended = summary["n_completed"] + summary["n_failed"]
+    if n_ended != summary["n_requests"]:
+        wrong.append(f"{summary['n_requests'] - n_ended} requests neither completed nor failed")
+    leaks = summary["leaks"] or {"unknown": 1}
+    wrong += [f"left behind: {count:g} {what}" for what, count in leaks.items() if count]
+    for role, found in growth.items():
+        memory, descriptors = found["rss_mb_per_hour"], found["descriptors_per_hour"]
+        if memory["low"] > _CONSTANT_MB_PER_HOUR:
+            wrong.append(f"memory of {role} grows by {memory['per_hour']:.1f} MB per hour")
+        if descriptors["low"] > _LEVEL_DESCRIPTORS_PER_HOUR:
+            wrong.append(f"descriptors of {role} grow by {descriptors['per_hour']:.1f} per hour")
+    return wrong
+
+
+def evaluate(out: Path, samples: Sequence[Sample], minutes: float, status: int) -> dict[str, Any]:
+    """``soak.json``: what was served, how memory grew, what was left, what does not hold."""
+    warm_up_s = min(_WARM_UP_S, _WARM_UP_RATIO * minutes * 60)
+    kept = soak_figures.warmed_up(samples, warm_up_s)
+    growth = {role: soak_figures.growth(kept, role) for role in soak_figures.roles(kept)}
+    try:
+        summary = json.loads((out / "run" / "summary.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        summary = None
+    told = (
+        *("time_scale", "network", "n_requests", "n_completed", "n_failed", "n_faults", "n_replays"),
+        *("recovery_s", "recovery_floor_s", "decisions", "leaks", "emulation_error", "overhead_per_hop_s"),
+    )
+    loads = [entry.load for entry in samples]
+    soak = {
+        "exit_status": status,
+        "real_s": samples[-1].elapsed_s if samples else 0.0,
+        "n_samples": len(samples),
+        "warm_up_s": warm_up_s,
+        "n_cpus": os.cpu_count(),
+        "load": {"mean": sum(loads) / len(loads), "max": max(loads)} if loads else None,
+        "run": {key: summary.get(key) for key in told} if summary else None,
+        "growth": growth,
+        "wrong": judge(summary, growth),
+    }
+    (out / "soak.json").write_text(json.dumps(soak, indent=2) + "\n", encoding="utf-8")
+    if samples:
+        soak_figures.draw(out / "memory.png", samples, warm_up_s)
+    return soak
+
+
+def report(soak: Mapping[str, Any]) -> str:
+    """The verdict and its figures in a few lines."""
+    lines = []
+    run = soak["run"]
+    if run:
+        lines.append(
+            f"{run['n_requests']} requests in {soak['real_s'] / 60:.1f} minutes: {run['n_completed']} completed, "
+            f"{run['n_failed']} failed; {run['n_faults']} faults, {run['n_replays']} replays; leaks {run['leaks']}"
+        )
+    for role, found in soak["growth"].items():
+        memory, size = found["rss_mb_per_hour"], found["rss_mb"]
+        lines.append(
+            f"  {role:<13} {size['first']:7.1f} to {size['last']:6.1f} MB, {memory['per_hour']:+7.2f} MB per hour "
+            f"({memory['low']:+.2f} to {memory['high']:+.2f}), descriptors {found['descriptors']['first']:.0f} to "
+            f"{found['descriptors']['last']:.0f}"
+        )
+    return "\n".join(
+        [*lines, *(f"WRONG: {reason}" for reason in soak["wrong"])] + ["ok"] * (not soak["wrong"])
+    )
+
+
+def run(arguments: list[str]) -> int:
+    """Exit code 1 if anything grew, was left behind or got lost."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks soak")
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--time-scale", type=float, default=20.0)
+    parser.add_argument("--scenario", default="churn")
+    parser.add_argument("--out", type=Path, help="a new folder; default: a temporary one")
+    options = parser.parse_args(arguments)
+    out = options.out or Path(tempfile.mkdtemp(prefix="soak-"))
+    try:
+        words = command(options.scenario, options.minutes, options.time_scale, out / "run")
+    except UserError as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        return 2
+    out.mkdir(parents=True, exist_ok=True)
+    print(f"soak in {out}", flush=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the run as Ctrl-C does
+    with open(out / "up.log", "wb") as log:
+        child = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        try:
+            samples = watch(child, out / "samples.csv")
+        except BaseException:
+            child.terminate()  # it ends its nodes and its network
+            child.wait()
+            raise
+    soak = evaluate(out, samples, options.minutes, child.returncode)
+    print(report(soak))
+    return 1 if soak["wrong"] else 0
