@@ -3,6 +3,7 @@
 - ``cli``: every command; ``scenario``: files to ``experiment``; ``placing``: the policies; ``fixed``: given plans
 - ``up``, ``emulation``, ``coordinator``, ``live``: a run; ``launcher``, ``handle``: its processes
 - ``wiring``: from a scenario to what network and nodes are told; ``rundir``: run directories
+- ``peering``: tells forwarding servers where the others are
 - ``timeline``: links as they change; ``results``: tables, model, summary, trace, report
 - ``linkcheck`` (with ``linkreport``, ``linkplot``), ``topology``, ``doctor``, ``clean``: the other commands
 - ``simulation``: the same without a network; ``reproduce``: the paper's evaluation with it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from nodes.control import ControlError, Peer
@@ -43,13 +43,19 @@ class Peering:
             await asyncio.gather(
                 *(
                     self._peers[self._names[server]].ask(
-                        "warm", [to for to in followers(placement, server) if to in present], n_bytes
+                        "warm", [to for to in self._next(placement, server) if to in present], n_bytes
                     )
                     for server in present
                 )
             )
         except ControlError as error:
             raise RunError(f"a server cannot reach another: {error}") from error
+
+    def _next(self, placement: Placement, server: int) -> Iterable[int]:
+        """The servers that ``server`` may have to push to: any other one if blocks move."""
+        if self._experiment.online is not None:
+            return (number for number in range(len(self._names)) if number != server)
+        return followers(placement, server)
 
     async def begun(self, server: int, ends: Ends, delays_in_nodes: bool) -> None:
         """``server`` has just begun to serve: it hears of the others, and they of it."""

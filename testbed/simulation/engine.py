@@ -106,11 +106,6 @@ _Served = tuple[tuple[SimulatedRequest, ...], tuple[Move, ...], float, tuple[flo
 
 def _check_faults(experiment: Experiment) -> None:
     """Raises ``UserError`` for what the simulation of faults does not go together with."""
-    if experiment.online is not None:
-        raise UserError(
-            f"{experiment.name}: policy.online moves blocks as if no server ever failed, and cannot be simulated "
-            "together with fault, churn, present = false or membership; leave one of them out"
-        )
     if experiment.problem.forwarding:
         raise UserError(
             f'{experiment.name}: with communication = "server-to-server" a failure replays the whole chain, which only '
@@ -161,6 +156,8 @@ def _real(case: Case, placed: PlacedExperiment) -> _Served:
     moves: Sequence[Move]
     record = None
     failures = failures_of(experiment)
+    policy = online_policy(experiment)
+    online = Online(policy, experiment.load_bps, bind) if policy is not None else None
     if failures is not None:
         done, moves, record = simulate_failing(
             experiment.problem,
@@ -173,10 +170,9 @@ def _real(case: Case, placed: PlacedExperiment) -> _Served:
             serial_compute=experiment.serial_compute,
             state_age_s=experiment.state_age_s,
             network=ChangingNetwork(experiment, loses_nothing=True) if experiment.changes else None,
+            online=online,
         )
     else:
-        policy = online_policy(experiment)
-        online = Online(policy, experiment.load_bps, bind) if policy is not None else None
         done, moves = simulate_real(
             experiment.problem,
             placed.placement,

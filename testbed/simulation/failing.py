@@ -16,6 +16,7 @@ from policies.problem import Placement, Problem, RequestSpec, Route, ServerSpec,
 from policies.workload import Backoff, RequestPlan
 from testbed.moving.steering import Move
 from testbed.simulation.failures import Failures
+from testbed.simulation.moving import Online
 from testbed.simulation.network import ChangingNetwork, SteadyTimes, busy_s
 from testbed.simulation.openings import Openings
 from testbed.simulation.real import COMPLETED, FAILED, SimulatedRequest
@@ -46,6 +47,7 @@ def simulate_failing(
     state_age_s: float = 0.0,
     network: ChangingNetwork | None = None,
     on_cache: OnCache | None = None,
+    online: Online | None = None,
 ) -> FailingRun:
     """Serve ``requests`` while servers fail. Deterministic: same arguments, same answer.
 
@@ -63,6 +65,8 @@ def simulate_failing(
         state_age_s,
         on_cache,
     )
+    if online is not None:
+        system.go_online(placement, online)
     return _Run(system, session_setup_s, backoff, serial_compute).serve(requests)
 
 
@@ -102,6 +106,7 @@ class _Run:
             self._plan_reset(session, server, now_s)
 
     def _arrive(self, number: int, plan: RequestPlan) -> None:
+        self._system.load.arrive(self._queue.now_s)
         self._openings.ask(Session(number, plan, self._openings.first_backoff_s))
 
     def _opened(self, opening: Opening) -> None:
@@ -326,6 +331,7 @@ class _Run:
         self._system.view.release(session.number, now_s)
         self._system.close(session, session.hops)
         self._system.machines.ended(plan.index)
+        self._system.load.end(now_s)
         time_s = now_s - plan.arrival_at_s
         hops = tuple(held.hop for held in session.hops)
         self._ended[session.number] = SimulatedRequest(

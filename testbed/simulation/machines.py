@@ -51,6 +51,7 @@ class _Machine:
     factor: float = 1.0
     n_stops: int = 0
     n_slow: int = 0
+    n_cuts: int = 0
     postponed: list[tuple[Callable[..., None], tuple[Any, ...]]] = field(default_factory=list)
     """What reached it while it was halted."""
 
@@ -100,8 +101,9 @@ class Machines:
         return self._machines[server].is_up
 
     def epoch(self, server: int) -> int:
-        """Changes when the process ends: what held of an earlier one is gone."""
-        return self._machines[server].epoch
+        """Changes when the process ends or cuts its sessions: what held of an earlier one is gone."""
+        machine = self._machines[server]
+        return machine.epoch + machine.n_cuts
 
     def died_at_s(self, server: int) -> float:
         return self._machines[server].died_at_s
@@ -140,6 +142,12 @@ class Machines:
         if machine.is_leaving:
             self._left(server, machine, 0)
             self._die(machine)
+
+    def cut(self, server: int) -> None:
+        """``server`` has dropped its sessions, as if its process had ended and begun again."""
+        machine = self._machines[server]
+        machine.n_cuts += 1
+        machine.died_at_s = self._queue.now_s
 
     def _plan_end(self, fault: Fault, call: Callable[..., None], *args: Any) -> None:
         """``call`` at the end of ``fault``, before anything that begins at that instant."""

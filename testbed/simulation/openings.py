@@ -61,7 +61,7 @@ class Openings:
             what = "the model" if repair is None else f"blocks [{first}, {last})"
             opening.refusal = f"no route covers {what}"
             # Then the next answer would be the same: waiting does not help.
-            may_change = wrong or banned or system.machines.may_change
+            may_change = wrong or banned or system.machines.may_change or system.mover is not None
             opening.is_hopeless = opening.was_idle and not may_change
             self._refused(opening)
             return
@@ -96,7 +96,7 @@ class Openings:
             if refused is None:
                 held = Held(hop, key, machines.epoch(server))
             elif servers.offers(hop) and servers.is_empty(server):
-                opening.is_hopeless |= opening.was_idle and not machines.may_change
+                opening.is_hopeless |= opening.was_idle and not (machines.may_change or system.is_moving)
         back_at_s = system.ways.returns_at_s(opening.session.plan.client, server, now_s)
         if back_at_s < math.inf:
             self._queue.at(back_at_s, self._answered, opening, hop, key, held, reason, is_broken)

@@ -163,7 +163,8 @@ class _Run:
     def go_online(self, placement: Placement, online: Online) -> None:
         """Let a policy change the placement while requests are served."""
 
-        def changed(usable: Placement) -> None:
+        def changed(server: int) -> None:
+            usable = self._servers.placement
             self._router = online.bind(usable)
             self._view.replace(usable.cache_bytes)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from nodes.links import GIVE_UP_S
@@ -13,10 +14,11 @@ from policies.membership import Membership
 from policies.problem import BlockRange, Hop, Placement, Problem
 from policies.replay import ServiceTimes
 from policies.subrange import SubrangeRouter
-from testbed.moving.steering import Move
+from testbed.moving.steering import Load, Move
 from testbed.simulation.events import EventQueue
 from testbed.simulation.failures import Failures
 from testbed.simulation.machines import Machines
+from testbed.simulation.moving import Mover, Online
 from testbed.simulation.network import Ways
 from testbed.simulation.record import Record
 from testbed.simulation.servers import Key, OnCache, Servers
@@ -64,14 +66,59 @@ class System:
             failures.recovery.give_up_s,
         )
         self.moves: list[Move] = []
+        self.mover: Mover | None = None
+        self.load = Load()
+        self._cut_epoch: dict[int, int] = {}
+        """The process number since which a server has not failed: it has only cut its sessions."""
         self._setup_s = setup_s
         self._times = ServiceTimes(problem)
         self.lost: Callable[[int], None] = lambda server: None
         self._closing: set[Key] = set()
 
+    def go_online(self, placement: Placement, online: Online) -> None:
+        """Let a policy change the placement while requests are served."""
+
+        def changed(server: int) -> None:
+            known, offered = self.router.placement, self.servers.placement
+            ranges, rooms = list(known.ranges), list(known.cache_bytes)
+            ranges[server], rooms[server] = offered.ranges[server], offered.cache_bytes[server]
+            self.router.replace(replace(known, ranges=tuple(ranges), cache_bytes=tuple(rooms)))
+            self.view.replace(rooms)
+
+        def tell(event: str, server: int, details: dict[str, Any]) -> None:
+            self.record.event(event, self.queue.now_s, server=self.names[server], **details)
+
+        self.mover = Mover(
+            self.problem,
+            placement,
+            online,
+            self.servers,
+            self.queue,
+            self.load,
+            changed,
+            self._cut,
+            self.membership.believed,
+            tell,
+        )
+        self.moves = self.mover.done
+
+    def _cut(self, server: int, keys: list[Key]) -> None:
+        """A server that moves has dropped its sessions; they replay elsewhere, as after its death."""
+        if keys:
+            self.machines.cut(server)
+            self._cut_epoch[server] = self.machines.epoch(server)
+            self.lost(server)
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether servers are on their way to other blocks."""
+        return self.mover is not None and self.mover.is_moving
+
     def killed(self, server: int) -> None:
         self.servers.cut(server, self.queue.now_s)
         self.lost(server)
+        if self.mover is not None:
+            self.mover.killed(server)
 
     def begun(self, server: int) -> None:
         placement = self.router.placement
@@ -105,6 +152,8 @@ class System:
         """``client`` leaves these servers out for a while, if that is the rule."""
         if self.rules.ban_failed_servers:
             for server in servers:
+                if self._cut_epoch.get(server) == self.machines.epoch(server):
+                    continue  # it moves, and says so: it has failed nobody
                 self.bans.failed(client, server, self.queue.now_s)
 
     def hold(self, session: Session, more: Sequence[Hop] = ()) -> None:
@@ -132,6 +181,8 @@ class System:
             return
         self._closing.discard(key)
         self.servers.release(key, server, self.queue.now_s)
+        if self.mover is not None:
+            self.mover.released(server)
         if self.servers.is_empty(server):
             self.machines.released(server)
 

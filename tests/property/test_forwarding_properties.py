@@ -60,6 +60,8 @@ async def one_case(plan: dict[int, tuple[str, int]], prefer: list[int], n_sessio
         assert not any(server.forwarding._places for server in servers.all_servers)
 
 
+# A connection that a server of this process accepted as it was "killed" is closed by the garbage collector only.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @settings(max_examples=60, deadline=None)
 @given(MISFORTUNES, st.permutations(range(len(BASE))), st.integers(1, 3))
 def test_no_failure_changes_a_token_of_a_chain_and_every_account_returns_to_zero(

@@ -171,3 +171,22 @@ def _decoded(folder: str, tokens: list[int]) -> str:
     from nodes.blocks.text import Text
 
     return Text(Path(folder)).decode(tokens)
+
+
+@pytest.mark.parametrize("policy", ["Draining", "Cutting"])
+def test_servers_that_load_other_blocks_while_sessions_run_leave_the_tokens_alone(
+    policy: str, testbed: Testbed
+) -> None:
+    online = f"policy.online=tests.support.wandering:{policy}"
+    period = ("--set", "policy.online_period=0.5 s", "--set", "workload.n_output_tokens=48")
+    outcome = testbed.up(
+        *(*REAL, *LOOPBACK, "--json", "--set", online, *period),
+        env={"PYTHONPATH": str(Path(__file__).parents[2])},
+        timeout_s=TIMEOUT_S,
+    )
+    assert outcome.code == 0, outcome.stderr
+    summary = outcome.json()
+    assert (summary["n_completed"], summary["n_tokens_checked"], summary["n_tokens_altered"]) == (4, 192, 0)
+    assert len(summary["moves"]) >= 2
+    assert (summary["n_cuts"] > 0) == (policy == "Cutting")
+    assert summary["leaks"] == {"sessions": 0, "cache_bytes": 0, "descriptors": 0, "namespaces": 0}

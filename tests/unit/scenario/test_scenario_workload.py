@@ -1,10 +1,12 @@
 import itertools
+import re
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+from testbed.errors import UserError
 from testbed.experiment import Experiment
 from testbed.scenario import dump_toml, load_experiment
 
@@ -165,3 +167,40 @@ def test_a_trace_with_too_few_requests_is_refused(traced: Path) -> None:
         load_experiment(str(traced), ["workload.n_requests=6"])
     with pytest.raises(Exception, match=r"workload\.rate: is missing, and cannot be told"):
         load_experiment(str(traced), ["workload.n_requests=1"])
+
+
+def test_a_changing_rate_stretches_the_same_gaps(load: Load) -> None:
+    plain = load("workload={arrivals='poisson', rate=1, n_requests=60, n_input_tokens=1, n_output_tokens=2}")
+    shifted = load(
+        "workload={arrivals='poisson', rate=1, n_requests=60, n_input_tokens=1, n_output_tokens=2, "
+        "changes=[{at='10 s', rate=4}, {at='15 s', rate=0.5}]}"
+    )
+
+    def warped(at_s: float) -> float:
+        """10 s at rate 1 are 10 gaps, 5 s at rate 4 are 20 more."""
+        if at_s <= 10:
+            return at_s
+        return 10 + (at_s - 10) / 4 if at_s <= 30 else 15 + (at_s - 30) * 2
+
+    assert [r.arrival_at_s for r in shifted.requests] == pytest.approx(
+        [warped(r.arrival_at_s) for r in plain.requests]
+    )
+    assert shifted.problem.request_rate == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ("[{at='10 s', rate=4}, {at='10 s', rate=1}]", "workload.changes: must be in the order of time"),
+        ("[{at='10 s', rate=0}]", "workload.changes.0.rate"),
+        ("[{at='0 s', rate=1}]", "workload.changes.0.at"),
+    ],
+)
+def test_changes_of_the_rate_that_make_no_sense_are_refused(load: Load, changes: str, sentence: str) -> None:
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        load(f"workload.changes={changes}")
+
+
+def test_listed_requests_have_no_rate_to_change(load: Load) -> None:
+    with pytest.raises(UserError, match=r"workload\.changes: are for generated arrivals"):
+        load("workload={arrivals='listed', requests=[[0, 1, 1], [1, 1, 1]], changes=[{at='1 s', rate=1}]}")

@@ -106,7 +106,6 @@ def test_a_run_without_faults_has_no_events_and_says_that_nothing_was_replayed(
     [
         ("reference", KILL, r"what happens to servers \(fault, .* has no meaning in the reference mode"),
         ("reference", "membership.kind='announced'", r"has no meaning in the reference mode"),
-        ("real", "policy.online='two-time-scale'", r"policy.online moves blocks as if no server ever failed"),
         ("real", "policy.communication='server-to-server'", r'simulated with "hub-spoke" only'),
     ],
 )

@@ -292,3 +292,19 @@ def test_petals_rebalancing_cuts_sessions_and_all_of_them_still_complete() -> No
     assert [(m.old, m.new) for m in run.moves] == [((0, 2), (2, 4))]
     assert all(r.status == "completed" for r in run.requests)
     assert any(r.n_cuts for r in run.requests)
+
+
+def test_a_load_that_oscillates_at_the_threshold_moves_servers_a_few_times_at_most() -> None:
+    # Requests of 16 s: 40 bursts of 100 s with three or so at a time, and 100 s with one.
+    problem = make_problem([40.0] * 6, rtt_s=[[0.1] * 6], decode_s=[0.1] * 6, input_rtt_s=8.0)
+    placement = CgBp().place(problem, 3)
+    at_s = [200.0 * burst + n * 5.0 for burst in range(40) for n in range(20)]
+    decided = []
+    for patience_s in (120.0, 0.0):  # longer than a burst, and none
+        online = TwoTimeScale(period_s=10.0, patience_s=patience_s)
+        run = run_real(problem, placement, arrivals(*at_s), online=online, load_bps=LOAD_BPS)
+        assert {r.status for r in run.requests} == {"completed"}
+        decided.append({move.decided_at_s for move in run.moves})
+    patient, hasty = map(len, decided)
+    assert patient <= 1
+    assert hasty > 40

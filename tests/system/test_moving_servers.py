@@ -1,0 +1,131 @@
+"""Whole runs whose servers change their blocks while they serve."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.runs import Testbed, assert_one_sentence, assert_tables_hold_the_whole_log, rows_of
+from tests.system.test_recovery import NOTHING_LEFT, SCENARIO, events, fault
+
+ROOT = Path(__file__).parents[2]
+ENV = {"PYTHONPATH": str(ROOT)}
+DRAINING, CUTTING = "tests.support.wandering:Draining", "tests.support.wandering:Cutting"
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> str:
+    path = tmp_path / "moving.toml"
+    path.write_text(SCENARIO % 1000.0)
+    return str(path)
+
+
+def online(policy: str) -> tuple[str, ...]:
+    return ("--set", f"policy.online={policy}", "--set", "policy.load_rate=40 Gbit/s")
+
+
+def assert_moves_are_told(run_dir: Path, summary: dict[str, Any]) -> None:
+    """Summary and events agree, the phases of a move follow each other, and no block was ever left out."""
+    told = events(run_dir, "moved")
+    servers = json.loads((run_dir / "plan.json").read_text())["servers"]
+    assert [servers[move["server"]] for move in summary["moves"]] == [event["server"] for event in told]
+    assert len(events(run_dir, "moving")) >= len(told)
+    for move in summary["moves"]:
+        assert move["decided_at_s"] <= move["closed_at_s"] <= move["drained_at_s"] <= move["open_at_s"]
+        assert move["old"] != move["new"]
+    ranges = dict(
+        zip(
+            servers,
+            json.loads((run_dir / "plan.json").read_text())["placement"]["ranges"],
+            strict=True,
+        )
+    )
+    for event in events(run_dir, "moving", "moved"):
+        ranges[event["server"]] = event["keeps"] if event["event"] == "moving" else event["new"]
+        assert {b for first, last in ranges.values() for b in range(first, last)} == set(range(8))
+
+
+@pytest.mark.parametrize("network", ["loopback", "fabric"])
+def test_servers_that_drain_move_without_cutting_a_session(
+    network: str, testbed: Testbed, scenario: str, request: pytest.FixtureRequest
+) -> None:
+    if network != "loopback":
+        request.getfixturevalue(network)
+    outcome = testbed.up(scenario, "--network", network, "--json", *online(DRAINING), env=ENV)
+    assert outcome.code == 0, outcome.stderr
+    summary = outcome.json()
+    assert (summary["n_completed"], summary["n_replays"], summary["n_cuts"]) == (4, 0, 0)
+    assert summary["moves"]
+    assert summary["leaks"] == NOTHING_LEFT
+    assert_moves_are_told(outcome.run_dir, summary)
+    assert_tables_hold_the_whole_log(outcome.run_dir)
+    assert "Violet: a server drains" in (outcome.run_dir / "report.html").read_text()
+
+
+@pytest.mark.parametrize("forwarding", ["hub", "chain"])
+def test_sessions_that_a_moving_server_cuts_replay_elsewhere(
+    forwarding: str, testbed: Testbed, scenario: str
+) -> None:
+    options = ("--network", "loopback", "--json", "--no-report", "--set", f"policy.forwarding={forwarding}")
+    outcome = testbed.up(scenario, *options, *online(CUTTING), env=ENV)
+    assert outcome.code == 0, outcome.stderr
+    summary = outcome.json()
+    assert summary["n_completed"] == 4
+    assert summary["n_replays"] >= 1 <= summary["n_cuts"]
+    assert summary["leaks"] == NOTHING_LEFT
+    assert_moves_are_told(outcome.run_dir, summary)
+    reasons = {event["reason"].split(":")[0] for event in events(outcome.run_dir, "detected")}
+    assert "session-moved" in reasons
+    rows = rows_of(outcome.run_dir / "requests.parquet")
+    assert sum(row["n_recoveries"] for row in rows) == summary["n_replays"]
+
+
+def test_servers_die_and_come_back_while_others_move(testbed: Testbed, scenario: str) -> None:
+    Path(scenario).write_text(
+        SCENARIO % 2.0
+        + fault("kill", 'at = "2.2 s"', **{"for": '"2 s"'})
+        + fault("kill", 'at = "4 s"', **{"for": '"1 s"', "server": '"a100-1"'})
+    )
+    longer = ("--set", "workload.n_output_tokens=120", "--no-report")
+    outcome = testbed.up(scenario, "--network", "loopback", "--json", *longer, *online(DRAINING), env=ENV)
+    assert outcome.code == 0, outcome.stderr
+    summary = outcome.json()
+    assert summary["n_completed"] == 4
+    assert summary["leaks"] == NOTHING_LEFT
+    assert summary["moves"]
+
+
+def test_a_dead_servers_blocks_are_taken_over_by_one_that_can_be_spared(
+    testbed: Testbed, scenario: str
+) -> None:
+    # Three servers of four blocks each: the second alone holds the last four, and dies for good.
+    Path(scenario).write_text(SCENARIO % 1000.0 + fault("kill", 'at = "2 s"', server='"a100-1"'))
+    servers = (
+        "--set",
+        "servers.0.count=3",
+        "--set",
+        "servers.0.memory=6 GB",
+        "--set",
+        "policy.name=proposed",
+    )
+    online = ("policy.online=two-time-scale", "policy.online_period=1 s", "policy.load_rate=100 Gbit/s")
+    settings = [argument for setting in online for argument in ("--set", setting)]
+    outcome = testbed.up(scenario, "--network", "loopback", "--json", "--no-report", *servers, *settings)
+    assert outcome.code == 0, outcome.stderr
+    summary = outcome.json()
+    assert summary["n_completed"] == 4
+    assert [(move["server"], move["old"], move["new"]) for move in summary["moves"]] == [(2, [0, 4], [4, 8])]
+    assert summary["n_replays"] >= 1
+    assert summary["leaks"] == NOTHING_LEFT
+
+
+def test_a_policy_that_does_not_suit_the_placement_is_refused_before_anything_starts(
+    testbed: Testbed, scenario: str
+) -> None:
+    outcome = testbed.up(scenario, "--network", "loopback", "--set", "policy.online=two-time-scale")
+    assert_one_sentence(
+        outcome, "two-time-scale needs a placement that was designed for a number of sessions"
+    )
