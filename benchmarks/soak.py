@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks import soak_figures
 from benchmarks.soak_figures import SERVER, Sample
-from testbed.errors import UserError
+from testbed.errors import EXIT_INTERRUPTED, UserError
 from testbed.faults.leaks import open_descriptors
 from testbed.rundir import process_start
 from testbed.scenario.sources import read_source
@@ -224,10 +224,12 @@ def run(arguments: list[str]) -> int:
         child = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:
             samples = watch(child, out / "samples.csv")
-        except BaseException:
+        except KeyboardInterrupt:
+            print(f"interrupted: the run up to now is in {out}", file=sys.stderr)
+            return EXIT_INTERRUPTED
+        finally:
             child.terminate()  # it ends its nodes and its network
             child.wait()
-            raise
     soak = evaluate(out, samples, options.minutes, child.returncode)
     print(report(soak))
     return 1 if soak["wrong"] else 0
