@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,15 @@ def test_servers_that_begin_larger_and_larger_grow_though_each_lives_shortly() -
     assert slope(at_s, sizes / 1e6).per_hour == pytest.approx(36.0)
 
 
+def test_a_role_that_is_busier_at_times_comes_back_to_its_floor() -> None:
+    sizes = [50, 90, 50, 60, 50, 50, 80, 50, 51]
+    samples = [
+        Sample(10.0 * n, "client-0", "client", 1, 10.0 * n, size * 10**6, size * 10**6, 30, 1.0)
+        for n, size in enumerate(sizes)
+    ]
+    assert soak_figures.growth(samples, "client")["floor_mb"] == {"first": 50.0, "last": 50.0}
+
+
 def test_servers_that_only_grow_older_do_not_grow() -> None:
     samples = [server(10.0 * number, age_s, 40_000_000) for number, age_s in enumerate([1.0, 3.0, 8.0, 30.0])]
     _, sizes = soak_figures.series(samples, "server", "rss_bytes")
@@ -81,7 +91,14 @@ def test_servers_that_only_grow_older_do_not_grow() -> None:
 
 
 def test_a_soak_in_which_requests_fail_with_a_reason_and_nothing_is_left_is_right() -> None:
-    assert soak.judge(WHOLE, growth()) == []
+    assert soak.judge(WHOLE, growth()) == ([], [])
+
+
+def test_memory_that_goes_up_and_down_too_much_is_not_called_constant() -> None:
+    wide = {"low": -40.0, "high": 60.0, "per_hour": 10.0, "n": 99}
+    wrong, [unsure] = soak.judge(WHOLE, growth(rss_mb_per_hour=wide))
+    assert not wrong
+    assert "too much to tell" in unsure
 
 
 @pytest.mark.parametrize(
@@ -98,12 +115,12 @@ def test_a_soak_in_which_requests_fail_with_a_reason_and_nothing_is_left_is_righ
 def test_what_does_not_hold_is_said(
     summary: dict[str, Any] | None, found: dict[str, Any], reason: str
 ) -> None:
-    [wrong] = soak.judge(summary, found)
+    [wrong], _ = soak.judge(summary, found)
     assert reason in wrong
 
 
 def test_a_soak_lasts_as_many_requests_as_arrive_in_its_time() -> None:
-    words = soak.command("churn", 30.0, 20.0, soak.Path("out"))
+    words = soak.command("churn", 30.0, 20.0, Path("out"))
     assert "workload.n_requests=3600" in words  # 0.1 per second of scenario time
 
 
@@ -112,3 +129,10 @@ def test_a_soak_lasts_as_many_requests_as_arrive_in_its_time() -> None:
 )
 def test_processes_are_known_by_their_names(name: str, role: str | None) -> None:
     assert soak.role_of(name) == role
+
+
+def test_a_run_that_broke_early_is_said_to_have_broken(tmp_path: Path) -> None:
+    found = soak.evaluate(tmp_path, [server(100.0, 5.0, 40_000_000)], 5.0, 1)
+    assert found["growth"] == {}
+    assert found["wrong"] == ["the run broke and has no summary"]
+    assert (tmp_path / "memory.png").is_file()
