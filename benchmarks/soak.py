@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks import soak_figures
 from benchmarks.soak_figures import SERVER, Sample
-from testbed.errors import UserError
+from testbed.errors import EXIT_INTERRUPTED, UserError
 from testbed.faults.leaks import open_descriptors
 from testbed.rundir import process_start
 from testbed.scenario.sources import read_source
@@ -132,11 +132,12 @@ def command(scenario: str, minutes: float, time_scale: float, run_dir: Path) -> 
     ]
 
 
-def judge(summary: Mapping[str, Any] | None, growth: Mapping[str, Any]) -> list[str]:
-    """What does not hold, a sentence each."""
+def judge(summary: Mapping[str, Any] | None, growth: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """What does not hold, and what cannot be told; a sentence each."""
     if summary is None:
-        return ["the run broke and has no summary"]
-    wrong = []
+        return ["the run broke and has no summary"], []
+    wrong: list[str] = []
+    unsure: list[str] = []
     n_ended = summary["n_completed"] + summary["n_failed"]
     if n_ended != summary["n_requests"]:
         wrong.append(f"{summary['n_requests'] - n_ended} requests neither completed nor failed")
@@ -146,16 +147,21 @@ def judge(summary: Mapping[str, Any] | None, growth: Mapping[str, Any]) -> list[
         memory, descriptors = found["rss_mb_per_hour"], found["descriptors_per_hour"]
         if memory["low"] > _CONSTANT_MB_PER_HOUR:
             wrong.append(f"memory of {role} grows by {memory['per_hour']:.1f} MB per hour")
+        elif memory["per_hour"] > _CONSTANT_MB_PER_HOUR:
+            unsure.append(
+                f"memory of {role}: {memory['per_hour']:+.1f} MB per hour, but it goes up and down too much to tell "
+                f"({memory['low']:+.1f} to {memory['high']:+.1f})"
+            )
         if descriptors["low"] > _LEVEL_DESCRIPTORS_PER_HOUR:
             wrong.append(f"descriptors of {role} grow by {descriptors['per_hour']:.1f} per hour")
-    return wrong
+    return wrong, unsure
 
 
 def evaluate(out: Path, samples: Sequence[Sample], minutes: float, status: int) -> dict[str, Any]:
     """``soak.json``: what was served, how memory grew, what was left, what does not hold."""
     warm_up_s = min(_WARM_UP_S, _WARM_UP_RATIO * minutes * 60)
     kept = soak_figures.warmed_up(samples, warm_up_s)
-    growth = {role: soak_figures.growth(kept, role) for role in soak_figures.roles(kept)}
+    growth = {role: soak_figures.growth(kept, role) for role in soak_figures.roles(kept, 3)}
     try:
         summary = json.loads((out / "run" / "summary.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -164,6 +170,7 @@ def evaluate(out: Path, samples: Sequence[Sample], minutes: float, status: int) 
         *("time_scale", "network", "n_requests", "n_completed", "n_failed", "n_faults", "n_replays"),
         *("recovery_s", "recovery_floor_s", "decisions", "leaks", "emulation_error", "overhead_per_hop_s"),
     )
+    wrong, unsure = judge(summary, growth)
     loads = [entry.load for entry in samples]
     soak = {
         "exit_status": status,
@@ -174,7 +181,8 @@ def evaluate(out: Path, samples: Sequence[Sample], minutes: float, status: int) 
         "load": {"mean": sum(loads) / len(loads), "max": max(loads)} if loads else None,
         "run": {key: summary.get(key) for key in told} if summary else None,
         "growth": growth,
-        "wrong": judge(summary, growth),
+        "wrong": wrong,
+        "unsure": unsure,
     }
     (out / "soak.json").write_text(json.dumps(soak, indent=2) + "\n", encoding="utf-8")
     if samples:
@@ -224,10 +232,12 @@ def run(arguments: list[str]) -> int:
         child = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:
             samples = watch(child, out / "samples.csv")
-        except BaseException:
+        except KeyboardInterrupt:
+            print(f"interrupted: the run up to now is in {out}", file=sys.stderr)
+            return EXIT_INTERRUPTED
+        finally:
             child.terminate()  # it ends its nodes and its network
             child.wait()
-            raise
     soak = evaluate(out, samples, options.minutes, child.returncode)
     print(report(soak))
     return 1 if soak["wrong"] else 0

@@ -64,9 +64,9 @@ def slope(at_s: Array, values: Array) -> Slope:
     residuals = values - values.mean() - per_hour * deviation
     squares = float(residuals @ residuals)
     likeness = max(0.0, float(residuals[1:] @ residuals[:-1]) / squares) if squares > 0 else 0.0
-    n_worth = max(3.0, n * (1 - likeness) / (1 + likeness))
-    error = math.sqrt(squares / (n_worth - 2) / float(deviation @ deviation) * n / n_worth)
-    reach = float(stats.t.ppf(0.975, n_worth - 2)) * error
+    freedom = max(1.0, n * (1 - likeness) / (1 + likeness) - 2)
+    error = math.sqrt(squares / freedom / float(deviation @ deviation))
+    reach = float(stats.t.ppf(0.975, freedom)) * error
     return Slope(per_hour, per_hour - reach, per_hour + reach, n)
 
 
@@ -100,20 +100,30 @@ def warmed_up(samples: Iterable[Sample], warm_up_s: float) -> list[Sample]:
     return [sample for sample in samples if sample.elapsed_s >= warm_up_s]
 
 
-def roles(samples: Iterable[Sample]) -> list[str]:
-    return list(dict.fromkeys(sample.role for sample in samples))
+def roles(samples: Iterable[Sample], n_instants: int = 1) -> list[str]:
+    """Those that were sampled at so many instants or more, in the order of their first."""
+    instants: dict[str, set[float]] = {}
+    for sample in samples:
+        instants.setdefault(sample.role, set()).add(sample.elapsed_s)
+    return [role for role, found in instants.items() if len(found) >= n_instants]
 
 
 def growth(samples: Sequence[Sample], role: str) -> dict[str, object]:
-    """Of one role: slopes of memory (MB per hour) and of descriptors (per hour), and the first and last values."""
+    """Of one role: slopes of memory (MB per hour) and of descriptors (per hour), and the first and last values.
+
+    ``floor_mb``: the least memory in the first and in the last third of the time. What is only busier at times
+    comes back to the same floor.
+    """
     at_s, rss = series(samples, role, "rss_bytes")
     _, pss = series(samples, role, "pss_bytes")
     _, descriptors = series(samples, role, "n_descriptors")
+    first, last = np.quantile(at_s, [1 / 3, 2 / 3])
     return {
         "rss_mb_per_hour": asdict(slope(at_s, rss / 1e6)),
         "pss_mb_per_hour": asdict(slope(at_s, pss / 1e6)),
         "descriptors_per_hour": asdict(slope(at_s, descriptors)),
         "rss_mb": {"first": rss[0] / 1e6, "last": rss[-1] / 1e6, "max": rss.max() / 1e6},
+        "floor_mb": {"first": rss[at_s <= first].min() / 1e6, "last": rss[at_s >= last].min() / 1e6},
         "descriptors": {"first": descriptors[0], "last": descriptors[-1], "max": descriptors.max()},
     }
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from nodes.clock import Clock
 from nodes.digest import DIGEST_BYTES, apply_blocks, embed, read_rows, token_of, write_rows
 from nodes.request import Request, WrongTokenError
 
@@ -47,21 +48,28 @@ class HubModel(Protocol):
 class _StubSequence:
     ended = False
 
-    def __init__(self, request: Request, n_blocks: int, token_bytes: int, verify: bool) -> None:
+    def __init__(self, hub: StubHub, request: Request) -> None:
+        self._hub = hub
         self._pending = list(request.prompt) or [request.index + i for i in range(request.n_input_tokens)]
-        self._caches = [0] * n_blocks
-        self._token_bytes = token_bytes
-        self._verify = verify
+        self._caches = [0] * hub.n_blocks
+        self._token_bytes = hub.token_bytes
+        self._verify = hub.verify
         self._position = 0
         self._n_taken = 0
+        self._embedding_s = 0.0
         self._values: list[int] = []
 
     async def embed(self) -> bytes:
+        began_at_s = self._hub.now_s()
         self._values = [embed(token, self._position + i) for i, token in enumerate(self._pending)]
         self._position += len(self._pending)
-        return write_rows(self._values, self._token_bytes)
+        payload = write_rows(self._values, self._token_bytes)
+        self._embedding_s = self._hub.now_s() - began_at_s
+        return payload
 
     async def take(self, payload: bytes) -> int:
+        # What the stub itself needs is part of the token's time, not on top of it.
+        done_at_s = self._hub.now_s() + self._hub.token_s - self._embedding_s
         value = read_rows(payload, self._token_bytes)[-1]
         if self._verify:
             expected = [apply_blocks(v, 0, self._caches) for v in self._values][-1]
@@ -70,22 +78,43 @@ class _StubSequence:
         self._n_taken += 1
         token = token_of(value)
         self._pending = [token]
+        await self._hub.wait_until_s(done_at_s)
         return token
 
 
 class StubHub:
     """The hub of the toy transformer in ``nodes.digest``.
 
-    With ``verify`` every token is compared with the same computation on one machine.
+    With ``verify`` every token is compared with the same computation on one machine. Every output token takes
+    the client ``token_s`` seconds of ``clock``, embedding and choice together, spent after the last hop;
+    sessions do not wait for each other's. Without a clock it takes no time.
     """
 
-    def __init__(self, token_bytes: int, n_blocks: int, verify: bool = True) -> None:
+    def __init__(
+        self,
+        token_bytes: int,
+        n_blocks: int,
+        verify: bool = True,
+        *,
+        clock: Clock | None = None,
+        token_s: float = 0.0,
+    ) -> None:
+        assert clock is not None or not token_s, "a hub that takes time needs a clock"
         self.token_bytes = token_bytes
-        self._n_blocks = n_blocks
-        self._verify = verify
+        self.n_blocks = n_blocks
+        self.verify = verify
+        self.token_s = token_s
+        self._clock = clock if token_s else None
 
     def sequence(self, request: Request) -> _StubSequence:
-        return _StubSequence(request, self._n_blocks, self.token_bytes, self._verify)
+        return _StubSequence(self, request)
+
+    def now_s(self) -> float:
+        return self._clock.now_s() if self._clock is not None else 0.0
+
+    async def wait_until_s(self, at_s: float) -> None:
+        if self._clock is not None:
+            await self._clock.sleep_until_s(at_s)
 
     def remember(self, payload: bytes) -> bytes:
         """The digests alone: they determine the hidden states."""

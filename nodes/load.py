@@ -51,14 +51,21 @@ class LoadGenerator:
 
         Raises ``LogFullError`` when measurements can no longer be stored: the run is over then.
         """
-        tasks: list[asyncio.Task[None]] = []
+        tasks: set[asyncio.Task[None]] = set()
+
+        def ended(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and task.exception() is None:  # else it is heard of at the end
+                tasks.discard(task)
+
         try:
             for request in requests:
                 await self._clock.sleep_until_s(request.arrival_at_s)
                 if self._failure is not None:
                     raise self._failure
                 self._arrived(request, client)
-                tasks.append(asyncio.create_task(self._serve(request)))
+                task = asyncio.create_task(self._serve(request))
+                tasks.add(task)
+                task.add_done_callback(ended)
             await asyncio.gather(*tasks)
         finally:
             for task in tasks:
@@ -88,6 +95,8 @@ class LoadGenerator:
             with contextlib.suppress(LogFullError):
                 self.state(request, "interrupted", self._clock.now_s(), {})
             raise
+        finally:
+            del self._arrived_at_s[request.index]
 
     def state(self, request: Request, state: str, at_s: float, details: Mapping[str, Any]) -> None:
         self._write("state", request.index, state, at_s, dict(details))

@@ -69,6 +69,7 @@ class StubHubSpec:
 
     token_bytes: int
     n_blocks: int
+    token_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -102,9 +103,10 @@ async def _compute(config: ServerConfig, clock: Clock) -> Compute:
     return compute
 
 
-def _hub(config: ClientConfig) -> HubModel:
+def _hub(config: ClientConfig, clock: Clock) -> HubModel:
     if isinstance(config.model, StubHubSpec):
-        return StubHub(config.model.token_bytes, config.model.n_blocks)
+        spec = config.model
+        return StubHub(spec.token_bytes, spec.n_blocks, clock=clock, token_s=spec.token_s)
     from nodes.blocks.hub import BlocksHub  # brings torch
 
     return BlocksHub(config.model)
@@ -184,10 +186,12 @@ def _request(
 class _Client:
     """Methods that the orchestrator calls on a client node."""
 
-    def __init__(self, config: ClientConfig, http: aiohttp.ClientSession, model: HubModel) -> None:
+    def __init__(
+        self, config: ClientConfig, http: aiohttp.ClientSession, model: HubModel, clock: ScaledClock
+    ) -> None:
         self.config = config
         self.model = model
-        self.clock = ScaledClock(0.0, config.time_scale)
+        self.clock = clock
         self.http = http
         self.connections: list[Connection] = []
         self.stopped = asyncio.Event()
@@ -314,13 +318,14 @@ class _Client:
 
 
 async def _drive(config: ClientConfig) -> None:
+    clock = ScaledClock(0.0, config.time_scale)
     connector = aiohttp.TCPConnector(local_addr=(config.address, 0), limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as http:
         try:
-            model = _hub(config)
+            model = _hub(config, clock)
         except ComputeError as error:
             await _unfit(config, error)
-        client = _Client(config, http, model)
+        client = _Client(config, http, model, clock)
         handlers: dict[str, control.Handler] = {
             name: getattr(client, name)
             for name in ("connect", "reach", "links", "warm", "start", "serve", "finish", "stop")

@@ -53,6 +53,7 @@ class Membership:
         """``server`` is there (again) and announces itself at once."""
         if not self._is_there(server):
             self._told(at_s)
+            self._forget_old(server, at_s)
             self._spells[server].append(_Spell(at_s, math.inf, False, at_s))
 
     def goes_on(self, server: int, at_s: float) -> None:
@@ -60,6 +61,7 @@ class Membership:
         spells = self._spells[server]
         if spells and not self._is_there(server):
             self._told(at_s)
+            self._forget_old(server, at_s)
             spells.append(_Spell(at_s, math.inf, False, spells[-1].phase_at_s))
 
     def ends(self, server: int, at_s: float, *, is_said: bool = False) -> None:
@@ -94,6 +96,12 @@ class Membership:
         assert at_s >= self._since_s, f"membership was told of {at_s} s after {self._since_s} s"
         self._since_s = at_s
         self._seen = None
+
+    def _forget_old(self, server: int, at_s: float) -> None:
+        """Drop all but the last spell whose announcements no router sees any more, from ``at_s`` on."""
+        seen_from_s = at_s - self._rules.refresh_s - self._rules.expiry_s
+        spells = self._spells[server]
+        spells[:-1] = [spell for spell in spells[:-1] if spell.end_at_s > seen_from_s]
 
     def _is_announced(self, server: int, at_s: float) -> bool:
         """Whether an announcement of ``server`` holds at ``at_s``."""

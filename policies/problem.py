@@ -133,7 +133,8 @@ class Problem:
     ``request_rate`` is lambda in requests per second, all clients together.
     ``join_order`` is the order in which servers join under PETALS. ``forwarding``: servers send hidden
     states straight to the next server and the last one to the client; otherwise (hub-spoke) every hop
-    goes through the client.
+    goes through the client. ``hub_token_s`` is what the client itself computes per output token (embedding,
+    head, choice): the same for every chain, so it is in ``service_s`` and in no policy's choice.
     """
 
     model: ModelSpec
@@ -150,6 +151,7 @@ class Problem:
     join_order: tuple[int, ...]
     initial_delay_s: float = 0.0
     forwarding: bool = False
+    hub_token_s: float = 0.0
 
     @property
     def n_servers(self) -> int:
@@ -251,9 +253,9 @@ def service_s(problem: Problem, request: RequestSpec, hops: Sequence[Hop]) -> tu
 
     First token: sum over hops of t^I_cj + k_j tau^I_j. All: that plus
     ``(l_out - 1) * sum(t_cj + k_j tau_j)``, tau_j at the request's own mean context; see ``hop_times_s``
-    for forwarding. Contention is not counted.
+    for forwarding. Every token also takes ``hub_token_s``. Contention is not counted.
     """
-    prefill = decode = 0.0
+    prefill = decode = problem.hub_token_s
     previous: int | None = None
     for hop in hops:
         server = problem.servers[hop.server]

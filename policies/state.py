@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from policies.problem import Hop
+
+_MIN_ENDS = 1024
+"""Expected ends that are kept before those of closed sessions are looked for."""
 
 
 class ActiveSession(NamedTuple):
@@ -36,7 +39,8 @@ class SystemState:
         self._sequence = 0
         self._held: dict[Hashable, list[tuple[int, ActiveSession]]] = {}
         self._ends: list[tuple[float, int, Hashable]] = []
-        """Heap of (expected end, sequence, key) of what was opened, closed sessions included."""
+        """Heap of (expected end, sequence, key) of what was opened; of closed sessions as many at most."""
+        self._max_ends = _MIN_ENDS
 
     def open(self, key: Hashable, hops: Sequence[Hop], bytes_per_block: float, ends_at_s: float) -> None:
         """Reserve ``bytes_per_block`` for every block of every hop until ``ends_at_s``."""
@@ -50,6 +54,15 @@ class SystemState:
             self._n_active[hop.server] += 1
             entries.append((hop.server, held))
         heappush(self._ends, (ends_at_s, self._sequence, key))
+        if len(self._ends) > self._max_ends:
+            self._forget_closed()
+
+    def _forget_closed(self) -> None:
+        """Drop the ends of what is not held any more: whoever never calls ``advance`` would keep them all."""
+        held = {entry.sequence for entries in self._held.values() for _, entry in entries}
+        self._ends = [end for end in self._ends if end[1] in held]
+        heapify(self._ends)
+        self._max_ends = max(_MIN_ENDS, 2 * len(self._ends))
 
     def close(self, key: Hashable) -> None:
         """Free what ``key`` holds, on every server. Unknown keys hold nothing."""

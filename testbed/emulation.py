@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,6 +35,7 @@ from testbed.servermemory import ServerMemory
 _START_LEAD_S = 0.1
 _NODE_START_TIMEOUT_S, _LOADING_TIMEOUT_S = 30.0, 3600.0
 _LOG_TAIL_LINES = 5
+_ENDED = ("completed", "failed", "interrupted")
 _PATIENCE_S, _BROKEN_PATIENCE_S = 5.0, 0.5
 """How long clients may take to close their sessions, at the end of a good and of a broken run."""
 
@@ -45,13 +47,24 @@ class Progress:
     n_requests: int
     phase: str = "starting"
     states: dict[int, str] = field(default_factory=dict)
+    """Of requests that have not ended; those that have are only counted."""
+    n_ended: Counter[str] = field(default_factory=Counter)
     n_tokens: dict[str, int] = field(default_factory=dict)
     ttft_s: float = 0.0
     gap_s: float = 0.0
     scenario_s: float = 0.0
 
     def count(self, *states: str) -> int:
-        return sum(state in states for state in self.states.values())
+        n_open = sum(state in states for state in self.states.values())
+        return n_open + sum(self.n_ended[state] for state in states)
+
+    def told(self, request: int, state: str) -> None:
+        """``request`` is in ``state`` now."""
+        if state in _ENDED:
+            self.states.pop(request, None)
+            self.n_ended[state] += 1
+        else:
+            self.states[request] = state
 
 
 class Emulation:
@@ -393,12 +406,12 @@ class Emulation:
         self.faults.token(index, n_tokens)
 
     async def _on_state(self, index: int, state: str, at_s: float) -> None:
-        self.progress.states[index] = state
+        self.progress.told(index, state)
         if self._mover is not None:
             self._mover.state(state)
         if state in ("completed", "failed", "interrupted", "rejected"):
             self._coordinator.release(index)
-        if state in ("completed", "failed", "interrupted"):
+        if state in _ENDED:
             self.faults.ended(index)
         if state in ("failed", "rejected", "interrupted"):
             self.events.write(state, at_s, request=index)

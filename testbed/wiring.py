@@ -172,7 +172,9 @@ def client_config(
         port=0,
         time_scale=experiment.time_scale,
         log_path=log,
-        model=real.hub_spec() if real else StubHubSpec(model.token_bytes, model.n_blocks),
+        model=real.hub_spec()
+        if real
+        else StubHubSpec(model.token_bytes, model.n_blocks, experiment.problem.hub_token_s),
         forwarding=experiment.problem.forwarding,
         rules=SessionRules(
             initial_delay_s=experiment.problem.initial_delay_s,

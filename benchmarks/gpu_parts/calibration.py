@@ -92,7 +92,10 @@ def _figures(answer: dict[str, Any], profile: Path, took_s: float) -> dict[str, 
     return {
         "took_s": round(took_s, 1),
         "profile": str(profile.relative_to(profile.parents[1])),
-        **{key: answer[key] for key in ("subject", "paper", "better", "contention", "memory", "verdict")},
+        **{
+            key: answer[key]
+            for key in ("subject", "paper", "better", "contention", "client", "memory", "verdict")
+        },
     }
 
 

@@ -2,6 +2,7 @@
 
 - ``plan``: what is measured, and in which order
 - ``measure``: drives a backend through a plan and keeps every sample
+- ``client``: what the client itself takes per output token
 - ``points``: samples of one kind together, with their median
 - ``fit``: the paper's model and the better one, with errors and residuals
 - ``memory``: memory against blocks and sessions

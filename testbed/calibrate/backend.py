@@ -12,6 +12,7 @@ import numpy as np
 
 from nodes.blocks.spec import BlocksSpec, Weights, WeightSource
 from nodes.compute import Compute, ComputeError
+from nodes.hub import HubModel
 from testbed.calibrate.memory import MemorySample
 from testbed.calibrate.plan import Plan
 from testbed.errors import UserError
@@ -114,6 +115,24 @@ def open_blocks(source: Source, device: Device) -> tuple[Compute, float]:
         return BlocksCompute(spec), memory_bytes if math.isfinite(memory_bytes) else 0.0
     except ComputeError as error:
         raise UserError(str(error)) from None
+
+
+def open_hub(source: Source, device: Device) -> HubModel:
+    """The client's part of the model, beside blocks that are loaded. Raises ``ComputeError`` without room for it."""
+    from nodes.blocks.device import available_bytes, open_device  # brings torch
+    from nodes.blocks.hub import BlocksHub
+    from nodes.blocks.memory import amount
+    from nodes.blocks.spec import HubSpec
+
+    opened, _ = open_device(device.name, device.dtype)
+    # Embeddings and a head of their own; where they are tied it is half of that.
+    needed_bytes = 2 * source.sizes.vocabulary * source.sizes.hidden_size * VALUE_BYTES[device.dtype]
+    free_bytes = available_bytes(opened)
+    if needed_bytes > free_bytes:
+        raise ComputeError(
+            f"its embeddings and head may need {amount(needed_bytes)} and {amount(free_bytes)} are free"
+        )
+    return BlocksHub(HubSpec(source.weights, device.name, device.dtype, device.n_threads))
 
 
 def hidden_states(n_tokens: int, hidden_size: int, dtype: str) -> bytes:

@@ -20,8 +20,10 @@ from testbed.calibrate.backend import (
     hidden_states,
     measure_memory,
     open_blocks,
+    open_hub,
     read_source,
 )
+from testbed.calibrate.client import ClientFit, ClientSample, fit_client, measure_client
 from testbed.calibrate.fit import Fit, fit_times
 from testbed.calibrate.measure import Sample, measure
 from testbed.calibrate.memory import MemoryFit, MemorySample, fit_memory
@@ -97,19 +99,22 @@ def calibrate_command(options: Options, announce: Announce = lambda _: None) -> 
     compute, memory_bytes = open_blocks(source, device)
     began_at_s = time.monotonic()
     try:
-        memory_samples, samples = uvloop.run(_measure(compute, plan, source, dtype, announce))
+        measured = uvloop.run(_measure(compute, plan, source, device, announce))
     except ComputeError as error:
         raise RunError(f"the calibration broke: {error}") from error
     finally:
         compute.close()
     subject = _subject(options, source, dtype, compute.token_bytes, memory_bytes)
-    fit, memory = fit_times(points_of(samples)), fit_memory(memory_samples)
-    answer = answer_of(name, subject, fit, memory)
-    how = _how(plan, samples, time.monotonic() - began_at_s)
-    folder = _write(options, name, subject, fit, memory, samples, answer, how)
+    fit, memory = fit_times(points_of(measured.steps)), fit_memory(measured.memory)
+    client = fit_client(measured.client) if measured.client else None
+    answer = answer_of(name, subject, fit, memory, client)
+    how = _how(plan, measured, time.monotonic() - began_at_s)
+    folder = _write(options, name, subject, fit, memory, client, measured, answer, how)
     answer["out"] = str(folder)
-    files = [f"written to {folder}: profile.toml, report.md, measurements.csv, calibration.json, figures/"]
-    return answer, report_text(subject, fit, files)
+    files = [
+        f"written to {folder}: profile.toml, report.md, measurements.csv, client.csv, calibration.json, figures/"
+    ]
+    return answer, report_text(subject, fit, client, files)
 
 
 def _name(options: Options, source: Source) -> str:
@@ -121,9 +126,19 @@ def _name(options: Options, source: Source) -> str:
         raise UserError(f"--name {error}") from None
 
 
+@dataclass(frozen=True)
+class _Measured:
+    """All samples. ``client_unmeasured`` says why there are none of the client."""
+
+    memory: list[MemorySample]
+    steps: list[Sample]
+    client: list[ClientSample]
+    client_unmeasured: str = ""
+
+
 async def _measure(
-    compute: Compute, plan: Plan, source: Source, dtype: str, announce: Announce
-) -> tuple[list[MemorySample], list[Sample]]:
+    compute: Compute, plan: Plan, source: Source, device: Device, announce: Announce
+) -> _Measured:
     clock = ScaledClock()
     per_round = len(plan.cases)
 
@@ -137,13 +152,24 @@ async def _measure(
             plan,
             compute,
             clock,
-            lambda n_tokens: hidden_states(n_tokens, source.sizes.hidden_size, dtype),
+            lambda n_tokens: hidden_states(n_tokens, source.sizes.hidden_size, device.dtype),
             close=compute.close_session,
             progress=progress,
         )
+        # Last: what it holds must not be taken for the blocks', and blocks are what a calibration is for.
+        try:
+            hub = open_hub(source, device)
+        except ComputeError as error:
+            announce(f"calibrating: the client's part is left out: {error}")
+            return _Measured(memory, samples, [], str(error))
+        announce("calibrating: the client's part")
+        try:
+            client = await measure_client(plan, hub, compute, clock)
+        finally:
+            hub.close()
     finally:
         clock.close()
-    return memory, samples
+    return _Measured(memory, samples, client)
 
 
 def _subject(options: Options, source: Source, dtype: str, token_bytes: int, memory_bytes: float) -> Subject:
@@ -162,13 +188,17 @@ def _subject(options: Options, source: Source, dtype: str, token_bytes: int, mem
     )
 
 
-def _how(plan: Plan, samples: Sequence[Sample], took_s: float) -> list[str]:
+def _how(plan: Plan, measured: _Measured, took_s: float) -> list[str]:
+    samples = measured.steps
     n_used = sum(sample.is_used for sample in samples)
-    return [
+    lines = [
         f"Measured in {took_s:.0f} s: {len(plan.cases)} cases in {plan.rounds} rounds of different order after "
         f"{plan.n_warm_up} to warm up, {1e3 * plan.pause_s:g} ms idle before every step of a session alone; "
         f"{len(samples)} samples, {n_used} used.",
     ]
+    if measured.client_unmeasured:
+        lines += ["", f"The client's part was not measured: {measured.client_unmeasured}."]
+    return lines
 
 
 def _write(
@@ -177,7 +207,8 @@ def _write(
     subject: Subject,
     fit: Fit,
     memory: MemoryFit | None,
-    samples: Sequence[Sample],
+    client: ClientFit | None,
+    measured: _Measured,
     answer: dict[str, Any],
     how: Sequence[str],
 ) -> Path:
@@ -186,12 +217,13 @@ def _write(
     folder = options.out or Path("runs") / f"calibrate-{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "measurements.csv").write_text(samples_csv(samples), encoding="utf-8")
+        (folder / "measurements.csv").write_text(samples_csv(Sample, measured.steps), encoding="utf-8")
+        (folder / "client.csv").write_text(samples_csv(ClientSample, measured.client), encoding="utf-8")
         write_json(folder / "calibration.json", answer)
-        (folder / "profile.toml").write_text(profile_text(name, fit, subject), encoding="utf-8")
-        drawn = draw_figures(folder / "figures", fit, samples, memory)
+        (folder / "profile.toml").write_text(profile_text(name, fit, subject, client), encoding="utf-8")
+        drawn = draw_figures(folder / "figures", fit, measured.steps, memory)
         figures = [(str(path.relative_to(folder)), caption) for path, caption in drawn]
-        report = report_markdown(name, subject, fit, memory, figures, how)
+        report = report_markdown(name, subject, fit, memory, client, figures, how)
         (folder / "report.md").write_text(report, encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror}; choose another with --out") from error

@@ -1,6 +1,7 @@
 """The hardware profile that a calibration leaves: TOML tables that scenarios load with ``hardware_files``.
 
-Two tables: ``NAME`` holds the better model, ``NAME-paper`` the paper's, to be compared. ``decode`` of the
+Two tables: ``NAME`` holds the better model, ``NAME-paper`` the paper's, to be compared; a third, ``[hub]``, what the
+client takes per output token. ``decode`` of the
 first is the time of a block with nothing cached, without what a step costs once; a scenario makes from it
 the tau that its policies see, at its own lengths (``ServerSpec``).
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from testbed.calibrate.client import ClientFit
 from testbed.calibrate.fit import Fit, Times
 from testbed.calibrate.linear import LinearFit
 from testbed.calibrate.points import Point
@@ -47,8 +49,8 @@ class Subject:
         )
 
 
-def profile_text(name: str, fit: Fit, subject: Subject) -> str:
-    """The file's text: ``[hardware.NAME]`` and ``[hardware.NAME-paper]``."""
+def profile_text(name: str, fit: Fit, subject: Subject, client: ClientFit | None = None) -> str:
+    """The file's text: ``[hardware.NAME]`` and ``[hardware.NAME-paper]``, and ``[hub]`` of a ``client``."""
     better, paper = fit.better.times, fit.paper.times
     contention = fit.contention
     serial = contention is not None and contention.is_one_at_a_time
@@ -76,6 +78,13 @@ def profile_text(name: str, fit: Fit, subject: Subject) -> str:
         f"[hardware.{name}-paper]",
         *_common(subject, paper),
     ]
+    if client is not None:
+        lines += [
+            "",
+            "# What the client computes per output token; a scenario's own [compute] hub_token replaces it.",
+            "[hub]",
+            f"token = {_seconds(client.token.time_s)}",
+        ]
     return "\n".join(lines) + "\n"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from testbed.calibrate.client import ClientFit
 from testbed.calibrate.fit import Fit
 from testbed.calibrate.linear import Estimate, LinearFit
 from testbed.calibrate.memory import MemoryFit
@@ -22,10 +23,12 @@ def _shown(estimate: Estimate) -> str:
     return show_s(estimate.value) + error
 
 
-def _rows(fit: Fit) -> Iterator[tuple[str, str, str]]:
+def _rows(fit: Fit, client: ClientFit | None) -> Iterator[tuple[str, str, str]]:
     """(what, by the paper's model, by the better one)."""
     for what, name in ESTIMATES:
         yield what, _shown(fit.paper.estimate(name)), _shown(fit.better.estimate(name))
+    if client is not None:
+        yield "client (per output token)", _NONE, show_s(client.token.time_s)
     for kind in ("decode", "prefill"):
         paper: LinearFit = getattr(fit.paper, kind)
         better: LinearFit = getattr(fit.better, kind)
@@ -38,13 +41,13 @@ def _percent(ratio: float) -> str:
     return f"{100 * ratio:.1f} %"
 
 
-def report_text(subject: Subject, fit: Fit, files: Sequence[str]) -> str:
+def report_text(subject: Subject, fit: Fit, client: ClientFit | None, files: Sequence[str]) -> str:
     """The terminal's table and the findings."""
-    rows = [("", "paper's model", "better model"), *_rows(fit)]
+    rows = [("", "paper's model", "better model"), *_rows(fit, client)]
     wide = [max(len(row[i]) for row in rows) for i in range(3)]
     lines = [subject.words, ""]
     lines += [f"{what:<{wide[0]}}  {paper:>{wide[1]}}  {better:>{wide[2]}}" for what, paper, better in rows]
-    lines += ["", *verdict(fit)]
+    lines += ["", *verdict(fit, client)]
     if files:
         lines += ["", *files]
     return "\n".join(lines)
@@ -55,14 +58,15 @@ def report_markdown(
     subject: Subject,
     fit: Fit,
     memory: MemoryFit | None,
+    client: ClientFit | None,
     figures: Sequence[tuple[str, str]],
     how: Sequence[str],
 ) -> str:
     """``report.md``: findings, numbers, figures as (path, caption); ``how`` says how it was measured."""
     lines = [f"# Calibration of {name}", "", f"{subject.words}.", "", *how, "", "## Findings", ""]
-    lines += [f"- {sentence}" for sentence in verdict(fit)]
+    lines += [f"- {sentence}" for sentence in verdict(fit, client)]
     lines += ["", "## Fits", "", "| | the paper's model | the better model |", "| --- | ---: | ---: |"]
-    lines += [f"| {what} | {paper} | {better} |" for what, paper, better in _rows(fit)]
+    lines += [f"| {what} | {paper} | {better} |" for what, paper, better in _rows(fit, client)]
     lines += [
         "",
         "± is one standard error from the residuals. Both models are fitted to the medians of equal conditions, "
@@ -82,6 +86,12 @@ def report_markdown(
         f'hardware = "{name}"    # {name}-paper: the same by the paper\'s model',
         "```",
     ]
+    if client is not None:
+        lines += [
+            "",
+            f"The client of such a scenario takes {show_s(client.token.time_s)} per output token; "
+            "`[compute] hub_token` of the scenario replaces that.",
+        ]
     return "\n".join(lines) + "\n"
 
 

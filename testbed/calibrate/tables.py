@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
+from testbed.calibrate.client import ClientFit
 from testbed.calibrate.fit import Fit, ModelFit
 from testbed.calibrate.linear import Estimate, LinearFit
-from testbed.calibrate.measure import Sample
 from testbed.calibrate.memory import MemoryFit
 from testbed.calibrate.profile import Subject
 from testbed.calibrate.verdict import verdict
@@ -26,17 +26,19 @@ ESTIMATES = (
 """What the parameters of the time models are called, in the order of tables."""
 
 
-def samples_csv(samples: Sequence[Sample]) -> str:
-    """A row per sample, in the order in which they were taken."""
+def samples_csv(kind: type[Any], samples: Sequence[Any]) -> str:
+    """A row per sample of the dataclass ``kind``, in the order in which they were taken."""
     file = io.StringIO()
-    names = [field.name for field in fields(Sample)]
+    names = [field.name for field in fields(kind)]
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(names)
     writer.writerows([getattr(sample, name) for name in names] for sample in samples)
     return file.getvalue()
 
 
-def answer_of(name: str, subject: Subject, fit: Fit, memory: MemoryFit | None) -> dict[str, Any]:
+def answer_of(
+    name: str, subject: Subject, fit: Fit, memory: MemoryFit | None, client: ClientFit | None
+) -> dict[str, Any]:
     """What ``--json`` prints and ``calibration.json`` holds; times in seconds, ratios without unit."""
     contention = fit.contention
     return {
@@ -61,7 +63,10 @@ def answer_of(name: str, subject: Subject, fit: Fit, memory: MemoryFit | None) -
             **_quality(memory.fit),
             "samples": [asdict(sample) for sample in memory.samples],
         },
-        "verdict": verdict(fit),
+        "client": None
+        if client is None
+        else {"token": asdict(client.token), "prompts": [asdict(prompt) for prompt in client.prompts]},
+        "verdict": verdict(fit, client),
         "points": [
             {
                 **asdict(point),

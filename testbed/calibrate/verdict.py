@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from testbed.calibrate.client import ClientFit
 from testbed.calibrate.fit import Contention, Fit, Times
 from testbed.calibrate.linear import LinearFit
 from testbed.calibrate.points import Point
@@ -18,15 +19,29 @@ def show_s(value_s: float, digits: int = 4) -> str:
     return DURATION.format(float(f"{value_s:.{digits}g}"))
 
 
-def verdict(fit: Fit) -> list[str]:
-    """A sentence per finding, the most important ones first."""
-    return [
+def verdict(fit: Fit, client: ClientFit | None = None) -> list[str]:
+    """A sentence per finding, the most important ones first; of the ``client`` if it was measured."""
+    sentences = [
         _decode_sentence(fit),
         _context_sentence(fit),
         _step_base_sentence(fit),
         _prefill_sentence(fit),
         _contention_sentence(fit.contention),
     ]
+    return sentences if client is None else [*sentences, _client_sentence(client)]
+
+
+def _client_sentence(client: ClientFit) -> str:
+    token = client.token
+    line = (
+        f"Client: embedding, head and choice take {show_s(token.time_s)} per output token (quartiles "
+        f"{show_s(token.low_s)} and {show_s(token.high_s)}), whatever the chain; the paper's model does not know this, "
+        "[compute] hub_token carries it"
+    )
+    if not client.prompts:
+        return f"{line}."
+    longest = client.prompts[-1]
+    return f"{line}. The first token after a prompt of {longest.n_tokens} takes {show_s(longest.time_s)}."
 
 
 def _percent(ratio: float) -> str:

@@ -67,4 +67,6 @@ class Recoveries:
         client = self._clients[request]
         chain = [Hop(*hop) for hop in hops]
         connection_s = max(self._problem.raw_rtt_s[client][hop.server] for hop in chain)
-        return connection_s + service_s(self._problem, RequestSpec(client, n_tokens, 1), chain)[0]
+        # A replay is over when the servers have answered: the client's own part comes later.
+        replay_s = service_s(self._problem, RequestSpec(client, n_tokens, 1), chain)[0]
+        return connection_s + replay_s - self._problem.hub_token_s

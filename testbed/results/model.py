@@ -5,8 +5,8 @@ calibration adds, context and contention as the stub has them; with forwarding, 
 and from the last one back to the client. Of a link that changes, what is in force when a message goes out
 counts, and a message that meets a cut link goes out when it is up again. Links are FIFO in the order of the
 measured sends, so that queueing behind another session's message is part of the model and not an error of the
-emulation; so is queueing at a server that computes serially. Errors do not accumulate: every stage starts from
-its measured input.
+emulation; so is queueing at a server that computes serially. What the client computes per token comes after its
+last hop. Errors do not accumulate: every stage starts from its measured input.
 """
 
 from __future__ import annotations
@@ -55,10 +55,14 @@ class HopTable:
     model_compute_s: Array
     replayed_tokens: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Hidden states in the one message of a replay; 0, for every other row, if not given."""
+    model_client_s: Array = field(default_factory=lambda: np.zeros(0))
+    """What the client computes for the token, at its last hop; 0 if not given."""
 
     def __post_init__(self) -> None:
         if not len(self.replayed_tokens):
             self.replayed_tokens = np.zeros_like(self.request)
+        if not len(self.model_client_s):
+            self.model_client_s = np.zeros(len(self.request))
 
     @property
     def is_replay(self) -> NDArray[np.bool_]:
@@ -75,7 +79,7 @@ class HopTable:
 
     @property
     def model_s(self) -> Array:
-        return self.model_network_s + self.model_compute_s
+        return self.model_network_s + self.model_compute_s + self.model_client_s
 
     @property
     def measured_s(self) -> Array:
@@ -117,11 +121,18 @@ def hop_table(experiment: Experiment, records: RunRecords) -> HopTable:
         model_network_s=np.zeros(len(rows)),
         model_link_queue_s=np.zeros(len(rows)),
         model_compute_s=np.zeros(len(rows)),
+        model_client_s=hub_times_s(experiment, whole[5]),
     )
     _fill_network(experiment, Timeline(experiment, records.changed_at_s), table, np.array(clients))
     slow = SlowServers(records.faults, [s.name for s in experiment.problem.servers])
     _fill_compute(experiment, table, np.array(clients), slow)
     return table
+
+
+def hub_times_s(experiment: Experiment, last: NDArray[np.int64]) -> Array:
+    """The client's part of hops that end at blocks ``last``: a token passes the end of the model once."""
+    problem = experiment.problem
+    return np.where(last == problem.model.n_blocks, problem.hub_token_s, 0.0)
 
 
 def _fill_network(

@@ -43,6 +43,8 @@ def summarize(
     model["hop_network_s"] = stats(hops.model_network_s[plain])
     model["hop_compute_s"] = stats(hops.model_compute_s[plain])
     model["link_queue_s"] = stats(hops.model_link_queue_s[plain])
+    if experiment.problem.hub_token_s:
+        model["hop_client_s"] = stats(hops.model_client_s[plain])
     unqueued = {name: stats(row[f"unqueued_{name}"] for row in rows) for name in METRICS}
     unqueued["token_gap_s"] = stats(alone_gaps)
     error = {
@@ -137,7 +139,7 @@ def _gaps(
             one_s = sum(hop_s + k * server.decode_at_s(cached_tokens) for hop_s, k, server in chain)
             measured.append(token.finished_at_s - token.ready_at_s)
             model.append(modelled[record.index, token.token])
-            alone.append(one_s)
+            alone.append(one_s + problem.hub_token_s)
             is_plain.append(not any(hop[-1] for hop in token.hops))
     return measured, model, alone, np.array(is_plain, dtype=bool)
 

@@ -30,7 +30,10 @@ def write_requests(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def write_hops(path: Path, experiment: Experiment, hops: HopTable) -> None:
-    """A row per token and hop: instants, parts, and the model's times beside them."""
+    """A row per token and hop: instants, parts, and the model's times beside them.
+
+    ``model_client_s`` is there where the model has a client that computes.
+    """
     names = pa.array([s.name for s in experiment.problem.servers])
     columns: dict[str, Any] = {
         "request": hops.request,
@@ -53,6 +56,8 @@ def write_hops(path: Path, experiment: Experiment, hops: HopTable) -> None:
         "model_link_queue_s": hops.model_link_queue_s,
         "model_compute_s": hops.model_compute_s,
     }
+    if experiment.problem.hub_token_s:
+        columns["model_client_s"] = hops.model_client_s
     _write(path, pa.table(columns))
 
 

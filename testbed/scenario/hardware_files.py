@@ -8,29 +8,41 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from testbed.errors import ScenarioError
-from testbed.scenario.fields import Name, Table
+from testbed.scenario.fields import Name, Seconds, Table
 from testbed.scenario.problems import KeyedError, explain
 from testbed.scenario.schema import HardwareTable
 
 
+class HubTable(Table):
+    """``[hub]``: what the client computes per output token of the model that was calibrated."""
+
+    token: Seconds
+
+
 class HardwareFile(Table):
-    """A file of ``[hardware.NAME]`` tables and nothing else."""
+    """A file of ``[hardware.NAME]`` tables, and of what the client takes with them."""
 
     hardware: dict[Name, HardwareTable] = Field(min_length=1)
+    hub: HubTable | None = None
 
 
 def with_hardware_files(
     own: Mapping[str, HardwareTable], files: Sequence[tuple[str, Path]]
-) -> dict[str, HardwareTable]:
+) -> tuple[dict[str, HardwareTable], dict[str, float]]:
     """The scenario's ``own`` tables and those of ``files``: (path, folder where a relative one starts).
 
+    Beside them, by file, the client's seconds per output token of files that give it.
     Raises ``KeyedError`` for a file that cannot be read or is wrong, and for a name that is defined twice.
     """
     tables = dict(own)
     origin = dict.fromkeys(own, "the scenario itself")
+    hub_tokens: dict[str, float] = {}
     for index, (file, folder) in enumerate(files):
         key = ("hardware_files", index)
-        for name, table in _read(folder / file, key).items():
+        read = _read(folder / file, key)
+        if read.hub is not None:
+            hub_tokens[file] = read.hub.token
+        for name, table in read.hardware.items():
             if name in tables:
                 raise KeyedError(
                     key,
@@ -39,14 +51,25 @@ def with_hardware_files(
                 )
             tables[name] = table
             origin[name] = file
-    return tables
+    return tables, hub_tokens
 
 
-def _read(path: Path, key: tuple[str, int]) -> dict[str, HardwareTable]:
+def one_hub_token(hub_tokens: Mapping[str, float]) -> float | None:
+    """What the client takes per output token if only the files say it. Raises ``KeyedError`` if they disagree."""
+    if len(set(hub_tokens.values())) > 1:
+        raise KeyedError(
+            ("hardware_files",),
+            f"{' and '.join(hub_tokens)} give the client different times per token ([hub] token), and a scenario "
+            "has one; give it as compute.hub_token",
+        )
+    return next(iter(hub_tokens.values()), None)
+
+
+def _read(path: Path, key: tuple[str, int]) -> HardwareFile:
     from testbed.scenario.sources import read_toml
 
     try:
-        return HardwareFile.model_validate(read_toml(path)).hardware
+        return HardwareFile.model_validate(read_toml(path))
     except ScenarioError as error:
         raise KeyedError(key, str(error)) from None
     except ValidationError as error:

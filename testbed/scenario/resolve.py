@@ -14,7 +14,7 @@ from testbed.experiment import Experiment
 from testbed.scenario.blocks import resolve_blocks
 from testbed.scenario.events import network_changes
 from testbed.scenario.faults import churn_faults, membership_rules, recovery_rules, resolve_faults
-from testbed.scenario.hardware_files import with_hardware_files
+from testbed.scenario.hardware_files import one_hub_token, with_hardware_files
 from testbed.scenario.limits import check_counts
 from testbed.scenario.matrices import matrix_of_file
 from testbed.scenario.network import Node, node_links, node_paths, policy_times, site_links
@@ -62,7 +62,9 @@ def resolve(scenario: Scenario, stem: str, folder_of: Callable[[str, str], Path]
         (file, folder_of("hardware_files", str(index)))
         for index, file in enumerate(scenario.hardware_files or ())
     ]
-    own = with_hardware_files(scenario.hardware, files)
+    own, hub_tokens = with_hardware_files(scenario.hardware, files)
+    if compute.hub_token is None:
+        compute = compute.model_copy(update={"hub_token": one_hub_token(hub_tokens)})
     shelf = HardwareShelf(own, scenario.calibration.set)
     hardware = {
         group.hardware: shelf.get(group.hardware, ("servers", index, "hardware"))
@@ -136,6 +138,7 @@ def resolve(scenario: Scenario, stem: str, folder_of: Callable[[str, str], Path]
             join_order=join_order(scenario.seed, len(specs)),
             initial_delay_s=calibration.initial_delay_s,
             forwarding=policy.communication == "server-to-server",
+            hub_token_s=compute.hub_token or 0.0,
         ),
         sites=sites,
         links=links,

@@ -259,13 +259,16 @@ def _device(value: Any) -> Any:
 
 
 class ComputeTable(Table):
-    """``[compute]``: what a server's step really does. All keys but the first two are for real blocks.
+    """``[compute]``: what a server's step really does. All keys but the first three are for real blocks.
 
+    ``hub_token`` is what the client computes per output token (embedding, head, choice): the stub's client takes
+    it, and with real blocks the model counts it. Left out, it is that of ``hardware_files``, else 0.
     ``model`` is a checkpoint's folder or its name on the hub. A list of devices goes round the servers.
     """
 
     backend: Literal["stub", "blocks"] = "stub"
     serial: bool = False
+    hub_token: Seconds | None = None
     model: Annotated[str, Field(min_length=1)] | None = None
     random_weights: bool | None = None
     device: Annotated[str | list[str], BeforeValidator(_device)] | None = None

@@ -77,6 +77,7 @@ def simulate(case: Case, mode: str) -> Simulation:
             (experiment.online is not None, "policy.online"),
             (experiment.state_age_s > 0, "policy.state_age"),
             (experiment.serial_compute, "compute.serial"),
+            (experiment.problem.hub_token_s > 0, "compute.hub_token"),
             (bool(experiment.changes), "network.event"),
             (any(s.contention_ratio for s in experiment.problem.servers), "contention of hardware"),
             (failures is not None, "what happens to servers (fault, churn, present = false, membership)"),

@@ -204,10 +204,12 @@ class _Run:
         is_through = session.at == len(session.hops)
         if repair is not None and (is_through or not repair.is_waiting_for(session.hops[session.at])):
             self._caught_up(session, repair)
-        if is_through:
-            self._token(session)
-        else:
+        if not is_through:
             self._step(session)
+        elif self._problem.hub_token_s:
+            self._queue.at(self._queue.now_s + self._problem.hub_token_s, self._token, session)
+        else:
+            self._token(session)
 
     def _token(self, session: Session) -> None:
         plan = session.plan
@@ -301,7 +303,9 @@ class _Run:
         client, n_tokens = session.plan.client, session.n_inputs
         new = tuple(held.hop for held in session.hops if held.key in repair.keys)
         connection_s = max(self._problem.raw_rtt_s[client][hop.server] for hop in new)
+        # The standstill ends when the servers have answered: the client's own part comes after it.
         replay_s = service_s(self._problem, RequestSpec(client, n_tokens, 1), new)[0]
+        replay_s -= self._problem.hub_token_s
         floor_s = (repair.detected_at_s - repair.failed_at_s) + connection_s + replay_s
         recovery_s = self._queue.now_s - repair.failed_at_s
         self._system.record.recoveries.append(Recovery(session.plan.index, n_tokens, recovery_s, floor_s))

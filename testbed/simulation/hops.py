@@ -8,7 +8,7 @@ import numpy as np
 
 from policies.problem import RequestSpec, return_s
 from testbed.experiment import Experiment
-from testbed.results.model import HopTable
+from testbed.results.model import HopTable, hub_times_s
 from testbed.simulation.engine import SimulatedRequest, Simulation
 from testbed.simulation.network import ChangingNetwork, busy_s, way_times_s
 from testbed.simulation.record import STEP_COLUMNS, Record
@@ -20,7 +20,7 @@ def hop_table(simulation: Simulation) -> HopTable:
     Of a run with faults the rows are its own steps, those of failed requests too.
 
     Compute holds k tau or k tau^I, what a step costs once and what the calibration adds; network the rest of
-    the hop's time.
+    the hop's time. What the client computes comes after a token's last hop.
     """
     experiment = simulation.case.experiment
     if simulation.record is not None:
@@ -36,6 +36,7 @@ def hop_table(simulation: Simulation) -> HopTable:
     sent_at_s, arrived_at_s, departed_at_s, received_at_s = columns[6:10]
     none_s = np.zeros(columns.shape[1])
     request, token, hop, server, first, last = whole
+    hub_s = hub_times_s(experiment, last)
     return HopTable(
         request=request,
         token=token,
@@ -51,10 +52,11 @@ def hop_table(simulation: Simulation) -> HopTable:
         down_bytes=columns[11].astype(np.int64),
         replayed_tokens=columns[12].astype(np.int64),
         client_s=none_s,
-        tail_s=none_s,
+        tail_s=hub_s,
         model_network_s=(arrived_at_s - sent_at_s) + (received_at_s - departed_at_s),
         model_link_queue_s=none_s,
         model_compute_s=departed_at_s - arrived_at_s,
+        model_client_s=hub_s,
     )
 
 
@@ -86,6 +88,7 @@ def _hop_rows(experiment: Experiment, network: ChangingNetwork | None, r: Simula
     times_s = network_s[later] + computes_s
     began_at_s = plan.arrival_at_s + r.waiting_s + r.setup_s
     ends_at_s = began_at_s + np.cumsum(times_s.reshape(-1)).reshape(n_out, n_hops)
+    ends_at_s += np.arange(n_out)[:, None] * experiment.problem.hub_token_s  # after every token before
     rows[:, :, 6] = ends_at_s - times_s
     rows[:, :, 7] = rows[:, :, 6] + network_s[later] / 2
     rows[:, :, 8] = rows[:, :, 7] + computes_s

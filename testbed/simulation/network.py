@@ -170,7 +170,10 @@ class ChangingNetwork:
     def steps(
         self, request: RequestSpec, hops: Sequence[Hop], ready_at_s: float
     ) -> Iterator[tuple[float, float, float, float]]:
-        """(sent, arrived, departed, received) of every token's hops in order, for a request alone."""
+        """(sent, arrived, departed, received) of every token's hops in order, for a request alone.
+
+        The client's own part of a token comes before the next one's first hop.
+        """
         at_s = ready_at_s
         for token in range(request.n_output_tokens):
             previous: int | None = None
@@ -184,6 +187,7 @@ class ChangingNetwork:
                 at_s = self.step_returns_at_s(request, hop.server, departed_at_s, token == 0, is_last)
                 yield sent_at_s, arrived_at_s, departed_at_s, at_s
                 previous = hop.server
+            at_s += self._experiment.problem.hub_token_s
 
 
 def way_times_s(

@@ -239,7 +239,7 @@ class SteppedServers:
         if not is_last:
             self._send(course, number + 1, back_at_s)
             return
-        course.finished_at_s = back_at_s
+        course.finished_at_s = back_at_s + self._problem.hub_token_s
         if course.first_at_s is None:
             course.first_at_s = course.finished_at_s
         course.n_finished += 1

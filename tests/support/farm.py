@@ -169,6 +169,7 @@ class Session:
         give_up_s: float = 0.0,
         index: int = 3,
         kind: type[HubSession] = HubSession,
+        model: StubHub | None = None,
     ) -> None:
         self.farm = farm
         self.log = Log()
@@ -182,7 +183,7 @@ class Session:
             "c",
             farm.connections,
             self._route,
-            StubHub(TOKEN_BYTES, farm.n_blocks),
+            model or StubHub(TOKEN_BYTES, farm.n_blocks),
             rules,
             clock,
             self.log,

@@ -48,6 +48,9 @@ class KnownCompute:
         self.most_open = max(self.most_open, len(self.open))
         return session
 
+    def close_session(self, session: KnownSession) -> None:
+        """Keeps it in ``open``: those who want it gone remove it."""
+
     async def step(
         self, session: KnownSession, position: int, n_tokens: int, payload: bytes, arrived_at_s: float
     ) -> bytes:

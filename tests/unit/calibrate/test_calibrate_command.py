@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from nodes.compute import StubProfile
+from nodes.compute import ComputeError
+from testbed.calibrate import command
 from testbed.calibrate.command import Options, calibrate_command, numbers
 from testbed.errors import UserError
+from testbed.experiment import Experiment
 from testbed.scenario import load_experiment
 from testbed.wiring import stub_profile
 from tests.support.blocks import need_blocks
@@ -49,7 +51,7 @@ def test_a_calibration_leaves_samples_results_profile_report_and_figures(model: 
     need_blocks()
     out = tmp_path / "out"
     answer, text = calibrate_command(replace(SMALL, model=str(model), out=out))
-    assert answer["subject"]["n_blocks"] == 4 and len(answer["verdict"]) == 5
+    assert answer["subject"]["n_blocks"] == 4 and len(answer["verdict"]) == 6
     assert all(sentence in text for sentence in answer["verdict"])
     assert answer == {**json.loads((out / "calibration.json").read_text()), "out": str(out)}
     with (out / "measurements.csv").open() as file:
@@ -73,7 +75,16 @@ def test_a_calibration_leaves_samples_results_profile_report_and_figures(model: 
     )
     assert answer["memory"]["block_bytes"]["value"] == pytest.approx(4 * (12 * 16**2 + 13 * 16))
     assert answer["memory"]["cache_bytes_per_token"]["value"] == pytest.approx(2 * 16 * 4)
-    stub = served_by(out)
+    with (out / "client.csv").open() as file:
+        tokens = list(csv.DictReader(file))
+    # Two rounds, the first to warm up; prompts of 4 and of 16 tokens, twice; eight tokens each.
+    assert len(tokens) == 2 * 2 * 2 * 8 and {row["n_tokens"] for row in tokens} == {"1", "4", "16"}
+    client = answer["client"]
+    assert client["token"]["n_samples"] == 2 * 2 * 7
+    assert [prompt["n_tokens"] for prompt in client["prompts"]] == [4, 16]
+    experiment = experiment_beside(out)
+    assert experiment.problem.hub_token_s == pytest.approx(client["token"]["time_s"], rel=1e-5)
+    stub = stub_profile(experiment, 0)
     better = answer["better"]
     decode_s = better["step_base_s"]["value"] + 3 * (
         better["decode_s"]["value"] + 8 * better["context_slope_s"]["value"]
@@ -81,8 +92,8 @@ def test_a_calibration_leaves_samples_results_profile_report_and_figures(model: 
     assert stub.compute_s(8, 1, 3) == pytest.approx(decode_s, rel=1e-4)
 
 
-def served_by(out: Path) -> StubProfile:
-    """The stub of a server in a scenario beside the profile."""
+def experiment_beside(out: Path) -> Experiment:
+    """That of a scenario beside the profile."""
     scenario = out / "scenario.toml"
     scenario.write_text(
         """
@@ -96,7 +107,25 @@ def served_by(out: Path) -> StubProfile:
         pairs = [{ sites = ["A", "A"], rtt = "1 ms", rate = "1 Gbit/s" }]
         """
     )
-    return stub_profile(load_experiment(str(scenario)), 0)
+    return load_experiment(str(scenario))
+
+
+def test_a_client_without_room_for_its_part_leaves_the_blocks_calibration_as_it_is(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need_blocks()
+
+    def refuse(source: object, device: object) -> None:
+        raise ComputeError("its embeddings and head may need 7 GB and 1 GB are free")
+
+    monkeypatch.setattr(command, "open_hub", refuse)
+    out, said = tmp_path / "out", list[str]()
+    answer, text = calibrate_command(replace(SMALL, model=str(model), out=out), said.append)
+    assert answer["client"] is None and len(answer["verdict"]) == 5 and "client (per" not in text
+    assert "[hub]" not in (out / "profile.toml").read_text()
+    for where in ((out / "report.md").read_text(), said[-1]):
+        assert "its embeddings and head may need 7 GB and 1 GB are free" in where
+    assert experiment_beside(out).problem.hub_token_s == 0.0
 
 
 @pytest.mark.parametrize(

@@ -219,3 +219,14 @@ async def test_the_progress_view_gets_the_latest_first_token_and_the_latest_gap(
     generator.token(request, 1, 4.0, 4.5, [], 12)
     assert (generator.n_tokens, generator.last_ttft_s, generator.last_gap_s) == (2, 4.0, 0.5)
     load.log.close()
+
+
+async def test_requests_that_have_ended_are_not_kept(tmp_path: Path) -> None:
+    clock = JumpClock()
+    log = EventLog(tmp_path / "c.log")
+    async with connected([make_server(0, 2), make_server(2, 4)], clock) as connections:
+        load = Load(clock, log, connections)
+        await load.generator.run([Request(i, float(i), 2, 2) for i in range(5)], "c")
+    assert load.count("completed") == 5
+    assert load.generator._arrived_at_s == {}
+    log.close()

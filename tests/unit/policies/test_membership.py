@@ -117,3 +117,20 @@ def test_a_ban_of_no_time_bans_nobody_and_many_failures_do_not_overflow() -> Non
     for _ in range(5000):
         now_s = bans.failed(0, 1, now_s)
     assert bans.banned(0, 0.999 * now_s) == {1}
+
+
+def test_what_no_router_sees_any_more_is_forgotten_and_changes_no_belief() -> None:
+    m = Membership(ANNOUNCED, 1)
+    never_forgets = Membership(ANNOUNCED, 1)
+    never_forgets._forget_old = lambda server, at_s: None  # type: ignore[method-assign]
+    for number in range(1, 400):
+        at_s = 37.0 * number
+        for members in (m, never_forgets):
+            if number % 3:
+                members.ends(0, at_s, is_said=number % 7 == 0)
+            else:
+                members.begins(0, at_s)
+        for later_s in (0.0, 11.0, 36.0):
+            assert m.believed(at_s + later_s) == never_forgets.believed(at_s + later_s)
+    assert len(m._spells[0]) <= 4
+    assert len(never_forgets._spells[0]) > 100
