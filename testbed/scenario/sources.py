@@ -106,11 +106,11 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def _parse(text: str, label: str) -> dict[str, Any]:
     # Before it is parsed: the time and the memory which that takes grow with the square of the parts.
-    deep = next((found for found in _KEYS.finditer(text) if found["deep"]), None)
+    deep = next((key for key in _KEYS.finditer(text) if key["deep"]), None)
     if deep is not None:
-        line = text.count("\n", 0, deep.start()) + 1
+        n_lines = text.count("\n", 0, deep.start()) + 1
         raise ScenarioError(
-            f"{label}:{line}: a key of more than {MAX_KEY_PARTS} parts is nested too deeply for a scenario"
+            f"{label}:{n_lines}: a key of more than {MAX_KEY_PARTS} parts is nested too deeply for a scenario"
         )
     try:
         return tomllib.loads(text)
