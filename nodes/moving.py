@@ -33,6 +33,12 @@ class Moving:
         self._tell = tell
         self._watchdog = Watchdog(server.clock)
         self._turn = asyncio.Lock()
+        self._leaves = False
+
+    async def leave(self) -> None:
+        """No room for new sessions from now on, whatever moves; those that are there keep theirs."""
+        self._leaves = True
+        self._server.account.capacity_bytes = 0.0
 
     async def rehost(
         self, first: int, last: int, cache_bytes: float, drain_s: float | None, load_s: float
@@ -73,7 +79,7 @@ class Moving:
 
     def _offer(self, hosted: HostedBlocks) -> None:
         self._server.hosted = hosted
-        self._server.account.capacity_bytes = hosted.cache_bytes
+        self._server.account.capacity_bytes = 0.0 if self._leaves else hosted.cache_bytes
 
     async def _drain(self, most_s: float) -> int:
         """Wait for the sessions that cannot stay, then end them; answers how many those were."""

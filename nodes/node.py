@@ -146,9 +146,6 @@ async def _serve(config: ServerConfig) -> None:
     async def slow(factor: float) -> None:
         server.compute = slowed(compute, factor, clock)
 
-    async def drain() -> None:
-        server.account.capacity_bytes = 0.0  # no room for new sessions; those that are there keep theirs
-
     async def stop() -> None:
         stopped.set()
 
@@ -162,7 +159,7 @@ async def _serve(config: ServerConfig) -> None:
         "status": status,
         "rehost": moving.rehost,
         "slow": slow,
-        "drain": drain,
+        "drain": moving.leave,
         "stop": stop,
     }
     peering = Peering(config.address, clock, server.forwarding)

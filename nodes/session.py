@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import random
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,7 +22,9 @@ class SessionRules:
     ``initial_delay_s`` is the least time that opening takes, ``setup_s`` a constant added after it
     (both from the calibration). Without room the client waits ``backoff_first_s``, doubling up to
     ``backoff_max_s``, and gives up ``give_up_s`` after arrival. With 0 it waits for room for ever, and for
-    servers that are gone as long as ``recovery`` says.
+    servers that are gone as long as ``recovery`` says. ``backoff_jitter_ratio`` j, 0..1, makes each wait
+    (1 - j) to (1 + j) times as long, from a random stream of ``seed`` and the request: then clients that
+    refuse each other do not go on doing so in step.
     """
 
     initial_delay_s: float = 0.0
@@ -29,7 +32,17 @@ class SessionRules:
     backoff_first_s: float = 1.0
     backoff_max_s: float = 60.0
     give_up_s: float = 0.0
+    backoff_jitter_ratio: float = 0.0
+    seed: int = 0
     recovery: RecoveryRules = RecoveryRules()  # noqa: RUF009 - frozen
+
+    def waits_s(self, request: int) -> Iterator[float]:
+        """What request number ``request`` waits after its first refusal, its second, and so on."""
+        wait_s, jitter = self.backoff_first_s, self.backoff_jitter_ratio
+        rng = random.Random(f"{self.seed}:backoff:{request}") if jitter else None
+        while True:
+            yield wait_s if rng is None else wait_s * (1 + jitter * rng.uniform(-1, 1))
+            wait_s = min(2 * wait_s, self.backoff_max_s)
 
 
 class Observer(Protocol):
@@ -107,7 +120,7 @@ class HubSession:
     async def _open_chain(self) -> float:
         """Ask for routes until one admits the session; answer the start of that attempt."""
         rules = self._rules
-        backoff_s = rules.backoff_first_s
+        waits_s = rules.waits_s(self.request.index)
         for attempt in range(1_000_000):
             asked_at_s = self._clock.now_s()
             answer = await self._route(self.request, attempt)
@@ -129,7 +142,7 @@ class HubSession:
                 if broken:
                     give_up_s = give_up_s or rules.recovery.give_up_s
                     self._recovery.unreachable(broken)
-            now_s = self._clock.now_s()
+            now_s, backoff_s = self._clock.now_s(), next(waits_s)
             if give_up_s and now_s + backoff_s > self.request.arrival_at_s + give_up_s:
                 raise SessionError(f"no room within {give_up_s:g} s ({reason})")
             self._observer.state(
@@ -139,7 +152,6 @@ class HubSession:
                 {"server": server, "reason": reason, "backoff_s": backoff_s},
             )
             await self._clock.sleep_until_s(now_s + backoff_s)
-            backoff_s = min(2 * backoff_s, rules.backoff_max_s)
         raise SessionError("a million attempts to open a session failed")
 
     async def _generate(self, ready_at_s: float) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 
@@ -20,9 +22,20 @@ class RequestPlan:
 class Backoff:
     """Waits between attempts to open a session: ``first_s`` doubling up to ``max_s``.
 
-    ``give_up_s`` after arrival without room, the request fails (0: never).
+    ``give_up_s`` after arrival without room, the request fails (0: never). ``jitter_ratio`` j, 0..1, makes
+    each wait (1 - j) to (1 + j) times as long, from a random stream of ``seed`` and the request.
     """
 
     first_s: float = 1.0
     max_s: float = 60.0
     give_up_s: float = 0.0
+    jitter_ratio: float = 0.0
+    seed: int = 0
+
+    def waits_s(self, request: int) -> Iterator[float]:
+        """What request number ``request`` waits after its first refusal, its second, and so on."""
+        wait_s, jitter = self.first_s, self.jitter_ratio
+        rng = random.Random(f"{self.seed}:backoff:{request}") if jitter else None
+        while True:
+            yield wait_s if rng is None else wait_s * (1 + jitter * rng.uniform(-1, 1))
+            wait_s = min(2 * wait_s, self.max_s)

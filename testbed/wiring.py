@@ -182,6 +182,8 @@ def client_config(
             backoff_first_s=backoff.first_s,
             backoff_max_s=backoff.max_s,
             give_up_s=backoff.give_up_s,
+            backoff_jitter_ratio=backoff.jitter_ratio,
+            seed=backoff.seed,
             recovery=recovery_rules(experiment),
         ),
     )

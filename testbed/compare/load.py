@@ -186,4 +186,6 @@ def _about(path: Path, summary: dict[str, Any], plan: dict[str, Any]) -> dict[st
         *("overhead_per_hop_s", "n_requests", "n_completed"),
     )
     known = {key: summary.get(key) for key in keys}
+    if known["compute"] == "blocks":  # measured minus a hardware profile of another machine: no overhead
+        known["overhead_per_hop_s"] = None
     return {"path": str(path), **known, "network": summary.get("network", plan.get("network"))}

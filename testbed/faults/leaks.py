@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -41,23 +42,40 @@ def open_descriptors(pids: Mapping[str, int]) -> dict[str, int]:
     return found
 
 
-def namespaces_left(run_dir: Path) -> int:
-    """Network namespaces other than ours that processes of the run still live in."""
-    ours = _namespace(Path("/proc/self"))
-    return len({space for space in map(_namespace, _processes(run_dir)) if space != ours} - {None})
+def namespaces_left(run_dir: Path, proc: Path = Path("/proc")) -> int:
+    """Network namespaces other than ours that processes of the run at ``run_dir`` still live in or hold open.
+
+    A process that has been killed but did not yet get to end is waited for. ``proc`` is where the kernel
+    tells of processes.
+    """
+    ours = _link(proc / "self/ns/net")
+    for remaining in range(round(_PATIENCE_S / _POLL_S), -1, -1):
+        found = {space for process in _processes(run_dir, proc) for space in _namespaces(process)} - {ours}
+        if not (found and remaining):
+            break
+        time.sleep(_POLL_S)
+    return len(found)
 
 
-def _processes(run_dir: Path) -> Iterable[Path]:
-    mark = f"{RUN_VARIABLE}={run_dir}".encode()
-    for entry in Path("/proc").iterdir():
+def _processes(run_dir: Path, proc: Path) -> Iterable[Path]:
+    """Only those of this very run: each carries its directory, whole, in its environment."""
+    mark = os.fsencode(f"{RUN_VARIABLE}={run_dir}")
+    for entry in proc.iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):  # it has just ended, or is not ours
                 if mark in (entry / "environ").read_bytes().split(b"\0"):
                     yield entry
 
 
-def _namespace(process: Path) -> Path | None:
+def _namespaces(process: Path) -> Iterable[str]:
+    names = [process / "ns/net"]
+    with contextlib.suppress(OSError):  # it has just ended
+        names += (process / "fd").iterdir()
+    return {link for link in map(_link, names) if link is not None and link.startswith("net:[")}
+
+
+def _link(name: Path) -> str | None:
     try:
-        return (process / "ns/net").readlink()
+        return str(name.readlink())
     except OSError:
         return None

@@ -103,19 +103,23 @@ class Mover:
 
     async def _check_at_times(self, origin_at: float) -> None:
         clock = ScaledClock(origin_at, self._experiment.time_scale)
+        checked_at_s = 0.0
         try:
-            while (at_s := self._steering.next_check_at_s(self._nodes.now_s())) < math.inf:
+            # From the last check, not from now: a busy machine may be late for the next one already.
+            while (at_s := self._steering.next_check_at_s(checked_at_s)) < math.inf:
                 await clock.sleep_until_s(at_s)
-                self._check()
+                checked_at_s = self._nodes.now_s()
+                self._check(checked_at_s)
         finally:
             clock.close()
 
-    def _check(self) -> None:
-        now_s = self._nodes.now_s()
+    def _check(self, now_s: float) -> None:
         alive = self._coordinator.membership.believed(now_s)
         if alive != self._alive:
             self._alive = alive
             self._pending.clear()
+            for server in [j for j in self._under_way if j not in alive]:
+                self._give_up(server)  # one that only halts arrives by itself, if it ever goes on
         self._settle_idle()
         moving = (*self._pending, *self._under_way)
         order = self._steering.check(now_s, self._load, moving, alive)
@@ -186,7 +190,7 @@ class Mover:
         self._give_up(server)
 
     def _give_up(self, server: int) -> None:
-        """A move ends with its server; if that ever begins again, then with its new blocks."""
+        """A move ends with its server; if that is ever there again, then with its new blocks."""
         way = self._under_way.pop(server, None)
         if way is None:
             return

@@ -40,7 +40,7 @@ def failure_text(summary: Mapping[str, Any]) -> list[str]:
     lines = []
     n_faults, n_replays = summary.get("n_faults", 0), summary.get("n_replays", 0)
     if n_faults or n_replays:
-        line = f"{n_faults} faults; sessions recovered {n_replays} times"
+        line = f"{counted(n_faults, 'faults')}; sessions recovered {counted(n_replays, 'times')}"
         if n_replays:
             took, floor = summary["recovery_s"], summary["recovery_floor_s"]
             line += (
@@ -50,17 +50,23 @@ def failure_text(summary: Mapping[str, Any]) -> list[str]:
     if summary.get("moves"):
         took_s = [move["open_at_s"] - move["closed_at_s"] for move in summary["moves"]]
         lines.append(
-            f"servers changed their blocks {len(took_s)} times, in {max(took_s):.1f} s at most from closing to "
-            f"opening; {summary['n_cuts']} sessions were cut"
+            f"servers changed their blocks {counted(len(took_s), 'times')}, in {max(took_s):.1f} s at most from "
+            f"closing to opening; sessions were cut {counted(summary['n_cuts'], 'times')}"
         )
     if summary.get("n_stale_decisions"):
         decisions = summary["decisions"]
         lines.append(
-            f"{decisions['n_stale_decisions']} of {decisions['n_decisions']} routing decisions were made on a wrong view of "
-            f"which servers are there, {decisions['n_misled_decisions']} for one that was not"
+            f"{decisions['n_stale_decisions']} of {counted(decisions['n_decisions'], 'routing decisions')} "
+            f"{'was' if decisions['n_stale_decisions'] == 1 else 'were'} made on a wrong view of which servers are "
+            f"there, {decisions['n_misled_decisions']} for one that was not"
         )
     leaks = summary.get("leaks") or {}
     if any(leaks.values()):
-        left = ", ".join(f"{count:g} {name.replace('_', ' ')}" for name, count in leaks.items() if count)
+        left = ", ".join(counted(count, name.replace("_", " ")) for name, count in leaks.items() if count)
         lines.append(f"left behind at the end: {left}")
     return lines
+
+
+def counted(count: float, things: str) -> str:
+    """``1 fault``, ``2 faults``; ``things`` is the plural."""
+    return f"{count:.15g} {things.removesuffix('s') if count == 1 else things}"

@@ -20,6 +20,10 @@ MAX_LINKS = 10_000_000
 MAX_BLOCKS = 10_000
 MAX_TOKENS = 10_000_000
 MAX_HIDDEN_SIZE = 10_000_000
+MAX_TOML_BYTES = 512 * 1024**2
+"""A resolved scenario lists the requests of its trace: ten million rows."""
+MAX_KEY_PARTS = 32
+"""Of a dotted key, or of the name of a table."""
 
 
 def too_late(last_at_s: float) -> str | None:

@@ -15,6 +15,7 @@ from testbed.scenario.fields import (
     Name,
     Positive,
     PositiveSeconds,
+    Ratio,
     Seconds,
     Table,
     Tokens,
@@ -293,11 +294,12 @@ class CalibrationTable(Table):
 
 
 class BackoffTable(Table):
-    """``[backoff]``: waits between attempts to open a session."""
+    """``[backoff]``: waits between attempts to open a session; ``jitter`` is how far each may be off, as a share."""
 
     first: PositiveSeconds = 1.0
     max: PositiveSeconds = 60.0
     give_up: Seconds = 0.0
+    jitter: Ratio = 0.0
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

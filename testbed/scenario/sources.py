@@ -12,8 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from testbed.errors import ScenarioError
+from testbed.scenario.limits import MAX_KEY_PARTS, MAX_TOML_BYTES
 from testbed.scenario.policy import settle_overrides
 from testbed.scenario.problems import Key, KeyedError, key_in_document, nearest
+
+_PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"?|'[^'\n]*+'?)"""
+_DOT = r"[ \t]*+\.[ \t]*+"
+_KEYS = re.compile(
+    r'''"""(?:[^"\\]|\\[\s\S]|"(?!""))*+(?:"{3,5})?'''
+    r"""|'''(?:[^']|'(?!''))*+(?:'{3,5})?"""
+    rf"|\#[^\n]*+|{_PART}(?:{_DOT}{_PART}){{0,{MAX_KEY_PARTS - 1}}}+(?P<deep>{_DOT}{_PART})?"
+)
+"""Strings of several lines, comments, and keys or what looks like them; those with too many parts are ``deep``.
+What is not closed matches as well, so that a text of any kind is searched in a time proportional to it."""
 
 
 @dataclass
@@ -81,7 +92,11 @@ def read_source(name_or_path: str) -> Source:
 def read_toml(path: Path) -> dict[str, Any]:
     """The data of a TOML file. Raises ``ScenarioError``."""
     try:
-        text = path.read_bytes().decode("utf-8")
+        with path.open("rb") as file:
+            data = file.read(MAX_TOML_BYTES + 1)
+        if len(data) > MAX_TOML_BYTES:
+            raise ScenarioError(f"{path}: is larger than {MAX_TOML_BYTES >> 20} MiB, the most that is read")
+        text = data.decode("utf-8")
     except OSError as error:
         raise ScenarioError(f"{path}: cannot be read: {os.strerror(error.errno or 0)}") from None
     except UnicodeDecodeError as error:
@@ -90,6 +105,13 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def _parse(text: str, label: str) -> dict[str, Any]:
+    # Before it is parsed: the time and the memory which that takes grow with the square of the parts.
+    deep = next((key for key in _KEYS.finditer(text) if key["deep"]), None)
+    if deep is not None:
+        n_lines = text.count("\n", 0, deep.start()) + 1
+        raise ScenarioError(
+            f"{label}:{n_lines}: a key of more than {MAX_KEY_PARTS} parts is nested too deeply for a scenario"
+        )
     try:
         return tomllib.loads(text)
     except RecursionError:

@@ -75,6 +75,7 @@ def simulate(case: Case, mode: str) -> Simulation:
     if mode == "reference":
         for is_asked, what in (
             (experiment.online is not None, "policy.online"),
+            (experiment.backoff.jitter_ratio > 0, "backoff.jitter"),
             (experiment.state_age_s > 0, "policy.state_age"),
             (experiment.serial_compute, "compute.serial"),
             (experiment.problem.hub_token_s > 0, "compute.hub_token"),

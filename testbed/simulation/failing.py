@@ -107,7 +107,7 @@ class _Run:
 
     def _arrive(self, number: int, plan: RequestPlan) -> None:
         self._system.load.arrive(self._queue.now_s)
-        self._openings.ask(Session(number, plan, self._openings.first_backoff_s))
+        self._openings.ask(Session(number, plan, self._openings.waits_s(plan.index)))
 
     def _opened(self, opening: Opening) -> None:
         """What a session lacked is open: begin, or go on."""

@@ -31,7 +31,7 @@ class Openings:
         self._queue = system.queue
         self._rules = system.rules
         self._backoff = backoff
-        self.first_backoff_s = backoff.first_s
+        self.waits_s = backoff.waits_s
         self._tell_opened = opened
         self._tell_failed = failed
 
@@ -171,13 +171,13 @@ class Openings:
         give_up_s = self._backoff.give_up_s
         if not give_up_s and (opening.broken or not opening.hops):
             give_up_s = self._rules.give_up_s  # servers that are gone may stay away for ever
+        backoff_s = next(session.waits_s)
         if opening.is_hopeless:
             self._tell_failed(session, opening.refusal)
-        elif give_up_s and now_s + session.backoff_s > session.plan.arrival_at_s + give_up_s:
+        elif give_up_s and now_s + backoff_s > session.plan.arrival_at_s + give_up_s:
             self._tell_failed(session, f"no room within {give_up_s:g} s ({opening.refusal})")
         elif session.n_attempts >= MAX_ATTEMPTS:
             reason = f"{session.n_attempts} attempts to open a session failed ({opening.refusal})"
             self._tell_failed(session, reason)
         else:
-            self._queue.at(now_s + session.backoff_s, self.ask, session)
-            session.backoff_s = min(2 * session.backoff_s, self._backoff.max_s)
+            self._queue.at(now_s + backoff_s, self.ask, session)

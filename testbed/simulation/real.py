@@ -7,7 +7,7 @@ has no room; see ``docs/simulator-modes.md`` for what differs from the reference
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -113,7 +113,8 @@ class _Session:
     request: RequestSpec
     """What is left to do: a session that was cut has its finished tokens in the prompt."""
     since_s: float
-    backoff_s: float
+    waits_s: Iterator[float]
+    """Between one attempt to open it and the next."""
     opening: int = 0
     n_attempts: int = 0
     n_cuts: int = 0
@@ -184,7 +185,7 @@ class _Run:
         now_s = self.queue.now_s
         self._load.arrive(now_s)
         request = RequestSpec(plan.client, plan.n_input_tokens, plan.n_output_tokens)
-        session = _Session(number, plan, request, now_s, self._backoff.first_s)
+        session = _Session(number, plan, request, now_s, self._backoff.waits_s(plan.index))
         self._sessions[number] = session
         self._ask(session)
 
@@ -274,16 +275,16 @@ class _Run:
         """Try again after the backoff, or give up."""
         now_s, give_up_s = self.queue.now_s, self._backoff.give_up_s
         self._view.release(session.number, now_s)
+        backoff_s = next(session.waits_s)
         if session.is_hopeless:
             self._end(session, FAILED, session.refusal)
-        elif give_up_s and now_s + session.backoff_s > session.since_s + give_up_s:
+        elif give_up_s and now_s + backoff_s > session.since_s + give_up_s:
             self._end(session, FAILED, f"no room within {give_up_s:g} s ({session.refusal})")
         elif session.n_attempts >= self._max_attempts:
             reason = f"{session.n_attempts} attempts to open a session failed ({session.refusal})"
             self._end(session, FAILED, reason)
         else:
-            self.queue.at(now_s + session.backoff_s, self._ask, session)
-            session.backoff_s = min(2 * session.backoff_s, self._backoff.max_s)
+            self.queue.at(now_s + backoff_s, self._ask, session)
 
     def _finish(self, session: _Session) -> None:
         self._note_first_token(session)
@@ -346,7 +347,7 @@ class _Run:
             session.waiting_s = session.setup_s = None
         session.n_cuts += 1
         session.opening += 1
-        session.since_s, session.backoff_s = now_s, self._backoff.first_s
+        session.since_s, session.waits_s = now_s, self._backoff.waits_s(session.plan.index)
         self.queue.at(now_s, self._ask, session)
 
     def _end(self, session: _Session, status: str, reason: str) -> None:

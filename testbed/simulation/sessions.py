@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from policies.problem import Hop, RequestSpec
@@ -46,7 +47,8 @@ class Session:
 
     number: int
     plan: RequestPlan
-    backoff_s: float
+    waits_s: Iterator[float]
+    """Between one attempt to open it and the next."""
     turn: int = 0
     n_keys: int = 0
     n_attempts: int = 0

@@ -88,6 +88,7 @@ def test_servers_die_and_come_back_while_others_move(testbed: Testbed, scenario:
         SCENARIO % 2.0
         + fault("kill", 'at = "2.2 s"', **{"for": '"2 s"'})
         + fault("kill", 'at = "4 s"', **{"for": '"1 s"', "server": '"a100-1"'})
+        + fault("stop", 'at = "5 s"', **{"for": '"2 s"', "server": '"a100-2"'})
     )
     longer = ("--set", "workload.n_output_tokens=120", "--no-report")
     outcome = testbed.up(scenario, "--network", "loopback", "--json", *longer, *online(DRAINING), env=ENV)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -92,3 +93,14 @@ def test_a_damaged_table_is_named_and_written_anew_by_report(
 def test_a_damaged_scenario_is_named(make_run: MakeRun) -> None:
     a, b = make_run("a", [request(0)]), make_run("b", [request(0)], scenario="seed = ")
     assert f"cannot read {b / 'scenario.toml'}" in refusal(a, b)
+
+
+def test_real_blocks_have_no_overhead_beside_a_stubs(make_run: MakeRun) -> None:
+    paths = [make_run(name, [request(0)]) for name in ("stub", "blocks")]
+    for path in paths:
+        summary = json.loads((path / "summary.json").read_text())
+        summary |= {"compute": path.name, "overhead_per_hop_s": -0.00121, "policy": {}}
+        (path / "summary.json").write_text(json.dumps(summary))
+    answer, text = compare_command(*paths, None)
+    assert [answer[side]["overhead_per_hop_s"] for side in "ab"] == [-0.00121, None]
+    assert text.count("own overhead") == 1

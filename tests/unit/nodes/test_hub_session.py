@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -19,6 +20,7 @@ from nodes.hub import HubModel, StubHub
 from nodes.request import Request, SessionError, WrongTokenError
 from nodes.server import Server
 from nodes.session import HubSession, SessionRules
+from policies.workload import Backoff
 from tests.support.data_plane import (
     INSTANT,
     TOKEN_BYTES,
@@ -228,6 +230,25 @@ async def test_without_room_it_closes_what_it_opened_backs_off_and_asks_the_rout
     assert recorder.opened == [(183.0, 183.0)], "opening starts with the attempt that was admitted"
     assert chain[0].counters.opened == chain[0].counters.closed == 9
     assert is_free(chain)
+
+
+async def test_jitter_makes_every_wait_of_every_request_another_within_its_share() -> None:
+    clock, recorder = JumpClock(), Recorder()
+    rules = SessionRules(backoff_jitter_ratio=0.25, seed=7)
+
+    async def route(request: Request, attempt: int) -> dict[str, Any] | None:
+        return None if attempt < 8 else await always(request, attempt)
+
+    async with connected(servers(), clock) as connections:
+        await session(connections, clock, recorder, route=route, rules=rules).run()
+    series = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+    ratios = [wait_s / usual_s for wait_s, usual_s in zip(clock.waits_s, series, strict=True)]
+    assert all(0.75 <= ratio <= 1.25 for ratio in ratios) and len(set(ratios)) == 8
+    same, others = rules.waits_s(3), [rules.waits_s(4), replace(rules, seed=8).waits_s(3)]
+    assert clock.waits_s == pytest.approx([next(same) for _ in series])
+    assert all(next(other) != clock.waits_s[0] for other in others)
+    simulated = Backoff(jitter_ratio=0.25, seed=7).waits_s(3)
+    assert clock.waits_s == pytest.approx([next(simulated) for _ in series]), "the simulator draws the same"
 
 
 async def test_where_no_route_covers_the_model_it_waits_and_asks_again() -> None:

@@ -152,3 +152,16 @@ async def test_two_moves_of_one_server_come_one_after_the_other() -> None:
     await drive(clock, both, 1.0)
     assert (server.hosted.first, server.hosted.last, server.account.capacity_bytes) == (0, 3, 2.0)
     assert [phase for phase, _ in phases.told] == ["draining", "loading", "serving"] * 2
+
+
+async def test_a_server_that_leaves_while_it_moves_takes_no_new_sessions_on_its_new_blocks() -> None:
+    clock = ManualClock()
+    server = make_server(0, 4, clock=clock)
+    mover, _ = moving(server)
+    async with connected([server], clock) as [connection]:
+        work = asyncio.ensure_future(mover.rehost(2, 6, 1e6, 9.0, 5.0))
+        await until(lambda: server.phase == "loading")
+        await mover.leave()
+        await drive(clock, work, 1.0)
+        assert (server.hosted.first, server.hosted.last) == (2, 6)
+        assert await refusal(opened(connection, "new", 2, 6)) == wire.NO_CAPACITY

@@ -56,7 +56,7 @@ def recovered(make_run: MakeRun) -> SyntheticRun:
     )
     plan = json.loads((run.path / "plan.json").read_text())
     plan["decisions"] = {"n_decisions": 3, "n_stale_decisions": 1, "n_misled_decisions": 0}
-    plan["leaks"] = {"sessions": 0, "cache_bytes": 0.0, "descriptors": 2, "namespaces": 0}
+    plan["leaks"] = {"sessions": 0, "cache_bytes": 0.0, "descriptors": 2, "namespaces": 1}
     (run.path / "plan.json").write_text(json.dumps(plan))
     return run
 
@@ -68,9 +68,9 @@ def test_recoveries_are_counted_and_set_beside_their_floor(recovered: SyntheticR
     rows = rows_of(recovered.path / "requests.parquet")
     assert [row["n_recoveries"] for row in rows] == [0, 1]
     text = " ".join(summary_text(summary).split())
-    assert "1 faults; sessions recovered 1 times in 7.800 s (p50), 7.800 s (max); floor 0.900 s (p50)" in text
-    assert "1 of 3 routing decisions were made on a wrong view" in text
-    assert "left behind at the end: 2 descriptors" in text
+    assert "1 fault; sessions recovered 1 time in 7.800 s (p50), 7.800 s (max); floor 0.900 s (p50)" in text
+    assert "1 of 3 routing decisions was made on a wrong view" in text
+    assert "left behind at the end: 2 descriptors, 1 namespace" in text
 
 
 def test_what_a_replay_takes_is_no_error_of_the_emulation(recovered: SyntheticRun) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import ScenarioError
-from testbed.scenario import load_experiment
+from testbed.scenario import load_experiment, sources
+from testbed.scenario.sources import _parse, read_toml
 
 Complain = Callable[..., str]
 
@@ -203,6 +204,48 @@ def test_toml_nested_too_deeply_is_refused(complaint: Complain) -> None:
     assert "seed: must be a whole number" in complaint(f"seed={'[' * 100_000}")
 
 
+@pytest.mark.parametrize(
+    ("before", "part", "after"),
+    [
+        ("", "a", " = 1"),
+        ("[", "a", "]"),
+        ("[[", '"a.b"', "]]"),
+        ("x = { ", "'a'", " = 1 }"),
+        ('x = """\n"""\n', "a-1", " = 1"),
+        ("# don't\n", "a", ""),
+        ("x = 'it\\'\n", '"\\""', " = 1"),
+    ],
+    ids=["key", "table", "array of tables", "inline", "after a text", "after a comment", "after a literal"],
+)
+@pytest.mark.parametrize("dot", [".", " . "])
+def test_a_key_of_very_many_parts_is_refused_before_it_is_parsed(
+    complaint: Complain, before: str, part: str, after: str, dot: str
+) -> None:
+    said = complaint(replace=("", f"{before}{dot.join([part] * 30_000)}{after}\n"))
+    line = before.count("\n") + 22  # of them 21 are the rest of the file
+    assert said == f"small.toml:{line}: a key of more than 32 parts is nested too deeply for a scenario"
+
+
+def test_dots_in_texts_and_comments_are_no_parts_of_keys() -> None:
+    dots = ".".join("a" * 100)
+    values = (
+        f"x = \"{dots}\"\ny = '{dots}'\nz = \"\"\"\n{dots} \"\" {dots}\"\"\"\nq = '''{dots} '' {dots}'''\n"
+    )
+    text = f"# {dots}\n{values}'{dots}'.b = {[0.5] * 100} # {dots}\n[{'.'.join('a' * 32)}]\n"
+    assert list(_parse(text, "file")) == ["x", "y", "z", "q", dots, "a"]
+
+
+def test_a_file_too_large_to_be_a_scenario_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "MAX_TOML_BYTES", 2 * 1024**2)
+    path = tmp_path / "large.toml"
+    path.write_bytes(b"#" * (2 * 1024**2 + 1))
+    with pytest.raises(ScenarioError) as caught:
+        read_toml(path)
+    assert str(caught.value) == f"{path}: is larger than 2 MiB, the most that is read"
+
+
 def test_a_long_value_is_shown_by_its_beginning(complaint: Complain) -> None:
     said = complaint(f"seed={[*range(10_000)]}")
     assert said.endswith("seed: must be a whole number, not [0, 1, 2, 3, 4, 5, ...]")
@@ -246,9 +289,9 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest
     path = tmp_path / "secret.toml"
     path.touch()
 
-    def refuse(_: Path) -> bytes:
+    def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(ScenarioError, match=r"secret\.toml: cannot be read: Permission denied"):
         load_experiment(str(path))

@@ -105,6 +105,7 @@ def test_a_run_without_faults_has_no_events_and_says_that_nothing_was_replayed(
     ("mode", "option", "sentence"),
     [
         ("reference", KILL, r"what happens to servers \(fault, .* has no meaning in the reference mode"),
+        ("reference", "backoff.jitter=0.2", r"backoff\.jitter has no meaning in the reference mode"),
         ("reference", "membership.kind='announced'", r"has no meaning in the reference mode"),
         ("real", "policy.communication='server-to-server'", r'simulated with "hub-spoke" only'),
     ],

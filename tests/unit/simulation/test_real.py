@@ -8,6 +8,9 @@ import pytest
 
 from policies import Hop, PolicyError, RequestSpec, service_s
 from policies.workload import Backoff, RequestPlan
+from policies.wsrr import WsRr
+from testbed.simulation.failing import simulate_failing
+from testbed.simulation.failures import Failures
 from tests.support.problems import make_problem, placed
 from tests.support.simulation import Always, arrivals, run_real
 
@@ -131,6 +134,25 @@ def test_two_clients_whose_openings_cross_refuse_each_other_until_they_give_up()
     apart = [plans[0], replace(plans[1], arrival_at_s=0.6)]
     run = run_real(problem, placement, apart, backoff=Backoff(give_up_s=600.0))
     assert [r.status for r in run.requests] == ["completed", "completed"]
+
+
+@pytest.mark.parametrize("jitter", [0.2, 1.0])
+@pytest.mark.parametrize("fails", [False, True], ids=["no faults", "with faults"])
+def test_two_clients_that_refuse_each_other_in_step_get_in_with_jitter(jitter: float, fails: bool) -> None:
+    problem = make_problem([99.0, 99.0], rtt_s=[[0.1, 1.0], [1.0, 0.1]])
+    placement = placed(problem, [(0, 2), (2, 4)], [2.0, 2.0])
+    plans = [RequestPlan(0, 0, 0.0, 1, 1), RequestPlan(1, 1, 0.0, 1, 1)]
+
+    def statuses(backoff: Backoff) -> list[str]:
+        if not fails:
+            return [r.status for r in run_real(problem, placement, plans, backoff=backoff).requests]
+        run = simulate_failing(problem, placement, WsRr().bind, plans, Failures(), backoff=backoff)
+        return [r.status for r in run.requests]
+
+    assert statuses(Backoff(give_up_s=600.0)) == ["failed", "failed"]
+    for seed in range(5):
+        backoff = Backoff(give_up_s=600.0, jitter_ratio=jitter, seed=seed)
+        assert statuses(backoff) == ["completed", "completed"]
 
 
 def test_a_session_counts_for_the_router_from_the_moment_its_chain_is_handed_out() -> None:
