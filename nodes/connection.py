@@ -163,6 +163,7 @@ class Connection:
             link.waiting.pop(request_id, None)
             if not is_heard:
                 link.hearers.pop(request_id, None)
+            del future  # with an error it would keep this frame, and with it what was sent
         if frame[0] == "error":
             raise ServerError(frame[2], frame[3])
         return frame, sent_at_s, received_at_s

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -312,3 +313,23 @@ async def test_an_opening_that_is_cancelled_as_its_answer_arrives_is_closed() ->
         assert server.counters.opened == 1
         await until(lambda: server.counters.closed == 1)
         assert server.account.used_bytes == 0
+
+
+async def test_what_was_asked_on_a_lost_connection_is_not_kept() -> None:
+    server = make_server(profile=StubProfile(TOKEN_BYTES, 1.0, 1.0, 0.0))
+    gc.disable()  # what only the collector finds stays for long: it counts objects, not their megabytes
+    try:
+        async with contextlib.AsyncExitStack() as running:
+            url = await running.enter_async_context(serving(server))
+            async with connection_to(url, ManualClock()) as connection:
+                await connection.ask("open", "s", "c", 0, 4, 10)
+                pending = asyncio.ensure_future(connection.ask("step", "s", 0, 1, bytes(TOKEN_BYTES)))
+                await until(lambda: server.account.used_bytes > 0 and bool(server.clock._sleepers))  # type: ignore[attr-defined]
+                await running.aclose()
+                with pytest.raises(ConnectionLost):
+                    await pending
+                del pending
+                await asyncio.sleep(0)
+        assert not [thing for thing in gc.get_objects() if isinstance(thing, ConnectionLost)]
+    finally:
+        gc.enable()
