@@ -330,6 +330,6 @@ async def test_what_was_asked_on_a_lost_connection_is_not_kept() -> None:
                     await pending
                 del pending
                 await asyncio.sleep(0)
-        assert not [thing for thing in gc.get_objects() if isinstance(thing, ConnectionLost)]
+        assert not [thing for thing in gc.get_objects() if type(thing) is ConnectionLost]
     finally:
         gc.enable()
