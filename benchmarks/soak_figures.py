@@ -158,7 +158,6 @@ def draw(path: Path, samples: Sequence[Sample], warm_up_s: float) -> None:
     for axis in axes:
         axis.axvspan(0, warm_up_s / 60, color="#eeeeee", zorder=0)
         axis.set_ylim(bottom=0)
-    for axis in (axes[0], axes[2]):
-        axis.legend(fontsize=8, ncols=3)
+    axes[0].legend(fontsize=8, ncols=5, loc="lower left", bbox_to_anchor=(0.0, 1.0), frameon=False)
     figure.savefig(path, dpi=130)
     plt.close(figure)
