@@ -51,11 +51,11 @@ class LoadGenerator:
 
         Raises ``LogFullError`` when measurements can no longer be stored: the run is over then.
         """
-        tasks: set[asyncio.Task[None]] = set()
+        tasks: dict[asyncio.Task[None], None] = {}  # in the order of arrival
 
         def ended(task: asyncio.Task[None]) -> None:
             if not task.cancelled() and task.exception() is None:  # else it is heard of at the end
-                tasks.discard(task)
+                tasks.pop(task, None)
 
         try:
             for request in requests:
@@ -64,7 +64,7 @@ class LoadGenerator:
                     raise self._failure
                 self._arrived(request, client)
                 task = asyncio.create_task(self._serve(request))
-                tasks.add(task)
+                tasks[task] = None
                 task.add_done_callback(ended)
             await asyncio.gather(*tasks)
         finally:

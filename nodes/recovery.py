@@ -1,8 +1,8 @@
 """What a session does when a hop fails: other servers take the lost blocks and are given their inputs again.
 
 As PETALS intends it: only the lost range is routed anew; the first replacement gets all inputs that the
-lost hop had, those of the present step included, in one message from position 0; the next one gets the
-first one's whole output, and so on. Healthy hops keep their caches and see only what is new.
+lost hop had, those of the present step included, in one message from position 0 (or in the steps that they
+came in); the next one gets the first one's whole output, and so on. Healthy hops keep their caches and see only what is new.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ class RecoveryRules:
     lost, when its server has lost the session, or when no answer came for ``request_timeout_s``;
     a server that has not opened a session after ``connect_timeout_s`` is not there. The first attempt to
     replace a hop is made at once, the next after ``retry_first_s``, doubling up to ``retry_max_s``, until
-    ``give_up_s`` after the failure was noticed.
+    ``give_up_s`` after the failure was noticed. ``replay``: the history goes to a replacement "at_once", in
+    one message, or "step_by_step", the prompt and then every token on its own: then its cache has every bit
+    of the lost one, whatever the rounding, for a round trip per token.
     """
 
     mode: Literal["replay", "head", "off"] = "replay"
@@ -40,6 +42,7 @@ class RecoveryRules:
     retry_first_s: float = 1.0
     retry_max_s: float = 60.0
     give_up_s: float = 300.0
+    replay: Literal["at_once", "step_by_step"] = "at_once"
 
     def retry_delay_s(self, attempt: int) -> float:
         """The wait before attempt number ``attempt``, from 0: 0, then first, doubling."""

@@ -102,6 +102,8 @@ class HubSession:
         )
         self._recovery = Recovery(request, self._chain, reroute, recovery, model, clock, observer)
         self.hops: list[OpenHop] = []
+        self._steps: list[int] = []
+        """Tokens of every step, the present one included."""
 
     async def run(self) -> None:
         """Raises ``SessionError`` with the reason when the request cannot be completed."""
@@ -161,6 +163,7 @@ class HubSession:
         for index in range(self.request.n_output_tokens):
             payload = await sequence.embed()
             n_tokens = len(payload) // self._model.token_bytes
+            self._steps.append(n_tokens)
             answer, timings = await self._step(position, n_tokens, payload, index)
             token_id = await sequence.take(answer)
             finished_at_s = self._clock.now_s()
@@ -188,14 +191,32 @@ class HubSession:
             rows = rows[-n_new * self._model.token_bytes :]
             hop.inputs += self._model.remember(rows)
             try:
-                answer, times = await self._chain.step(hop, n_new, rows)
+                rows, new_timings = await self._pass(hop, n_new, rows)
             except HopFailed as failure:
                 rows = await self._recovery.replace(self.hops, at, failure, position, n_done)
                 continue
-            row = (hop.server, hop.first, hop.last, *times, len(rows), len(answer))
-            timings.append((*row, n_new) if hop.is_replacement and not hop.n_cached else row)
-            hop.n_cached = n_all
-            rows = answer
+            timings += new_timings
             at += 1
             self._recovery.passed(hop, self.hops[at] if at < len(self.hops) else None, n_new)
         return rows[-n_tokens * self._model.token_bytes :], timings
+
+    async def _pass(
+        self, hop: OpenHop, n_new: int, rows: bytes
+    ) -> tuple[bytes, list[tuple[int | float, ...]]]:
+        """What ``hop`` makes of ``n_new`` hidden states, and a row of the log per message.
+
+        A replay goes in one message, or as the steps were. Raises ``HopFailed``.
+        """
+        is_replay = hop.is_replacement and not hop.n_cached
+        in_steps = is_replay and self._rules.recovery.replay == "step_by_step"
+        timings: list[tuple[int | float, ...]] = []
+        answers, begin = [], 0
+        for n_tokens in self._steps if in_steps else [n_new]:
+            end = begin + n_tokens * self._model.token_bytes
+            answer, times = await self._chain.step(hop, n_tokens, rows[begin:end])
+            row = (hop.server, hop.first, hop.last, *times, end - begin, len(answer))
+            timings.append((*row, n_tokens) if is_replay else row)
+            hop.n_cached += n_tokens
+            answers.append(answer)
+            begin = end
+        return b"".join(answers), timings

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from policies.membership import MembershipRules
-from policies.problem import Problem
+from policies.problem import Problem, RequestSpec
 from policies.workload import Backoff, RequestPlan
 
 
@@ -89,7 +89,8 @@ class RecoveryRules:
     connection is reset, or when no answer came for ``request_timeout_s``; a connection that is not open
     after ``connect_timeout_s`` is no connection. ``give_up_s`` after a failure was noticed the request
     fails. A server that failed is left out for ``ban_s``, twice as long with every failure in a row;
-    not ``ban_failed_servers``: it stays routable for as long as routers believe it there.
+    not ``ban_failed_servers``: it stays routable for as long as routers believe it there. ``replay`` is how
+    replacements are sent the history: in one message, or as the steps were.
     """
 
     mode: Literal["replay", "head", "off"] = "replay"
@@ -100,6 +101,12 @@ class RecoveryRules:
     give_up_s: float = 300.0
     ban_s: float = 15.0
     ban_failed_servers: bool = True
+    replay: Literal["at_once", "step_by_step"] = "at_once"
+
+    def replayed(self, plan: RequestPlan, n_tokens: int) -> RequestSpec:
+        """A request that takes as long to serve as the replay of ``n_tokens`` of ``plan``."""
+        n_prompt = n_tokens if self.replay == "at_once" else plan.n_input_tokens
+        return RequestSpec(plan.client, n_prompt, n_tokens - n_prompt + 1)
 
     def retry_delay_s(self, attempt: int) -> float:
         """The wait before attempt number ``attempt`` (from 0) to replace a hop: 0, then first, doubling."""

@@ -152,6 +152,7 @@ def recovery_rules(experiment: Experiment) -> RecoveryRules:
         retry_first_s=rules.retry_first_s,
         retry_max_s=rules.retry_max_s,
         give_up_s=rules.give_up_s,
+        replay=rules.replay,
     )
 
 

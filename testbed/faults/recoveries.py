@@ -7,7 +7,7 @@ from typing import Any
 
 from nodes.recovery import DETECTED, REACHABLE, REPLAYED, UNREACHABLE
 from nodes.wire import SESSION_MOVED
-from policies.problem import Hop, RequestSpec, service_s
+from policies.problem import Hop, service_s
 from testbed.coordinator import Coordinator
 from testbed.experiment import Experiment
 from testbed.faults.machines import Machines
@@ -21,7 +21,8 @@ class Recoveries:
         self, experiment: Experiment, machines: Machines, coordinator: Coordinator, events: EventWriter
     ) -> None:
         self._problem = experiment.problem
-        self._clients = {r.index: r.client for r in experiment.requests}
+        self._plans = {r.index: r for r in experiment.requests}
+        self._rules = experiment.recovery
         self._machines = machines
         self._coordinator = coordinator
         self._events = events
@@ -49,7 +50,7 @@ class Recoveries:
             line["recovery_s"] = at_s - failed_at_s
             line["floor_s"] = line["detected_at_s"] - failed_at_s
             line["floor_s"] += self._replay_s(request, details["hops"], line["tokens"])
-        client = self._problem.clients[self._clients[request]]
+        client = self._problem.clients[self._plans[request].client]
         self._events.write(event, at_s, client=client, request=request, **line)
 
     def ended(self, request: int) -> None:
@@ -64,9 +65,10 @@ class Recoveries:
 
     def _replay_s(self, request: int, hops: Sequence[Sequence[int]], n_tokens: int) -> float:
         """One connection and the modelled replay: what no client can avoid once it has noticed."""
-        client = self._clients[request]
+        plan = self._plans[request]
         chain = [Hop(*hop) for hop in hops]
-        connection_s = max(self._problem.raw_rtt_s[client][hop.server] for hop in chain)
+        connection_s = max(self._problem.raw_rtt_s[plan.client][hop.server] for hop in chain)
+        replayed = self._rules.replayed(plan, n_tokens)
         # A replay is over when the servers have answered: the client's own part comes later.
-        replay_s = service_s(self._problem, RequestSpec(client, n_tokens, 1), chain)[0]
-        return connection_s + replay_s - self._problem.hub_token_s
+        hub_s = replayed.n_output_tokens * self._problem.hub_token_s
+        return connection_s + service_s(self._problem, replayed, chain)[1] - hub_s

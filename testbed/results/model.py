@@ -12,6 +12,7 @@ last hop. Errors do not accumulate: every stage starts from its measured input.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -54,7 +55,7 @@ class HopTable:
     model_link_queue_s: Array
     model_compute_s: Array
     replayed_tokens: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    """Hidden states in the one message of a replay; 0, for every other row, if not given."""
+    """Hidden states in a message of a replay; 0, for every other row, if not given."""
     model_client_s: Array = field(default_factory=lambda: np.zeros(0))
     """What the client computes for the token, at its last hop; 0 if not given."""
 
@@ -185,12 +186,16 @@ def _fill_compute(
         profile = stub_profile(experiment, int(server))
         turns = Turns(profile.serial, profile.contention_ratio)
         chosen = np.flatnonzero(table.server == server)
+        n_replayed: defaultdict[tuple[int, int, int], int] = defaultdict(int)
         for row in chosen[np.argsort(table.arrived_at_s[chosen], kind="stable")]:
             replayed = int(table.replayed_tokens[row])
             token, n_input_tokens = int(table.token[row]), lengths[int(table.request[row])]
             position, n_tokens = (n_input_tokens + token - 1, 1) if token else (0, n_input_tokens)
             if replayed:
-                position, n_tokens = 0, replayed
+                # One message, or as the steps were; after the last of them another replay would begin.
+                key = (int(table.request[row]), token, int(table.first[row]))
+                position, n_tokens = n_replayed[key], replayed
+                n_replayed[key] = (position + replayed) % (n_input_tokens + token)
             alone = profile.compute_s(position, n_tokens, int(table.last[row] - table.first[row]))
             arrived = table.arrived_at_s[row]
             start, busy = turns.take(arrived, alone * slow.factor(int(server), float(arrived)))

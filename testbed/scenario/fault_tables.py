@@ -83,6 +83,8 @@ class RecoveryTable(Table):
 
     ``retry_first`` and ``retry_max``: the first attempt to replace a hop is made at once, the next after
     ``retry_first``, doubling up to ``retry_max``, until ``give_up`` after the failure was noticed.
+    ``replay``: the history goes to replacements in one message, or as the steps were; "auto" is
+    "step_by_step" for real blocks of 16 bits, whose rounding depends on the steps, else "at_once".
     """
 
     mode: Literal["replay", "head", "off"] = "replay"
@@ -93,6 +95,7 @@ class RecoveryTable(Table):
     give_up: PositiveSeconds = 300.0
     ban: Seconds = 15.0
     ban_failed_servers: bool = True
+    replay: Literal["auto", "at_once", "step_by_step"] = "auto"
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

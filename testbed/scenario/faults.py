@@ -116,7 +116,22 @@ def churn_faults(
     return tables
 
 
+def resolve_recovery(table: RecoveryTable, dtype: str | None, forwarding: bool) -> RecoveryTable:
+    """With ``replay`` as it will be: ``dtype`` is that of real blocks. Raises ``KeyedError``."""
+    if forwarding and table.replay == "step_by_step":
+        raise KeyedError(
+            ("recovery", "replay"),
+            'is "step_by_step", but servers that forward replay the whole chain at once; leave it out, or take '
+            'policy.communication = "hub-spoke"',
+        )
+    if table.replay != "auto":
+        return table
+    is_rounded = dtype in ("bfloat16", "float16") and not forwarding
+    return table.model_copy(update={"replay": "step_by_step" if is_rounded else "at_once"})
+
+
 def recovery_rules(table: RecoveryTable) -> RecoveryRules:
+    assert table.replay != "auto", "resolve_recovery comes first"
     return RecoveryRules(
         mode=table.mode,
         request_timeout_s=table.request_timeout,
@@ -126,6 +141,7 @@ def recovery_rules(table: RecoveryTable) -> RecoveryRules:
         give_up_s=table.give_up,
         ban_s=table.ban,
         ban_failed_servers=table.ban_failed_servers,
+        replay=table.replay,
     )
 
 

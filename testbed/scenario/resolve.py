@@ -13,7 +13,13 @@ from policies.workload import Backoff
 from testbed.experiment import Experiment
 from testbed.scenario.blocks import resolve_blocks
 from testbed.scenario.events import network_changes
-from testbed.scenario.faults import churn_faults, membership_rules, recovery_rules, resolve_faults
+from testbed.scenario.faults import (
+    churn_faults,
+    membership_rules,
+    recovery_rules,
+    resolve_faults,
+    resolve_recovery,
+)
 from testbed.scenario.hardware_files import one_hub_token, with_hardware_files
 from testbed.scenario.limits import check_counts
 from testbed.scenario.matrices import matrix_of_file
@@ -97,6 +103,8 @@ def resolve(scenario: Scenario, stem: str, folder_of: Callable[[str, str], Path]
         last_at_s = max(request.arrival_at_s for request in requests)
         rng = stream(scenario.seed, "faults")
         faults += churn_faults(scenario.churn, server_names, absent, last_at_s, rng)
+    forwarding = policy.communication == "server-to-server"
+    recovery = resolve_recovery(scenario.recovery, blocks.dtype if blocks is not None else None, forwarding)
     name = scenario.name or stem
     resolved = scenario.model_copy(
         update={
@@ -114,6 +122,7 @@ def resolve(scenario: Scenario, stem: str, folder_of: Callable[[str, str], Path]
             "calibration": calibration_table,
             "fault": faults or None,
             "churn": None,
+            "recovery": recovery,
         }
     )
     concurrency = policy.design_concurrency
@@ -137,7 +146,7 @@ def resolve(scenario: Scenario, stem: str, folder_of: Callable[[str, str], Path]
             request_rate=workload.rate,
             join_order=join_order(scenario.seed, len(specs)),
             initial_delay_s=calibration.initial_delay_s,
-            forwarding=policy.communication == "server-to-server",
+            forwarding=forwarding,
             hub_token_s=compute.hub_token or 0.0,
         ),
         sites=sites,
@@ -174,7 +183,7 @@ def resolve(scenario: Scenario, stem: str, folder_of: Callable[[str, str], Path]
         shared_paths=node_paths(network, sites),
         blocks=blocks,
         faults=resolve_faults(faults, server_names, absent, requests),
-        recovery=recovery_rules(scenario.recovery),
+        recovery=recovery_rules(recovery),
         membership=membership_rules(scenario.membership),
         absent=absent,
     )

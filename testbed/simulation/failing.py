@@ -125,7 +125,7 @@ class _Run:
     # Steps.
 
     def _step(self, session: Session) -> None:
-        """Send the hop whose turn it is what it lacks: of a replacement that is everything, in one message."""
+        """Send the hop whose turn it is what it lacks: of a replacement that is everything, or its next step."""
         now_s, held, client = self._queue.now_s, session.hops[session.at], session.plan.client
         server = held.hop.server
         session.turn += 1
@@ -135,6 +135,8 @@ class _Run:
         else:
             self._waiting[server][session.number] = session
             n_tokens, is_prompt = session.n_inputs - held.n_cached, not held.n_cached
+            if self._system.rules.replay == "step_by_step":
+                n_tokens = session.plan.n_input_tokens if is_prompt else 1
             request = RequestSpec(client, n_tokens, session.plan.n_output_tokens)
             at_s = self._system.ways.step_arrives_at_s(request, None, server, now_s, is_prompt)
             if at_s < math.inf:
@@ -192,7 +194,8 @@ class _Run:
             return
         session.awaits = False
         held, repair = session.hops[session.at], session.repair
-        n_replayed = n_tokens if repair is not None and not held.n_cached else 0
+        is_replay = repair is not None and repair.is_waiting_for(held, session.n_inputs)
+        n_replayed = n_tokens if is_replay else 0
         held.n_cached += n_tokens
         self._system.bans.served(session.plan.client, held.hop.server)
         n_bytes = self._problem.model.token_bytes * n_tokens
@@ -200,9 +203,14 @@ class _Run:
         self._system.record.step(
             session.plan.index, session.n_done, session.at, *held.hop, *times_s, n_bytes, n_bytes, n_replayed
         )
+        if held.n_cached < session.n_inputs:  # a replay step by step
+            self._step(session)
+            return
         session.at += 1
         is_through = session.at == len(session.hops)
-        if repair is not None and (is_through or not repair.is_waiting_for(session.hops[session.at])):
+        if repair is not None and (
+            is_through or not repair.is_waiting_for(session.hops[session.at], session.n_inputs)
+        ):
             self._caught_up(session, repair)
         if not is_through:
             self._step(session)
@@ -304,8 +312,9 @@ class _Run:
         new = tuple(held.hop for held in session.hops if held.key in repair.keys)
         connection_s = max(self._problem.raw_rtt_s[client][hop.server] for hop in new)
         # The standstill ends when the servers have answered: the client's own part comes after it.
-        replay_s = service_s(self._problem, RequestSpec(client, n_tokens, 1), new)[0]
-        replay_s -= self._problem.hub_token_s
+        replayed = self._system.rules.replayed(session.plan, n_tokens)
+        replay_s = service_s(self._problem, replayed, new)[1]
+        replay_s -= replayed.n_output_tokens * self._problem.hub_token_s
         floor_s = (repair.detected_at_s - repair.failed_at_s) + connection_s + replay_s
         recovery_s = self._queue.now_s - repair.failed_at_s
         self._system.record.recoveries.append(Recovery(session.plan.index, n_tokens, recovery_s, floor_s))

@@ -36,9 +36,9 @@ class Repair:
     n_attempts: int = 0
     keys: set[Key] = field(default_factory=set)
 
-    def is_waiting_for(self, held: Held) -> bool:
-        """Whether a hop is a replacement that has yet to catch up."""
-        return held.key in self.keys and not held.n_cached
+    def is_waiting_for(self, held: Held, n_inputs: int) -> bool:
+        """Whether a hop is a replacement that has yet to be sent all of ``n_inputs`` tokens."""
+        return held.key in self.keys and held.n_cached < n_inputs
 
 
 @dataclass(slots=True, eq=False)

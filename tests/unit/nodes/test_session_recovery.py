@@ -11,7 +11,7 @@ from nodes.clock import ManualClock
 from nodes.compute import ComputeError
 from nodes.recovery import RecoveryRules
 from nodes.request import SessionError
-from tests.support.data_plane import JumpClock, drive, until
+from tests.support.data_plane import TOKEN_BYTES, JumpClock, drive, until
 from tests.support.farm import Farm, Session, expected_tokens, farm
 
 RANGES = [(0, 2), (2, 5), (5, 6), (0, 2), (2, 4), (4, 6), (2, 5)]
@@ -60,6 +60,46 @@ async def test_a_server_that_dies_changes_no_token_and_only_its_blocks_are_repla
     marked = [[row[0] for row in rows if len(row) == 10] for rows in log.rows]
     assert marked == [replacements if i == n_done else [] for i in range(4)]
     assert clock.waits_s == [], "the first attempt to replace a hop is made at once"
+
+
+@pytest.mark.parametrize("position", [0, 5, 7], ids=["in the prefill", "at the first decode", "at the last"])
+async def test_step_by_step_replacements_are_sent_the_prompt_and_then_every_token_on_its_own(
+    position: int,
+) -> None:
+    clock = JumpClock()
+    rules = RecoveryRules(replay="step_by_step")
+    async with farm(RANGES, clock) as servers:
+        servers.happens = Kill(servers, 1, position, [1, 6])  # two replacements, one after the other
+        log = await Session(servers, clock, range(7), recovery=rules).run()
+    assert log.token_ids == TOKENS
+    for server in (4, 5):
+        steps = [(at, n) for j, at, n in servers.steps if j == server]
+        assert steps == [(0, 5), (5, 1), (6, 1), (7, 1)], "each step is as the lost server had it"
+    for j in (0, 2):
+        assert [(at, n) for server, at, n in servers.steps if server == j] == [(0, 5), (5, 1), (6, 1), (7, 1)]
+    (replayed,) = log.of("replayed")
+    n_all = position + 1 if position else 5
+    assert (replayed["tokens"], replayed["hops"]) == (n_all, [[4, 2, 4], [5, 4, 5]])
+    n_done = max(0, position - 4)
+    pieces = [5] + [1] * n_done
+    marked = [[(row[0], row[9]) for row in rows if len(row) == 10] for rows in log.rows]
+    sent = [(server, n) for server in (4, 5) for n in pieces]
+    assert marked == [sent if i == n_done else [] for i in range(4)]
+    assert [row[7] for row in log.rows[n_done] if row[0] == 4] == [n * TOKEN_BYTES for n in pieces]
+
+
+@pytest.mark.parametrize("at", [0, 5, 6])
+async def test_a_replacement_that_dies_in_the_middle_of_its_steps_changes_no_token(at: int) -> None:
+    clock = JumpClock()
+    rules = RecoveryRules(replay="step_by_step")
+    async with farm(RANGES, clock) as servers:
+        first, second = Kill(servers, 1, 7, [1]), Kill(servers, 6, at, [6])
+        servers.happens = lambda *step: (first(*step), second(*step))[0]
+        log = await Session(servers, clock, [0, 1, 2, 6, 4, 5, 3], recovery=rules).run()
+        assert second.has_happened
+    assert log.token_ids == TOKENS
+    assert len(log.of("detected")) == 2 and len(log.of("replayed")) == 1
+    assert [(j, p, n) for j, p, n in servers.steps if j == 4] == [(4, 0, 5), (4, 5, 1), (4, 6, 1), (4, 7, 1)]
 
 
 async def test_the_output_of_the_first_replacement_is_the_input_of_the_next() -> None:

@@ -40,18 +40,55 @@ def test_a_fault_can_wait_for_tokens_of_a_request(load: Load) -> None:
 def test_without_tables_nothing_fails_and_everything_is_as_petals_intends_it(load: Load) -> None:
     e = load()
     assert (e.faults, e.absent) == ((), frozenset())
-    assert e.recovery == RecoveryRules() == RecoveryRules("replay", 180.0, 5.0, 1.0, 60.0, 300.0, 15.0, True)
+    assert (
+        e.recovery
+        == RecoveryRules()
+        == RecoveryRules("replay", 180.0, 5.0, 1.0, 60.0, 300.0, 15.0, True, "at_once")
+    )
     assert e.membership == MembershipRules("instant")
 
 
 def test_recovery_and_membership_take_every_key(load: Load) -> None:
     e = load(
         "recovery={mode='head', request_timeout='9 s', connect_timeout='2 s', retry_first='3 s', retry_max='4 s', "
-        "give_up='50 s', ban='6 s', ban_failed_servers=false}",
+        "give_up='50 s', ban='6 s', ban_failed_servers=false, replay='step_by_step'}",
         "membership={kind='announced', announce_period='7 s', expiry='8 s', refresh='0.5 s'}",
     )
-    assert e.recovery == RecoveryRules("head", 9.0, 2.0, 3.0, 4.0, 50.0, 6.0, False)
+    assert e.recovery == RecoveryRules("head", 9.0, 2.0, 3.0, 4.0, 50.0, 6.0, False, "step_by_step")
     assert e.membership == MembershipRules("announced", 7.0, 8.0, 0.5)
+
+
+REAL = (
+    "compute.backend='blocks'",
+    "model={family='bloom', n_blocks=4, hidden_size=64, heads=4, vocab=300}",
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "replay"),
+    [
+        ((), "at_once"),
+        (("recovery.replay='step_by_step'",), "step_by_step"),
+        (REAL, "at_once"),
+        ((*REAL, "compute.dtype='float16'"), "step_by_step"),
+        ((*REAL, "compute.dtype='bfloat16'"), "step_by_step"),
+        ((*REAL, "compute.dtype='bfloat16'", "recovery.replay='at_once'"), "at_once"),
+        (
+            (*REAL, "compute.dtype='bfloat16'", "policy.name='proposed'", "policy.forwarding='chain'"),
+            "at_once",
+        ),
+    ],
+)
+def test_only_real_blocks_of_16_bits_are_replayed_step_by_step_unless_the_scenario_says_how(
+    load: Load, options: Sequence[str], replay: str
+) -> None:
+    experiment = load(*options)
+    assert experiment.recovery.replay == experiment.document["recovery"]["replay"] == replay
+
+
+def test_servers_that_forward_do_not_replay_step_by_step(complaint: Complain) -> None:
+    said = complaint("policy.name='proposed'", "policy.forwarding='chain'", "recovery.replay='step_by_step'")
+    assert 'recovery.replay: is "step_by_step", but servers that forward replay the whole chain' in said
 
 
 def test_replacements_are_tried_at_once_and_then_with_doubling_waits() -> None:

@@ -83,6 +83,26 @@ def test_what_happened_is_told_in_the_order_of_time() -> None:
     ]
 
 
+def test_a_replay_step_by_step_takes_a_round_trip_per_token_and_so_does_its_floor() -> None:
+    run = fail(pairs(), TEN, kill(1, 1.0), rules=RecoveryRules(replay="step_by_step"))
+    [recovery] = run.record.recoveries
+    # One connection, the prompt of 1 token in 0.11 s, then 4 tokens in 0.12 s each; at once they take 0.15 s.
+    assert (recovery.n_tokens, recovery.recovery_s) == (5, pytest.approx(0.1 + 0.11 + 4 * 0.12))
+    assert recovery.floor_s == pytest.approx(recovery.recovery_s)
+    assert ended_at_s(run) == pytest.approx([2.48 + 0.13 + 0.11 + 4 * 0.12 - 0.15])
+    assert (run.requests[0].n_replays, hops(run)) == (1, (Hop(0, 0, 2), Hop(3, 2, 4)))
+    steps = [run.record.steps[i : i + STEP_COLUMNS] for i in range(0, len(run.record.steps), STEP_COLUMNS)]
+    assert [step[12] for step in steps if step[3] == 3][:6] == [1, 1, 1, 1, 1, 0]
+
+
+@pytest.mark.parametrize("second_at_s", [1.2, 1.3, 1.45, 1.6])
+def test_a_replacement_that_dies_in_the_middle_of_its_steps_is_replaced_in_steps(second_at_s: float) -> None:
+    faults = kill(1, 1.0, 0.05), kill(3, second_at_s)
+    run = fail(pairs(), TEN, *faults, rules=RecoveryRules(replay="step_by_step", ban_s=0.0))
+    assert [r.status for r in run.requests] == ["completed"]
+    assert hops(run) == (Hop(0, 0, 2), Hop(1, 2, 4))
+
+
 def test_healthy_hops_keep_their_caches_and_lost_ones_give_theirs_back() -> None:
     changes: list[tuple[float, int, float]] = []
     fail(pairs(), TEN, kill(1, 1.0), on_cache=lambda *change: changes.append(change))

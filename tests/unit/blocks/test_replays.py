@@ -1,0 +1,159 @@
+"""A session on real blocks whose server fails: what the replay makes of the caches, in dtypes of 16 bits."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from nodes.chain import HopPlan
+from nodes.compute import ComputeError
+from nodes.hub import TokenSequence
+from nodes.recovery import RecoveryRules
+from nodes.request import Request
+from nodes.session import HubSession, SessionRules
+from tests.support.blocks import (
+    BLOOM,
+    LLAMA,
+    N_LAYERS,
+    Models,
+    generated,
+    hub_of,
+    models,
+    need_blocks,
+    served,
+)
+from tests.support.data_plane import JumpClock, connected, make_server
+
+need_blocks()
+
+__all__ = ["models"]
+
+PROMPT = [7, 3, 250, 91, 18, 44, 5]
+N_TOKENS = 14
+FAILS_AT = 17
+"""Position of the step that the second server does not survive."""
+CHAIN: list[HopPlan] = [(0, 0, 2), (1, 2, 5), (2, 5, N_LAYERS)]
+REPLACEMENT: list[HopPlan] = [(3, 2, 4), (4, 4, 5)]
+
+
+class _Fails:
+    """A backend that fails in the steps from one position on."""
+
+    def __init__(self, compute: Any) -> None:
+        self._compute = compute
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._compute, name)
+
+    async def step(
+        self, session: Any, position: int, n_tokens: int, payload: bytes, arrived_at_s: float
+    ) -> bytes:
+        if position >= FAILS_AT:
+            raise ComputeError("it is meant to fail")
+        answer: bytes = await self._compute.step(session, position, n_tokens, payload, arrived_at_s)
+        return answer
+
+
+class _Hub:
+    """The client's part, which keeps what comes out of the last block."""
+
+    def __init__(self, hub: Any) -> None:
+        self._hub = hub
+        self.outputs: list[bytes] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._hub, name)
+
+    def sequence(self, request: Request) -> TokenSequence:
+        sequence = self._hub.sequence(request)
+        take = sequence.take
+
+        async def kept(payload: bytes) -> int:
+            self.outputs.append(payload)
+            token: int = await take(payload)
+            return token
+
+        sequence.take = kept
+        answer: TokenSequence = sequence
+        return answer
+
+
+class _Ignores:
+    """An observer that keeps tokens and replays."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self.replays: list[Mapping[str, Any]] = []
+
+    def state(self, *_: Any) -> None:
+        pass
+
+    def opening(self, *_: Any) -> None:
+        pass
+
+    def token(
+        self, request: Request, index: int, ready_at_s: float, finished_at_s: float, hops: Any, token_id: int
+    ) -> None:
+        self.token_ids.append(token_id)
+
+    def recovery(self, request: Request, event: str, at_s: float, details: Mapping[str, Any]) -> None:
+        if event == "replayed":
+            self.replays.append(details)
+
+
+async def talk(
+    models: Models, name: str, dtype: str, prompt: list[int], replay: Any
+) -> tuple[list[int], list[bytes], int]:
+    """(tokens, what came out of the last block, replays); without ``replay`` nothing fails."""
+    source, clock = models.source(name), JumpClock()
+    computes = [await served(source, first, last, dtype=dtype) for _, first, last in (*CHAIN, *REPLACEMENT)]
+    hub, log = _Hub(hub_of(source, dtype=dtype)), _Ignores()
+    backends: list[Any] = [_Fails(c) if i == 1 and replay else c for i, c in enumerate(computes)]
+    servers = [
+        make_server(first, last, name=f"s{i}", compute=backend)
+        for i, ((_, first, last), backend) in enumerate(zip((*CHAIN, *REPLACEMENT), backends, strict=True))
+    ]
+
+    async def route(*_: Any) -> dict[str, Any]:
+        return {"hops": CHAIN, "wait_s": 0.0, "decision_s": 0.0}
+
+    async def reroute(*_: Any) -> dict[str, Any]:
+        return {"hops": REPLACEMENT, "wait_s": 0.0, "decision_s": 0.0}
+
+    rules = SessionRules(recovery=RecoveryRules(replay=replay or "at_once"))
+    request = Request(0, 0.0, len(prompt), N_TOKENS, tuple(prompt))
+    async with connected(servers, clock) as connections:
+        await HubSession(
+            request,
+            "0",
+            "c",
+            connections,
+            route,
+            hub,
+            rules,
+            clock,
+            log,
+            reroute,  # type: ignore[arg-type]
+        ).run()
+    for compute in (*computes, hub):
+        compute.close()
+    return log.token_ids, hub.outputs, len(log.replays)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+async def test_a_replay_step_by_step_leaves_every_bit_as_it_was_where_one_prefill_rounds_otherwise(
+    models: Models, dtype: str
+) -> None:
+    differ = 0
+    for name, shift in itertools.product((BLOOM, LLAMA), range(3)):
+        prompt = [(token + 31 * shift) % 300 for token in PROMPT]
+        tokens, outputs, n = await talk(models, name, dtype, prompt, None)
+        assert (tokens, n) == (generated(models.whole(name, dtype), prompt, N_TOKENS), 0)
+        assert await talk(models, name, dtype, prompt, "step_by_step") == (tokens, outputs, 1)
+        _, others, n = await talk(models, name, dtype, prompt, "at_once")
+        differ += others != outputs
+        assert n == 1
+    assert differ, "else this does not show that the steps matter"
