@@ -147,7 +147,7 @@ def judge(summary: Mapping[str, Any] | None, growth: Mapping[str, Any]) -> tuple
         memory, descriptors = found["rss_mb_per_hour"], found["descriptors_per_hour"]
         if memory["low"] > _CONSTANT_MB_PER_HOUR:
             wrong.append(f"memory of {role} grows by {memory['per_hour']:.1f} MB per hour")
-        elif memory["per_hour"] > _CONSTANT_MB_PER_HOUR:
+        elif memory["high"] > _CONSTANT_MB_PER_HOUR:
             unsure.append(
                 f"memory of {role}: {memory['per_hour']:+.1f} MB per hour, but it goes up and down too much to tell "
                 f"({memory['low']:+.1f} to {memory['high']:+.1f})"
@@ -200,15 +200,16 @@ def report(soak: Mapping[str, Any]) -> str:
             f"{run['n_failed']} failed; {run['n_faults']} faults, {run['n_replays']} replays; leaks {run['leaks']}"
         )
     for role, found in soak["growth"].items():
-        memory, size = found["rss_mb_per_hour"], found["rss_mb"]
+        memory, size, floor = found["rss_mb_per_hour"], found["rss_mb"], found["floor_mb"]
         lines.append(
-            f"  {role:<13} {size['first']:7.1f} to {size['last']:6.1f} MB, {memory['per_hour']:+7.2f} MB per hour "
+            f"  {role:<13} {size['first']:7.1f} to {size['last']:6.1f} MB, at most {size['max']:.1f}, floor "
+            f"{floor['first']:.1f} then {floor['last']:.1f}, {memory['per_hour']:+.2f} MB per hour "
             f"({memory['low']:+.2f} to {memory['high']:+.2f}), descriptors {found['descriptors']['first']:.0f} to "
             f"{found['descriptors']['last']:.0f}"
         )
-    return "\n".join(
-        [*lines, *(f"WRONG: {reason}" for reason in soak["wrong"])] + ["ok"] * (not soak["wrong"])
-    )
+    lines += [f"cannot tell: {reason}" for reason in soak["unsure"]]
+    lines += [f"WRONG: {reason}" for reason in soak["wrong"]] or ["nothing is known to be wrong"]
+    return "\n".join(lines)
 
 
 def run(arguments: list[str]) -> int:
