@@ -194,6 +194,8 @@ class Experiment:
     """How long the load is other than designed for before the online policy acts; ``None``: its own."""
     absent: frozenset[int] = frozenset()
     """Servers that are not there at the start: they hold nothing until they join."""
+    code_in_file: tuple[str, ...] = field(default=(), compare=False)
+    """Policies ``module:Class`` that the file names, not the command line: placing runs their code."""
 
     @property
     def nodes(self) -> tuple[str, ...]:

@@ -25,6 +25,8 @@ from testbed.experiment import Experiment
 from testbed.fixed import PREFIX, fixed_placement, fixed_routing
 
 _NONE: Mapping[str, RoutingPolicy] = MappingProxyType({})
+_SAID: set[str] = set()
+"""Policies whose notice is on stderr already."""
 _MAX_CHECKED = 65536
 """Chains whose check is remembered."""
 
@@ -114,6 +116,7 @@ def place(experiment: Experiment, stand_ins: Mapping[str, RoutingPolicy] = _NONE
         and str(Path.cwd()) not in sys.path
     ):
         sys.path.append(str(Path.cwd()))  # module:Class is looked up in the current folder too
+    _say_what_code_runs(experiment)
     policy = placement_policy(experiment.placement)
     routing = stand_ins.get(experiment.routing) or routing_policy(experiment.routing)
     started_at = time.perf_counter()
@@ -151,6 +154,14 @@ def place(experiment: Experiment, stand_ins: Mapping[str, RoutingPolicy] = _NONE
     bind = partial(bind_to, problem)
     router = bind(placement)
     return PlacedExperiment(placement, router, time.perf_counter() - started_at, bind, bind_to)
+
+
+def _say_what_code_runs(experiment: Experiment) -> None:
+    """A file may come from anybody: that it has code run is said, once, before it does."""
+    names = [name for name in experiment.code_in_file if name not in _SAID]
+    if names:
+        _SAID.update(names)
+        print(f"notice: the scenario file has code of {', '.join(names)} run as its policy", file=sys.stderr)
 
 
 def placement_data(placement: Placement) -> dict[str, Any]:

@@ -12,11 +12,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import tomli_w
 from pydantic import ValidationError
 
 from testbed.experiment import Experiment
+from testbed.scenario.policy import code_in_file
 from testbed.scenario.problems import KeyedError, explain
 from testbed.scenario.resolve import resolve
 from testbed.scenario.schema import Scenario
@@ -36,7 +38,7 @@ def load_experiment(name_or_path: str, overrides: Sequence[str] = ()) -> Experim
     override(source, overrides)
     try:
         scenario = Scenario.model_validate(source.document)
-        return resolve(scenario, source.stem, source.folder_of)
+        return replace(resolve(scenario, source.stem, source.folder_of), code_in_file=code_in_file(source))
     except ValidationError as error:
         raise source.error(explain(error)) from None
     except KeyedError as wrong:

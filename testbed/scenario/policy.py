@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from policies.registry import PAIRS
 from testbed.scenario.problems import KeyedError, unknown
 from testbed.scenario.schema import PolicyTable
+
+if TYPE_CHECKING:
+    from testbed.scenario.sources import Source
 
 _FIXED = "fixed:"
 _HALVES = ("placement", "routing")
@@ -92,6 +95,18 @@ def settle_overrides(policy: dict[str, Any], given: Collection[str]) -> None:
         for half, meant in zip(_HALVES, pair, strict=True):
             if meant is not None:
                 policy.setdefault(half, meant)
+
+
+def code_in_file(source: Source) -> tuple[str, ...]:
+    """Policies ``module:Class`` of a checked scenario that no option has named."""
+    policy = source.document.get("policy", {})
+    names = []
+    for key in (*_HALVES, "online"):
+        name = policy.get(key) or ""
+        is_given = any(given in source.overridden for given in (("policy",), ("policy", key)))
+        if ":" in name and not name.startswith(_FIXED) and not is_given:
+            names.append(name)
+    return tuple(dict.fromkeys(names))
 
 
 def _pairs() -> str:
