@@ -42,8 +42,7 @@ def clean_command(out: Path) -> dict[str, Any]:
         run = owner.parent
         if owner_alive(run):
             continue
-        socket = run / "control.sock"
-        if socket.exists():
+        for socket in sorted(path for path in run.iterdir() if path.is_socket()):
             socket.unlink()
             answer["sockets"].append(str(socket))
         for half in sorted(run.rglob(f"*{HALF_WRITTEN}")):
