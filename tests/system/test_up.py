@@ -249,7 +249,7 @@ def test_progress_is_shown_on_a_terminal(testbed: Testbed, tmp_path: Path) -> No
             stdin=subprocess.DEVNULL,
             stdout=plain,
             stderr=theirs,
-            env={**os.environ, "TERM": "xterm"},
+            env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},  # room for all its columns
         )
     os.close(theirs)
     shown = b""
