@@ -13,7 +13,7 @@ ModelOption = Annotated[
     str | None, typer.Option("--model", metavar="DIR", help="A checkpoint's folder, or its name on the hub.")
 ]
 RandomOption = Annotated[
-    bool, typer.Option("--random-weights", help="Blocks of the [model]'s size without a checkpoint.")
+    bool, typer.Option("--random-weights", help="Blocks of the model table's size without a checkpoint.")
 ]
 _Whole = typer.Option(min=1)
 
