@@ -280,7 +280,7 @@ class ServerTarget:
     async def _until_clean(self) -> None:
         """All that is left is the witness's: one connection, one session, its bytes, no step."""
         async with asyncio.timeout(_PATIENCE_S):
-            while self.server.n_connections != 1:  # noqa: ASYNC110 - nothing says when the last one has gone
+            while len(self.server.sessions.live) != 1:  # noqa: ASYNC110 - nothing says when the last one has gone
                 await asyncio.sleep(0.0005)
         account = self.server.account
         assert len(account) == 1, f"{len(account) - 1} sessions are left"

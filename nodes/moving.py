@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from nodes import wire
-from nodes.server import HostedBlocks, Server
+from nodes.sessions import HostedBlocks, Sessions
 from nodes.watchdog import Overdue, Watchdog
 
 log = logging.getLogger(__name__)
@@ -28,17 +28,17 @@ _ROUNDING = 1 + 1e-9
 class Moving:
     """Moves one server to other blocks, one move after another. ``tell(phase, at_s)`` hears of every phase."""
 
-    def __init__(self, server: Server, tell: Callable[[str, float], None]) -> None:
-        self._server = server
+    def __init__(self, sessions: Sessions, tell: Callable[[str, float], None]) -> None:
+        self._sessions = sessions
         self._tell = tell
-        self._watchdog = Watchdog(server.clock)
+        self._watchdog = Watchdog(sessions.clock)
         self._turn = asyncio.Lock()
         self._leaves = False
 
     async def leave(self) -> None:
         """No room for new sessions from now on, whatever moves; those that are there keep theirs."""
         self._leaves = True
-        self._server.account.capacity_bytes = 0.0
+        self._sessions.account.capacity_bytes = 0.0
 
     async def rehost(
         self, first: int, last: int, cache_bytes: float, drain_s: float | None, load_s: float
@@ -52,8 +52,8 @@ class Moving:
         served.
         """
         async with self._turn:
-            server, clock = self._server, self._server.clock
-            old, server.may_move = server.hosted, True
+            sessions, clock = self._sessions, self._sessions.clock
+            old, sessions.may_move = sessions.hosted, True
             wanted = HostedBlocks(first, last, cache_bytes, old.cache_bytes_per_token)
             self._enter(DRAINING)
             closed_at_s = clock.now_s()
@@ -61,9 +61,9 @@ class Moving:
             n_cut = await self._drain(drain_s or 0.0)
             drained_at_s = clock.now_s()
             self._enter(LOADING)
-            await server.compute.host(server.hosted.first, server.hosted.last)
+            await sessions.compute.host(sessions.hosted.first, sessions.hosted.last)
             await clock.sleep_until_s(drained_at_s + load_s)
-            await server.compute.host(first, last)
+            await sessions.compute.host(first, last)
             self._offer(wanted)
             self._enter(SERVING)
             return {
@@ -74,37 +74,37 @@ class Moving:
             }
 
     def _enter(self, phase: str) -> None:
-        self._server.phase = phase
-        self._tell(phase, self._server.clock.now_s())
+        self._sessions.phase = phase
+        self._tell(phase, self._sessions.clock.now_s())
 
     def _offer(self, hosted: HostedBlocks) -> None:
-        self._server.hosted = hosted
-        self._server.account.capacity_bytes = 0.0 if self._leaves else hosted.cache_bytes
+        self._sessions.hosted = hosted
+        self._sessions.account.capacity_bytes = 0.0 if self._leaves else hosted.cache_bytes
 
     async def _drain(self, most_s: float) -> int:
         """Wait for the sessions that cannot stay, then end them; answers how many those were."""
-        server, n_cut = self._server, 0
+        sessions, n_cut = self._sessions, 0
         try:
             with self._watchdog.limit(most_s):
                 while most_s and self._leaving():
-                    server.released.clear()
-                    await server.released.wait()
+                    sessions.released.clear()
+                    await sessions.released.wait()
         except Overdue:
             pass  # the rest goes on elsewhere
         while leaving := self._leaving():
             n_cut += 1
-            await server.end(leaving[0], wire.SESSION_MOVED, "is cut: its server moves to other blocks")
+            await sessions.end(leaving[0], wire.SESSION_MOVED, "is cut: its server moves to other blocks")
         if n_cut:
             log.warning("%d sessions have to go on elsewhere: their blocks move", n_cut)
         return n_cut
 
     def _leaving(self) -> list[tuple[int, str]]:
         """The sessions that need more than is offered: blocks that go, or room that goes, the last ones first."""
-        server, account = self._server, self._server.account
-        hosted = server.hosted
+        sessions, account = self._sessions, self._sessions.account
+        hosted = sessions.hosted
         leaving, used_bytes = [], 0.0
         for key in account.keys():  # noqa: SIM118 - an account is no mapping
-            first, last = server.blocks_of(key)
+            first, last = sessions.blocks_of(key)
             used_bytes += account.held_bytes(key)
             is_here = hosted.first <= first < last <= hosted.last
             if not is_here or used_bytes > hosted.cache_bytes * _ROUNDING:

@@ -144,7 +144,7 @@ async def _serve(config: ServerConfig) -> None:
         return server.status()
 
     async def slow(factor: float) -> None:
-        server.compute = slowed(compute, factor, clock)
+        server.sessions.compute = slowed(compute, factor, clock)
 
     async def stop() -> None:
         stopped.set()
@@ -153,7 +153,7 @@ async def _serve(config: ServerConfig) -> None:
         with contextlib.suppress(control.ControlError):  # the orchestrator is gone, and this node ends
             peer.tell("phase", config.name, phase, at_s)
 
-    moving = Moving(server, tell_phase)
+    moving = Moving(server.sessions, tell_phase)
     handlers: dict[str, control.Handler] = {
         "start": start,
         "status": status,
@@ -162,7 +162,7 @@ async def _serve(config: ServerConfig) -> None:
         "drain": moving.leave,
         "stop": stop,
     }
-    peering = Peering(config.address, clock, server.forwarding)
+    peering = Peering(config.address, clock, server.sessions.forwarding)
     peer = await control.connect(config.control_path, {**handlers, **peering.handlers()})
     watch = AddressWatch(config.address, stopped)
     peer.tell("hello", config.name, os.getpid(), port)

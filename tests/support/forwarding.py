@@ -27,7 +27,7 @@ async def forwarding_farm(
         begin = servers.begin
 
         def introduce(number: int) -> None:
-            forwarding = servers.servers[number].forwarding = Forwarding(clock)
+            forwarding = servers.servers[number].sessions.forwarding = Forwarding(clock)
             forwarding.limit_s = limit_s
             forwarding.peers = [Connection(http, servers.url(other), clock) for other in range(len(ranges))]
             for peer in forwarding.peers:

@@ -270,7 +270,7 @@ async def test_more_connections_than_allowed_get_503_until_one_leaves(at_once: b
         assert len(sockets) == 3
         assert [result for result in results if isinstance(result, int)] == [503] * 9
         await sockets[0].close()
-        await until(lambda: len(server._connections) == 2)
+        await until(lambda: len(server.sessions.live) == 2)
         again = await connect()
         assert not isinstance(again, int)
         for socket in (*sockets, again):
@@ -318,7 +318,7 @@ async def test_bytes_that_are_no_protocol_at_all_do_not_touch_other_connections(
                 with contextlib.suppress(ConnectionError):
                     await reader.read()
         assert (await client.ask("step", 2, "s", 0, 1, rows(3)))[-1] == rows(apply_blocks(3, 0, [0] * 4))
-        await until(lambda: len(server._connections) == 1)
+        await until(lambda: len(server.sessions.live) == 1)
 
 
 class _Breaks(StubCompute):

@@ -43,8 +43,16 @@ async def test_a_chain_of_forwarding_servers_gives_the_tokens_of_the_whole_model
         log = await session(servers, clock).run()
         assert log.token_ids == TOKENS
         assert servers.steps[:3] == [(0, 0, 5), (1, 0, 5), (2, 0, 5)]
-        assert all(len(server.forwarding.peers) == 7 for server in servers.servers.values())
-        assert [peer.generation for peer in servers.servers[0].forwarding.peers] == [0, 1, 0, 0, 0, 0, 0]
+        assert all(len(server.sessions.forwarding.peers) == 7 for server in servers.servers.values())
+        assert [peer.generation for peer in servers.servers[0].sessions.forwarding.peers] == [
+            0,
+            1,
+            0,
+            0,
+            0,
+            0,
+            0,
+        ]
 
 
 @pytest.mark.parametrize("ranges", [[(0, 6)], [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 6)]])
@@ -75,7 +83,7 @@ async def test_sessions_side_by_side_share_the_connections_and_leave_nothing() -
         for index, log in enumerate(logs):
             assert log.token_ids == expected_tokens(6, index=index)
         assert servers.servers[1].counters.connections == 2, "the client's and the first server's"
-        assert not any(server.forwarding._places for server in servers.all_servers)
+        assert not any(server.sessions.forwarding._places for server in servers.all_servers)
 
 
 @pytest.mark.parametrize("position", [0, 5, 7], ids=["in the prefill", "at the first decode", "at the last"])
@@ -138,7 +146,7 @@ async def test_the_client_learns_which_server_does_not_take_what_is_pushed_to_it
     clock = JumpClock()
     async with forwarding_farm(RANGES, clock) as servers:
         # Only the way from the first to the second server is cut: the client reaches both.
-        servers.servers[0].forwarding.peers[1].move("http://127.0.0.1:9/nobody")
+        servers.servers[0].sessions.forwarding.peers[1].move("http://127.0.0.1:9/nobody")
         log = await banning(session(servers, clock)).run()
     assert log.token_ids == TOKENS
     (found,) = log.of("detected")
@@ -234,8 +242,8 @@ async def test_a_session_that_was_idle_too_long_is_replayed() -> None:
         def happens(server: int, at: int, n_tokens: int) -> None:
             if (server, at) == (0, 6):
                 expiring = servers.servers[2]
-                (connection, number, held) = next(iter(expiring.forwarding._places.values())).owner
-                expiring._expire(connection, number, held.key)
+                connection, held = next(iter(expiring.sessions.forwarding._places.values())).owner
+                expiring.sessions._expire(connection, held.key)
 
         servers.happens = happens
         work = asyncio.ensure_future(run.hub.run())
@@ -308,7 +316,7 @@ async def test_a_session_ends_with_the_connection_of_its_client_not_with_one_tha
             assert await client.ask("join", 1, "a", *JOIN, "token", 0, "") == ["ok", 1]
         await until(lambda: not len(server.account))
         assert (await pushed(other, 2))[:3] == ["error", 2, "unknown-session"]
-        assert not server.forwarding._places
+        assert not server.sessions.forwarding._places
 
 
 @pytest.mark.parametrize("token", ["", "token"], ids=["empty", "of another session"])

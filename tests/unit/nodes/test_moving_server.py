@@ -28,7 +28,7 @@ class Phases:
 
 def moving(server: Server) -> tuple[Moving, Phases]:
     phases = Phases()
-    return Moving(server, phases), phases
+    return Moving(server.sessions, phases), phases
 
 
 async def opened(connection: Connection, key: str, first: int, last: int, tokens: int = 10) -> None:
@@ -55,7 +55,7 @@ async def test_sessions_on_kept_blocks_go_on_while_others_are_waited_for_and_the
         await opened(connection, "stays", 2, 4)
         await opened(connection, "goes", 0, 4)
         work = asyncio.ensure_future(mover.rehost(2, 6, 500.0, 100.0, 8.0))
-        await until(lambda: server.phase == "draining")
+        await until(lambda: server.sessions.phase == "draining")
         assert await refusal(opened(connection, "new", 0, 2)) == wire.NO_CAPACITY
         await opened(connection, "also kept", 2, 4)
         frame, _, _ = await step(connection, "stays", 0)
@@ -64,7 +64,7 @@ async def test_sessions_on_kept_blocks_go_on_while_others_are_waited_for_and_the
         await clock.advance(3.0)
         assert not work.done()
         await connection.ask("close", "goes")
-        await until(lambda: server.phase == "loading")
+        await until(lambda: server.sessions.phase == "loading")
         assert await refusal(opened(connection, "too early", 4, 6)) == wire.NO_CAPACITY
         await step(connection, "stays", 1)
         await drive(clock, work, 1.0)
@@ -118,8 +118,8 @@ async def test_a_server_that_does_not_drain_cuts_everything_at_once_and_keeps_no
     async with connected([server], clock) as [connection]:
         await opened(connection, "x", 2, 4)
         work = asyncio.ensure_future(mover.rehost(2, 6, 1e6, None, 4.0))
-        await until(lambda: server.phase == "loading")
-        assert (server.hosted.first, server.hosted.last, len(server.account)) == (0, 0, 0)
+        await until(lambda: server.sessions.phase == "loading")
+        assert (server.sessions.hosted.first, server.sessions.hosted.last, len(server.account)) == (0, 0, 0)
         assert await refusal(step(connection, "x", 0)) == wire.SESSION_MOVED
         assert await refusal(opened(connection, "y", 2, 4)) == wire.NO_CAPACITY
         await drive(clock, work, 1.0)
@@ -129,13 +129,15 @@ async def test_a_server_that_does_not_drain_cuts_everything_at_once_and_keeps_no
 
 async def test_a_step_that_runs_when_its_session_is_cut_is_answered_and_the_next_is_not() -> None:
     clock = ManualClock()
-    profile = type(make_server().compute.profile)(TOKEN_BYTES, 1.0, 1.0, 0.0)
+    profile = type(make_server().sessions.compute.profile)(TOKEN_BYTES, 1.0, 1.0, 0.0)
     server = make_server(0, 2, clock=clock, profile=profile)
     mover, _ = moving(server)
     async with connected([server], clock) as [connection]:
         await opened(connection, "x", 0, 2)
         running = asyncio.ensure_future(step(connection, "x", 0))
-        await until(lambda: bool(server.live) and any(c.tasks for c in server.live.values()))
+        await until(
+            lambda: bool(server.sessions.live) and any(c.tasks for c in server.sessions.live.values())
+        )
         await mover.rehost(2, 4, 1e6, None, 0.0)
         await drive(clock, running, 1.0)
         caches = [0, 0]
@@ -150,7 +152,11 @@ async def test_two_moves_of_one_server_come_one_after_the_other() -> None:
     mover, phases = moving(server)
     both = asyncio.gather(mover.rehost(2, 6, 1.0, 9.0, 2.0), mover.rehost(0, 3, 2.0, 9.0, 2.0))
     await drive(clock, both, 1.0)
-    assert (server.hosted.first, server.hosted.last, server.account.capacity_bytes) == (0, 3, 2.0)
+    assert (server.sessions.hosted.first, server.sessions.hosted.last, server.account.capacity_bytes) == (
+        0,
+        3,
+        2.0,
+    )
     assert [phase for phase, _ in phases.told] == ["draining", "loading", "serving"] * 2
 
 
@@ -160,8 +166,8 @@ async def test_a_server_that_leaves_while_it_moves_takes_no_new_sessions_on_its_
     mover, _ = moving(server)
     async with connected([server], clock) as [connection]:
         work = asyncio.ensure_future(mover.rehost(2, 6, 1e6, 9.0, 5.0))
-        await until(lambda: server.phase == "loading")
+        await until(lambda: server.sessions.phase == "loading")
         await mover.leave()
         await drive(clock, work, 1.0)
-        assert (server.hosted.first, server.hosted.last) == (2, 6)
+        assert (server.sessions.hosted.first, server.sessions.hosted.last) == (2, 6)
         assert await refusal(opened(connection, "new", 2, 6)) == wire.NO_CAPACITY

@@ -55,7 +55,7 @@ async def test_the_connections_of_one_address_are_bounded_and_the_answer_says_so
         async with aiohttp.ClientSession() as http, http.get(url + wire.PATH) as answer:
             assert await answer.text() == "too many connections from 127.0.0.1"
         await second.socket.close()
-        await until(lambda: server.n_connections == 1)
+        await until(lambda: len(server.sessions.live) == 1)
         async with raw_client(url) as third:
             assert (await third.ask("ping", 1, b""))[0] == "out"
 

@@ -1,0 +1,255 @@
+"""The sessions of a server: what blocks it hosts, who uses them, and how much room their caches take."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from nodes import wire
+from nodes.cache import CacheAccount, NoCapacityError
+from nodes.clock import Clock
+from nodes.compute import Compute, ComputeError
+from nodes.forwarding import Forwarding, Place
+from nodes.limits import ServerLimits, ServerSocket, cut, shown
+
+log = logging.getLogger(__name__)
+
+_EXPIRED_REMEMBERED = 10_000
+
+
+@dataclass(frozen=True)
+class HostedBlocks:
+    """What a server holds and how much attention cache sessions may use (bytes)."""
+
+    first: int
+    last: int
+    cache_bytes: float
+    cache_bytes_per_token: float
+    """Attention cache of one token in one block."""
+
+
+@dataclass
+class Session:
+    key: str
+    first: int
+    last: int
+    max_tokens: int
+    state: Any
+    used_at_s: float
+    position: int = 0
+    running: bool = False
+    place: Place | None = None
+    """In a chain of servers that forward; ``None``: its client brings and fetches every step."""
+
+
+@dataclass
+class Counters:
+    """Totals since start; the metrics page shows them."""
+
+    opened: int = 0
+    refused: int = 0
+    closed: int = 0
+    expired: int = 0
+    steps: int = 0
+    errors: int = 0
+    connections: int = 0
+    compute_s: float = 0.0
+
+
+@dataclass
+class Connection:
+    """A client's WebSocket, or another server's, and what it has here."""
+
+    number: int
+    client: str
+    """Its address."""
+    socket: ServerSocket
+    transport: asyncio.Transport
+    sessions: dict[str, Session] = field(default_factory=dict)
+    expired: OrderedDict[str, tuple[str, str]] = field(default_factory=OrderedDict)
+    """Sessions that the server has ended: the code and the words for whoever asks for them."""
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    pending_bytes: int = 0
+
+
+class Sessions:
+    """Sessions belong to the connection that opened them and end with it.
+
+    Methods that take a frame raise ``FrameError`` when its sender does not speak the protocol.
+    """
+
+    def __init__(self, hosted: HostedBlocks, compute: Compute, clock: Clock, limits: ServerLimits) -> None:
+        self.hosted = hosted
+        self.compute = compute
+        self.clock = clock
+        self.limits = limits
+        self.account = CacheAccount(hosted.cache_bytes)
+        self.counters = Counters()
+        self.forwarding = Forwarding(clock)
+        self.phase = "serving"
+        """What the server does to its blocks: see ``nodes.moving``."""
+        self.may_move = False
+        """The blocks may be others than a client has heard."""
+        self.released = asyncio.Event()
+        """Set whenever a session has ended."""
+        self.live: dict[int, Connection] = {}
+        """Connections by number; keys of ``account`` are ``(number, session)``."""
+
+    def drop(self, connection: Connection) -> None:
+        """End all that a connection has here."""
+        for task in connection.tasks:
+            task.cancel()
+        for key in list(connection.sessions):
+            self._release(connection, key)
+
+    def open(self, connection: Connection, frame: list[Any]) -> bytes:
+        """The answer to an ``open`` or ``join`` frame."""
+        _, request_id, key, client, first, last, max_tokens, *chained = frame
+        hosted = self.hosted
+        if not hosted.first <= first < last <= hosted.last:
+            if self.may_move:  # the client was told of blocks that have gone since
+                self.counters.refused += 1
+                text = f"blocks {first} to {last} are not here any more"
+                return wire.pack("error", request_id, wire.NO_CAPACITY, text)
+            raise wire.FrameError(
+                wire.WRONG_BLOCKS,
+                f"blocks {first} to {last} asked for, {hosted.first} to {hosted.last} are here",
+                request_id,
+            )
+        if key in connection.sessions:
+            raise wire.FrameError(wire.BAD_FRAME, f"session {shown(key)} is open already", request_id)
+        if max_tokens < 1:
+            raise wire.FrameError(wire.BAD_FRAME, "a session needs room for a token", request_id)
+        if max_tokens > self.limits.max_session_tokens:
+            raise wire.FrameError(
+                wire.BAD_FRAME,
+                f"a session of {max_tokens} tokens; at most {self.limits.max_session_tokens} are taken",
+                request_id,
+            )
+        if chained:
+            self.forwarding.check(request_id, *chained)
+        n_bytes = hosted.cache_bytes_per_token * max_tokens * (last - first)
+        try:
+            if len(connection.sessions) >= self.limits.max_sessions_per_connection:
+                raise NoCapacityError("too many sessions on this connection")
+            if len(self.account) >= self.limits.max_sessions:
+                raise NoCapacityError("too many sessions on this server")
+            self.account.reserve((connection.number, key), n_bytes)
+            try:
+                state = self.compute.new_session(client, first, last, max_tokens)
+            except ComputeError as error:
+                self.account.release((connection.number, key))
+                raise NoCapacityError(str(error)) from error
+        except NoCapacityError as error:
+            self.counters.refused += 1
+            return wire.pack("error", request_id, wire.NO_CAPACITY, cut(error))
+        session = Session(key, first, last, max_tokens, state, self.clock.now_s())
+        connection.sessions[key] = session
+        if chained:
+            owner = connection, session
+            session.place = self.forwarding.join(Place(owner, connection.socket, request_id, *chained))
+        self.counters.opened += 1
+        return wire.pack("ok", request_id)
+
+    def close(self, connection: Connection, frame: list[Any]) -> bytes:
+        """The answer to a ``close`` frame."""
+        _, request_id, key = frame
+        if key in connection.sessions:
+            self._release(connection, key)
+            self.counters.closed += 1
+        elif key not in connection.expired:
+            raise wire.FrameError(wire.UNKNOWN_SESSION, f"no session {shown(key)}", request_id)
+        return wire.pack("ok", request_id)
+
+    def _release(self, connection: Connection, key: str) -> None:
+        session = connection.sessions.pop(key)
+        if session.place is not None:
+            self.forwarding.leave(session.place)
+        self.compute.close_session(session.state)
+        self.account.release((connection.number, key))
+        self.released.set()
+
+    def forget(self, connection: Connection, key: str, code: str, reason: str) -> None:
+        """End a session that its client did not close; what is still asked of it is answered, not an error."""
+        self._release(connection, key)
+        connection.expired[key] = code, cut(f"session {shown(key)} {reason}")
+        while len(connection.expired) > _EXPIRED_REMEMBERED:
+            connection.expired.popitem(last=False)
+
+    def check_step(self, connection: Connection, frame: list[Any], is_pushed: bool = False) -> Session | None:
+        """The step's session; ``None`` if it has expired. Raises ``FrameError``."""
+        _, request_id, key, position, n_tokens, payload = frame
+        session = connection.sessions.get(key)
+        if session is None:
+            if key in connection.expired:
+                return None
+            raise wire.FrameError(wire.UNKNOWN_SESSION, f"no session {shown(key)}", request_id)
+        if session.place is not None and not is_pushed:
+            raise wire.FrameError(
+                wire.BAD_FRAME, f"session {shown(key)} is part of a chain: push to it", request_id
+            )
+        if n_tokens < 1 or len(payload) != n_tokens * self.compute.token_bytes:
+            raise wire.FrameError(
+                wire.WRONG_SIZE,
+                f"{len(payload)} bytes for {n_tokens} hidden states of {self.compute.token_bytes} bytes",
+                request_id,
+            )
+        if position != session.position or session.running:
+            raise wire.FrameError(
+                wire.WRONG_POSITION,
+                f"session {shown(key)} is at position {session.position}, not {position}",
+                request_id,
+            )
+        if position + n_tokens > session.max_tokens:
+            raise wire.FrameError(
+                wire.WRONG_POSITION,
+                f"session {shown(key)} has room for {session.max_tokens} tokens",
+                request_id,
+            )
+        session.running = True
+        return session
+
+    @contextlib.asynccontextmanager
+    async def expiring(self, connection: Connection) -> AsyncIterator[None]:
+        """Close the connection's idle sessions while the body runs."""
+
+        async def watch() -> None:
+            while True:
+                now_s = self.clock.now_s()
+                for session in list(connection.sessions.values()):
+                    if not session.running and session.used_at_s + self.limits.idle_s <= now_s:
+                        self._expire(connection, session.key)
+                        if session.place is not None:
+                            await session.place.tell(
+                                "error", wire.SESSION_EXPIRED, "it was idle for too long"
+                            )
+                await self.clock.sleep_until_s(now_s + self.limits.idle_s / 4)
+
+        task = asyncio.ensure_future(watch())
+        try:
+            yield
+        finally:
+            task.cancel()
+
+    def _expire(self, connection: Connection, key: str) -> None:
+        self.forget(connection, key, wire.SESSION_EXPIRED, "was idle for too long")
+        self.counters.expired += 1
+        log.warning("session %s was idle for %g s: closed", shown(key), self.limits.idle_s)
+
+    async def end(self, key: tuple[int, str], code: str, reason: str) -> None:
+        """End the session of ``account`` with that key; its client hears when it asks, of a chain at once."""
+        connection = self.live[key[0]]
+        session = connection.sessions[key[1]]
+        self.forget(connection, key[1], code, reason)
+        if session.place is not None:
+            await session.place.tell("error", code, f"it {reason}")
+
+    def blocks_of(self, key: tuple[int, str]) -> tuple[int, int]:
+        """The blocks that the session of ``account`` with that key uses, half-open."""
+        session = self.live[key[0]].sessions[key[1]]
+        return session.first, session.last
