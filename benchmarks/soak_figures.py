@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 SERVER = "server"
+_N_FLOORS = 10
+"""So many parts of the time have a floor each: the least value in it."""
 AGE_CLASSES_S = (2.0, 5.0, 10.0, 20.0, 40.0, 80.0)
 """Upper ends: a process takes memory as it begins to work, so only those of like age are compared."""
 
@@ -96,6 +98,14 @@ def series(samples: Sequence[Sample], role: str, what: str) -> tuple[Array, Arra
     return at_s, values
 
 
+def floors(at_s: Array, values: Array) -> tuple[Array, Array]:
+    """(instants, values): the least value in every part of the time. What comes and goes leaves them as they are."""
+    ends = np.linspace(at_s.min(), at_s.max(), _N_FLOORS + 1)[1:-1]
+    parts = np.digitize(at_s, ends, right=True)
+    lowest = [np.flatnonzero(parts == part)[values[parts == part].argmin()] for part in np.unique(parts)]
+    return at_s[lowest], values[lowest]
+
+
 def warmed_up(samples: Iterable[Sample], warm_up_s: float) -> list[Sample]:
     return [sample for sample in samples if sample.elapsed_s >= warm_up_s]
 
@@ -111,17 +121,17 @@ def roles(samples: Iterable[Sample], n_instants: int = 1) -> list[str]:
 def growth(samples: Sequence[Sample], role: str) -> dict[str, object]:
     """Of one role: slopes of memory (MB per hour) and of descriptors (per hour), and the first and last values.
 
-    ``floor_mb``: the least memory in the first and in the last third of the time. What is only busier at times
-    comes back to the same floor.
+    Slopes are of floors (see ``floors``): bursts of work come back to the same floor, what is lost for good lifts
+    it. ``floor_mb``: the least memory in the first and in the last third of the time.
     """
     at_s, rss = series(samples, role, "rss_bytes")
     _, pss = series(samples, role, "pss_bytes")
     _, descriptors = series(samples, role, "n_descriptors")
     first, last = np.quantile(at_s, [1 / 3, 2 / 3])
     return {
-        "rss_mb_per_hour": asdict(slope(at_s, rss / 1e6)),
-        "pss_mb_per_hour": asdict(slope(at_s, pss / 1e6)),
-        "descriptors_per_hour": asdict(slope(at_s, descriptors)),
+        "rss_mb_per_hour": asdict(slope(*floors(at_s, rss / 1e6))),
+        "pss_mb_per_hour": asdict(slope(*floors(at_s, pss / 1e6))),
+        "descriptors_per_hour": asdict(slope(*floors(at_s, descriptors))),
         "rss_mb": {"first": rss[0] / 1e6, "last": rss[-1] / 1e6, "max": rss.max() / 1e6},
         "floor_mb": {"first": rss[at_s <= first].min() / 1e6, "last": rss[at_s >= last].min() / 1e6},
         "descriptors": {"first": descriptors[0], "last": descriptors[-1], "max": descriptors.max()},

@@ -1,8 +1,9 @@
 """What runs inside a node of the emulated network.
 
 - ``node``: a node process from its configuration; ``control``: how the orchestrator talks to it
-- ``wire``: the data plane's frames; ``server``, ``cache``, ``compute``: sessions on a server's blocks
-- ``connection``, ``session``, ``load``: the client's connections, one request, the load generator
+- ``wire``: the data plane's frames; ``server``, ``sessions``, ``cache``, ``compute``, ``limits``: a server
+- ``connection``, ``session``, ``chain``, ``load``: the client's connections, one request, the load generator
+- ``recovery``, ``watchdog``: what a client does when a hop fails; ``moving``: a server that changes its blocks
 - ``forwarding``, ``peering``: servers that push hidden states to the next one; ``forwarded``: the client's part
 - ``eventlog``: the append-only log; ``clock``, ``timers``, ``links``: time, deadlines, delays in the client
 - ``digest``: values that prove a chain right; ``probe``: measures the network itself

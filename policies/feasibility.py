@@ -21,7 +21,11 @@ def block_list(blocks: Sequence[int]) -> str:
 
 
 def gigabytes(n_bytes: float) -> str:
-    return f"{n_bytes / 1e9:.2f} GB" if n_bytes >= 1e7 else f"{n_bytes:.4g} bytes"
+    """With a unit that leaves two digits or more: GB, MB below 10 MB, kB below 10 kB, bytes below 1 kB."""
+    for unit_bytes, least_bytes, unit in ((1e9, 1e7, "GB"), (1e6, 1e4, "MB"), (1e3, 1e3, "kB")):
+        if n_bytes >= least_bytes:
+            return f"{n_bytes / unit_bytes:.2f} {unit}"
+    return f"{n_bytes:.4g} bytes"
 
 
 def largest_concurrency(problem: Problem, honour_cap: bool = True) -> int:

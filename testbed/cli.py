@@ -6,13 +6,25 @@ import errno
 import json
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
-from testbed.cli_blocks import ModelOption, RandomOption, generate, model_app, model_overrides
+from testbed.cli_blocks import generate, model_app, model_overrides
+from testbed.cli_measure import calibrate, links, reproduce, topology
+from testbed.cli_options import (
+    JsonOption,
+    ModelOption,
+    NetworkOption,
+    OutOption,
+    RandomOption,
+    ScenarioArg,
+    SeedOption,
+    SetOption,
+    TimeScaleOption,
+    print_answer,
+)
 from testbed.errors import EXIT_INTERRUPTED, TestbedError, UserError
 
 app = typer.Typer(
@@ -22,33 +34,13 @@ app = typer.Typer(
     epilog="Start with: testbed up clustered --time-scale 20",
 )
 
-app.command()(generate)
-app.add_typer(model_app, name="model")
+_RUNS, _SCENARIOS, _RESULTS, _MACHINE = "Runs", "Scenarios", "Results", "Machine and models"
 
 # Typer has a copy of click inside, whose usage error is public only as the base of this one.
 _UsageError: Any = typer.BadParameter.__bases__[0]
 
-ScenarioArg = Annotated[
-    str, typer.Argument(help="A scenario file, or a shipped one's name; see `testbed scenarios`.")
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a value, e.g. workload.rate=0.5. Repeatable."),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
-NetworkOption = Annotated[
-    str | None, typer.Option(help="auto, netem, fabric or loopback; overrides network.backend.")
-]
-TimeScaleOption = Annotated[
-    float | None, typer.Option(help="Run so many times faster than life; times are reported scaled back.")
-]
-SeedOption = Annotated[int | None, typer.Option(help="Overrides the scenario's seed.")]
-OutOption = Annotated[
-    Path | None, typer.Option("--out", help="The run directory; default runs/<scenario>-<time>.")
-]
 
-
-@app.command()
+@app.command(rich_help_panel=_RUNS)
 def up(
     scenario: ScenarioArg,
     network: NetworkOption = None,
@@ -93,7 +85,7 @@ def _refuse_pair_and_half(has_pair: bool, placement: str | None, routing: str | 
         raise UserError("--policy names both policies: give either it, or --placement and --routing")
 
 
-@app.command()
+@app.command(rich_help_panel=_RUNS)
 def fault(
     kind: Annotated[str, typer.Argument(help="kill, stop, cont, slow, restart, leave or join.")],
     server: Annotated[str, typer.Argument(help="The server's name.")],
@@ -110,10 +102,10 @@ def fault(
     from testbed.faults.live import fault_command
 
     answer, text = fault_command(kind, server, factor, run)
-    _print(answer, lambda: text, as_json)
+    print_answer(answer, lambda: text, as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=_RUNS)
 def simulate(
     targets: Annotated[
         list[str],
@@ -196,16 +188,16 @@ def simulate(
     raise typer.Exit(simulate_command(targets, options, as_json=as_json))
 
 
-@app.command()
+@app.command(rich_help_panel=_SCENARIOS)
 def show(scenario: ScenarioArg, overrides: SetOption = None, as_json: JsonOption = False) -> None:
     """Print the resolved scenario: every name looked up, every unit converted."""
     from testbed.scenario import dump_toml, load_experiment
 
     experiment = load_experiment(scenario, overrides or [])
-    _print(dict(experiment.document), lambda: dump_toml(experiment), as_json)
+    print_answer(dict(experiment.document), lambda: dump_toml(experiment), as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=_SCENARIOS)
 def validate(scenario: ScenarioArg, overrides: SetOption = None, as_json: JsonOption = False) -> None:
     """Check a scenario, its placement included, without running anything.
 
@@ -213,10 +205,11 @@ def validate(scenario: ScenarioArg, overrides: SetOption = None, as_json: JsonOp
     """
     from testbed.placing import place_experiment
     from testbed.scenario import load_experiment
+    from testbed.scenario.units import counted
 
     experiment = load_experiment(scenario, overrides or [])
     placement = None if experiment.code_in_file else place_experiment(experiment).placement
-    answer = {
+    answer: dict[str, Any] = {
         "valid": True,
         "name": experiment.name,
         "n_servers": experiment.problem.n_servers,
@@ -231,186 +224,50 @@ def validate(scenario: ScenarioArg, overrides: SetOption = None, as_json: JsonOp
         placed = f"{placement.policy} places all blocks"
         if placement.design_concurrency:
             placed += f" for |R| = {placement.design_concurrency}"
-    _print(
+    print_answer(
         answer,
         lambda: (
-            f"{experiment.name}: valid; {answer['n_servers']} servers, {answer['n_clients']} clients, "
-            f"{answer['n_requests']} requests; {placed}"
+            f"{experiment.name}: valid; {counted(answer['n_servers'], 'server')}, "
+            f"{counted(answer['n_clients'], 'client')}, {counted(answer['n_requests'], 'request')}; {placed}"
         ),
         as_json,
     )
 
 
-@app.command()
+@app.command(rich_help_panel=_SCENARIOS)
 def scenarios(as_json: JsonOption = False) -> None:
     """List the scenarios that come with the tool."""
     from testbed.scenario import shipped_scenarios
 
     rows = [{"name": name, "description": text} for name, text in shipped_scenarios()]
-    _print(
+    print_answer(
         {"scenarios": rows}, lambda: "\n".join(f"{r['name']:<14} {r['description']}" for r in rows), as_json
     )
 
 
-@app.command()
+@app.command(rich_help_panel=_SCENARIOS)
 def policies(as_json: JsonOption = False) -> None:
     """List placement and routing policies, one line each."""
     from policies.registry import list_policies
 
     rows = list_policies()
-    _print(
+    print_answer(
         {"policies": rows},
         lambda: "\n".join(f"{r['kind']:<10} {r['name']:<24} {r['summary']}" for r in rows),
         as_json,
     )
 
 
-@app.command()
-def links(
-    scenario: ScenarioArg,
-    network: NetworkOption = None,
-    pairs: Annotated[
-        int | None, typer.Option(min=1, help="Measure only the first N client-server pairs.")
-    ] = None,
-    echoes: Annotated[int, typer.Option(min=2, help="Echoes per pair and message size.")] = 50,
-    load: Annotated[
-        bool, typer.Option("--load", help="Measure each pair also while up to 20 others are busy.")
-    ] = False,
-    time_scale: TimeScaleOption = None,
-    overrides: SetOption = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Write JSON, tables and a plot to this new folder.")
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Measure the emulated network itself: requested and achieved RTT and rate of every pair."""
-    from testbed.linkcheck import links_command
-    from testbed.scenario import load_experiment
-
-    options = {"network.backend": network, "time_scale": time_scale}
-    changes = [f"{key}={value}" for key, value in options.items() if value is not None]
-    experiment = load_experiment(scenario, [*(overrides or []), *changes])
-    answer, text = links_command(
-        experiment, pairs, echoes, load=load, out=out, announce=lambda text: typer.echo(text, err=True)
-    )
-    _print(answer, lambda: text, as_json)
-
-
-@app.command()
-def topology(
-    name: Annotated[
-        str,
-        typer.Argument(
-            help="A shipped topology, or a file (.toml, .graphml, .gml, .graph; RTT matrix: .csv, .json)."
-        ),
-    ],
-    scenario: Annotated[str | None, typer.Option(help="Mark this scenario's servers and clients.")] = None,
-    delays: Annotated[str, typer.Option(help="given, or fibre: from coordinates.")] = "given",
-    detour: Annotated[float | None, typer.Option(min=1, help="With fibre: cable per distance.")] = None,
-    picture: Annotated[Path | None, typer.Option(help="Draw a map to this file (.png, .svg, .pdf).")] = None,
-    rtt_unit: Annotated[str, typer.Option(help="Unit of an RTT matrix file.")] = "ms",
-    overrides: SetOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Show a topology: nodes, links, round-trip times, and a map."""
-    from testbed.scenario import load_experiment
-    from testbed.topology import topology_command
-
-    if overrides and scenario is None:
-        raise UserError("--set changes a scenario: name one with --scenario")
-    experiment = load_experiment(scenario, overrides or []) if scenario else None
-    answer, text = topology_command(name, delays, detour, experiment, picture, rtt_unit)
-    _print(answer, lambda: text, as_json)
-
-
-@app.command()
-def reproduce(
-    what: Annotated[str, typer.Argument(help="What to reproduce: paper.")],
-    only: Annotated[str | None, typer.Option(help="tables or figures; default both.")] = None,
-    runs: Annotated[int, typer.Option(help="Monte-Carlo runs of every setting.")] = 20,
-    seed: Annotated[int, typer.Option(help="Seed of the first run; the next runs have the next seeds.")] = 0,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", help="Default runs/reproduce-paper. What is in it is not run again."),
-    ] = None,
-    jobs: Annotated[int | None, typer.Option(help="Worker processes; default one per CPU.")] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Run the paper's evaluation and set its printed numbers beside ours. Goes on where it was stopped."""
-    from testbed.reproduce.command import reproduce_command
-
-    answer, text = reproduce_command(what, only, runs, seed, out, jobs)
-    _print(answer, lambda: text, as_json)
-
-
-@app.command()
-def calibrate(
-    model: Annotated[str, typer.Option(help="A checkpoint's folder, or its name on the hub.")],
-    compute: Annotated[str, typer.Option(help="What is calibrated: blocks.")] = "blocks",
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    dtype: Annotated[
-        str | None, typer.Option(help="float32, bfloat16 or float16; default the model's own.")
-    ] = None,
-    weights: Annotated[
-        str, typer.Option(help="How blocks hold their matrices: plain, int8 or nf4.")
-    ] = "plain",
-    threads: Annotated[int, typer.Option(help="CPU threads of a step.")] = 1,
-    streams: Annotated[int, typer.Option(help="Steps that are computed at once.")] = 1,
-    name: Annotated[str | None, typer.Option(help="Name of the profile; default MODEL-DEVICE.")] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="A new folder; default runs/calibrate-NAME-TIME.")
-    ] = None,
-    blocks: Annotated[int | None, typer.Option(help="Load at most so many blocks; default all.")] = None,
-    lengths: Annotated[
-        str | None, typer.Option(help="Input lengths, e.g. 16,64,256; default as far as the model goes.")
-    ] = None,
-    sessions: Annotated[str, typer.Option(help="Numbers of sessions at once.")] = "1,2,4,8",
-    output_tokens: Annotated[int, typer.Option(help="Output tokens of the longest session.")] = 128,
-    rounds: Annotated[int, typer.Option(help="How often everything is measured.")] = 5,
-    pause_ms: Annotated[
-        float, typer.Option(min=0, help="Idle before every step of a session alone, as the network's delay.")
-    ] = 10,
-    random_weights: Annotated[
-        bool,
-        typer.Option("--random-weights", help="No weights are read: --model may be a profile (bloom-176b)."),
-    ] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Measure a backend's times and memory, fit the model to them, write a hardware profile for scenarios."""
-    from testbed.calibrate.command import Options, calibrate_command, numbers
-
-    options = Options(
-        model=model,
-        compute=compute,
-        device=device,
-        dtype=dtype,
-        weights=weights,
-        n_threads=threads,
-        n_streams=streams,
-        name=name,
-        out=out,
-        n_blocks=blocks,
-        lengths=numbers("--lengths", lengths),
-        sessions=numbers("--sessions", sessions) or (),
-        n_output_tokens=output_tokens,
-        rounds=rounds,
-        pause_s=pause_ms / 1e3,
-        random_weights=random_weights,
-    )
-    answer, text = calibrate_command(options, lambda text: typer.echo(text, err=True))
-    _print(answer, lambda: text, as_json)
-
-
-@app.command()
+@app.command(rich_help_panel=_MACHINE)
 def doctor(as_json: JsonOption = False) -> None:
     """Show what works on this machine, what does not, and how to get it."""
     from testbed.doctor import doctor_rows, doctor_text
 
     rows = doctor_rows()
-    _print({"capabilities": rows}, lambda: doctor_text(rows), as_json)
+    print_answer({"capabilities": rows}, lambda: doctor_text(rows), as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=_MACHINE)
 def clean(
     out: Annotated[Path, typer.Option("--out", help="A run directory, or a folder of them.")] = Path("runs"),
     as_json: JsonOption = False,
@@ -421,10 +278,10 @@ def clean(
     if not out.is_dir() and out != Path("runs"):
         raise UserError(f"{out} is no folder; give a run directory, or a folder of them, with --out")
     answer = clean_command(out)
-    _print(answer, lambda: clean_text(answer), as_json)
+    print_answer(answer, lambda: clean_text(answer), as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=_RESULTS)
 def report(
     run: Annotated[Path, typer.Argument(help="A run directory.")], as_json: JsonOption = False
 ) -> None:
@@ -435,10 +292,10 @@ def report(
     experiment = load_run(run)
     summary = finish_run(run, experiment)
     write_report(run, experiment)
-    _print(summary, lambda: summary_text(summary), as_json)
+    print_answer(summary, lambda: summary_text(summary), as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=_RESULTS)
 def compare(
     run_a: Annotated[Path, typer.Argument(help="A run directory; differences are in percent of it.")],
     run_b: Annotated[Path, typer.Argument(help="Another one.")],
@@ -451,11 +308,18 @@ def compare(
     from testbed.compare import compare_command
 
     answer, text = compare_command(run_a, run_b, out)
-    _print(answer, lambda: text, as_json)
+    print_answer(answer, lambda: text, as_json)
 
 
-def _print(answer: dict[str, Any], text: Callable[[], str], as_json: bool) -> None:
-    typer.echo(json.dumps(answer) if as_json else text())
+for command, panel in (
+    (generate, _RUNS),
+    (topology, _SCENARIOS),
+    (reproduce, _RESULTS),
+    (links, _MACHINE),
+    (calibrate, _MACHINE),
+):
+    app.command(rich_help_panel=panel)(command)
+app.add_typer(model_app, name="model", rich_help_panel=_MACHINE)
 
 
 def main() -> NoReturn:

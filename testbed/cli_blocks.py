@@ -8,13 +8,17 @@ from typing import Annotated
 
 import typer
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
-ModelOption = Annotated[
-    str | None, typer.Option("--model", metavar="DIR", help="A checkpoint's folder, or its name on the hub.")
-]
-RandomOption = Annotated[
-    bool, typer.Option("--random-weights", help="Blocks of the model table's size without a checkpoint.")
-]
+from testbed.cli_options import (
+    JsonOption,
+    ModelOption,
+    NetworkOption,
+    OutOption,
+    RandomOption,
+    ScenarioArg,
+    SetOption,
+    print_answer,
+)
+
 _Whole = typer.Option(min=1)
 
 model_app = typer.Typer(help="Small checkpoints to try things with, and what a checkpoint holds.")
@@ -28,7 +32,7 @@ def model_overrides(model: str | None, random_weights: bool) -> list[str]:
 
 
 def generate(
-    scenario: Annotated[str, typer.Argument(help="A scenario file, or a shipped one's name.")],
+    scenario: ScenarioArg,
     model: ModelOption = None,
     random_weights: RandomOption = False,
     prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="What the text begins with.")] = None,
@@ -40,12 +44,9 @@ def generate(
     top_k: Annotated[int | None, typer.Option(min=0, help="Sample from so many tokens; 0: all.")] = None,
     top_p: Annotated[float | None, typer.Option(min=0.001, max=1, help="Sample from this much odds.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, max=2**63 - 1, help="Of the sampling.")] = None,
-    network: Annotated[str | None, typer.Option(help="auto, netem, fabric or loopback.")] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a value of the scenario. Repeatable."),
-    ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="The run directory.")] = None,
+    network: NetworkOption = None,
+    overrides: SetOption = None,
+    out: OutOption = None,
     as_json: JsonOption = False,
     report: Annotated[bool, typer.Option(help="Write report.html and figures after the run.")] = False,
 ) -> None:
@@ -68,7 +69,6 @@ def generate(
     if as_json:
         typer.echo(json.dumps(answer))
     elif answer:
-        typer.echo("")
         typer.echo(answer_text(answer), err=True)
     raise typer.Exit(code)
 
@@ -92,7 +92,7 @@ def make_tiny(
     answer, text = make_tiny_command(
         folder, family, layers, hidden, heads, vocab, seed, n_kv_heads=kv_heads, n_shards=shards
     )
-    typer.echo(json.dumps(answer) if as_json else text)
+    print_answer(answer, lambda: text, as_json)
 
 
 @model_app.command()
@@ -106,4 +106,4 @@ def show(
     from testbed.model import show_command
 
     answer, text = show_command(checkpoint, dtype, weights)
-    typer.echo(json.dumps(answer) if as_json else text)
+    print_answer(answer, lambda: text, as_json)

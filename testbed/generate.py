@@ -24,6 +24,7 @@ from testbed.rundir import make_run_dir
 from testbed.scenario import load_experiment
 from testbed.scenario.checkpoints import checkpoint_sizes
 from testbed.scenario.families import ModelSizes
+from testbed.scenario.units import counted
 from testbed.up import (
     check_can_run,
     emulate,
@@ -83,6 +84,8 @@ def generate_command(
     require_blocks("testbed generate")
     sampling = options.sampling()
     given_ids = _given_ids(options)
+    if any(text.partition("=")[0].strip() == "compute.backend" for text in overrides):
+        raise UserError("testbed generate computes real blocks: leave out --set compute.backend")
     overrides = [*overrides, "compute.backend=blocks"]
     experiment = load_experiment(scenario, [*overrides, _workload(1, options.max_new_tokens)])
     check_can_run(experiment)
@@ -91,7 +94,6 @@ def generate_command(
     if given_ids is not None or not options.prompt:
         _check_prompt(given_ids or [], options.max_new_tokens, sizes)  # before anything takes its time
     run_dir = make_run_dir(out, experiment.name)
-    _say(f"run {run_dir}")
     launcher = start_launcher(experiment, run_dir)
     with undone_unless_begun(run_dir, launcher):
         model = real_model(experiment, run_dir)
@@ -102,6 +104,7 @@ def generate_command(
         experiment = load_experiment(scenario, [*overrides, _workload(len(ids), options.max_new_tokens)])
         placed = place_experiment(experiment)
         real = dataclasses.replace(model, sampling=sampling, stops=True, prompts={0: tuple(ids)})
+    _say(f"run {run_dir}")
 
     async def run() -> tuple[TestbedError | None, bool]:
         stream = _Stream(run_dir, text, echo if not as_json else lambda _: None)
@@ -113,6 +116,8 @@ def generate_command(
         finally:
             streaming.cancel()
             stream.show()
+            if not as_json:
+                echo("\n")
 
     error, interrupted = uvloop.run(run())
     if not has_begun(run_dir, error):
@@ -137,7 +142,7 @@ def answer_text(answer: dict[str, Any]) -> str:
     """What a person is told after the text itself."""
     n_tokens, token_s = len(answer["token_ids"]), answer["token_s"]
     if answer["status"] != "completed":
-        return f"the request has {answer['status']} after {n_tokens} tokens: {answer['reason']}"
+        return f"the request has {answer['status']} after {counted(n_tokens, 'token')}: {answer['reason']}"
     rest = f", each of the others {sum(token_s[1:]) / (n_tokens - 1):.4f} s" if n_tokens > 1 else ""
     chain = ", ".join(f"{h['server']} {h['first_block']}-{h['last_block']}" for h in answer["chain"])
     checked, altered = answer["n_tokens_checked"], answer["n_tokens_altered"]
@@ -148,7 +153,7 @@ def answer_text(answer: dict[str, Any]) -> str:
     else:
         verdict = "all are those of the whole model on one machine"
     return (
-        f"{n_tokens} tokens, ended by {answer['ended_by']}: the first after {answer['ttft_s']:.3f} s{rest}; "
+        f"{counted(n_tokens, 'token')}, ended by {answer['ended_by']}: the first after {answer['ttft_s']:.3f} s{rest}; "
         f"{verdict}\nblocks by server: {chain}"
     )
 
@@ -177,7 +182,7 @@ def _check_prompt(ids: list[int], n_new_tokens: int, sizes: ModelSizes) -> None:
         raise UserError(f"token {foreign} of the prompt is none of the model's, 0 to {sizes.vocabulary - 1}")
     if sizes.max_tokens is not None and len(ids) + n_new_tokens > sizes.max_tokens:
         raise UserError(
-            f"a prompt of {len(ids)} tokens and {n_new_tokens} new ones are more than the {sizes.max_tokens} that the "
+            f"a prompt of {counted(len(ids), 'token')} and {n_new_tokens} new ones are more than the {sizes.max_tokens} that the "
             "model is made for: shorten the prompt, or lower --max-new-tokens"
         )
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from testbed.emulation import Progress
+from testbed.progress import Progress
 
 _REFRESH_S = 0.25
 

@@ -9,8 +9,9 @@ from testbed.errors import UserError
 from testbed.real import available_bytes, make_checkpoint, require_blocks
 from testbed.rundir import check_new_folder
 from testbed.scenario.blocks import VALUE_BYTES
-from testbed.scenario.checkpoints import checkpoint_sizes, find_checkpoint, read_config
+from testbed.scenario.checkpoints import checkpoint_sizes, find_checkpoint, read_config, require_weights
 from testbed.scenario.families import FAMILIES, make_config, sizes_of
+from testbed.scenario.units import counted
 
 MIN_VOCABULARY = 260
 """256 bytes and four special tokens."""
@@ -54,7 +55,7 @@ def make_tiny_command(
             f"a model of {n_bytes / 1e9:.3g} GB does not fit in this machine's memory: make it smaller, or compute "
             "without a checkpoint (`testbed up --random-weights`)"
         )
-    check_new_folder(folder)
+    check_new_folder(folder, "DIR")
     make_checkpoint(folder, config, seed, n_shards)
     answer = show_answer(str(folder.absolute()), "float32", "plain")
     return answer, f"{folder}: {_line(answer)}"
@@ -68,6 +69,8 @@ def show_command(checkpoint: str, dtype: str, weights: str) -> tuple[dict[str, A
         raise UserError(f"--weights {weights}: choose one of plain, int8, nf4")
     answer = show_answer(find_checkpoint(checkpoint, Path()), dtype, weights)
     lines = [f"{answer['checkpoint']}: {_line(answer)}"]
+    if answer["problem"]:
+        lines.append(f"its blocks can only have random weights: {answer['problem']}")
     lines.append(
         f"per block, {dtype}, weights {weights}: s_m {answer['block_bytes'] / 1e6:.3f} MB; s_c "
         f"{answer['cache_bytes_per_token']:.0f} B per token of a session"
@@ -91,7 +94,18 @@ def show_answer(checkpoint: str, dtype: str, weights: str) -> dict[str, Any]:
         "weights": weights,
         "block_bytes": sizes.block_bytes(weights, value_bytes),
         "cache_bytes_per_token": sizes.cache_values * value_bytes,
+        "problem": _problem(checkpoint, sizes.n_blocks),
     }
+
+
+def _problem(checkpoint: str, n_blocks: int) -> str | None:
+    """Why its weights cannot be used; ``None``: nothing is known against them. Those on the hub are not looked at."""
+    try:
+        if Path(checkpoint).is_absolute():
+            require_weights(checkpoint, n_blocks)
+    except UserError as error:
+        return str(error)
+    return None
 
 
 def _line(answer: dict[str, Any]) -> str:
@@ -99,6 +113,6 @@ def _line(answer: dict[str, Any]) -> str:
     if answer["n_kv_heads"] != answer["n_heads"]:
         heads += f" ({answer['n_kv_heads']} of keys and values)"
     return (
-        f"{answer['family']}, {answer['n_blocks']} blocks, hidden size {answer['hidden_size']}, {heads}, "
+        f"{answer['family']}, {counted(answer['n_blocks'], 'block')}, hidden size {answer['hidden_size']}, {heads}, "
         f"{answer['vocabulary']} tokens"
     )

@@ -11,7 +11,13 @@ from pathlib import Path
 from nodes.blocks.spec import BlocksSpec, HubSpec, Sampling, WeightSource
 from testbed.errors import UserError
 from testbed.experiment import BlocksSettings, Experiment
-from testbed.scenario.checkpoints import INSTALL, checkpoint_folder, checkpoint_sizes, read_config
+from testbed.scenario.checkpoints import (
+    INSTALL,
+    checkpoint_folder,
+    checkpoint_sizes,
+    read_config,
+    require_weights,
+)
 from testbed.scenario.families import ModelSizes
 
 _MAX_MADE_BYTES = 2e9
@@ -83,7 +89,6 @@ def real_model(experiment: Experiment, run_dir: Path) -> RealModel | None:
     if settings.random_weights:
         source = WeightSource(settings.config, seed=settings.seed)
     elif settings.checkpoint is None:
-        _refuse_large(checkpoint_sizes(settings.config, "[model]"))
         folder = run_dir / "model"
         make_checkpoint(folder, settings.config, settings.seed)
         source = WeightSource(read_config(str(folder)), str(folder), settings.seed)
@@ -92,10 +97,16 @@ def real_model(experiment: Experiment, run_dir: Path) -> RealModel | None:
         source = WeightSource(read_config(str(folder)), str(folder), settings.seed)
     real = RealModel(settings, source)
     _check(experiment, real.sizes, source.folder or "the model")
+    if source.folder is not None:
+        require_weights(source.folder, real.sizes.n_blocks)
     return real
 
 
-def _refuse_large(sizes: ModelSizes) -> None:
+def check_model(settings: BlocksSettings) -> None:
+    """Raises ``UserError`` if the run would have to make a checkpoint that is too large for that."""
+    if settings.random_weights or settings.checkpoint is not None:
+        return
+    sizes = checkpoint_sizes(settings.config, "[model]")
     n_bytes = sizes.n_blocks * sizes.block_bytes("plain", 4) + 4.0 * sizes.vocabulary * sizes.hidden_size
     if n_bytes > _MAX_MADE_BYTES:
         raise UserError(

@@ -49,14 +49,14 @@ def make_run_dir(out: Path | None, name: str) -> Path:
     raise UserError("cannot find a free name for a run directory in runs/")
 
 
-def check_new_folder(out: Path) -> None:
-    """``out`` must be new or empty; nothing is made. Raises ``UserError``."""
+def check_new_folder(out: Path, option: str = "--out") -> None:
+    """``out``, given as ``option``, must be new or empty; nothing is made. Raises ``UserError``."""
     try:
         if out.exists() and any(out.iterdir()):
-            raise UserError(f"{out} holds something already; give a new folder with --out")
+            raise UserError(f"{out} holds something already; give a new folder as {option}")
     except OSError as error:
         raise UserError(
-            f"cannot use the folder {out}: {error.strerror}; choose another with --out"
+            f"cannot use the folder {out}: {error.strerror}; choose another as {option}"
         ) from error
 
 

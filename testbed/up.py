@@ -23,7 +23,7 @@ from testbed.handle import LauncherHandle
 from testbed.live import LiveView
 from testbed.moving.steering import Steering, online_policy
 from testbed.placing import PlacedExperiment, place_experiment
-from testbed.real import RealModel, real_model, require_blocks
+from testbed.real import RealModel, check_model, real_model, require_blocks
 from testbed.results import finish_run, write_report
 from testbed.results.slo import parse_slo
 from testbed.results.text import summary_text
@@ -40,10 +40,10 @@ def up_command(
     check_can_run(experiment)
     placed = _placed(experiment)
     run_dir = make_run_dir(out, experiment.name)
-    _say(f"run {run_dir}")
     launcher = start_launcher(experiment, run_dir)
     with undone_unless_begun(run_dir, launcher):
         real = real_model(experiment, run_dir)
+    _say(f"run {run_dir}")
     error, interrupted = uvloop.run(emulate(experiment, placed, run_dir, launcher, real, hold, _say))
     if not has_begun(run_dir, error):
         _say(f"interrupted before any session; logs are in {run_dir}")
@@ -86,6 +86,7 @@ def check_can_run(experiment: Experiment) -> None:
     """Raises ``UserError`` for what only the simulator can do, and for real blocks without what they need."""
     if experiment.blocks is not None:
         require_blocks('compute.backend "blocks"')
+        check_model(experiment.blocks)
     if experiment.state_age_s > 0:
         raise UserError(
             "policy.state_age above 0: the emulation's coordinator sees every change; only `testbed simulate` can do that"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Collection, Mapping
+import logging
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,15 +69,48 @@ def resolve_checkpoint(name_or_folder: str, blocks: Collection[int] | None = Non
             f"{name_or_folder} is no folder, and to download a model of that name takes huggingface_hub: "
             "pip install 'testbed[blocks]'"
         ) from None
-    try:
+    with downloading(name_or_folder):
         folder = Path(snapshot_download(name_or_folder, allow_patterns=list(_SMALL_FILES)))
         files = _needed(weight_files(folder), blocks) if (folder / INDEX).is_file() else [SINGLE]
         return Path(snapshot_download(name_or_folder, allow_patterns=[*_SMALL_FILES, *files]))
+
+
+@contextlib.contextmanager
+def downloading(name: str) -> Iterator[None]:
+    """Whatever huggingface_hub raises comes out as one sentence, a ``ComputeError``; its retries are not told."""
+    from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
+
+    log = logging.getLogger("huggingface_hub")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
     except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())
+        if isinstance(error, RepositoryNotFoundError):
+            reason = "the hub has none of that name that anyone may read"
+        elif isinstance(error, LocalEntryNotFoundError):
+            reason = "the hub cannot be reached"
+        else:
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise ComputeError(
-            f"{name_or_folder} is no folder, and no model of that name could be downloaded: {reason}"
+            f"{name} is no folder, and no model of that name could be downloaded: {reason}"
         ) from error
+    finally:
+        log.setLevel(level)
+
+
+def check_weights(folder: Path, n_blocks: int) -> None:
+    """Raises ``ComputeError`` if a weight file is not there, or no tensor is any of ``n_blocks`` blocks'."""
+    files = weight_files(folder)
+    missing = [name for name in sorted(set(files.values())) if not (folder / name).is_file()]
+    if missing:
+        raise ComputeError(f"{folder} lacks {missing[0]}, which {INDEX} names")
+    lacking = sorted(set(range(n_blocks)) - {_block_of(tensor) for tensor in files})
+    if lacking:
+        raise ComputeError(
+            f"{folder}: {CONFIG} says {n_blocks} blocks, but the weight files hold {n_blocks - len(lacking)} of "
+            f"them: block {lacking[0]} is missing"
+        )
 
 
 def _needed(files: Mapping[str, str], blocks: Collection[int] | None) -> list[str]:

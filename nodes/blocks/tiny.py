@@ -54,6 +54,8 @@ def make_tiny(folder: Path, config: Mapping[str, Any], seed: int, n_shards: int 
         raise ComputeError(f"{len(weights)} tensors cannot be split into {n_shards} shards")
     folder.mkdir(parents=True, exist_ok=True)
     _save(folder, weights, n_shards)
+    for path in folder.glob("*.safetensors"):
+        path.chmod(0o644)  # the library lets only the owner read them
     parsed.save_pretrained(folder)
     GenerationConfig(bos_token_id=1, eos_token_id=2, pad_token_id=3).save_pretrained(folder)
     _tokenizer(parsed.vocab_size).save_pretrained(folder)

@@ -18,7 +18,13 @@ from testbed.calibrate.plan import Plan
 from testbed.errors import UserError
 from testbed.real import require_blocks
 from testbed.scenario.blocks import VALUE_BYTES
-from testbed.scenario.checkpoints import checkpoint_folder, checkpoint_sizes, find_checkpoint, read_config
+from testbed.scenario.checkpoints import (
+    checkpoint_folder,
+    checkpoint_sizes,
+    find_checkpoint,
+    read_config,
+    require_weights,
+)
 from testbed.scenario.families import ModelSizes, make_config
 from testbed.scenario.problems import KeyedError
 from testbed.scenario.profiles import profiled
@@ -48,9 +54,9 @@ def read_source(model: str, *, random_weights: bool) -> Source:
         return Source(model, config, checkpoint_sizes(config, model), WeightSource(config))
     checkpoint = find_checkpoint(model, Path())
     config = read_config(checkpoint)
+    sizes = checkpoint_sizes(config, checkpoint)
     folder = None if random_weights else str(checkpoint_folder(checkpoint))
-    name = Path(checkpoint).name
-    return Source(name, config, checkpoint_sizes(config, checkpoint), WeightSource(config, folder))
+    return Source(Path(checkpoint).name, config, sizes, WeightSource(config, folder))
 
 
 def _profile_config(name: str) -> dict[str, Any]:
@@ -98,6 +104,8 @@ def open_blocks(source: Source, device: Device) -> tuple[Compute, float]:
     for option, value in (("--threads", device.n_threads), ("--streams", device.n_streams)):
         if value < 1:
             raise UserError(f"{option} must be at least 1, not {value}")
+    if source.weights.folder is not None:
+        require_weights(source.weights.folder, source.sizes.n_blocks)
     from nodes.blocks.compute import BlocksCompute  # brings torch
     from nodes.blocks.device import available_bytes, open_device
 

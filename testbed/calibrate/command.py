@@ -140,11 +140,12 @@ async def _measure(
     compute: Compute, plan: Plan, source: Source, device: Device, announce: Announce
 ) -> _Measured:
     clock = ScaledClock()
-    per_round = len(plan.cases)
+    announce(f"calibrating: {plan.rounds} rounds of {len(plan.cases)} cases, and {plan.n_warm_up} to warm up")
 
     def progress(done: int, total: int) -> None:
-        if done % per_round == 0:
-            announce(f"calibrating: round {done // per_round} of {total // per_round} done")
+        n_done = done // len(plan.cases) - plan.n_warm_up
+        if done % len(plan.cases) == 0 and n_done > 0:
+            announce(f"calibrating: round {n_done} of {plan.rounds} done")
 
     try:
         memory = await measure_memory(compute, plan)

@@ -19,6 +19,7 @@ _COLOURS = ("#1f5a99", "#d1762b", "#3c8d5a", "#8f4a9e", "#b3202a")
 _SIZE = (5.6, 3.8)
 _NAMES = {"n_input_tokens": "input tokens", "n_blocks": "blocks", "cached_tokens": "cached tokens"}
 """Axes and groups: fields of a point, as the figures call them."""
+_STEPS = {"decode": "decode step", "prefill": "prefill"}
 
 
 def draw_figures(
@@ -95,9 +96,12 @@ def _lines(plt: Any, fit: Fit, points: Sequence[Point], x_name: str, group_name:
         for model, style in ((fit.better, "-"), (fit.paper, "--")):
             times = [model.times.time_s(replace(members[0], **{x_name: at})) * 1e3 for at in along]
             axes.plot(along, times, style, color=colour, lw=1.1)
-    axes.set(xlabel=_NAMES[x_name], ylabel="ms")
+    for style, name in (("-", "better model"), ("--", "paper's model")):
+        axes.plot([], [], style, color="#222222", lw=1.1, label=name)
+    axes.set(xlabel=_NAMES[x_name], ylabel=f"time of a {_STEPS[points[0].kind]}, ms")
     axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend(frameon=False, fontsize=8)
     return figure
 
@@ -138,7 +142,8 @@ def _output(plt: Any, fit: Fit, runs: Sequence[Sequence[Sample]]) -> Any:
         steps = [model.times.time_s(replace(point, cached_tokens=float(s.cached_tokens))) for s in runs[0]]
         axes.plot(tokens, np.cumsum(steps), style, color="#222222", lw=1.1, label=name)
     axes.set(
-        xlabel=f"tokens decoded ({first.n_blocks} blocks, {first.n_input_tokens} input tokens)", ylabel="s"
+        xlabel=f"tokens decoded ({first.n_blocks} blocks, {first.n_input_tokens} input tokens)",
+        ylabel="time of all steps so far, s",
     )
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
@@ -156,6 +161,7 @@ def _sessions(plt: Any, contention: Contention) -> Any:
     axes.plot(x, [1, 1], "--", color="#222222", lw=1.1, label="paper's model")
     axes.plot(x, x, ":", color="#888888", lw=1.1, label="one after another")
     axes.set(xlabel="sessions at once", ylabel="a step takes, times as long")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False, fontsize=8)
     return figure
@@ -174,7 +180,8 @@ def _memory(plt: Any, memory: MemoryFit) -> Any:
         axes.plot(x, [s.used_bytes / 1e6 for s in some], "o", color=_COLOURS[0], label="measured")
         fitted = [memory.used_bytes(s.n_blocks, s.n_sessions, s.session_tokens) / 1e6 for s in some]
         axes.plot(x, fitted, "-", color="#222222", lw=1.1, label="fitted")
-        axes.set(xlabel=label, ylabel="MB")
+        axes.set(xlabel=label, ylabel="memory in use, MB")
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_ylim(bottom=0)
         axes.legend(frameon=False, fontsize=8)
     return figure

@@ -91,6 +91,10 @@ class Fit:
     contention: Contention | None
     own_prefill_base_s: Estimate
 
+    def spread_ratio(self, kind: str) -> float:
+        """How far the quartiles of equal steps are apart, as a part of their median; the median of all conditions."""
+        return float(np.median([(p.high_s - p.low_s) / p.time_s for p in self.alone(kind)]))
+
     def alone(self, kind: str) -> list[Point]:
         """Points of one session at a time with pauses, in the order of the fits' residuals."""
         return _alone(self.points, kind)

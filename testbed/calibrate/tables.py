@@ -46,6 +46,7 @@ def answer_of(
         "subject": asdict(subject),
         "paper": _model(fit.paper),
         "better": _model(fit.better),
+        "spread_ratio": {kind: fit.spread_ratio(kind) for kind in ("decode", "prefill")},
         "own_prefill_base_s": _estimate(fit.own_prefill_base_s),
         "contention": None
         if contention is None

@@ -8,8 +8,10 @@ from testbed.calibrate.client import ClientFit
 from testbed.calibrate.fit import Contention, Fit, Times
 from testbed.calibrate.linear import LinearFit
 from testbed.calibrate.points import Point
-from testbed.scenario.units import DURATION
+from testbed.scenario.units import DURATION, counted
 
+NOISE_RATIO = 0.25
+"""Quartiles of equal steps that are further apart than this: something else had the machine."""
 MATTERS_RATIO = 0.05
 """What changes a time by less than this is not worth a sentence."""
 
@@ -22,6 +24,7 @@ def show_s(value_s: float, digits: int = 4) -> str:
 def verdict(fit: Fit, client: ClientFit | None = None) -> list[str]:
     """A sentence per finding, the most important ones first; of the ``client`` if it was measured."""
     sentences = [
+        *_noise_sentence(fit),
         _decode_sentence(fit),
         _context_sentence(fit),
         _step_base_sentence(fit),
@@ -44,6 +47,16 @@ def _client_sentence(client: ClientFit) -> str:
     return f"{line}. The first token after a prompt of {longest.n_tokens} takes {show_s(longest.time_s)}."
 
 
+def _noise_sentence(fit: Fit) -> list[str]:
+    spread, kind = max((fit.spread_ratio(kind), kind) for kind in ("decode", "prefill"))
+    if spread <= NOISE_RATIO:
+        return []
+    return [
+        f"Noise: do not use this profile. The quartiles of equal {kind} steps are {_percent(spread)} of their median "
+        "apart, so something else used the machine; measure again while it is idle, or with more --rounds."
+    ]
+
+
 def _percent(ratio: float) -> str:
     return f"{100 * ratio:.1f} %"
 
@@ -56,17 +69,17 @@ def _decode_sentence(fit: Fit) -> str:
             f"Decode: the paper's model holds; k tau with tau = {tau} is within {_percent(paper.max_ratio)} "
             f"of every measured step (rms {_percent(paper.rms_ratio)}, R² {paper.r2:.4f})."
         )
+    closer = (
+        f"the better model is within {_percent(better.max_ratio)} (rms {_percent(better.rms_ratio)})"
+        if better.rms_ratio < paper.rms_ratio
+        else f"nor does the better model fit better (up to {_percent(better.max_ratio)})"
+    )
     worst = _worst(paper, fit.alone("decode"))
     return (
         f"Decode: the paper's model does not hold; k tau with tau = {tau} is off by up to "
-        f"{_percent(paper.max_ratio)} (rms {_percent(paper.rms_ratio)}), most with {worst.n_blocks} "
-        f"{_blocks(worst.n_blocks)} and {worst.cached_tokens:.0f} cached tokens; the better model is within "
-        f"{_percent(better.max_ratio)} (rms {_percent(better.rms_ratio)})."
+        f"{_percent(paper.max_ratio)} (rms {_percent(paper.rms_ratio)}), most with "
+        f"{counted(worst.n_blocks, 'block')} and {worst.cached_tokens:.0f} cached tokens; {closer}."
     )
-
-
-def _blocks(n: int) -> str:
-    return "block" if n == 1 else "blocks"
 
 
 def _worst(fit: LinearFit, points: Sequence[Point]) -> Point:
@@ -94,7 +107,12 @@ def _context_sentence(fit: Fit) -> str:
     slope = fit.better.estimate("context_slope_s")
     if low == high:
         return "Context: one length was measured, which says nothing about its effect."
-    if growth < MATTERS_RATIO or not slope.is_certain:
+    if not slope.is_certain and growth >= MATTERS_RATIO:
+        return (
+            f"Context: what it adds is lost in the noise; fitted are {_percent(growth)} from {low:.0f} to {high:.0f} "
+            "cached tokens, less than twice the standard error."
+        )
+    if growth < MATTERS_RATIO:
         return (
             f"Context: no effect worth a number; from {low:.0f} to {high:.0f} cached tokens a block's step "
             f"changes by {_percent(growth)}."

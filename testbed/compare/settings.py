@@ -7,6 +7,7 @@ from typing import Any
 
 from testbed.compare.load import Run
 
+_BACKEND = "compute.backend"
 _LABELS = ("name", "sites")
 """Keys that name an entry of a list better than its number does, where every entry has one of its own."""
 
@@ -20,6 +21,8 @@ def differences(a: Run, b: Run) -> list[dict[str, Any]] | None:
         return None
     of_a, of_b = dict(_flat(a.settings)), dict(_flat(b.settings))
     keys = [*of_a, *(key for key in of_b if key not in of_a)]
+    if of_a.get(_BACKEND) != of_b.get(_BACKEND):  # each has settings of its own, which only repeat that
+        keys = [key for key in keys if not key.startswith("compute.") or (key in of_a and key in of_b)]
     return [
         {"key": key, "a": of_a.get(key), "b": of_b.get(key)} for key in keys if of_a.get(key) != of_b.get(key)
     ]

@@ -21,7 +21,7 @@ _POLL_S = 0.02
 
 
 class Nodes(Protocol):
-    """What the machines need of a running emulation."""
+    """What the machines need of an emulation's nodes (``testbed.nodeset``)."""
 
     def now_s(self) -> float: ...
 

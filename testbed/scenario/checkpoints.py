@@ -65,13 +65,27 @@ def checkpoint_folder(checkpoint: str) -> Path:
         raise UserError(str(error)) from error
 
 
+def require_weights(folder: str, n_blocks: int) -> None:
+    """Raises ``UserError`` if the checkpoint's files do not hold all of its blocks; no tensor is read."""
+    from nodes.blocks.files import check_weights
+    from nodes.compute import ComputeError
+
+    try:
+        check_weights(Path(folder), n_blocks)
+    except ComputeError as error:
+        raise UserError(str(error)) from error
+
+
 def _fetched_config(name: str) -> Path:
     try:
         from huggingface_hub import hf_hub_download
     except ImportError:
         raise UserError(f"{name} is no folder here, and fetching it from the hub needs {INSTALL}") from None
+    from nodes.blocks.files import downloading
+    from nodes.compute import ComputeError
+
     try:
-        return Path(hf_hub_download(name, "config.json"))
-    except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{name} is no folder here, and cannot be fetched from the hub: {reason}") from None
+        with downloading(name):
+            return Path(hf_hub_download(name, "config.json"))
+    except ComputeError as error:
+        raise UserError(str(error)) from None

@@ -16,6 +16,11 @@ from testbed.scenario.problems import nearest, shown
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)\s*(.*?)\s*", re.ASCII)
 
 
+def counted(n: int, what: str) -> str:
+    """``1 token``, ``2 tokens``."""
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+
+
 @dataclass(frozen=True)
 class Dimension:
     """A kind of quantity: its units with their factors, and an example for messages.

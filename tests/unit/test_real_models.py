@@ -85,7 +85,7 @@ def test_the_stub_has_no_real_model() -> None:
 def test_a_large_model_is_not_made_on_the_way_into_a_run(tmp_path: Path) -> None:
     experiment = blocks('model={profile="bloom-176b", n_blocks=2}', 'hardware.small.memory="90 GB"')
     with pytest.raises(UserError, match=r"a model of 34\.\d GB is not made for one run: .*--random-weights"):
-        real_model(experiment, tmp_path)
+        check_can_run(experiment)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -84,6 +84,16 @@ def test_a_role_that_is_busier_at_times_comes_back_to_its_floor() -> None:
     assert soak_figures.growth(samples, "client")["floor_mb"] == {"first": 50.0, "last": 50.0}
 
 
+def test_what_comes_back_to_its_floor_does_not_grow_and_what_lifts_the_floor_does() -> None:
+    rng = np.random.default_rng(0)
+    at_s = np.arange(0.0, 1500.0, 10.0)
+    bursts = rng.exponential(40.0, size=150) * (at_s > 750)
+    assert not slope(*soak_figures.floors(at_s, 50 + bursts)).is_growth
+    leaking = slope(*soak_figures.floors(at_s, 50 + bursts + 24.0 * at_s / 3600))
+    assert leaking.is_growth
+    assert leaking.low < 24.0 < leaking.high
+
+
 def test_servers_that_only_grow_older_do_not_grow() -> None:
     samples = [server(10.0 * number, age_s, 40_000_000) for number, age_s in enumerate([1.0, 3.0, 8.0, 30.0])]
     _, sizes = soak_figures.series(samples, "server", "rss_bytes")

@@ -5,13 +5,22 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nodes.blocks.files import CONFIG, INDEX, read_config, resolve_checkpoint, weight_files
+from nodes.blocks.files import (
+    CONFIG,
+    INDEX,
+    check_weights,
+    downloading,
+    read_config,
+    resolve_checkpoint,
+    weight_files,
+)
 from nodes.compute import ComputeError
 from tests.support.blocks import BLOOM, Models, hub_of, need_blocks, served, source_of
 
@@ -75,7 +84,7 @@ def test_a_name_that_is_nowhere_is_refused_in_one_sentence(fake_hub: FakeHub) ->
     with pytest.raises(ComputeError) as caught:
         resolve_checkpoint("someone/else")
     assert str(caught.value) == (
-        "someone/else is no folder, and no model of that name could be downloaded: no such thing anywhere"
+        "someone/else is no folder, and no model of that name could be downloaded: the hub cannot be reached"
     )
 
 
@@ -119,3 +128,32 @@ def test_a_broken_configuration_is_refused(tmp_path: Path, content: Any, reason:
 def test_a_configuration_is_what_its_file_says(tmp_path: Path) -> None:
     (tmp_path / CONFIG).write_text(json.dumps({"model_type": "bloom"}), encoding="utf-8")
     assert read_config(tmp_path) == {"model_type": "bloom"}
+
+
+def test_whole_weights_are_taken_and_a_block_or_a_file_that_is_missing_is_named(
+    models: Models, tmp_path: Path
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(models.folder(BLOOM), folder)
+    n_blocks = read_config(folder)["n_layer"]
+    check_weights(folder, n_blocks)
+    with pytest.raises(
+        ComputeError, match=f"says {n_blocks + 2} blocks, .* hold {n_blocks} of them: block {n_blocks} "
+    ):
+        check_weights(folder, n_blocks + 2)
+    lost = sorted(set(weight_files(folder).values()))[-1]
+    (folder / lost).unlink()
+    with pytest.raises(ComputeError, match=f"lacks {lost}, which model.safetensors.index.json names"):
+        check_weights(folder, n_blocks)
+
+
+def test_a_hub_that_cannot_be_reached_is_said_without_its_retries(caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        pytest.raises(ComputeError, match=r"could be downloaded: the hub cannot be reached$"),
+        downloading("a/b"),
+    ):
+        logging.getLogger("huggingface_hub").warning("Retrying in 1s [Retry 1/5].")
+        raise huggingface_hub.errors.LocalEntryNotFoundError(
+            "An error happened\nwhile trying to locate the file"
+        )
+    assert not caplog.records

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
@@ -111,6 +111,30 @@ def test_the_verdict_names_context_step_cost_and_contention_where_they_matter(ca
     assert "a step costs 1.5 ms however many blocks" in blocks
     assert "errors of up to" in prefill and "50.6 % of what 512 tokens add" in prefill
     assert "with 8 at once a step takes 2.40 times as long" in sessions
+
+
+def test_the_verdict_warns_of_a_measurement_that_something_disturbed(calibrate: Calibrate) -> None:
+    calm, noisy = calibrate(FULL, noise=0.02, rounds=4), calibrate(FULL, noise=0.5, rounds=4)
+    assert calm.spread_ratio("decode") < 0.1 < 0.4 < noisy.spread_ratio("decode")
+    assert not any("do not use" in sentence for sentence in verdict(calm))
+    assert verdict(noisy)[0].startswith("Noise: do not use this profile.")
+
+
+def test_the_verdict_does_not_call_a_context_without_effect_whose_effect_it_cannot_tell(
+    calibrate: Calibrate,
+) -> None:
+    fit = calibrate(FULL, noise=0.5, rounds=4)
+    estimate = fit.better.decode.estimates["context_slope_s"]
+    unsure = replace(estimate, value=estimate.value or 1e-5, error=10.0)
+    better = replace(
+        fit.better,
+        decode=replace(
+            fit.better.decode, estimates={**fit.better.decode.estimates, "context_slope_s": unsure}
+        ),
+        times=replace(fit.better.times, context_slope_s=unsure.value),
+    )
+    (context,) = (line for line in verdict(replace(fit, better=better)) if line.startswith("Context"))
+    assert "lost in the noise" in context
 
 
 def test_the_verdict_names_a_queue(calibrate: Calibrate) -> None:

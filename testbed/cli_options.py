@@ -1,0 +1,40 @@
+"""Options that several commands of the command line have, and how all of them answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+ScenarioArg = Annotated[
+    str, typer.Argument(help="A scenario file, or a shipped one's name; see `testbed scenarios`.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a value, e.g. workload.rate=0.5. Repeatable."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
+NetworkOption = Annotated[
+    str | None, typer.Option(help="auto, netem, fabric or loopback; overrides network.backend.")
+]
+TimeScaleOption = Annotated[
+    float | None, typer.Option(help="Run so many times faster than life; times are reported scaled back.")
+]
+SeedOption = Annotated[int | None, typer.Option(help="Overrides the scenario's seed.")]
+OutOption = Annotated[
+    Path | None, typer.Option("--out", help="The run directory; default runs/<scenario>-<time>.")
+]
+ModelOption = Annotated[
+    str | None, typer.Option("--model", metavar="DIR", help="A checkpoint's folder, or its name on the hub.")
+]
+RandomOption = Annotated[
+    bool, typer.Option("--random-weights", help="Blocks of the model table's size without a checkpoint.")
+]
+
+
+def print_answer(answer: dict[str, Any], text: Callable[[], str], as_json: bool) -> None:
+    """One JSON object, or ``text()``."""
+    typer.echo(json.dumps(answer) if as_json else text())

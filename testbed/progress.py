@@ -1,0 +1,36 @@
+"""How far a run has come, as its clients report it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+ENDED = ("completed", "failed", "interrupted")
+"""States of a request that is over."""
+
+
+@dataclass
+class Progress:
+    """What the live view shows."""
+
+    n_requests: int
+    phase: str = "starting"
+    states: dict[int, str] = field(default_factory=dict)
+    """Of requests that have not ended; those that have are only counted."""
+    n_ended: Counter[str] = field(default_factory=Counter)
+    n_tokens: dict[str, int] = field(default_factory=dict)
+    ttft_s: float = 0.0
+    gap_s: float = 0.0
+    scenario_s: float = 0.0
+
+    def count(self, *states: str) -> int:
+        n_open = sum(state in states for state in self.states.values())
+        return n_open + sum(self.n_ended[state] for state in states)
+
+    def told(self, request: int, state: str) -> None:
+        """``request`` is in ``state`` now."""
+        if state in ENDED:
+            self.states.pop(request, None)
+            self.n_ended[state] += 1
+        else:
+            self.states[request] = state
