@@ -12,7 +12,6 @@ from policies.registry import ROUTINGS
 from policies.replay import replay
 from policies.workload import RequestPlan
 from testbed.errors import UserError
-from testbed.experiment import Experiment
 from testbed.moving.steering import Move, online_policy
 from testbed.placing import CheckedRouter, PlacedExperiment, place
 from testbed.simulation import real
@@ -87,8 +86,6 @@ def simulate(case: Case, mode: str) -> Simulation:
                 raise UserError(
                     f"{experiment.name}: {what} has no meaning in the reference mode; add --mode real"
                 )
-    if failures is not None:
-        _check_faults(experiment)
     try:
         placed = place(experiment, case.stand_ins)
     except InfeasiblePlacement as error:
@@ -104,15 +101,6 @@ def simulate(case: Case, mode: str) -> Simulation:
 
 _Served = tuple[tuple[SimulatedRequest, ...], tuple[Move, ...], float, tuple[float, ...], None, Record | None]
 """Requests, moves of servers, the real seconds of placing and of each routing decision, no error, what happened."""
-
-
-def _check_faults(experiment: Experiment) -> None:
-    """Raises ``UserError`` for what the simulation of faults does not go together with."""
-    if experiment.problem.forwarding:
-        raise UserError(
-            f'{experiment.name}: with communication = "server-to-server" a failure replays the whole chain, which only '
-            '`testbed up` does: faults are simulated with "hub-spoke" only; change policy.communication'
-        )
 
 
 def _reference(case: Case, placed: PlacedExperiment) -> _Served:

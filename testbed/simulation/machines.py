@@ -47,6 +47,7 @@ class _Machine:
     is_leaving: bool = False
     epoch: int = 0
     died_at_s: float = -math.inf
+    halted_at_s: float = -math.inf
     leaves_at_s: float = -math.inf
     factor: float = 1.0
     n_stops: int = 0
@@ -107,6 +108,14 @@ class Machines:
 
     def died_at_s(self, server: int) -> float:
         return self._machines[server].died_at_s
+
+    def failed_at_s(self, server: int) -> float:
+        """When it last died, cut its sessions, or was halted."""
+        machine = self._machines[server]
+        return max(machine.died_at_s, machine.halted_at_s)
+
+    def is_halted(self, server: int) -> bool:
+        return self._machines[server].is_stopped
 
     def factor(self, server: int) -> float:
         return self._machines[server].factor
@@ -230,6 +239,7 @@ class Machines:
 
     def _stop(self, server: int, machine: _Machine, fault: Fault) -> None:
         machine.is_stopped = True
+        machine.halted_at_s = self._queue.now_s
         machine.n_stops += 1
         self._membership.ends(server, self._queue.now_s)
         self._plan_end(fault, self._go_on, server, machine.epoch, machine.n_stops)

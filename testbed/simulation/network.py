@@ -39,6 +39,10 @@ class ControlTimes(Protocol):
 class Ways(ControlTimes, Protocol):
     """All ways of messages: one by one, and those of steps."""
 
+    def passes_at_s(self, server: int, to: int, at_s: float) -> float:
+        """When a small message that ``server`` sends another at ``at_s`` is there; infinite: never."""
+        ...
+
     def returns_at_s(self, client: int, server: int, at_s: float) -> float:
         """When a small message that the server sends at ``at_s`` is at the client; infinite: never."""
         ...
@@ -57,7 +61,7 @@ class Ways(ControlTimes, Protocol):
 
 
 class SteadyTimes:
-    """The problem's RTTs. Its steps are those of hub-spoke."""
+    """The problem's RTTs."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
@@ -69,12 +73,18 @@ class SteadyTimes:
     def step_arrives_at_s(
         self, request: RequestSpec, previous: int | None, server: int, at_s: float, is_prompt: bool
     ) -> float:
-        return at_s + way_times_s(self._problem, request, previous, server)[0 if is_prompt else 1] / 2
+        way_s = way_times_s(self._problem, request, previous, server)[0 if is_prompt else 1]
+        return at_s + (way_s if self._problem.forwarding else way_s / 2)
 
     def step_returns_at_s(
         self, request: RequestSpec, server: int, at_s: float, is_prompt: bool, is_last: bool
     ) -> float:
+        if self._problem.forwarding:
+            return at_s + return_s(self._problem, request.client, server) if is_last else at_s
         return at_s + way_times_s(self._problem, request, None, server)[0 if is_prompt else 1] / 2
+
+    def passes_at_s(self, server: int, to: int, at_s: float) -> float:
+        return at_s + self._problem.server_rtt_s[server][to] / 2
 
     def arrives_at_s(self, client: int, server: int, at_s: float) -> float:
         return at_s + self._rtt_s[client][server] / 2
@@ -128,6 +138,12 @@ class ChangingNetwork:
 
     def returns_at_s(self, client: int, server: int, at_s: float) -> float:
         return self._control_at_s(client, (self._servers[server], self._clients[client]), server, at_s)
+
+    def passes_at_s(self, server: int, to: int, at_s: float) -> float:
+        sent_at_s = self._timeline.up_at_s((self._servers[server], self._servers[to]), at_s)
+        if sent_at_s == math.inf:
+            return math.inf
+        return sent_at_s + self.problem(sent_at_s).server_rtt_s[server][to] / 2
 
     def _control_at_s(self, client: int, pair: tuple[str, str], server: int, at_s: float) -> float:
         sent_at_s = self._timeline.up_at_s(pair, at_s) if at_s < math.inf else at_s

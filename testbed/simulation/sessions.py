@@ -60,6 +60,10 @@ class Session:
     awaits: bool = False
     """Whether that answer is awaited, since ``sent_at_s``."""
     sent_at_s: float = 0.0
+    is_accepted: bool = False
+    """With forwarding: whether the hop has the step that was pushed to it."""
+    passed: list[tuple[Hop, float, float, float]] = field(default_factory=list)
+    """With forwarding: hop, and when a step was sent to it, arrived and was done, of the hops that are through."""
     is_watched: bool = False
     has_ended: bool = False
     repair: Repair | None = None

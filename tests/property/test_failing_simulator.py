@@ -20,7 +20,7 @@ from policies.wsrr import WsRr
 from testbed.experiment import After, Fault, RecoveryRules
 from testbed.simulation.record import STEP_COLUMNS
 from tests.support.failing import fail
-from tests.support.problems import make_problem
+from tests.support.problems import forwarded, make_problem
 from tests.support.simulation import run_real
 
 N_BLOCKS = 4
@@ -43,7 +43,10 @@ def systems(draw: st.DrawFn) -> tuple[Problem, Placement]:
         decode_s=[draw(st.integers(1, 9)) / 128 for _ in range(n)],
         prefill_slope_s=1 / 256,
         input_rtt_s=0.125,
+        server_rtt_s=[[draw(st.integers(1, 20)) / 64 for _ in range(n)] for _ in range(n)],
     )
+    if draw(st.booleans()):
+        problem = forwarded(problem)
     rooms = tuple(draw(st.sampled_from([24.0, 60.0, 960.0])) for _ in range(n))
     return problem, Placement("random", held, rooms)
 

@@ -10,8 +10,9 @@ from policies.membership import MembershipRules
 from policies.workload import RequestPlan
 from policies.wsrr import WsRr
 from testbed.experiment import Fault, RecoveryRules
-from testbed.simulation.failing import FailingRun, simulate_failing
+from testbed.simulation.failing import simulate_failing
 from testbed.simulation.failures import Failures
+from testbed.simulation.hub import FailingRun
 from tests.support.problems import make_problem
 
 Bind = Callable[[Problem, Placement], Router]

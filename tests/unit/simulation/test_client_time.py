@@ -14,8 +14,8 @@ from testbed.errors import UserError
 from testbed.scenario import load_experiment
 from testbed.simulation.cases import Case
 from testbed.simulation.engine import simulate
-from testbed.simulation.failing import FailingRun
 from testbed.simulation.hops import hop_table
+from testbed.simulation.hub import FailingRun
 from tests.support.failing import fail, kill, pairs
 from tests.support.problems import make_problem, placed
 from tests.support.simulation import arrivals, run_real

@@ -9,7 +9,7 @@ import pytest
 from policies import BlockRange, Hop
 from policies.membership import MembershipRules
 from testbed.experiment import After, Fault, RecoveryRules
-from testbed.simulation.failing import FailingRun
+from testbed.simulation.hub import FailingRun
 from testbed.simulation.record import STEP_COLUMNS
 from tests.support.failing import fail, kill, pairs
 from tests.support.simulation import arrivals

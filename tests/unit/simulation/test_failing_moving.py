@@ -13,7 +13,7 @@ from policies.wsrr import WsRr
 from testbed.scenario import load_experiment
 from testbed.simulation.cases import Case
 from testbed.simulation.engine import simulate
-from testbed.simulation.failing import FailingRun
+from testbed.simulation.hub import FailingRun
 from testbed.simulation.moving import Online
 from tests.support.failing import fail, kill, pairs
 from tests.support.problems import make_problem

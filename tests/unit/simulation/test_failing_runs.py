@@ -107,7 +107,6 @@ def test_a_run_without_faults_has_no_events_and_says_that_nothing_was_replayed(
         ("reference", KILL, r"what happens to servers \(fault, .* has no meaning in the reference mode"),
         ("reference", "backoff.jitter=0.2", r"backoff\.jitter has no meaning in the reference mode"),
         ("reference", "membership.kind='announced'", r"has no meaning in the reference mode"),
-        ("real", "policy.communication='server-to-server'", r'simulated with "hub-spoke" only'),
     ],
 )
 def test_what_faults_do_not_go_together_with_is_refused_in_one_sentence(

@@ -1,0 +1,161 @@
+"""The mode ``real`` when servers fail and forward to each other: what is different from hub-spoke.
+
+A step goes through the chain and comes back once. Whatever fails, a whole new chain takes over and gets the
+history in one message (``nodes.forwarded``): the client hears of a dead server by the reset of its own
+connection, of one that takes no push from the server before it, and of anything else by what is overdue.
+"""
+
+from __future__ import annotations
+
+import math
+
+from policies.problem import RequestSpec
+from testbed.simulation.hub import HubRun
+from testbed.simulation.sessions import Held, Session
+
+
+class ForwardedRun(HubRun):
+    """As ``HubRun``, with server-to-server forwarding."""
+
+    def _step(self, session: Session) -> None:
+        now_s = self._queue.now_s
+        session.turn += 1
+        session.at, session.awaits, session.sent_at_s = 0, True, now_s
+        session.passed.clear()
+        for held in session.hops:
+            server = held.hop.server
+            self._waiting[server][session.number] = session
+            if self._is_gone(held):
+                self._plan_reset(session, server, self._system.machines.died_at_s(server))
+        n_cached = session.hops[0].n_cached
+        request = RequestSpec(session.plan.client, session.n_inputs - n_cached, session.plan.n_output_tokens)
+        self._push(session, request, not n_cached)
+        if not session.is_watched:
+            session.is_watched = True
+            self._queue.at(now_s + self._system.rules.request_timeout_s, self._check_answer, session)
+
+    def _is_gone(self, held: Held) -> bool:
+        """Whether the process that admitted the hop has died, or has cut it."""
+        return self._system.machines.epoch(held.hop.server) != held.epoch
+
+    def _push(self, session: Session, request: RequestSpec, is_prompt: bool) -> None:
+        """Send the step on to the hop whose turn it is, from the client or from the hop before."""
+        now_s, number, turn = self._queue.now_s, session.at, session.turn
+        session.is_accepted = False
+        previous = session.hops[number - 1].hop.server if number else None
+        server = session.hops[number].hop.server
+        at_s = self._system.ways.step_arrives_at_s(request, previous, server, now_s, is_prompt)
+        if at_s < math.inf:
+            self._queue.at(at_s, self._compute, session, turn, request, is_prompt)
+        if number:
+            limit_s = self._system.rules.request_timeout_s / 2
+            self._queue.at(now_s + limit_s, self._check_push, session, turn, number)
+
+    def _accepted(self, session: Session, turn: int) -> None:
+        session.is_accepted = True
+
+    def _compute(self, session: Session, turn: int, request: RequestSpec, is_prompt: bool) -> None:
+        if session.turn == turn and session.awaits and self._is_gone(session.hops[session.at]):
+            if session.at:
+                self._report(session, True, "could not be pushed to")
+            return  # of the first one the client knows by itself
+        super()._compute(session, turn, request, is_prompt)
+
+    def _check_push(self, session: Session, turn: int, number: int) -> None:
+        """Whether the next server has taken a push by now; if not, the client is told."""
+        if session.turn == turn and session.at == number and not session.is_accepted:
+            limit_s = self._system.rules.request_timeout_s / 2
+            self._report(session, False, f"could not be pushed to for {limit_s:g} s")
+
+    def _report(self, session: Session, is_answered: bool, reason: str) -> None:
+        """The server before tells the client that the one whose turn it is has not taken a push.
+
+        ``is_answered``: that server's machine has said so, which takes a way more.
+        """
+        ways, machines = self._system.ways, self._system.machines
+        previous, server = (held.hop.server for held in session.hops[session.at - 1 : session.at + 1])
+        told_at_s = self._queue.now_s
+        if is_answered:
+            told_at_s = ways.passes_at_s(server, previous, told_at_s)
+        if told_at_s < math.inf and not machines.is_halted(previous):
+            heard_at_s = ways.returns_at_s(session.plan.client, previous, told_at_s)
+            if heard_at_s < math.inf:
+                failed_at_s = max(session.sent_at_s, machines.failed_at_s(server))
+                self._queue.at(heard_at_s, self._lose, session, session.turn, (server,), reason, failed_at_s)
+
+    def _deliver(
+        self, session: Session, turn: int, request: RequestSpec, is_prompt: bool, arrived_at_s: float
+    ) -> None:
+        now_s, hop = self._queue.now_s, session.hops[session.at].hop
+        sent_at_s = session.passed[-1][3] if session.passed else session.sent_at_s
+        session.passed.append((hop, sent_at_s, arrived_at_s, now_s))
+        if session.at + 1 < len(session.hops):
+            session.at += 1
+            self._push(session, request, is_prompt)
+            return
+        back_at_s = self._system.ways.step_returns_at_s(request, hop.server, now_s, is_prompt, True)
+        if back_at_s < math.inf:
+            n_tokens = request.n_input_tokens
+            self._queue.at(back_at_s, self._back, session, turn, n_tokens, arrived_at_s, now_s)
+
+    def _back(
+        self, session: Session, turn: int, n_tokens: int, arrived_at_s: float, departed_at_s: float
+    ) -> None:
+        """The result is at the client."""
+        if session.turn != turn:
+            return
+        session.awaits = False
+        self._stop_waiting(session)
+        repair, last = session.repair, len(session.hops) - 1
+        n_bytes = self._problem.model.token_bytes * n_tokens
+        for number, (hop, *times_s) in enumerate(session.passed):
+            received_at_s, down_bytes = (times_s[-1], 0) if number < last else (self._queue.now_s, n_bytes)
+            n_replayed = n_tokens if repair is not None else 0
+            self._system.record.step(
+                *(session.plan.index, session.n_done, number, *hop, *times_s, received_at_s),
+                *(n_bytes, down_bytes, n_replayed),
+            )
+        for held in session.hops:
+            held.n_cached = session.n_inputs
+            self._system.bans.served(session.plan.client, held.hop.server)
+        if repair is not None:
+            self._caught_up(session, repair)
+        if self._problem.hub_token_s:
+            self._queue.at(self._queue.now_s + self._problem.hub_token_s, self._token, session)
+        else:
+            self._token(session)
+
+    # Failure.
+
+    def _lost(self, session: Session) -> tuple[int, int]:
+        return 0, len(session.hops)
+
+    def _plan_reset(self, session: Session, server: int, died_at_s: float) -> None:
+        """As of a hub; but the client listens to other servers than the first only once that has its push."""
+        now_s, client, ways = self._queue.now_s, session.plan.client, self._system.ways
+        reset_at_s = max(now_s, ways.returns_at_s(client, server, died_at_s))
+        first = session.hops[0].hop.server
+        if server != first:
+            reset_at_s = max(reset_at_s, ways.answered_at_s(client, first, session.sent_at_s))
+        if reset_at_s < math.inf:
+            self._queue.at(
+                reset_at_s, self._lose, session, session.turn, (server,), "connection reset", now_s
+            )
+
+    def _overdue(self, session: Session) -> None:
+        """Ask all servers whether they are there: those that do not answer are to blame, or else all."""
+        rules, client, now_s = self._system.rules, session.plan.client, self._queue.now_s
+        session.turn += 1  # a result that comes now comes too late
+        limit_s = min(rules.connect_timeout_s, rules.request_timeout_s)
+        servers = [held.hop.server for held in session.hops]
+        answers_s = [
+            math.inf
+            if self._is_gone(held) or self._system.machines.is_halted(held.hop.server)
+            else self._system.ways.answered_at_s(client, held.hop.server, now_s)
+            for held in session.hops
+        ]
+        silent = [server for server, at_s in zip(servers, answers_s, strict=True) if at_s > now_s + limit_s]
+        known_at_s = now_s + limit_s if silent else max(answers_s)
+        reason = f"no result for {rules.request_timeout_s:g} s"
+        blamed = silent or servers
+        self._queue.at(known_at_s, self._lose, session, session.turn, blamed, reason, session.sent_at_s)
