@@ -16,6 +16,9 @@ from nodes import wire
 TOKEN_BYTES = 16
 N_BLOCKS = 4
 N_CONNECTIONS = 3
+TOKENS = ("A", "B", "C")
+"""Of sessions that forward: who knows one can push."""
+N_PEERS = 2
 SESSIONS = ("s", "t", "u", "\n\x1b[2J", "é" * 128)
 
 Move = tuple[Any, ...]
@@ -58,6 +61,7 @@ CLAIMS = st.builds(
 session = st.sampled_from(SESSIONS)
 number = st.integers(0, 5)
 blocks = st.integers(0, N_BLOCKS + 1)
+token = st.sampled_from([*TOKENS, ""])
 FRAMES: Strategy = st.one_of(
     st.tuples(
         st.just("open"), number, session, st.sampled_from(["c", ""]), blocks, blocks, st.integers(0, 40)
@@ -68,6 +72,15 @@ FRAMES: Strategy = st.one_of(
         session,
         st.integers(0, 12),
         st.integers(0, 4),
+        st.integers(0, 5).map(lambda n: bytes(n * TOKEN_BYTES)),
+    ),
+    st.tuples(
+        *(st.just("join"), number, session, st.sampled_from(["c", ""]), blocks, blocks, st.integers(0, 40)),
+        *(token, st.integers(0, N_PEERS), token),
+    ),
+    st.tuples(
+        *(st.just("push"), number, token, st.integers(0, 12), st.integers(0, 4)),
+        st.integers(0, 3).map(lambda n: wire.pack_timing(0.0, 1.0, 16) * n),
         st.integers(0, 5).map(lambda n: bytes(n * TOKEN_BYTES)),
     ),
     st.tuples(st.just("close"), number, session),
@@ -119,6 +132,9 @@ IN_ORDER: Strategy = st.one_of(
     st.tuples(st.just("go on"), session, st.integers(1, 3)),
     st.tuples(st.just("go on"), session, st.integers(1, 3)),
     st.tuples(st.just("end"), session),
+    st.tuples(st.just("chain"), st.sampled_from(TOKENS), token),
+    st.tuples(st.just("push on"), st.sampled_from(TOKENS), st.integers(1, 3)),
+    st.tuples(st.just("push on"), st.sampled_from(TOKENS), st.integers(1, 3)),
 )
 """What a proper client does; the player knows the positions."""
 

@@ -14,12 +14,14 @@ import time
 from collections import Counter
 from typing import Any
 
+import aiohttp
 from aiohttp import web
 
-from benchmarks.hostile_frames import CASES, N_BLOCKS, TOKEN_BYTES
+from benchmarks.hostile_frames import CASES, N_BLOCKS, N_PEERS, TOKEN_BYTES
 from nodes import wire
 from nodes.clock import ManualClock
 from nodes.compute import StubCompute, StubProfile
+from nodes.connection import Connection
 from nodes.digest import apply_blocks, embed, read_rows, write_rows
 from nodes.server import HostedBlocks, Server, ServerLimits
 
@@ -28,8 +30,8 @@ LIMITS = ServerLimits(
     max_sessions_per_connection=4,
     max_sessions=8,
     max_session_tokens=1000,
-    max_connections=6,
-    max_connections_per_client=4,
+    max_connections=7,
+    max_connections_per_client=5,
     max_pending_steps=2,
     max_pending_bytes=4096,
     max_unread_bytes=131_072,
@@ -182,6 +184,7 @@ class ServerTarget:
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
         self._port = self._runner.addresses[0][1]
+        self._http = aiohttp.ClientSession()
         line = await Line.open(self._port)
         assert await line.greet()
         self._witness_line = line
@@ -195,6 +198,20 @@ class ServerTarget:
         assert not failures, failures
 
     async def _check(self, case: list[tuple[int, Any]]) -> None:
+        """The server forwards to itself, over connections that last as long as the case."""
+        url = wire.url("127.0.0.1", self._port)
+        forwarding = self.server.sessions.forwarding
+        self._chains: dict[str, int] = {}
+        """Positions of the chains of this case, by their first token."""
+        peers = forwarding.peers = [Connection(self._http, url, self.clock) for _ in range(N_PEERS)]
+        await self._play_all(case)
+        for peer in peers:
+            await peer.close()
+        await self._until_clean()
+        assert not forwarding.n_places, f"{forwarding.n_places} places of chains are left"
+        await self._witness.step()
+
+    async def _play_all(self, case: list[tuple[int, Any]]) -> None:
         lines: dict[int, Line] = {}
         listening: list[asyncio.Task[None]] = []
         everything: list[Line] = []
@@ -220,11 +237,11 @@ class ServerTarget:
         for line in everything:
             self._count(line)
         await asyncio.gather(*listening)
-        await self._until_clean()
-        await self._witness.step()
 
     async def _play(self, line: Line, what: str, rest: list[Any]) -> None:
-        if what in ("begin", "go on", "end"):
+        if what in ("chain", "push on"):
+            self._chained(line, what, *rest)
+        elif what in ("begin", "go on", "end"):
             self._in_order(line, what, rest)
         elif what == "frame":
             line.send(ws_frame(rest[0]))
@@ -256,6 +273,20 @@ class ServerTarget:
             line.deaf = True
         elif what == "look":
             await asyncio.sleep(0.001)
+
+    def _chained(self, line: Line, what: str, token: str, given: Any) -> None:
+        """A session that forwards what it computes to the one with the next token, which is on this server, too."""
+        if what == "push on" and token not in self._chains:
+            what, token, given = (
+                ("push on", next(iter(self._chains)), given) if self._chains else ("chain", token, "")
+            )
+        if what == "chain":
+            self._chains.setdefault(token, 0)
+            frame = wire.pack("join", 4, f"chain {token}", "c", 0, N_BLOCKS, 20, token, 0, given)
+        else:
+            frame = wire.pack("push", 5, token, self._chains[token], given, b"", bytes(given * TOKEN_BYTES))
+            self._chains[token] += given
+        line.send(ws_frame(frame))
 
     def _in_order(self, line: Line, what: str, rest: list[Any]) -> None:
         key = rest[0]
@@ -296,6 +327,7 @@ class ServerTarget:
     def close(self) -> None:
         async def stop() -> None:
             self._witness_line.leave("close")
+            await self._http.close()
             await self._runner.cleanup()
 
         self._loop.run_until_complete(stop())

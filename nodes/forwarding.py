@@ -61,6 +61,11 @@ class Forwarding:
         self._watchdog = Watchdog(clock)
         self._places: dict[str, Place] = {}
 
+    @property
+    def n_places(self) -> int:
+        """Sessions that are part of chains."""
+        return len(self._places)
+
     def check(self, join_id: int, token: str, peer: int, next_token: str) -> None:
         """Raises ``FrameError`` if no session can take that place."""
         if not token or token in self._places:

@@ -57,7 +57,7 @@ async def one_case(plan: dict[int, tuple[str, int]], prefer: list[int], n_sessio
             else:
                 assert type(end) is SessionError, end
         await until(servers.is_free)
-        assert not any(server.sessions.forwarding._places for server in servers.all_servers)
+        assert not any(server.sessions.forwarding.n_places for server in servers.all_servers)
 
 
 # A connection that a server of this process accepted as it was "killed" is closed by the garbage collector only.

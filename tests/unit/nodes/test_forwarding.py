@@ -83,7 +83,7 @@ async def test_sessions_side_by_side_share_the_connections_and_leave_nothing() -
         for index, log in enumerate(logs):
             assert log.token_ids == expected_tokens(6, index=index)
         assert servers.servers[1].counters.connections == 2, "the client's and the first server's"
-        assert not any(server.sessions.forwarding._places for server in servers.all_servers)
+        assert not any(server.sessions.forwarding.n_places for server in servers.all_servers)
 
 
 @pytest.mark.parametrize("position", [0, 5, 7], ids=["in the prefill", "at the first decode", "at the last"])
@@ -316,7 +316,7 @@ async def test_a_session_ends_with_the_connection_of_its_client_not_with_one_tha
             assert await client.ask("join", 1, "a", *JOIN, "token", 0, "") == ["ok", 1]
         await until(lambda: not len(server.account))
         assert (await pushed(other, 2))[:3] == ["error", 2, "unknown-session"]
-        assert not server.sessions.forwarding._places
+        assert not server.sessions.forwarding.n_places
 
 
 @pytest.mark.parametrize("token", ["", "token"], ids=["empty", "of another session"])
