@@ -23,12 +23,21 @@ SHORT = [
     *NETEM, "--no-report",
     "--set", "workload.n_requests=2", "--set", "workload.n_output_tokens=3", "--set", "workload.rate=1",
 ]  # fmt: skip
+KILL = [
+    "--set", "workload.n_output_tokens=6",
+    "--set", 'fault=[{kind="kill", server="a100-0", after={request=0, tokens=2}, for="20 s"}]',
+]  # fmt: skip
 COMMANDS = {
     "clustered": ["up", "clustered", *SHORT],
     "gts-ce": ["up", "gts-ce", *SHORT],
+    "faults": ["up", "clustered", *SHORT, *KILL],
+    "forwarding": ["up", "clustered", *SHORT, *KILL, "--set", "policy.forwarding='chain'"],
     "links": ["links", "gts-ce", *NETEM, "--pairs", "3", "--echoes", "10"],
 }
-RUNS = [("clustered", 0), ("gts-ce", 0), ("clustered", NOBODY), ("gts-ce", NOBODY), ("links", NOBODY)]
+RUNS = [
+    *(("clustered", 0), ("gts-ce", 0), ("clustered", NOBODY), ("gts-ce", NOBODY), ("links", NOBODY)),
+    *(("faults", 0), ("forwarding", NOBODY)),
+]
 
 
 def main() -> None:

@@ -93,6 +93,17 @@ def test_a_scenario_is_served_over_netem_from_end_to_end(
     assert f"{n_nodes} nodes up" in run["stderr"]
 
 
+@pytest.mark.parametrize(("name", "user"), [("faults", 0), ("forwarding", NOBODY)])
+def test_sessions_outlive_a_server_over_netem_and_leave_nothing(
+    guest: GuestResult, name: str, user: int
+) -> None:
+    answer = run_of(guest, name, user)["answer"]
+    assert (answer["network"], answer["n_completed"], answer["n_faults"]) == ("netem", 2, 1)
+    assert answer["n_replays"] >= 1
+    assert answer["recovery_s"]["min"] >= 0.9 * answer["recovery_floor_s"]["min"]
+    assert answer["leaks"] == {"sessions": 0, "cache_bytes": 0.0, "descriptors": 0, "namespaces": 0}
+
+
 def test_the_links_of_gts_ce_over_netem_are_never_faster_than_asked(guest: GuestResult) -> None:
     answer = run_of(guest, "links", NOBODY)["answer"]
     assert answer["network"] == "netem"
