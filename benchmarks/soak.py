@@ -29,11 +29,10 @@ from testbed.rundir import process_start
 from testbed.scenario.sources import read_source
 
 _EVERY_S = 10.0
-_WARM_UP_S, _WARM_UP_RATIO = 300.0, 0.2
-"""Left out at the beginning: the smaller of so long and this part of the soak."""
-_CONSTANT_MB_PER_HOUR = 2.0
-"""A line that is certainly steeper is growth; what allocators and samples do by themselves is less."""
-_LEVEL_DESCRIPTORS_PER_HOUR = 1.0
+_WARM_UP_RATIO = 0.5
+"""Left out at the beginning: pools and memories of bounded size fill in this part of the soak."""
+_LEVEL_RATIO = 1.01
+"""A floor that is higher in the last quarter than in the one before by more than this is growth."""
 _PREFIX, _LAUNCHER = "tb:", "launcher"
 _ROLES = (_LAUNCHER, "fabric", "client")
 _IDLE = "awake"
@@ -132,34 +131,34 @@ def command(scenario: str, minutes: float, time_scale: float, run_dir: Path) -> 
     ]
 
 
-def judge(summary: Mapping[str, Any] | None, growth: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """What does not hold, and what cannot be told; a sentence each."""
+def judge(summary: Mapping[str, Any] | None, growth: Mapping[str, Any]) -> list[str]:
+    """What does not hold, a sentence each."""
     if summary is None:
-        return ["the run broke and has no summary"], []
+        return ["the run broke and has no summary"]
     wrong: list[str] = []
-    unsure: list[str] = []
     n_ended = summary["n_completed"] + summary["n_failed"]
     if n_ended != summary["n_requests"]:
         wrong.append(f"{summary['n_requests'] - n_ended} requests neither completed nor failed")
     leaks = summary["leaks"] or {"unknown": 1}
     wrong += [f"left behind: {count:g} {what}" for what, count in leaks.items() if count]
     for role, found in growth.items():
-        memory, descriptors = found["rss_mb_per_hour"], found["descriptors_per_hour"]
-        if memory["low"] > _CONSTANT_MB_PER_HOUR:
-            wrong.append(f"memory of {role} grows by {memory['per_hour']:.1f} MB per hour")
-        elif memory["high"] > _CONSTANT_MB_PER_HOUR:
-            unsure.append(
-                f"memory of {role}: {memory['per_hour']:+.1f} MB per hour, but it goes up and down too much to tell "
-                f"({memory['low']:+.1f} to {memory['high']:+.1f})"
+        memory, descriptors = found["floor_mb"], found["floor_descriptors"]
+        if memory["last"] > memory["before"] * _LEVEL_RATIO:
+            wrong.append(
+                f"memory of {role} grows: never below {memory['before']:.1f} MB in the third quarter, "
+                f"{memory['last']:.1f} MB in the last"
             )
-        if descriptors["low"] > _LEVEL_DESCRIPTORS_PER_HOUR:
-            wrong.append(f"descriptors of {role} grow by {descriptors['per_hour']:.1f} per hour")
-    return wrong, unsure
+        if descriptors["last"] > descriptors["before"] * _LEVEL_RATIO:
+            wrong.append(
+                f"descriptors of {role} grow: never below {descriptors['before']:.0f} in the third quarter, "
+                f"{descriptors['last']:.0f} in the last"
+            )
+    return wrong
 
 
 def evaluate(out: Path, samples: Sequence[Sample], minutes: float, status: int) -> dict[str, Any]:
     """``soak.json``: what was served, how memory grew, what was left, what does not hold."""
-    warm_up_s = min(_WARM_UP_S, _WARM_UP_RATIO * minutes * 60)
+    warm_up_s = _WARM_UP_RATIO * minutes * 60
     kept = soak_figures.warmed_up(samples, warm_up_s)
     growth = {role: soak_figures.growth(kept, role) for role in soak_figures.roles(kept, 3)}
     try:
@@ -170,7 +169,7 @@ def evaluate(out: Path, samples: Sequence[Sample], minutes: float, status: int) 
         *("time_scale", "network", "n_requests", "n_completed", "n_failed", "n_faults", "n_replays"),
         *("recovery_s", "recovery_floor_s", "decisions", "leaks", "emulation_error", "overhead_per_hop_s"),
     )
-    wrong, unsure = judge(summary, growth)
+    wrong = judge(summary, growth)
     loads = [entry.load for entry in samples]
     soak = {
         "exit_status": status,
@@ -182,7 +181,6 @@ def evaluate(out: Path, samples: Sequence[Sample], minutes: float, status: int) 
         "run": {key: summary.get(key) for key in told} if summary else None,
         "growth": growth,
         "wrong": wrong,
-        "unsure": unsure,
     }
     (out / "soak.json").write_text(json.dumps(soak, indent=2) + "\n", encoding="utf-8")
     if samples:
@@ -203,11 +201,10 @@ def report(soak: Mapping[str, Any]) -> str:
         memory, size, floor = found["rss_mb_per_hour"], found["rss_mb"], found["floor_mb"]
         lines.append(
             f"  {role:<13} {size['first']:7.1f} to {size['last']:6.1f} MB, at most {size['max']:.1f}, floor "
-            f"{floor['first']:.1f} then {floor['last']:.1f}, {memory['per_hour']:+.2f} MB per hour "
+            f"{floor['before']:.1f} then {floor['last']:.1f}, {memory['per_hour']:+.2f} MB per hour "
             f"({memory['low']:+.2f} to {memory['high']:+.2f}), descriptors {found['descriptors']['first']:.0f} to "
             f"{found['descriptors']['last']:.0f}"
         )
-    lines += [f"cannot tell: {reason}" for reason in soak["unsure"]]
     lines += [f"WRONG: {reason}" for reason in soak["wrong"]] or ["nothing is known to be wrong"]
     return "\n".join(lines)
 

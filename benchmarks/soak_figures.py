@@ -122,18 +122,23 @@ def growth(samples: Sequence[Sample], role: str) -> dict[str, object]:
     """Of one role: slopes of memory (MB per hour) and of descriptors (per hour), and the first and last values.
 
     Slopes are of floors (see ``floors``): bursts of work come back to the same floor, what is lost for good lifts
-    it. ``floor_mb``: the least memory in the first and in the last third of the time.
+    it. ``floor_mb``, ``floor_descriptors``: the least in the first half of the time (``before``) and in the other.
     """
     at_s, rss = series(samples, role, "rss_bytes")
     _, pss = series(samples, role, "pss_bytes")
     _, descriptors = series(samples, role, "n_descriptors")
-    first, last = np.quantile(at_s, [1 / 3, 2 / 3])
+    is_before = at_s <= (at_s.min() + at_s.max()) / 2
+
+    def halves(values: Array) -> dict[str, float]:
+        return {"before": float(values[is_before].min()), "last": float(values[~is_before].min())}
+
     return {
         "rss_mb_per_hour": asdict(slope(*floors(at_s, rss / 1e6))),
         "pss_mb_per_hour": asdict(slope(*floors(at_s, pss / 1e6))),
         "descriptors_per_hour": asdict(slope(*floors(at_s, descriptors))),
         "rss_mb": {"first": rss[0] / 1e6, "last": rss[-1] / 1e6, "max": rss.max() / 1e6},
-        "floor_mb": {"first": rss[at_s <= first].min() / 1e6, "last": rss[at_s >= last].min() / 1e6},
+        "floor_mb": halves(rss / 1e6),
+        "floor_descriptors": halves(descriptors),
         "descriptors": {"first": descriptors[0], "last": descriptors[-1], "max": descriptors.max()},
     }
 
