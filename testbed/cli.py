@@ -227,8 +227,8 @@ def validate(scenario: ScenarioArg, overrides: SetOption = None, as_json: JsonOp
     print_answer(
         answer,
         lambda: (
-            f"{experiment.name}: valid; {counted(answer['n_servers'], 'server')}, "
-            f"{counted(answer['n_clients'], 'client')}, {counted(answer['n_requests'], 'request')}; {placed}"
+            f"{experiment.name}: valid; {counted(answer['n_servers'], 'servers')}, "
+            f"{counted(answer['n_clients'], 'clients')}, {counted(answer['n_requests'], 'requests')}; {placed}"
         ),
         as_json,
     )

@@ -142,7 +142,7 @@ def answer_text(answer: dict[str, Any]) -> str:
     """What a person is told after the text itself."""
     n_tokens, token_s = len(answer["token_ids"]), answer["token_s"]
     if answer["status"] != "completed":
-        return f"the request has {answer['status']} after {counted(n_tokens, 'token')}: {answer['reason']}"
+        return f"the request has {answer['status']} after {counted(n_tokens, 'tokens')}: {answer['reason']}"
     rest = f", each of the others {sum(token_s[1:]) / (n_tokens - 1):.4f} s" if n_tokens > 1 else ""
     chain = ", ".join(f"{h['server']} {h['first_block']}-{h['last_block']}" for h in answer["chain"])
     checked, altered = answer["n_tokens_checked"], answer["n_tokens_altered"]
@@ -153,7 +153,7 @@ def answer_text(answer: dict[str, Any]) -> str:
     else:
         verdict = "all are those of the whole model on one machine"
     return (
-        f"{counted(n_tokens, 'token')}, ended by {answer['ended_by']}: the first after {answer['ttft_s']:.3f} s{rest}; "
+        f"{counted(n_tokens, 'tokens')}, ended by {answer['ended_by']}: the first after {answer['ttft_s']:.3f} s{rest}; "
         f"{verdict}\nblocks by server: {chain}"
     )
 
@@ -182,7 +182,7 @@ def _check_prompt(ids: list[int], n_new_tokens: int, sizes: ModelSizes) -> None:
         raise UserError(f"token {foreign} of the prompt is none of the model's, 0 to {sizes.vocabulary - 1}")
     if sizes.max_tokens is not None and len(ids) + n_new_tokens > sizes.max_tokens:
         raise UserError(
-            f"a prompt of {counted(len(ids), 'token')} and {n_new_tokens} new ones are more than the {sizes.max_tokens} that the "
+            f"a prompt of {counted(len(ids), 'tokens')} and {n_new_tokens} new ones are more than the {sizes.max_tokens} that the "
             "model is made for: shorten the prompt, or lower --max-new-tokens"
         )
 

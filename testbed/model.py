@@ -113,6 +113,6 @@ def _line(answer: dict[str, Any]) -> str:
     if answer["n_kv_heads"] != answer["n_heads"]:
         heads += f" ({answer['n_kv_heads']} of keys and values)"
     return (
-        f"{answer['family']}, {counted(answer['n_blocks'], 'block')}, hidden size {answer['hidden_size']}, {heads}, "
+        f"{answer['family']}, {counted(answer['n_blocks'], 'blocks')}, hidden size {answer['hidden_size']}, {heads}, "
         f"{answer['vocabulary']} tokens"
     )

@@ -78,7 +78,7 @@ def _decode_sentence(fit: Fit) -> str:
     return (
         f"Decode: the paper's model does not hold; k tau with tau = {tau} is off by up to "
         f"{_percent(paper.max_ratio)} (rms {_percent(paper.rms_ratio)}), most with "
-        f"{counted(worst.n_blocks, 'block')} and {worst.cached_tokens:.0f} cached tokens; {closer}."
+        f"{counted(worst.n_blocks, 'blocks')} and {worst.cached_tokens:.0f} cached tokens; {closer}."
     )
 
 

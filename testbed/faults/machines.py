@@ -14,7 +14,7 @@ from nodes.control import ControlError
 from testbed.coordinator import Coordinator
 from testbed.errors import RunError, TestbedError
 from testbed.experiment import Experiment
-from testbed.rundir import EventWriter
+from testbed.rundir import MOVED, EventWriter
 
 _POLL_S = 0.02
 """Real seconds between two looks at a server that leaves."""
@@ -171,7 +171,10 @@ class Machines:
             if kind == "leave":
                 self.in_background(self._drain(server, machine))
             elif kind in ("restart", "join"):
+                asked_at_s = self._nodes.now_s()
                 await self._begin(server, machine, planned_at_s)
+                if kind == "join":
+                    self._tell_joined(server, asked_at_s)
             if for_s is not None:
                 self.in_background(self._undo(kind, server, machine, self._nodes.now_s() + for_s))
         return None
@@ -212,6 +215,12 @@ class Machines:
     async def _join(self, server: int, machine: _Machine, factor: float) -> None:
         machine.has_been = True
         self._coordinator.join(server)
+
+    def _tell_joined(self, server: int, asked_at_s: float) -> None:
+        """A server that was not there has blocks now: the placement has changed."""
+        times = dict.fromkeys(("decided_at_s", "closed_at_s", "drained_at_s"), asked_at_s)
+        new = list(self._coordinator.placement.ranges[server])
+        self._event(MOVED, server, old=[0, 0], new=new, **times, open_at_s=self._nodes.now_s(), n_cut=0)
 
     async def _begin(self, server: int, machine: _Machine, planned_at_s: float | None) -> None:
         machine.gone.clear()

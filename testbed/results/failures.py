@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from testbed.results.requests import stats
+from testbed.scenario.units import counted
 
 _MOVE = ("old", "new", "decided_at_s", "closed_at_s", "drained_at_s", "open_at_s")
 """Beside the server's number, what ``summary.json`` says of a move: as ``testbed.moving.steering.Move``."""
@@ -65,8 +66,3 @@ def failure_text(summary: Mapping[str, Any]) -> list[str]:
         left = ", ".join(counted(count, name.replace("_", " ")) for name, count in leaks.items() if count)
         lines.append(f"left behind at the end: {left}")
     return lines
-
-
-def counted(count: float, things: str) -> str:
-    """``1 fault``, ``2 faults``; ``things`` is the plural."""
-    return f"{count:.15g} {things.removesuffix('s') if count == 1 else things}"

@@ -17,7 +17,7 @@ from testbed.results.model import HopTable
 
 _US = 1e6
 _LANES = 1000
-"""Threads set aside per server; more sessions at once than that would share the last one."""
+"""Threads set aside per server, the last one for its moves; more sessions at once would share the one before."""
 _FIRST_SESSION = 1_000_000_000
 """Above every server's thread: sessions are listed below the servers of a site."""
 
@@ -39,12 +39,23 @@ def _events(experiment: Experiment, records: RunRecords, hops: HopTable) -> Iter
     yield from map(_change, records.changes)
     yield from map(_fault, records.faults)
     names = [s.name for s in experiment.problem.servers]
+    for move in records.moves:
+        yield from _move_events(move, names.index(move["server"]), process[experiment.sites[move["server"]]])
     for server, name in enumerate(names):
         yield from _server_events(name, server, process[experiment.sites[name]], hops)
     for record in records.requests:
         pid, tid = process[experiment.sites[record.client]], _FIRST_SESSION + record.index
         yield _meta("thread_name", pid, tid, f"{record.client} request {record.index}")
         yield from _session_events(record, pid, tid, names)
+
+
+def _move_events(move: Mapping[str, Any], server: int, pid: int) -> Iterator[dict[str, Any]]:
+    """A server's change of blocks: what it waits for its sessions, and what it loads for."""
+    tid = 1 + server * _LANES + _LANES - 1
+    yield _meta("thread_name", pid, tid, f"{move['server']} (blocks)")
+    details = {"old": move["old"], "new": move["new"]}
+    yield _span("drain", pid, tid, move["closed_at_s"], move["drained_at_s"], details)
+    yield _span("load", pid, tid, move["drained_at_s"], move["open_at_s"], details)
 
 
 def _server_events(name: str, server: int, pid: int, hops: HopTable) -> Iterator[dict[str, Any]]:
@@ -64,7 +75,7 @@ def _server_events(name: str, server: int, pid: int, hops: HopTable) -> Iterator
         if free:
             lane = heapq.heappop(free)
         else:
-            lane, n_lanes = min(n_lanes, _LANES - 1), n_lanes + 1
+            lane, n_lanes = min(n_lanes, _LANES - 2), n_lanes + 1
             if 0 < lane == n_lanes - 1:
                 yield _meta("thread_name", pid, tid + lane, f"{name} ({lane + 1})")
         heapq.heappush(busy, (end_s, lane))

@@ -16,9 +16,9 @@ from testbed.scenario.problems import nearest, shown
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)\s*(.*?)\s*", re.ASCII)
 
 
-def counted(n: int, what: str) -> str:
-    """``1 token``, ``2 tokens``."""
-    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+def counted(count: float, things: str) -> str:
+    """``1 token``, ``2 tokens``, for ``things`` "tokens"."""
+    return f"{count:.15g} {things.removesuffix('s') if count == 1 else things}"
 
 
 @dataclass(frozen=True)

@@ -139,6 +139,11 @@ def test_servers_stop_slow_down_leave_and_join_while_requests_are_served(
         ("stop", "a100-0", True),
     ]
     assert [e["server"] for e in events(outcome.run_dir, "begun")] == ["late"]
+    (joined,) = events(outcome.run_dir, "moved")
+    (moved,) = summary["moves"]
+    assert (joined["server"], moved["old"], moved["new"]) == ("late", [0, 0], joined["new"])
+    trace = json.loads((outcome.run_dir / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
+    assert [e["args"]["new"] for e in trace if e["name"] == "load"] == [joined["new"]]
     assert {e["reason"] for e in events(outcome.run_dir, "detected")} == {"no answer for 3 s"}
     assert summary["recovery_s"]["min"] >= 3.0
     (left,) = events(outcome.run_dir, "left")
