@@ -108,6 +108,12 @@ class RecoveryRules:
         n_prompt = n_tokens if self.replay == "at_once" else plan.n_input_tokens
         return RequestSpec(plan.client, n_prompt, n_tokens - n_prompt + 1)
 
+    @property
+    def push_limit_s(self) -> float:
+        """How long a server waits for the next one to take a push: half as long as the client for the result,
+        so that the client hears who is overdue."""
+        return self.request_timeout_s / 2
+
     def retry_delay_s(self, attempt: int) -> float:
         """The wait before attempt number ``attempt`` (from 0) to replace a hop: 0, then first, doubling."""
         if attempt == 0:

@@ -72,7 +72,7 @@ class Peering:
         now_s = self._now_s()
         links = {pair: timeline.link(pair, now_s) for pair in self._experiment.links if pair[0] == name}
         view = wiring.node_view(self._experiment, name, ends, links if delays_in_nodes else None)
-        await self._peers[name].ask("peers", view, wiring.push_limit_s(self._experiment))
+        await self._peers[name].ask("peers", view, self._experiment.recovery.push_limit_s)
 
     def change(self, links: Mapping[tuple[str, str], Link]) -> None:
         """Links that servers delay by themselves have changed. A server that halts hears of it later."""

@@ -136,12 +136,6 @@ def server_config(
     )
 
 
-def push_limit_s(experiment: Experiment) -> float:
-    """How long a server waits for the next one to take a push: half as long as the client for the result,
-    so that the client hears who is overdue."""
-    return experiment.recovery.request_timeout_s / 2
-
-
 def recovery_rules(experiment: Experiment) -> RecoveryRules:
     """What clients do when a hop fails; who is banned is the coordinator's."""
     rules = experiment.recovery

@@ -48,7 +48,7 @@ class ForwardedRun(HubRun):
         if at_s < math.inf:
             self._queue.at(at_s, self._compute, session, turn, request, is_prompt)
         if number:
-            limit_s = self._system.rules.request_timeout_s / 2
+            limit_s = self._system.rules.push_limit_s
             self._queue.at(now_s + limit_s, self._check_push, session, turn, number)
 
     def _accepted(self, session: Session, turn: int) -> None:
@@ -64,7 +64,7 @@ class ForwardedRun(HubRun):
     def _check_push(self, session: Session, turn: int, number: int) -> None:
         """Whether the next server has taken a push by now; if not, the client is told."""
         if session.turn == turn and session.at == number and not session.is_accepted:
-            limit_s = self._system.rules.request_timeout_s / 2
+            limit_s = self._system.rules.push_limit_s
             self._report(session, False, f"could not be pushed to for {limit_s:g} s")
 
     def _report(self, session: Session, is_answered: bool, reason: str) -> None:
@@ -93,10 +93,7 @@ class ForwardedRun(HubRun):
             session.at += 1
             self._push(session, request, is_prompt)
             return
-        back_at_s = self._system.ways.step_returns_at_s(request, hop.server, now_s, is_prompt, True)
-        if back_at_s < math.inf:
-            n_tokens = request.n_input_tokens
-            self._queue.at(back_at_s, self._back, session, turn, n_tokens, arrived_at_s, now_s)
+        self._send_back(session, turn, request, is_prompt, arrived_at_s)
 
     def _back(
         self, session: Session, turn: int, n_tokens: int, arrived_at_s: float, departed_at_s: float
@@ -120,10 +117,7 @@ class ForwardedRun(HubRun):
             self._system.bans.served(session.plan.client, held.hop.server)
         if repair is not None:
             self._caught_up(session, repair)
-        if self._problem.hub_token_s:
-            self._queue.at(self._queue.now_s + self._problem.hub_token_s, self._token, session)
-        else:
-            self._token(session)
+        self._through(session)
 
     # Failure.
 

@@ -144,8 +144,13 @@ class HubRun:
         self, session: Session, turn: int, request: RequestSpec, is_prompt: bool, arrived_at_s: float
     ) -> None:
         """A server has computed a step."""
+        del self._waiting[session.hops[session.at].hop.server][session.number]
+        self._send_back(session, turn, request, is_prompt, arrived_at_s)
+
+    def _send_back(
+        self, session: Session, turn: int, request: RequestSpec, is_prompt: bool, arrived_at_s: float
+    ) -> None:
         server, now_s = session.hops[session.at].hop.server, self._queue.now_s
-        del self._waiting[server][session.number]
         back_at_s = self._system.ways.step_returns_at_s(request, server, now_s, is_prompt, True)
         if back_at_s < math.inf:
             n_tokens = request.n_input_tokens
@@ -189,7 +194,12 @@ class HubRun:
             self._caught_up(session, repair)
         if not is_through:
             self._step(session)
-        elif self._problem.hub_token_s:
+        else:
+            self._through(session)
+
+    def _through(self, session: Session) -> None:
+        """The last hop's answer is at the client, whose own part of the token comes now."""
+        if self._problem.hub_token_s:
             self._queue.at(self._queue.now_s + self._problem.hub_token_s, self._token, session)
         else:
             self._token(session)
