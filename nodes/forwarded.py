@@ -1,12 +1,13 @@
 """Server-to-server forwarding, the client's part: one push per step, and one result.
 
 The client keeps the inputs of the first hop only, and no hop has what another was sent. So when any hop
-fails, a whole new chain takes its place: everything is replayed through it in one message.
+fails, a whole new chain takes its place, and everything is replayed through it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import secrets
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -191,7 +192,6 @@ class ForwardedSession(HubSession):
     async def _step(
         self, position: int, n_tokens: int, rows: bytes, n_done: int
     ) -> tuple[bytes, list[tuple[int | float, ...]]]:
-        assert isinstance(self._chain, ForwardedChain), "the chain is made by this class's chain_kind"
         n_all = position + n_tokens
         while True:
             first = self.hops[0]
@@ -199,17 +199,28 @@ class ForwardedSession(HubSession):
             rows = rows[-n_new * self._model.token_bytes :]
             first.inputs += self._model.remember(rows)
             try:
-                answer, times = await self._chain.run(self.hops, n_new, rows)
+                answer, timings = await self._run(n_new, rows)
             except HopFailed as failure:
                 rows = await self._recovery.replace(self.hops, 0, failure, position, n_done)
                 continue
             break
-        timings: list[tuple[int | float, ...]] = []
-        n_last = len(self.hops) - 1
-        for at, (hop, (instants, n_bytes)) in enumerate(zip(self.hops, times, strict=True)):
-            n_down = len(answer) if at == n_last else 0
-            row = (hop.server, hop.first, hop.last, *instants, n_bytes, n_down)
-            timings.append((*row, n_new) if hop.is_replacement and not hop.n_cached else row)
-            hop.n_cached = n_all
-            self._recovery.passed(hop, self.hops[at + 1] if at < n_last else None, n_new)
+        for hop, following in itertools.zip_longest(self.hops, self.hops[1:]):
+            self._recovery.passed(hop, following, n_new)
         return answer[-n_tokens * self._model.token_bytes :], timings
+
+    async def _run(self, n_new: int, rows: bytes) -> tuple[bytes, list[tuple[int | float, ...]]]:
+        """As ``_pass``, through all hops."""
+        assert isinstance(self._chain, ForwardedChain), "the chain is made by this class's chain_kind"
+        is_replay = self.hops[0].is_replacement and not self.hops[0].n_cached
+        timings: list[tuple[int | float, ...]] = []
+        answer, begin = b"", 0
+        for n_tokens in self._parts(self.hops[0], n_new):
+            end = begin + n_tokens * self._model.token_bytes
+            answer, times = await self._chain.run(self.hops, n_tokens, rows[begin:end])
+            for hop, (instants, n_bytes) in zip(self.hops, times, strict=True):
+                n_down = len(answer) if hop is self.hops[-1] else 0
+                row = (hop.server, hop.first, hop.last, *instants, n_bytes, n_down)
+                timings.append((*row, n_tokens) if is_replay else row)
+                hop.n_cached += n_tokens
+            begin = end
+        return answer, timings

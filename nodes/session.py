@@ -200,18 +200,20 @@ class HubSession:
             self._recovery.passed(hop, self.hops[at] if at < len(self.hops) else None, n_new)
         return rows[-n_tokens * self._model.token_bytes :], timings
 
+    def _parts(self, hop: OpenHop, n_new: int) -> list[int]:
+        """How ``n_new`` hidden states go to ``hop``: a replay in one message, or as the steps were."""
+        is_replay = hop.is_replacement and not hop.n_cached
+        in_steps = is_replay and self._rules.recovery.replay == "step_by_step"
+        return self._steps if in_steps else [n_new]
+
     async def _pass(
         self, hop: OpenHop, n_new: int, rows: bytes
     ) -> tuple[bytes, list[tuple[int | float, ...]]]:
-        """What ``hop`` makes of ``n_new`` hidden states, and a row of the log per message.
-
-        A replay goes in one message, or as the steps were. Raises ``HopFailed``.
-        """
+        """What ``hop`` makes of ``n_new`` hidden states, and a row of the log per message. Raises ``HopFailed``."""
         is_replay = hop.is_replacement and not hop.n_cached
-        in_steps = is_replay and self._rules.recovery.replay == "step_by_step"
         timings: list[tuple[int | float, ...]] = []
         answers, begin = [], 0
-        for n_tokens in self._steps if in_steps else [n_new]:
+        for n_tokens in self._parts(hop, n_new):
             end = begin + n_tokens * self._model.token_bytes
             answer, times = await self._chain.step(hop, n_tokens, rows[begin:end])
             row = (hop.server, hop.first, hop.last, *times, end - begin, len(answer))

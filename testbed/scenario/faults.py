@@ -116,17 +116,11 @@ def churn_faults(
     return tables
 
 
-def resolve_recovery(table: RecoveryTable, dtype: str | None, forwarding: bool) -> RecoveryTable:
-    """With ``replay`` as it will be: ``dtype`` is that of real blocks. Raises ``KeyedError``."""
-    if forwarding and table.replay == "step_by_step":
-        raise KeyedError(
-            ("recovery", "replay"),
-            'is "step_by_step", but servers that forward replay the whole chain at once; leave it out, or take '
-            'policy.communication = "hub-spoke"',
-        )
+def resolve_recovery(table: RecoveryTable, dtype: str | None) -> RecoveryTable:
+    """With ``replay`` as it will be: ``dtype`` is that of real blocks."""
     if table.replay != "auto":
         return table
-    is_rounded = dtype in ("bfloat16", "float16") and not forwarding
+    is_rounded = dtype in ("bfloat16", "float16")
     return table.model_copy(update={"replay": "step_by_step" if is_rounded else "at_once"})
 
 

@@ -104,7 +104,7 @@ def resolve(scenario: Scenario, stem: str, folder_of: Callable[[str, str], Path]
         rng = stream(scenario.seed, "faults")
         faults += churn_faults(scenario.churn, server_names, absent, last_at_s, rng)
     forwarding = policy.communication == "server-to-server"
-    recovery = resolve_recovery(scenario.recovery, blocks.dtype if blocks is not None else None, forwarding)
+    recovery = resolve_recovery(scenario.recovery, blocks.dtype if blocks is not None else None)
     name = scenario.name or stem
     resolved = scenario.model_copy(
         update={

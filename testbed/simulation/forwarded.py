@@ -27,9 +27,11 @@ class ForwardedRun(HubRun):
             self._waiting[server][session.number] = session
             if self._is_gone(held):
                 self._plan_reset(session, server, self._system.machines.died_at_s(server))
-        n_cached = session.hops[0].n_cached
-        request = RequestSpec(session.plan.client, session.n_inputs - n_cached, session.plan.n_output_tokens)
-        self._push(session, request, not n_cached)
+        held = session.hops[0]
+        request = RequestSpec(
+            session.plan.client, self._n_tokens(session, held), session.plan.n_output_tokens
+        )
+        self._push(session, request, not held.n_cached)
         if not session.is_watched:
             session.is_watched = True
             self._queue.at(now_s + self._system.rules.request_timeout_s, self._check_answer, session)
@@ -113,8 +115,11 @@ class ForwardedRun(HubRun):
                 *(n_bytes, down_bytes, n_replayed),
             )
         for held in session.hops:
-            held.n_cached = session.n_inputs
+            held.n_cached += n_tokens
             self._system.bans.served(session.plan.client, held.hop.server)
+        if session.hops[0].n_cached < session.n_inputs:  # a replay step by step
+            self._step(session)
+            return
         if repair is not None:
             self._caught_up(session, repair)
         self._through(session)

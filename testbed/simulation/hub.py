@@ -98,16 +98,20 @@ class HubRun:
             self._plan_reset(session, server, self._system.machines.died_at_s(server))
         else:
             self._waiting[server][session.number] = session
-            n_tokens, is_prompt = session.n_inputs - held.n_cached, not held.n_cached
-            if self._system.rules.replay == "step_by_step":
-                n_tokens = session.plan.n_input_tokens if is_prompt else 1
-            request = RequestSpec(client, n_tokens, session.plan.n_output_tokens)
+            is_prompt = not held.n_cached
+            request = RequestSpec(client, self._n_tokens(session, held), session.plan.n_output_tokens)
             at_s = self._system.ways.step_arrives_at_s(request, None, server, now_s, is_prompt)
             if at_s < math.inf:
                 self._queue.at(at_s, self._compute, session, session.turn, request, is_prompt)
         if not session.is_watched:
             session.is_watched = True
             self._queue.at(now_s + self._system.rules.request_timeout_s, self._check_answer, session)
+
+    def _n_tokens(self, session: Session, held: Held) -> int:
+        """How many tokens the next step takes to a hop: a replay all at once, or as the steps were."""
+        if self._system.rules.replay == "step_by_step":
+            return 1 if held.n_cached else session.plan.n_input_tokens
+        return session.n_inputs - held.n_cached
 
     def _compute(self, session: Session, turn: int, request: RequestSpec, is_prompt: bool) -> None:
         """A step reaches its server."""

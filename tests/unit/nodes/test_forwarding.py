@@ -118,6 +118,32 @@ async def test_a_server_that_dies_changes_no_token_and_the_whole_history_goes_th
     ]
 
 
+@pytest.mark.parametrize("position", [0, 5, 7], ids=["in the prefill", "at the first decode", "at the last"])
+async def test_step_by_step_a_new_chain_is_sent_the_prompt_and_then_every_token_on_its_own(
+    position: int,
+) -> None:
+    clock = JumpClock()
+    async with forwarding_farm(RANGES, clock) as servers:
+
+        def happens(server: int, at: int, n_tokens: int) -> None:
+            if (server, at) == (1, position):
+                servers.kill(1)
+
+        servers.happens = happens
+        log = await session(servers, clock, recovery=RecoveryRules(replay="step_by_step")).run()
+    assert log.token_ids == TOKENS
+    (replayed,) = log.of("replayed")
+    chain = [server for server, _, _ in replayed["hops"]]
+    assert 1 not in chain and replayed["tokens"] == (position + 1 if position else 5)
+    for server in set(chain) - {0, 2}:
+        assert [step[1:] for step in servers.steps if step[0] == server] == [(0, 5), (5, 1), (6, 1), (7, 1)]
+    n_done = max(0, position - 4)
+    sent = [(server, n) for n in [5] + [1] * n_done for server in chain]
+    assert [[(row[0], row[9]) for row in rows if len(row) == 10] for rows in log.rows] == [
+        sent if token == n_done else [] for token in range(4)
+    ]
+
+
 @pytest.mark.parametrize("victims", [[0, 1], [1, 2], [0, 1, 2]])
 async def test_servers_that_die_at_once_and_during_the_replay_change_no_token(victims: list[int]) -> None:
     clock = JumpClock()

@@ -68,6 +68,15 @@ def test_a_server_that_dies_while_the_step_is_elsewhere_is_noticed_by_its_reset(
     assert [row[-1] for row in steps(run, 3)] == [4, 4]
 
 
+def test_a_replay_step_by_step_takes_a_trip_through_the_chain_per_token_and_so_does_its_floor() -> None:
+    run = fail(chains(), TEN, kill(1, 0.9), rules=RecoveryRules(replay="step_by_step"))
+    [recovery] = run.record.recoveries
+    # One connection, the prompt of 1 token in 0.23 s, then 3 tokens in 0.25 s each.
+    assert recovery == (0, 4, pytest.approx(0.05 + 0.1 + 0.23 + 0.75), pytest.approx(0.05 + 0.1 + 0.98))
+    assert [row[-1] for row in steps(run, 3)] == [1] * 8
+    assert [r.ended_at_s for r in run.requests] == pytest.approx([0.95 + 0.1 + 0.98 + 6 * 0.25])
+
+
 def test_a_server_that_died_between_steps_is_noticed_once_the_first_has_its_push() -> None:
     # The last result is there at 0.58 s, its reset at 0.585 s; the first server says at 0.68 s that it has the next.
     [detected] = events(fail(chains(), TEN, kill(1, 0.535)), "detected")
