@@ -7,48 +7,19 @@ came in); the next one gets the first one's whole output, and so on. Healthy hop
 
 from __future__ import annotations
 
-import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from nodes.chain import Chain, HopFailed, HopPlan, OpenHop, Refusal
 from nodes.clock import Clock
 from nodes.hub import HubModel
 from nodes.request import Request, SessionError
+from nodes.rules import RecoveryRules as RecoveryRules
 
 DETECTED, REROUTED, REPLAYED = "detected", "re-routed", "replayed"
 UNREACHABLE, REACHABLE = "unreachable", "reachable"
-
-
-@dataclass(frozen=True)
-class RecoveryRules:
-    """What a client does when a hop of its chain fails; scenario seconds.
-
-    ``mode``: "replay"; "head": as PETALS' last commit, whose replacements cannot start at a position above
-    0, so that every one of them fails; "off": the request fails. A hop has failed when its connection is
-    lost, when its server has lost the session, or when no answer came for ``request_timeout_s``;
-    a server that has not opened a session after ``connect_timeout_s`` is not there. The first attempt to
-    replace a hop is made at once, the next after ``retry_first_s``, doubling up to ``retry_max_s``, until
-    ``give_up_s`` after the failure was noticed. ``replay``: the history goes to a replacement "at_once", in
-    one message, or "step_by_step", the prompt and then every token on its own: then its cache has every bit
-    of the lost one, whatever the rounding, for a round trip per token.
-    """
-
-    mode: Literal["replay", "head", "off"] = "replay"
-    request_timeout_s: float = math.inf
-    connect_timeout_s: float = math.inf
-    retry_first_s: float = 1.0
-    retry_max_s: float = 60.0
-    give_up_s: float = 300.0
-    replay: Literal["at_once", "step_by_step"] = "at_once"
-
-    def retry_delay_s(self, attempt: int) -> float:
-        """The wait before attempt number ``attempt``, from 0: 0, then first, doubling."""
-        if attempt == 0:
-            return 0.0
-        return min(self.retry_first_s * 2.0 ** min(attempt - 1, 60), self.retry_max_s)
 
 
 Rerouter = Callable[[Request, int, int, int], Awaitable[dict[str, Any] | None]]
@@ -143,7 +114,7 @@ class Recovery:
     ) -> list[OpenHop]:
         rules, attempt = self._rules, 0
         while True:
-            again_at_s = self._clock.now_s() + rules.retry_delay_s(attempt)
+            again_at_s = self._clock.now_s() + rules.retry_delay_s(attempt, self._request.index)
             if again_at_s > standstill.detected_at_s + rules.give_up_s:
                 raise SessionError(
                     f"blocks [{first}, {last}) could not be replaced within {rules.give_up_s:g} s ({reason})"

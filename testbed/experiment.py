@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+import nodes.rules
 from policies.membership import MembershipRules
 from policies.problem import Problem, RequestSpec
 from policies.workload import Backoff, RequestPlan
@@ -81,27 +82,17 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class RecoveryRules:
-    """What a client does when a hop fails.
+class RecoveryRules(nodes.rules.RecoveryRules):
+    """What a client does when a hop fails, with limits, and what routers do.
 
-    ``mode``: "replay" replaces the lost hops and replays their inputs there; "head" cannot do that once
-    there is something to replay (PETALS' last commit); "off" fails the request. A hop has failed when its
-    connection is reset, or when no answer came for ``request_timeout_s``; a connection that is not open
-    after ``connect_timeout_s`` is no connection. ``give_up_s`` after a failure was noticed the request
-    fails. A server that failed is left out for ``ban_s``, twice as long with every failure in a row;
-    not ``ban_failed_servers``: it stays routable for as long as routers believe it there. ``replay`` is how
-    replacements are sent the history: in one message, or as the steps were.
+    A server that failed is left out for ``ban_s``, twice as long with every failure in a row; not
+    ``ban_failed_servers``: it stays routable for as long as routers believe it there.
     """
 
-    mode: Literal["replay", "head", "off"] = "replay"
     request_timeout_s: float = 180.0
     connect_timeout_s: float = 5.0
-    retry_first_s: float = 1.0
-    retry_max_s: float = 60.0
-    give_up_s: float = 300.0
     ban_s: float = 15.0
     ban_failed_servers: bool = True
-    replay: Literal["at_once", "step_by_step"] = "at_once"
 
     def replayed(self, plan: RequestPlan, n_tokens: int) -> RequestSpec:
         """A request that takes as long to serve as the replay of ``n_tokens`` of ``plan``."""
@@ -113,12 +104,6 @@ class RecoveryRules:
         """How long a server waits for the next one to take a push: half as long as the client for the result,
         so that the client hears who is overdue."""
         return self.request_timeout_s / 2
-
-    def retry_delay_s(self, attempt: int) -> float:
-        """The wait before attempt number ``attempt`` (from 0) to replace a hop: 0, then first, doubling."""
-        if attempt == 0:
-            return 0.0
-        return min(self.retry_first_s * 2.0 ** min(attempt - 1, 60), self.retry_max_s)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from typing import Any
 from netem.spec import LinkProfile, NetworkSpec, TcpSpec
 from nodes.compute import StubProfile
 from nodes.node import DATA_PORT, ClientConfig, ServerConfig, StubHubSpec
-from nodes.recovery import RecoveryRules
 from nodes.server import HostedBlocks, ServerLimits
 from nodes.session import SessionRules
 from policies.problem import Placement
@@ -136,20 +135,6 @@ def server_config(
     )
 
 
-def recovery_rules(experiment: Experiment) -> RecoveryRules:
-    """What clients do when a hop fails; who is banned is the coordinator's."""
-    rules = experiment.recovery
-    return RecoveryRules(
-        mode=rules.mode,
-        request_timeout_s=rules.request_timeout_s,
-        connect_timeout_s=rules.connect_timeout_s,
-        retry_first_s=rules.retry_first_s,
-        retry_max_s=rules.retry_max_s,
-        give_up_s=rules.give_up_s,
-        replay=rules.replay,
-    )
-
-
 def client_config(
     experiment: Experiment,
     client: str,
@@ -179,7 +164,7 @@ def client_config(
             give_up_s=backoff.give_up_s,
             backoff_jitter_ratio=backoff.jitter_ratio,
             seed=backoff.seed,
-            recovery=recovery_rules(experiment),
+            recovery=experiment.recovery,
         ),
     )
 

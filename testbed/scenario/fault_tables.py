@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from testbed.scenario.fields import Name, PositiveSeconds, Seconds, Table, Tokens, rule
+from testbed.scenario.fields import Name, PositiveSeconds, Ratio, Seconds, Table, Tokens, rule
 from testbed.scenario.limits import MAX_NUMBER, MAX_REQUESTS
 
 _ENDING = ("kill", "stop", "slow")
@@ -82,7 +82,8 @@ class RecoveryTable(Table):
     """``[recovery]``: what a client does when a hop of its chain fails.
 
     ``retry_first`` and ``retry_max``: the first attempt to replace a hop is made at once, the next after
-    ``retry_first``, doubling up to ``retry_max``, until ``give_up`` after the failure was noticed.
+    ``retry_first``, doubling up to ``retry_max``, until ``give_up`` after the failure was noticed; ``jitter`` is
+    how far each of these waits may be off, as a share.
     ``replay``: the history goes to replacements in one message, or as the steps were; "auto" is
     "step_by_step" for real blocks of 16 bits, whose rounding depends on the steps, else "at_once".
     """
@@ -92,6 +93,7 @@ class RecoveryTable(Table):
     connect_timeout: PositiveSeconds = 5.0
     retry_first: PositiveSeconds = 1.0
     retry_max: PositiveSeconds = 60.0
+    jitter: Ratio = 0.0
     give_up: PositiveSeconds = 300.0
     ban: Seconds = 15.0
     ban_failed_servers: bool = True

@@ -124,7 +124,7 @@ def resolve_recovery(table: RecoveryTable, dtype: str | None) -> RecoveryTable:
     return table.model_copy(update={"replay": "step_by_step" if is_rounded else "at_once"})
 
 
-def recovery_rules(table: RecoveryTable) -> RecoveryRules:
+def recovery_rules(table: RecoveryTable, seed: int) -> RecoveryRules:
     assert table.replay != "auto", "resolve_recovery comes first"
     return RecoveryRules(
         mode=table.mode,
@@ -136,6 +136,8 @@ def recovery_rules(table: RecoveryTable) -> RecoveryRules:
         ban_s=table.ban,
         ban_failed_servers=table.ban_failed_servers,
         replay=table.replay,
+        retry_jitter_ratio=table.jitter,
+        seed=seed,
     )
 
 

@@ -183,7 +183,7 @@ def resolve(scenario: Scenario, stem: str, folder_of: Callable[[str, str], Path]
         shared_paths=node_paths(network, sites),
         blocks=blocks,
         faults=resolve_faults(faults, server_names, absent, requests),
-        recovery=recovery_rules(recovery),
+        recovery=recovery_rules(recovery, scenario.seed),
         membership=membership_rules(scenario.membership),
         absent=absent,
     )

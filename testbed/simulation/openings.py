@@ -153,7 +153,7 @@ class Openings:
 
     def replace(self, session: Session, repair: Repair, reason: str) -> None:
         """Ask for replacements of what is lost, when it is time for the next attempt; else give up for ``reason``."""
-        again_at_s = self._queue.now_s + self._rules.retry_delay_s(repair.attempt)
+        again_at_s = self._queue.now_s + self._rules.retry_delay_s(repair.attempt, session.plan.index)
         if again_at_s <= repair.detected_at_s + self._rules.give_up_s:
             self._queue.at(again_at_s, self.ask, session)
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,16 @@ def test_without_tables_nothing_fails_and_everything_is_as_petals_intends_it(loa
     assert (
         e.recovery
         == RecoveryRules()
-        == RecoveryRules("replay", 180.0, 5.0, 1.0, 60.0, 300.0, 15.0, True, "at_once")
+        == RecoveryRules(
+            mode="replay",
+            request_timeout_s=180.0,
+            connect_timeout_s=5.0,
+            retry_first_s=1.0,
+            retry_max_s=60.0,
+            give_up_s=300.0,
+            ban_s=15.0,
+            ban_failed_servers=True,
+        )
     )
     assert e.membership == MembershipRules("instant")
 
@@ -51,10 +61,21 @@ def test_without_tables_nothing_fails_and_everything_is_as_petals_intends_it(loa
 def test_recovery_and_membership_take_every_key(load: Load) -> None:
     e = load(
         "recovery={mode='head', request_timeout='9 s', connect_timeout='2 s', retry_first='3 s', retry_max='4 s', "
-        "give_up='50 s', ban='6 s', ban_failed_servers=false, replay='step_by_step'}",
+        "give_up='50 s', ban='6 s', ban_failed_servers=false, replay='step_by_step', jitter=0.1}",
         "membership={kind='announced', announce_period='7 s', expiry='8 s', refresh='0.5 s'}",
     )
-    assert e.recovery == RecoveryRules("head", 9.0, 2.0, 3.0, 4.0, 50.0, 6.0, False, "step_by_step")
+    assert e.recovery == RecoveryRules(
+        mode="head",
+        request_timeout_s=9.0,
+        connect_timeout_s=2.0,
+        retry_first_s=3.0,
+        retry_max_s=4.0,
+        give_up_s=50.0,
+        ban_s=6.0,
+        ban_failed_servers=False,
+        replay="step_by_step",
+        retry_jitter_ratio=0.1,
+    )
     assert e.membership == MembershipRules("announced", 7.0, 8.0, 0.5)
 
 
@@ -88,8 +109,18 @@ def test_only_real_blocks_of_16_bits_are_replayed_step_by_step_unless_the_scenar
 
 def test_replacements_are_tried_at_once_and_then_with_doubling_waits() -> None:
     rules = RecoveryRules(retry_first_s=1.0, retry_max_s=5.0)
-    assert [rules.retry_delay_s(k) for k in range(6)] == [0.0, 1.0, 2.0, 4.0, 5.0, 5.0]
-    assert rules.retry_delay_s(100_000) == 5.0
+    assert [rules.retry_delay_s(k, 7) for k in range(6)] == [0.0, 1.0, 2.0, 4.0, 5.0, 5.0]
+    assert rules.retry_delay_s(100_000, 7) == 5.0
+
+
+def test_jitter_tells_the_waits_of_requests_apart_and_repeats_with_the_seed() -> None:
+    rules = RecoveryRules(retry_max_s=5.0, retry_jitter_ratio=0.2, seed=3)
+    waits_s = [rules.retry_delay_s(k, request) for request in range(50) for k in (1, 2)]
+    assert len(set(waits_s)) == 100
+    assert all(0.8 <= w <= 1.2 for w in waits_s[::2]) and all(1.6 <= w <= 2.4 for w in waits_s[1::2])
+    assert waits_s == [rules.retry_delay_s(k, request) for request in range(50) for k in (1, 2)]
+    assert rules.retry_delay_s(0, 7) == 0.0
+    assert replace(rules, seed=4).retry_delay_s(1, 7) != rules.retry_delay_s(1, 7)
 
 
 def test_churn_fails_servers_at_random_and_leaves_the_workload_alone(load: Load) -> None:
