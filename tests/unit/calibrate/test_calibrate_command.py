@@ -6,6 +6,7 @@ import csv
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,7 +52,7 @@ def test_a_calibration_leaves_samples_results_profile_report_and_figures(model: 
     need_blocks()
     out = tmp_path / "out"
     answer, text = calibrate_command(replace(SMALL, model=str(model), out=out))
-    assert answer["subject"]["n_blocks"] == 4 and len(answer["verdict"]) == 6
+    assert answer["subject"]["n_blocks"] == 4 and n_findings(answer) == 6
     assert all(sentence in text for sentence in answer["verdict"])
     assert answer == {**json.loads((out / "calibration.json").read_text()), "out": str(out)}
     with (out / "measurements.csv").open() as file:
@@ -92,6 +93,11 @@ def test_a_calibration_leaves_samples_results_profile_report_and_figures(model: 
     assert stub.compute_s(8, 1, 3) == pytest.approx(decode_s, rel=1e-4)
 
 
+def n_findings(answer: dict[str, Any]) -> int:
+    """Without the warning that this machine was busy."""
+    return sum(not line.startswith("Noise") for line in answer["verdict"])
+
+
 def experiment_beside(out: Path) -> Experiment:
     """That of a scenario beside the profile."""
     scenario = out / "scenario.toml"
@@ -121,7 +127,7 @@ def test_a_client_without_room_for_its_part_leaves_the_blocks_calibration_as_it_
     monkeypatch.setattr(command, "open_hub", refuse)
     out, said = tmp_path / "out", list[str]()
     answer, text = calibrate_command(replace(SMALL, model=str(model), out=out), said.append)
-    assert answer["client"] is None and len(answer["verdict"]) == 5 and "client (per" not in text
+    assert answer["client"] is None and n_findings(answer) == 5 and "client (per" not in text
     assert "[hub]" not in (out / "profile.toml").read_text()
     for where in ((out / "report.md").read_text(), said[-1]):
         assert "its embeddings and head may need 7 GB and 1 GB are free" in where
