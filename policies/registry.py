@@ -153,10 +153,14 @@ def _load(kind: str, name: str, target: str) -> Any:
         ) from error
     method = _METHODS[kind]
     if not callable(getattr(policy, method, None)):
-        raise PolicyError(f"{kind} policy {name} has no method {method}(); a {kind} policy needs one")
+        raise PolicyError(f"{kind} policy {name} has no method {method}(); {_a(kind)} policy needs one")
     if not isinstance(getattr(policy, "name", None), str):
         raise PolicyError(f"{kind} policy {name} has no name; give its class an attribute name = '...'")
     return policy
+
+
+def _a(kind: str) -> str:
+    return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
 
 
 def _unknown(what: str, name: str, valid: Iterable[str]) -> str:

@@ -58,6 +58,8 @@ class Emulation:
         self.time = RunTime(experiment.time_scale)
         self._launcher = launcher
         self._listener: asyncio.AbstractServer | None = None
+        self.has_served = False
+        """Whether the workload has come to its end: what ends a run that only holds does not interrupt it."""
         self._stopping = False
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._done: dict[str, str] = {}
@@ -298,8 +300,8 @@ def _log_tail(path: Path) -> str:
     return ": " + " | ".join(lines[-_LOG_TAIL_LINES:]) if lines else ""
 
 
-def plan_document(emulation: Emulation) -> dict[str, Any]:
-    """``plan.json``: the placement, who made it, and how long starting took."""
+def plan_document(emulation: Emulation, has_ended: bool = False) -> dict[str, Any]:
+    """``plan.json``: the placement, who made it, how long starting took, and in the end what was decided and left."""
     problem, placement = emulation.experiment.problem, emulation.placed.placement
     return {
         "placement": placement_data(placement),
@@ -311,7 +313,7 @@ def plan_document(emulation: Emulation) -> dict[str, Any]:
         "startup_s": emulation.startup_s,
         "forwarder": emulation.forwarder,
         "memory": emulation.memory.largest,
-        "decisions": emulation.faults.decisions,
+        "decisions": emulation.faults.decisions if has_ended else None,
         "leaks": emulation.faults.leaks,
     }
 
@@ -319,7 +321,7 @@ def plan_document(emulation: Emulation) -> dict[str, Any]:
 async def run_emulation(
     emulation: Emulation, hold: bool, announce: Callable[[str], None]
 ) -> TestbedError | None:
-    """The whole run; answers what broke it, if anything. An interrupt ends it cleanly (no error)."""
+    """The whole run; answers what broke it, if anything. An interrupt ends it cleanly (no error), and ends a hold."""
     try:
         plan = emulation.run_dir / "plan.json"
         write_json(plan, plan_document(emulation))
@@ -330,12 +332,14 @@ async def run_emulation(
             f"{len(emulation.experiment.nodes)} nodes up in {emulation.startup_s['total']:.2f} s"
         )
         await emulation.serve()
-        write_json(plan, plan_document(emulation))
+        emulation.has_served = True
+        write_json(plan, plan_document(emulation, has_ended=True))
         if hold:
             announce("the workload is done; holding the testbed up, Ctrl-C ends it")
             await emulation.hold()
     except KeyboardInterrupt:
-        emulation.events.write("interrupted", emulation.time.now_s())
+        if not emulation.has_served:
+            emulation.events.write("interrupted", emulation.time.now_s())
         emulation.interrupted.set()
     except TestbedError as error:
         emulation.events.write("broken", emulation.time.now_s(), reason=str(error))
@@ -351,7 +355,7 @@ async def run_emulation(
 def _written(plan: Path, emulation: Emulation) -> TestbedError | None:
     """Write the plan for the last time: what is left of the run is known now."""
     try:
-        write_json(plan, plan_document(emulation))
+        write_json(plan, plan_document(emulation, has_ended=True))
     except OSError as error:
         return RunError(f"cannot write {plan}: {error.strerror}")
     return None

@@ -146,7 +146,7 @@ async def emulate(
     announce: Callable[[str], None],
     live: bool = True,
 ) -> tuple[TestbedError | None, bool]:
-    """The run in ``run_dir``: what broke it, if anything, and whether it was interrupted.
+    """The run in ``run_dir``: what broke it, if anything, and whether it was interrupted before it had served all.
 
     ``live``: show its progress while it runs.
     """
@@ -169,7 +169,7 @@ async def emulate(
         loop.add_signal_handler(number, interrupt)
     with _shown(LiveView(emulation.progress)) if live else nullcontext():
         error = await run_emulation(emulation, hold, announce)
-    return error, interrupted.is_set()
+    return error, interrupted.is_set() and not emulation.has_served
 
 
 @contextmanager

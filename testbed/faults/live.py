@@ -12,13 +12,13 @@ from typing import Any
 from nodes import control
 from testbed.errors import RunError, UserError
 from testbed.rundir import OWNER, owner_alive
+from testbed.scenario.limits import MAX_NUMBER
 from testbed.scenario.problems import unknown
 
 log = logging.getLogger(__name__)
 
 SOCKET = "fault.sock"
 KINDS = ("kill", "stop", "cont", "slow", "restart", "leave", "join")
-_MAX_FACTOR = 1e12
 
 Befall = Callable[[str, int, float], Awaitable[str | None]]
 """Does (kind, server, factor); answers why that does not apply, or ``None``."""
@@ -60,8 +60,8 @@ class FaultSocket:
             return f"there is no fault {str(kind)[:40]!r}; they are {', '.join(KINDS)}"
         if not isinstance(server, str) or server not in self._names:
             return unknown("server", str(server)[:200], self._names)
-        if not isinstance(factor, int | float) or not 1 <= factor <= _MAX_FACTOR:
-            return f"--factor must be a number from 1 (as fast as at first) to {_MAX_FACTOR:g}"
+        if not isinstance(factor, int | float) or not 1 <= factor <= MAX_NUMBER:
+            return f"--factor must be a number from 1 (as fast as at first) to {MAX_NUMBER:g}"
         return await self._befall(kind, self._names.index(server), float(factor))
 
 

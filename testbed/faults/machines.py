@@ -58,6 +58,8 @@ class _Machine:
     failed_at_s: float = -math.inf
     busy: asyncio.Lock = field(default_factory=asyncio.Lock)
     gone: asyncio.Event = field(default_factory=asyncio.Event)
+    ends: dict[asyncio.Task[None], float] = field(default_factory=dict)
+    """What ends faults, by the instant for which it is planned."""
 
 
 class Machines:
@@ -98,7 +100,7 @@ class Machines:
         assert self._clock is not None, "time has not begun"
         await self._clock.sleep_until_s(at_s)
 
-    def in_background(self, work: Coroutine[Any, Any, None]) -> None:
+    def in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         async def guarded() -> None:
             try:
                 await work
@@ -110,6 +112,7 @@ class Machines:
         task = asyncio.create_task(guarded())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def answers(self, server: int) -> bool:
         """Whether the server's process is there and runs."""
@@ -133,7 +136,7 @@ class Machines:
         if status >= 0 or self._experiment.recovery.mode != "replay" or self._clock is None:
             return False
         self._dies(server, machine)
-        self._event("fault", server, kind="died", planned_at_s=None, status=status)
+        self._event("fault", server, kind="died", planned_at_s=None, for_s=None, applies=True, status=status)
         return True
 
     async def befall(
@@ -144,9 +147,18 @@ class Machines:
         for_s: float | None = None,
         planned_at_s: float | None = None,
     ) -> str | None:
-        """Do ``kind`` to ``server``; answers why it does not apply, ``None`` if it was done."""
+        """Do ``kind`` to ``server``; answers why it does not apply, ``None`` if it was done.
+
+        Faults that end by the instant for which this one is planned have ended before, however late they are.
+        """
         machine = self._machines[server]
-        async with machine.busy:
+        while True:
+            await _ended(machine, planned_at_s)
+            await machine.busy.acquire()
+            if not _due(machine, planned_at_s):
+                break
+            machine.busy.release()  # whoever was busy has planned an end
+        try:
             why_not = _why_not(kind, machine)
             details: dict[str, Any] = {"factor": factor} if kind == "slow" else {}
             if why_not is None:
@@ -176,7 +188,12 @@ class Machines:
                 if kind == "join":
                     self._tell_joined(server, asked_at_s)
             if for_s is not None:
-                self.in_background(self._undo(kind, server, machine, self._nodes.now_s() + for_s))
+                ends_at_s = (self._nodes.now_s() if planned_at_s is None else planned_at_s) + for_s
+                task = self.in_background(self._undo(kind, server, machine, ends_at_s))
+                machine.ends[task] = ends_at_s
+                task.add_done_callback(machine.ends.pop)
+        finally:
+            machine.busy.release()
         return None
 
     async def _undo(self, kind: str, server: int, machine: _Machine, at_s: float) -> None:
@@ -321,6 +338,16 @@ _WHY_NOT: dict[str, Callable[[_Machine], str | None]] = {
     ),
 }
 KINDS = tuple(_WHY_NOT)
+
+
+def _due(machine: _Machine, at_s: float | None) -> set[asyncio.Task[None]]:
+    """What ends faults of ``machine`` by ``at_s``, and has not done so yet."""
+    return set() if at_s is None else {task for task, ends_at_s in machine.ends.items() if ends_at_s <= at_s}
+
+
+async def _ended(machine: _Machine, at_s: float | None) -> None:
+    while due := _due(machine, at_s):
+        await asyncio.wait(due)
 
 
 def _why_not(kind: str, machine: _Machine) -> str | None:

@@ -17,16 +17,19 @@ def failure_summary(
     replays: Sequence[Mapping[str, Any]],
     plan: Mapping[str, Any],
     moves: Sequence[Mapping[str, Any]] = (),
+    n_planned: int = 0,
 ) -> dict[str, Any]:
-    """Keys of ``summary.json``; see ``docs/metrics.md``."""
-    decisions = plan.get("decisions") or {}
+    """Keys of ``summary.json``; see ``docs/metrics.md``. ``n_planned``: faults that the scenario has."""
+    decisions = plan.get("decisions")
     return {
         "n_faults": sum(bool(fault.get("applies", True)) for fault in faults),
+        "n_faults_without_effect": sum(not fault.get("applies", True) for fault in faults),
+        "n_faults_planned": n_planned,
         "n_replays": len(replays),
         "recovery_s": stats(replay["recovery_s"] for replay in replays),
         "recovery_floor_s": stats(replay["floor_s"] for replay in replays),
         "decisions": decisions,
-        "n_stale_decisions": decisions.get("n_stale_decisions", 0),
+        "n_stale_decisions": decisions["n_stale_decisions"] if decisions else None,
         "leaks": plan.get("leaks"),
         "moves": [
             {"server": plan["servers"].index(move["server"])} | {key: move[key] for key in _MOVE}
@@ -40,16 +43,23 @@ def failure_text(summary: Mapping[str, Any]) -> list[str]:
     """Lines for the terminal; none of a run in which nothing failed."""
     lines = []
     n_faults, n_replays = summary.get("n_faults", 0), summary.get("n_replays", 0)
-    if n_faults or n_replays:
-        line = f"{counted(n_faults, 'faults')}; sessions recovered {counted(n_replays, 'times')}"
+    n_planned, n_idle = summary.get("n_faults_planned", 0), summary.get("n_faults_without_effect", 0)
+    if n_faults or n_replays or n_planned:
+        line = counted(n_faults, "faults")
+        if n_idle:
+            line += f", {n_idle} more found nothing to do"
+        if n_planned > n_faults + n_idle:
+            line += f", {n_planned - n_faults - n_idle} of {n_planned} planned ones never came"
+        line += f"; sessions recovered {counted(n_replays, 'times')}"
         if n_replays:
             took, floor = summary["recovery_s"], summary["recovery_floor_s"]
             line += (
                 f" in {took['p50']:.3f} s (p50), {took['max']:.3f} s (max); floor {floor['p50']:.3f} s (p50)"
             )
         lines.append(line)
-    if summary.get("moves"):
-        took_s = [move["open_at_s"] - move["closed_at_s"] for move in summary["moves"]]
+    moved = [move for move in summary.get("moves", ()) if tuple(move["old"]) != (0, 0)]
+    if moved:
+        took_s = [move["open_at_s"] - move["closed_at_s"] for move in moved]
         lines.append(
             f"servers changed their blocks {counted(len(took_s), 'times')}, in {max(took_s):.1f} s at most from "
             f"closing to opening; sessions were cut {counted(summary['n_cuts'], 'times')}"

@@ -65,7 +65,10 @@ def _figures(
         caption += _faults_caption(records, more) + _moves_caption(records)
         yield "requests", caption, _timeline(plt, records, rows)
     if any(r.opened_at_s is not None and r.last_seen_at_s > r.opened_at_s for r in records.requests):
-        caption = "Sessions that each server held at a time, and the most it ever held."
+        caption = (
+            "Sessions whose chain had each server at a time (after its failure until they replace it, too), and the "
+            "most it ever had."
+        )
         more = "Red: a fault befell it. Green: it serves (again)."
         caption += _faults_caption(records, more) + _moves_caption(records)
         yield "servers", caption, _load(plt, experiment, records)

@@ -90,7 +90,11 @@ def summarize(
         "objectives": objectives or {},
         "dropped_log_bytes": records.dropped_bytes,
         **failure_summary(
-            [f for f in records.faults if f["event"] == "fault"], records.replays, plan, records.moves
+            [f for f in records.faults if f["event"] == "fault"],
+            records.replays,
+            plan,
+            records.moves,
+            len(experiment.faults),
         ),
     }
     if plan.get("memory"):

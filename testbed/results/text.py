@@ -66,17 +66,22 @@ def _table(summary: dict[str, Any]) -> Table:
     return table
 
 
+def _n_decisions(summary: dict[str, Any]) -> int:
+    """Those for parts of chains included; of a run that was cut short only those for whole ones are known."""
+    return int((summary.get("decisions") or {}).get("n_decisions") or summary["decision"]["routing_s"]["n"])
+
+
 def _footer(summary: dict[str, Any]) -> str:
     lines = failure_text(summary)
     if summary["compute"] == "blocks":
         lines.append(
             "model columns: by the scenario's hardware profiles, not measured; started in "
-            f"{summary['startup_s']:.2f} s; {summary['decision']['routing_s']['n']} routing decisions"
+            f"{summary['startup_s']:.2f} s; {_n_decisions(summary)} routing decisions"
         )
     elif summary["overhead_per_hop_s"] is not None:
         lines.append(
             f"own overhead per hop {summary['overhead_per_hop_s'] * 1e3:.2f} ms real (p50); started in "
-            f"{summary['startup_s']:.2f} s; {summary['decision']['routing_s']['n']} routing decisions"
+            f"{summary['startup_s']:.2f} s; {_n_decisions(summary)} routing decisions"
         )
         if summary["overhead_per_hop_s"] > _BUSY_S:
             lines.append(

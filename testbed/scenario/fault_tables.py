@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from testbed.scenario.fields import Name, PositiveSeconds, Ratio, Seconds, Table, Tokens, rule
 from testbed.scenario.limits import MAX_NUMBER, MAX_REQUESTS
+from testbed.scenario.problems import shown
 
 _ENDING = ("kill", "stop", "slow")
 """Kinds that can end after a time."""
@@ -21,7 +22,11 @@ class AfterTable(Table):
 
 
 def _as_names(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise ValueError(f"must be a name or a list of names, not {shown(value)}")
+    return value
 
 
 Names = Annotated[list[Name], BeforeValidator(_as_names), Field(min_length=1)]

@@ -81,6 +81,8 @@ def explain(error: ValidationError) -> KeyedError:
         key = (*key, context["key"])
     elif "discriminator" in context:
         key = (*key, context["discriminator"].strip("'"))
+    if first["type"] == "list_type" and isinstance(first.get("input"), dict):
+        return KeyedError(key, f"is one table, but there can be several: write [[{'.'.join(map(str, key))}]]")
     return KeyedError(key, _sentence(first["type"], first["msg"], first.get("input"), context))
 
 
@@ -112,7 +114,8 @@ def _sentence(kind: str, message: str, given: Any, context: dict[str, Any]) -> s
         number = f"{bound:,}" if isinstance(bound, int) else f"{bound:g}"
         return f"must be {words} {number}, not {shown(given)}"
     if kind == "literal_error":
-        return unknown("value", given, re.findall(r"'([^']*)'", str(context["expected"])))
+        text = given if isinstance(given, str) else shown(given)
+        return unknown("value", text, re.findall(r"'([^']*)'", str(context["expected"])))
     if kind == "union_tag_invalid":
         return unknown("value", context["tag"], re.findall(r"'([^']*)'", str(context["expected_tags"])))
     if kind in ("missing", "union_tag_not_found"):

@@ -46,6 +46,7 @@ def answer(simulation: Simulation) -> dict[str, Any]:
             found["online"] = experiment.online
             found["moves"] = [_move(move) for move in simulation.moves]
         if simulation.record is not None:
+            found["n_faults"] = simulation.record.n_faults
             found["n_replays"] = len(simulation.record.recoveries)
     found["bounds"] = _bounds(simulation)
     found["decision_s"] = simulation.placement_s + sum(simulation.routing_s)

@@ -39,6 +39,11 @@ class Record:
         """Decisions for a chain with a server that was not there."""
         self.steps = array("d")
 
+    @property
+    def n_faults(self) -> int:
+        """Those that found something to do."""
+        return sum(event["event"] == "fault" and event["applies"] for event in self.events)
+
     def event(self, event: str, at_s: float, **details: Any) -> None:
         self.events.append({"event": event, "at_s": at_s, **details})
 

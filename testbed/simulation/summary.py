@@ -100,17 +100,20 @@ def summarize_simulation(simulation: Simulation, objectives: dict[str, float]) -
         "moves": [move._asdict() for move in simulation.moves],
         "n_hop_rows": _n_hop_rows(simulation),
         "hops_left_out": _n_hop_rows(simulation) > MAX_STEPS,
-        **_recoveries(simulation.record or Record()),
+        **_recoveries(simulation.record or Record(), len(experiment.faults)),
     }
 
 
-def _recoveries(record: Record) -> dict[str, Any]:
-    """What became of failures; see ``docs/faults.md``."""
+def _recoveries(record: Record, n_planned: int) -> dict[str, Any]:
+    """What became of failures, of ``n_planned`` faults; see ``docs/faults.md``."""
+    n_begun = sum(event["event"] == "fault" for event in record.events)
     return {
         "n_replays": len(record.recoveries),
         "recovery_s": stats(r.recovery_s for r in record.recoveries),
         "recovery_floor_s": stats(r.floor_s for r in record.recoveries),
-        "n_faults": sum(event["event"] == "fault" and event["applies"] for event in record.events),
+        "n_faults": record.n_faults,
+        "n_faults_without_effect": n_begun - record.n_faults,
+        "n_faults_planned": n_planned,
         "decisions": {
             "n_decisions": record.n_decisions,
             "n_stale_decisions": record.n_stale_decisions,

@@ -9,6 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from testbed.scenario.units import counted
+
 _COLUMNS = (
     ("per_token_ms", "per token"),
     ("ttft_ms", "first token"),
@@ -92,6 +94,12 @@ def _notes(row: dict[str, Any]) -> list[str]:
     if "online" in row:
         n_moves = sum(len(run.get("moves", ())) for run in row.get("runs", [row]))
         notes.append(f"{row['policy']} + {row['online']}: {n_moves} moves of servers")
+    runs = row.get("runs", [row])
+    if any("n_faults" in run for run in runs):
+        n_faults, n_replays = (sum(run.get(key, 0) for run in runs) for key in ("n_faults", "n_replays"))
+        notes.append(
+            f"{row['policy']}: {counted(n_faults, 'faults')}; sessions recovered {counted(n_replays, 'times')}"
+        )
     if row["session_setup_ms"]:
         notes.append(
             f"{row['policy']}: contains the published session setup of {row['session_setup_ms'] / 1e3:g} s per request"
@@ -100,9 +108,8 @@ def _notes(row: dict[str, Any]) -> list[str]:
         of = f" in {row['n_runs'] - row['n_feasible']} of {row['n_runs']} runs" if "n_runs" in row else ""
         notes.append(f"{row['policy']} is infeasible{of}: {row['error']}")
     if row.get("n_failed"):
-        notes.append(
-            f"{row['policy']}: {row['n_failed']} requests did not complete; the means are of the others"
-        )
+        means = "" if row["mean"]["per_token_ms"] is None else "; the means are of the others"
+        notes.append(f"{row['policy']}: {counted(row['n_failed'], 'requests')} did not complete{means}")
     return notes
 
 

@@ -130,6 +130,22 @@ async def test_a_fault_that_finds_nothing_to_do_does_nothing_and_says_why(
     assert rig.lines("fault")[-1]["applies"] is False
 
 
+async def test_a_fault_waits_for_the_end_of_another_that_is_planned_for_its_instant(rig: Rig) -> None:
+    # All is late, as time began long ago: the kill of 10 s ends at 20 s, the next is planned for 20 s.
+    first = asyncio.ensure_future(rig.machines.befall("kill", 0, for_s=10.0, planned_at_s=10.0))
+    second = asyncio.ensure_future(rig.machines.befall("kill", 0, for_s=10.0, planned_at_s=20.0))
+    assert await asyncio.gather(first, second) == [None, None]
+    await until(lambda: len(rig.lines("begun")) == 2)
+    assert [act[0] for act in rig.nodes.did] == ["signal", "begin", "signal", "begin"]
+    assert [line["planned_at_s"] for line in rig.lines("begun")] == [20.0, 30.0]
+
+
+async def test_a_fault_does_not_wait_for_the_end_of_another_that_is_planned_for_later(rig: Rig) -> None:
+    rig.machines.begin(1e9)  # no end comes
+    assert await rig.machines.befall("kill", 0, for_s=10.0, planned_at_s=10.0) is None
+    assert await rig.machines.befall("kill", 0, planned_at_s=19.9) == "a100-0 is dead already"
+
+
 async def test_a_stopped_server_is_believed_away_and_goes_on_after_its_time(rig: Rig) -> None:
     await rig.machines.befall("stop", 1)
     assert 1 not in rig.coordinator.membership.alive()
