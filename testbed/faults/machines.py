@@ -136,7 +136,16 @@ class Machines:
         if status >= 0 or self._experiment.recovery.mode != "replay" or self._clock is None:
             return False
         self._dies(server, machine)
-        self._event("fault", server, kind="died", planned_at_s=None, for_s=None, applies=True, status=status)
+        self._event(
+            "fault",
+            server,
+            kind="died",
+            planned_at_s=None,
+            for_s=None,
+            applies=True,
+            by="itself",
+            status=status,
+        )
         return True
 
     async def befall(
@@ -146,6 +155,7 @@ class Machines:
         factor: float = 1.0,
         for_s: float | None = None,
         planned_at_s: float | None = None,
+        by: str = "hand",
     ) -> str | None:
         """Do ``kind`` to ``server``; answers why it does not apply, ``None`` if it was done.
 
@@ -176,6 +186,7 @@ class Machines:
                 planned_at_s=planned_at_s,
                 for_s=for_s,
                 applies=why_not is None,
+                by=by,
                 **details,
             )
             if why_not is not None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from testbed.experiment import Fault
 from testbed.faults.machines import Machines
+from testbed.rundir import BY_SCENARIO
 
 
 class Schedule:
@@ -43,4 +44,6 @@ class Schedule:
             self._machines.in_background(self._befall(fault))
 
     async def _befall(self, fault: Fault) -> None:
-        await self._machines.befall(fault.kind, fault.server, fault.factor, fault.for_s, fault.at_s)
+        await self._machines.befall(
+            fault.kind, fault.server, fault.factor, fault.for_s, fault.at_s, by=BY_SCENARIO
+        )

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from testbed.results.requests import stats
+from testbed.rundir import BY_SCENARIO
 from testbed.scenario.units import counted
 
 _MOVE = ("old", "new", "decided_at_s", "closed_at_s", "drained_at_s", "open_at_s")
@@ -21,10 +22,11 @@ def failure_summary(
 ) -> dict[str, Any]:
     """Keys of ``summary.json``; see ``docs/metrics.md``. ``n_planned``: faults that the scenario has."""
     decisions = plan.get("decisions")
+    n_came = sum(fault.get("by", BY_SCENARIO) == BY_SCENARIO for fault in faults)
     return {
         "n_faults": sum(bool(fault.get("applies", True)) for fault in faults),
         "n_faults_without_effect": sum(not fault.get("applies", True) for fault in faults),
-        "n_faults_planned": n_planned,
+        "n_faults_never_came": max(0, n_planned - n_came),
         "n_replays": len(replays),
         "recovery_s": stats(replay["recovery_s"] for replay in replays),
         "recovery_floor_s": stats(replay["floor_s"] for replay in replays),
@@ -43,13 +45,13 @@ def failure_text(summary: Mapping[str, Any]) -> list[str]:
     """Lines for the terminal; none of a run in which nothing failed."""
     lines = []
     n_faults, n_replays = summary.get("n_faults", 0), summary.get("n_replays", 0)
-    n_planned, n_idle = summary.get("n_faults_planned", 0), summary.get("n_faults_without_effect", 0)
-    if n_faults or n_replays or n_planned:
+    n_idle, n_never = summary.get("n_faults_without_effect", 0), summary.get("n_faults_never_came", 0)
+    if n_faults or n_replays or n_idle or n_never:
         line = counted(n_faults, "faults")
         if n_idle:
             line += f", {n_idle} more found nothing to do"
-        if n_planned > n_faults + n_idle:
-            line += f", {n_planned - n_faults - n_idle} of {n_planned} planned ones never came"
+        if n_never:
+            line += f", {n_never} more were planned for after the end"
         line += f"; sessions recovered {counted(n_replays, 'times')}"
         if n_replays:
             took, floor = summary["recovery_s"], summary["recovery_floor_s"]

@@ -113,7 +113,7 @@ def _recoveries(record: Record, n_planned: int) -> dict[str, Any]:
         "recovery_floor_s": stats(r.floor_s for r in record.recoveries),
         "n_faults": record.n_faults,
         "n_faults_without_effect": n_begun - record.n_faults,
-        "n_faults_planned": n_planned,
+        "n_faults_never_came": n_planned - n_begun,
         "decisions": {
             "n_decisions": record.n_decisions,
             "n_stale_decisions": record.n_stale_decisions,

@@ -68,7 +68,7 @@ def test_recoveries_are_counted_and_set_beside_their_floor(recovered: SyntheticR
     rows = rows_of(recovered.path / "requests.parquet")
     assert [row["n_recoveries"] for row in rows] == [0, 1]
     text = " ".join(summary_text(summary).split())
-    assert (summary["n_faults_without_effect"], summary["n_faults_planned"]) == (1, 0)
+    assert (summary["n_faults_without_effect"], summary["n_faults_never_came"]) == (1, 0)
     assert (
         "1 fault, 1 more found nothing to do; sessions recovered 1 time in 7.800 s (p50), 7.800 s (max); floor 0.900 s (p50)"
         in text
