@@ -25,7 +25,7 @@ def _as_names(value: Any) -> Any:
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list):
-        raise ValueError(f"must be a name or a list of names, not {shown(value)}")
+        raise rule(f"must be a name or a list of names, not {shown(value)}")
     return value
 
 

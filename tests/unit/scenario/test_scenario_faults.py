@@ -204,6 +204,13 @@ WRONG: Sequence[tuple[str, str]] = (
     ),
     (faults("kind='kill', server='a100-0', at='1 s', fro='1 s'"), 'unknown key (did you mean "for"?)'),
     (faults("kind='kill', server='a100-7', at='1 s'"), 'fault.0.server: unknown server "a100-7"'),
+    (
+        faults("kind='kill', server=3, at='1 s'"),
+        "fault.0.server: must be a name or a list of names, not 3",
+    ),
+    ("fault={kind='kill', at='1 s'}", "fault: is one table, but there can be several: write [[fault]]"),
+    ("recovery.mode=false", 'recovery.mode: unknown value "false"; valid: replay'),
+    ("recovery.jitter=2", "recovery.jitter: must be from 0 to 1"),
     (faults("kind='kill', server=[], at='1 s'"), "fault.0.server: needs at least 1 entry"),
     (faults("kind='kill', server=['a100-0', 'a100-0'], at='1 s'"), 'fault.0.server: names "a100-0" twice'),
     (
