@@ -16,6 +16,7 @@ Array = NDArray[np.float64]
 SERVER = "server"
 _N_FLOORS = 10
 """So many parts of the time have a floor each: the least value in it."""
+_LOW = 0.1
 AGE_CLASSES_S = (2.0, 5.0, 10.0, 20.0, 40.0, 80.0)
 """Upper ends: a process takes memory as it begins to work, so only those of like age are compared."""
 
@@ -122,7 +123,8 @@ def growth(samples: Sequence[Sample], role: str) -> dict[str, object]:
     """Of one role: slopes of memory (MB per hour) and of descriptors (per hour), and the first and last values.
 
     Slopes are of floors (see ``floors``): bursts of work come back to the same floor, what is lost for good lifts
-    it. ``floor_mb``, ``floor_descriptors``: the least in the first half of the time (``before``) and in the other.
+    it. ``floor_mb``, ``floor_descriptors``: the lowest decile in the first half of the time (``before``) and in the
+    other; a single low sample is chance.
     """
     at_s, rss = series(samples, role, "rss_bytes")
     _, pss = series(samples, role, "pss_bytes")
@@ -130,7 +132,10 @@ def growth(samples: Sequence[Sample], role: str) -> dict[str, object]:
     is_before = at_s <= (at_s.min() + at_s.max()) / 2
 
     def halves(values: Array) -> dict[str, float]:
-        return {"before": float(values[is_before].min()), "last": float(values[~is_before].min())}
+        return {
+            "before": float(np.quantile(values[is_before], _LOW)),
+            "last": float(np.quantile(values[~is_before], _LOW)),
+        }
 
     return {
         "rss_mb_per_hour": asdict(slope(*floors(at_s, rss / 1e6))),

@@ -111,8 +111,16 @@ def test_a_soak_in_which_requests_fail_with_a_reason_and_nothing_is_left_is_righ
         ({**WHOLE, "n_failed": 0}, growth(), "1 requests neither"),
         ({**WHOLE, "leaks": {"sessions": 2}}, growth(), "left behind: 2 sessions"),
         ({**WHOLE, "leaks": None}, growth(), "left behind"),
-        (WHOLE, growth(floor_mb={"before": 50.0, "last": 51.0}), "client grows: never below 50.0 MB"),
-        (WHOLE, growth(floor_descriptors={"before": 36, "last": 37}), "client grow: never below 36 "),
+        (
+            WHOLE,
+            growth(floor_mb={"before": 50.0, "last": 51.5}),
+            "client grows: its lowest decile is 50.0 MB",
+        ),
+        (
+            WHOLE,
+            growth(floor_descriptors={"before": 36, "last": 37}),
+            "client grow: their lowest decile is 36 ",
+        ),
     ],
 )
 def test_what_does_not_hold_is_said(
