@@ -38,6 +38,11 @@ class OpenHop:
     n_cached: int = 0
     inputs: bytearray = field(default_factory=bytearray)
 
+    @property
+    def lacks_history(self) -> bool:
+        """Whether it is a replacement to which nothing has been replayed yet."""
+        return self.is_replacement and not self.n_cached
+
 
 class Refusal(NamedTuple):
     """Why a chain could not be opened: one server's reason, and all servers that could not be reached."""

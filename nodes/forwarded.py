@@ -211,7 +211,7 @@ class ForwardedSession(HubSession):
     async def _run(self, n_new: int, rows: bytes) -> tuple[bytes, list[tuple[int | float, ...]]]:
         """As ``_pass``, through all hops."""
         assert isinstance(self._chain, ForwardedChain), "the chain is made by this class's chain_kind"
-        is_replay = self.hops[0].is_replacement and not self.hops[0].n_cached
+        is_replay = self.hops[0].lacks_history
         timings: list[tuple[int | float, ...]] = []
         answer, begin = b"", 0
         for n_tokens in self._parts(self.hops[0], n_new):

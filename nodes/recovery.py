@@ -2,7 +2,8 @@
 
 As PETALS intends it: only the lost range is routed anew; the first replacement gets all inputs that the
 lost hop had, those of the present step included, in one message from position 0 (or in the steps that they
-came in); the next one gets the first one's whole output, and so on. Healthy hops keep their caches and see only what is new.
+came in); the next one gets the first one's whole output, and so on. Healthy hops keep their caches and see only
+what is new.
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ class Recovery:
         standstill = self._standstill
         if standstill is None or not hop.is_replacement:
             return
-        if following is not None and following.is_replacement and not following.n_cached:
+        if following is not None and following.lacks_history:
             return
         now_s = self._clock.now_s()
         self._tell(

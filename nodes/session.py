@@ -202,15 +202,14 @@ class HubSession:
 
     def _parts(self, hop: OpenHop, n_new: int) -> list[int]:
         """How ``n_new`` hidden states go to ``hop``: a replay in one message, or as the steps were."""
-        is_replay = hop.is_replacement and not hop.n_cached
-        in_steps = is_replay and self._rules.recovery.replay == "step_by_step"
+        in_steps = hop.lacks_history and self._rules.recovery.replay == "step_by_step"
         return self._steps if in_steps else [n_new]
 
     async def _pass(
         self, hop: OpenHop, n_new: int, rows: bytes
     ) -> tuple[bytes, list[tuple[int | float, ...]]]:
         """What ``hop`` makes of ``n_new`` hidden states, and a row of the log per message. Raises ``HopFailed``."""
-        is_replay = hop.is_replacement and not hop.n_cached
+        is_replay = hop.lacks_history
         timings: list[tuple[int | float, ...]] = []
         answers, begin = [], 0
         for n_tokens in self._parts(hop, n_new):

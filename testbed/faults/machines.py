@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -162,13 +163,7 @@ class Machines:
         Faults that end by the instant for which this one is planned have ended before, however late they are.
         """
         machine = self._machines[server]
-        while True:
-            await _ended(machine, planned_at_s)
-            await machine.busy.acquire()
-            if not _due(machine, planned_at_s):
-                break
-            machine.busy.release()  # whoever was busy has planned an end
-        try:
+        async with _turn(machine, planned_at_s):
             why_not = _why_not(kind, machine)
             details: dict[str, Any] = {"factor": factor} if kind == "slow" else {}
             if why_not is None:
@@ -203,8 +198,6 @@ class Machines:
                 task = self.in_background(self._undo(kind, server, machine, ends_at_s))
                 machine.ends[task] = ends_at_s
                 task.add_done_callback(machine.ends.pop)
-        finally:
-            machine.busy.release()
         return None
 
     async def _undo(self, kind: str, server: int, machine: _Machine, at_s: float) -> None:
@@ -356,9 +349,16 @@ def _due(machine: _Machine, at_s: float | None) -> set[asyncio.Task[None]]:
     return set() if at_s is None else {task for task, ends_at_s in machine.ends.items() if ends_at_s <= at_s}
 
 
-async def _ended(machine: _Machine, at_s: float | None) -> None:
-    while due := _due(machine, at_s):
-        await asyncio.wait(due)
+@contextlib.asynccontextmanager
+async def _turn(machine: _Machine, at_s: float | None) -> AsyncIterator[None]:
+    """Nobody else is busy with ``machine``, and whatever ends by ``at_s`` has ended."""
+    while True:
+        while due := _due(machine, at_s):
+            await asyncio.wait(due)
+        async with machine.busy:
+            if not _due(machine, at_s):  # else whoever was busy has planned an end
+                yield
+                return
 
 
 def _why_not(kind: str, machine: _Machine) -> str | None:

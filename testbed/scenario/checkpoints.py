@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,21 +58,26 @@ def checkpoint_sizes(config: Mapping[str, Any], checkpoint: str) -> ModelSizes:
 def checkpoint_folder(checkpoint: str) -> Path:
     """The folder that holds the checkpoint, which a name of the hub is downloaded to. Raises ``UserError``."""
     from nodes.blocks.files import resolve_checkpoint
-    from nodes.compute import ComputeError
 
-    try:
+    with _refused():
         return resolve_checkpoint(checkpoint)
-    except ComputeError as error:
-        raise UserError(str(error)) from error
 
 
 def require_weights(folder: str, n_blocks: int) -> None:
     """Raises ``UserError`` if the checkpoint's files do not hold all of its blocks; no tensor is read."""
     from nodes.blocks.files import check_weights
+
+    with _refused():
+        check_weights(Path(folder), n_blocks)
+
+
+@contextlib.contextmanager
+def _refused() -> Iterator[None]:
+    """What a server says of a checkpoint that it cannot use is for the user."""
     from nodes.compute import ComputeError
 
     try:
-        check_weights(Path(folder), n_blocks)
+        yield
     except ComputeError as error:
         raise UserError(str(error)) from error
 
@@ -82,10 +88,6 @@ def _fetched_config(name: str) -> Path:
     except ImportError:
         raise UserError(f"{name} is no folder here, and fetching it from the hub needs {INSTALL}") from None
     from nodes.blocks.files import downloading
-    from nodes.compute import ComputeError
 
-    try:
-        with downloading(name):
-            return Path(hf_hub_download(name, "config.json"))
-    except ComputeError as error:
-        raise UserError(str(error)) from None
+    with _refused(), downloading(name):
+        return Path(hf_hub_download(name, "config.json"))

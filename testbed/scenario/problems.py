@@ -51,7 +51,8 @@ _BRIEF = reprlib.Repr()  # of a whole document, str() would first write all of i
 def unknown(what: str, word: object, valid: Iterable[str]) -> str:
     """Sentence for a name that does not exist: the nearest one and all valid ones."""
     names = list(valid)
-    return f"unknown {what} {shown(str(word))}{nearest(word, names)}; valid: {', '.join(names)}"
+    text = word if isinstance(word, str) else shown(word)
+    return f"unknown {what} {shown(text)}{nearest(word, names)}; valid: {', '.join(names)}"
 
 
 def key_in_document(document: Any, key: Sequence[str | int]) -> Key:
@@ -114,8 +115,7 @@ def _sentence(kind: str, message: str, given: Any, context: dict[str, Any]) -> s
         number = f"{bound:,}" if isinstance(bound, int) else f"{bound:g}"
         return f"must be {words} {number}, not {shown(given)}"
     if kind == "literal_error":
-        text = given if isinstance(given, str) else shown(given)
-        return unknown("value", text, re.findall(r"'([^']*)'", str(context["expected"])))
+        return unknown("value", given, re.findall(r"'([^']*)'", str(context["expected"])))
     if kind == "union_tag_invalid":
         return unknown("value", context["tag"], re.findall(r"'([^']*)'", str(context["expected_tags"])))
     if kind in ("missing", "union_tag_not_found"):

@@ -103,7 +103,6 @@ def resolve(scenario: Scenario, stem: str, folder_of: Callable[[str, str], Path]
         last_at_s = max(request.arrival_at_s for request in requests)
         rng = stream(scenario.seed, "faults")
         faults += churn_faults(scenario.churn, server_names, absent, last_at_s, rng)
-    forwarding = policy.communication == "server-to-server"
     recovery = resolve_recovery(scenario.recovery, blocks.dtype if blocks is not None else None)
     name = scenario.name or stem
     resolved = scenario.model_copy(
@@ -146,7 +145,7 @@ def resolve(scenario: Scenario, stem: str, folder_of: Callable[[str, str], Path]
             request_rate=workload.rate,
             join_order=join_order(scenario.seed, len(specs)),
             initial_delay_s=calibration.initial_delay_s,
-            forwarding=forwarding,
+            forwarding=policy.communication == "server-to-server",
             hub_token_s=compute.hub_token or 0.0,
         ),
         sites=sites,

@@ -11,7 +11,7 @@ import math
 
 from policies.problem import RequestSpec
 from testbed.simulation.hub import HubRun
-from testbed.simulation.sessions import Held, Session
+from testbed.simulation.sessions import Session
 
 
 class ForwardedRun(HubRun):
@@ -32,13 +32,7 @@ class ForwardedRun(HubRun):
             session.plan.client, self._n_tokens(session, held), session.plan.n_output_tokens
         )
         self._push(session, request, not held.n_cached)
-        if not session.is_watched:
-            session.is_watched = True
-            self._queue.at(now_s + self._system.rules.request_timeout_s, self._check_answer, session)
-
-    def _is_gone(self, held: Held) -> bool:
-        """Whether the process that admitted the hop has died, or has cut it."""
-        return self._system.machines.epoch(held.hop.server) != held.epoch
+        self._watch(session)
 
     def _push(self, session: Session, request: RequestSpec, is_prompt: bool) -> None:
         """Send the step on to the hop whose turn it is, from the client or from the hop before."""
@@ -53,7 +47,7 @@ class ForwardedRun(HubRun):
             limit_s = self._system.rules.push_limit_s
             self._queue.at(now_s + limit_s, self._check_push, session, turn, number)
 
-    def _accepted(self, session: Session, turn: int) -> None:
+    def _accepted(self, session: Session) -> None:
         session.is_accepted = True
 
     def _compute(self, session: Session, turn: int, request: RequestSpec, is_prompt: bool) -> None:
@@ -129,17 +123,12 @@ class ForwardedRun(HubRun):
     def _lost(self, session: Session) -> tuple[int, int]:
         return 0, len(session.hops)
 
-    def _plan_reset(self, session: Session, server: int, died_at_s: float) -> None:
-        """As of a hub; but the client listens to other servers than the first only once that has its push."""
-        now_s, client, ways = self._queue.now_s, session.plan.client, self._system.ways
-        reset_at_s = max(now_s, ways.returns_at_s(client, server, died_at_s))
+    def _listens_from_s(self, session: Session, server: int) -> float:
+        """The client listens to other servers than the first only once that has its push."""
         first = session.hops[0].hop.server
-        if server != first:
-            reset_at_s = max(reset_at_s, ways.answered_at_s(client, first, session.sent_at_s))
-        if reset_at_s < math.inf:
-            self._queue.at(
-                reset_at_s, self._lose, session, session.turn, (server,), "connection reset", now_s
-            )
+        if server == first:
+            return session.sent_at_s
+        return self._system.ways.answered_at_s(session.plan.client, first, session.sent_at_s)
 
     def _overdue(self, session: Session) -> None:
         """Ask all servers whether they are there: those that do not answer are to blame, or else all."""

@@ -94,7 +94,7 @@ class HubRun:
         server = held.hop.server
         session.turn += 1
         session.awaits, session.sent_at_s = True, now_s
-        if self._system.machines.epoch(server) != held.epoch:
+        if self._is_gone(held):
             self._plan_reset(session, server, self._system.machines.died_at_s(server))
         else:
             self._waiting[server][session.number] = session
@@ -103,9 +103,18 @@ class HubRun:
             at_s = self._system.ways.step_arrives_at_s(request, None, server, now_s, is_prompt)
             if at_s < math.inf:
                 self._queue.at(at_s, self._compute, session, session.turn, request, is_prompt)
+        self._watch(session)
+
+    def _watch(self, session: Session) -> None:
+        """Look at the step's answer when it is overdue, unless an earlier step's look is still to come."""
         if not session.is_watched:
             session.is_watched = True
-            self._queue.at(now_s + self._system.rules.request_timeout_s, self._check_answer, session)
+            due_at_s = session.sent_at_s + self._system.rules.request_timeout_s
+            self._queue.at(due_at_s, self._check_answer, session)
+
+    def _is_gone(self, held: Held) -> bool:
+        """Whether the process that admitted the hop has died, or has cut it."""
+        return self._system.machines.epoch(held.hop.server) != held.epoch
 
     def _n_tokens(self, session: Session, held: Held) -> int:
         """How many tokens the next step takes to a hop: a replay all at once, or as the steps were."""
@@ -121,7 +130,7 @@ class HubRun:
         server, now_s = held.hop.server, self._queue.now_s
         if self._system.machines.waits(server, self._compute, session, turn, request, is_prompt):
             return
-        self._accepted(session, turn)
+        self._accepted(session)
         alone_s = busy_s(self._problem, held.hop, held.n_cached, request.n_input_tokens)
         alone_s *= self._system.machines.factor(server)
         start_at_s, takes_s = self._turns[server].take(now_s, alone_s)
@@ -141,7 +150,7 @@ class HubRun:
             return
         self._deliver(session, turn, request, is_prompt, arrived_at_s)
 
-    def _accepted(self, session: Session, turn: int) -> None:
+    def _accepted(self, session: Session) -> None:
         """A server has a step, and says so to nobody."""
 
     def _deliver(
@@ -168,7 +177,7 @@ class HubRun:
         if session.turn != turn or not session.awaits:
             return None
         held = session.hops[session.at]
-        return held if self._system.machines.epoch(held.hop.server) == held.epoch else None
+        return None if self._is_gone(held) else held
 
     def _back(
         self, session: Session, turn: int, n_tokens: int, arrived_at_s: float, departed_at_s: float
@@ -225,23 +234,26 @@ class HubRun:
     def _plan_reset(self, session: Session, server: int, died_at_s: float) -> None:
         """The client learns that ``server`` died by the reset of its connection, or has learnt so."""
         now_s = self._queue.now_s
-        reset_at_s = max(now_s, self._system.ways.returns_at_s(session.plan.client, server, died_at_s))
+        reset_at_s = self._system.ways.returns_at_s(session.plan.client, server, died_at_s)
+        reset_at_s = max(now_s, reset_at_s, self._listens_from_s(session, server))
         if reset_at_s < math.inf:
             self._queue.at(
                 reset_at_s, self._lose, session, session.turn, (server,), "connection reset", now_s
             )
+
+    def _listens_from_s(self, session: Session, server: int) -> float:
+        """From when on the client hears what becomes of its connection to ``server``."""
+        return session.sent_at_s
 
     def _check_answer(self, session: Session) -> None:
         """See whether the awaited answer is overdue."""
         session.is_watched = False
         if session.has_ended or not session.awaits:
             return
-        due_at_s = session.sent_at_s + self._system.rules.request_timeout_s
-        if due_at_s > self._queue.now_s:
-            session.is_watched = True
-            self._queue.at(due_at_s, self._check_answer, session)
-            return
-        self._overdue(session)
+        if session.sent_at_s + self._system.rules.request_timeout_s > self._queue.now_s:
+            self._watch(session)
+        else:
+            self._overdue(session)
 
     def _overdue(self, session: Session) -> None:
         """The awaited answer has not come in time."""
@@ -299,7 +311,7 @@ class HubRun:
 
     def _is_known_lost(self, session: Session, held: Held) -> bool:
         server = held.hop.server
-        if self._system.machines.epoch(server) == held.epoch:
+        if not self._is_gone(held):
             return False
         died_at_s = self._system.machines.died_at_s(server)
         return self._system.ways.returns_at_s(session.plan.client, server, died_at_s) <= self._queue.now_s

@@ -140,16 +140,20 @@ class ChangingNetwork:
         return self._control_at_s(client, (self._servers[server], self._clients[client]), server, at_s)
 
     def passes_at_s(self, server: int, to: int, at_s: float) -> float:
-        sent_at_s = self._timeline.up_at_s((self._servers[server], self._servers[to]), at_s)
+        sent_at_s = self._goes_out_at_s((self._servers[server], self._servers[to]), at_s)
         if sent_at_s == math.inf:
             return math.inf
         return sent_at_s + self.problem(sent_at_s).server_rtt_s[server][to] / 2
 
     def _control_at_s(self, client: int, pair: tuple[str, str], server: int, at_s: float) -> float:
-        sent_at_s = self._timeline.up_at_s(pair, at_s) if at_s < math.inf else at_s
+        sent_at_s = self._goes_out_at_s(pair, at_s)
         if sent_at_s == math.inf:
             return math.inf
         return sent_at_s + self.problem(sent_at_s).raw_rtt_s[client][server] / 2
+
+    def _goes_out_at_s(self, pair: tuple[str, str], at_s: float) -> float:
+        """When a small message of ``at_s`` finds the link of ``pair`` up; infinite: never."""
+        return self._timeline.up_at_s(pair, at_s) if at_s < math.inf else at_s
 
     def step_arrives_at_s(
         self, request: RequestSpec, previous: int | None, server: int, at_s: float, is_prompt: bool
