@@ -5,10 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Generator, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from itertools import islice
 from types import FrameType
 from typing import Any
 
@@ -19,6 +20,9 @@ from testbed.reproduce.settings import Setting
 
 Task = tuple[Setting, int]
 """A setting and the seed of the run."""
+
+POLL_S = 0.1
+"""Ctrl-C is answered within this time, and when the runs that have started are done."""
 
 
 def results(tasks: list[Task], jobs: int) -> Generator[tuple[Task, dict[str, Any]], None, None]:
@@ -35,26 +39,48 @@ def results(tasks: list[Task], jobs: int) -> Generator[tuple[Task, dict[str, Any
     executor = ProcessPoolExecutor(
         min(jobs, len(tasks)), multiprocessing.get_context("spawn"), _start_worker, (os.getpid(),)
     )
-    try:
-        with _signals_ignored():  # inherited by the workers: the parent alone answers Ctrl-C and SIGTERM
-            futures = {executor.submit(run_setting, *task): task for task in tasks}
-        for future in as_completed(futures):
-            task = futures.pop(future)  # with its result, so that memory does not grow
-            yield task, future.result()
-    except BrokenProcessPool:
-        raise RunError("a worker process died; run the same command again to go on") from None
-    finally:
-        executor.shutdown(cancel_futures=True)
+    following = iter(tasks)
+
+    def submit(n_tasks: int) -> dict[Future[dict[str, Any]], Task]:
+        return {executor.submit(run_setting, *task): task for task in islice(following, n_tasks)}
+
+    with _stop_asked_for() as asked:
+        try:
+            with _signals_ignored():  # inherited by the workers: the parent alone answers Ctrl-C and SIGTERM
+                running = submit(2 * jobs)
+            while running:
+                done, _ = wait(running, POLL_S, FIRST_COMPLETED)
+                for future in done:
+                    yield running.pop(future), future.result()
+                if asked():
+                    raise KeyboardInterrupt
+                running |= submit(2 * jobs - len(running))
+        except BrokenProcessPool:
+            raise RunError("a worker process died; run the same command again to go on") from None
+        finally:
+            executor.shutdown(cancel_futures=True)
 
 
 @contextmanager
-def _signals_ignored() -> Iterator[None]:
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+def _stop_asked_for() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C or SIGTERM came while the body ran: raised anywhere, they could leave a lock of the executor's taken."""
+    came: list[int] = []
+    with _handling(lambda number, _: came.append(number)):
+        yield lambda: bool(came)
+
+
+def _signals_ignored() -> AbstractContextManager[None]:
+    return _handling(signal.SIG_IGN)
+
+
+@contextmanager
+def _handling(handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, previous in before.items():
+            signal.signal(number, previous)
 
 
 @contextmanager

@@ -165,7 +165,7 @@ def test_ctrl_c_and_sigterm_on_the_command_end_it_with_130_and_one_line(
         text, said = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert process.returncode == 130
+    assert process.returncode == 130, said
     assert text == "" and said.count("\n") == 1 and "the same command goes on" in said
     assert Store(out, inputs_digest()).load()
 
