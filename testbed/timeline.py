@@ -34,6 +34,10 @@ class Timeline:
         since_s = self._since_s.get(pair)
         return self._base[pair] if since_s is None else self._links[pair][bisect_right(since_s, at_s)]
 
+    def is_cut(self, pair: Pair, at_s: float) -> bool:
+        """Whether the link of ``pair`` carries nothing at ``at_s``."""
+        return self.link(pair, at_s).loss_ratio >= 1
+
     def up_at_s(self, pair: Pair, at_s: float) -> float:
         """The first instant from ``at_s`` on at which ``pair`` is not cut; infinite if there is none."""
         since_s = self._since_s.get(pair)

@@ -124,7 +124,7 @@ def hop_table(experiment: Experiment, records: RunRecords) -> HopTable:
         model_compute_s=np.zeros(len(rows)),
         model_client_s=hub_times_s(experiment, whole[5]),
     )
-    _fill_network(experiment, Timeline(experiment, records.changed_at_s), table, np.array(clients))
+    _fill_network(experiment, records, table, np.array(clients))
     slow = SlowServers(records.faults, [s.name for s in experiment.problem.servers])
     _fill_compute(experiment, table, np.array(clients), slow)
     return table
@@ -137,12 +137,19 @@ def hub_times_s(experiment: Experiment, last: NDArray[np.int64]) -> Array:
 
 
 def _fill_network(
-    experiment: Experiment, timeline: Timeline, table: HopTable, clients: NDArray[np.str_]
+    experiment: Experiment, records: RunRecords, table: HopTable, clients: NDArray[np.str_]
 ) -> None:
+    timeline = Timeline(experiment, records.changed_at_s)
+    planned = Timeline(experiment, [change.at_s for change in experiment.changes[: len(records.changes)]])
     for pair, messages in _messages(experiment, table, clients).items():
         free_at_s = -np.inf
-        for sent_at_s, row, n_bytes in sorted(messages):
-            start = up_again(timeline, pair, max(sent_at_s, free_at_s))
+        for sent_at_s, arrived_at_s, row, n_bytes in sorted(messages):
+            ready_at_s = max(sent_at_s, free_at_s)
+            start = up_again(timeline, pair, ready_at_s)
+            if start == ready_at_s and planned.is_cut(pair, ready_at_s):
+                # Sent while the cut was being carried out: when it arrived tells whether it was caught.
+                caught_until_s = up_again(timeline, pair, up_again(planned, pair, ready_at_s))
+                start = caught_until_s if arrived_at_s > caught_until_s else start
             profile = scaled(timeline.link(pair, start), 1.0)
             free_at_s = start + profile.transmission_s(n_bytes, experiment.mtu)
             table.model_link_queue_s[row] += start - sent_at_s
@@ -151,21 +158,21 @@ def _fill_network(
 
 def _messages(
     experiment: Experiment, table: HopTable, clients: NDArray[np.str_]
-) -> dict[tuple[str, str], list[tuple[float, int, int]]]:
-    """(sent_at_s, row, bytes) of everything that went from one node to another, by that pair.
+) -> dict[tuple[str, str], list[tuple[float, float, int, int]]]:
+    """(sent_at_s, arrived_at_s, row, bytes) of everything that went from one node to another, by that pair.
 
     With forwarding the server of the row before sends to the next one, and only the last to the client.
     """
     names = [s.name for s in experiment.problem.servers]
-    found: dict[tuple[str, str], list[tuple[float, int, int]]] = {}
+    found: dict[tuple[str, str], list[tuple[float, float, int, int]]] = {}
     for row, (client, number) in enumerate(zip(clients.tolist(), table.server.tolist(), strict=True)):
         is_pushed = experiment.problem.forwarding and table.hop[row] > 0
         sender = names[table.server[row - 1]] if is_pushed else client
-        up = float(table.sent_at_s[row]), row, int(table.up_bytes[row])
+        up = float(table.sent_at_s[row]), float(table.arrived_at_s[row]), row, int(table.up_bytes[row])
         found.setdefault((sender, names[number]), []).append(up)
         if table.down_bytes[row]:
-            down = float(table.departed_at_s[row]), row, int(table.down_bytes[row])
-            found.setdefault((names[number], client), []).append(down)
+            times_s = float(table.departed_at_s[row]), float(table.received_at_s[row])
+            found.setdefault((names[number], client), []).append((*times_s, row, int(table.down_bytes[row])))
     return found
 
 

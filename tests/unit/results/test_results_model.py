@@ -177,6 +177,21 @@ def test_a_message_that_meets_a_cut_link_goes_out_in_the_model_when_it_is_up_aga
     assert_allclose(table.network_s, table.model_network_s)
 
 
+def test_a_message_sent_while_its_link_was_being_cut_was_caught_if_it_came_after_the_cut(
+    make_run: MakeRun,
+) -> None:
+    cut = {("c0", "s0"): Link(0.05, 84_160.0, 0.0, 1.0)}
+    run = make_run()
+    changes = (NetworkChange(1.0, cut, "down"), NetworkChange(3.0, {("c0", "s0"): LINK}, "up"))
+    run.experiment = replace(run.experiment, changes=changes)
+    note_changes(run, 1.2, 3.1)
+    run.arrive(0, 0.0)
+    step(run, 0, 1.1, arrived=3.25, departed=3.29, received=3.44)
+    table = table_of(run)
+    assert_allclose(table.model_network_s, [2.0 + 0.3])
+    assert_allclose(table.network_s, table.model_network_s)
+
+
 def test_opening_a_chain_over_a_cut_link_takes_until_it_is_up(make_run: MakeRun) -> None:
     cut = {("s0", "c0"): Link(0.05, 84_160.0, 0.0, 1.0)}
     experiment = replace(
