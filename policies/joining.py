@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from policies.greedy import whole
 from policies.petals import petals_block_counts, weakest_window, window_rps
-from policies.problem import BlockRange, Matrix, Placement, Problem
+from policies.problem import BlockRange, Linear, Matrix, Placement, Problem
 
 
 def among(problem: Problem, servers: Sequence[int]) -> Problem:
@@ -17,6 +17,14 @@ def among(problem: Problem, servers: Sequence[int]) -> Problem:
     def columns(matrix: Matrix) -> Matrix:
         return tuple(tuple(row[j] for j in servers) for row in matrix)
 
+    def linear(times: Linear) -> Linear:
+        return Linear(columns(times.base_s), columns(times.slope_s))
+
+    def rows(times: Linear) -> Linear:
+        base_s, slope_s = (tuple(matrix[j] for j in servers) for matrix in times)
+        return Linear(base_s, slope_s)
+
+    sent = problem.transmissions
     return replace(
         problem,
         servers=tuple(problem.servers[j] for j in servers),
@@ -25,6 +33,9 @@ def among(problem: Problem, servers: Sequence[int]) -> Problem:
         input_rtt_base_s=columns(problem.input_rtt_base_s),
         input_rtt_slope_s=columns(problem.input_rtt_slope_s),
         server_rtt_s=columns(tuple(problem.server_rtt_s[j] for j in servers)),
+        transmissions=None
+        if sent is None
+        else replace(sent, up=linear(sent.up), down=linear(sent.down), across=linear(rows(sent.across))),
         join_order=tuple(number[j] for j in problem.join_order if j in number),
     )
 

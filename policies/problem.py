@@ -121,6 +121,35 @@ def mean_cached_tokens(n_input_tokens: int, n_output_tokens: int) -> float:
     return n_input_tokens + max(0, n_output_tokens - 2) / 2
 
 
+class Linear(NamedTuple):
+    """Seconds for l hidden states from row to column: ``base_s + slope_s * l``."""
+
+    base_s: Matrix
+    slope_s: Matrix
+
+    def of(self, row: int, column: int, n_tokens: int) -> float:
+        return self.base_s[row][column] + self.slope_s[row][column] * n_tokens
+
+
+@dataclass(frozen=True)
+class Transmissions:
+    """What hidden states take on each link beside propagation: client to server, back, server to server.
+
+    ``counts_down``: t_cj and t^I_cj count both ways on the client's link; else the one to the server.
+    """
+
+    up: Linear
+    down: Linear
+    across: Linear
+    counts_down: bool
+
+    def instead_s(self, client: int, previous: int | None, server: int, n_tokens: int) -> float:
+        """The way from ``previous`` (``None``: the client) less what t_cj, t^I_cj count."""
+        up_s = self.up.of(client, server, n_tokens)
+        sent_s = up_s if previous is None else self.across.of(previous, server, n_tokens)
+        return sent_s - up_s - (self.down.of(client, server, n_tokens) if self.counts_down else 0.0)
+
+
 @dataclass(frozen=True)
 class Problem:
     """Servers, clients, the model, and the times between them.
@@ -133,7 +162,8 @@ class Problem:
     ``request_rate`` is lambda in requests per second, all clients together.
     ``join_order`` is the order in which servers join under PETALS. ``forwarding``: servers send hidden
     states straight to the next server and the last one to the client; otherwise (hub-spoke) every hop
-    goes through the client. ``hub_token_s`` is what the client itself computes per output token (embedding,
+    goes through the client; ``transmissions`` are then those of the links, ``None``: not known beside t_cj.
+    ``hub_token_s`` is what the client itself computes per output token (embedding,
     head, choice): the same for every chain, so it is in ``service_s`` and in no policy's choice.
     """
 
@@ -151,6 +181,7 @@ class Problem:
     join_order: tuple[int, ...]
     initial_delay_s: float = 0.0
     forwarding: bool = False
+    transmissions: Transmissions | None = None
     hub_token_s: float = 0.0
 
     @property
@@ -230,7 +261,8 @@ def hop_times_s(
     """What one hop takes however many blocks it has: (for the prompt, for every further token).
 
     Hub-spoke: t^I_cj(l) and t_cj. Forwarding: the round trip's propagation is replaced by the one-way
-    delay from ``previous`` (``None``: the client); what t_cj has beyond propagation stays.
+    delay from ``previous`` (``None``: the client), and its transmission likewise if the problem tells the
+    links' ``transmissions``; what else t_cj has beyond propagation stays.
     """
     client = request.client
     input_s = problem.input_rtt_s(client, server, request.n_input_tokens)
@@ -240,12 +272,25 @@ def hop_times_s(
     from_client_s = problem.raw_rtt_s[client][server]
     before_s = from_client_s if previous is None else problem.server_rtt_s[previous][server]
     less_s = from_client_s - before_s / 2
-    return input_s - less_s, token_s - less_s
+    input_s, token_s = input_s - less_s, token_s - less_s
+    sent = problem.transmissions
+    if sent is not None:
+        input_s += sent.instead_s(client, previous, server, request.n_input_tokens)
+        token_s += sent.instead_s(client, previous, server, 1)
+    return input_s, token_s
 
 
-def return_s(problem: Problem, client: int, server: int) -> float:
-    """What a token still needs from the last server to the client: nothing more with hub-spoke."""
-    return problem.raw_rtt_s[client][server] / 2 if problem.forwarding else 0.0
+def return_times_s(problem: Problem, request: RequestSpec, server: int) -> tuple[float, float]:
+    """From the last server back to the client: (for the prompt, for every further token); 0 with hub-spoke."""
+    if not problem.forwarding:
+        return 0.0, 0.0
+    client, sent = request.client, problem.transmissions
+    way_s = problem.raw_rtt_s[client][server] / 2
+    if sent is None:
+        return way_s, way_s
+    return way_s + sent.down.of(client, server, request.n_input_tokens), way_s + sent.down.of(
+        client, server, 1
+    )
 
 
 def service_s(problem: Problem, request: RequestSpec, hops: Sequence[Hop]) -> tuple[float, float]:
@@ -265,6 +310,6 @@ def service_s(problem: Problem, request: RequestSpec, hops: Sequence[Hop]) -> tu
         decode += token_s + hop.n_blocks * server.mean_decode_s(request)
         previous = hop.server
     if previous is not None:
-        last_s = return_s(problem, request.client, previous)
-        prefill, decode = prefill + last_s, decode + last_s
+        input_s, token_s = return_times_s(problem, request, previous)
+        prefill, decode = prefill + input_s, decode + token_s
     return prefill, prefill + (request.n_output_tokens - 1) * decode

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from netem.spec import HEADER_BYTES, LinkProfile
-from policies.problem import Matrix, ModelSpec
+from policies.problem import Linear, Matrix, ModelSpec, Transmissions
 from testbed.experiment import Calibration, Link
 from testbed.scenario.network_tables import ClustersTable, MatrixTable, NetworkTable
 from testbed.scenario.problems import Key, KeyedError, unknown
@@ -133,6 +133,7 @@ class Times:
     input_rtt_base_s: Matrix
     input_rtt_slope_s: Matrix
     server_rtt_s: Matrix
+    transmissions: Transmissions | None
 
 
 def policy_times(
@@ -143,8 +144,9 @@ def policy_times(
     calibration: Calibration,
     mtu: int,
     step_base_s: Sequence[float],
+    forwarding: bool,
 ) -> Times:
-    """What policies know of the network.
+    """What policies know of the network; the links' transmissions only with ``forwarding``.
 
     Without calibration t_cj is the RTT plus the transmission of one token's hidden state each way,
     and t^I_cj(l) grows by the same bytes per token, headers included, so that t^I_cj(1) = t_cj (a
@@ -153,25 +155,28 @@ def policy_times(
     server, is in both.
     """
 
+    counts_sent = calibration.name == "none"
+    n_bits = 8 * model.token_bytes * mtu / (mtu - HEADER_BYTES)
+
     def rtt(a: str, b: str) -> float:
         return 0.0 if a == b else links[a, b].delay_s + links[b, a].delay_s
 
+    def sent_one(a: str, b: str) -> float:
+        return LinkProfile(0.0, links[a, b].rate_bps).transmission_s(model.token_bytes, mtu)
+
     def token(a: str, b: str) -> float:
-        if calibration.name != "none":
+        if not counts_sent:
             return rtt(a, b) + calibration.token_overhead_s
-        ways = (links[a, b], links[b, a])
-        sent = sum(LinkProfile(w.delay_s, w.rate_bps).transmission_s(model.token_bytes, mtu) for w in ways)
-        return rtt(a, b) + sent + calibration.token_overhead_s
+        return rtt(a, b) + (sent_one(a, b) + sent_one(b, a)) + calibration.token_overhead_s
 
     def slope(a: str, b: str) -> float:
-        if calibration.name != "none":
+        if not counts_sent:
             return calibration.input_overhead_slope_s
-        n_bits = 8 * model.token_bytes * mtu / (mtu - HEADER_BYTES)
         sent = n_bits / links[a, b].rate_bps + n_bits / links[b, a].rate_bps
         return sent + calibration.input_overhead_slope_s
 
     def base(a: str, b: str) -> float:
-        if calibration.name != "none":
+        if not counts_sent:
             return rtt(a, b) + calibration.input_overhead_base_s
         without = token(a, b) - calibration.token_overhead_s + calibration.input_overhead_slope_s
         return without - slope(a, b) + calibration.input_overhead_base_s
@@ -182,10 +187,24 @@ def policy_times(
     def with_base(times_s: Matrix) -> Matrix:
         return tuple(tuple(t + b for t, b in zip(row, step_base_s, strict=True)) for row in times_s)
 
+    def sent(rows: Sequence[str], *, back: bool = False) -> Linear:
+        def slope_of(a: str, b: str) -> float:
+            a, b = (b, a) if back else (a, b)
+            return 0.0 if a == b else n_bits / links[a, b].rate_bps
+
+        def base_of(a: str, b: str) -> float:
+            a, b = (b, a) if back else (a, b)
+            return 0.0 if a == b else sent_one(a, b) - n_bits / links[a, b].rate_bps
+
+        return Linear(matrix(base_of, rows), matrix(slope_of, rows))
+
     return Times(
         raw_rtt_s=matrix(rtt, clients),
         token_rtt_s=with_base(matrix(token, clients)),
         input_rtt_base_s=with_base(matrix(base, clients)),
         input_rtt_slope_s=matrix(slope, clients),
         server_rtt_s=matrix(rtt, servers),
+        transmissions=Transmissions(sent(clients), sent(clients, back=True), sent(servers), counts_sent)
+        if forwarding
+        else None,
     )

@@ -89,7 +89,10 @@ def resolve(scenario: Scenario, stem: str, folder_of: Callable[[str, str], Path]
     links = node_links(site_links(network), clients, servers)
     client_names = tuple(node.name for node in clients)
     server_names, bases_s = [s.name for s in specs], [s.step_base_s for s in specs]
-    times = policy_times(links, client_names, server_names, model, calibration, network.mtu, bases_s)
+    is_forwarding = policy.communication == "server-to-server"
+    times = policy_times(
+        links, client_names, server_names, model, calibration, network.mtu, bases_s, is_forwarding
+    )
     present = [
         group.present for group, nodes in zip(scenario.servers, server_nodes, strict=True) for _ in nodes
     ]
@@ -140,12 +143,13 @@ def resolve(scenario: Scenario, stem: str, folder_of: Callable[[str, str], Path]
             input_rtt_base_s=times.input_rtt_base_s,
             input_rtt_slope_s=times.input_rtt_slope_s,
             server_rtt_s=times.server_rtt_s,
+            transmissions=times.transmissions,
             n_input_tokens=n_input_tokens,
             n_output_tokens=n_output_tokens,
             request_rate=workload.rate,
             join_order=join_order(scenario.seed, len(specs)),
             initial_delay_s=calibration.initial_delay_s,
-            forwarding=policy.communication == "server-to-server",
+            forwarding=is_forwarding,
             hub_token_s=compute.hub_token or 0.0,
         ),
         sites=sites,

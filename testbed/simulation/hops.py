@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from policies.problem import RequestSpec, return_s
+from policies.problem import RequestSpec, return_times_s
 from testbed.experiment import Experiment
 from testbed.results.model import HopTable, hub_times_s
 from testbed.simulation.engine import SimulatedRequest, Simulation
@@ -127,5 +127,5 @@ def _parts(experiment: Experiment, r: SimulatedRequest) -> tuple[Any, Any]:
             compute_s[row, i] = busy_s(problem, hop, *steps[row]) + more_s
             network_s[row, i] = all_s - more_s
         previous = hop.server
-    network_s[:, -1] += return_s(problem, plan.client, r.hops[-1].server)
+    network_s[:, -1] += return_times_s(problem, request, r.hops[-1].server)
     return network_s, compute_s

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from nodes.links import GIVE_UP_S
-from policies.problem import Hop, Problem, RequestSpec, hop_times_s, return_s
+from policies.problem import Hop, Problem, RequestSpec, hop_times_s, return_times_s
 from testbed.experiment import Experiment
 from testbed.scenario.network import policy_times
 from testbed.timeline import Timeline
@@ -80,7 +80,7 @@ class SteadyTimes:
         self, request: RequestSpec, server: int, at_s: float, is_prompt: bool, is_last: bool
     ) -> float:
         if self._problem.forwarding:
-            return at_s + return_s(self._problem, request.client, server) if is_last else at_s
+            return at_s + return_times_s(self._problem, request, server)[not is_prompt] if is_last else at_s
         return at_s + way_times_s(self._problem, request, None, server)[0 if is_prompt else 1] / 2
 
     def passes_at_s(self, server: int, to: int, at_s: float) -> float:
@@ -126,6 +126,7 @@ class ChangingNetwork:
                 experiment.calibration,
                 experiment.mtu,
                 [server.step_base_s for server in experiment.problem.servers],
+                experiment.problem.forwarding,
             )
             self._problems[number] = replace(experiment.problem, **vars(times))
         return self._problems[number]
@@ -177,7 +178,7 @@ class ChangingNetwork:
         sent_at_s = self._sent_at_s((self._servers[server], self._clients[request.client]), at_s)
         problem = self.problem(sent_at_s)
         if forwarding:
-            return sent_at_s + return_s(problem, request.client, server)
+            return sent_at_s + return_times_s(problem, request, server)[not is_prompt]
         return sent_at_s + way_times_s(problem, request, None, server)[0 if is_prompt else 1] / 2
 
     def _sent_at_s(self, pair: tuple[str, str], at_s: float) -> float:

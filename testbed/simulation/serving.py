@@ -8,7 +8,7 @@ from math import floor
 from typing import NamedTuple, Protocol
 
 from nodes.compute import Turns
-from policies.problem import Hop, Problem, RequestSpec, return_s
+from policies.problem import Hop, Problem, RequestSpec, return_times_s
 from policies.replay import ServiceTimes
 from testbed.simulation.events import EventQueue
 from testbed.simulation.network import ChangingNetwork, LostError, busy_s, way_times_s
@@ -118,7 +118,6 @@ class _Stepped:
     request: RequestSpec
     hops: tuple[Hop, ...]
     stages: tuple[_Stage, ...]
-    return_s: float
     done: Callable[[], None]
     lost: Callable[[str], None]
     n_finished: int = 0
@@ -171,8 +170,7 @@ class SteppedServers:
             if len(self._known) >= _MAX_KNOWN:
                 self._known.clear()
             stages = self._known[request, hops] = self._stages(request, hops)
-        back_s = return_s(self._problem, request.client, hops[-1].server)
-        course = _Stepped(request, hops, stages, back_s, done, lost)
+        course = _Stepped(request, hops, stages, done, lost)
         self._send(course, 0, ready_at_s)
         return course
 
@@ -185,16 +183,22 @@ class SteppedServers:
     def _stages(self, request: RequestSpec, hops: tuple[Hop, ...]) -> tuple[_Stage, ...]:
         stages = []
         previous: int | None = None
-        back_ratio = 0.0 if self._problem.forwarding else 0.5
-        for hop in hops:
+        for number, hop in enumerate(hops, 1):
             input_s, token_s = way_times_s(self._problem, request, previous, hop.server)
+            if not self._problem.forwarding:
+                ways_s = (input_s / 2, token_s / 2)
+                back_s = ways_s
+            else:
+                ways_s = (input_s, token_s)
+                is_last = number == len(hops)
+                back_s = return_times_s(self._problem, request, hop.server) if is_last else (0.0, 0.0)
             prefill_s = busy_s(self._problem, hop, 0, request.n_input_tokens)
             decode_s = busy_s(self._problem, hop, request.n_input_tokens, 1)
             stages.append(
                 _Stage(
                     hop.server,
-                    (input_s * (1 - back_ratio), prefill_s, input_s * back_ratio),
-                    (token_s * (1 - back_ratio), decode_s, token_s * back_ratio),
+                    (ways_s[0], prefill_s, back_s[0]),
+                    (ways_s[1], decode_s, back_s[1]),
                     hop.n_blocks * self._problem.servers[hop.server].context_slope_s,
                 )
             )
@@ -227,7 +231,7 @@ class SteppedServers:
         start_at_s, takes_s = self._turns[stage.server].take(self._queue.now_s, takes_s)
         done_at_s = start_at_s + takes_s
         if self._network is None:
-            back_at_s = done_at_s + back_s + (course.return_s if is_last else 0.0)
+            back_at_s = done_at_s + back_s
         else:
             try:
                 back_at_s = self._network.step_returns_at_s(

@@ -46,7 +46,7 @@ def systems(draw: st.DrawFn) -> tuple[Problem, Placement]:
         server_rtt_s=[[draw(st.integers(1, 20)) / 64 for _ in range(n)] for _ in range(n)],
     )
     if draw(st.booleans()):
-        problem = forwarded(problem)
+        problem = forwarded(problem, over_links=draw(st.booleans()))
     rooms = tuple(draw(st.sampled_from([24.0, 60.0, 960.0])) for _ in range(n))
     return problem, Placement("random", held, rooms)
 

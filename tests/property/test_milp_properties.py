@@ -215,7 +215,7 @@ def test_cg_bprr_lies_between_the_optimum_and_theorem_1s_bound(
 def test_routing_by_thresholds_costs_what_milp_24_costs(data: st.DataObject, forwarding: bool) -> None:
     problem = data.draw(problems())
     if forwarding:
-        problem = forwarded(problem)
+        problem = forwarded(problem, over_links=data.draw(st.booleans()))
     placement = data.draw(placements(problem))
     state, request = data.draw(states(problem, placement)), data.draw(requests(problem))
     route = OptimalRr().bind(problem, placement).route(request, state, 0.0)

@@ -20,7 +20,7 @@ from policies.replay import replay
 from policies.workload import Backoff, RequestPlan
 from policies.wsrr import ShortestPath, WsRr
 from testbed.simulation.real import COMPLETED, FAILED, RealRun, SimulatedRequest
-from tests.support.problems import placements, problems
+from tests.support.problems import forwarded, placements, problems
 from tests.support.simulation import run_real
 
 ROUTINGS = (WsRr, PetalsRouting, PetalsCodeRouting, OptimalRr, ShortestPath)
@@ -91,7 +91,7 @@ def situations(draw: st.DrawFn) -> Situation:
         problems(block_bytes=1.0, cache_bytes_per_token=0.05).map(lambda p: _with_memory(p, 1000.0))
     )
     if draw(st.booleans()):
-        problem = replace(problem, forwarding=True)
+        problem = forwarded(problem, over_links=draw(st.booleans()))
     placement = draw(covering(problem))
     kind = draw(st.sampled_from(["none", "drains", "cuts", "petals"]))
     online: OnlinePolicy | None = None

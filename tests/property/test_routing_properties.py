@@ -38,7 +38,7 @@ def situations(draw: st.DrawFn) -> tuple[Problem, Placement, SystemState, Reques
     """Sessions through the client or from server to server, on any placement under any load."""
     problem = draw(problems())
     if draw(st.booleans()):
-        problem = forwarded(problem)
+        problem = forwarded(problem, over_links=draw(st.booleans()))
     placement = draw(placements(problem))
     return problem, placement, draw(states(problem, placement)), draw(requests(problem))
 

@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from policies import BlockRange, Hop, ModelSpec, Placement, Problem, RequestSpec, ServerSpec, SystemState
+from policies.problem import Linear, Transmissions
 
 
 def make_problem(
@@ -95,11 +96,29 @@ def problems(
     return make_problem(**{**values, **fixed})
 
 
-def forwarded(problem: Problem) -> Problem:
-    """The same with server-to-server forwarding; its communication is propagation and 50 ms, as in the field."""
+def linear(token_s: Sequence[Sequence[float]]) -> Linear:
+    """Transmissions of one hidden state, a quarter of which is for the first one alone."""
+    base_s, slope_s = (tuple(tuple(t * ratio for t in row) for row in token_s) for ratio in (1 / 4, 3 / 4))
+    return Linear(base_s, slope_s)
+
+
+def forwarded(problem: Problem, *, over_links: bool = False) -> Problem:
+    """The same with server-to-server forwarding; its communication is propagation and 50 ms, as in the field.
+
+    ``over_links``: part of the 50 ms is transmission, different on every link.
+    """
+    n = problem.n_servers
     return replace(
         problem,
         forwarding=True,
+        transmissions=Transmissions(
+            up=linear([[j / 512 for j in range(n)] for _ in problem.clients]),
+            down=linear([[(c + j) / 1024 for j in range(n)] for c in range(len(problem.clients))]),
+            across=linear([[(i + 2 * j) / 2048 for j in range(n)] for i in range(n)]),
+            counts_down=True,
+        )
+        if over_links
+        else None,
         token_rtt_s=tuple(tuple(t + 0.05 for t in row) for row in problem.raw_rtt_s),
         input_rtt_base_s=tuple(tuple(t + 0.05 for t in row) for row in problem.raw_rtt_s),
     )

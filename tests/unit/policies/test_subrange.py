@@ -12,7 +12,7 @@ from policies.petals import PetalsPlacement
 from policies.registry import ROUTINGS
 from policies.subrange import SubrangeRouter, restrict
 from policies.wsrr import WsRr
-from tests.support.problems import make_problem
+from tests.support.problems import forwarded, make_problem
 
 REQUEST = RequestSpec(0, 1, 1)
 
@@ -130,6 +130,12 @@ def test_a_problem_among_some_servers_renumbers_them_and_its_placement_is_spread
     assert some.raw_rtt_s == ((0.1, 0.3),)
     assert some.join_order == (1, 0)
     assert len(some.server_rtt_s) == len(some.server_rtt_s[0]) == 2
+    pushed, left = (forwarded(one, over_links=True).transmissions for one in (p, some))
+    kept = among(forwarded(p, over_links=True), [0, 2]).transmissions
+    assert pushed is not None and left is not None and kept is not None
+    assert kept.up.of(0, 1, 3) == pushed.up.of(0, 2, 3)
+    assert kept.across.of(1, 0, 3) == pushed.across.of(2, 0, 3)
+    assert kept.instead_s(0, 0, 1, 3) == pushed.instead_s(0, 0, 2, 3) != left.instead_s(0, 0, 1, 3)
     whole = spread(Placement("x", (BlockRange(0, 2), BlockRange(2, 4)), (5.0, 6.0), 3), [0, 2], 3)
     assert whole.ranges == (BlockRange(0, 2), BlockRange(0, 0), BlockRange(2, 4))
     assert whole.cache_bytes == (5.0, 0.0, 6.0)

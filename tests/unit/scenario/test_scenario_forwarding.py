@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from policies.problem import BlockRange, Placement
+from policies.problem import BlockRange, Hop, Placement, RequestSpec, service_s
 from testbed.errors import ScenarioError
 from testbed.experiment import Experiment
 from testbed.peering import followers
 from testbed.scenario import dump_toml, load_experiment
 from testbed.scenario.sources import shipped_files
-from testbed.wiring import changed_links, network_spec, node_view
+from testbed.wiring import changed_links, network_spec, node_view, scaled, stub_profile
 
 SMALL = ("servers=[{hardware='mig-1g', site='Cluster2', count=2}, {hardware='a100', site='Cluster1'}]",)
 
@@ -94,3 +95,31 @@ def test_servers_connect_to_those_that_hold_the_block_after_their_last() -> None
     ranges = (BlockRange(0, 3), BlockRange(3, 6), BlockRange(0, 0), BlockRange(2, 6), BlockRange(0, 6))
     placement = Placement("p", ranges, (1.0,) * 5)
     assert [list(followers(placement, server)) for server in range(5)] == [[1, 3, 4], [], [], [], []]
+
+
+@pytest.mark.parametrize("calibration", ["none", "petals-clustered"])
+def test_a_chain_takes_what_every_one_of_its_links_takes(calibration: str) -> None:
+    experiment = small("policy.forwarding=chain", f"calibration.set={calibration}")
+    problem, links = experiment.problem, experiment.links
+    request = RequestSpec(0, 20, 3)
+    hops = (Hop(0, 0, 30), Hop(1, 30, 50), Hop(2, 50, 70))
+    names = [problem.clients[0], *(problem.servers[hop.server].name for hop in hops), problem.clients[0]]
+    pairs = list(pairwise(names))
+    assert len({links[pair].rate_bps for pair in pairs}) > 1, "links that differ"
+
+    def seconds(n_tokens: int, position: int) -> float:
+        n_bytes = n_tokens * problem.model.token_bytes
+        sent_s = [
+            scaled(links[pair], 1.0).transmission_s(n_bytes, experiment.mtu) + links[pair].delay_s
+            for pair in pairs
+        ]
+        profiles = [stub_profile(experiment, hop.server) for hop in hops]
+        return sum(sent_s) + sum(
+            profile.compute_s(position, n_tokens, hop.n_blocks)
+            + profile.overhead_s(problem.clients[0], position, n_tokens)
+            for hop, profile in zip(hops, profiles, strict=True)
+        )
+
+    first_s, all_s = service_s(problem, request, hops)
+    assert first_s == pytest.approx(seconds(20, 0), rel=1e-4)  # but for a prompt's last segment
+    assert all_s - first_s == pytest.approx(2 * seconds(1, 20), rel=1e-9)

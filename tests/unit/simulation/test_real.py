@@ -11,7 +11,7 @@ from policies.workload import Backoff, RequestPlan
 from policies.wsrr import WsRr
 from testbed.simulation.failing import simulate_failing
 from testbed.simulation.failures import Failures
-from tests.support.problems import make_problem, placed
+from tests.support.problems import forwarded, make_problem, placed
 from tests.support.simulation import Always, arrivals, run_real
 
 ONE_SERVER = [Hop(0, 0, 4)]
@@ -207,12 +207,13 @@ def test_a_policy_that_fails_ends_the_run_and_names_the_request() -> None:
         run_real(problem, placed(problem, [(0, 4)], [99.0]), arrivals(0.0, 3.0), Always(choose))
 
 
-@pytest.mark.parametrize("forwarding", [False, True])
-def test_a_request_alone_takes_the_modelled_time_on_serial_servers_too(forwarding: bool) -> None:
+@pytest.mark.parametrize("forwarding", ["none", "as t_cj", "over links"])
+def test_a_request_alone_takes_the_modelled_time_on_serial_servers_too(forwarding: str) -> None:
     problem = make_problem(
         [99.0, 99.0], rtt_s=[[0.1, 0.4]], input_rtt_s=0.5, prefill_slope_s=0.01, n_output_tokens=7
     )
-    problem = replace(problem, forwarding=forwarding)
+    if forwarding != "none":
+        problem = forwarded(problem, over_links=forwarding == "over links")
     placement = placed(problem, [(0, 2), (2, 4)], [99.0, 99.0])
     plans = arrivals(0.0, n_input=3, n_output=7)
     [closed] = run_real(problem, placement, plans).requests
