@@ -48,7 +48,7 @@ format: $(VENV)/.test-$(TEST_EXTRAS)
 	$(BIN)/ruff check --fix .
 
 test: $(VENV)/.test-$(TEST_EXTRAS) check
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 bench: $(VENV)/.test-$(TEST_EXTRAS)
 	$(BIN)/python -m benchmarks $(ARGS)
