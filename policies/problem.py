@@ -162,9 +162,9 @@ class Problem:
     ``request_rate`` is lambda in requests per second, all clients together.
     ``join_order`` is the order in which servers join under PETALS. ``forwarding``: servers send hidden
     states straight to the next server and the last one to the client; otherwise (hub-spoke) every hop
-    goes through the client; ``transmissions`` are then those of the links, ``None``: not known beside t_cj.
-    ``hub_token_s`` is what the client itself computes per output token (embedding,
-    head, choice): the same for every chain, so it is in ``service_s`` and in no policy's choice.
+    goes through the client. ``transmissions``, for forwarding, are those of the links; ``None``: what t_cj has
+    beyond propagation stands for them. ``hub_token_s`` is what the client itself computes per output token
+    (embedding, head, choice): the same for every chain, so it is in ``service_s`` and in no policy's choice.
     """
 
     model: ModelSpec
@@ -288,9 +288,8 @@ def return_times_s(problem: Problem, request: RequestSpec, server: int) -> tuple
     way_s = problem.raw_rtt_s[client][server] / 2
     if sent is None:
         return way_s, way_s
-    return way_s + sent.down.of(client, server, request.n_input_tokens), way_s + sent.down.of(
-        client, server, 1
-    )
+    input_s, token_s = (sent.down.of(client, server, n) for n in (request.n_input_tokens, 1))
+    return way_s + input_s, way_s + token_s
 
 
 def service_s(problem: Problem, request: RequestSpec, hops: Sequence[Hop]) -> tuple[float, float]:

@@ -56,6 +56,8 @@ def results(tasks: list[Task], jobs: int) -> Generator[tuple[Task, dict[str, Any
                     raise KeyboardInterrupt
                 running |= submit(2 * jobs - len(running))
         except BrokenProcessPool:
+            if asked():
+                raise KeyboardInterrupt from None
             raise RunError("a worker process died; run the same command again to go on") from None
         finally:
             executor.shutdown(cancel_futures=True)

@@ -164,6 +164,12 @@ def policy_times(
     def sent_one(a: str, b: str) -> float:
         return LinkProfile(0.0, links[a, b].rate_bps).transmission_s(model.token_bytes, mtu)
 
+    def sent_more(a: str, b: str) -> float:
+        return n_bits / links[a, b].rate_bps
+
+    def sent_first(a: str, b: str) -> float:
+        return sent_one(a, b) - sent_more(a, b)
+
     def token(a: str, b: str) -> float:
         if not counts_sent:
             return rtt(a, b) + calibration.token_overhead_s
@@ -172,8 +178,7 @@ def policy_times(
     def slope(a: str, b: str) -> float:
         if not counts_sent:
             return calibration.input_overhead_slope_s
-        sent = n_bits / links[a, b].rate_bps + n_bits / links[b, a].rate_bps
-        return sent + calibration.input_overhead_slope_s
+        return sent_more(a, b) + sent_more(b, a) + calibration.input_overhead_slope_s
 
     def base(a: str, b: str) -> float:
         if not counts_sent:
@@ -188,15 +193,11 @@ def policy_times(
         return tuple(tuple(t + b for t, b in zip(row, step_base_s, strict=True)) for row in times_s)
 
     def sent(rows: Sequence[str], *, back: bool = False) -> Linear:
-        def slope_of(a: str, b: str) -> float:
-            a, b = (b, a) if back else (a, b)
-            return 0.0 if a == b else n_bits / links[a, b].rate_bps
+        def link_s(a: str, b: str, of: Callable[[str, str], float]) -> float:
+            return 0.0 if a == b else of(b, a) if back else of(a, b)
 
-        def base_of(a: str, b: str) -> float:
-            a, b = (b, a) if back else (a, b)
-            return 0.0 if a == b else sent_one(a, b) - n_bits / links[a, b].rate_bps
-
-        return Linear(matrix(base_of, rows), matrix(slope_of, rows))
+        slope_s = matrix(lambda a, b: link_s(a, b, sent_more), rows)
+        return Linear(matrix(lambda a, b: link_s(a, b, sent_first), rows), slope_s)
 
     return Times(
         raw_rtt_s=matrix(rtt, clients),
