@@ -103,13 +103,10 @@ class Mover:
 
     async def _check_at_times(self, origin_at: float) -> None:
         clock = ScaledClock(origin_at, self._experiment.time_scale)
-        checked_at_s = 0.0
         try:
-            # From the last check, not from now: a busy machine may be late for the next one already.
-            while (at_s := self._steering.next_check_at_s(checked_at_s)) < math.inf:
+            while (at_s := self._steering.next_check_at_s()) < math.inf:
                 await clock.sleep_until_s(at_s)
-                checked_at_s = self._nodes.now_s()
-                self._check(checked_at_s)
+                self._check(self._nodes.now_s())
         finally:
             clock.close()
 

@@ -95,18 +95,23 @@ class Steering:
         self.policy = policy
         self.target = placement
         self.decided_at_s = 0.0
+        self._asked_for_s = 0.0
         self._problem = problem
         with policy_code("online", policy.name):
             self._controller = policy.bind(problem, placement)
 
-    def next_check_at_s(self, now_s: float) -> float:
-        """When to ask next; infinite: never. Raises ``PolicyError`` if time would stand still."""
+    def next_check_at_s(self) -> float:
+        """When to ask next; infinite: never. Raises ``PolicyError`` if time would stand still.
+
+        On a busy machine it may have passed already: policies that ask for several times do so at each of them.
+        """
         at_s = self._controller.next_check_at_s
-        if not at_s > now_s:
+        if not at_s > self._asked_for_s:
             raise PolicyError(
-                f"online policy {self.policy.name} wants to be asked at {at_s} s when it is {now_s} s; "
+                f"online policy {self.policy.name} wants to be asked at {at_s} s after it was at {self._asked_for_s} s; "
                 "next_check_at_s must move on with every check"
             )
+        self._asked_for_s = at_s
         return at_s
 
     def check(

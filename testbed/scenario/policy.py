@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _FIXED = "fixed:"
 _HALVES = ("placement", "routing")
+_ONLINE_TIMES = ("online_period", "online_patience")
 
 
 @dataclass(frozen=True)
@@ -75,12 +76,16 @@ def has_petals_setup(placement: str) -> bool:
     return placement.startswith("petals")
 
 
-def settle_overrides(policy: dict[str, Any], given: Collection[str]) -> None:
+def settle_overrides(policy: dict[str, Any], given: Collection[str], online: Any) -> None:
     """Make ``--set`` win over the file: ``given`` are the keys of ``[policy]`` that options set.
 
     A new name replaces the file's placement and routing; a new placement or routing replaces one
-    half of the file's pair.
+    half of the file's pair; another online policy than ``online``, the file's, goes without that one's times.
     """
+    if "online" in given and policy.get("online") != online:
+        for key in _ONLINE_TIMES:
+            if key not in given:
+                policy.pop(key, None)
     for key, other in (("communication", "forwarding"), ("forwarding", "communication")):
         if key in given and other not in given:  # two spellings of one thing
             policy.pop(other, None)

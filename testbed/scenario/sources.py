@@ -131,6 +131,8 @@ def _parse(text: str, label: str) -> dict[str, Any]:
 
 def override(source: Source, options: Sequence[str]) -> None:
     """Apply ``key.path=value`` options to ``source.document``, in order. Raises ``ScenarioError``."""
+    of_file = source.document.get("policy")
+    online = of_file.get("online") if isinstance(of_file, dict) else None
     for option in options:
         path, equals, text = option.partition("=")
         parts = tuple(part.strip() for part in path.split("."))
@@ -148,7 +150,7 @@ def override(source: Source, options: Sequence[str]) -> None:
     policy = source.document.get("policy")
     if isinstance(policy, dict):
         given = {parts[1] for parts in source.overridden if len(parts) == 2 and parts[0] == "policy"}
-        settle_overrides(policy, given)
+        settle_overrides(policy, given, online)
 
 
 def _value(text: str) -> Any:

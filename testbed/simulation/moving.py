@@ -91,7 +91,7 @@ class Mover:
             self._begin_loading(server)
 
     def _plan_check(self) -> None:
-        at_s = self._steering.next_check_at_s(self._queue.now_s)
+        at_s = self._steering.next_check_at_s()
         if at_s < math.inf:
             self._queue.at(at_s, self._check)
 

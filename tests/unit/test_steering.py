@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from policies import PolicyError
 from policies.online import TwoTimeScale
+from policies.petals_rebalancing import PetalsRebalancing
 from testbed.errors import UserError
 from testbed.moving.steering import Load, Steering, online_policy
 from testbed.placing import place_experiment
@@ -40,6 +43,15 @@ def test_a_patience_that_a_policy_does_not_have_is_refused() -> None:
         PolicyError, match=r"petals-rebalancing has no patience_s; leave out policy\.online_patience"
     ):
         online_policy(load_experiment("clustered", options))
+
+
+def test_an_option_that_names_another_online_policy_leaves_out_the_times_of_the_files_own() -> None:
+    other = load_experiment(
+        "load-shift", ["policy.online='petals-rebalancing'", "policy.online_period='7 s'"]
+    )
+    assert (other.online_period_s, other.online_patience_s) == (7.0, None)
+    same = load_experiment("load-shift", ["policy.online='two-time-scale'", "policy.online_period='7 s'"])
+    assert (same.online_period_s, same.online_patience_s) == (7.0, 60.0)
 
 
 def test_times_of_no_policy_are_refused() -> None:
@@ -87,9 +99,20 @@ def test_a_given_up_move_is_no_longer_the_target() -> None:
 
 def test_a_controller_for_which_time_stands_still_is_refused() -> None:
     steer = steering([(0, 2), (0, 2), (0, 4)])
-    assert steer.next_check_at_s(0.5) == 1.0
+    assert steer.next_check_at_s() == 1.0
     with pytest.raises(PolicyError, match="must move on with every check"):
-        steer.next_check_at_s(1.0)
+        steer.next_check_at_s()
+
+
+def test_a_check_that_comes_late_does_not_lose_the_next_one() -> None:
+    steer = Steering(PROBLEM, START, PetalsRebalancing(period_s=1.0))
+    asked_for_s = [steer.next_check_at_s()]
+    for _ in range(20):
+        steer.check(asked_for_s[-1] + 0.5, Load(), ())
+        asked_for_s.append(steer.next_check_at_s())
+    late = [after for before, after in pairwise(asked_for_s) if after <= before + 0.5]
+    assert late, "times that had passed when they were asked for"
+    assert asked_for_s == sorted(set(asked_for_s))
 
 
 def test_load_is_a_mean_over_time_since_the_last_look() -> None:

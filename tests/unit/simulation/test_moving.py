@@ -267,7 +267,7 @@ def test_a_policy_that_does_not_let_time_go_on_is_stopped() -> None:
             return None
 
     problem, old, _ = two_servers()
-    with pytest.raises(PolicyError, match=r"wants to be asked at 2.0 s when it is 2.0 s"):
+    with pytest.raises(PolicyError, match=r"wants to be asked at 2.0 s after it was at 2.0 s"):
         run_real(problem, old, arrivals(0.0, 60.0), online=Stuck({2.0: None}))
 
 
