@@ -166,6 +166,7 @@ class Machines:
         async with _turn(machine, planned_at_s):
             why_not = _why_not(kind, machine)
             details: dict[str, Any] = {"factor": factor} if kind == "slow" else {}
+            at_s = self._nodes.now_s()  # before anybody can notice
             if why_not is None:
                 epoch = machine.epoch
                 try:
@@ -174,9 +175,10 @@ class Machines:
                     if machine.epoch == epoch:
                         raise
                     why_not = "has just died"
-            self._event(
+            self._events.write(
                 "fault",
-                server,
+                at_s,
+                server=self.names[server],
                 kind=kind,
                 planned_at_s=planned_at_s,
                 for_s=for_s,
@@ -262,10 +264,11 @@ class Machines:
         self._event("begun", server, planned_at_s=planned_at_s, blocks=blocks)
 
     async def _stop(self, server: int, machine: _Machine, factor: float) -> None:
+        failed_at_s = self._nodes.now_s()
         await self._nodes.signal_server(server, signal.SIGSTOP)
         machine.is_stopped = True
         machine.n_stops += 1
-        machine.failed_at_s = self._nodes.now_s()
+        machine.failed_at_s = failed_at_s
         self._coordinator.membership.ends(server, machine.failed_at_s)
 
     async def _cont(self, server: int, machine: _Machine, factor: float) -> None:

@@ -22,6 +22,7 @@ def failure_summary(
 ) -> dict[str, Any]:
     """Keys of ``summary.json``; see ``docs/metrics.md``. ``n_planned``: faults that the scenario has."""
     decisions = plan.get("decisions")
+    faults = [fault for fault in faults if fault.get("kind") != "cont"]  # the end of one
     n_came = sum(fault.get("by", BY_SCENARIO) == BY_SCENARIO for fault in faults)
     return {
         "n_faults": sum(bool(fault.get("applies", True)) for fault in faults),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nodes.recovery import REROUTED
 from testbed.experiment import Experiment
 from testbed.results.logs import RequestRecord, RunRecords
 from testbed.results.model import HopTable
@@ -91,21 +92,21 @@ def _bad_and_good(records: RunRecords) -> Iterator[tuple[float, str, str]]:
 
 
 def _held(record: RequestRecord) -> list[tuple[int, float, float]]:
-    """(server, from, until) of a session, the replacements of its hops included."""
+    """(server, from, until) of a session: lost hops until others take their blocks, these from then on."""
     assert record.opened_at_s is not None
-    first, last = record.opened_at_s, record.last_seen_at_s
-    spans = {hop[0]: (first, last) for hop in record.chain}
-    if record.n_recoveries and record.tokens:
-        used: dict[int, tuple[float, float]] = {}
-        for token in record.tokens:
-            for hop in token.hops:
-                used[hop[0]] = (used.get(hop[0], (hop[3], 0.0))[0], hop[6])
-        finally_used = {hop[0] for hop in record.tokens[-1].hops}
-        spans = {
-            server: (first if server in spans else since, last if server in finally_used else until)
-            for server, (since, until) in used.items()
-        }
-    return [(server, *spans[server]) for server in sorted(spans)]
+    spans: list[tuple[int, float, float]] = []
+    active = [(server, first, last, record.opened_at_s) for server, first, last in record.chain]
+    for event, at_s, details in record.recoveries:
+        if event == REROUTED:
+            lost_first, lost_last = details["blocks"]
+            kept = []
+            for server, first, last, since_s in active:
+                if first < lost_last and last > lost_first:
+                    spans.append((server, since_s, at_s))
+                else:
+                    kept.append((server, first, last, since_s))
+            active = kept + [(server, first, last, at_s) for server, first, last in details["hops"]]
+    return spans + [(server, since_s, record.last_seen_at_s) for server, _, _, since_s in active]
 
 
 def _gaps(records: RunRecords, hops: HopTable) -> tuple[Array, Array]:

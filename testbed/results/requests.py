@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,13 +30,14 @@ def request_rows(experiment: Experiment, records: RunRecords, hops: HopTable) ->
     known = {r.index: r for r in records.requests}
     timeline = Timeline(experiment, records.changed_at_s) if records.changes else None
     rows: list[dict[str, Any]] = []
+    servers = [server.name for server in experiment.problem.servers]
     for plan in experiment.requests:
         record = known.get(plan.index)
         row: dict[str, Any] = {
             "request": plan.index,
             "client": experiment.problem.clients[plan.client],
             "status": record.status if record else "not-started",
-            "reason": record.reason if record else "",
+            "reason": _named(record.reason, servers) if record else "",
             "arrival_at_s": plan.arrival_at_s,
             "arrived_at_s": record.arrived_at_s if record else None,
             "n_input_tokens": plan.n_input_tokens,
@@ -58,6 +61,16 @@ def request_rows(experiment: Experiment, records: RunRecords, hops: HopTable) ->
         row.update({f"unqueued_{name}": alone.get(name) for name in METRICS})
         rows.append(row)
     return rows
+
+
+def _named(reason: str, servers: Sequence[str]) -> str:
+    """Clients know servers by number; people know them by name."""
+
+    def name(found: re.Match[str]) -> str:
+        number = int(found[1])
+        return servers[number] if number < len(servers) else found[0]
+
+    return re.sub(r"\bserver (\d+)\b", name, reason)
 
 
 def _measured(record: RequestRecord) -> dict[str, float]:

@@ -23,6 +23,9 @@ _CARRIES_BPS = 5e9
 _LATE_S, _BUSY_RATIO = 1e-3, 0.9
 """Beyond these, what the forwarder adds is no longer small against a token's network time."""
 
+_LAG_S = 0.1
+"""Real seconds by which a request may come late before it is said."""
+
 _BUSY_S = 1.5e-3
 """Own overhead per hop in real seconds above which the machine is too busy to measure on."""
 
@@ -87,6 +90,12 @@ def _footer(summary: dict[str, Any]) -> str:
             lines.append(
                 "that is far above the 0.3 ms of an idle machine: this one was busy, and times are not to be trusted"
             )
+    lag_s = summary["metrics"]["schedule_lag_s"]["max"] if summary["metrics"].get("schedule_lag_s") else None
+    if lag_s is not None and lag_s / summary["time_scale"] > _LAG_S:
+        lines.append(
+            f"requests arrived up to {lag_s:.3g} s after their time: the machine was busy, and what the scenario plans "
+            "for an instant met other requests than it would have"
+        )
     if summary["objectives"] and summary["goodput_rps"] is not None:
         limits = ", ".join(f"{name} <= {limit:g} s" for name, limit in summary["objectives"].items())
         lines.append(f"goodput {summary['goodput_rps']:.4f} requests/s met {limits}")

@@ -45,6 +45,8 @@ class SimulatedRequest(NamedTuple):
     reason: str = ""
     n_cuts: int = 0
     n_replays: int = 0
+    n_done: int = 0
+    """Tokens of one that did not complete."""
 
 
 @dataclass(frozen=True)
@@ -189,6 +191,7 @@ def _real(case: Case, placed: PlacedExperiment) -> _Served:
             r.reason,
             r.n_cuts,
             r.n_replays,
+            r.n_done,
         )
         for r in done
     )

@@ -8,6 +8,7 @@ connection, of one that takes no push from the server before it, and of anything
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from policies.problem import RequestSpec
 from testbed.simulation.hub import HubRun
@@ -21,6 +22,7 @@ class ForwardedRun(HubRun):
         now_s = self._queue.now_s
         session.turn += 1
         session.at, session.awaits, session.sent_at_s = 0, True, now_s
+        session.is_asking = False
         session.passed.clear()
         for held in session.hops:
             server = held.hop.server
@@ -135,15 +137,31 @@ class ForwardedRun(HubRun):
         rules, client, now_s = self._system.rules, session.plan.client, self._queue.now_s
         session.turn += 1  # a result that comes now comes too late
         limit_s = min(rules.connect_timeout_s, rules.request_timeout_s)
-        servers = [held.hop.server for held in session.hops]
         answers_s = [
             math.inf
             if self._is_gone(held) or self._system.machines.is_halted(held.hop.server)
             else self._system.ways.answered_at_s(client, held.hop.server, now_s)
             for held in session.hops
         ]
-        silent = [server for server, at_s in zip(servers, answers_s, strict=True) if at_s > now_s + limit_s]
+        silent = [
+            held.hop.server
+            for held, at_s in zip(session.hops, answers_s, strict=True)
+            if at_s > now_s + limit_s
+        ]
         known_at_s = now_s + limit_s if silent else max(answers_s)
-        reason = f"no result for {rules.request_timeout_s:g} s"
-        blamed = silent or servers
-        self._queue.at(known_at_s, self._lose, session, session.turn, blamed, reason, session.sent_at_s)
+        session.is_asking = True
+        self._queue.at(known_at_s, self._asked, session, session.turn, silent)
+
+    def _asked(self, session: Session, turn: int, silent: Sequence[int]) -> None:
+        """All have answered, or the time for it is over. Who has died meanwhile has not answered either."""
+        if session.turn != turn:
+            return
+        session.is_asking = False
+        gone = [held.hop.server for held in session.hops if self._is_gone(held)]
+        blamed = tuple(dict.fromkeys((*silent, *gone))) or tuple(held.hop.server for held in session.hops)
+        reason = f"no result for {self._system.rules.request_timeout_s:g} s"
+        self._lose(session, turn, blamed, reason, session.sent_at_s)
+
+    def _plan_reset(self, session: Session, server: int, died_at_s: float) -> None:
+        if not session.is_asking:
+            super()._plan_reset(session, server, died_at_s)

@@ -380,4 +380,5 @@ class HubRun:
             n_attempts=max(session.n_attempts, 1),
             n_cuts=0,
             n_replays=session.n_replays,
+            n_done=session.n_done,
         )

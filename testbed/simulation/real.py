@@ -55,6 +55,8 @@ class SimulatedRequest(NamedTuple):
     n_cuts: int
     n_replays: int = 0
     """How often lost hops were replaced and sent all that these had been (see ``failing``)."""
+    n_done: int = 0
+    """Tokens that came before it failed, where the record has their steps (see ``failing``)."""
 
 
 class RealRun(NamedTuple):

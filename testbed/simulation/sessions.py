@@ -62,6 +62,8 @@ class Session:
     sent_at_s: float = 0.0
     is_accepted: bool = False
     """With forwarding: whether the hop has the step that was pushed to it."""
+    is_asking: bool = False
+    """With forwarding: whether the client asks all hops who is there, and hears nothing else meanwhile."""
     passed: list[tuple[Hop, float, float, float]] = field(default_factory=list)
     """With forwarding: hop, and when a step was sent to it, arrived and was done, of the hops that are through."""
     is_watched: bool = False

@@ -31,7 +31,7 @@ def request_rows(simulation: Simulation) -> list[dict[str, Any]]:
                 "arrived_at_s": r.plan.arrival_at_s,
                 "n_input_tokens": r.plan.n_input_tokens,
                 "n_output_tokens": r.plan.n_output_tokens,
-                "n_tokens_done": r.plan.n_output_tokens if done else 0,
+                "n_tokens_done": r.plan.n_output_tokens if done else r.n_done,
                 "n_rejections": r.n_rejections,
                 "n_recoveries": r.n_replays,
                 "schedule_lag_s": 0.0,
@@ -52,9 +52,12 @@ def request_rows(simulation: Simulation) -> list[dict[str, Any]]:
 
 def _metrics(r: SimulatedRequest) -> dict[str, float]:
     values = {"queue_s": r.waiting_s}
-    if r.ttft_s is None or r.time_s is None:
+    if r.ttft_s is None:
         return values
-    values |= {"setup_s": r.setup_s, "ttft_s": r.ttft_s, "e2e_s": r.time_s}
+    values |= {"setup_s": r.setup_s, "ttft_s": r.ttft_s}
+    if r.time_s is None:
+        return values
+    values["e2e_s"] = r.time_s
     values["per_token_s"] = r.time_s / r.plan.n_output_tokens
     if r.plan.n_output_tokens > 1:
         values["tpot_s"] = values["rest_s"] = (r.time_s - r.ttft_s) / (r.plan.n_output_tokens - 1)

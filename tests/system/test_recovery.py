@@ -109,8 +109,10 @@ def test_sessions_live_on_when_a_server_is_killed_and_it_serves_again_later(
     replays = events(outcome.run_dir, "replayed")
     assert summary["n_replays"] == len(replays) >= 1
     assert summary["recovery_s"]["n"] == len(replays)
+    [killed] = events(outcome.run_dir, "fault")
     for replay in replays:
         assert replay["recovery_s"] > 0 < replay["floor_s"]
+        assert killed["at_s"] <= replay["failed_at_s"] <= replay["detected_at_s"]
     assert [e["server"] for e in events(outcome.run_dir, "begun")] == ["a100-0"]
     replayed = [row for row in rows_of(outcome.run_dir / "hops.parquet") if row["replayed_tokens"]]
     assert {row["request"] for row in replayed} == {replay["request"] for replay in replays}
@@ -170,7 +172,7 @@ def test_without_recovery_a_kill_fails_the_sessions_on_that_server_with_the_reas
     assert summary["n_failed"] >= 1
     assert summary["leaks"] == NOTHING_LEFT
     reasons = {row["reason"] for row in rows_of(outcome.run_dir / "requests.parquet") if row["reason"]}
-    assert all(reason.startswith("server 0: ") for reason in reasons) and reasons
+    assert all(reason.startswith("a100-0: ") for reason in reasons) and reasons
 
 
 def test_decisions_that_rely_on_the_announcement_of_a_dead_server_are_counted(

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from testbed.results import finish_run, write_report
+from testbed.results.figures import _held
+from testbed.results.logs import read_logs
 from testbed.results.slow import SlowServers
 from testbed.results.text import summary_text
 from tests.support.runs import rows_of
@@ -132,3 +134,35 @@ def test_the_model_knows_when_servers_were_slow() -> None:
         1.0,
     ]
     assert slow.factor(0, 7.0) == 1.0
+
+
+def test_a_session_is_with_a_lost_server_until_others_take_its_blocks(make_run: MakeRun) -> None:
+    run = make_run(lengths=((2, 3),))
+    run.arrive(0, 0.0)
+    run.admit(0, CHAIN, 0.0, 0.1)
+    run.log("c0", "recovery", 0, "detected", 5.0, {"servers": [0]})
+    for at_s, server in ((6.0, 2), (9.0, 3)):  # the first one dies before it has caught up
+        details = {"blocks": [0, 2], "hops": [[server, 0, 2]], "attempt": 1}
+        run.log("c0", "recovery", 0, "re-routed", at_s, details)
+    run.state(0, "failed", 20.0, {"reason": "server 1: gone, as is server 77"})
+    [record] = read_logs(run.path).requests
+    assert sorted(_held(record)) == [(0, 0.1, 6.0), (1, 0.1, 20.0), (2, 6.0, 9.0), (3, 9.0, 20.0)]
+    finish_run(run.path, run.experiment)
+    [row] = rows_of(run.path / "requests.parquet")
+    assert row["reason"] == "s1: gone, as is server 77"
+
+
+def test_the_end_of_a_halt_by_hand_is_no_fault(make_run: MakeRun) -> None:
+    run = make_run()
+    run.serve(0, 0.0, CHAIN)
+    by_hand = {"event": "fault", "at_s": 1.0, "server": "s0", "applies": True, "by": "hand"}
+    events(run, {**by_hand, "kind": "stop"}, {**by_hand, "kind": "cont"})
+    assert finish_run(run.path, run.experiment)["n_faults"] == 1
+
+
+@pytest.mark.parametrize(("late_s", "is_said"), [(0.05, False), (2.5, True)])
+def test_requests_that_come_late_are_said(make_run: MakeRun, late_s: float, is_said: bool) -> None:
+    run = make_run()
+    run.arrive(0, late_s, intended_at_s=0.0)
+    text = summary_text(finish_run(run.path, run.experiment))
+    assert ("requests arrived up to 2.5 s after their time" in text) is is_said

@@ -41,7 +41,7 @@ def test_the_requests_table_has_a_row_for_every_request_of_the_scenario(mixed: S
         (3, "c1", "unfinished"),
         (4, "c0", "not-started"),
     ]
-    assert table[2]["reason"] == "server 1: <gone>"
+    assert table[2]["reason"] == "s1: <gone>"
     assert [r["n_tokens_done"] for r in table] == [3, 4, 0, 2, 0]
     assert table[0]["chain"] == "0:0-2 1:2-4"
     assert table[3]["ttft_s"] is not None
@@ -147,7 +147,7 @@ def test_the_report_is_one_page_that_loads_nothing_and_lists_what_did_not_comple
     sources = re.findall(r'(?:src|href)="([^"]{0,30})', page)
     assert len(sources) == 4
     assert all(source.startswith("data:image/png;base64,") for source in sources)
-    assert "request 2: failed server 1: &lt;gone&gt;" in page
+    assert "request 2: failed s1: &lt;gone&gt;" in page
     assert "request 3: unfinished" in page
     assert "request 4: not-started" in page
     drawn = {path.name for path in (mixed.path / "figures").iterdir()}

@@ -118,6 +118,14 @@ def test_a_server_that_halts_with_the_step_in_it_is_named_by_its_silence() -> No
     assert run.requests[0].status == "completed"
 
 
+def test_a_death_while_the_client_asks_who_is_there_is_found_with_the_silent_one() -> None:
+    run = fail(chains(), TEN, Fault("stop", 1, 1.02), kill(0, 12.0), rules=RULES)
+    [detected] = events(run, "detected")
+    assert detected["at_s"] == pytest.approx(0.83 + 10.0 + 5.0)
+    assert (detected["servers"], detected["failed_at_s"]) == (["s0", "s1"], pytest.approx(0.83))
+    assert run.requests[0].status == "completed"
+
+
 def test_if_all_servers_answer_all_are_to_blame() -> None:
     run = fail(chains(), TEN, Fault("slow", 1, 0.9, factor=1000.0), rules=RULES)
     detected = events(run, "detected")[0]
@@ -156,3 +164,8 @@ def pairs_of_three() -> tuple[Problem, Placement]:
 def test_without_recovery_the_request_fails_with_the_reason() -> None:
     run = fail(chains(), TEN, kill(1, 0.9), rules=RecoveryRules("off"))
     assert [(r.status, r.reason) for r in run.requests] == [("failed", "s1: connection reset")]
+
+
+def test_a_request_that_fails_keeps_its_tokens() -> None:
+    [request] = fail(chains(), TEN, kill(1, 0.9), rules=RecoveryRules(mode="off")).requests
+    assert (request.status, request.n_done, request.ttft_s) == ("failed", 3, pytest.approx(0.33))

@@ -1,0 +1,31 @@
+"""Agreeing on time zero: it is still to come when all nodes know it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from testbed.nodeset import agree_on_zero
+
+
+class Node:
+    """A node whose first answer takes its time."""
+
+    def __init__(self, first_takes_s: float) -> None:
+        self._takes_s = first_takes_s
+        self.origins_at: list[float] = []
+
+    async def ask(self, method: str, origin_at: float) -> Any:
+        assert method == "start"
+        self.origins_at.append(origin_at)
+        await asyncio.sleep(self._takes_s)
+        self._takes_s = 0.0
+
+
+async def test_all_nodes_know_time_zero_before_it_comes() -> None:
+    nodes = [Node(0.0), Node(0.15), Node(0.0)]
+    origin_at = await agree_on_zero(nodes)  # type: ignore[arg-type]
+    assert time.monotonic() < origin_at
+    assert [node.origins_at[-1] for node in nodes] == [origin_at] * 3
+    assert len(nodes[0].origins_at) >= 2
