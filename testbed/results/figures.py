@@ -106,7 +106,14 @@ def _held(record: RequestRecord) -> list[tuple[int, float, float]]:
                 else:
                     kept.append((server, first, last, since_s))
             active = kept + [(server, first, last, at_s) for server, first, last in details["hops"]]
-    return spans + [(server, since_s, record.last_seen_at_s) for server, _, _, since_s in active]
+    spans += [(server, since_s, record.last_seen_at_s) for server, _, _, since_s in active]
+    held: list[tuple[int, float, float]] = []
+    for server, since_s, until_s in sorted(spans):  # with two hops on one server it is there once
+        if held and held[-1][0] == server and held[-1][2] >= since_s:
+            _, since_s, ends_s = held.pop()
+            until_s = max(ends_s, until_s)
+        held.append((server, since_s, until_s))
+    return held
 
 
 def _gaps(records: RunRecords, hops: HopTable) -> tuple[Array, Array]:
