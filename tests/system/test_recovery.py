@@ -130,9 +130,9 @@ def test_servers_stop_slow_down_leave_and_join_while_requests_are_served(
         + fault("leave", 'at = "2 s"', server='"a100-2"')
         + '\n[recovery]\nrequest_timeout = "3 s"\n'
     )
-    longer = ("--set", "workload.n_requests=10")  # the server has left before the last request is done
+    longer = ("--set", "workload.n_requests=24")  # the server has left before the last request is done
     outcome = testbed.up(scenario(faults, joins_at_s=0.5), "--network", "fabric", "--json", *longer)
-    summary = assert_all_live_on(outcome, n_requests=10)
+    summary = assert_all_live_on(outcome, n_requests=24)
     done = [(e["kind"], e["server"], e["applies"]) for e in events(outcome.run_dir, "fault")]
     assert sorted(done) == [
         ("join", "late", True),
