@@ -123,7 +123,8 @@ HERE = ("a100-0", "a100-1", "a100-2")
 def test_sessions_outlive_a_server_that_forwards(
     testbed: Testbed, fabric: None, thirds: str, network: str
 ) -> None:
-    longer = ("--network", network, "--time-scale", "5", "--set", "workload.n_output_tokens=40")
+    # So long that the kill comes in the midst of it on any machine.
+    longer = ("--network", network, "--time-scale", "5", "--set", "workload.n_output_tokens=150")
     plain = up(testbed, thirds, *longer)
     middle = next(hops[1]["server"] for hops in hops_of(plain) if hops[1]["request"] == 1)
     fault = f'{{kind="kill", server="{middle}", after={{request=1,tokens=3}}, for="2 s"}}'
