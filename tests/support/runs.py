@@ -207,7 +207,22 @@ def namespaces(pids: Sequence[int]) -> set[str]:
 
 
 def all_namespaces() -> set[str]:
-    return namespaces([int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()])
+    """Those of all processes but of tests that another worker runs: the kernel gives freed numbers again."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):  # it has just ended
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(") ")[2].split()[1])
+    return namespaces([pid for pid in parents if not _is_of_another_worker(pid, parents)])
+
+
+def _is_of_another_worker(pid: int, parents: Mapping[int, int]) -> bool:
+    own, controller = os.getpid(), os.getppid()
+    while pid in parents and pid not in (own, controller):
+        if parents[pid] == controller and "PYTEST_XDIST_WORKER" in os.environ:
+            return True
+        pid = parents[pid]
+    return False
 
 
 def logged_tokens(run_dir: Path) -> dict[tuple[int, int], tuple[float, int]]:
