@@ -145,7 +145,8 @@ def test_kill_9_at_50_random_moments_leaves_nothing_that_clean_does_not_remove(
         if logged_tokens(run_dir):
             assert_tables_hold_the_whole_log(run_dir)
     second = testbed("clean", "--out", str(testbed.runs), env=env)
-    assert (second.code, second.stdout) == (0, "nothing was left\n")
+    assert second.code == 0
+    assert str(testbed.folder) not in second.stdout, "other tests may end runs of theirs meanwhile"
 
 
 def test_clean_lists_what_it_removed(
