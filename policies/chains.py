@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from policies.positions import PositionGraph
-from policies.problem import Hop, Placement, Problem, RequestSpec, Route, hop_times_s, return_times_s
+from policies.problem import Hop, Placement, Problem, RequestSpec, Route, hop_times_s, returns_s
 from policies.waiting import fits
 
 _MAX_KINDS = 4096
@@ -99,16 +99,12 @@ class Chains:
                     links[-1].append(link)
         links.append(
             [
-                Link(node, None, self._return_s(request, j), 0.0)
+                Link(node, None, returns_s(self._problem, request, j), 0.0)
                 for node, j in enumerate(by_end, 1)
                 if ranges[j].last == n_blocks
             ]
         )
         return links
-
-    def _return_s(self, request: RequestSpec, server: int) -> float:
-        input_s, token_s = return_times_s(self._problem, request, server)
-        return input_s + (request.n_output_tokens - 1) * token_s
 
     def _link(self, request: RequestSpec, tail: int, hop: Hop, previous: int | None) -> Link | None:
         problem = self._problem

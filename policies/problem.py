@@ -292,6 +292,12 @@ def return_times_s(problem: Problem, request: RequestSpec, server: int) -> tuple
     return way_s + input_s, way_s + token_s
 
 
+def returns_s(problem: Problem, request: RequestSpec, server: int) -> float:
+    """All of a request's ways back from its last server together."""
+    input_s, token_s = return_times_s(problem, request, server)
+    return input_s + (request.n_output_tokens - 1) * token_s
+
+
 def service_s(problem: Problem, request: RequestSpec, hops: Sequence[Hop]) -> tuple[float, float]:
     """Modelled (first-token, whole-request) time of a chain without queue and setup.
 

@@ -5,16 +5,7 @@ from __future__ import annotations
 import math
 
 from policies.milp_solver import LinearModel
-from policies.problem import (
-    Hop,
-    Placement,
-    Problem,
-    RequestSpec,
-    Route,
-    hop_times_s,
-    return_times_s,
-    service_s,
-)
+from policies.problem import Hop, Placement, Problem, RequestSpec, Route, hop_times_s, returns_s, service_s
 from policies.state import SystemState
 from policies.waiting import waiting_s
 
@@ -75,6 +66,5 @@ def _link_s(problem: Problem, request: RequestSpec, before: int | None, hop: Hop
     compute_s = server.prefill_s(request.n_input_tokens) + n_decoded * server.mean_decode_s(request)
     link_s = input_s + n_decoded * token_s + compute_s * hop.n_blocks
     if hop.last == problem.model.n_blocks:
-        input_s, token_s = return_times_s(problem, request, hop.server)
-        link_s += input_s + n_decoded * token_s
+        link_s += returns_s(problem, request, hop.server)
     return link_s

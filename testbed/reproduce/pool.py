@@ -21,6 +21,7 @@ from testbed.reproduce.settings import Setting
 Task = tuple[Setting, int]
 """A setting and the seed of the run."""
 
+_STOPS = (signal.SIGINT, signal.SIGTERM)
 POLL_S = 0.1
 """Ctrl-C is answered within this time, and when the runs that have started are done."""
 
@@ -67,17 +68,19 @@ def results(tasks: list[Task], jobs: int) -> Generator[tuple[Task, dict[str, Any
 def _stop_asked_for() -> Iterator[Callable[[], bool]]:
     """Whether Ctrl-C or SIGTERM came while the body ran: raised anywhere, they could leave a lock of the executor's taken."""
     came: list[int] = []
-    with _handling(lambda number, _: came.append(number)):
+    with _handling(lambda number, _: came.append(number), *_STOPS):
         yield lambda: bool(came)
 
 
 def _signals_ignored() -> AbstractContextManager[None]:
-    return _handling(signal.SIG_IGN)
+    return _handling(signal.SIG_IGN, *_STOPS)
 
 
 @contextmanager
-def _handling(handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> Iterator[None]:
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+def _handling(
+    handler: Callable[[int, FrameType | None], object] | signal.Handlers, *numbers: signal.Signals
+) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
@@ -93,11 +96,8 @@ def sigterm_as_ctrl_c() -> Iterator[None]:
         signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
+    with _handling(stop, signal.SIGTERM):
         yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _start_worker(parent: int) -> None:

@@ -90,7 +90,7 @@ def _footer(summary: dict[str, Any]) -> str:
             lines.append(
                 "that is far above the 0.3 ms of an idle machine: this one was busy, and times are not to be trusted"
             )
-    lag_s = summary["metrics"]["schedule_lag_s"]["max"] if summary["metrics"].get("schedule_lag_s") else None
+    lag_s = summary["metrics"]["schedule_lag_s"]["max"]
     if lag_s is not None and lag_s / summary["time_scale"] > _LAG_S:
         lines.append(
             f"requests arrived up to {lag_s:.3g} s after their time: the machine was busy, and what the scenario plans "

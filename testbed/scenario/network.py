@@ -193,11 +193,10 @@ def policy_times(
         return tuple(tuple(t + b for t, b in zip(row, step_base_s, strict=True)) for row in times_s)
 
     def sent(rows: Sequence[str], *, back: bool = False) -> Linear:
-        def link_s(a: str, b: str, of: Callable[[str, str], float]) -> float:
-            return 0.0 if a == b else of(b, a) if back else of(a, b)
+        def of(link_s: Callable[[str, str], float]) -> Matrix:
+            return matrix(lambda a, b: 0.0 if a == b else link_s(b, a) if back else link_s(a, b), rows)
 
-        slope_s = matrix(lambda a, b: link_s(a, b, sent_more), rows)
-        return Linear(matrix(lambda a, b: link_s(a, b, sent_first), rows), slope_s)
+        return Linear(of(sent_first), of(sent_more))
 
     return Times(
         raw_rtt_s=matrix(rtt, clients),

@@ -225,6 +225,13 @@ def _is_of_another_worker(pid: int, parents: Mapping[int, int]) -> bool:
     return False
 
 
+def cleaned(said: str, folder: Path) -> str:
+    """What ``testbed clean`` said, without the processes of other tests' runs that it ended on its way."""
+    lines = said.splitlines()
+    kept = [line for line in lines if not line.startswith("ended process ") or str(folder) in line]
+    return "\n".join(kept) or "nothing was left"
+
+
 def logged_tokens(run_dir: Path) -> dict[tuple[int, int], tuple[float, int]]:
     """(seconds, number of hops) by (request, token), straight from the clients' logs."""
     tokens: dict[tuple[int, int], tuple[float, int]] = {}
