@@ -27,10 +27,10 @@ from netem.fabric import FabricBackend
 from netem.probe import become_network_admin
 from netem.spec import LinkProfile, NetworkSpec
 from testbed.emulation import Emulation
-from testbed.handle import LauncherHandle
 from testbed.placing import place_experiment
 from testbed.rundir import make_run_dir
 from testbed.scenario import load_experiment
+from testbed.stage import choose_stage
 from testbed.up import run_quietly
 
 T = TypeVar("T")
@@ -99,11 +99,13 @@ def _whole_testbed() -> tuple[float, float]:
 
 async def _start_and_stop(folder: Path) -> tuple[float, float]:
     started_at = time.monotonic()
-    sets = ["servers.0.count=143", "workload.n_requests=1", "network.backend=fabric"]
+    sets = ["servers.0.count=143", "workload.n_requests=1", "network.backend=fabric", "clock=real"]
     experiment = load_experiment("gts-ce", sets)
     assert len(experiment.nodes) == _N_NODES, "GTS-CE has 149 nodes"
     run_dir = make_run_dir(folder, "fabric")
-    emulation = Emulation(experiment, place_experiment(experiment), run_dir, LauncherHandle(run_dir))
+    stage = choose_stage(experiment)
+    launcher = stage.begin(experiment, run_dir)
+    emulation = Emulation(experiment, place_experiment(experiment), run_dir, stage, launcher)
     try:
         await emulation.start()
         up_at = time.monotonic()

@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks import soak_figures
 from benchmarks.soak_figures import SERVER, Sample
 from testbed.errors import EXIT_INTERRUPTED, UserError
-from testbed.faults.leaks import open_descriptors
+from testbed.handle import open_descriptors
 from testbed.rundir import process_start
 from testbed.scenario.sources import read_source
 

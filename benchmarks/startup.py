@@ -17,10 +17,10 @@ import uvloop
 
 from benchmarks.figure import figure
 from testbed.emulation import Emulation
-from testbed.handle import LauncherHandle
 from testbed.placing import place_experiment
 from testbed.rundir import make_run_dir
 from testbed.scenario import load_experiment
+from testbed.stage import choose_stage
 
 _SIZES = {9: (7, 2), 60: (50, 10)}
 
@@ -28,7 +28,12 @@ _SIZES = {9: (7, 2), 60: (50, 10)}
 def measure() -> list[dict[str, Any]]:
     figures: list[dict[str, Any]] = []
     for count, (n_mig, n_a100) in _SIZES.items():
-        sets = [f"servers.0.count={n_mig}", f"servers.1.count={n_a100}", "workload.n_requests=1"]
+        sets = [
+            f"servers.0.count={n_mig}",
+            f"servers.1.count={n_a100}",
+            "workload.n_requests=1",
+            "clock=real",
+        ]
         with tempfile.TemporaryDirectory() as folder:
             took_s, private, network = uvloop.run(_start(sets, Path(folder)))
         goal = "2 s" if count == 9 else "6 s"
@@ -49,8 +54,9 @@ async def _start(sets: list[str], folder: Path) -> tuple[float, list[float], str
     started_at = time.monotonic()
     experiment = load_experiment("clustered", sets)
     run_dir = make_run_dir(folder, "startup")
-    launcher = LauncherHandle(run_dir)
-    emulation = Emulation(experiment, place_experiment(experiment), run_dir, launcher)
+    stage = choose_stage(experiment)
+    launcher = stage.begin(experiment, run_dir)
+    emulation = Emulation(experiment, place_experiment(experiment), run_dir, stage, launcher)
     try:
         await emulation.start()
         took_s = time.monotonic() - started_at

@@ -19,6 +19,7 @@ from netem.backend import Backend
 from netem.forwarder import Forwarder
 from netem.forwarder_changes import ChangeChannel
 from netem.forwarder_stats import ForwarderStats, Lateness, StatsPage
+from netem.forwarder_virtual import TimeKeeper, VirtualForwarder
 from netem.probe import probe_tun
 from netem.spec import LinkProfile, NetworkError, NetworkSpec, NetworkUnavailable
 from netem.syscalls import inside, new_network_namespace, setns
@@ -47,6 +48,8 @@ class FabricBackend(Backend):
         self._page: StatsPage | None = None
         self._changes: ChangeChannel | None = None
         self._index = {node: i for i, node in enumerate(spec.nodes)}
+        self.keeper: TimeKeeper | None = None
+        """Needed for virtual time, before ``worker``."""
 
     @classmethod
     def missing(cls) -> str | None:
@@ -91,6 +94,11 @@ class FabricBackend(Backend):
     def worker(self) -> Callable[[], None]:
         assert self._page is not None and self._changes is not None, "worker() before open()"
         addresses = {node: socket.inet_aton(self.address(node)) for node in self.spec.nodes}
+        if self.spec.is_virtual:
+            forwarder = VirtualForwarder(self.spec, self._devices, addresses, self._page, self._changes)
+            assert self.keeper is not None, "virtual time without anybody who keeps it"
+            forwarder.keeper = self.keeper
+            return forwarder.run
         return Forwarder(self.spec, self._devices, addresses, self._page, self._changes, EARLY_S).run
 
     def update(self, links: Mapping[tuple[str, str], LinkProfile]) -> None:

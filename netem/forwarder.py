@@ -19,10 +19,11 @@ import select
 import time
 from collections.abc import Mapping
 from heapq import heappop, heappush
+from typing import ClassVar
 
 from netem.forwarder_changes import ChangeChannel
 from netem.forwarder_links import Pipe, SharedLink, Transit
-from netem.forwarder_packets import is_whole, wire_bytes
+from netem.forwarder_packets import is_whole, segments, wire_bytes
 from netem.forwarder_stats import ForwarderStats, Lateness, StatsPage
 from netem.spec import NetworkError, NetworkSpec
 from netem.syscalls import set_timer_slack
@@ -44,6 +45,9 @@ class Forwarder:
     ``early_s`` is subtracted from every delay: what the kernel and this process are known to add.
     """
 
+    repairs: ClassVar[bool] = False
+    """See ``Pipe``."""
+
     def __init__(
         self,
         spec: NetworkSpec,
@@ -61,7 +65,7 @@ class Forwarder:
         shared = {name: SharedLink(rate_bps) for name, rate_bps in spec.shared.items()}
         for (source, target), profile in spec.links.items():
             route = tuple(shared[name] for name in spec.paths.get((source, target), ()))
-            pipe = Pipe(f"{source} to {target}", devices[target], profile, early_s, route)
+            pipe = Pipe(f"{source} to {target}", devices[target], profile, early_s, route, self.repairs)
             self._by_number.append(pipe)
             self._pipes[devices[source]][addresses[target]] = pipe
         self._queue: list[tuple[float, int, Pipe, bytes, Transit | None]] = []
@@ -113,6 +117,7 @@ class Forwarder:
     def _change(self) -> None:
         for number, profile in self._changes.receive():
             self._by_number[number].change(profile)
+            self._by_number[number].release()
 
     def _take(self, fd: int, now: float) -> None:
         """Read what a node has sent, at most ``_PACKETS_PER_TURN`` packets."""
@@ -135,11 +140,22 @@ class Forwarder:
                 for part in survivors:
                     size = wire_bytes(part)
                     stats.wire_bytes += size
-                    self._schedule(pipe.enter(now, part, size), pipe, part)
+                    self._enter(now, pipe, part, size)
             else:
                 size = wire_bytes(packet)
                 stats.wire_bytes += size
-                self._schedule(pipe.enter(now, packet, size), pipe, packet)
+                self._enter(now, pipe, packet, size)
+
+    def now_s(self) -> float:
+        """What time it is for packets."""
+        return time.monotonic()
+
+    def _enter(self, now: float, pipe: Pipe, packet: bytes, size: int) -> None:
+        if pipe.holds:
+            pipe.held.append(lambda: self._enter(self.now_s(), pipe, packet, size))
+            return
+        entered = pipe.enter(now, size, *segments(packet)) if pipe.counts else pipe.enter(now, size)
+        self._schedule(entered, pipe, packet)
 
     def _schedule(self, entered: tuple[float, Transit | None] | None, pipe: Pipe, packet: bytes) -> None:
         if entered is None or self.held_bytes > MAX_HELD_BYTES:

@@ -1,4 +1,6 @@
-"""When a packet arrives: the state of the links that the forwarder plays. No clock, no files.
+"""When a packet arrives: the state of the links that are played in user space. No clock, no files.
+
+``fabric``'s forwarder asks it about packets, ``memory`` about what would be packets.
 
 - ``Pipe``: one ordered pair's own link: loss, rate, delay, jitter. Links are FIFO.
 - ``SharedLink``: a link that several pairs pass; ``Transit``: a packet on its way over such links.
@@ -8,6 +10,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from random import Random
 
 from netem.forwarder_packets import segments, without
@@ -78,7 +81,7 @@ class Transit:
         """The first segment is at the next link: answers as ``Pipe.enter`` does."""
         link = self._pipe.route[self._hop]
         start_s = max(now_s, link.free_at_s)
-        if start_s - now_s > MAX_BACKLOG_S:
+        if start_s - now_s > MAX_BACKLOG_S and not self._pipe.repairs:
             return None
         link.free_at_s = start_s + self._size * link.s_per_byte
         segment_s = self._segment_bytes * link.s_per_byte
@@ -94,11 +97,28 @@ class Pipe:
 
     ``name`` seeds its random draws, so that a pair meets the same fate in every run. ``early_s`` is
     subtracted from every delay. ``route``: the shared links behind the pair's own, in order.
+
+    ``repairs``: no packet is ever dropped, as TCP's timers, which would send it again, know nothing of virtual
+    time. Instead a lost segment arrives ``LinkProfile.retransmission_s`` later, and what meets a cut link is
+    ``held`` until it is up again.
     """
 
     __slots__ = (
-        "_delay_s", "_draws", "_early_s", "_free_at_s", "_jitter_s", "_last_at_s", "_losses",
-        "_s_per_byte", "cut", "name", "out_fd", "route",
+        "_draws",
+        "_early_s",
+        "_free_at_s",
+        "_jitter_s",
+        "_last_at_s",
+        "_losses",
+        "_retransmission_s",
+        "_s_per_byte",
+        "cut",
+        "delay_s",
+        "held",
+        "name",
+        "out_fd",
+        "repairs",
+        "route",
     )  # fmt: skip
 
     def __init__(
@@ -108,9 +128,13 @@ class Pipe:
         profile: LinkProfile,
         early_s: float = 0.0,
         route: tuple[SharedLink, ...] = (),
+        repairs: bool = False,
     ) -> None:
         self.out_fd = out_fd
         self.route = route
+        self.repairs = repairs
+        self.held: list[Callable[[], None]] = []
+        """What sends the packets that wait for a cut link, in order."""
         self.name = name
         self._early_s = early_s
         self._free_at_s = 0.0
@@ -121,9 +145,10 @@ class Pipe:
 
     def change(self, profile: LinkProfile) -> None:
         """From the next packet on; those on their way keep their instants."""
-        self._delay_s = profile.delay_s - self._early_s
+        self.delay_s = profile.delay_s - self._early_s
         self._s_per_byte = 8 / profile.rate_bps
         self._jitter_s = profile.jitter_s
+        self._retransmission_s = profile.retransmission_s
         if self._draws is None and (profile.jitter_s or profile.loss_ratio):  # most pairs never need them
             self._draws = Random(f"jitter {self.name}"), Random(f"loss {self.name}")
         self.cut = profile.loss_ratio >= 1
@@ -131,10 +156,25 @@ class Pipe:
         if self._draws is not None and 0 < profile.loss_ratio < 1:
             self._losses = Losses(self._draws[1], profile.loss_ratio)
 
+    def release(self) -> None:
+        """The link may be up again: send what was held, unless it is not."""
+        while self.held and not self.cut:
+            self.held.pop(0)()
+
     @property
     def loses(self) -> bool:
         """Whether ``survivors`` must be asked."""
-        return self.cut or self._losses is not None
+        return not self.repairs and (self.cut or self._losses is not None)
+
+    @property
+    def holds(self) -> bool:
+        """Whether packets must wait in ``held``."""
+        return self.repairs and self.cut
+
+    @property
+    def counts(self) -> bool:
+        """Whether ``enter`` must know a packet's segments."""
+        return bool(self.route) or (self.repairs and self._losses is not None)
 
     def survivors(self, packet: bytes) -> tuple[list[bytes], int]:
         """What of ``packet`` is not lost at random, and how many of its segments are."""
@@ -144,24 +184,36 @@ class Pipe:
         lost = self._losses.lost_of(n_segments) if self._losses is not None else []
         return (without(packet, lost), len(lost)) if lost else ([packet], 0)
 
-    def enter(self, now_s: float, packet: bytes, size: int) -> tuple[float, Transit | None] | None:
+    def enter(
+        self, now_s: float, size: int, n_segments: int = 1, segment_bytes: int = 0
+    ) -> tuple[float, Transit | None] | None:
         """A packet of ``size`` bytes on the wire comes from the sender.
 
-        Answers (arrival at the receiver, ``None``), or (arrival at the next shared link, how it goes on
+        If the link ``counts``, its ``n_segments`` and the bytes of the first one must be given.
+
+        Returns (arrival at the receiver, ``None``), or (arrival at the next shared link, how it goes on
         from there), or ``None`` for a packet without room.
         """
         start_s = self._free_at_s if self._free_at_s > now_s else now_s
-        if start_s - now_s > MAX_BACKLOG_S:
+        if start_s - now_s > MAX_BACKLOG_S and not self.repairs:
             return None
         self._free_at_s = through_at_s = start_s + size * self._s_per_byte
-        delay_s = self._delay_s
+        delay_s = self.delay_s
         if self._jitter_s and self._draws is not None:
             delay_s += self._jitter_s * (2 * self._draws[0].random() - 1)
+        if self.repairs and self._losses is not None:
+            delay_s += self._n_repairs(self._losses, n_segments) * self._retransmission_s
         if self.route:
-            _, segment_bytes = segments(packet)
             transit = Transit(self, size, segment_bytes, through_at_s, delay_s)
             return start_s + segment_bytes * self._s_per_byte, transit
         return self.arrive(through_at_s + delay_s), None
+
+    def _n_repairs(self, losses: Losses, n_segments: int) -> int:
+        """How often what was lost of a packet is sent again: until the last of its segments is through."""
+        n_rounds = 0
+        while n_segments := len(losses.lost_of(n_segments)):
+            n_rounds += 1
+        return n_rounds
 
     def arrive(self, at_s: float) -> float:
         """``at_s``, or later: no packet arrives before one that was sent before it."""

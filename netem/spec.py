@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 HEADER_BYTES = 52
 """IPv4 (20) + TCP (20) + the timestamp option (12), per segment."""
+MIN_RETRANSMISSION_S = 0.2
 
 
 class NetworkError(Exception):
@@ -29,6 +30,14 @@ class LinkProfile:
     rate_bps: float
     jitter_s: float = 0.0
     loss_ratio: float = 0.0
+
+    @property
+    def retransmission_s(self) -> float:
+        """When a lost packet is sent again: after two round trips of a link like this, 0.2 s at least.
+
+        Only where no TCP decides it: on ``loopback``, and in virtual time.
+        """
+        return max(MIN_RETRANSMISSION_S, 4 * self.delay_s)
 
     def transmission_s(self, n_bytes: int, mtu: int = 1500) -> float:
         """Time to put a message of ``n_bytes`` on the link, headers of every segment included."""
@@ -64,6 +73,8 @@ class NetworkSpec:
     links: Mapping[tuple[str, str], LinkProfile]
     tcp: TcpSpec = field(default_factory=TcpSpec)
     mtu: int = 1500
+    is_virtual: bool = False
+    """Time is virtual: TCP's own timers, which know only real time, must not do anything."""
     shared: Mapping[str, float] = field(default_factory=dict)
     paths: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
 

@@ -18,8 +18,14 @@ from netem.spec import HEADER_BYTES, NetworkError, NetworkSpec
 WARM_FLIGHT_BYTES = 868_800
 """What a warm connection sends without waiting: 600 segments at MTU 1500, half as much again as a
 20-token prompt's hidden states (573,440 bytes)."""
+COLD_FLIGHT_SEGMENTS = 10
+"""What the kernel lets a new connection send without waiting."""
 
 _SYSCTL = Path("/proc/sys/net/ipv4")
+_MIN_RETRANSMISSION = _SYSCTL / "tcp_rto_min_us"
+"""Since Linux 6.11; a route's metric says the same."""
+_NEVER_S = 60
+"""Longer than a run in virtual time stands still for (``testbed.virtual.stall``)."""
 _BUFFER_BYTES = "4096 4194304 16777216"
 """Smallest, initial and largest buffer: half of the initial one is offered as window."""
 
@@ -36,6 +42,11 @@ def configure_namespace(spec: NetworkSpec) -> None:
         "tcp_rmem": _BUFFER_BYTES,
         "tcp_wmem": _BUFFER_BYTES,
     }
+    if spec.is_virtual:
+        # Nothing is ever lost, and the time that an acknowledgement takes says nothing: no retransmissions.
+        settings |= {"tcp_early_retrans": "0", "tcp_recovery": "0"}
+        if _MIN_RETRANSMISSION.exists():
+            settings[_MIN_RETRANSMISSION.name] = str(_NEVER_S * 1_000_000)
     for name, value in settings.items():
         try:
             (_SYSCTL / name).write_text(value, encoding="ascii")
@@ -50,10 +61,15 @@ def route_options(spec: NetworkSpec) -> dict[str, dict[str, int]]:
     A warm connection starts with a congestion window and a receive window of
     ``WARM_FLIGHT_BYTES`` (in segments); otherwise the kernel's defaults hold and nothing is added.
     """
-    if not spec.tcp.warm:
-        return {}
-    segments = -(-WARM_FLIGHT_BYTES // (spec.mtu - HEADER_BYTES))
-    return {"metrics": {"initcwnd": segments, "initrwnd": segments}}
+    metrics: dict[str, int] = {}
+    if spec.tcp.warm:
+        segments = -(-WARM_FLIGHT_BYTES // (spec.mtu - HEADER_BYTES))
+        metrics |= {"initcwnd": segments, "initrwnd": segments}
+    if spec.is_virtual:
+        metrics["quickack"] = 1  # no acknowledgement waits for a timer
+        if not _MIN_RETRANSMISSION.exists():
+            metrics["rto_min"] = _NEVER_S * 1000
+    return {"metrics": metrics} if metrics else {}
 
 
 def _choose_congestion_control(name: str) -> None:

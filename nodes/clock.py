@@ -1,13 +1,20 @@
-"""The one source of time in a node: scenario seconds since the run's origin."""
+"""The one source of time in a node: scenario seconds since the run's origin.
+
+- ``ScaledClock``: real time, or a multiple of it
+- ``VirtualClock``: the time of a loop that jumps (``VirtualLoop``); ``run_clock`` takes the one that fits
+- ``ManualClock``: for tests
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from heapq import heappop, heappush
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from nodes.timers import DeadlineTimer
+
+NS = 1_000_000_000
 
 
 class Clock(Protocol):
@@ -18,19 +25,56 @@ class Clock(Protocol):
     async def sleep_until_s(self, at_s: float) -> None: ...
 
 
+class RunClock(Clock, Protocol):
+    """The clock of a run, alike in all its processes: they agree on its zero when all are there.
+
+    Instants of what lies under it, which all processes of a run share (the machine's monotonic clock, or virtual
+    time), are seconds, too.
+    """
+
+    is_virtual: bool
+    origin_at: float
+    """The clock's zero, as an instant of what lies under it; 0: it is not agreed on yet."""
+
+    def instant(self) -> float:
+        """Now, by what lies under the clock."""
+        ...
+
+    def scenario_s(self, instant: float) -> float:
+        """When ``instant`` was."""
+        ...
+
+    def known_s(self) -> float | None:
+        """As ``now_s``; ``None`` before time has begun."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class ScaledClock:
     """Scenario time that runs ``scale`` times as fast as the machine's monotonic clock.
 
     All processes of a run share the machine's clock, so their instants can be compared.
     """
 
+    is_virtual = False
+
     def __init__(self, origin_at: float = 0.0, scale: float = 1.0) -> None:
         self.origin_at = origin_at
         self.scale = scale
         self._timer: DeadlineTimer | None = None
 
+    def instant(self) -> float:
+        return time.monotonic()
+
+    def scenario_s(self, instant: float) -> float:
+        return (instant - self.origin_at) * self.scale
+
     def now_s(self) -> float:
         return (time.monotonic() - self.origin_at) * self.scale
+
+    def known_s(self) -> float | None:
+        return self.now_s() if self.origin_at else None
 
     async def sleep_until_s(self, at_s: float) -> None:
         if self._timer is None:
@@ -41,6 +85,84 @@ class ScaledClock:
         if self._timer is not None:
             self._timer.close()
             self._timer = None
+
+
+@runtime_checkable
+class VirtualLoop(Protocol):
+    """An event loop whose time is virtual: it stands still while anything is left to do, then jumps."""
+
+    now_ns: int
+
+    def call_at_ns(self, at_ns: int, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+        """As ``call_at``."""
+        ...
+
+
+def nanoseconds(seconds: float) -> int:
+    """The first whole nanosecond that is not before ``seconds``, so that who sleeps until then never wakes early."""
+    ns = round(seconds * NS)
+    return ns if ns / NS >= seconds else ns + 1
+
+
+class VirtualClock:
+    """Scenario time of the virtual loop that is running: whole nanoseconds, exact, and the same in every run."""
+
+    is_virtual = True
+
+    def __init__(self) -> None:
+        loop: Any = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop), "virtual time needs a loop that keeps it"
+        self._virtual: VirtualLoop = loop
+        self._loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
+        self._origin_ns = 0
+
+    @property
+    def origin_at(self) -> float:
+        return self._origin_ns / NS
+
+    @origin_at.setter
+    def origin_at(self, instant: float) -> None:
+        self._origin_ns = round(instant * NS)
+
+    def instant(self) -> float:
+        return self._virtual.now_ns / NS
+
+    def scenario_s(self, instant: float) -> float:
+        return (round(instant * NS) - self._origin_ns) / NS
+
+    def now_s(self) -> float:
+        return (self._virtual.now_ns - self._origin_ns) / NS
+
+    def known_s(self) -> float | None:
+        return self.now_s() if self._origin_ns else None
+
+    async def sleep_until_s(self, at_s: float) -> None:
+        at_ns = self._origin_ns + nanoseconds(at_s)
+        if at_ns <= self._virtual.now_ns:
+            return
+        woken: asyncio.Future[None] = self._loop.create_future()
+        timer = self._virtual.call_at_ns(at_ns, _wake, woken)
+        try:
+            await woken
+        except asyncio.CancelledError:
+            timer.cancel()
+            raise
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+def _wake(woken: asyncio.Future[None]) -> None:
+    if not woken.done():
+        woken.set_result(None)
+
+
+def run_clock(scale: float) -> RunClock:
+    """The clock that fits the loop that is running; only real time can run ``scale`` times as fast."""
+    if isinstance(asyncio.get_running_loop(), VirtualLoop):
+        assert scale == 1, "virtual time has no scale"
+        return VirtualClock()
+    return ScaledClock(0.0, scale)
 
 
 class ManualClock:

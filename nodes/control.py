@@ -220,14 +220,35 @@ class Peer:
         self._writer.close()
 
 
-async def listen(path: Path, accept: Callable[[Peer], Awaitable[None]]) -> asyncio.AbstractServer:
+class Listener:
+    """A socket that control connections come to, and those that are open."""
+
+    def __init__(self, server: asyncio.AbstractServer, serving: set[asyncio.Task[Any]]) -> None:
+        self._server = server
+        self._serving = serving
+
+    def close(self) -> None:
+        """Take no more connections."""
+        self._server.close()
+
+    async def ended(self) -> None:
+        """Returns when all connections have ended; close them first."""
+        await asyncio.gather(*self._serving, return_exceptions=True)
+
+
+async def listen(path: Path, accept: Callable[[Peer], Awaitable[None]]) -> Listener:
     """Listen on ``path``, usable by its owner only; ``accept`` gets a fresh peer and must serve it.
 
     A peer that breaks the protocol loses its connection, and the log says why.
     """
     peers: set[Peer] = set()
+    serving: set[asyncio.Task[Any]] = set()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        serving.add(task)
+        task.add_done_callback(serving.discard)
         peer = Peer(reader, writer, {}, FROM_NODES, FROM_ORCHESTRATOR)
         if len(peers) >= MAX_PEERS:
             log.warning("refused a control connection: %d are open", MAX_PEERS)
@@ -245,7 +266,7 @@ async def listen(path: Path, accept: Callable[[Peer], Awaitable[None]]) -> async
     with _short_path(path) as name:
         mask = os.umask(0o177)
         try:
-            return await asyncio.start_unix_server(connected, name)
+            return Listener(await asyncio.start_unix_server(connected, name), serving)
         finally:
             os.umask(mask)
 

@@ -12,7 +12,6 @@ from nodes.clock import Clock
 
 _SEGMENT_BYTES = 1448
 """Payload of one packet: what is lost is packets, not messages."""
-MIN_RETRANSMISSION_S = 0.2
 GIVE_UP_S = 900.0
 """About when Linux gives up a connection on which nothing arrives (``tcp_retries2`` = 15)."""
 
@@ -22,18 +21,14 @@ class DelayProfile:
     """One direction: propagation (scenario seconds), and seconds per byte on the link.
 
     Every message's propagation differs by up to +- ``jitter_s``. ``loss_ratio`` of the packets is lost; 1
-    cuts the link.
+    cuts the link. A lost packet is sent again after ``retransmission_s``.
     """
 
     delay_s: float
     s_per_byte: float
     jitter_s: float = 0.0
     loss_ratio: float = 0.0
-
-    @property
-    def retransmission_s(self) -> float:
-        """When a lost packet is sent again: after two round trips of a link like this, 0.2 s at least."""
-        return max(MIN_RETRANSMISSION_S, 4 * self.delay_s)
+    retransmission_s: float = 0.2
 
 
 def profiles(entry: Mapping[str, Any]) -> tuple[DelayProfile | None, DelayProfile | None]:

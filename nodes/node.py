@@ -1,7 +1,7 @@
 """What a node process runs after it has entered its network: a server or a client until told to stop.
 
-The launcher forks the process and calls ``run_server`` or ``run_client`` with a plain configuration;
-from then on the orchestrator speaks to it over the control plane.
+The launcher makes the process and has it run ``serve`` or ``drive`` with a plain configuration; from then on
+the orchestrator speaks to it over the control plane.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import aiohttp
-import uvloop
 from aiohttp import web
 
 from nodes import control, wire
 from nodes.blocks.spec import BlocksSpec, HubSpec
-from nodes.clock import Clock, ScaledClock
+from nodes.clock import Clock, RunClock
 from nodes.compute import Compute, ComputeError, StubCompute, StubProfile
 from nodes.connection import Connection
-from nodes.device import AddressWatch
 from nodes.eventlog import EventLog, LogFullError
 from nodes.forwarded import ForwardedSession
+from nodes.host import Host
 from nodes.hub import HubModel, StubHub
 from nodes.links import profiles
 from nodes.load import LoadGenerator
@@ -40,7 +39,8 @@ from nodes.slow import slowed
 log = logging.getLogger(__name__)
 
 DATA_PORT = 7000
-_PROGRESS_S = 0.2
+_PROGRESS_S, _VIRTUAL_PROGRESS_S = 0.2, 10.0
+"""How often a client says how far it is; in virtual time that is many times a second."""
 
 
 @dataclass(frozen=True)
@@ -83,16 +83,6 @@ class ClientConfig(NodeConfig):
     """Servers send hidden states straight to the next one."""
 
 
-def run_server(config: ServerConfig) -> None:
-    """Serve until the orchestrator says ``stop`` or is gone."""
-    uvloop.run(_serve(config))
-
-
-def run_client(config: ClientConfig) -> None:
-    """Take work from the orchestrator until it says ``stop`` or is gone."""
-    uvloop.run(_drive(config))
-
-
 async def _compute(config: ServerConfig, clock: Clock) -> Compute:
     if isinstance(config.compute, StubProfile):
         return StubCompute(config.compute, clock)
@@ -112,9 +102,9 @@ def _hub(config: ClientConfig, clock: Clock) -> HubModel:
     return BlocksHub(config.model)
 
 
-async def _unfit(config: NodeConfig, error: ComputeError) -> NoReturn:
+async def _unfit(config: NodeConfig, host: Host, error: ComputeError) -> NoReturn:
     """Tell the orchestrator why this node cannot begin, and end."""
-    peer = await control.connect(config.control_path, {})
+    peer = await host.control(config.control_path, {})
     serving = asyncio.ensure_future(peer.serve())
     with contextlib.suppress(control.ControlError):  # the orchestrator is gone: nobody to tell
         await peer.ask("unfit", config.name, str(error))
@@ -122,18 +112,17 @@ async def _unfit(config: NodeConfig, error: ComputeError) -> NoReturn:
     raise SystemExit(f"{config.name}: {error}")
 
 
-async def _serve(config: ServerConfig) -> None:
-    clock = ScaledClock(0.0, config.time_scale)
+async def serve(config: ServerConfig, host: Host) -> None:
+    """Serve until the orchestrator says ``stop`` or is gone."""
+    clock = host.clock(config.time_scale)
     try:
         compute = await _compute(config, clock)
     except ComputeError as error:
-        await _unfit(config, error)
+        await _unfit(config, host, error)
     server = Server(config.name, config.hosted, compute, clock, config.limits)
     runner = web.AppRunner(server.app(), access_log=None, handle_signals=False, shutdown_timeout=0.1)
     await runner.setup()
-    site = web.TCPSite(runner, config.address, config.port)
-    await site.start()
-    port = runner.addresses[0][1]
+    port = await host.listen(runner, config.address, config.port)
     stopped = asyncio.Event()
 
     async def start(origin_at: float) -> None:
@@ -162,9 +151,9 @@ async def _serve(config: ServerConfig) -> None:
         "drain": moving.leave,
         "stop": stop,
     }
-    peering = Peering(config.address, clock, server.sessions.forwarding)
-    peer = await control.connect(config.control_path, {**handlers, **peering.handlers()})
-    watch = AddressWatch(config.address, stopped)
+    peering = Peering(host.connector, config.address, clock, server.sessions.forwarding)
+    peer = await host.control(config.control_path, {**handlers, **peering.handlers()})
+    watch = host.watch(config.address, stopped)
     peer.tell("hello", config.name, os.getpid(), port)
     await control.until_stopped(peer, stopped)
     watch.close()
@@ -184,7 +173,7 @@ class _Client:
     """Methods that the orchestrator calls on a client node."""
 
     def __init__(
-        self, config: ClientConfig, http: aiohttp.ClientSession, model: HubModel, clock: ScaledClock
+        self, config: ClientConfig, http: aiohttp.ClientSession, model: HubModel, clock: RunClock
     ) -> None:
         self.config = config
         self.model = model
@@ -295,7 +284,7 @@ class _Client:
             self._tell(
                 "tokens", self.config.name, generator.n_tokens, generator.last_ttft_s, generator.last_gap_s
             )
-            await asyncio.sleep(_PROGRESS_S)
+            await asyncio.sleep(_VIRTUAL_PROGRESS_S if self.clock.is_virtual else _PROGRESS_S)
 
     def _tell(self, method: str, *params: Any) -> None:
         assert self.peer is not None
@@ -314,21 +303,22 @@ class _Client:
         self.stopped.set()
 
 
-async def _drive(config: ClientConfig) -> None:
-    clock = ScaledClock(0.0, config.time_scale)
-    connector = aiohttp.TCPConnector(local_addr=(config.address, 0), limit=0)
+async def drive(config: ClientConfig, host: Host) -> None:
+    """Take work from the orchestrator until it says ``stop`` or is gone."""
+    clock = host.clock(config.time_scale)
+    connector = host.connector(config.address)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as http:
         try:
             model = _hub(config, clock)
         except ComputeError as error:
-            await _unfit(config, error)
+            await _unfit(config, host, error)
         client = _Client(config, http, model, clock)
         handlers: dict[str, control.Handler] = {
             name: getattr(client, name)
             for name in ("connect", "reach", "links", "warm", "start", "serve", "finish", "stop")
         }
-        client.peer = await control.connect(config.control_path, handlers)
-        watch = AddressWatch(config.address, client.stopped)
+        client.peer = await host.control(config.control_path, handlers)
+        watch = host.watch(config.address, client.stopped)
         client.peer.tell("hello", config.name, os.getpid(), 0)
         await control.until_stopped(client.peer, client.stopped)
         watch.close()

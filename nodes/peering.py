@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
@@ -16,9 +17,19 @@ from nodes.links import profiles
 
 
 class Peering:
-    """Makes ``forwarding``'s connections; each is opened when it is first needed, and stays."""
+    """Makes ``forwarding``'s connections; each is opened when it is first needed, and stays.
 
-    def __init__(self, address: str, clock: Clock, forwarding: Forwarding) -> None:
+    ``connector(address)``: see ``nodes.host``.
+    """
+
+    def __init__(
+        self,
+        connector: Callable[[str], aiohttp.BaseConnector],
+        address: str,
+        clock: Clock,
+        forwarding: Forwarding,
+    ) -> None:
+        self._connector = connector
         self._address = address
         self._clock = clock
         self._forwarding = forwarding
@@ -34,8 +45,9 @@ class Peering:
 
         Port 0: it is not there yet. ``limit_s``: see ``Forwarding``.
         """
-        connector = aiohttp.TCPConnector(local_addr=(self._address, 0), limit=0)
-        self._http = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
+        self._http = aiohttp.ClientSession(
+            connector=self._connector(self._address), timeout=aiohttp.ClientTimeout(total=None)
+        )
         for server in servers:
             up, _ = profiles(server)
             url = wire.url(server["address"], server["port"])

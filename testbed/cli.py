@@ -14,6 +14,7 @@ import typer
 from testbed.cli_blocks import generate, model_app, model_overrides
 from testbed.cli_measure import calibrate, links, reproduce, topology
 from testbed.cli_options import (
+    ClockOption,
     JsonOption,
     ModelOption,
     NetworkOption,
@@ -43,6 +44,7 @@ _UsageError: Any = typer.BadParameter.__bases__[0]
 @app.command(rich_help_panel=_RUNS)
 def up(
     scenario: ScenarioArg,
+    clock: ClockOption = None,
     network: NetworkOption = None,
     compute: Annotated[
         str | None, typer.Option(help="stub (calibrated times) or blocks (real transformer blocks).")
@@ -67,6 +69,7 @@ def up(
     from testbed.up import up_command
 
     options = {
+        "clock": clock,
         "network.backend": network,
         "compute.backend": compute,
         "time_scale": time_scale,

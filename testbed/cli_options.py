@@ -18,7 +18,13 @@ SetOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
 NetworkOption = Annotated[
-    str | None, typer.Option(help="auto, netem, fabric or loopback; overrides network.backend.")
+    str | None, typer.Option(help="auto, netem, fabric, memory or loopback; overrides network.backend.")
+]
+ClockOption = Annotated[
+    str | None,
+    typer.Option(
+        help="virtual (exact, whatever else the machine does), real (measures the machine) or auto; overrides clock."
+    ),
 ]
 TimeScaleOption = Annotated[
     float | None, typer.Option(help="Run so many times faster than life; times are reported scaled back.")

@@ -14,22 +14,23 @@ from pathlib import Path
 from typing import Any
 
 from nodes import control
-from nodes.clock import ScaledClock
+from nodes.clock import run_clock
 from policies.problem import PolicyError
 from testbed import wiring
 from testbed.coordinator import Coordinator
 from testbed.errors import RunError, TestbedError, UserError
 from testbed.experiment import Experiment
 from testbed.faults.emulated import Faults
-from testbed.handle import LauncherHandle
+from testbed.launching import Launcher, Listener
 from testbed.moving.emulated import Mover
 from testbed.moving.steering import online_policy
-from testbed.nodeset import NodeSet, RunTime
+from testbed.nodeset import NodeSet
 from testbed.placing import PlacedExperiment, placement_data
 from testbed.progress import ENDED, Progress
 from testbed.real import RealModel
 from testbed.rundir import NETWORK_CHANGE, EventWriter, write_json
 from testbed.servermemory import ServerMemory
+from testbed.stage import Stage
 
 _LOG_TAIL_LINES = 5
 _PATIENCE_S, _BROKEN_PATIENCE_S = 5.0, 0.5
@@ -44,7 +45,8 @@ class Emulation:
         experiment: Experiment,
         placed: PlacedExperiment,
         run_dir: Path,
-        launcher: LauncherHandle,
+        stage: Stage,
+        launcher: Launcher,
         real: RealModel | None = None,
     ) -> None:
         self.experiment = experiment
@@ -55,17 +57,20 @@ class Emulation:
         self.progress = Progress(len(experiment.requests))
         self.interrupted = asyncio.Event()
         self.events = EventWriter(run_dir)
-        self.time = RunTime(experiment.time_scale)
+        self.stage = stage
+        self.clock = run_clock(experiment.time_scale)
         self._launcher = launcher
-        self._listener: asyncio.AbstractServer | None = None
+        self._listener: Listener | None = None
         self.has_served = False
         """Whether the workload has come to its end: what ends a run that only holds does not interrupt it."""
         self._stopping = False
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._done: dict[str, str] = {}
         self._all_done = asyncio.Event()
-        self._coordinator = coordinator = Coordinator(experiment, placed, self.time.now_s)
-        self.nodes = nodes = NodeSet(experiment, coordinator, launcher, self.time, run_dir, real, self._break)
+        self._coordinator = coordinator = Coordinator(experiment, placed, self.clock.now_s, stage.is_virtual)
+        self.nodes = nodes = NodeSet(
+            experiment, coordinator, launcher, self.clock, run_dir, real, self._break
+        )
         self.faults = Faults(experiment, nodes, coordinator, self.events, run_dir)
         policy = online_policy(experiment)
         self._mover: Mover | None = None
@@ -82,15 +87,14 @@ class Emulation:
     async def start(self) -> None:
         """Build the network, fork the nodes, connect the clients, agree on time zero."""
         experiment = self.experiment
-        self._launcher.listen(self._node_ended)
-        self._listener = await control.listen(self.nodes.control_path, self._accept)
+        self._launcher.attach(self._node_ended)
+        self._listener = await self._launcher.listen(self.nodes.control_path, self._accept)
         self.nodes.network = await self._guard(
-            self._launcher.ask(
-                "open",
-                experiment.network,
-                wiring.network_spec(experiment, self.run_dir.name),
+            self._launcher.open(
+                self.stage.network,
+                wiring.network_spec(experiment, self.run_dir.name, self.stage.is_virtual),
                 self.run_dir / "logs",
-                experiment.keep_cpus_awake,
+                experiment.keep_cpus_awake and not self.stage.is_virtual,
             )
         )
         self._mark("network")
@@ -99,9 +103,9 @@ class Emulation:
         await self._guard(self.nodes.start())
         self._mark("nodes")
         await self._guard(self.nodes.connect())
-        await self.faults.begin(self.time.origin_at, self.nodes.pids)
+        await self.faults.begin()
         if self._mover is not None:
-            self._mover.begin(self.time.origin_at)
+            self._mover.begin()
         self._mark("total")
 
     def _sharing(self) -> dict[str, bool]:
@@ -110,7 +114,8 @@ class Emulation:
 
     def network_text(self) -> str:
         """Which network carries the run and why, in one line."""
-        text = f"network {self.nodes.network['name']} ({self.nodes.network['why']})"
+        text = f"clock {self.stage.clock} ({self.stage.why}); network {self.nodes.network['name']} "
+        text += f"({self.nodes.network['why']})"
         if self._sharing().get("shares_links") is False:
             text += ", which gives every pair the whole rate of its path: only fabric shares links"
         return text
@@ -118,7 +123,7 @@ class Emulation:
     async def serve(self) -> None:
         """Run the workload to its end. Raises ``RunError`` when the emulation breaks on the way."""
         self.progress.phase = "serving"
-        self.events.write("serving", self.time.now_s())
+        self.events.write("serving", self.clock.now_s())
         self._background.append(asyncio.create_task(self._change_links()))
         if self.real is not None:
             self._background.append(asyncio.create_task(self.memory.watch(self.nodes.peers)))
@@ -131,18 +136,17 @@ class Emulation:
             ]
             await self.nodes.peers[client].ask("serve", requests, list(self.faults.watched))
         await self._guard(self._all_done.wait())
-        await self._guard(self.faults.look_for_leaks(self.nodes.pids))
-        self.forwarder = await self._guard(self._launcher.ask("stats"))
+        await self._guard(self.faults.look_for_leaks())
+        self.forwarder = await self._guard(self._launcher.stats())
         for client, failure in self._done.items():
             if failure and failure != "interrupted":
                 raise RunError(f"{client}: {failure}; all rows up to then are intact")
 
     async def _change_links(self) -> None:
         """Carry out the scenario's changes, each at its time, until the run ends."""
-        clock = ScaledClock(self.time.origin_at, self.experiment.time_scale)
         try:
             for change in self.experiment.changes:
-                await clock.sleep_until_s(change.at_s)
+                await self.clock.sleep_until_s(change.at_s)
                 done_at_s = await self.nodes.change_links(change.links)
                 self.events.write(
                     NETWORK_CHANGE,
@@ -156,8 +160,6 @@ class Emulation:
             self._break(RunError(f"a client did not take its new links: {error}"))
         except TestbedError as error:
             self._break(error)
-        finally:
-            clock.close()
 
     async def hold(self) -> None:
         """Keep everything up until interrupted."""
@@ -184,15 +186,17 @@ class Emulation:
         for peer in self.nodes.peers.values():
             with contextlib.suppress(control.ControlError):  # it is gone already
                 peer.tell("stop")
-        self.events.write("stopped", self.time.told_s())
+        self.events.write("stopped", self.clock.known_s())
         self._launcher.close()
         for peer in self.nodes.peers.values():
             peer.close()
         if self._listener is not None:
             self._listener.close()
+            await self._listener.ended()
             self.nodes.control_path.unlink(missing_ok=True)
         self.faults.count_namespaces()
         self.events.close()
+        self.clock.close()
 
     async def _guard(self, work: Any) -> Any:
         """Await ``work``, but not past a broken node or an interrupt."""
@@ -269,7 +273,7 @@ class Emulation:
     async def _on_tokens(self, client: str, n_tokens: int, ttft_s: float, gap_s: float) -> None:
         self.progress.n_tokens[client] = n_tokens
         self.progress.ttft_s, self.progress.gap_s = ttft_s, gap_s
-        self.progress.scenario_s = self.time.now_s()
+        self.progress.scenario_s = self.clock.now_s()
 
     async def _on_done(self, client: str, failure: str) -> None:
         self._done[client] = failure
@@ -279,7 +283,7 @@ class Emulation:
     def _node_ended(self, name: str, status: int) -> None:
         if self._stopping or self.faults.survives(name, status):
             return
-        self.events.write("node-ended", self.time.told_s(), node=name, status=status)
+        self.events.write("node-ended", self.clock.known_s(), node=name, status=status)
         tail = _log_tail(self.run_dir / "logs" / f"{name}.log")
         self._break(RunError(f"{name} ended unexpectedly (status {status}){tail}"))
 
@@ -287,6 +291,11 @@ class Emulation:
         if not self._broken.done():
             self._broken.set_exception(error)
             self._broken.exception()  # retrieved here too: nobody may be waiting yet
+
+    @property
+    def decisions_s(self) -> list[float]:
+        """Real seconds that each routing decision took."""
+        return self._coordinator.decisions_s
 
     def _mark(self, phase: str) -> None:
         self.startup_s[phase] = round(time.monotonic() - self._started_at, 4)
@@ -339,13 +348,13 @@ async def run_emulation(
             await emulation.hold()
     except KeyboardInterrupt:
         if not emulation.has_served:
-            emulation.events.write("interrupted", emulation.time.now_s())
+            emulation.events.write("interrupted", emulation.clock.now_s())
         emulation.interrupted.set()
     except TestbedError as error:
-        emulation.events.write("broken", emulation.time.now_s(), reason=str(error))
+        emulation.events.write("broken", emulation.clock.now_s(), reason=str(error))
         return error
     except OSError as error:
-        emulation.events.write("broken", emulation.time.now_s(), reason=str(error))
+        emulation.events.write("broken", emulation.clock.now_s(), reason=str(error))
         return RunError(f"the run ended: {error}")
     finally:
         await emulation.stop()

@@ -144,7 +144,7 @@ class Experiment:
     changes: tuple[NetworkChange, ...]
     """What happens to links while the workload is served, in the order of time."""
     network: str
-    """Backend asked for: auto, netem, fabric, loopback."""
+    """Backend asked for: auto, netem, fabric, memory, loopback."""
     keep_cpus_awake: bool
     """Spin at idle priority while running, so that no CPU sleeps (see ``testbed.launcher``)."""
     tcp_warm: bool
@@ -183,6 +183,8 @@ class Experiment:
     """Time between the checks of the online policy; ``None``: its own."""
     online_patience_s: float | None = None
     """How long the load is other than designed for before the online policy acts; ``None``: its own."""
+    clock: Literal["auto", "virtual", "real"] = "auto"
+    """As asked for: see ``testbed.stage``."""
     absent: frozenset[int] = frozenset()
     """Servers that are not there at the start: they hold nothing until they join."""
     code_in_file: tuple[str, ...] = field(default=(), compare=False)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
-import uvloop
 
 from nodes.blocks.spec import Sampling
 from testbed.errors import EXIT_INTERRUPTED, TestbedError, UserError
@@ -25,13 +24,13 @@ from testbed.scenario import load_experiment
 from testbed.scenario.checkpoints import checkpoint_sizes
 from testbed.scenario.families import ModelSizes
 from testbed.scenario.units import counted
+from testbed.stage import choose_stage
 from testbed.up import (
     check_can_run,
     emulate,
     exit_code,
     finish,
     has_begun,
-    start_launcher,
     undone_unless_begun,
 )
 from testbed.verify import verify_tokens
@@ -94,7 +93,8 @@ def generate_command(
     if given_ids is not None or not options.prompt:
         _check_prompt(given_ids or [], options.max_new_tokens, sizes)  # before anything takes its time
     run_dir = make_run_dir(out, experiment.name)
-    launcher = start_launcher(experiment, run_dir)
+    stage = choose_stage(experiment)
+    launcher = stage.begin(experiment, run_dir)
     with undone_unless_begun(run_dir, launcher):
         model = real_model(experiment, run_dir)
         assert model is not None
@@ -111,7 +111,7 @@ def generate_command(
         streaming = asyncio.create_task(stream.run())
         try:
             return await emulate(
-                experiment, placed, run_dir, launcher, real, hold=False, announce=_say, live=False
+                experiment, placed, run_dir, stage, launcher, real, hold=False, announce=_say, live=False
             )
         finally:
             streaming.cancel()
@@ -119,7 +119,7 @@ def generate_command(
             if not as_json:
                 echo("\n")
 
-    error, interrupted = uvloop.run(run())
+    error, interrupted = stage.run(launcher, run())
     if not has_begun(run_dir, error):
         _say(f"interrupted before the request; logs are in {run_dir}")
         return EXIT_INTERRUPTED, {}

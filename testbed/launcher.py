@@ -11,6 +11,7 @@ The orchestrator talks to it over a private socket pair (``LauncherHandle`` is i
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import gc
@@ -20,36 +21,55 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import uvloop
 
 from netem.backend import Backend
 from netem.choose import choose_backend
+from netem.fabric import FabricBackend
 from netem.probe import become_network_admin
 from netem.spec import LinkProfile, NetworkError, NetworkSpec, NetworkUnavailable
 from netem.syscalls import set_death_signal, set_process_name, set_timer_slack
+from nodes.clock import NS
+from testbed.virtual.keeper import Keeper
+from testbed.virtual.page import ABSENT, BUSY, STOPPED, Page, SharedLoop
+
+if TYPE_CHECKING:
+    from nodes.host import Host
 
 _NODE_NICENESS = -10
 """What else runs on the machine should wait for the nodes, not be measured."""
 
 NODE_KINDS: dict[str, Callable[[Any], None]] = {}
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 
-def _preload(blocks: bool) -> None:
+def _preload(blocks: bool, page: Page | None = None) -> None:
     """Import all that nodes need, once, so that forked nodes share it; ``blocks``: also the seconds of torch.
 
-    Neither import may start a thread (making namespaces needs a single one) or touch a GPU (which a forked
-    process could then not use).
+    ``page`` is where time is kept if it is virtual. Neither import may start a thread (making namespaces needs a
+    single one) or touch a GPU (which a forked process could then not use).
     """
-    from nodes.node import run_client, run_server
+    from nodes.host import KernelHost
+    from nodes.node import drive, serve
     from nodes.probe import run_echo, run_prober
 
     if blocks:
         import nodes.blocks.compute
         import nodes.blocks.hub  # noqa: F401
-    NODE_KINDS.update(server=run_server, client=run_client, echo=run_echo, prober=run_prober)
+
+    def on_host(main: Callable[[Any, Host], Coroutine[Any, Any, None]]) -> Callable[[Any], None]:
+        def run(config: Any) -> None:
+            with asyncio.Runner(loop_factory=_loop_of(page, config.name)) as runner:
+                runner.run(main(config, KernelHost()))
+
+        return run
+
+    NODE_KINDS.update(server=on_host(serve), client=on_host(drive), echo=run_echo, prober=run_prober)
 
 
 def _spin(cpu: int) -> None:
@@ -63,8 +83,13 @@ def _spin(cpu: int) -> None:
 class Launcher:
     """Executes the orchestrator's commands one after another."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, page: Page | None = None) -> None:
         self._connection = connection
+        self._page = page
+        """Where virtual time is kept; ``None``: time is real."""
+        self._slots = {name: slot for slot, name in enumerate(page.names)} if page is not None else {}
+        self._stopped: dict[int, int] = {}
+        """What the slots of stopped nodes were."""
         self._backend: Backend | None = None
         self._children: dict[int, str] = {}
         self._wakeup_in, self._wakeup_out = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -110,6 +135,11 @@ class Launcher:
             become_network_admin()
         self._backend = backend = backend_class(spec)
         backend.open()
+        if self._page is not None:
+            assert isinstance(backend, FabricBackend), (
+                "virtual time over a network whose packets nobody holds"
+            )
+            backend.keeper = Keeper(self._page)
         worker = backend.worker()
         if worker is not None:
             self._fork(backend.name, logs / f"{backend.name}.log", worker, None)
@@ -127,6 +157,8 @@ class Launcher:
     def _do_spawn(self, kind: str, config: Any, log: Path) -> int:
         """Fork one node into its network; answers its process id."""
         run = NODE_KINDS[kind]
+        if self._page is not None:
+            self._page.place(self._slots[config.name], BUSY)
         return self._fork(config.name, log, lambda: run(config), config.name)
 
     def _do_stats(self) -> dict[str, float] | None:
@@ -138,13 +170,30 @@ class Launcher:
         """Change links; answers when that was done (``time.monotonic``), which is before anybody hears of it."""
         assert self._backend is not None, "update before open"
         self._backend.update(links)
-        return time.monotonic()
+        return time.monotonic() if self._page is None else self._page.now_ns / NS
 
     def _do_kill(self, pid: int, number: int) -> None:
         """Send a signal to a child of this launcher."""
         if pid not in self._children:
             raise NetworkError(f"process {pid} is not a node of this run")
+        if self._page is None:
+            os.kill(pid, number)
+        else:
+            self._signal_at_once(self._page, pid, number)
+
+    def _signal_at_once(self, page: Page, pid: int, number: int) -> None:
+        """Returns when the signal has done its work: virtual time goes on after that."""
+        slot = self._slots[self._children[pid]]
+        if number == signal.SIGCONT and slot in self._stopped:
+            page.place(slot, self._stopped.pop(slot))
         os.kill(pid, number)
+        if number == signal.SIGKILL:
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+            self._reap()
+        elif number == signal.SIGSTOP and slot not in self._stopped:
+            os.waitid(os.P_PID, pid, os.WSTOPPED)
+            self._stopped[slot] = page.state(slot)
+            page.place(slot, STOPPED)
 
     def _fork(self, name: str, log: Path, run: Callable[[], None], node: str | None) -> int:
         parent = os.getpid()
@@ -181,7 +230,8 @@ class Launcher:
         if node is not None:
             assert self._backend is not None, "spawn before open"
             with contextlib.suppress(PermissionError):  # only root may; others run at normal priority
-                os.setpriority(os.PRIO_PROCESS, 0, _NODE_NICENESS)
+                if self._page is None:
+                    os.setpriority(os.PRIO_PROCESS, 0, _NODE_NICENESS)
             self._backend.enter(node)
         set_timer_slack(1)
         set_process_name(f"tb:{name}")
@@ -196,6 +246,10 @@ class Launcher:
                 name = self._children.pop(pid)
                 with contextlib.suppress(ConnectionError):
                     self._connection.send(("exited", name, pid, os.waitstatus_to_exitcode(status)))
+                if name in self._slots:
+                    assert self._page is not None
+                    self._stopped.pop(self._slots[name], None)
+                    self._page.place(self._slots[name], ABSENT)
 
     def _close(self) -> None:
         for pid in self._children:
@@ -208,15 +262,25 @@ class Launcher:
 
 
 def main() -> None:
-    """Entry point: ``python -m testbed.launcher FD PARENT [blocks]``."""
+    """Entry point: ``python -m testbed.launcher FD PARENT [blocks | virtual=FDS NAME...]``."""
     descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
     set_death_signal(signal.SIGKILL)
     if os.getppid() != parent:
         return
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     set_process_name("tb:launcher")
-    _preload("blocks" in sys.argv[3:])
-    Launcher(Connection(descriptor)).run()
+    extras, page = sys.argv[3:], None
+    if extras and extras[0].startswith("virtual="):
+        memory, changed, told, announce = map(int, extras[0].partition("=")[2].split(","))
+        page = Page(extras[1:], (memory, changed, told, announce))
+    _preload(extras == ["blocks"], page)
+    Launcher(Connection(descriptor), page).run()
+
+
+def _loop_of(page: Page | None, name: str) -> LoopFactory:
+    if page is None:
+        return uvloop.new_event_loop
+    return lambda: SharedLoop(page, page.names.index(name))
 
 
 if __name__ == "__main__":

@@ -113,7 +113,7 @@ class _Links:
         experiment, problem = self._experiment, self._experiment.problem
         all_pairs = [(c, s.name) for c in problem.clients for s in problem.servers]
         wanted = all_pairs[:pairs]
-        self._launcher.listen(self._ended)
+        self._launcher.attach(self._ended)
         listener = await control.listen(self._run_dir / "control.sock", self._accept)
         try:
             await self._start(load)
@@ -147,15 +147,15 @@ class _Links:
         experiment, problem = self._experiment, self._experiment.problem
         spec = wiring.network_spec(experiment, self._run_dir.name)
         logs = self._run_dir / "logs"
-        self._network = network = await self._launcher.ask(
-            "open", experiment.network, spec, logs, experiment.keep_cpus_awake
+        self._network = network = await self._launcher.open(
+            experiment.network, spec, logs, experiment.keep_cpus_awake
         )
         names = [(c, "prober") for c in problem.clients] * (1 + load)
         names += [(s.name, "echo") for s in problem.servers]
         for name, kind in names:
             port = 0 if network["delays_in_client"] or kind == "prober" else DATA_PORT
             config = NodeConfig(name, self._run_dir / "control.sock", network["addresses"][name], port, 1.0)
-            await self._launcher.ask("spawn", kind, config, logs / f"{name}.log")
+            await self._launcher.spawn(kind, config, logs / f"{name}.log")
         async with asyncio.timeout(30):
             while sum(map(len, self._peers.values())) < len(names):
                 self._check()

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from nodes import control
+from nodes.clock import RunClock
 from testbed import wiring
 from testbed.coordinator import Coordinator
 from testbed.errors import RunError, TestbedError
 from testbed.experiment import Experiment, Link
-from testbed.handle import LauncherHandle
+from testbed.launching import Launcher
 from testbed.peering import Ends, Peering
 from testbed.real import RealModel
 
@@ -22,33 +23,22 @@ _START_LEAD_S, _MAX_LEAD_S = 0.1, 5.0
 _NODE_START_TIMEOUT_S, _LOADING_TIMEOUT_S = 30.0, 3600.0
 
 
-async def agree_on_zero(peers: Iterable[control.Peer]) -> float:
-    """Tell all nodes when time zero is, by the machine's monotonic clock: a little later, when all know it.
+async def agree_on_zero(peers: Iterable[control.Peer], clock: RunClock) -> None:
+    """Tell all nodes when time zero is: a little later, when all know it. ``clock`` has it in the end.
 
-    On a busy machine they may need longer, and another instant is agreed on.
+    On a busy machine they may need longer, and another instant is agreed on. Virtual time is zero at a whole
+    second, so that no rounding depends on how long starting took.
     """
     peers, lead_s = list(peers), _START_LEAD_S
     while True:
-        origin_at = time.monotonic() + lead_s
+        origin_at = clock.instant() + lead_s
+        if clock.is_virtual:
+            origin_at = math.ceil(origin_at)
         await asyncio.gather(*(peer.ask("start", origin_at) for peer in peers))
-        if time.monotonic() < origin_at - lead_s / 2 or lead_s >= _MAX_LEAD_S:
-            return origin_at
+        if clock.instant() < origin_at - lead_s / 2 or lead_s >= _MAX_LEAD_S:
+            clock.origin_at = origin_at
+            return
         lead_s *= 4
-
-
-@dataclass
-class RunTime:
-    """Scenario time. ``origin_at``: its zero by the machine's monotonic clock; 0 until it is agreed."""
-
-    scale: float
-    origin_at: float = 0.0
-
-    def now_s(self) -> float:
-        return (time.monotonic() - self.origin_at) * self.scale
-
-    def told_s(self) -> float | None:
-        """As ``now_s``; ``None`` before time has begun."""
-        return self.now_s() if self.origin_at else None
 
 
 class NodeSet:
@@ -61,8 +51,8 @@ class NodeSet:
         self,
         experiment: Experiment,
         coordinator: Coordinator,
-        launcher: LauncherHandle,
-        run_time: RunTime,
+        launcher: Launcher,
+        clock: RunClock,
         run_dir: Path,
         real: RealModel | None,
         broke: Callable[[TestbedError], None],
@@ -70,7 +60,7 @@ class NodeSet:
         self._experiment = experiment
         self._coordinator = coordinator
         self._launcher = launcher
-        self._time = run_time
+        self.clock = clock
         self._run_dir = run_dir
         self._real = real
         self.broke = broke
@@ -84,11 +74,11 @@ class NodeSet:
         self._ports: dict[str, int] = {}
         self._hello = asyncio.Event()
         self._begun: dict[str, asyncio.Event] = {}
-        self._peering = Peering(experiment, self.peers, run_time.now_s)
+        self._peering = Peering(experiment, self.peers, clock.now_s)
 
     def now_s(self) -> float:
         """Scenario time."""
-        return self._time.now_s()
+        return self.clock.now_s()
 
     @property
     def clients(self) -> list[control.Peer]:
@@ -140,7 +130,7 @@ class NodeSet:
             except control.ControlError as error:
                 raise RunError(f"{client} cannot reach the servers: {error}") from error
         await self._peering.begin(ends, self._coordinator.placement, delays_in_client, n_bytes)
-        self._time.origin_at = await agree_on_zero(self.peers.values())
+        await agree_on_zero(self.peers.values(), self.clock)
 
     def said_hello(self, name: str, peer: control.Peer, port: int) -> None:
         """A node listens on ``port`` and answers on ``peer``."""
@@ -174,7 +164,7 @@ class NodeSet:
 
     async def _spawn(self, kind: str, name: str, config: Any) -> None:
         log = self._run_dir / "logs" / f"{name}.log"
-        self.pids[name] = await self._launcher.ask("spawn", kind, config, log)
+        self.pids[name] = await self._launcher.spawn(kind, config, log)
 
     async def begin_server(self, server: int) -> None:
         """Spawn a server that is not there; returns when it serves and the clients know where."""
@@ -187,14 +177,18 @@ class NodeSet:
                 await self._begun[name].wait()
         except TimeoutError:
             raise RunError(f"{name} did not begin again in {self._patience_s:g} s") from None
-        await self.peers[name].ask("start", self._time.origin_at)
+        await self.peers[name].ask("start", self.clock.origin_at)
         for client in self.clients:
             await client.ask("reach", server, *self._ends()[name])
         await self._peering.begun(server, self._ends(), self.network["delays_in_client"])
 
+    def descriptors(self) -> dict[str, int]:
+        """What nodes have open, by name; without those that have ended."""
+        return self._launcher.descriptors(self.pids)
+
     async def signal_server(self, server: int, number: int) -> None:
         """Raises ``RunError`` if its process has ended."""
-        await self._launcher.ask("kill", self.pids[self._name(server)], number)
+        await self._launcher.kill(self.pids[self._name(server)], number)
 
     async def ask_server(self, server: int, method: str, *params: Any) -> Any:
         """Call a method of the node. Raises ``ControlError``."""
@@ -207,8 +201,8 @@ class NodeSet:
         """Put other links in place; answers when it was done, by the clock of whoever did it (the last of them)."""
         experiment = self._experiment
         if not self.network["delays_in_client"]:
-            done_at = await self._launcher.ask("update", wiring.scaled_links(experiment, links))
-            return float((done_at - self._time.origin_at) * self._time.scale)
+            done_at = await self._launcher.update(wiring.scaled_links(experiment, links))
+            return self.clock.scenario_s(done_at)
         changed = {
             client: wiring.changed_links(experiment, client, links) for client in experiment.problem.clients
         }

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import typer
-import uvloop
 
 from policies.problem import PolicyError
 from testbed.emulation import Emulation, run_emulation
 from testbed.errors import EXIT_INTERRUPTED, RunError, TestbedError, UserError
 from testbed.experiment import Experiment
-from testbed.handle import LauncherHandle
+from testbed.launching import Launcher
 from testbed.live import LiveView
 from testbed.moving.steering import Steering, online_policy
 from testbed.placing import PlacedExperiment, place_experiment
@@ -29,6 +28,7 @@ from testbed.results.slo import parse_slo
 from testbed.results.text import summary_text
 from testbed.rundir import make_run_dir
 from testbed.scenario import dump_toml
+from testbed.stage import Stage, choose_stage
 from testbed.verify import verify_tokens
 
 
@@ -38,13 +38,16 @@ def up_command(
     """Run ``experiment``; answers the exit code: 0 only when every request completed."""
     objectives = parse_slo(slo) if slo is not None else None
     check_can_run(experiment)
+    stage = choose_stage(experiment, holds=hold)
     placed = _placed(experiment)
     run_dir = make_run_dir(out, experiment.name)
-    launcher = start_launcher(experiment, run_dir)
+    launcher = stage.begin(experiment, run_dir)
     with undone_unless_begun(run_dir, launcher):
         real = real_model(experiment, run_dir)
     _say(f"run {run_dir}")
-    error, interrupted = uvloop.run(emulate(experiment, placed, run_dir, launcher, real, hold, _say))
+    error, interrupted = stage.run(
+        launcher, emulate(experiment, placed, run_dir, stage, launcher, real, hold, _say)
+    )
     if not has_begun(run_dir, error):
         _say(f"interrupted before any session; logs are in {run_dir}")
         return EXIT_INTERRUPTED
@@ -105,13 +108,8 @@ def _placed(experiment: Experiment) -> PlacedExperiment:
     return placed
 
 
-def start_launcher(experiment: Experiment, run_dir: Path) -> LauncherHandle:
-    """The launcher of a run, which already imports what its nodes need."""
-    return LauncherHandle(run_dir, experiment.blocks.n_threads if experiment.blocks else None)
-
-
 @contextmanager
-def undone_unless_begun(run_dir: Path, launcher: LauncherHandle) -> Iterator[None]:
+def undone_unless_begun(run_dir: Path, launcher: Launcher) -> Iterator[None]:
     """Preparations of a run: if they fail, the launcher ends and ``run_dir`` goes."""
     try:
         yield
@@ -123,12 +121,16 @@ def undone_unless_begun(run_dir: Path, launcher: LauncherHandle) -> Iterator[Non
 
 def run_quietly(experiment: Experiment, out: Path) -> dict[str, Any]:
     """Run ``experiment`` below ``out`` without a word; answers the summary. Raises what broke it."""
+    stage = choose_stage(experiment)
     placed = _placed(experiment)
     run_dir = make_run_dir(out, experiment.name)
-    launcher = start_launcher(experiment, run_dir)
+    launcher = stage.begin(experiment, run_dir)
     with undone_unless_begun(run_dir, launcher):
         real = real_model(experiment, run_dir)
-    error, _ = uvloop.run(emulate(experiment, placed, run_dir, launcher, real, False, lambda _: None))
+    error, _ = stage.run(
+        launcher,
+        emulate(experiment, placed, run_dir, stage, launcher, real, False, lambda _: None, live=False),
+    )
     if error is not None:
         raise error
     if real is not None:
@@ -140,7 +142,8 @@ async def emulate(
     experiment: Experiment,
     placed: PlacedExperiment,
     run_dir: Path,
-    launcher: LauncherHandle,
+    stage: Stage,
+    launcher: Launcher,
     real: RealModel | None,
     hold: bool,
     announce: Callable[[str], None],
@@ -157,7 +160,7 @@ async def emulate(
         raise RunError(
             f"cannot write to {run_dir}: {full.strerror}; make room, or choose another --out"
         ) from full
-    emulation = Emulation(experiment, placed, run_dir, launcher, real)
+    emulation = Emulation(experiment, placed, run_dir, stage, launcher, real)
     loop = asyncio.get_running_loop()
     interrupted = asyncio.Event()
 

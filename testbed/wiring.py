@@ -44,8 +44,11 @@ def scaled_links(
     return {pair: scaled(link, scale) for pair, link in links.items() if _is_used(experiment, pair)}
 
 
-def network_spec(experiment: Experiment, run: str) -> NetworkSpec:
-    """All nodes, the pairs that exchange packets in both directions, and what their paths share."""
+def network_spec(experiment: Experiment, run: str, is_virtual: bool = False) -> NetworkSpec:
+    """All nodes, the pairs that exchange packets in both directions, and what their paths share.
+
+    ``is_virtual``: the run's time is.
+    """
     tcp = TcpSpec(
         experiment.tcp_warm, experiment.tcp_slow_start_after_idle, experiment.tcp_congestion_control
     )
@@ -57,6 +60,7 @@ def network_spec(experiment: Experiment, run: str) -> NetworkSpec:
         scaled_links(experiment, experiment.links),
         tcp,
         experiment.mtu,
+        is_virtual,
         {link: rate * experiment.time_scale for link, rate in experiment.shared_bps.items() if link in used},
         paths,
     )
@@ -171,8 +175,9 @@ def client_config(
 
 def _delay_profile(experiment: Experiment, link: Link) -> list[float]:
     """Fields of ``nodes.links.DelayProfile`` for a client that delays messages itself; headers are counted as extra bytes."""
-    whole_s = scaled(link, 1.0).transmission_s(1_000_000, experiment.mtu)
-    return [link.delay_s, whole_s / 1_000_000, link.jitter_s, link.loss_ratio]
+    profile = scaled(link, 1.0)
+    whole_s = profile.transmission_s(1_000_000, experiment.mtu)
+    return [link.delay_s, whole_s / 1_000_000, link.jitter_s, link.loss_ratio, profile.retransmission_s]
 
 
 def node_view(

@@ -52,10 +52,10 @@ class Faults:
     def decisions(self) -> dict[str, int]:
         return dict(vars(self._coordinator.decisions))
 
-    async def begin(self, origin_at: float, pids: Mapping[str, int]) -> None:
-        """Time has begun at ``origin_at`` (the machine's monotonic clock)."""
-        self._machines.begin(origin_at)
-        self._descriptors = leaks.open_descriptors(pids)
+    async def begin(self) -> None:
+        """Time has begun."""
+        self._machines.begin()
+        self._descriptors = self._nodes.descriptors()
         self._machines.in_background(self._schedule.run())
         await self._socket.open()
 
@@ -78,11 +78,11 @@ class Faults:
         """A node's process has ended; whether the run goes on."""
         return node in self._numbers and self._machines.ended(self._numbers[node], status)
 
-    async def look_for_leaks(self, pids: Mapping[str, int]) -> None:
+    async def look_for_leaks(self) -> None:
         """Count what is left of sessions; all clients are done."""
         n_sessions, cache_bytes = await leaks.held_by_servers(self._status)
         n_descriptors = 0
-        for name, count in leaks.open_descriptors(pids).items():
+        for name, count in self._nodes.descriptors().items():
             server = self._numbers.get(name)
             # One that began later has no clients in its first count: each has one connection to it.
             before = self._descriptors.get(name)

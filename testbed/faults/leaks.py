@@ -33,15 +33,6 @@ async def held_by_servers(status: Status) -> tuple[int, float]:
     return n_sessions, cache_bytes
 
 
-def open_descriptors(pids: Mapping[str, int]) -> dict[str, int]:
-    """Open descriptors by node; without those that have ended."""
-    found = {}
-    for name, pid in pids.items():
-        with contextlib.suppress(OSError):
-            found[name] = len(os.listdir(f"/proc/{pid}/fd"))
-    return found
-
-
 def namespaces_left(run_dir: Path, proc: Path = Path("/proc")) -> int:
     """Network namespaces other than ours that processes of the run at ``run_dir`` still live in or hold open.
 

@@ -31,7 +31,7 @@ class FaultSocket:
         self._path = run_dir / SOCKET
         self._names = names
         self._befall = befall
-        self._listener: asyncio.AbstractServer | None = None
+        self._listener: control.Listener | None = None
         self._peers: set[control.Peer] = set()
 
     async def open(self) -> None:

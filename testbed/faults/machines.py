@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from nodes.clock import ScaledClock
+from nodes.clock import RunClock
 from nodes.control import ControlError
 from testbed.coordinator import Coordinator
 from testbed.errors import RunError, TestbedError
@@ -24,7 +24,13 @@ _POLL_S = 0.02
 class Nodes(Protocol):
     """What the machines need of an emulation's nodes (``testbed.nodeset``)."""
 
+    clock: RunClock
+
     def now_s(self) -> float: ...
+
+    def descriptors(self) -> dict[str, int]:
+        """What nodes have open, by name; without those that have ended."""
+        ...
 
     async def begin_server(self, server: int) -> None:
         """Spawn the server with the present placement; returns when it serves and clients know where."""
@@ -81,25 +87,22 @@ class Machines:
         self._machines = [
             _Machine(j not in experiment.absent, j not in experiment.absent) for j in range(len(self.names))
         ]
-        self._clock: ScaledClock | None = None
+        self._has_begun = False
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def begin(self, origin_at: float) -> None:
+    def begin(self) -> None:
         """Time has begun."""
-        self._clock = ScaledClock(origin_at, self._experiment.time_scale)
+        self._has_begun = True
 
     async def end(self) -> None:
         """Nothing more happens to servers."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._clock is not None:
-            self._clock.close()
-            self._clock = None
+        self._has_begun = False
 
     async def sleep_until_s(self, at_s: float) -> None:
-        assert self._clock is not None, "time has not begun"
-        await self._clock.sleep_until_s(at_s)
+        await self._nodes.clock.sleep_until_s(at_s)
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         async def guarded() -> None:
@@ -134,7 +137,7 @@ class Machines:
         if not machine.is_up:
             return True
         # A process that a signal ended is a failure like any other; one that gave up says why: see its log.
-        if status >= 0 or self._experiment.recovery.mode != "replay" or self._clock is None:
+        if status >= 0 or self._experiment.recovery.mode != "replay" or not self._has_begun:
             return False
         self._dies(server, machine)
         self._event(

@@ -8,7 +8,6 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from nodes.clock import ScaledClock
 from nodes.control import ControlError
 from policies.online import OnlinePolicy, can_spare, kept, loading_s
 from policies.problem import BlockRange, PolicyError
@@ -65,9 +64,9 @@ class Mover:
         self._alive = coordinator.membership.alive()
         self._checking: asyncio.Task[None] | None = None
 
-    def begin(self, origin_at: float) -> None:
-        """Time has begun at ``origin_at`` (the machine's monotonic clock)."""
-        self._checking = asyncio.create_task(self._guarded(self._check_at_times(origin_at)))
+    def begin(self) -> None:
+        """Time has begun."""
+        self._checking = asyncio.create_task(self._guarded(self._check_at_times()))
 
     async def end(self) -> None:
         """No more moves. Safe in every phase."""
@@ -101,14 +100,10 @@ class Mover:
         except TestbedError as error:
             self._nodes.broke(error)
 
-    async def _check_at_times(self, origin_at: float) -> None:
-        clock = ScaledClock(origin_at, self._experiment.time_scale)
-        try:
-            while (at_s := self._steering.next_check_at_s()) < math.inf:
-                await clock.sleep_until_s(at_s)
-                self._check(self._nodes.now_s())
-        finally:
-            clock.close()
+    async def _check_at_times(self) -> None:
+        while (at_s := self._steering.next_check_at_s()) < math.inf:
+            await self._nodes.clock.sleep_until_s(at_s)
+            self._check(self._nodes.now_s())
 
     def _check(self, now_s: float) -> None:
         alive = self._coordinator.membership.believed(now_s)

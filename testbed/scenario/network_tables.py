@@ -20,7 +20,7 @@ class NetworkTable(Table):
     A link's jitter is at most its one-way delay: a larger one counts as that.
     """
 
-    backend: Literal["auto", "netem", "fabric", "loopback"] = "auto"
+    backend: Literal["auto", "netem", "fabric", "memory", "loopback"] = "auto"
     mtu: Annotated[int, Field(ge=576, le=65535)] = 1500
     keep_cpus_awake: bool = True
     jitter: Seconds = 0.0

@@ -133,6 +133,7 @@ def resolve(scenario: Scenario, stem: str, folder_of: Callable[[str, str], Path]
         name=name,
         description=scenario.description,
         seed=scenario.seed,
+        clock=scenario.clock,
         time_scale=scenario.time_scale,
         problem=Problem(
             model=model,

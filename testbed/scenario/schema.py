@@ -319,6 +319,7 @@ class Scenario(Table):
     description: str = ""
     resolved: bool = False
     seed: Annotated[int, Field(ge=0)] = 0
+    clock: Literal["auto", "virtual", "real"] = "auto"
     time_scale: Positive = 1.0
     model: ModelTable
     hardware: dict[Name, HardwareTable] = Field(default_factory=dict)

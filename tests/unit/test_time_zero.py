@@ -6,6 +6,7 @@ import asyncio
 import time
 from typing import Any
 
+from nodes.clock import ScaledClock
 from testbed.nodeset import agree_on_zero
 
 
@@ -25,7 +26,8 @@ class Node:
 
 async def test_all_nodes_know_time_zero_before_it_comes() -> None:
     nodes = [Node(0.0), Node(0.15), Node(0.0)]
-    origin_at = await agree_on_zero(nodes)  # type: ignore[arg-type]
-    assert time.monotonic() < origin_at
-    assert [node.origins_at[-1] for node in nodes] == [origin_at] * 3
+    clock = ScaledClock()
+    await agree_on_zero(nodes, clock)  # type: ignore[arg-type]
+    assert time.monotonic() < clock.origin_at
+    assert [node.origins_at[-1] for node in nodes] == [clock.origin_at] * 3
     assert len(nodes[0].origins_at) >= 2

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from nodes.control import ControlError
+from nodes.clock import ScaledClock
 from testbed.coordinator import Coordinator
 from testbed.errors import TestbedError
 from testbed.experiment import After, Fault
@@ -38,10 +39,14 @@ class FakeNodes:
         self.errors: list[TestbedError] = []
         self.n_sessions = [2, 1, 0]
         self.at_s = 0.0
+        self.clock = ScaledClock()  # began long ago: nothing has to be waited for
 
     def now_s(self) -> float:
         self.at_s += 1e-6
         return self.at_s
+
+    def descriptors(self) -> dict[str, int]:
+        return {}
 
     async def begin_server(self, server: int) -> None:
         self.did.append(("begin", server))
@@ -75,7 +80,7 @@ class Rig:
         self.events = EventWriter(folder)
         self.machines = Machines(experiment, self.nodes, self.coordinator, self.events)
         self.nodes.ended = self.machines.ended
-        self.machines.begin(0.0)  # long ago: nothing has to be waited for
+        self.machines.begin()
 
     def lines(self, event: str) -> list[dict[str, Any]]:
         lines = map(json.loads, (self._folder / "events.jsonl").read_text().splitlines())
@@ -87,6 +92,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     made = Rig(tmp_path)
     yield made
     await made.machines.end()
+    made.nodes.clock.close()
     made.events.close()
 
 
@@ -141,7 +147,7 @@ async def test_a_fault_waits_for_the_end_of_another_that_is_planned_for_its_inst
 
 
 async def test_a_fault_does_not_wait_for_the_end_of_another_that_is_planned_for_later(rig: Rig) -> None:
-    rig.machines.begin(1e9)  # no end comes
+    rig.nodes.clock.origin_at = 1e9  # no end comes
     assert await rig.machines.befall("kill", 0, for_s=10.0, planned_at_s=10.0) is None
     assert await rig.machines.befall("kill", 0, planned_at_s=19.9) == "a100-0 is dead already"
 
@@ -158,7 +164,7 @@ async def test_a_stopped_server_is_believed_away_and_goes_on_after_its_time(rig:
 
 
 async def test_a_stopped_server_that_is_killed_does_not_go_on_later(rig: Rig) -> None:
-    rig.machines.begin(1e9)  # the end of the stop is far away
+    rig.nodes.clock.origin_at = 1e9  # the end of the stop is far away
     await rig.machines.befall("stop", 1, for_s=5.0)
     await rig.machines.befall("kill", 1)
     assert not rig.machines.answers(1)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netem.forwarder_links import MAX_BACKLOG_S, Losses, Pipe, SharedLink, Transit
+from netem.forwarder_packets import segments
 from netem.spec import LinkProfile
 from tests.support.packets import tcp_packet
 
@@ -19,7 +20,7 @@ _SIZE = 1250
 
 def _arrival(pipe: Pipe, at_s: float, packet: bytes = _PACKET, size: int = _SIZE) -> float:
     """Follow one packet alone over all its links."""
-    entered = pipe.enter(at_s, packet, size)
+    entered = pipe.enter(at_s, size, *segments(packet))
     while entered is not None and entered[1] is not None:
         entered = entered[1].enter(entered[0])
     assert entered is not None, "the packet found no room"
@@ -39,7 +40,7 @@ def test_packets_of_a_pair_wait_for_each_other_at_the_rate_of_the_link() -> None
 def test_a_packet_that_would_wait_for_too_long_finds_no_room() -> None:
     pipe = Pipe("a to b", 1, LinkProfile(0.0, 1e6))
     n_fit = 0
-    while pipe.enter(0.0, _PACKET, _SIZE) is not None:
+    while pipe.enter(0.0, _SIZE, *segments(_PACKET)) is not None:
         n_fit += 1
     assert n_fit == pytest.approx(MAX_BACKLOG_S / 0.01, abs=1)
 
@@ -163,7 +164,7 @@ def _drain(pipes: list[Pipe], n_each: int) -> dict[str, list[float]]:
     events: list[tuple[float, Transit | None, Pipe]] = []
     for _ in range(n_each):
         for pipe in pipes:
-            entered = pipe.enter(0.0, _PACKET, _SIZE)
+            entered = pipe.enter(0.0, _SIZE, *segments(_PACKET))
             assert entered is not None
             events.append((*entered, pipe))
     arrivals: dict[str, list[float]] = {}

@@ -258,10 +258,10 @@ async def test_jitter_is_anything_between_its_bounds() -> None:
 
 
 @pytest.mark.parametrize(("delay_s", "again_s"), [(0.01, 0.2), (0.5, 2.0)])
-async def test_a_lost_packet_is_sent_again_after_two_round_trips_or_a_fifth_of_a_second(
+async def test_a_lost_packet_is_sent_again_after_the_links_retransmission_time(
     delay_s: float, again_s: float
 ) -> None:
-    line_of = DelayProfile(delay_s, 0.0, 0.0, 0.5)
+    line_of = DelayProfile(delay_s, 0.0, 0.0, 0.5, again_s)
     took_s = []
     for _ in range(40):
         carried = Carried(line_of)

@@ -1,0 +1,127 @@
+"""The forwarder in virtual time, which it moves: to the next packet or timer, once nobody has anything to do."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import select
+import time
+from heapq import heappop
+from typing import Protocol
+
+from netem.forwarder import Forwarder
+
+_NS = 1_000_000_000
+NEVER = 2**62
+"""The instant of what has none."""
+_REPORT_EVERY_S = 0.1
+
+
+class TimeKeeper(Protocol):
+    """Who is idle, and what time it is (``testbed.virtual.keeper``)."""
+
+    descriptors: tuple[int, int]
+    """Readable when somebody has become idle, and when somebody is new."""
+
+    @property
+    def now_ns(self) -> int: ...
+
+    def learn(self) -> None:
+        """Take note of who is new."""
+        ...
+
+    def quiet(self) -> bytes | None:
+        """``None`` while anybody is busy; else what differs as soon as anybody was again."""
+        ...
+
+    def anything_ready(self) -> bool:
+        """Whether an idle process has something to read."""
+        ...
+
+    def next_timer(self) -> tuple[int, int]:
+        """When a process wants to be woken next, in nanoseconds, and which."""
+        ...
+
+    def move(self, at_ns: int) -> None:
+        """It is ``at_ns`` now."""
+        ...
+
+    def wake(self, slot: int) -> None:
+        """Have that process look at its timers."""
+        ...
+
+
+class VirtualForwarder(Forwarder):
+    """Forwards as ``Forwarder`` does, each packet at its very instant, and loses none (``Pipe.repairs``)."""
+
+    repairs = True
+    keeper: TimeKeeper
+
+    def run(self) -> None:
+        """Forward for ever."""
+        gc.disable()
+        keeper, queue = self.keeper, self._queue
+        idle, new = keeper.descriptors
+        events = select.epoll()
+        for fd in (*self._pipes, self._changes.fileno(), new):
+            events.register(fd, select.EPOLLIN)
+        events.register(idle, select.EPOLLIN | select.EPOLLET)
+        report_at = 0.0
+        while True:
+            if self._take_all(events.poll(0), new):
+                continue
+            before = keeper.quiet()
+            if before is None or keeper.anything_ready():
+                self._take_all(events.poll(), new)
+                continue
+            if events.poll(0) or keeper.quiet() != before:  # somebody was quick
+                continue
+            timer_ns, slot = keeper.next_timer()
+            packet_ns = _nanoseconds(queue[0][0]) if queue else NEVER
+            now = time.monotonic()
+            if now > report_at or timer_ns == packet_ns == NEVER:
+                self._page.write(self.stats, self._lateness)
+                report_at = now + _REPORT_EVERY_S
+            if packet_ns <= timer_ns and queue:
+                keeper.move(packet_ns)
+                self._deliver_one()
+            elif timer_ns < NEVER:
+                keeper.move(timer_ns)
+                keeper.wake(slot)
+            else:
+                events.poll()
+
+    def _take_all(self, found: list[tuple[int, int]], new: int) -> bool:
+        """Read what nodes have sent, in the order of the nodes; whether there was anything to do."""
+        ready = [fd for fd, _ in sorted(found)]
+        now_s = self.now_s()
+        for fd in ready:
+            if fd in self._pipes:
+                self._take(fd, now_s)
+            elif fd == new:
+                self.keeper.learn()
+        if self._changes.fileno() in ready:  # after the packets: they were sent before the change
+            self._change()
+        return any(fd in self._pipes or fd in (new, self._changes.fileno()) for fd in ready)
+
+    def now_s(self) -> float:
+        return self.keeper.now_ns / _NS
+
+    def _deliver_one(self) -> None:
+        """Hand over the next packet, to its receiver or to its next shared link."""
+        due_s, _, pipe, packet, transit = heappop(self._queue)
+        self.held_bytes -= len(packet)
+        if transit is not None:
+            self._schedule(transit.enter(due_s), pipe, packet)
+            return
+        try:
+            os.write(pipe.out_fd, packet)
+        except OSError:  # the receiving device is gone
+            self.stats.dropped += 1
+        self.stats.packets += 1
+
+
+def _nanoseconds(seconds: float) -> int:
+    """The first whole nanosecond that is not before ``seconds``."""
+    return math.ceil(seconds * _NS)

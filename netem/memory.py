@@ -1,0 +1,393 @@
+"""The ``memory`` network: streams between nodes of one process, over the links that ``fabric`` plays.
+
+Only for virtual time. A stream is what TCP makes of a connection whose links lose nothing: its data leave as the
+congestion window lets them, in bursts of segments, and arrive in order when their last byte is through. Real TCP's
+acknowledgements take no room here, and its timers do nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from netem.forwarder_links import Pipe, SharedLink, Transit
+from netem.spec import HEADER_BYTES, MIN_RETRANSMISSION_S, LinkProfile, NetworkError, NetworkSpec
+from netem.tcp import COLD_FLIGHT_SEGMENTS, WARM_FLIGHT_BYTES
+
+_HANDSHAKE_BYTES = 8
+"""Options of a SYN packet, beyond those of every packet."""
+_BURST_BYTES = 65_160
+"""TCP hands over at most so much at once."""
+_SEND_BUFFER_BYTES = 4 * 1024**2
+_RECEIVE_WINDOW_BYTES = 2 * 1024**2
+_HIGH_WATER_BYTES, _LOW_WATER_BYTES = 64 * 1024, 16 * 1024
+"""Of what finds no room in the send buffer: as asyncio has it."""
+_SUBNET, _PER_SUBNET = "198.18", 250
+_FIRST_PORT = 40_000
+
+Accept = Callable[[], asyncio.BaseProtocol]
+
+
+class MemoryNetwork:
+    """All streams of a run. Belongs to the loop that is running when it is made."""
+
+    name = "memory"
+
+    def __init__(self, spec: NetworkSpec) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.mss = spec.mtu - HEADER_BYTES
+        self.first_flight_bytes = WARM_FLIGHT_BYTES if spec.tcp.warm else COLD_FLIGHT_SEGMENTS * self.mss
+        self.restarts_after_idle = spec.tcp.slow_start_after_idle
+        self.addresses = {
+            node: f"{_SUBNET}.{number // _PER_SUBNET}.{number % _PER_SUBNET + 1}"
+            for number, node in enumerate(spec.nodes)
+        }
+        shared = {name: SharedLink(rate_bps) for name, rate_bps in spec.shared.items()}
+        self._pipes: dict[tuple[str, str], Pipe] = {}
+        for (source, target), profile in spec.links.items():
+            route = tuple(shared[name] for name in spec.paths.get((source, target), ()))
+            pipe = Pipe(f"{source} to {target}", -1, profile, route=route, repairs=True)
+            self._pipes[self.addresses[source], self.addresses[target]] = pipe
+        self._listeners: dict[tuple[str, int], tuple[Accept, contextvars.Context]] = {}
+        self._streams: dict[str, set[Stream]] = {address: set() for address in self.addresses.values()}
+        self._last_port = _FIRST_PORT
+
+    def update(self, links: Mapping[tuple[str, str], LinkProfile]) -> None:
+        """As ``netem.backend.Backend.update``."""
+        for (source, target), profile in links.items():
+            pipe = self._pipes.get((self.addresses[source], self.addresses[target]))
+            if pipe is None:
+                raise NetworkError(f"the network has no link from {source} to {target} that could change")
+            pipe.change(profile)
+            pipe.release()
+
+    def listen(self, address: str, port: int, accept: Accept) -> None:
+        """From now on every connection to there gets a protocol of ``accept``, in the context of this call."""
+        self._listeners[address, port] = accept, contextvars.copy_context()
+
+    def stop_listening(self, address: str, port: int) -> None:
+        self._listeners.pop((address, port), None)
+
+    async def connect(self, source: str, target: str, port: int, make: Accept) -> asyncio.BaseProtocol:
+        """Connect; the protocol of ``make`` is connected when this returns. Raises ``ConnectionRefusedError``."""
+        up, down = self._pipes[source, target], self._pipes[target, source]
+        await self._cross(up)
+        listener = self._listeners.get((target, port))
+        await self._cross(down)
+        if listener is None:
+            raise ConnectionRefusedError(111, f"nobody listens at {target}:{port}")
+        accept, context = listener
+        self._last_port += 1
+        here, there = (source, self._last_port), (target, port)
+        ours, theirs = make(), context.copy().run(accept)
+        near = Stream(self._loop, ours, contextvars.copy_context(), self, up, here, there)
+        far = Stream(self._loop, theirs, context.copy(), self, down, there, here)
+        near.peer, far.peer = far, near
+        self._streams[source].add(near)
+        self._streams[target].add(far)
+        self.carry(up, 0, far.begin, context=far.context)
+        near.begin()
+        return ours
+
+    async def _cross(self, pipe: Pipe) -> None:
+        """One packet of a handshake."""
+        arrived: asyncio.Future[None] = self._loop.create_future()
+        self.carry(pipe, _HANDSHAKE_BYTES, _resolve, arrived)
+        await arrived
+
+    def n_streams(self, address: str) -> int:
+        """Connections that a node has open."""
+        return len(self._streams[address])
+
+    def forget(self, stream: Stream) -> None:
+        self._streams[stream.here[0]].discard(stream)
+
+    def kill(self, address: str) -> None:
+        """The process there is no more: nothing of it is called again, and those it spoke to hear of it."""
+        for key in [key for key in self._listeners if key[0] == address]:
+            del self._listeners[key]
+        for stream in sorted(self._streams[address], key=lambda stream: (stream.here, stream.there)):
+            stream.die()
+        self._streams[address].clear()
+
+    def carry(
+        self,
+        pipe: Pipe,
+        n_bytes: int,
+        deliver: Callable[..., object],
+        *args: object,
+        context: contextvars.Context | None = None,
+    ) -> None:
+        """Have the link carry ``n_bytes`` and call ``deliver(*args)`` when the last of them arrives."""
+        if pipe.holds:
+            pipe.held.append(lambda: self.carry(pipe, n_bytes, deliver, *args, context=context))
+            return
+        n_segments = -(-n_bytes // self.mss) or 1
+        size = n_bytes + n_segments * HEADER_BYTES
+        segment_bytes = min(n_bytes, self.mss) + HEADER_BYTES
+        entered = pipe.enter(self._loop.time(), size, n_segments, segment_bytes)
+        assert entered is not None, "a pipe that repairs drops nothing"
+        self._schedule(entered, deliver, args, context)
+
+    def _schedule(
+        self,
+        entered: tuple[float, Transit | None],
+        deliver: Callable[..., object],
+        args: tuple[object, ...],
+        context: contextvars.Context | None,
+    ) -> None:
+        at_s, transit = entered
+        if transit is None:
+            self._loop.call_at(at_s, deliver, *args, context=context)
+        else:
+            self._loop.call_at(at_s, self._onward, transit, deliver, args, context, context=_OUTSIDE)
+
+    def _onward(
+        self,
+        transit: Transit,
+        deliver: Callable[..., object],
+        args: tuple[object, ...],
+        context: contextvars.Context | None,
+    ) -> None:
+        entered = transit.enter(self._loop.time())
+        assert entered is not None, "a pipe that repairs drops nothing"
+        self._schedule(entered, deliver, args, context)
+
+
+_OUTSIDE = contextvars.Context()
+"""Of what the kernel would do: whichever process is stopped or gone."""
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+class Stream(asyncio.Transport):
+    """One end of a connection: what asyncio's transport and the kernel's TCP together are.
+
+    ``peer`` is the other end. Its protocol is called in ``context`` only.
+    """
+
+    peer: Stream
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        protocol: asyncio.BaseProtocol,
+        context: contextvars.Context,
+        network: MemoryNetwork,
+        pipe: Pipe,
+        here: tuple[str, int],
+        there: tuple[str, int],
+    ) -> None:
+        super().__init__({"sockname": here, "peername": there})
+        self.here, self.there = here, there
+        self.context = context
+        self._loop = loop
+        self._protocol: Any = protocol
+        self._network = network
+        self._pipe = pipe
+        self._is_closing = self._is_lost = False
+        """No more is written; the protocol knows that it is over."""
+        self._reads, self._held_bytes = True, 0
+        self._held: deque[bytes | None] = deque()
+        """What the protocol does not read yet; ``None`` is the end."""
+        self._unsent: deque[bytes | None] = deque()
+        self._unsent_bytes = 0
+        self._acknowledged: deque[tuple[float, int]] = deque()
+        """(when the sender learns that they have arrived, bytes)"""
+        self._flight_bytes, self._window_bytes = 0, network.first_flight_bytes
+        self._sent_at_s, self._pushes_at_s = 0.0, math.inf
+        self._is_paused = False
+
+    def begin(self) -> None:
+        """The connection stands. Call it in ``context``, or in one of the same process."""
+        if not self._is_lost:
+            self._protocol.connection_made(self)
+
+    # What the protocol's side calls
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self._protocol = protocol
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        protocol: asyncio.BaseProtocol = self._protocol
+        return protocol
+
+    def is_closing(self) -> bool:
+        return self._is_closing
+
+    def is_reading(self) -> bool:
+        return self._reads and not self._is_closing
+
+    def pause_reading(self) -> None:
+        self._reads = False
+
+    def resume_reading(self) -> None:
+        if self._reads:
+            return
+        self._reads = True
+        if self._held:
+            self._loop.call_soon(self._read_held, context=self.context)
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """The limits stay as they are."""
+
+    def get_write_buffer_size(self) -> int:
+        return max(0, self._unsent_bytes + self._flight_bytes - _SEND_BUFFER_BYTES) if self._unsent else 0
+
+    def write(self, data: Any) -> None:
+        if self._is_closing or not data:
+            return
+        piece = bytes(data)
+        n_bytes = len(piece)
+        if not self._unsent and n_bytes <= _BURST_BYTES and n_bytes <= self._room_bytes():
+            self._send(piece)
+            return
+        for begin in range(0, n_bytes, _BURST_BYTES):
+            self._unsent.append(piece[begin : begin + _BURST_BYTES])
+        self._unsent_bytes += n_bytes
+        self._push()
+        if self.get_write_buffer_size() > _HIGH_WATER_BYTES and not self._is_paused:
+            self._is_paused = True
+            self._protocol.pause_writing()
+
+    def writelines(self, list_of_data: Any) -> None:
+        self.write(b"".join(list_of_data))
+
+    def close(self) -> None:
+        if self._is_closing:
+            return
+        self._is_closing = True
+        self._unsent.append(None)
+        self._push()
+        self._loop.call_soon(self._lose, None, context=self.context)
+
+    def abort(self) -> None:
+        if self._is_lost:
+            return
+        self._is_closing = True
+        self._unsent.clear()
+        self._unsent_bytes = 0
+        self._network.carry(self._pipe, 0, self.peer.reset, context=self.peer.context)
+        self._loop.call_soon(self._lose, None, context=self.context)
+
+    # What the network calls
+
+    def die(self) -> None:
+        """Its process is gone. What the kernel has taken still goes out."""
+        if not self._is_closing:
+            self._unsent.append(None)
+            self._push()
+        self._is_closing = self._is_lost = True
+
+    def reset(self) -> None:
+        """The other end has broken the connection."""
+        self._is_closing = True
+        self._lose(ConnectionResetError(104, "connection reset by peer"))
+
+    def receive(self, data: bytes | None) -> None:
+        """Data arrive, or the other end's end."""
+        if data is not None:
+            self.peer.arrived(len(data))
+        if self._is_lost or (self._is_closing and data is not None):
+            return
+        if not self._reads or self._held:
+            self._held.append(data)
+            self._held_bytes += len(data or b"")
+        elif data is not None:
+            self._protocol.data_received(data)
+        else:
+            self._end()
+
+    def _read_held(self) -> None:
+        while self._held and self._reads and not self._is_lost:
+            data = self._held.popleft()
+            if data is None:
+                self._end()
+                return
+            self._held_bytes -= len(data)
+            self._protocol.data_received(data)
+        if not self._held_bytes and self.peer._unsent:
+            self._network.carry(self._pipe, 0, self.peer._push, context=_OUTSIDE)
+
+    def _end(self) -> None:
+        if not self._protocol.eof_received():
+            self.close()
+
+    def _lose(self, error: Exception | None) -> None:
+        if self._is_lost:
+            return
+        self._is_lost = True
+        self._network.forget(self)
+        self._protocol.connection_lost(error)
+
+    # What the kernel does
+
+    def _room_bytes(self) -> int:
+        """How much may be sent now."""
+        now_s, acknowledged = self._loop.time(), self._acknowledged
+        while acknowledged and acknowledged[0][0] <= now_s:
+            n_bytes = acknowledged.popleft()[1]
+            self._flight_bytes -= n_bytes
+            if self._unsent:  # slow start: a window that was full grows by what came through
+                self._window_bytes += n_bytes
+        # Linux restarts after a retransmission timeout without traffic: a round trip and 0.2 s.
+        timeout_s = self._pipe.delay_s + self.peer._pipe.delay_s + MIN_RETRANSMISSION_S
+        is_idle = not self._flight_bytes and self._sent_at_s + timeout_s < now_s
+        if is_idle and self._network.restarts_after_idle:
+            self._window_bytes = min(self._window_bytes, self._network.first_flight_bytes)
+        window_bytes = min(self._window_bytes, _RECEIVE_WINDOW_BYTES - self.peer._held_bytes)
+        return window_bytes - self._flight_bytes
+
+    def _send(self, piece: bytes) -> None:
+        self._flight_bytes += len(piece)
+        self._sent_at_s = self._loop.time()
+        self._network.carry(self._pipe, len(piece), self.peer.receive, piece, context=self.peer.context)
+
+    def arrived(self, n_bytes: int) -> None:
+        """The other end has so much more of what was sent; the acknowledgement is on its way."""
+        at_s = self._loop.time() + self.peer._pipe.delay_s
+        self._acknowledged.append((at_s, n_bytes))
+        if self._unsent:
+            self._push_at(at_s)
+
+    def _push_at(self, at_s: float) -> None:
+        if at_s < self._pushes_at_s:
+            self._pushes_at_s = at_s
+            self._loop.call_at(at_s, self._push_again, context=_OUTSIDE)
+
+    def _push_again(self) -> None:
+        self._pushes_at_s = math.inf
+        self._push()
+
+    def _push(self) -> None:
+        """Send what the window lets go; more when more of it has been acknowledged."""
+        unsent = self._unsent
+        while unsent:
+            piece = unsent[0]
+            if piece is None:
+                self._network.carry(self._pipe, 0, self.peer.receive, None, context=self.peer.context)
+            elif len(piece) > self._room_bytes():
+                if self._acknowledged:
+                    self._push_at(self._acknowledged[0][0])
+                break
+            else:
+                self._unsent_bytes -= len(piece)
+                self._send(piece)
+            unsent.popleft()
+        if self._is_paused and self.get_write_buffer_size() <= _LOW_WATER_BYTES:
+            self._is_paused = False
+            self._loop.call_soon(self._resume_writing, context=self.context)
+
+    def _resume_writing(self) -> None:
+        if not self._is_lost and not self._is_paused:
+            self._protocol.resume_writing()
