@@ -45,10 +45,11 @@ class OpenHop:
 
 
 class Refusal(NamedTuple):
-    """Why a chain could not be opened: one server's reason, and all servers that could not be reached."""
+    """Why a chain could not be opened: one server's reason, all that refused, and of these all that could not be reached."""
 
     server: int
     reason: str
+    refused: tuple[int, ...]
     broken: tuple[int, ...]
 
 
@@ -105,17 +106,19 @@ class Chain:
             for hop in opened:
                 self.forget(hop)
             raise
-        refused, broken = None, []
+        reason: tuple[int, str] | None = None
+        refused, broken = [], []
         for (server, _, _), result in zip(plan, results, strict=True):
             if isinstance(result, ServerError | ConnectionLost):
-                refused = server, str(result)
+                reason = server, str(result)
+                refused.append(server)
                 if not (isinstance(result, ServerError) and result.code == wire.NO_CAPACITY):
                     broken.append(server)
             elif isinstance(result, BaseException):
                 raise result
-        if refused is not None:
+        if reason is not None:
             await self.close(opened)
-            return Refusal(*refused, tuple(broken))
+            return Refusal(*reason, tuple(refused), tuple(broken))
         return sorted(opened, key=lambda hop: hop.first)
 
     async def _open(self, server: int, first: int, last: int, key: str) -> int:

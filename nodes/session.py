@@ -123,6 +123,8 @@ class HubSession:
         """Ask for routes until one admits the session; answer the start of that attempt."""
         rules = self._rules
         waits_s = rules.waits_s(self.request.index)
+        refused: tuple[int, ...]
+        broken: tuple[int, ...]
         for attempt in range(1_000_000):
             asked_at_s = self._clock.now_s()
             answer = await self._route(self.request, attempt)
@@ -130,6 +132,7 @@ class HubSession:
             give_up_s = rules.give_up_s
             if answer is None:
                 reason, server = "no route covers the model", -1
+                refused, broken = (), ()
                 give_up_s = give_up_s or rules.recovery.give_up_s
             else:
                 plan: list[HopPlan] = [tuple(hop) for hop in answer["hops"]]
@@ -140,7 +143,7 @@ class HubSession:
                     self.hops = opened
                     self._observer.state(self.request, "admitted", self._clock.now_s(), {"hops": plan})
                     return attempt_at_s
-                server, reason, broken = opened
+                server, reason, refused, broken = opened
                 if broken:
                     give_up_s = give_up_s or rules.recovery.give_up_s
                     self._recovery.unreachable(broken)
@@ -151,7 +154,13 @@ class HubSession:
                 self.request,
                 "rejected",
                 now_s,
-                {"server": server, "reason": reason, "backoff_s": backoff_s},
+                {
+                    "server": server,
+                    "reason": reason,
+                    "backoff_s": backoff_s,
+                    "refused": list(refused),
+                    "broken": list(broken),
+                },
             )
             await self._clock.sleep_until_s(now_s + backoff_s)
         raise SessionError("a million attempts to open a session failed")

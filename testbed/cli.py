@@ -62,6 +62,9 @@ def up(
     hold: Annotated[bool, typer.Option("--hold", help="Keep the testbed up after the workload.")] = False,
     slo: Annotated[str | None, typer.Option(help="Objectives for goodput, e.g. ttft=5s,tpot=1s.")] = None,
     report: Annotated[bool, typer.Option(help="Write report.html and figures after the run.")] = True,
+    twin: Annotated[
+        bool, typer.Option(help="Judge a run in real time by the same run in virtual time, made after it.")
+    ] = True,
 ) -> None:
     """Bring the testbed up, serve the scenario's workload, write a trace, print a summary."""
     from testbed.scenario import load_experiment
@@ -80,7 +83,9 @@ def up(
     _refuse_pair_and_half(policy is not None, placement, routing)
     changes += PolicyChoice(policy, placement, routing).overrides()
     experiment = load_experiment(scenario, [*(overrides or []), *changes])
-    raise typer.Exit(up_command(experiment, out, as_json=as_json, hold=hold, slo=slo, report=report))
+    raise typer.Exit(
+        up_command(experiment, out, as_json=as_json, hold=hold, slo=slo, report=report, with_twin=twin)
+    )
 
 
 def _refuse_pair_and_half(has_pair: bool, placement: str | None, routing: str | None) -> None:

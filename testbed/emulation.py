@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +26,7 @@ from testbed.launching import Launcher, Listener
 from testbed.moving.emulated import Mover
 from testbed.moving.steering import online_policy
 from testbed.nodeset import NodeSet
-from testbed.placing import PlacedExperiment, placement_data
+from testbed.placing import PlacedExperiment, PolicyInterrupted, placement_data
 from testbed.progress import ENDED, Progress
 from testbed.real import RealModel
 from testbed.rundir import NETWORK_CHANGE, EventWriter, write_json
@@ -79,6 +80,9 @@ class Emulation:
             nodes.begins = self._mover.begins
         self._started_at = time.monotonic()
         self.startup_s: dict[str, float] = {}
+        self.wall_s: float | None = None
+        """Real seconds of serving, once all is served; ``scenario_s``: what the clock showed then."""
+        self.scenario_s: float | None = None
         self._background: list[asyncio.Task[None]] = []
         self.memory = ServerMemory(experiment.problem)
         self.forwarder: dict[str, float] | None = None
@@ -135,7 +139,9 @@ class Emulation:
                 if r.client == number
             ]
             await self.nodes.peers[client].ask("serve", requests, list(self.faults.watched))
+        began_at = time.monotonic()
         await self._guard(self._all_done.wait())
+        self.wall_s, self.scenario_s = time.monotonic() - began_at, self.clock.now_s()
         await self._guard(self.faults.look_for_leaks())
         self.forwarder = await self._guard(self._launcher.stats())
         for client, failure in self._done.items():
@@ -178,11 +184,8 @@ class Emulation:
         await self.faults.end()
         # Clients close their sessions over the network, which answers nobody if it is what broke.
         patience_s = _BROKEN_PATIENCE_S if self._broken.done() else _PATIENCE_S
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(patience_s):
-                await asyncio.gather(
-                    *(client.ask("finish") for client in self.nodes.clients), return_exceptions=True
-                )
+        finished = (client.ask("finish") for client in self.nodes.clients)
+        await _within_real_s(patience_s, asyncio.gather(*finished, return_exceptions=True))
         for peer in self.nodes.peers.values():
             with contextlib.suppress(control.ControlError):  # it is gone already
                 peer.tell("stop")
@@ -237,6 +240,8 @@ class Emulation:
     async def _on_route(self, index: int, attempt: int) -> dict[str, Any] | None:
         try:
             return self._coordinator.route(index)
+        except PolicyInterrupted:  # by what ends the run
+            return None
         except PolicyError as error:
             self._break(UserError(f"request {index}: {error}"))
             return None
@@ -244,6 +249,8 @@ class Emulation:
     async def _on_reroute(self, index: int, first: int, last: int, n_done: int) -> dict[str, Any] | None:
         try:
             return self._coordinator.reroute(index, first, last, n_done)
+        except PolicyInterrupted:  # by what ends the run
+            return None
         except PolicyError as error:
             self._break(UserError(f"request {index}: {error}"))
             return None
@@ -287,6 +294,14 @@ class Emulation:
         tail = _log_tail(self.run_dir / "logs" / f"{name}.log")
         self._break(RunError(f"{name} ended unexpectedly (status {status}){tail}"))
 
+    def sign(self) -> object:
+        """Something that is different whenever the run has moved."""
+        return self.clock.instant(), len(self.nodes.peers), self.progress.n_told
+
+    def give_up(self, error: TestbedError) -> None:
+        """End the run with ``error``."""
+        self._break(error)
+
     def _break(self, error: TestbedError) -> None:
         if not self._broken.done():
             self._broken.set_exception(error)
@@ -299,6 +314,22 @@ class Emulation:
 
     def _mark(self, phase: str) -> None:
         self.startup_s[phase] = round(time.monotonic() - self._started_at, 4)
+
+
+async def _within_real_s(seconds: float, work: asyncio.Future[Any]) -> None:
+    """Wait for ``work``, but no longer than that, whatever the run's clock does."""
+    loop = asyncio.get_running_loop()
+    is_over = asyncio.Event()
+    timer = threading.Timer(seconds, loop.call_soon_threadsafe, (is_over.set,))
+    timer.start()
+    limit = asyncio.ensure_future(is_over.wait())
+    try:
+        await asyncio.wait({work, limit}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        timer.cancel()
+        timer.join()
+        limit.cancel()
+        work.cancel()
 
 
 def _log_tail(path: Path) -> str:
@@ -319,10 +350,14 @@ def plan_document(emulation: Emulation, has_ended: bool = False) -> dict[str, An
         "clients": list(problem.clients),
         "placement_decision_s": emulation.placed.decision_s,
         "network": emulation.nodes.network.get("name", emulation.experiment.network),
+        "clock": {"name": emulation.stage.clock, "why": emulation.stage.why},
+        "wall_s": emulation.wall_s,
+        "scenario_s": emulation.scenario_s,
         "startup_s": emulation.startup_s,
         "forwarder": emulation.forwarder,
         "memory": emulation.memory.largest,
         "decisions": emulation.faults.decisions if has_ended else None,
+        "routing_decisions_s": [round(took_s, 7) for took_s in emulation.decisions_s] if has_ended else None,
         "leaks": emulation.faults.leaks,
     }
 

@@ -124,6 +124,9 @@ class LauncherHandle:
     def descriptors(self, processes: Mapping[str, int]) -> dict[str, int]:
         return open_descriptors(processes)
 
+    def busy(self) -> list[str]:
+        return self._page.busy() if self._page is not None else []
+
     async def _ask(self, command: str, *arguments: Any) -> Any:
         assert self._answers is not None, "asked before attached"
         async with self._lock:

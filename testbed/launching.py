@@ -67,6 +67,10 @@ class Launcher(Protocol):
         """What these nodes have open (descriptors, or connections), by name; without those that have ended."""
         ...
 
+    def busy(self) -> list[str]:
+        """In virtual time: the names of those who have something to do; nobody's, if all wait."""
+        ...
+
     def close(self) -> None:
         """End every node and remove the network."""
         ...

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.live import Live
@@ -12,36 +13,35 @@ from rich.table import Table
 
 from testbed.progress import Progress
 
-_REFRESH_S = 0.25
+_REFRESHES_PER_S = 4
 
 
-class LiveView:
-    """Shows a run's progress until cancelled."""
+@contextmanager
+def shown(progress: Progress) -> Iterator[None]:
+    """Show a run's progress while the body runs, if stderr is a terminal.
 
+    From a thread: the event loop's time may be virtual.
+    """
+    if not sys.stderr.isatty():
+        yield
+        return
+    view = _View(progress)
+    with Live(
+        console=Console(stderr=True),
+        get_renderable=view.render,
+        refresh_per_second=_REFRESHES_PER_S,
+        transient=True,
+    ):
+        yield
+
+
+class _View:
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
-        self._console = Console(stderr=True)
-        self._live: Live | None = None
-        self._started_at = time.monotonic()
         self._rate = 0.0
-        self._last = (self._started_at, 0)
+        self._last = (time.monotonic(), 0)
 
-    async def run(self) -> None:
-        """Refresh four times a second. Does nothing when stderr is not a terminal."""
-        if not sys.stderr.isatty():
-            return
-        self._live = Live(console=self._console, auto_refresh=False, transient=True)
-        self._live.start()
-        while True:
-            self._live.update(self._render(), refresh=True)
-            await asyncio.sleep(_REFRESH_S)
-
-    def close(self) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
-
-    def _render(self) -> Table:
+    def render(self) -> Table:
         progress = self._progress
         now, tokens = time.monotonic(), sum(progress.n_tokens.values())
         if now - self._last[0] >= 1.0:

@@ -26,6 +26,8 @@ from testbed.fixed import PREFIX, fixed_placement, fixed_routing
 
 _NONE: Mapping[str, RoutingPolicy] = MappingProxyType({})
 _SAID: set[str] = set()
+_DECIDING: list[str] = []
+"""Policies whose code runs, the innermost last."""
 """Policies whose notice is on stderr already."""
 _MAX_CHECKED = 65536
 """Chains whose check is remembered."""
@@ -80,19 +82,43 @@ class PlacedExperiment:
     bind_to: Callable[[Problem, Placement], CheckedRouter]
 
 
+class PolicyInterrupted(PolicyError):
+    """A policy was interrupted as it decided: whoever did that knows why."""
+
+
+class _Interrupt(BaseException):
+    """Gets out of a policy's code, which may catch what it likes of ``Exception``."""
+
+
+def deciding() -> str | None:
+    """Which policy's code runs now; ``None``: none does."""
+    return _DECIDING[-1] if _DECIDING else None
+
+
+def interrupt_policy() -> None:
+    """In a signal handler: if a policy's code runs, it ends here, with ``PolicyInterrupted``."""
+    if _DECIDING:
+        raise _Interrupt
+
+
 @contextmanager
 def policy_code(kind: str, name: str) -> Iterator[None]:
     """Runs a policy's code: whatever it raises becomes a ``PolicyError`` that names it and the place."""
+    _DECIDING.append(f"{kind} policy {name}")
     try:
         yield
     except PolicyError:
         raise
+    except _Interrupt:
+        raise PolicyInterrupted(f"{kind} policy {name} was interrupted as it decided") from None
     except (Exception, SystemExit) as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         raise PolicyError(
             f"{kind} policy {name} failed at {Path(frame.filename).name}:{frame.lineno} with "
             f"{type(error).__name__}: {' '.join(str(error).split())}"
         ) from error
+    finally:
+        _DECIDING.pop()
 
 
 def place_experiment(

@@ -22,13 +22,16 @@ class Progress:
     ttft_s: float = 0.0
     gap_s: float = 0.0
     scenario_s: float = 0.0
+    n_told: int = 0
+    """How often a request has changed its state."""
 
     def count(self, *states: str) -> int:
-        n_open = sum(state in states for state in self.states.values())
+        n_open = sum(state in states for state in list(self.states.values()))  # a view may ask from a thread
         return n_open + sum(self.n_ended[state] for state in states)
 
     def told(self, request: int, state: str) -> None:
         """``request`` is in ``state`` now."""
+        self.n_told += 1
         if state in ENDED:
             self.states.pop(request, None)
             self.n_ended[state] += 1

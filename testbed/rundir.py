@@ -19,6 +19,8 @@ BY_SCENARIO = "scenario"
 """Whose doing a fault was that the scenario planned."""
 """The event of a server that has changed its blocks."""
 OWNER = "owner.json"
+TWIN = "twin"
+"""Folder of the same run in virtual time: a run directory of its own."""
 LINKS_PREFIX = "testbed-links-"
 """Name of the temporary folders of ``testbed links``."""
 

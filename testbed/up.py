@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import json
 import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import typer
@@ -19,23 +21,36 @@ from testbed.emulation import Emulation, run_emulation
 from testbed.errors import EXIT_INTERRUPTED, RunError, TestbedError, UserError
 from testbed.experiment import Experiment
 from testbed.launching import Launcher
-from testbed.live import LiveView
+from testbed.live import shown
 from testbed.moving.steering import Steering, online_policy
-from testbed.placing import PlacedExperiment, place_experiment
+from testbed.placing import PlacedExperiment, deciding, interrupt_policy, place_experiment
 from testbed.real import RealModel, check_model, real_model, require_blocks
 from testbed.results import finish_run, write_report
 from testbed.results.slo import parse_slo
 from testbed.results.text import summary_text
 from testbed.rundir import make_run_dir
 from testbed.scenario import dump_toml
+from testbed.signals import handling
 from testbed.stage import Stage, choose_stage
+from testbed.twin import run_twin
 from testbed.verify import verify_tokens
+from testbed.virtual.stall import StallWatch
 
 
 def up_command(
-    experiment: Experiment, out: Path | None, *, as_json: bool, hold: bool, slo: str | None, report: bool
+    experiment: Experiment,
+    out: Path | None,
+    *,
+    as_json: bool,
+    hold: bool,
+    slo: str | None,
+    report: bool,
+    with_twin: bool = True,
 ) -> int:
-    """Run ``experiment``; answers the exit code: 0 only when every request completed."""
+    """Run ``experiment``; answers the exit code: 0 only when every request completed.
+
+    ``with_twin``: a run in real time is then repeated in virtual time, and judged by that.
+    """
     objectives = parse_slo(slo) if slo is not None else None
     check_can_run(experiment)
     stage = choose_stage(experiment, holds=hold)
@@ -53,6 +68,9 @@ def up_command(
         return EXIT_INTERRUPTED
     if real is not None and error is None and not interrupted:
         verify_tokens(run_dir, experiment, real, _say)
+    if with_twin and not stage.is_virtual and error is None and not interrupted:
+        _say("running the twin in virtual time (--no-twin leaves it out)")
+        run_twin(experiment, placed, run_dir, _say)
     try:
         summary = finish(run_dir, experiment, objectives, report)
     except RunError:
@@ -168,21 +186,34 @@ async def emulate(
         interrupted.set()
         emulation.interrupted.set()
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, interrupt)
-    with _shown(LiveView(emulation.progress)) if live else nullcontext():
+    stalls: list[str] = []
+
+    def signalled(number: int, _: FrameType | None) -> None:
+        if not stalls:
+            loop.call_soon_threadsafe(interrupt)
+        interrupt_policy()
+
+    def stalled(text: str) -> None:
+        stalls.append(text)
+        loop.call_soon_threadsafe(emulation.give_up, RunError(text))
+        _thread.interrupt_main()
+
+    with ExitStack() as around:
+        around.enter_context(handling(signalled, signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+        if live:
+            around.enter_context(shown(emulation.progress))
+        if stage.is_virtual:
+            around.enter_context(StallWatch(emulation.sign, lambda: busy_text(launcher), stalled))
         error = await run_emulation(emulation, hold, announce)
     return error, interrupted.is_set() and not emulation.has_served
 
 
-@contextmanager
-def _shown(view: LiveView) -> Iterator[None]:
-    showing = asyncio.create_task(view.run())
-    try:
-        yield
-    finally:
-        showing.cancel()
-        view.close()
+def busy_text(launcher: Launcher) -> str:
+    """Who keeps a run in virtual time from going on."""
+    who = launcher.busy()
+    text = f"{', '.join(who)} {'is' if len(who) == 1 else 'are'} busy" if who else "everybody waits"
+    policy = deciding()
+    return f"{policy} has not decided ({text})" if policy is not None else text
 
 
 def finish(

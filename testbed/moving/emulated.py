@@ -16,6 +16,7 @@ from testbed.errors import RunError, TestbedError, UserError
 from testbed.experiment import Experiment
 from testbed.faults.machines import Nodes
 from testbed.moving.steering import Load, Steering
+from testbed.placing import PolicyInterrupted
 from testbed.rundir import MOVED, EventWriter
 
 _NEWS_S = 2.0
@@ -95,6 +96,8 @@ class Mover:
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
+        except PolicyInterrupted:  # by what ends the run
+            return
         except PolicyError as error:
             self._nodes.broke(UserError(str(error)))
         except TestbedError as error:

@@ -17,6 +17,7 @@ from netem.syscalls import set_death_signal
 from testbed.errors import RunError
 from testbed.reproduce.runs import run_setting
 from testbed.reproduce.settings import Setting
+from testbed.signals import handling
 
 Task = tuple[Setting, int]
 """A setting and the seed of the run."""
@@ -68,24 +69,12 @@ def results(tasks: list[Task], jobs: int) -> Generator[tuple[Task, dict[str, Any
 def _stop_asked_for() -> Iterator[Callable[[], bool]]:
     """Whether Ctrl-C or SIGTERM came while the body ran: raised anywhere, they could leave a lock of the executor's taken."""
     came: list[int] = []
-    with _handling(lambda number, _: came.append(number), *_STOPS):
+    with handling(lambda number, _: came.append(number), *_STOPS):
         yield lambda: bool(came)
 
 
 def _signals_ignored() -> AbstractContextManager[None]:
-    return _handling(signal.SIG_IGN, *_STOPS)
-
-
-@contextmanager
-def _handling(
-    handler: Callable[[int, FrameType | None], object] | signal.Handlers, *numbers: signal.Signals
-) -> Iterator[None]:
-    before = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, previous in before.items():
-            signal.signal(number, previous)
+    return handling(signal.SIG_IGN, *_STOPS)
 
 
 @contextmanager
@@ -96,7 +85,7 @@ def sigterm_as_ctrl_c() -> Iterator[None]:
         signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    with _handling(stop, signal.SIGTERM):
+    with handling(stop, signal.SIGTERM):
         yield
 
 

@@ -2,6 +2,7 @@
 
 - ``logs`` reads what clients wrote; ``model`` puts the modelled time beside every hop
 - ``requests`` has a row and its metrics per request; ``summary`` aggregates; ``slo`` reads objectives
+- ``errors``: how far the run is from its twin, or from the closed model
 - ``tables`` (Parquet), ``trace`` (Perfetto), ``text`` (terminal), ``figures`` and ``report`` write;
   ``atomic`` lets no file be left half written; ``intervals``: means over runs
 - ``verified`` reads whether a run's tokens are those of the whole model
@@ -17,12 +18,13 @@ from typing import Any
 from testbed.errors import RunError, UserError
 from testbed.experiment import Experiment
 from testbed.results.atomic import replacing
-from testbed.results.logs import read_logs
-from testbed.results.model import hop_table
+from testbed.results.errors import Tables
+from testbed.results.logs import RunRecords, read_logs
+from testbed.results.model import HopTable, hop_table
 from testbed.results.requests import request_rows
 from testbed.results.summary import summarize
 from testbed.results.verified import read_verification
-from testbed.rundir import write_json
+from testbed.rundir import TWIN, write_json
 
 __all__ = ["finish_run", "load_run", "write_report"]
 
@@ -42,10 +44,8 @@ def finish_run(
     plan = json.loads((run_dir / "plan.json").read_text(encoding="utf-8"))
     if objectives is None:
         objectives = _earlier_objectives(run_dir)
-    records = read_logs(run_dir)
-    hops = hop_table(experiment, records)
-    rows = request_rows(experiment, records, hops)
-    summary = summarize(experiment, plan, records, hops, rows, objectives)
+    records, hops, rows = _tables(run_dir, experiment)
+    summary = summarize(experiment, plan, records, hops, rows, objectives, _twin(run_dir))
     summary.update(read_verification(run_dir, experiment))
     _write_all(
         run_dir,
@@ -68,9 +68,7 @@ def write_report(run_dir: Path, experiment: Experiment) -> Path:
     from testbed.results.report import page_text
 
     summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
-    records = read_logs(run_dir)
-    hops = hop_table(experiment, records)
-    rows = request_rows(experiment, records, hops)
+    records, hops, rows = _tables(run_dir, experiment)
     failures = [
         f"request {row['request']}: {row['status']} {row['reason']}".strip()
         for row in rows
@@ -84,6 +82,20 @@ def write_report(run_dir: Path, experiment: Experiment) -> Path:
 
     _write_all(run_dir, {"report.html": write_page})
     return run_dir / "report.html"
+
+
+def _tables(run_dir: Path, experiment: Experiment) -> tuple[RunRecords, HopTable, list[dict[str, Any]]]:
+    records = read_logs(run_dir)
+    hops = hop_table(experiment, records)
+    return records, hops, request_rows(experiment, records, hops)
+
+
+def _twin(run_dir: Path) -> Tables | None:
+    """The run's twin, if it was made and came to its end."""
+    folder = run_dir / TWIN
+    if not (folder / "summary.json").exists():
+        return None
+    return Tables(*_tables(folder, load_run(folder)))
 
 
 def load_run(run_dir: Path) -> Experiment:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 
@@ -28,6 +28,19 @@ class TokenRecord:
     token_id: int = -1
 
 
+class Attempt(NamedTuple):
+    """An attempt to open a chain that was refused, and how long the client waited then.
+
+    ``chain`` is ``None`` where there was none; ``refused`` are the servers without room, ``broken`` those among
+    them that could not be reached; ``None`` where the log does not say.
+    """
+
+    chain: list[list[int]] | None
+    refused: list[int] | None
+    broken: list[int] | None
+    backoff_s: float
+
+
 @dataclass
 class RequestRecord:
     """What a client logged of one request; ``status`` is the last state that ends one."""
@@ -44,6 +57,10 @@ class RequestRecord:
     wait_expected_s: float = 0.0
     decision_s: list[float] = field(default_factory=list)
     asked_s: list[float] = field(default_factory=list)
+    attempts: list[Attempt] = field(default_factory=list)
+    """Those that were refused, in order."""
+    asked_chain: list[list[int]] | None = None
+    """That of the present attempt."""
     retried_at_s: float = 0.0
     """The last time a chain was asked for or refused."""
     opening_at_s: float | None = None
@@ -152,12 +169,16 @@ def _apply_state(
     request = requests[index]
     if state == "routed":
         request.retried_at_s = at_s
+        request.asked_chain = details["hops"]
         request.decision_s.append(details["decision_s"])
         request.asked_s.append(details["asked_s"])
         request.wait_expected_s = max(request.wait_expected_s, details["wait_s"])
     elif state == "rejected":
         request.retried_at_s = at_s
         request.n_rejections += 1
+        refused, broken = details.get("refused"), details.get("broken")
+        request.attempts.append(Attempt(request.asked_chain, refused, broken, details["backoff_s"]))
+        request.asked_chain = None
     elif state == "admitted":
         request.chain = [list(hop) for hop in details["hops"]]
     else:  # completed, failed, interrupted

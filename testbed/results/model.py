@@ -1,4 +1,4 @@
-"""What the model says that every hop should have taken, given when its messages were sent.
+"""What the closed model says that every hop and every opening should have taken, given when messages were sent.
 
 Per hop: transmission and propagation each way, and k tau (decode) or k tau^I(l) (prefill) plus what the
 calibration adds, context and contention as the stub has them; with forwarding, one way from the server before,
@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +28,9 @@ from testbed.timeline import Timeline
 from testbed.wiring import scaled, stub_profile
 
 Array = NDArray[np.float64]
+
+_OPENING_BYTES, _OPENED_BYTES = 40, 15
+"""About what opening a session on a server and its answer take, frames included: see ``nodes.wire``."""
 
 
 @dataclass
@@ -58,6 +63,8 @@ class HopTable:
     """Hidden states in a message of a replay; 0, for every other row, if not given."""
     model_client_s: Array = field(default_factory=lambda: np.zeros(0))
     """What the client computes for the token, at its last hop; 0 if not given."""
+    model_opened_at_s: dict[int, float] = field(default_factory=dict)
+    """When the chain of a request should have been open, by its number: given when it was asked to."""
 
     def __post_init__(self) -> None:
         if not len(self.replayed_tokens):
@@ -136,43 +143,83 @@ def hub_times_s(experiment: Experiment, last: NDArray[np.int64]) -> Array:
     return np.where(last == problem.model.n_blocks, problem.hub_token_s, 0.0)
 
 
+class _Message(NamedTuple):
+    """What one node sends another; ``opening`` is the request that it opens, else -1, ``row`` then -1."""
+
+    sent_at_s: float
+    arrived_at_s: float
+    row: int
+    n_bytes: int
+    opening: int = -1
+
+
 def _fill_network(
     experiment: Experiment, records: RunRecords, table: HopTable, clients: NDArray[np.str_]
 ) -> None:
+    messages = _messages(experiment, table, clients)
+    _add_openings(experiment, records, messages)
     timeline = Timeline(experiment, records.changed_at_s)
     planned = Timeline(experiment, [change.at_s for change in experiment.changes[: len(records.changes)]])
-    for pair, messages in _messages(experiment, table, clients).items():
+    # Clients first: when an opening arrives is when its server answers it.
+    for pair in sorted(messages, key=lambda pair: (pair[0] not in experiment.problem.clients, pair)):
         free_at_s = -np.inf
-        for sent_at_s, arrived_at_s, row, n_bytes in sorted(messages):
-            ready_at_s = max(sent_at_s, free_at_s)
+        for message in sorted(messages[pair]):
+            ready_at_s = max(message.sent_at_s, free_at_s)
             start = up_again(timeline, pair, ready_at_s)
             if start == ready_at_s and planned.is_cut(pair, ready_at_s):
                 # Sent while the cut was being carried out: when it arrived tells whether it was caught.
                 caught_until_s = up_again(timeline, pair, up_again(planned, pair, ready_at_s))
-                start = caught_until_s if arrived_at_s > caught_until_s else start
+                start = caught_until_s if message.arrived_at_s > caught_until_s else start
             profile = scaled(timeline.link(pair, start), 1.0)
-            free_at_s = start + profile.transmission_s(n_bytes, experiment.mtu)
-            table.model_link_queue_s[row] += start - sent_at_s
-            table.model_network_s[row] += free_at_s - sent_at_s + profile.delay_s
+            free_at_s = start + profile.transmission_s(message.n_bytes, experiment.mtu)
+            arrives_at_s = free_at_s + profile.delay_s
+            if message.opening < 0:
+                table.model_link_queue_s[message.row] += start - message.sent_at_s
+                table.model_network_s[message.row] += arrives_at_s - message.sent_at_s
+            elif pair[0] in experiment.problem.clients:
+                answer = _Message(arrives_at_s, arrives_at_s, -1, _OPENED_BYTES, message.opening)
+                messages[pair[::-1]].append(answer)
+            else:
+                known_s = table.model_opened_at_s.get(message.opening, -math.inf)
+                table.model_opened_at_s[message.opening] = max(known_s, arrives_at_s)
+
+
+def _add_openings(
+    experiment: Experiment, records: RunRecords, messages: dict[tuple[str, str], list[_Message]]
+) -> None:
+    """What opens the chain of every admitted request, to each of its servers at once."""
+    names = [server.name for server in experiment.problem.servers]
+    for record in records.requests:
+        if record.opening_at_s is None:
+            continue
+        for server, _, _ in record.chain:
+            up, down = (record.client, names[server]), (names[server], record.client)
+            sent_at_s = record.opening_at_s
+            messages.setdefault(down, [])
+            opening = _Message(sent_at_s, sent_at_s, -1, _OPENING_BYTES, record.index)
+            messages.setdefault(up, []).append(opening)
 
 
 def _messages(
     experiment: Experiment, table: HopTable, clients: NDArray[np.str_]
-) -> dict[tuple[str, str], list[tuple[float, float, int, int]]]:
-    """(sent_at_s, arrived_at_s, row, bytes) of everything that went from one node to another, by that pair.
+) -> dict[tuple[str, str], list[_Message]]:
+    """Every step that went from one node to another, by that pair.
 
     With forwarding the server of the row before sends to the next one, and only the last to the client.
     """
     names = [s.name for s in experiment.problem.servers]
-    found: dict[tuple[str, str], list[tuple[float, float, int, int]]] = {}
+    found: dict[tuple[str, str], list[_Message]] = {}
     for row, (client, number) in enumerate(zip(clients.tolist(), table.server.tolist(), strict=True)):
         is_pushed = experiment.problem.forwarding and table.hop[row] > 0
         sender = names[table.server[row - 1]] if is_pushed else client
-        up = float(table.sent_at_s[row]), float(table.arrived_at_s[row]), row, int(table.up_bytes[row])
+        up = _Message(
+            float(table.sent_at_s[row]), float(table.arrived_at_s[row]), row, int(table.up_bytes[row])
+        )
         found.setdefault((sender, names[number]), []).append(up)
         if table.down_bytes[row]:
             times_s = float(table.departed_at_s[row]), float(table.received_at_s[row])
-            found.setdefault((names[number], client), []).append((*times_s, row, int(table.down_bytes[row])))
+            down = _Message(*times_s, row, int(table.down_bytes[row]))
+            found.setdefault((names[number], client), []).append(down)
     return found
 
 
@@ -216,11 +263,28 @@ def model_setup_s(
     chain: list[list[int]],
     timeline: Timeline | None = None,
     at_s: float = 0.0,
+    opened_at_s: float | None = None,
 ) -> float:
     """Opening a chain: the slowest hop's round trip, at least the initial delay, plus session setup.
 
-    With ``timeline`` its links at ``at_s``, when the opening is sent; without, those of the start.
+    ``opened_at_s``: when all hops have answered what was sent at ``at_s``, if that is known. With ``timeline`` its
+    links at ``at_s``; without, those of the start.
     """
+    if opened_at_s is None:
+        opened_s = round_trip_s(experiment, client, [hop[0] for hop in chain], timeline, at_s)
+    else:
+        opened_s = opened_at_s - at_s
+    return max(opened_s, experiment.problem.initial_delay_s) + experiment.calibration.session_setup_s
+
+
+def round_trip_s(
+    experiment: Experiment,
+    client: str,
+    servers: Iterable[int],
+    timeline: Timeline | None = None,
+    at_s: float = 0.0,
+) -> float:
+    """What a small message that a client sends at ``at_s`` to several servers at once takes, there and back."""
     names = [s.name for s in experiment.problem.servers]
 
     def rtt_s(server: str) -> float:
@@ -232,5 +296,4 @@ def model_setup_s(
         answered_at_s = up_again(timeline, down, arrived_at_s)
         return answered_at_s + timeline.link(down, answered_at_s).delay_s - at_s
 
-    slowest_s = max((rtt_s(names[hop[0]]) for hop in chain), default=0.0)
-    return max(slowest_s, experiment.problem.initial_delay_s) + experiment.calibration.session_setup_s
+    return max((rtt_s(names[server]) for server in servers), default=0.0)

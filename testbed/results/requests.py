@@ -11,7 +11,7 @@ import numpy as np
 from policies.problem import Hop, RequestSpec, service_s
 from testbed.experiment import Experiment
 from testbed.results.logs import RequestRecord, RunRecords
-from testbed.results.model import HopTable, model_setup_s
+from testbed.results.model import HopTable, model_setup_s, round_trip_s
 from testbed.timeline import Timeline
 
 METRICS = ("queue_s", "setup_s", "ttft_s", "tpot_s", "per_token_s", "rest_s", "e2e_s")
@@ -20,7 +20,7 @@ METRICS = ("queue_s", "setup_s", "ttft_s", "tpot_s", "per_token_s", "rest_s", "e
 def request_rows(experiment: Experiment, records: RunRecords, hops: HopTable) -> list[dict[str, Any]]:
     """Rows in the order of the requests; metrics of a request that did not get so far are ``None``.
 
-    ``model_*`` is the model with queueing on links, given the measured queueing for admission;
+    ``model_*`` is the closed model with queueing on links, given the chains that were asked for and refused;
     ``unqueued_*`` the paper's closed form, as if the request were alone.
     """
     modelled: dict[int, dict[int, float]] = {}
@@ -55,7 +55,8 @@ def request_rows(experiment: Experiment, records: RunRecords, hops: HopTable) ->
         measured = _measured(record) if record else {}
         row.update({name: measured.get(name) for name in METRICS})
         tokens_s = modelled.get(plan.index, {})
-        model = _model(experiment, timeline, record, row, tokens_s) if record else {}
+        opened_at_s = hops.model_opened_at_s.get(plan.index)
+        model = _model(experiment, timeline, record, row, tokens_s, opened_at_s) if record else {}
         row.update({f"model_{name}": model.get(name) for name in METRICS})
         alone = _unqueued(experiment, plan.client, record, row) if record else {}
         row.update({f"unqueued_{name}": alone.get(name) for name in METRICS})
@@ -110,14 +111,40 @@ def _model(
     record: RequestRecord,
     row: dict[str, Any],
     tokens: dict[int, float],
+    opened_at_s: float | None,
 ) -> dict[str, float]:
     """Modelled wherever it is measured, so that both columns are about the same requests."""
-    if row["ttft_s"] is None:
+    if row["ttft_s"] is None or record.opening_at_s is None:
         return {}
-    setup_s = model_setup_s(experiment, record.client, record.chain, timeline, record.opening_at_s or 0.0)
+    setup_s = model_setup_s(
+        experiment, record.client, record.chain, timeline, record.opening_at_s, opened_at_s
+    )
+    queue_s = model_queue_s(experiment, record, timeline)
     rest_s = sum(value for token, value in tokens.items() if token)
     whole_s = rest_s if record.status == "completed" else None
-    return _assemble(row["queue_s"], setup_s, tokens[0], whole_s, len(record.tokens))
+    return _assemble(
+        row["queue_s"] if queue_s is None else queue_s, setup_s, tokens[0], whole_s, len(record.tokens)
+    )
+
+
+def model_queue_s(
+    experiment: Experiment, record: RequestRecord, timeline: Timeline | None = None
+) -> float | None:
+    """What being refused as often as it was should have cost a request, from its arrival on.
+
+    Per refusal: the slowest hop's round trip to ask, the slowest opened hop's to close, and the wait. ``None``
+    where a server could not be reached, or the log is too old to say who refused.
+    """
+    at_s = record.arrived_at_s
+    for chain, refused, broken, backoff_s in record.attempts:
+        if refused is None or broken:
+            return None
+        servers = [hop[0] for hop in chain or ()]
+        at_s += round_trip_s(experiment, record.client, servers, timeline, at_s)
+        opened = [server for server in servers if server not in refused]
+        at_s += round_trip_s(experiment, record.client, opened, timeline, at_s)
+        at_s += backoff_s
+    return at_s - record.arrived_at_s
 
 
 def _unqueued(

@@ -8,13 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.experiment import Experiment
+from testbed.results.errors import Tables, error, model_errors, twin_errors, twin_metrics
 from testbed.results.failures import failure_summary
 from testbed.results.logs import RunRecords
 from testbed.results.model import HopTable
 from testbed.results.requests import METRICS, stats
 from testbed.results.slo import goodput_rps
-
-_ERROR_METRICS = ("ttft_s", "tpot_s", "per_token_s", "e2e_s")
 
 
 def summarize(
@@ -24,8 +23,12 @@ def summarize(
     hops: HopTable,
     rows: list[dict[str, Any]],
     objectives: dict[str, float] | None = None,
+    twin: Tables | None = None,
 ) -> dict[str, Any]:
-    """Counts, metrics, the model beside them, the emulation's error, and its own overhead."""
+    """Counts, metrics, the model beside them, the emulation's error, and its own overhead.
+
+    ``twin`` is the same run in virtual time, if it was made.
+    """
     statuses = [row["status"] for row in rows]
     gaps, model_gaps, alone_gaps, is_plain = _gaps(experiment, records, hops)
     plain = ~hops.is_replay
@@ -47,11 +50,11 @@ def summarize(
         model["hop_client_s"] = stats(hops.model_client_s[plain])
     unqueued = {name: stats(row[f"unqueued_{name}"] for row in rows) for name in METRICS}
     unqueued["token_gap_s"] = stats(alone_gaps)
-    error = {
-        "token_gap_s": _error(np.array(gaps)[is_plain], np.array(model_gaps)[is_plain]),
-        "hop_s": _error(hops.measured_s[plain], hops.model_s[plain]),
-        **{name: _error(*_pairs(rows, name)) for name in _ERROR_METRICS},
+    by_hop = {
+        "token_gap_s": error(np.array(gaps)[is_plain], np.array(model_gaps)[is_plain]),
+        "hop_s": error(hops.measured_s[plain], hops.model_s[plain]),
     }
+    clock = plan.get("clock") or {"name": "real", "why": "written before there was virtual time"}
     n_completed = statuses.count("completed")
     summary: dict[str, Any] = {
         "engine": "emulation",
@@ -61,6 +64,10 @@ def summarize(
         "n_completed": n_completed,
         "n_failed": statuses.count("failed"),
         "n_interrupted": len(rows) - n_completed - statuses.count("failed"),
+        "clock": clock["name"],
+        "clock_why": clock["why"],
+        "wall_s": plan.get("wall_s"),
+        "scenario_s": plan.get("scenario_s"),
         "network": plan["network"],
         "compute": experiment.compute,
         "time_scale": experiment.time_scale,
@@ -76,13 +83,16 @@ def summarize(
         "metrics": metrics,
         "model": model,
         "model_unqueued": unqueued,
-        "emulation_error": error,
+        **_emulation_error(clock["name"], Tables(records, hops, rows), by_hop, twin),
+        "hop_model_error": by_hop,
         "overhead_per_hop_s": _median(overhead_s / experiment.time_scale),
         "startup_s": plan["startup_s"].get("total"),
         "forwarder": plan.get("forwarder"),
         "decision": {
             "placement_s": plan["placement_decision_s"],
-            "routing_s": stats(d for r in records.requests for d in r.decision_s),
+            "routing_s": stats(
+                plan.get("routing_decisions_s") or (d for r in records.requests for d in r.decision_s)
+            ),
             "control_plane_s": stats(a / experiment.time_scale for r in records.requests for a in r.asked_s),
         },
         "achieved_concurrency": _concurrency(records),
@@ -148,22 +158,19 @@ def _gaps(
     return measured, model, alone, np.array(is_plain, dtype=bool)
 
 
-def _pairs(rows: list[dict[str, Any]], name: str) -> tuple[list[float], list[float]]:
-    # The model knows nothing of failures: requests that outlived one are no measure of the emulation.
-    undisturbed = [row for row in rows if row[name] is not None and not row["n_recoveries"]]
-    both = [(row[name], row[f"model_{name}"]) for row in undisturbed]
-    both = [pair for pair in both if pair[1] is not None]
-    return [pair[0] for pair in both], [pair[1] for pair in both]
-
-
-def _error(measured: Any, modelled: Any) -> dict[str, float | None]:
-    """|measured - modelled| / modelled: its mean and its 99th percentile."""
-    model = np.asarray(modelled, dtype=np.float64)
-    some = model > 0  # a model of nothing takes no time, and no ratio to it is finite
-    if not some.any():
-        return {"mean_abs_ratio": None, "p99_abs_ratio": None}
-    ratio = np.abs(np.asarray(measured)[some] - model[some]) / model[some]
-    return {"mean_abs_ratio": float(ratio.mean()), "p99_abs_ratio": float(np.percentile(ratio, 99))}
+def _emulation_error(clock: str, run: Tables, by_hop: dict[str, Any], twin: Tables | None) -> dict[str, Any]:
+    """``emulation_error`` and what it is measured against; nothing to compare with is said, too."""
+    if clock == "virtual":
+        return {"emulation_error": {**model_errors(run.rows), **by_hop}, "emulation_error_of": "closed model"}
+    if twin is None:
+        return {"emulation_error": {}, "emulation_error_of": None}
+    errors, pairing = twin_errors(run, twin)
+    return {
+        "emulation_error": errors,
+        "emulation_error_of": "twin",
+        "emulation_error_pairing": pairing,
+        "twin": twin_metrics(twin),
+    }
 
 
 def _median(values: Any) -> float | None:

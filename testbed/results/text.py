@@ -8,16 +8,23 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from testbed.results.errors import DISTRIBUTIONS
 from testbed.results.failures import failure_text
 
 _ROWS = (
-    ("per_token_s", "per token, all tokens", "per_token_s"),
-    ("ttft_s", "first token (TTFT)", "ttft_s"),
-    ("tpot_s", "each remaining token (TPOT)", "tpot_s"),
-    ("token_gap_s", "single token gaps", "token_gap_s"),
-    ("e2e_s", "whole request", "e2e_s"),
-    ("queue_s", "queue (admission)", None),
+    ("per_token_s", "per token, all tokens"),
+    ("ttft_s", "first token (TTFT)"),
+    ("tpot_s", "each remaining token (TPOT)"),
+    ("token_gap_s", "single token gaps"),
+    ("e2e_s", "whole request"),
+    ("queue_s", "queue (admission)"),
 )
+
+VIRTUAL_TIME = (
+    "virtual time shows an ideal machine: the testbed's own overhead and routing decisions take none of it, a lost "
+    "packet is sent again after a fixed time, and congestion control has no timers; --clock real measures the rest"
+)
+"""What virtual time cannot show, said with every run in it."""
 
 _CARRIES_BPS = 5e9
 _LATE_S, _BUSY_RATIO = 1e-3, 0.9
@@ -51,22 +58,33 @@ def summary_text(summary: dict[str, Any], width: int = 110) -> str:
 
 
 def _table(summary: dict[str, Any]) -> Table:
+    """Measured beside what it is judged by: the twin of a run in real time, else the closed model."""
+    truth, truths = ("twin", summary["twin"]) if "twin" in summary else ("model", summary["model"])
+    errors = summary["emulation_error"]
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("scenario seconds")
-    for name in ("mean", "p50", "p99", "model mean", "model p99", "error mean", "error p99"):
+    for name in ("mean", "p50", "p99", f"{truth} mean", f"{truth} p99"):
         table.add_column(name, justify="right")
-    for metric, label, error_metric in _ROWS:
-        measured, model = summary["metrics"][metric], summary["model"][metric]
+    for name in ("error mean", "error p99") if errors else ():
+        table.add_column(name, justify="right")
+    for metric, label in _ROWS:
+        measured, true = summary["metrics"][metric], truths[metric]
         if not measured["n"]:
             continue
-        error = summary["emulation_error"].get(error_metric) if error_metric else None
         table.add_row(
             label,
             *(_number(measured[key]) for key in ("mean", "p50", "p99")),
-            *(_number(model[key]) for key in ("mean", "p99")),
-            *((_percent(error["mean_abs_ratio"]), _percent(error["p99_abs_ratio"])) if error else ("", "")),
+            *(_number(true[key]) for key in ("mean", "p99")),
+            *(_errors(errors[metric]) if metric in errors else ()),
         )
     return table
+
+
+def _errors(error: dict[str, float | None]) -> tuple[str, str]:
+    """In percent; in seconds where the truth is nothing, to which there is no ratio."""
+    if error["mean_abs_ratio"] is None and error["mean_abs_s"]:
+        return f"{error['mean_abs_s']:.3f} s", "-"
+    return _percent(error["mean_abs_ratio"]), _percent(error["p99_abs_ratio"])
 
 
 def _n_decisions(summary: dict[str, Any]) -> int:
@@ -76,11 +94,14 @@ def _n_decisions(summary: dict[str, Any]) -> int:
 
 def _footer(summary: dict[str, Any]) -> str:
     lines = failure_text(summary)
+    lines += _clock_lines(summary)
     if summary["compute"] == "blocks":
         lines.append(
-            "model columns: by the scenario's hardware profiles, not measured; started in "
+            "model and twin compute by the scenario's hardware profiles, not measured ones; started in "
             f"{summary['startup_s']:.2f} s; {_n_decisions(summary)} routing decisions"
         )
+    elif summary["clock"] == "virtual":
+        lines.append(f"started in {summary['startup_s']:.2f} s; {_n_decisions(summary)} routing decisions")
     elif summary["overhead_per_hop_s"] is not None:
         lines.append(
             f"own overhead per hop {summary['overhead_per_hop_s'] * 1e3:.2f} ms real (p50); started in "
@@ -102,10 +123,10 @@ def _footer(summary: dict[str, Any]) -> str:
     if summary["time_scale"] != 1:
         lines.append(
             f"time ran {summary['time_scale']:g} times faster: a real delay of 1 ms counts as "
-            f"{summary['time_scale']:g} ms; the error columns state what this added"
+            f"{summary['time_scale']:g} ms"
         )
     if summary["network"] == "loopback":
-        lines.append("loopback network: delays are applied in the client, least faithful of the three")
+        lines.append("loopback network: delays are applied in the client, the least faithful of all")
     if "without_session_setup" in summary:
         without = summary["without_session_setup"]
         lines.append(
@@ -135,6 +156,30 @@ def _footer(summary: dict[str, Any]) -> str:
     if summary["dropped_log_bytes"]:
         lines.append(f"{summary['dropped_log_bytes']} bytes of an unfinished log record were dropped")
     return "\n".join(lines)
+
+
+def _clock_lines(summary: dict[str, Any]) -> list[str]:
+    """How fast time went, what the error columns are about, and what virtual time leaves out."""
+    lines = []
+    if summary["wall_s"]:
+        speed = summary["scenario_s"] / summary["wall_s"]
+        lines.append(
+            f"clock {summary['clock']} ({summary['clock_why']}): {summary['scenario_s']:.0f} s served in "
+            f"{summary['wall_s']:.1f} s, {speed:.3g} times life"
+        )
+    if summary["emulation_error_of"] == "closed model":
+        lines.append("error: against the closed model, given when messages were sent; " + VIRTUAL_TIME)
+    elif summary["emulation_error_of"] == "twin":
+        text = "error: against the run's twin in virtual time"
+        if summary["emulation_error_pairing"] == DISTRIBUTIONS:
+            text += (
+                "; the twin admitted requests in another order or to other chains, so distributions are compared, not "
+                "requests"
+            )
+        lines.append(text)
+    else:
+        lines.append("no errors are stated: the run has no twin")
+    return lines
 
 
 def _blocks_lines(summary: dict[str, Any]) -> list[str]:

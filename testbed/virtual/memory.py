@@ -156,6 +156,7 @@ class MemoryLauncher:
         self._on_exit: OnExit = lambda name, status: None
         self._accept: Callable[[control.Peer], Awaitable[None]] | None = None
         self._context = contextvars.Context()
+        self._loop_of_run: MemoryLoop | None = None
         self._network: MemoryNetwork | None = None
         self._processes: dict[int, Process] = {}
         self._connections: dict[int, list[control.Peer]] = {}
@@ -171,7 +172,8 @@ class MemoryLauncher:
         return loop
 
     def new_loop(self) -> MemoryLoop:
-        return MemoryLoop()
+        self._loop_of_run = MemoryLoop()
+        return self._loop_of_run
 
     def attach(self, on_exit: OnExit) -> None:
         self._on_exit = on_exit
@@ -274,6 +276,10 @@ class MemoryLauncher:
             for name, process in living.items()
             if not process.has_ended
         }
+
+    def busy(self) -> list[str]:
+        running = self._loop_of_run.running if self._loop_of_run is not None else None
+        return [running.name if running is not None else "the orchestrator"]
 
     def close(self) -> None:
         self._on_exit = lambda name, status: None

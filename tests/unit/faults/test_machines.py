@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from nodes.control import ControlError
 from nodes.clock import ScaledClock
+from nodes.control import ControlError
 from testbed.coordinator import Coordinator
 from testbed.errors import TestbedError
 from testbed.experiment import After, Fault

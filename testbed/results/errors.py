@@ -1,0 +1,141 @@
+"""How far a run is from the truth: from its twin in virtual time, or, if it ran in virtual time, from the closed model.
+
+The twin has the same requests, policies and seed, and shares nothing with the run that the machine could have
+delayed: no instant of the run goes into it. The closed model (``model``) is given when messages were sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.results.logs import RunRecords
+from testbed.results.model import HopTable
+from testbed.results.requests import METRICS, stats
+
+Array = NDArray[np.float64]
+
+ERROR_METRICS = ("queue_s", "ttft_s", "tpot_s", "per_token_s", "e2e_s")
+"""Of requests; tokens have ``token_gap_s``, hops ``hop_s``."""
+ERROR_FIGURES = ("mean_abs_ratio", "p99_abs_ratio", "max_abs_ratio", "mean_ratio", "mean_abs_s")
+REQUESTS, DISTRIBUTIONS = "requests", "distributions"
+
+
+@dataclass(frozen=True)
+class Tables:
+    """A run: what was logged, its hops, and a row per request."""
+
+    records: RunRecords
+    hops: HopTable
+    rows: list[dict[str, Any]]
+
+
+def error(measured: Any, truth: Any) -> dict[str, float | None]:
+    """How far pairs of times are apart: names of ``ERROR_FIGURES``; all ``None`` where there are no pairs.
+
+    Ratios are |measured - truth| / truth, and (measured - truth) / truth with its sign. Where some truths are 0, as
+    queues often are, all differences are divided by the mean truth; no ratio to 0 is finite.
+    """
+    measured_s, truth_s = np.asarray(measured, dtype=np.float64), np.asarray(truth, dtype=np.float64)
+    if not len(truth_s):
+        return dict.fromkeys(ERROR_FIGURES)
+    off_s = measured_s - truth_s
+    by_s = truth_s if (truth_s > 0).all() else np.full_like(truth_s, truth_s.mean())
+    mean_abs_s = float(np.abs(off_s).mean())
+    if not (by_s > 0).all():
+        ratio = 0.0 if mean_abs_s == 0 else None
+        return {**dict.fromkeys(ERROR_FIGURES, ratio), "mean_abs_s": mean_abs_s}
+    ratios = off_s / by_s
+    absolute = np.abs(ratios)
+    return {
+        "mean_abs_ratio": float(absolute.mean()),
+        "p99_abs_ratio": float(np.percentile(absolute, 99)),
+        "max_abs_ratio": float(absolute.max()),
+        "mean_ratio": float(ratios.mean()),
+        "mean_abs_s": mean_abs_s,
+    }
+
+
+def model_errors(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float | None]]:
+    """Of requests, against the closed model, which knows nothing of failures: those that outlived one are left out."""
+    undisturbed = [row for row in rows if not row["n_recoveries"]]
+    found = {}
+    for name in ERROR_METRICS:
+        pairs = [
+            (row[name], row[f"model_{name}"])
+            for row in undisturbed
+            if row[name] is not None and row[f"model_{name}"] is not None
+        ]
+        found[name] = error([pair[0] for pair in pairs], [pair[1] for pair in pairs])
+    return found
+
+
+def twin_errors(run: Tables, twin: Tables) -> tuple[dict[str, dict[str, float | None]], str]:
+    """Of requests, tokens and hops, against the twin, and how they were paired.
+
+    Each is compared with itself (``requests``) if both runs admitted the same requests to the same chains in the same
+    order. Otherwise a request was served beside others than in the twin, and its own difference says little: then
+    the sorted times are compared (``distributions``).
+    """
+    pairing = REQUESTS if _admissions(run) == _admissions(twin) else DISTRIBUTIONS
+    found = {}
+    for name in ERROR_METRICS:
+        found[name] = _error_of(
+            {r["request"]: r[name] for r in run.rows}, {r["request"]: r[name] for r in twin.rows}, pairing
+        )
+    found["token_gap_s"] = _error_of(_gaps(run), _gaps(twin), pairing)
+    found["hop_s"] = _error_of(_hops(run), _hops(twin), pairing)
+    return found, pairing
+
+
+def twin_metrics(twin: Tables) -> dict[str, Any]:
+    """The twin's own figures, by metric."""
+    plain = ~twin.hops.is_replay
+    found = {name: stats(row[name] for row in twin.rows) for name in METRICS}
+    found["token_gap_s"] = stats(_gaps(twin).values())
+    for name in ("network_s", "compute_s"):
+        found[f"hop_{name}"] = stats(getattr(twin.hops, name)[plain])
+    return found
+
+
+def _admissions(run: Tables) -> list[tuple[int, str, int]]:
+    rows = {row["request"]: row for row in run.rows}
+    admitted = [record for record in run.records.requests if record.opening_at_s is not None]
+    admitted.sort(key=lambda record: (record.opening_at_s, record.index))
+    return [(r.index, rows[r.index]["chain"], r.n_recoveries) for r in admitted]
+
+
+def _gaps(run: Tables) -> dict[Any, float | None]:
+    return {
+        (record.index, token.token): token.finished_at_s - token.ready_at_s
+        for record in run.records.requests
+        for token in record.tokens[1:]
+    }
+
+
+def _hops(run: Tables) -> dict[Any, float | None]:
+    hops = run.hops
+    plain = ~hops.is_replay
+    keys = zip(
+        hops.request[plain].tolist(), hops.token[plain].tolist(), hops.hop[plain].tolist(), strict=True
+    )
+    return dict(zip(keys, hops.measured_s[plain].tolist(), strict=True))
+
+
+def _error_of(
+    measured: dict[Any, float | None], truth: dict[Any, float | None], pairing: str
+) -> dict[str, float | None]:
+    if pairing == REQUESTS:
+        keys = [key for key, value in measured.items() if value is not None and truth.get(key) is not None]
+        return error([measured[key] for key in keys], [truth[key] for key in keys])
+    here, there = (np.sort([v for v in values.values() if v is not None]) for values in (measured, truth))
+    if not len(here) or not len(there):
+        return error([], [])
+    if len(here) != len(there):  # requests that failed in one of the two: the same shares of each
+        shares = (np.arange(min(len(here), len(there))) + 0.5) / min(len(here), len(there))
+        here, there = np.quantile(here, shares), np.quantile(there, shares)
+    return error(here, there)

@@ -1,0 +1,59 @@
+"""Ends a run in virtual time in which nothing moves any more: somebody never comes to an end, or all wait."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+PATIENCE_S = 30.0
+_LAST_PATIENCE_S = 10.0
+_LOOK_EVERY_S = 0.5
+
+
+class StallWatch:
+    """Watches from a thread while the body of its ``with`` runs; real seconds.
+
+    ``sign()`` is different whenever something has moved. After ``patience_s`` without that, ``stalled(text)`` is
+    called, in the thread, with what ``busy()`` says. If even then the body does not end, its process does.
+    """
+
+    def __init__(
+        self,
+        sign: Callable[[], object],
+        busy: Callable[[], str],
+        stalled: Callable[[str], None],
+        patience_s: float = PATIENCE_S,
+        last_patience_s: float = _LAST_PATIENCE_S,
+    ) -> None:
+        self._sign, self._busy, self._stalled = sign, busy, stalled
+        self._patience_s, self._last_patience_s = patience_s, last_patience_s
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="stall watch", daemon=True)
+
+    def __enter__(self) -> StallWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        seen, since = self._sign(), time.monotonic()
+        while not self._over.wait(min(_LOOK_EVERY_S, self._patience_s / 4)):
+            sign, now = self._sign(), time.monotonic()
+            if sign != seen:
+                seen, since = sign, now
+            elif now - since >= self._patience_s:
+                text = f"nothing has moved for {self._patience_s:g} s: {self._busy()}"
+                self._stalled(text)
+                if not self._over.wait(self._last_patience_s):  # code that no signal interrupts
+                    print(f"testbed: {text}; the record up to then is kept", file=sys.stderr, flush=True)
+                    os._exit(1)
+                return
