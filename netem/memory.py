@@ -202,6 +202,8 @@ class Stream(asyncio.Transport):
         self._acknowledged: deque[tuple[float, int]] = deque()
         """(when the sender learns that they have arrived, bytes)"""
         self._flight_bytes, self._window_bytes = 0, network.first_flight_bytes
+        self._peak_bytes = 0
+        """The most that was under way since nothing was."""
         self._sent_at_s, self._pushes_at_s = 0.0, math.inf
         self._is_paused = False
 
@@ -337,9 +339,13 @@ class Stream(asyncio.Transport):
         now_s, acknowledged = self._loop.time(), self._acknowledged
         while acknowledged and acknowledged[0][0] <= now_s:
             n_bytes = acknowledged.popleft()[1]
-            self._flight_bytes -= n_bytes
-            if self._unsent:  # slow start: a window that was full grows by what came through
+            if (
+                self._window_bytes < 2 * self._peak_bytes
+            ):  # slow start, as Linux has it: more than half was used
                 self._window_bytes += n_bytes
+            self._flight_bytes -= n_bytes
+            if not self._flight_bytes:
+                self._peak_bytes = 0
         # Linux restarts after a retransmission timeout without traffic: a round trip and 0.2 s.
         timeout_s = self._pipe.delay_s + self.peer._pipe.delay_s + MIN_RETRANSMISSION_S
         is_idle = not self._flight_bytes and self._sent_at_s + timeout_s < now_s
@@ -350,6 +356,7 @@ class Stream(asyncio.Transport):
 
     def _send(self, piece: bytes) -> None:
         self._flight_bytes += len(piece)
+        self._peak_bytes = max(self._peak_bytes, self._flight_bytes)
         self._sent_at_s = self._loop.time()
         self._network.carry(self._pipe, len(piece), self.peer.receive, piece, context=self.peer.context)
 

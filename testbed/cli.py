@@ -136,6 +136,12 @@ def simulate(
         str | None,
         typer.Option(help="reference (default for instances) or real (default for scenarios)."),
     ] = None,
+    clock: Annotated[
+        str | None,
+        typer.Option(
+            help="virtual runs the testbed itself in virtual time, in this process; auto takes a fast engine."
+        ),
+    ] = None,
     design_concurrency: Annotated[
         str | None, typer.Option(metavar="N", help="|R|: a number, auto (by formula) or searched.")
     ] = None,
@@ -165,6 +171,7 @@ def simulate(
             "--seed": seed,
             "--session-setup": session_setup,
             "--mode": mode,
+            "--clock": clock,
             "--design-concurrency": design_concurrency,
             "--set": overrides,
             "--slo": slo,
@@ -192,6 +199,7 @@ def simulate(
         overrides=tuple(overrides or ()),
         objectives=parse_slo(slo) if slo is not None else None,
         out=out,
+        clock=clock,
     )
     raise typer.Exit(simulate_command(targets, options, as_json=as_json))
 

@@ -44,8 +44,11 @@ def doctor_rows() -> list[dict[str, Any]]:
     missing = {backend.name: backend.missing() for backend in BACKENDS}
     rows += [_row(f"network {name}", why_not, "works here") for name, why_not in missing.items()]
     rows.append(_packets_row({name: why for name, why in missing.items() if name != "loopback"}))
+    rows.append(_row("network memory", None, "all nodes in one process, virtual time only: works everywhere"))
+    virtual = "memory" if missing["fabric"] else "fabric"
+    rows.append({"name": "virtual time", "works": True, "detail": f"network auto takes {virtual}", "hint": ""})
     chosen, why = choose_backend("auto")
-    rows.append({"name": "network auto", "works": True, "detail": f"takes {chosen.name}", "hint": why})
+    rows.append({"name": "real time", "works": True, "detail": f"network auto takes {chosen.name}", "hint": why})
     return rows + _blocks_rows()
 
 

@@ -24,7 +24,7 @@ from nodes import control
 from nodes.node import DATA_PORT, NodeConfig
 from nodes.probe import ProbePlan
 from testbed import wiring
-from testbed.errors import RunError
+from testbed.errors import RunError, UserError
 from testbed.experiment import Experiment
 from testbed.handle import LauncherHandle
 from testbed.linkreport import links_text, write_links
@@ -62,6 +62,8 @@ def links_command(
     ``load``: also measure each pair while others are busy. ``out``: a new folder for the report.
     Raises ``UserError`` and ``RunError``.
     """
+    if experiment.network == "memory":
+        raise UserError("the memory network has nothing to measure: give --network fabric, netem or loopback")
     if out is not None:
         check_new_folder(out)
         out.mkdir(parents=True, exist_ok=True)

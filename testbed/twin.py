@@ -34,7 +34,7 @@ def twin_of(experiment: Experiment, folder: Path) -> Experiment:
     document["compute"] = {**compute, "backend": "stub", "serial": experiment.serial_compute}
     path = folder / "scenario.toml"
     path.write_text(tomli_w.dumps(document), encoding="utf-8")
-    return replace(load_experiment(str(path)), name=experiment.name)
+    return replace(load_experiment(str(path)), name=experiment.name, calibration=experiment.calibration)
 
 
 def run_twin(

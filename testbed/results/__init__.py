@@ -19,14 +19,14 @@ from testbed.errors import RunError, UserError
 from testbed.experiment import Experiment
 from testbed.results.atomic import replacing
 from testbed.results.errors import Tables
-from testbed.results.logs import RunRecords, read_logs
-from testbed.results.model import HopTable, hop_table
+from testbed.results.logs import read_logs
+from testbed.results.model import hop_table
 from testbed.results.requests import request_rows
 from testbed.results.summary import summarize
 from testbed.results.verified import read_verification
 from testbed.rundir import TWIN, write_json
 
-__all__ = ["finish_run", "load_run", "write_report"]
+__all__ = ["finish_run", "load_run", "read_tables", "write_report"]
 
 
 def finish_run(
@@ -44,8 +44,9 @@ def finish_run(
     plan = json.loads((run_dir / "plan.json").read_text(encoding="utf-8"))
     if objectives is None:
         objectives = _earlier_objectives(run_dir)
-    records, hops, rows = _tables(run_dir, experiment)
-    summary = summarize(experiment, plan, records, hops, rows, objectives, _twin(run_dir))
+    tables = read_tables(run_dir, experiment)
+    records, hops, rows = tables.records, tables.hops, tables.rows
+    summary = summarize(experiment, plan, tables, objectives, _twin(run_dir))
     summary.update(read_verification(run_dir, experiment))
     _write_all(
         run_dir,
@@ -68,7 +69,8 @@ def write_report(run_dir: Path, experiment: Experiment) -> Path:
     from testbed.results.report import page_text
 
     summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
-    records, hops, rows = _tables(run_dir, experiment)
+    tables = read_tables(run_dir, experiment)
+    records, hops, rows = tables.records, tables.hops, tables.rows
     failures = [
         f"request {row['request']}: {row['status']} {row['reason']}".strip()
         for row in rows
@@ -84,10 +86,11 @@ def write_report(run_dir: Path, experiment: Experiment) -> Path:
     return run_dir / "report.html"
 
 
-def _tables(run_dir: Path, experiment: Experiment) -> tuple[RunRecords, HopTable, list[dict[str, Any]]]:
+def read_tables(run_dir: Path, experiment: Experiment) -> Tables:
+    """What a run's logs say."""
     records = read_logs(run_dir)
     hops = hop_table(experiment, records)
-    return records, hops, request_rows(experiment, records, hops)
+    return Tables(records, hops, request_rows(experiment, records, hops))
 
 
 def _twin(run_dir: Path) -> Tables | None:
@@ -95,7 +98,7 @@ def _twin(run_dir: Path) -> Tables | None:
     folder = run_dir / TWIN
     if not (folder / "summary.json").exists():
         return None
-    return Tables(*_tables(folder, load_run(folder)))
+    return read_tables(folder, load_run(folder))
 
 
 def load_run(run_dir: Path) -> Experiment:

@@ -19,9 +19,7 @@ from testbed.results.slo import goodput_rps
 def summarize(
     experiment: Experiment,
     plan: dict[str, Any],
-    records: RunRecords,
-    hops: HopTable,
-    rows: list[dict[str, Any]],
+    run: Tables,
     objectives: dict[str, float] | None = None,
     twin: Tables | None = None,
 ) -> dict[str, Any]:
@@ -29,6 +27,7 @@ def summarize(
 
     ``twin`` is the same run in virtual time, if it was made.
     """
+    records, hops, rows = run.records, run.hops, run.rows
     statuses = [row["status"] for row in rows]
     gaps, model_gaps, alone_gaps, is_plain = _gaps(experiment, records, hops)
     plain = ~hops.is_replay
@@ -83,7 +82,7 @@ def summarize(
         "metrics": metrics,
         "model": model,
         "model_unqueued": unqueued,
-        **_emulation_error(clock["name"], Tables(records, hops, rows), by_hop, twin),
+        **_emulation_error(clock["name"], run, by_hop, twin),
         "hop_model_error": by_hop,
         "overhead_per_hop_s": _median(overhead_s / experiment.time_scale),
         "startup_s": plan["startup_s"].get("total"),

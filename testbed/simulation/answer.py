@@ -18,7 +18,7 @@ MEANS = ("per_token_ms", "ttft_ms", "rest_ms", "waiting_ms", "max_concurrent")
 
 
 def answer(simulation: Simulation) -> dict[str, Any]:
-    """``{id, policy, feasible, error?, placement, requests, mean, bounds, decision_s, ...}``.
+    """``{id, policy, engine, feasible, error?, placement, requests, mean, bounds, decision_s, ...}``.
 
     ``placement`` is ``[first_block, n_blocks]`` per server, 1-based, ``[0, 0]`` for none, ``cache_bytes`` the
     room that it leaves for caches there; ``requests`` are
@@ -31,6 +31,7 @@ def answer(simulation: Simulation) -> dict[str, Any]:
         "seed": None if simulation.case.source else experiment.seed,
         "policy": simulation.case.policy,
         "mode": simulation.mode,
+        "engine": simulation.engine,
         "session_setup_ms": experiment.calibration.session_setup_s * 1e3,
         "feasible": placement is not None,
     }

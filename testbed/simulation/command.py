@@ -20,7 +20,7 @@ from testbed.rundir import check_new_folder
 from testbed.scenario.policy import PolicyChoice
 from testbed.simulation.answer import MEANS, answer
 from testbed.simulation.cases import Case, instance_case, is_instance, scenario_case
-from testbed.simulation.engine import MODES, Simulation, simulate
+from testbed.simulation.engine import MODES, Serve, Simulation, simulate
 from testbed.simulation.summary import request_rows, summarize_simulation
 from testbed.simulation.tables import write_simulation
 from testbed.simulation.text import comparison_text
@@ -39,6 +39,7 @@ class Options:
     overrides: tuple[str, ...] = ()
     objectives: dict[str, float] | None = None
     out: Path | None = None
+    clock: str | None = None
 
 
 def simulate_command(targets: Sequence[str], options: Options, *, as_json: bool) -> int:
@@ -96,6 +97,16 @@ def _check(targets: Sequence[str], options: Options) -> None:
                 resolve_pair(choice.pair)
     except PolicyError as error:
         raise UserError(f"--policy: {error}") from error
+    if options.clock not in (None, "auto", "virtual", "real"):
+        raise UserError(f"--clock must be auto or virtual, not {options.clock!r}")
+    if options.clock == "real":
+        raise UserError(
+            "a simulation runs nothing in real time: use `testbed up --clock real`, or leave --clock out"
+        )
+    if options.clock == "virtual" and options.mode == "reference":
+        raise UserError(
+            "the reference mode is an engine of its own: leave out --clock virtual or --mode reference"
+        )
     if options.mode is not None and options.mode not in MODES:
         raise UserError(f"--mode must be {' or '.join(MODES)}, not {options.mode!r}")
     if options.session_setup not in (None, "reference", "none"):
@@ -144,7 +155,8 @@ def _designed(case: Case, concurrency: str | None) -> Case:
 def _one(case: Case, options: Options, target: str | None) -> dict[str, Any]:
     """Simulate one case, write its tables (below ``target`` if several are simulated), answer its object."""
     mode = options.mode or ("reference" if case.source is not None else "real")
-    simulation = simulate(case, mode)
+    folder = _folder(case, options, target)
+    simulation = simulate(case, mode, _virtual(folder) if options.clock == "virtual" else None)
     row = answer(simulation)
     if options.objectives is not None and simulation.placement is not None:
         row["goodput_rps"] = goodput_rps(request_rows(simulation), options.objectives)
@@ -152,30 +164,44 @@ def _one(case: Case, options: Options, target: str | None) -> dict[str, Any]:
     if given is not None and simulation.placement and simulation.placement.design_concurrency is None:
         row["note"] = f"{case.policy} takes no design concurrency: {given} has no effect"
     if case.experiment.calibration.session_setup_s and simulation.placement is not None:
-        row["mean_without_session_setup"] = answer(_without_setup(case, mode))["mean"]
-    if options.out is not None and simulation.placement is not None:
+        row["mean_without_session_setup"] = answer(_without_setup(case, mode, options.clock))["mean"]
+    if folder is not None and simulation.placement is not None and simulation.engine != "virtual":
         objectives = options.objectives or {}
         summary = summarize_simulation(simulation, objectives)
         if "mean_without_session_setup" in row:
             summary["without_session_setup"] = row["mean_without_session_setup"]
-        folder = options.out
-        if target is not None:
-            folder = folder / target / _slug(case.policy)
-        if options.n_runs > 1:
-            folder = folder / f"seed-{case.experiment.seed}"
         write_simulation(folder, simulation, summary)
     return row
 
 
-def _without_setup(case: Case, mode: str) -> Simulation:
+def _folder(case: Case, options: Options, target: str | None) -> Path | None:
+    """Where the tables of a case go, if they are written."""
+    folder = options.out
+    if folder is not None and target is not None:
+        folder = folder / target / _slug(case.policy)
+    if folder is not None and options.n_runs > 1:
+        folder = folder / f"seed-{case.experiment.seed}"
+    return folder
+
+
+def _virtual(folder: Path | None) -> Serve:
+    from testbed.simulation.virtual import serve_virtually
+
+    return lambda case, placed: serve_virtually(case, placed, folder)
+
+
+def _without_setup(case: Case, mode: str, clock: str | None) -> Simulation:
     calibration = replace(case.experiment.calibration, session_setup_s=0.0)
-    return simulate(replace(case, experiment=replace(case.experiment, calibration=calibration)), mode)
+    case = replace(case, experiment=replace(case.experiment, calibration=calibration))
+    return simulate(case, mode, _virtual(None) if clock == "virtual" else None)
 
 
 def _aggregate(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Several seeds in one object: means over the runs with the half-width of their 95 % interval."""
     feasible = [row for row in rows if row["feasible"]]
-    whole: dict[str, Any] = {key: rows[0][key] for key in ("id", "policy", "mode", "session_setup_ms")}
+    whole: dict[str, Any] = {
+        key: rows[0][key] for key in ("id", "policy", "mode", "engine", "session_setup_ms")
+    }
     whole |= {"feasible": bool(feasible), "n_runs": len(rows), "n_feasible": len(feasible)}
     errors = list(dict.fromkeys(row["error"] for row in rows if not row["feasible"]))
     if errors:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
@@ -55,6 +55,7 @@ class Simulation:
 
     ``moves`` are the servers' changes under an online policy, and of servers that joined. ``record`` is what
     happened in a run with faults.
+    ``engine`` is what served it: reference, fast, or virtual (the testbed itself in virtual time).
     ``placement_s`` and ``routing_s`` are the real seconds that placement and all routing decisions took.
     """
 
@@ -67,10 +68,14 @@ class Simulation:
     routing_s: tuple[float, ...]
     error: str | None = None
     record: Record | None = None
+    engine: str = ""
 
 
-def simulate(case: Case, mode: str) -> Simulation:
-    """Place and serve. Raises ``UserError`` when a policy fails or breaks a rule, or if the mode does not fit."""
+def simulate(case: Case, mode: str, serve: Serve | None = None) -> Simulation:
+    """Place and serve, as ``serve`` does if given, else as ``mode`` says.
+
+    Raises ``UserError`` when a policy fails or breaks a rule, or if the mode does not fit.
+    """
     experiment = case.experiment
     failures = failures_of(experiment)
     if mode == "reference":
@@ -88,24 +93,28 @@ def simulate(case: Case, mode: str) -> Simulation:
                 raise UserError(
                     f"{experiment.name}: {what} has no meaning in the reference mode; add --mode real"
                 )
+    engine = "virtual" if serve is not None else "reference" if mode == "reference" else "fast"
     try:
         placed = place(experiment, case.stand_ins)
     except InfeasiblePlacement as error:
-        return Simulation(case, mode, None, (), (), 0.0, (), str(error))
+        return Simulation(case, mode, None, (), (), 0.0, (), str(error), None, engine)
     except PolicyError as error:
         raise UserError(f"{experiment.name}: {error}") from error
     try:
-        served = _reference(case, placed) if mode == "reference" else _real(case, placed)
+        if serve is None:
+            serve = _reference if mode == "reference" else _real
+        served = serve(case, placed)
     except PolicyError as error:
         raise UserError(f"{experiment.name}: {error}") from error
-    return Simulation(case, mode, placed.placement, *served)
+    return Simulation(case, mode, placed.placement, *served, engine)
 
 
-_Served = tuple[tuple[SimulatedRequest, ...], tuple[Move, ...], float, tuple[float, ...], None, Record | None]
+Served = tuple[tuple[SimulatedRequest, ...], tuple[Move, ...], float, tuple[float, ...], None, Record | None]
 """Requests, moves of servers, the real seconds of placing and of each routing decision, no error, what happened."""
+Serve = Callable[[Case, PlacedExperiment], Served]
 
 
-def _reference(case: Case, placed: PlacedExperiment) -> _Served:
+def _reference(case: Case, placed: PlacedExperiment) -> Served:
     """As the published simulator does: see ``policies.replay``."""
     experiment, router = case.experiment, placed.router
     # This mode takes the router's word for the wait; shipped policies are tested for it.
@@ -132,7 +141,7 @@ def _reference(case: Case, placed: PlacedExperiment) -> _Served:
     return requests, (), placed.decision_s, tuple(router.decisions_s), None, None
 
 
-def _real(case: Case, placed: PlacedExperiment) -> _Served:
+def _real(case: Case, placed: PlacedExperiment) -> Served:
     """As the testbed's nodes and coordinator do: see ``testbed.simulation.real`` and ``failing``."""
     experiment = case.experiment
     routers = [placed.router]

@@ -42,7 +42,7 @@ def _headline(name: str, rows: Sequence[dict[str, Any]]) -> str:
     runs = rows[0].get("n_runs", 1)
     what = f"means over {runs} runs with 95 % confidence intervals" if runs > 1 else "means over the requests"
     seed = f", seed {rows[0]['seed']}" if rows[0].get("seed") is not None else ""
-    return f"{name} (simulated, {rows[0]['mode']} mode{seed}): {what}, in seconds"
+    return f"{name} (simulated, {rows[0]['mode']} mode, {rows[0]['engine']} engine{seed}): {what}, in seconds"
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:
