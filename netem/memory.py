@@ -378,19 +378,23 @@ class Stream(asyncio.Transport):
 
     def _push(self) -> None:
         """Send what the window lets go; more when more of it has been acknowledged."""
-        unsent = self._unsent
+        unsent, mss = self._unsent, self._network.mss
         while unsent:
-            piece = unsent[0]
+            piece = unsent.popleft()
             if piece is None:
                 self._network.carry(self._pipe, 0, self.peer.receive, None, context=self.peer.context)
-            elif len(piece) > self._room_bytes():
+                continue
+            room_bytes = self._room_bytes()
+            if len(piece) > room_bytes:  # whole segments only
+                fits = max(room_bytes // mss, 0) * mss
+                unsent.appendleft(piece[fits:])
+                piece = piece[:fits]
+            if not piece:
                 if self._acknowledged:
                     self._push_at(self._acknowledged[0][0])
                 break
-            else:
-                self._unsent_bytes -= len(piece)
-                self._send(piece)
-            unsent.popleft()
+            self._unsent_bytes -= len(piece)
+            self._send(piece)
         if self._is_paused and self.get_write_buffer_size() <= _LOW_WATER_BYTES:
             self._is_paused = False
             self._loop.call_soon(self._resume_writing, context=self.context)

@@ -46,9 +46,13 @@ def doctor_rows() -> list[dict[str, Any]]:
     rows.append(_packets_row({name: why for name, why in missing.items() if name != "loopback"}))
     rows.append(_row("network memory", None, "all nodes in one process, virtual time only: works everywhere"))
     virtual = "memory" if missing["fabric"] else "fabric"
-    rows.append({"name": "virtual time", "works": True, "detail": f"network auto takes {virtual}", "hint": ""})
+    rows.append(
+        {"name": "virtual time", "works": True, "detail": f"network auto takes {virtual}", "hint": ""}
+    )
     chosen, why = choose_backend("auto")
-    rows.append({"name": "real time", "works": True, "detail": f"network auto takes {chosen.name}", "hint": why})
+    rows.append(
+        {"name": "real time", "works": True, "detail": f"network auto takes {chosen.name}", "hint": why}
+    )
     return rows + _blocks_rows()
 
 

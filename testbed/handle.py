@@ -151,3 +151,8 @@ class LauncherHandle:
         except subprocess.TimeoutExpired:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait()
+
+    def dispose(self) -> None:
+        if self._page is not None:
+            self._page.close()
+            self._page = None

@@ -74,3 +74,7 @@ class Launcher(Protocol):
     def close(self) -> None:
         """End every node and remove the network."""
         ...
+
+    def dispose(self) -> None:
+        """Give up what the event loop needed, after it has ended."""
+        ...

@@ -50,8 +50,11 @@ class Stage:
 
     def run(self, launcher: Launcher, main: Coroutine[Any, Any, T]) -> T:
         """Run the emulation on the event loop that keeps this clock."""
-        with asyncio.Runner(loop_factory=launcher.new_loop) as runner:
-            return runner.run(main)
+        try:
+            with asyncio.Runner(loop_factory=launcher.new_loop) as runner:
+                return runner.run(main)
+        finally:
+            launcher.dispose()
 
 
 def choose_stage(experiment: Experiment, *, holds: bool = False) -> Stage:

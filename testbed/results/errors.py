@@ -137,5 +137,5 @@ def _error_of(
         return error([], [])
     if len(here) != len(there):  # requests that failed in one of the two: the same shares of each
         shares = (np.arange(min(len(here), len(there))) + 0.5) / min(len(here), len(there))
-        here, there = np.quantile(here, shares), np.quantile(there, shares)
+        here, there = (np.quantile(values, shares, method="inverted_cdf") for values in (here, there))
     return error(here, there)

@@ -29,8 +29,8 @@ from testbed.wiring import scaled, stub_profile
 
 Array = NDArray[np.float64]
 
-_OPENING_BYTES, _OPENED_BYTES = 40, 15
-"""About what opening a session on a server and its answer take, frames included: see ``nodes.wire``."""
+_NO_BYTES = 0
+"""What opening a session and its answer take on a link: as good as nothing, but they wait for what does."""
 
 
 @dataclass
@@ -177,7 +177,7 @@ def _fill_network(
                 table.model_link_queue_s[message.row] += start - message.sent_at_s
                 table.model_network_s[message.row] += arrives_at_s - message.sent_at_s
             elif pair[0] in experiment.problem.clients:
-                answer = _Message(arrives_at_s, arrives_at_s, -1, _OPENED_BYTES, message.opening)
+                answer = _Message(arrives_at_s, arrives_at_s, -1, _NO_BYTES, message.opening)
                 messages[pair[::-1]].append(answer)
             else:
                 known_s = table.model_opened_at_s.get(message.opening, -math.inf)
@@ -196,7 +196,7 @@ def _add_openings(
             up, down = (record.client, names[server]), (names[server], record.client)
             sent_at_s = record.opening_at_s
             messages.setdefault(down, [])
-            opening = _Message(sent_at_s, sent_at_s, -1, _OPENING_BYTES, record.index)
+            opening = _Message(sent_at_s, sent_at_s, -1, _NO_BYTES, record.index)
             messages.setdefault(up, []).append(opening)
 
 

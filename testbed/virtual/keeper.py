@@ -29,6 +29,13 @@ class Keeper:
         self.descriptors = page.changed, page.told.fileno()
         page.told.setblocking(False)
 
+    def close(self) -> None:
+        """Give up what it holds of the page and of others."""
+        for slot in list(self._known):
+            self._forget(slot)
+        self._pollers.close()
+        del self._states, self._sequences, self._deadlines
+
     @property
     def now_ns(self) -> int:
         return self._page.now_ns

@@ -287,3 +287,6 @@ class MemoryLauncher:
             if not process.has_ended:
                 self._end(process, -SIGKILL)
         logging.getLogger().removeHandler(self._log)
+
+    def dispose(self) -> None:
+        self._loop_of_run = None

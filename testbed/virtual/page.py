@@ -81,6 +81,15 @@ class Page:
         """Give the keeper the descriptors of a loop's poller and of what wakes it."""
         socket.send_fds(self._announce, [slot.to_bytes(4, "little")], list(descriptors))
 
+    def close(self) -> None:
+        """Give up this process's hold."""
+        self._words.release()
+        self.map.close()
+        self.told.close()
+        self._announce.close()
+        os.close(self.memory)
+        os.close(self.changed)
+
     def busy(self) -> list[str]:
         """The names of those who are busy."""
         return [name for slot, name in enumerate(self.names) if self.state(slot) == BUSY]

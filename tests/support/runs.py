@@ -20,12 +20,19 @@ import pytest
 
 COMMAND = str(Path(sys.executable).with_name("testbed"))
 
-FAST = ("--time-scale", "50", "--set", "workload.n_requests=3", "--set", "workload.n_output_tokens=4")
-FAST += ("--set", "workload.rate=2", "--no-report")
-"""A run of about two seconds, most of it starting and ending."""
+FAST = ("--set", "workload.n_requests=3", "--set", "workload.n_output_tokens=4", "--set", "workload.rate=2")
+FAST += ("--no-report",)
+"""A run of five scenario seconds: in virtual time, unless the test adds what needs real time."""
 
-LONG = ("--time-scale", "20", "--set", "workload.n_requests=60", "--set", "workload.n_output_tokens=128")
-LONG += ("--set", "workload.rate=0.5", "--no-report")
+MEMORY = ("--network", "memory")
+"""All nodes in one process: under a second with ``FAST``."""
+
+REAL = ("--clock", "real", "--time-scale", "50", "--no-twin")
+"""With ``FAST``, a run in real time of about two seconds, most of it starting and ending."""
+
+LONG = ("--clock", "real", "--time-scale", "20", "--no-twin", "--no-report")
+LONG += ("--set", "workload.n_requests=60", "--set", "workload.n_output_tokens=128")
+LONG += ("--set", "workload.rate=0.5")
 """A run that is still serving when a test interferes: a session takes three seconds."""
 
 

@@ -37,11 +37,21 @@ def fabric() -> None:
     require("fabric", try_in_child(FabricBackend.missing))
 
 
-@pytest.fixture(scope="session")
-def finished(fabric: None, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """One complete run of the proposed policies on fabric, with --json; not to be changed."""
+@pytest.fixture(scope="session", params=["fabric", "memory"])
+def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """One complete run of the proposed policies in virtual time, with --json; not to be changed."""
+    if request.param == "fabric":
+        request.getfixturevalue("fabric")
     testbed = Testbed(tmp_path_factory.mktemp("finished"))
-    return testbed.up("clustered", "--network", "fabric", "--json", "--slo", "ttft=60s", *FAST)
+    return testbed.up("clustered", "--network", request.param, "--json", "--slo", "ttft=60s", *FAST)
+
+
+@pytest.fixture(params=["fabric", "memory"])
+def virtual(request: pytest.FixtureRequest) -> str:
+    """A network that keeps virtual time: the test runs on each."""
+    if request.param == "fabric":
+        request.getfixturevalue("fabric")
+    return str(request.param)
 
 
 @pytest.fixture
@@ -54,7 +64,6 @@ def two_sites(tmp_path: Path) -> str:
 
 TWO_SITES = """
 seed = 3
-time_scale = 50
 model = { profile = "bloom-176b", n_blocks = 6 }
 servers = [
     { hardware = "mig-1g", site = "Here", count = 2 },

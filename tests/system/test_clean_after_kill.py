@@ -34,7 +34,6 @@ _AT_ONCE = 3
 
 SMALL = """
 seed = 3
-time_scale = 20
 model = { profile = "bloom-176b", n_blocks = 4 }
 servers = [{ hardware = "mig-1g", site = "There", count = 2 }]
 clients = { site = "Here" }

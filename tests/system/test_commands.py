@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.runs import FAST, Testbed, rows_of, wait_until
+from tests.support.runs import FAST, MEMORY, REAL, Testbed, rows_of, wait_until
 
 COMMANDS = ("up", "show", "validate", "scenarios", "policies", "links", "doctor", "clean", "report")
 
@@ -34,8 +34,16 @@ def test_show_prints_a_scenario_that_loads_again_to_the_same(testbed: Testbed, t
 
 
 def test_a_stored_scenario_repeats_its_run(testbed: Testbed) -> None:
-    first = testbed.up("clustered", "--network", "loopback", *FAST)
-    again = testbed.up(str(first.run_dir / "scenario.toml"), "--network", "loopback", "--no-report")
+    first = testbed.up("clustered", *MEMORY, *FAST)
+    again = testbed.up(str(first.run_dir / "scenario.toml"), "--no-report")
+    assert (first.code, again.code) == (0, 0), again.stderr
+    for name in ("requests.parquet", "hops.parquet", "scenario.toml"):
+        assert (first.run_dir / name).read_bytes() == (again.run_dir / name).read_bytes()
+
+
+def test_a_stored_scenario_of_a_run_in_real_time_repeats_what_it_decided(testbed: Testbed) -> None:
+    first = testbed.up("clustered", "--network", "loopback", *FAST, *REAL)
+    again = testbed.up(str(first.run_dir / "scenario.toml"), "--no-report", "--no-twin")
     assert (first.code, again.code) == (0, 0), again.stderr
     requests = [rows_of(outcome.run_dir / "requests.parquet") for outcome in (first, again)]
     for name in ("arrival_at_s", "n_output_tokens", "chain"):
@@ -65,7 +73,8 @@ def test_doctor_says_what_works_and_how_to_get_the_rest(testbed: Testbed) -> Non
     rows = testbed("doctor", "--json").json()["capabilities"]
     names = {row["name"] for row in rows}
     assert {"root", "namespaces", "rootless", "tun", "htb", "netem-qdisc", "blocks", "gpu"} <= names
-    assert {f"network {name}" for name in ("netem", "fabric", "loopback", "auto")} <= names
+    assert {f"network {name}" for name in ("netem", "fabric", "loopback", "memory")} <= names
+    assert {"virtual time", "real time"} <= names
     assert all(row["detail"] for row in rows)
     assert len(testbed("doctor").stdout.splitlines()) == len(rows)
 
@@ -125,12 +134,14 @@ def test_auto_takes_what_the_doctor_promises_to_a_process_without_capabilities(t
         ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"] if os.geteuid() == 0 else []
     )
     rows = {row["name"]: row for row in testbed("doctor", "--json", wrapper=drop).json()["capabilities"]}
-    outcome = testbed.up("clustered", "--json", *FAST, wrapper=drop)
-    assert outcome.code == 0, outcome.stderr
-    assert outcome.json()["n_completed"] == 3
-    chosen = outcome.json()["network"]
-    assert rows["network auto"]["detail"] == f"takes {chosen}"
-    assert rows[f"network {chosen}"]["works"]
+    for time, clock in (("virtual time", ()), ("real time", REAL)):
+        outcome = testbed.up("clustered", "--json", *FAST, *clock, wrapper=drop)
+        assert outcome.code == 0, outcome.stderr
+        assert outcome.json()["n_completed"] == 3
+        assert time.startswith(outcome.json()["clock"])
+        chosen = outcome.json()["network"]
+        assert rows[time]["detail"].startswith(f"network auto takes {chosen}")
+        assert rows[f"network {chosen}"]["works"]
     events = (outcome.run_dir / "events.jsonl").read_text(encoding="utf-8").splitlines()
     why = json.loads(events[0])["why"]
     assert f"network {chosen} ({why})" in outcome.stderr

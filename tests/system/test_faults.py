@@ -167,9 +167,11 @@ def own_policies(tmp_path: Path) -> dict[str, str]:
     return {"PYTHONPATH": str(tmp_path / "lib")}
 
 
-def test_a_users_placement_serves_like_a_shipped_one(testbed: Testbed, own_policies: dict[str, str]) -> None:
+def test_a_users_placement_serves_like_a_shipped_one(
+    virtual: str, testbed: Testbed, own_policies: dict[str, str]
+) -> None:
     names = ("--placement", "mypolicies:Mine", "--routing", "petals")
-    outcome = testbed.up("clustered", "--network", "loopback", "--json", *names, *FAST, env=own_policies)
+    outcome = testbed.up("clustered", "--network", virtual, "--json", *names, *FAST, env=own_policies)
     assert outcome.code == 0, outcome.stderr
     assert outcome.json()["policy"]["placement"] == "mypolicies:Mine"
     assert outcome.json()["n_completed"] == 3
@@ -189,10 +191,10 @@ def test_a_users_placement_that_overbooks_is_stopped_by_name(
 
 
 def test_a_users_route_that_breaks_a_rule_ends_the_run_by_name(
-    testbed: Testbed, own_policies: dict[str, str]
+    virtual: str, testbed: Testbed, own_policies: dict[str, str]
 ) -> None:
     names = ("--placement", "petals", "--routing", "mypolicies:Short")
-    outcome = testbed.up("clustered", "--network", "loopback", *names, *FAST, env=own_policies)
+    outcome = testbed.up("clustered", "--network", virtual, *names, *FAST, env=own_policies)
     assert outcome.code == 2
     last = outcome.stderr.splitlines()[-1]
     assert last.startswith("testbed: request 0: routing policy mypolicies:Short stops before block ")
@@ -201,10 +203,10 @@ def test_a_users_route_that_breaks_a_rule_ends_the_run_by_name(
 
 
 def test_a_users_policy_that_raises_ends_the_run_by_name(
-    testbed: Testbed, own_policies: dict[str, str]
+    virtual: str, testbed: Testbed, own_policies: dict[str, str]
 ) -> None:
     names = ("--placement", "petals", "--routing", "mypolicies:Broken")
-    outcome = testbed.up("clustered", "--network", "loopback", *names, *FAST, env=own_policies)
+    outcome = testbed.up("clustered", "--network", virtual, *names, *FAST, env=own_policies)
     assert outcome.code == 2
     last = outcome.stderr.splitlines()[-1]
     assert last.startswith("testbed: request 0: routing policy mypolicies:Broken failed at mypolicies.py:")

@@ -14,7 +14,6 @@ from tests.support.runs import Outcome, Testbed, assert_tables_hold_the_whole_lo
 
 SCENARIO = """
 seed = 3
-time_scale = 20
 model = { profile = "bloom-176b", n_blocks = 9 }
 servers = [{ hardware = "a100", site = "Here", count = 3 }, { hardware = "a100", site = "There", count = 3 }]
 clients = [{ site = "Here" }]

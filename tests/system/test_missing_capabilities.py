@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.support.runs import FAST, Testbed
+from tests.support.runs import FAST, REAL, Testbed
 
 WITHOUT_TUN = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs /dev/net && exec "$@"', "sh")
 WITHOUT_PRIVILEGES = ("setpriv", "--bounding-set=-all", "--inh-caps=-all")
@@ -15,15 +15,16 @@ WITHOUT_PRIVILEGES = ("setpriv", "--bounding-set=-all", "--inh-caps=-all")
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="takes privileges away, so needs to be root")
 
 
+@pytest.mark.parametrize("clock", [(), REAL], ids=["virtual time", "real time"])
 @pytest.mark.parametrize(
     ("wrapper", "words"),
     [(WITHOUT_TUN, "/dev/net/tun does not exist"), (WITHOUT_PRIVILEGES, "network namespaces cannot be made")],
     ids=["no TUN", "no privileges"],
 )
 def test_a_network_that_cannot_work_here_is_refused_with_what_to_do(
-    testbed: Testbed, wrapper: tuple[str, ...], words: str
+    testbed: Testbed, wrapper: tuple[str, ...], words: str, clock: tuple[str, ...]
 ) -> None:
-    outcome = testbed.up("clustered", *FAST, "--network", "fabric", wrapper=wrapper)
+    outcome = testbed.up("clustered", *FAST, *clock, "--network", "fabric", wrapper=wrapper)
     assert outcome.code == 2
     last = outcome.stderr.strip().splitlines()[-1]
     assert last.startswith("testbed: the fabric network does not work here: ")
@@ -32,8 +33,16 @@ def test_a_network_that_cannot_work_here_is_refused_with_what_to_do(
 
 
 @pytest.mark.parametrize("wrapper", [WITHOUT_TUN, WITHOUT_PRIVILEGES], ids=["no TUN", "no privileges"])
-def test_auto_falls_back_to_loopback_and_says_why(testbed: Testbed, wrapper: tuple[str, ...]) -> None:
+def test_auto_falls_back_to_memory_in_virtual_time(testbed: Testbed, wrapper: tuple[str, ...]) -> None:
     outcome = testbed.up("clustered", *FAST, "--json", wrapper=wrapper)
+    assert outcome.code == 0, outcome.stderr
+    assert (outcome.json()["network"], outcome.json()["clock"]) == ("memory", "virtual")
+    assert "network memory (" in outcome.stderr
+
+
+@pytest.mark.parametrize("wrapper", [WITHOUT_TUN, WITHOUT_PRIVILEGES], ids=["no TUN", "no privileges"])
+def test_auto_falls_back_to_loopback_and_says_why(testbed: Testbed, wrapper: tuple[str, ...]) -> None:
+    outcome = testbed.up("clustered", *FAST, *REAL, "--json", wrapper=wrapper)
     assert outcome.code == 0, outcome.stderr
     assert outcome.json()["network"] == "loopback"
     assert "network loopback (no netem as " in outcome.stderr
@@ -46,4 +55,6 @@ def test_the_doctor_says_what_is_missing(testbed: Testbed) -> None:
     rows = {row["name"]: row for row in outcome.json()["capabilities"]}
     assert not rows["tun"]["works"]
     assert "modprobe tun" in rows["tun"]["detail"]
-    assert rows["network loopback"]["works"]
+    assert rows["network loopback"]["works"] and rows["network memory"]["works"]
+    assert rows["virtual time"]["detail"].startswith("network auto takes memory")
+    assert rows["real time"]["detail"].startswith("network auto takes loopback")

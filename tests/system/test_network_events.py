@@ -12,7 +12,6 @@ from tests.support.runs import Outcome, Testbed, assert_tables_hold_the_whole_lo
 
 SCENARIO = """
 seed = 3
-time_scale = 10
 model = { profile = "bloom-176b", n_blocks = 6 }
 servers = [{ hardware = "mig-1g", site = "Here", count = 2 }, { hardware = "a100", site = "There" }]
 clients = [{ site = "Here" }]

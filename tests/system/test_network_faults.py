@@ -14,6 +14,7 @@ from netem.fabric import DEVICE
 from tests.support.runs import (
     FAST,
     LONG,
+    REAL,
     Outcome,
     Testbed,
     all_namespaces,
@@ -114,8 +115,9 @@ exit $code
 """A host with an address and a route in the testbed's own range, and a service on it."""
 
 
+@pytest.mark.parametrize("clock", [(), REAL], ids=["virtual time", "real time"])
 def test_a_host_that_uses_the_same_addresses_keeps_them_and_hears_nothing_of_a_run(
-    testbed: Testbed, tmp_path: Path
+    clock: tuple[str, ...], testbed: Testbed, tmp_path: Path
 ) -> None:
     rootless = ["--user", "--map-root-user"] if os.geteuid() else []
     namespace = ["unshare", *rootless, "--net"]
@@ -126,7 +128,7 @@ def test_a_host_that_uses_the_same_addresses_keeps_them_and_hears_nothing_of_a_r
     host = tmp_path / "host"
     host.mkdir()
     outcome = testbed.up(
-        *("clustered", "--network", "fabric", *FAST),
+        *("clustered", "--network", "fabric", *FAST, *clock),
         wrapper=[*namespace, "bash", "-c", HOST, str(host)],
     )
     errors = (host / "host-errors").read_text()
@@ -155,9 +157,9 @@ def test_ten_runs_in_a_row_leave_no_object_behind(testbed: Testbed, two_sites: s
     temporary.mkdir()
     held: set[str] = set()
     own = all_namespaces()
-    for _ in range(10):
+    for clock in [(), REAL] * 5:
         run = testbed.start_up(
-            two_sites, "--network", "fabric", "--no-report", env={"TMPDIR": str(temporary)}
+            two_sites, "--network", "fabric", "--no-report", *clock, env={"TMPDIR": str(temporary)}
         )
         run.says("nodes up")
         held |= namespaces(list(processes(run.run_dir()))) - own

@@ -25,7 +25,6 @@ from tests.support.runs import (
 SCENARIO = """
 name = "recovery"
 seed = 1
-time_scale = 10
 model = { profile = "bloom-176b", n_blocks = 8 }
 clients = { site = "a" }
 workload = { arrivals = "constant", rate = 1, n_requests = 4, n_input_tokens = 20, n_output_tokens = 60 }

@@ -18,6 +18,8 @@ import pytest
 from tests.support.runs import (
     COMMAND,
     FAST,
+    MEMORY,
+    REAL,
     Outcome,
     Testbed,
     all_namespaces,
@@ -29,6 +31,7 @@ from tests.support.runs import (
 )
 
 STATISTICS = {"mean", "std", "min", "p50", "p90", "p95", "p99", "max", "n"}
+ERROR_FIGURES = {"mean_abs_ratio", "p99_abs_ratio", "max_abs_ratio", "mean_ratio", "mean_abs_s"}
 REQUEST_METRICS = {"queue_s", "setup_s", "ttft_s", "tpot_s", "token_gap_s", "per_token_s", "rest_s", "e2e_s"}
 SLOWEST_DECODE_S = 16.2488e-3
 """Of one block, on the slower of the two profiles."""
@@ -48,11 +51,29 @@ def assert_complete(outcome: Outcome, n_requests: int = 3) -> dict[str, Any]:
     return summary
 
 
+@pytest.mark.parametrize("finished", ["fabric"], indirect=True)
 def test_a_run_on_fabric_completes_every_request_and_exits_0(finished: Outcome) -> None:
     summary = assert_complete(finished)
-    assert summary["network"] == "fabric"
+    assert (summary["network"], summary["clock"]) == ("fabric", "virtual")
     assert summary["n_failed"] == 0
     assert summary["forwarder"]["packets"] > 0
+
+
+@pytest.mark.parametrize("finished", ["memory"], indirect=True)
+def test_a_run_on_memory_completes_every_request_and_exits_0(finished: Outcome) -> None:
+    summary = assert_complete(finished)
+    assert (summary["network"], summary["clock"]) == ("memory", "virtual")
+    assert summary["n_failed"] == 0
+    assert summary["forwarder"] is None
+
+
+@pytest.mark.usefixtures("fabric")
+def test_a_run_on_fabric_in_real_time_completes_every_request_and_exits_0(testbed: Testbed) -> None:
+    summary = assert_complete(testbed.up("clustered", "--network", "fabric", *FAST, *REAL))
+    assert (summary["network"], summary["clock"], summary["time_scale"]) == ("fabric", "real", 50)
+    assert summary["n_failed"] == 0
+    assert summary["forwarder"]["packets"] > 0
+    assert summary["overhead_per_hop_s"] > 0
 
 
 def test_json_is_one_object_on_stdout_and_messages_are_on_stderr(finished: Outcome) -> None:
@@ -61,7 +82,12 @@ def test_json_is_one_object_on_stdout_and_messages_are_on_stderr(finished: Outco
     messages = finished.stderr.splitlines()
     assert len(messages) == 2
     assert messages[0] == f"run {finished.run_dir}"
-    assert messages[1].startswith("network fabric (asked for); 10 nodes up in ")
+    why = {"fabric": "asked for", "memory": "all nodes in one process"}
+    network = finished.json()["network"]
+    told = (
+        f"clock virtual (nothing here needs real time); network {network} ({why[network]}); 10 nodes up in "
+    )
+    assert messages[1].startswith(told)
 
 
 def test_the_run_directory_is_complete(finished: Outcome) -> None:
@@ -71,7 +97,8 @@ def test_the_run_directory_is_complete(finished: Outcome) -> None:
     plan = json.loads((run_dir / "plan.json").read_text())
     nodes = [*plan["servers"], *plan["clients"]]
     assert len(plan["placement"]["ranges"]) == 9
-    assert {path.stem for path in (run_dir / "logs").iterdir()} == {*nodes, "fabric", "launcher"}
+    others = {"fabric", "launcher"} if finished.json()["network"] == "fabric" else set()
+    assert {path.stem for path in (run_dir / "logs").iterdir()} == {*nodes, *others}
     assert {path.stem for path in (run_dir / "events").iterdir()} == set(plan["clients"])
     events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
     assert [event["event"] for event in events] == ["network", "serving", "stopped"]
@@ -80,7 +107,9 @@ def test_the_run_directory_is_complete(finished: Outcome) -> None:
 
 def test_the_summary_holds_what_others_script_against(finished: Outcome) -> None:
     summary = finished.json()
-    assert (summary["compute"], summary["time_scale"]) == ("stub", 50)
+    assert (summary["compute"], summary["time_scale"]) == ("stub", 1)
+    assert (summary["clock"], summary["clock_why"]) == ("virtual", "nothing here needs real time")
+    assert summary["wall_s"] > 0 < summary["scenario_s"]
     assert summary["policy"]["placement"] == "cg-bp" and summary["policy"]["routing"] == "ws-rr"
     for group, names in (("metrics", REQUEST_METRICS | HOP_METRICS), ("model", REQUEST_METRICS)):
         assert names <= set(summary[group])
@@ -89,10 +118,16 @@ def test_the_summary_holds_what_others_script_against(finished: Outcome) -> None
             assert summary[group][name]["n"] > 0
             assert summary[group][name]["min"] <= summary[group][name]["p50"] <= summary[group][name]["max"]
     assert {"decision_s", "schedule_lag_s"} <= set(summary["metrics"])
-    for name in ("per_token_s", "ttft_s", "tpot_s", "token_gap_s", "e2e_s"):
-        assert set(summary["emulation_error"][name]) == {"mean_abs_ratio", "p99_abs_ratio"}
+    requests = {"queue_s", "ttft_s", "tpot_s", "per_token_s", "e2e_s"}
+    assert summary["emulation_error_of"] == "closed model"
+    assert set(summary["emulation_error"]) == {*requests, "token_gap_s", "hop_s"}
+    assert set(summary["hop_model_error"]) == {"token_gap_s", "hop_s"}
+    for errors in (*summary["emulation_error"].values(), *summary["hop_model_error"].values()):
+        assert set(errors) == ERROR_FIGURES
+    assert summary["emulation_error"]["per_token_s"]["max_abs_ratio"] < 1e-3
     assert summary["metrics"]["token_gap_s"]["n"] == 3 * 3
     assert summary["overhead_per_hop_s"] is not None
+    assert summary["metrics"]["schedule_lag_s"]["max"] < 1e-6
     assert summary["startup_s"] > 0
     assert summary["objectives"] == {"ttft": 60.0}
     assert summary["goodput_rps"] > 0
@@ -129,38 +164,40 @@ def test_the_same_seed_repeats_arrivals_and_another_changes_them(finished: Outco
     def arrivals(outcome: Outcome) -> list[float]:
         return [row["arrival_at_s"] for row in rows_of(outcome.run_dir / "requests.parquet")]
 
-    same = testbed.up("clustered", "--network", "loopback", "--seed", "0", *FAST)
-    other = testbed.up("clustered", "--network", "loopback", "--seed", "1", *FAST)
+    same = testbed.up("clustered", *MEMORY, "--seed", "0", *FAST)
+    other = testbed.up("clustered", *MEMORY, "--seed", "1", *FAST)
     assert_complete(same)
     assert summary_of(assert_complete(other) and other.run_dir)["seed"] == 1
     assert arrivals(same) == arrivals(finished)
     assert arrivals(other) != arrivals(finished)
 
 
-def test_plain_output_is_a_table_on_stdout_and_a_report_is_written(testbed: Testbed) -> None:
+@pytest.mark.parametrize("network", ["loopback", "memory"])
+def test_plain_output_is_a_table_on_stdout_and_a_report_is_written(network: str, testbed: Testbed) -> None:
     fast = [argument for argument in FAST if argument != "--no-report"]
-    outcome = testbed.up("clustered", "--policy", "petals", "--network", "loopback", *fast)
+    clock = REAL if network == "loopback" else ()
+    outcome = testbed.up("clustered", "--policy", "petals", "--network", network, *clock, *fast)
     summary = assert_complete(outcome)
     assert outcome.stdout.startswith("clustered: 3 of 3 requests completed\n")
     assert "placement petals, routing petals" in outcome.stdout
-    assert "least faithful" in outcome.stdout
-    assert summary["network"] == "loopback"
+    assert ("least faithful" in outcome.stdout) == (network == "loopback")
+    assert ("error mean" in outcome.stdout) == (network == "memory")
+    assert summary["network"] == network
     assert (outcome.run_dir / "report.html").stat().st_size > 0
     assert {path.suffix for path in (outcome.run_dir / "figures").iterdir()} == {".png", ".pdf"}
 
 
-@pytest.mark.usefixtures("fabric")
-def test_petals_policies_with_their_published_overheads_run_on_fabric(testbed: Testbed) -> None:
+def test_petals_policies_with_their_published_overheads_run(virtual: str, testbed: Testbed) -> None:
     settings = ("--set", "calibration.set=petals-scattered", "--policy", "petals")
-    summary = assert_complete(testbed.up("clustered", "--network", "fabric", *settings, *FAST))
+    summary = assert_complete(testbed.up("clustered", "--network", virtual, *settings, *FAST))
     assert summary["policy"]["placement"] == summary["policy"]["routing"] == "petals"
     assert summary["calibration"]["set"] == "petals-scattered"
-    assert summary["network"] == "fabric"
+    assert summary["network"] == virtual
 
 
 def test_session_setup_is_in_the_first_token_and_reported_without_it_too(testbed: Testbed) -> None:
     settings = ("--set", "calibration.session_setup=true", "--set", "calibration.session_setup_proposed=3 s")
-    outcome = testbed.up("clustered", "--network", "loopback", *settings, *FAST)
+    outcome = testbed.up("clustered", *MEMORY, *settings, *FAST)
     summary = assert_complete(outcome)
     assert summary["calibration"]["session_setup_s"] == 3.0
     assert summary["metrics"]["setup_s"]["min"] >= 3.0
@@ -169,9 +206,10 @@ def test_session_setup_is_in_the_first_token_and_reported_without_it_too(testbed
     assert "session_setup adds 3 s to every first token" in outcome.stdout
 
 
-@pytest.mark.usefixtures("fabric")
-def test_clients_at_two_sites_share_the_servers_of_both(testbed: Testbed, two_sites: str) -> None:
-    outcome = testbed.up(two_sites, "--network", "fabric", "--no-report", "--set", "workload.n_requests=8")
+def test_clients_at_two_sites_share_the_servers_of_both(
+    virtual: str, testbed: Testbed, two_sites: str
+) -> None:
+    outcome = testbed.up(two_sites, "--network", virtual, "--no-report", "--set", "workload.n_requests=8")
     summary = assert_complete(outcome, 8)
     assert summary["scenario"] == "two-sites"
     rows = rows_of(outcome.run_dir / "requests.parquet")
@@ -180,7 +218,7 @@ def test_clients_at_two_sites_share_the_servers_of_both(testbed: Testbed, two_si
 
 
 def test_a_server_that_computes_serially_serves_gamma_arrivals_of_mixed_lengths(
-    testbed: Testbed, two_sites: str
+    virtual: str, testbed: Testbed, two_sites: str
 ) -> None:
     lengths = '{distribution="choice", values=[2, 5]}'
     settings = [
@@ -191,7 +229,7 @@ def test_a_server_that_computes_serially_serves_gamma_arrivals_of_mixed_lengths(
     ]
     settings += [f"workload.n_input_tokens={lengths}", f"workload.n_output_tokens={lengths}"]
     options = [part for setting in settings for part in ("--set", setting)]
-    outcome = testbed.up(two_sites, "--network", "loopback", "--no-report", *options)
+    outcome = testbed.up(two_sites, "--network", virtual, "--no-report", *options)
     assert_complete(outcome, 8)
     rows = rows_of(outcome.run_dir / "requests.parquet")
     assert {row["n_output_tokens"] for row in rows} == {2, 5}
@@ -211,7 +249,8 @@ def test_a_server_that_computes_serially_serves_gamma_arrivals_of_mixed_lengths(
 def test_two_runs_at_once_both_succeed_and_their_namespaces_go_with_them(
     testbed: Testbed, two_sites: str
 ) -> None:
-    runs = [testbed.start_up(two_sites, "--network", "fabric", "--no-report", "--hold") for _ in range(2)]
+    held_up = ("--network", "fabric", "--no-report", "--hold", *REAL)
+    runs = [testbed.start_up(two_sites, *held_up) for _ in range(2)]
     held: list[set[str]] = []
     for run in runs:
         run.says("holding")
@@ -242,6 +281,7 @@ def test_progress_is_shown_on_a_terminal(testbed: Testbed, tmp_path: Path) -> No
                 "--network",
                 "loopback",
                 *FAST,
+                *REAL,
                 *longer,
                 "--out",
                 str(tmp_path / "run"),

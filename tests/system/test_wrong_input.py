@@ -8,7 +8,7 @@ import pytest
 
 from netem.kernel import NetemBackend
 from netem.probe import try_in_child
-from tests.support.runs import FAST, Testbed, assert_one_sentence
+from tests.support.runs import FAST, REAL, Testbed, assert_one_sentence
 
 MISTAKES = {
     "an unknown scenario": (("clusterd",), ("clusterd", "clustered")),
@@ -85,7 +85,7 @@ def test_report_of_a_folder_that_is_no_run_says_so(testbed: Testbed, tmp_path: P
 
 def test_netem_works_or_says_how_to_get_it(testbed: Testbed) -> None:
     missing = try_in_child(NetemBackend.missing)
-    outcome = testbed.up("clustered", "--network", "netem", *FAST)
+    outcome = testbed.up("clustered", "--network", "netem", *FAST, *REAL)
     if missing is None:
         assert outcome.code == 0, outcome.stderr
     else:

@@ -178,3 +178,37 @@ def _drain(pipes: list[Pipe], n_each: int) -> dict[str, list[float]]:
             assert entered is not None
             events.append((*entered, pipe))
     return arrivals
+
+
+def test_a_pipe_that_repairs_drops_nothing_however_long_its_link_is_busy() -> None:
+    pipe = Pipe("a to b", -1, LinkProfile(0.0, 1e6), repairs=True)
+    arrivals = [pipe.enter(0.0, _SIZE) for _ in range(2 * int(MAX_BACKLOG_S / 0.01))]
+    assert all(entered is not None for entered in arrivals)
+
+
+def test_a_pipe_that_repairs_brings_lost_segments_late_and_in_order() -> None:
+    profile = LinkProfile(0.1, 1e9, loss_ratio=0.3)
+    pipe = Pipe("a to b", -1, profile, repairs=True)
+    assert pipe.counts and not pipe.loses
+    sent_s = [i * 10.0 for i in range(200)]
+    late_s = []
+    for at_s in sent_s:
+        entered = pipe.enter(at_s, _SIZE, 1, _SIZE)
+        assert entered is not None
+        late_s.append(entered[0] - at_s - 0.1)
+    rounds = [late / profile.retransmission_s for late in late_s]
+    assert all(abs(n - round(n)) < 1e-3 for n in rounds)
+    assert {round(n) for n in rounds} >= {0, 1, 2}
+    assert sum(round(n) > 0 for n in rounds) == pytest.approx(0.3 * 200, abs=25)
+
+
+def test_a_cut_pipe_that_repairs_holds_packets_until_the_link_is_up() -> None:
+    pipe, sent = Pipe("a to b", -1, LinkProfile(0.1, 1e9, loss_ratio=1.0), repairs=True), []
+    assert pipe.holds and not pipe.loses
+    for number in range(3):
+        pipe.held.append(lambda number=number: sent.append(number))
+    pipe.release()
+    assert sent == []
+    pipe.change(LinkProfile(0.1, 1e9))
+    pipe.release()
+    assert (sent, pipe.held, pipe.holds) == ([0, 1, 2], [], False)

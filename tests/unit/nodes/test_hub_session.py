@@ -260,7 +260,13 @@ async def test_where_no_route_covers_the_model_it_waits_and_asks_again() -> None
     async with connected(servers(), clock) as connections:
         await session(connections, clock, recorder, route=route).run()
     assert clock.waits_s == [1.0, 2.0]
-    assert recorder.states[0][2] == {"server": -1, "reason": "no route covers the model", "backoff_s": 1.0}
+    assert recorder.states[0][2] == {
+        "server": -1,
+        "reason": "no route covers the model",
+        "backoff_s": 1.0,
+        "refused": [],
+        "broken": [],
+    }
 
 
 async def test_it_gives_up_rather_than_wait_beyond_its_time() -> None:

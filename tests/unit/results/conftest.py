@@ -97,6 +97,7 @@ class SyntheticRun:
             "placement": {"policy": "cg-bp", "design_concurrency": 5},
             "placement_decision_s": 0.002,
             "network": "fabric",
+            "clock": {"name": "virtual", "why": "asked for"},
             "startup_s": {"total": 0.5},
         }
         (self.path / "plan.json").write_text(json.dumps(plan))

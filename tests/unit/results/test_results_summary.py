@@ -7,6 +7,7 @@ import pytest
 from testbed.errors import UserError
 from testbed.experiment import Calibration
 from testbed.results import finish_run
+from testbed.results.errors import ERROR_FIGURES
 from testbed.results.slo import parse_slo
 from testbed.results.text import summary_text
 from tests.unit.results.conftest import MakeRun, SyntheticRun, perfect_hop
@@ -41,10 +42,11 @@ def test_a_request_that_goes_as_modelled_has_the_metrics_of_the_definition_and_n
         assert {name: summary[kind][name]["mean"] for name in expected} == pytest.approx(expected), kind
     assert summary["metrics"]["token_gap_s"]["n"] == 2
     for name, error in summary["emulation_error"].items():
-        assert error == pytest.approx({"mean_abs_ratio": 0, "p99_abs_ratio": 0}, abs=1e-9), name
+        assert error == pytest.approx(dict.fromkeys(ERROR_FIGURES, 0), abs=1e-9), name
     assert set(summary["emulation_error"]) == {
-        *("token_gap_s", "hop_s", "ttft_s", "tpot_s", "per_token_s", "e2e_s")
+        *("token_gap_s", "hop_s", "queue_s", "ttft_s", "tpot_s", "per_token_s", "e2e_s")
     }
+    assert summary["emulation_error_of"] == "closed model"
 
 
 def test_queue_ends_where_the_successful_attempt_begins(make_run: MakeRun) -> None:
@@ -98,7 +100,7 @@ def test_a_run_in_which_nothing_completed_still_has_a_summary_of_finite_numbers(
         **dict.fromkeys(("mean", "std", "min", "p50", "p90", "p95", "p99", "max")),
         "n": 0,
     }
-    assert summary["emulation_error"]["e2e_s"] == {"mean_abs_ratio": None, "p99_abs_ratio": None}
+    assert summary["emulation_error"]["e2e_s"] == dict.fromkeys(ERROR_FIGURES)
     assert (summary["overhead_per_hop_s"] is None) == (not some_tokens)
     assert "0 of 1 requests completed" in summary_text(summary)
     json.dumps(summary, allow_nan=False)

@@ -1,0 +1,85 @@
+"""How far a run in real time is from its twin: request by request, or distribution by distribution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed.results import read_tables
+from testbed.results.errors import DISTRIBUTIONS, ERROR_FIGURES, REQUESTS, error, twin_errors
+from tests.unit.results.conftest import SyntheticRun, make_experiment, perfect_hop
+
+CHAIN = [(0, 0, 4)]
+
+
+def tables(path: Path, waits_s: Sequence[float], slow_s: float = 0.0) -> Any:
+    """Requests that arrive at 0, 1, ... s, wait as long as given, and take ``slow_s`` longer per token."""
+    experiment = make_experiment([(2, 2)] * len(waits_s))
+    run = SyntheticRun(path, experiment)
+    for index, wait_s in enumerate(waits_s):
+        at_s = index + wait_s
+        run.arrive(index, float(index))
+        run.admit(index, CHAIN, at_s, at_s + 0.1)
+        first = perfect_hop(0, 0, 4, at_s + 0.1, 2, prompt=True)
+        ready_s = run.token(index, 0, at_s + 0.1, [first], first[6] + slow_s)
+        last = perfect_hop(0, 0, 4, ready_s)
+        run.state(index, "completed", run.token(index, 1, ready_s, [last], last[6] + slow_s))
+    return read_tables(path, experiment)
+
+
+def test_a_run_like_its_twin_has_no_error(tmp_path: Path) -> None:
+    errors, pairing = twin_errors(tables(tmp_path / "a", [0, 3]), tables(tmp_path / "b", [0, 3]))
+    assert pairing == REQUESTS
+    assert all(found == dict.fromkeys(ERROR_FIGURES, 0.0) for found in errors.values())
+
+
+def test_a_late_token_is_an_error_of_token_hop_and_request(tmp_path: Path) -> None:
+    errors, _ = twin_errors(tables(tmp_path / "a", [0, 3], slow_s=0.034), tables(tmp_path / "b", [0, 3]))
+    assert errors["token_gap_s"]["mean_abs_ratio"] == pytest.approx(0.1)  # of 0.34
+    assert errors["token_gap_s"]["mean_ratio"] == pytest.approx(0.1)
+    assert errors["hop_s"]["max_abs_ratio"] == pytest.approx(0.1)
+    assert errors["e2e_s"]["mean_abs_s"] == pytest.approx(0.068)
+    assert errors["queue_s"]["mean_abs_ratio"] == 0
+
+
+def test_a_queue_that_lateness_made_is_an_error_although_the_run_itself_measured_it(tmp_path: Path) -> None:
+    errors, pairing = twin_errors(tables(tmp_path / "a", [0, 4]), tables(tmp_path / "b", [0, 3]))
+    assert pairing == REQUESTS
+    assert errors["queue_s"]["mean_ratio"] == pytest.approx(1 / 3)  # 4 s where it should have been 3
+    assert errors["queue_s"]["mean_abs_s"] == pytest.approx(0.5)
+    assert errors["ttft_s"]["mean_abs_ratio"] > 0.1
+    assert errors["tpot_s"]["mean_abs_ratio"] == pytest.approx(0, abs=1e-9)
+
+
+def test_a_queue_where_the_twin_has_none_has_no_ratio_but_seconds(tmp_path: Path) -> None:
+    errors, _ = twin_errors(tables(tmp_path / "a", [0, 0.5]), tables(tmp_path / "b", [0, 0]))
+    assert errors["queue_s"]["mean_abs_ratio"] is None
+    assert errors["queue_s"]["mean_abs_s"] == pytest.approx(0.25)
+
+
+def test_admissions_in_another_order_are_compared_as_distributions(tmp_path: Path) -> None:
+    """Request 1 overtakes request 0: each has the other's queue, and nobody waits longer than in the twin."""
+    errors, pairing = twin_errors(tables(tmp_path / "a", [4, 0]), tables(tmp_path / "b", [0, 4]))
+    assert pairing == DISTRIBUTIONS
+    assert errors["queue_s"]["mean_abs_ratio"] == 0
+    assert errors["e2e_s"]["mean_abs_ratio"] == pytest.approx(0, abs=1e-9)
+
+
+def test_distributions_of_different_sizes_are_compared_at_the_same_shares(tmp_path: Path) -> None:
+    short = tables(tmp_path / "a", [4, 0])
+    long = tables(tmp_path / "b", [0, 4, 0, 4])
+    errors, pairing = twin_errors(short, long)
+    assert pairing == DISTRIBUTIONS
+    assert errors["tpot_s"]["mean_abs_ratio"] == pytest.approx(0, abs=1e-9)
+    assert errors["queue_s"]["mean_abs_ratio"] == pytest.approx(0, abs=1e-9)
+
+
+def test_errors_have_their_sign_and_no_ratio_to_nothing() -> None:
+    assert error([1.1, 0.9], [1.0, 1.0])["mean_ratio"] == pytest.approx(0)
+    assert error([1.1, 0.9], [1.0, 1.0])["mean_abs_ratio"] == pytest.approx(0.1)
+    assert error([0.9], [1.0])["mean_ratio"] == pytest.approx(-0.1)
+    assert error([0.0], [0.0])["mean_abs_ratio"] == 0
+    assert error([], []) == dict.fromkeys(ERROR_FIGURES)

@@ -1,0 +1,68 @@
+"""Which clock and which network a run gets, and what contradicts itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from testbed import stage
+from testbed.errors import UserError
+from testbed.scenario import load_experiment
+from testbed.stage import choose_stage
+
+
+@pytest.fixture(autouse=True)
+def _fabric(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage, "_fabric_works", lambda: True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "clock", "network", "why"),
+    [
+        ([], "virtual", "fabric", "nothing here needs real time"),
+        (["network.backend=memory"], "virtual", "memory", "nothing here needs real time"),
+        (["clock=virtual"], "virtual", "fabric", "asked for"),
+        (["clock=real"], "real", "auto", "asked for"),
+        (["time_scale=20"], "real", "auto", "a time scale (20) is for real time"),
+        (["network.backend=loopback"], "real", "loopback", "the loopback network needs real time"),
+        (["network.backend=netem"], "real", "netem", "the netem network needs real time"),
+    ],
+)
+def test_the_clock_is_virtual_unless_something_needs_real_time(
+    settings: list[str], clock: str, network: str, why: str
+) -> None:
+    chosen = choose_stage(load_experiment("clustered", settings))
+    assert (chosen.clock, chosen.network, chosen.why) == (clock, network, why)
+
+
+def test_what_stays_up_for_somebody_keeps_real_time() -> None:
+    assert choose_stage(load_experiment("clustered"), holds=True).clock == "real"
+
+
+def test_real_blocks_compute_in_real_time() -> None:
+    experiment = replace(load_experiment("clustered"), compute="blocks")
+    assert choose_stage(experiment).why == "real blocks compute in real time"
+
+
+def test_virtual_time_takes_memory_where_fabric_does_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage, "_fabric_works", lambda: False)
+    assert choose_stage(load_experiment("clustered")).network == "memory"
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        (["clock=virtual", "time_scale=2"], "clock virtual: a time scale (2) is for real time"),
+        (
+            ["clock=virtual", "network.backend=loopback"],
+            "clock virtual: the loopback network needs real time",
+        ),
+        (["clock=real", "network.backend=memory"], "the memory network keeps virtual time only"),
+        (["time_scale=2", "network.backend=memory"], "virtual time only, but a time scale"),
+    ],
+)
+def test_what_contradicts_itself_is_one_sentence(settings: list[str], what: str) -> None:
+    with pytest.raises(UserError) as caught:
+        choose_stage(load_experiment("clustered", settings))
+    assert what in str(caught.value) and "\n" not in str(caught.value)
