@@ -1,4 +1,4 @@
-# make run    set up and run the clustered scenario in a fast setting
+# make run    set up and run the clustered scenario (virtual time)
 # make test   set up and pass all tests
 # make setup  .venv with everything (development tools, real blocks)
 # make check  format, lint, types
@@ -36,7 +36,7 @@ $(VENV)/.all: $(VENV)/bin/python pyproject.toml
 setup: $(VENV)/.all
 
 run: $(VENV)/.run
-	$(BIN)/testbed up scenarios/clustered.toml --time-scale 20 $(ARGS)
+	$(BIN)/testbed up scenarios/clustered.toml $(ARGS)
 
 check: $(VENV)/.test-$(TEST_EXTRAS)
 	$(BIN)/ruff format --check .

@@ -94,16 +94,19 @@ class VirtualForwarder(Forwarder):
 
     def _take_all(self, found: list[tuple[int, int]], new: int) -> bool:
         """Read what nodes have sent, in the order of the nodes; whether there was anything to do."""
-        ready = [fd for fd, _ in sorted(found)]
-        now_s = self.now_s()
-        for fd in ready:
+        took = has_changed = False
+        for fd, _ in sorted(found):
             if fd in self._pipes:
-                self._take(fd, now_s)
+                self._take(fd, self.now_s())
+                took = True
             elif fd == new:
                 self.keeper.learn()
-        if self._changes.fileno() in ready:  # after the packets: they were sent before the change
+                took = True
+            elif fd == self._changes.fileno():
+                has_changed = True
+        if has_changed:  # after the packets: they were sent before the change
             self._change()
-        return any(fd in self._pipes or fd in (new, self._changes.fileno()) for fd in ready)
+        return took or has_changed
 
     def now_s(self) -> float:
         return self.keeper.now_ns / _NS

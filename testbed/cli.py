@@ -32,7 +32,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Networked emulation testbed for geographically distributed LLM inference.",
-    epilog="Start with: testbed up clustered --time-scale 20",
+    epilog="Start with: testbed up clustered",
 )
 
 _RUNS, _SCENARIOS, _RESULTS, _MACHINE = "Runs", "Scenarios", "Results", "Machine and models"

@@ -88,7 +88,7 @@ class Launcher:
         self._page = page
         """Where virtual time is kept; ``None``: time is real."""
         self._slots = {name: slot for slot, name in enumerate(page.names)} if page is not None else {}
-        self._stopped: dict[int, int] = {}
+        self._stopped: dict[int, tuple[int, int]] = {}
         """What the slots of stopped nodes were."""
         self._backend: Backend | None = None
         self._children: dict[int, str] = {}
@@ -185,7 +185,7 @@ class Launcher:
         """Returns when the signal has done its work: virtual time goes on after that."""
         slot = self._slots[self._children[pid]]
         if number == signal.SIGCONT and slot in self._stopped:
-            page.place(slot, self._stopped.pop(slot))
+            page.place(slot, *self._stopped.pop(slot))
         os.kill(pid, number)
         if number == signal.SIGKILL:
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)

@@ -137,8 +137,8 @@ def undone_unless_begun(run_dir: Path, launcher: Launcher) -> Iterator[None]:
         raise
 
 
-def run_quietly(experiment: Experiment, out: Path) -> dict[str, Any]:
-    """Run ``experiment`` below ``out`` without a word; answers the summary. Raises what broke it."""
+def run_quietly(experiment: Experiment, out: Path, with_twin: bool = False) -> dict[str, Any]:
+    """Run ``experiment`` into ``out``, a new folder, without a word; answers the summary. Raises what broke it."""
     stage = choose_stage(experiment)
     placed = _placed(experiment)
     run_dir = make_run_dir(out, experiment.name)
@@ -153,6 +153,8 @@ def run_quietly(experiment: Experiment, out: Path) -> dict[str, Any]:
         raise error
     if real is not None:
         verify_tokens(run_dir, experiment, real, lambda _: None)
+    if with_twin and not stage.is_virtual:
+        run_twin(experiment, placed, run_dir, lambda _: None)
     return finish_run(run_dir, experiment)
 
 

@@ -42,7 +42,7 @@ class Keeper:
 
     def quiet(self) -> bytes | None:
         """``None`` while anybody is busy; else what differs as soon as anybody was again."""
-        if (self._states == BUSY).any():
+        if self._states.max() == BUSY:
             return None
         return self._sequences.tobytes()
 
@@ -90,8 +90,8 @@ class Keeper:
 
     def next_timer(self) -> tuple[int, int]:
         """When the next process wants to be woken, and its slot; ``NEVER`` if none does."""
-        slot = int(np.where(self._states == IDLE, self._deadlines, NEVER).argmin())
-        return (int(self._deadlines[slot]) if self._states[slot] == IDLE else NEVER), slot
+        slot = int(self._deadlines.argmin())
+        return int(self._deadlines[slot]), slot
 
     def move(self, at_ns: int) -> None:
         """It is ``at_ns`` now, unless it is later already."""

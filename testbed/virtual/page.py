@@ -30,6 +30,7 @@ class Page:
 
     def __init__(self, names: list[str], descriptors: tuple[int, int, int, int] | None = None) -> None:
         self.names = names
+        is_new = descriptors is None
         n_bytes = (FIRST_SLOT + len(names) * WORDS) * _WORD_BYTES
         if descriptors is None:
             memory = os.memfd_create("virtual-time", 0)
@@ -43,6 +44,9 @@ class Page:
         self.told, self._announce = socket.socket(fileno=told), socket.socket(fileno=announce)
         self.map = mmap.mmap(self.memory, n_bytes)
         self._words = memoryview(self.map).cast("q")
+        if is_new:
+            for slot in range(len(names)):
+                self._words[self.at(slot) + DEADLINE] = NEVER
 
     @property
     def now_ns(self) -> int:
@@ -60,11 +64,16 @@ class Page:
     def at(self, slot: int) -> int:
         return FIRST_SLOT + slot * WORDS
 
-    def state(self, slot: int) -> int:
-        return self._words[self.at(slot) + STATE]
+    def state(self, slot: int) -> tuple[int, int]:
+        """(what it is, its deadline)"""
+        at = self.at(slot)
+        return self._words[at + STATE], self._words[at + DEADLINE]
 
     def enter(self, slot: int, state: int, deadline_ns: int = NEVER) -> None:
-        """Whose slot it is, or who acts for it, says what it is; the sequence number tells that it has changed."""
+        """Whose slot it is, or who acts for it, says what it is; the sequence number tells that it has changed.
+
+        Only who is idle has a deadline.
+        """
         at, words = self.at(slot), self._words
         words[at + DEADLINE] = deadline_ns
         words[at + SEQUENCE] += 1
@@ -72,10 +81,10 @@ class Page:
         if state != BUSY:
             os.eventfd_write(self.changed, 1)
 
-    def place(self, slot: int, state: int) -> None:
-        """Somebody comes (``BUSY``), goes, stops, or goes on as he was; his timer stays."""
+    def place(self, slot: int, state: int, deadline_ns: int = NEVER) -> None:
+        """Somebody comes (``BUSY``), goes, stops, or goes on as he was."""
         self._words[_ROSTER] += 1
-        self.enter(slot, state, self._words[self.at(slot) + DEADLINE])
+        self.enter(slot, state, deadline_ns)
 
     def announce(self, slot: int, *descriptors: int) -> None:
         """Give the keeper the descriptors of a loop's poller and of what wakes it."""
@@ -92,7 +101,7 @@ class Page:
 
     def busy(self) -> list[str]:
         """The names of those who are busy."""
-        return [name for slot, name in enumerate(self.names) if self.state(slot) == BUSY]
+        return [name for slot, name in enumerate(self.names) if self.state(slot)[0] == BUSY]
 
 
 class SharedLoop(TimerLoop):
@@ -122,9 +131,10 @@ class _Selector(selectors.EpollSelector):
         self.register(wake, selectors.EVENT_READ)
 
     def select(self, timeout: float | None = None) -> list[Any]:
-        found = super().select(0)
-        if not found and (timeout is None or timeout > 0):
+        found = super().select(0) if timeout is not None and timeout <= 0 else None
+        if found is None:
             deadline_ns = self._loop.next_timer_ns()
+            found = []
             if deadline_ns is None or deadline_ns > self._page.now_ns:
                 self._page.enter(self._slot, IDLE, NEVER if deadline_ns is None else deadline_ns)
                 found = super().select(None)

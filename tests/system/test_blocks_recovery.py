@@ -41,7 +41,7 @@ def test_real_blocks_give_the_same_tokens_with_and_without_failures(testbed: Tes
     shipped = Path(__file__).parents[2] / "scenarios" / "bloom-tiny.toml"
     scenario = tmp_path / "failing.toml"
     scenario.write_text(shipped.read_text(encoding="utf-8") + FAULTS, encoding="utf-8")
-    options = ("--compute", "blocks", "--network", "fabric", "--no-report", "--json")
+    options = ("--compute", "blocks", "--network", "fabric", "--no-report", "--json", "--no-twin")
     lengths = ("--set", "workload.n_requests=6", "--set", "workload.n_output_tokens=60")
     outcome = testbed.up(str(scenario), *options, *lengths, timeout_s=TIMEOUT_S)
     assert outcome.code == 0, outcome.stderr

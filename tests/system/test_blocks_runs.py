@@ -22,7 +22,7 @@ need_blocks()
 
 TIMEOUT_S = 300.0
 """Of a command: it imports torch twice, which a busy machine takes its time for."""
-SHORT = ("--set", "workload.n_requests=4", "--set", "workload.n_output_tokens=8", "--no-report")
+SHORT = ("--set", "workload.n_requests=4", "--set", "workload.n_output_tokens=8", "--no-report", "--no-twin")
 REAL = ("bloom-tiny", "--compute", "blocks", *SHORT)
 LOOPBACK = ("--network", "loopback")
 
@@ -97,6 +97,7 @@ def test_a_killed_run_keeps_its_tokens(testbed: Testbed) -> None:
         "bloom-tiny",
         "--compute",
         "blocks",
+        "--no-twin",
         *LOOPBACK,
         "--set",
         "workload.n_output_tokens=2000",

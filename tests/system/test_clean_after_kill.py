@@ -52,7 +52,10 @@ n_requests = 10
 n_input_tokens = 5
 n_output_tokens = 8
 """
-"""Three nodes that serve for half a second."""
+SCALED = ("--time-scale", "20")
+"""Three nodes that serve for half a second. The twin that follows may be what is killed."""
+LONG_VIRTUAL = ("--clock", "virtual", "--set", "workload.n_output_tokens=1000")
+"""The same for about as long, in virtual time."""
 
 
 @pytest.fixture
@@ -67,6 +70,7 @@ class Try:
     """Which command to kill, and when: so long after it has reached a phase."""
 
     links: bool
+    virtual: bool
     phase: str
     later_s: float
 
@@ -79,7 +83,7 @@ def tries() -> list[Try]:
     for number in range(N_TRIES):
         links = number % 5 == 4
         phase = rng.choice(phases[:1] + phases[2:4] if links else phases)
-        chosen.append(Try(links, phase, rng.uniform(0, 0.6 if phase == "started" else 0.15)))
+        chosen.append(Try(links, number % 5 == 3, phase, rng.uniform(0, 0.6 if phase == "started" else 0.15)))
     return chosen
 
 
@@ -116,10 +120,11 @@ def test_kill_9_at_50_random_moments_leaves_nothing_that_clean_does_not_remove(
         """Run the command up to its moment; answers the namespaces that its processes were in."""
         with starting:
             if chosen.links:
-                run = testbed.start("links", small, "--network", "fabric", env=env)
+                run = testbed.start("links", small, "--network", "fabric", *SCALED, env=env)
                 out = temporary
             else:
-                run = testbed.start_up(small, "--network", "fabric", "--no-report", env=env)
+                clock = LONG_VIRTUAL if chosen.virtual else SCALED
+                run = testbed.start_up(small, "--network", "fabric", "--no-report", *clock, env=env)
                 out = Path(str(run.process.args[-1]))  # type: ignore[index]
         wait_until(lambda: reached(chosen.phase, run, out), chosen.phase, 60)
         try:
@@ -176,7 +181,7 @@ def test_clean_lists_what_it_removed(
 
 @pytest.mark.parametrize("lacking", TABLES)
 def test_clean_makes_the_table_that_a_kill_prevented(lacking: str, testbed: Testbed, small: str) -> None:
-    run_dir = testbed.up(small, "--network", "loopback", "--no-report").run_dir
+    run_dir = testbed.up(small, "--network", "memory", "--no-report").run_dir
     (run_dir / lacking).unlink()
     (run_dir / OWNER).write_text('{"pid": 1, "started": "never"}', encoding="utf-8")
     answer = clean_command(testbed.runs)

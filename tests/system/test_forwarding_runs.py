@@ -38,6 +38,7 @@ placement = "fixed:PLACEMENT"
 routing = "ws-rr"
 forwarding = "chain"
 """
+REAL = ("--time-scale", "20", "--no-twin")
 PLACEMENT = [[1, 3], [4, 3], [7, 3]] * 2
 """Two servers for every third of the model."""
 
@@ -89,12 +90,13 @@ def assert_forwarded(outcome: Outcome) -> None:
         assert hops[-1]["received_at_s"] > hops[-1]["departed_at_s"]
 
 
-def test_servers_forward_on_fabric_and_give_the_tokens_of_hub_spoke(
-    testbed: Testbed, fabric: None, thirds: str
+def test_servers_forward_and_give_the_tokens_of_hub_spoke(
+    virtual: str, testbed: Testbed, thirds: str
 ) -> None:
-    chain = up(testbed, thirds, "--network", "fabric")
+    chain = up(testbed, thirds, "--network", virtual)
     assert_forwarded(chain)
-    hub = up(testbed, thirds, "--network", "fabric", "--set", "policy.communication=hub-spoke")
+    assert_hidden_states_take_what_their_links_take(chain)
+    hub = up(testbed, thirds, "--network", virtual, "--set", "policy.communication=hub-spoke")
     assert token_ids(chain) == token_ids(hub)
     assert len(token_ids(hub)) == 4 * 8
     model_s = [outcome.json()["model"]["tpot_s"]["mean"] for outcome in (chain, hub)]
@@ -107,7 +109,7 @@ def test_servers_forward_on_fabric_and_give_the_tokens_of_hub_spoke(
 
 
 def test_servers_forward_on_loopback_and_delay_what_they_send(testbed: Testbed, thirds: str) -> None:
-    outcome = up(testbed, thirds, "--network", "loopback")
+    outcome = up(testbed, thirds, "--network", "loopback", *REAL)
     assert_forwarded(outcome)
     for hops in hops_of(outcome):
         for before, after in itertools.pairwise(hops):
@@ -118,12 +120,23 @@ def test_servers_forward_on_loopback_and_delay_what_they_send(testbed: Testbed, 
 HERE = ("a100-0", "a100-1", "a100-2")
 
 
-@pytest.mark.parametrize("network", ["fabric", "loopback"])
+def assert_hidden_states_take_what_their_links_take(outcome: Outcome) -> None:
+    """Of one token, from server to server: the delay, and less than 5 ms at the link's rate. Exact in virtual time."""
+    for hops in hops_of(outcome):
+        for before, after in itertools.pairwise(hops):
+            same_site = (before["server"] in HERE) == (after["server"] in HERE)
+            delay_s, rate_bps = (0.0025, 1e9) if same_site else (0.03, 100e6)
+            took_s = after["arrived_at_s"] - after["sent_at_s"] - delay_s - 8 * after["up_bytes"] / rate_bps
+            assert 0 <= took_s < 0.1 * (8 * after["up_bytes"] / rate_bps) + 1e-4, (took_s, after)
+
+
+@pytest.mark.parametrize("network", ["fabric", "memory", "loopback"])
 def test_sessions_outlive_a_server_that_forwards(
     testbed: Testbed, fabric: None, thirds: str, network: str
 ) -> None:
-    # So long that the kill comes in the midst of it on any machine.
-    longer = ("--network", network, "--time-scale", "5", "--set", "workload.n_output_tokens=150")
+    # In real time so long that the kill comes in the midst of it on any machine.
+    real = ("--time-scale", "5", "--no-twin") if network == "loopback" else ()
+    longer = ("--network", network, *real, "--set", "workload.n_output_tokens=150")
     plain = up(testbed, thirds, *longer)
     fault = '{kind="kill", server="a100-1", after={request=1,tokens=3}, for="2 s"}'  # in the cheapest chain
     broken = up(testbed, thirds, *longer, "--set", f"fault=[{fault}]")
@@ -131,10 +144,14 @@ def test_sessions_outlive_a_server_that_forwards(
     assert token_ids(broken) == token_ids(plain)
 
 
-def test_links_between_servers_change_while_they_forward(testbed: Testbed, thirds: str) -> None:
+@pytest.mark.parametrize("network", ["fabric", "memory", "loopback"])
+def test_links_between_servers_change_while_they_forward(
+    network: str, testbed: Testbed, fabric: None, thirds: str
+) -> None:
     event = (
         '[{at="0 s", link=["Here","There"], rtt="400 ms"}, {at="0 s", link=["Here","Here"], rtt="400 ms"}]'
     )
-    outcome = up(testbed, thirds, "--network", "loopback", "--set", f"network.event={event}")
+    real = REAL if network == "loopback" else ()
+    outcome = up(testbed, thirds, "--network", network, *real, "--set", f"network.event={event}")
     delays_s = [hops[1]["arrived_at_s"] - hops[1]["sent_at_s"] for hops in hops_of(outcome)]
     assert min(delays_s) >= 0.2

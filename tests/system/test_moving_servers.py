@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.runs import Testbed, assert_one_sentence, assert_tables_hold_the_whole_log, rows_of
-from tests.system.test_recovery import NOTHING_LEFT, SCENARIO, events, fault
+from tests.system.test_recovery import NOTHING_LEFT, REAL, SCENARIO, events, fault
 
 ROOT = Path(__file__).parents[2]
 ENV = {"PYTHONPATH": str(ROOT)}
@@ -48,13 +48,14 @@ def assert_moves_are_told(run_dir: Path, summary: dict[str, Any]) -> None:
         assert {b for first, last in ranges.values() for b in range(first, last)} == set(range(8))
 
 
-@pytest.mark.parametrize("network", ["loopback", "fabric"])
+@pytest.mark.parametrize("network", ["loopback", "fabric", "memory"])
 def test_servers_that_drain_move_without_cutting_a_session(
     network: str, testbed: Testbed, scenario: str, request: pytest.FixtureRequest
 ) -> None:
-    if network != "loopback":
+    if network == "fabric":
         request.getfixturevalue(network)
-    outcome = testbed.up(scenario, "--network", network, "--json", *online(DRAINING), env=ENV)
+    real = REAL if network == "loopback" else ()
+    outcome = testbed.up(scenario, "--network", network, "--json", *real, *online(DRAINING), env=ENV)
     assert outcome.code == 0, outcome.stderr
     summary = outcome.json()
     assert (summary["n_completed"], summary["n_replays"], summary["n_cuts"]) == (4, 0, 0)
@@ -67,9 +68,9 @@ def test_servers_that_drain_move_without_cutting_a_session(
 
 @pytest.mark.parametrize("forwarding", ["hub", "chain"])
 def test_sessions_that_a_moving_server_cuts_replay_elsewhere(
-    forwarding: str, testbed: Testbed, scenario: str
+    forwarding: str, virtual: str, testbed: Testbed, scenario: str
 ) -> None:
-    options = ("--network", "loopback", "--json", "--no-report", "--set", f"policy.forwarding={forwarding}")
+    options = ("--network", virtual, "--json", "--no-report", "--set", f"policy.forwarding={forwarding}")
     outcome = testbed.up(scenario, *options, *online(CUTTING), env=ENV)
     assert outcome.code == 0, outcome.stderr
     summary = outcome.json()
@@ -83,7 +84,7 @@ def test_sessions_that_a_moving_server_cuts_replay_elsewhere(
     assert sum(row["n_recoveries"] for row in rows) == summary["n_replays"]
 
 
-def test_servers_die_and_come_back_while_others_move(testbed: Testbed, scenario: str) -> None:
+def test_servers_die_and_come_back_while_others_move(virtual: str, testbed: Testbed, scenario: str) -> None:
     Path(scenario).write_text(
         SCENARIO % 2.0
         + fault("kill", 'at = "2.2 s"', **{"for": '"2 s"'})
@@ -91,7 +92,7 @@ def test_servers_die_and_come_back_while_others_move(testbed: Testbed, scenario:
         + fault("stop", 'at = "5 s"', **{"for": '"2 s"', "server": '"a100-2"'})
     )
     longer = ("--set", "workload.n_output_tokens=120", "--no-report")
-    outcome = testbed.up(scenario, "--network", "loopback", "--json", *longer, *online(DRAINING), env=ENV)
+    outcome = testbed.up(scenario, "--network", virtual, "--json", *longer, *online(DRAINING), env=ENV)
     assert outcome.code == 0, outcome.stderr
     summary = outcome.json()
     assert summary["n_completed"] == 4
@@ -101,7 +102,7 @@ def test_servers_die_and_come_back_while_others_move(testbed: Testbed, scenario:
 
 @pytest.mark.parametrize(("policy", "spared"), [("two-time-scale", {2}), ("petals-rebalancing", {0, 2})])
 def test_a_dead_servers_blocks_are_taken_over_by_one_that_can_be_spared(
-    policy: str, spared: set[int], testbed: Testbed, scenario: str
+    policy: str, spared: set[int], virtual: str, testbed: Testbed, scenario: str
 ) -> None:
     # Three servers of four blocks each: the second alone holds the last four, and dies for good.
     after = "after = { request = 0, tokens = 3 }"
@@ -116,7 +117,7 @@ def test_a_dead_servers_blocks_are_taken_over_by_one_that_can_be_spared(
     )
     online = (f"policy.online={policy}", "policy.online_period=1 s", "policy.load_rate=100 Gbit/s")
     settings = [argument for setting in online for argument in ("--set", setting)]
-    outcome = testbed.up(scenario, "--network", "loopback", "--json", "--no-report", *servers, *settings)
+    outcome = testbed.up(scenario, "--network", virtual, "--json", "--no-report", *servers, *settings)
     assert outcome.code == 0, outcome.stderr
     summary = outcome.json()
     assert summary["n_completed"] == 4
@@ -129,7 +130,7 @@ def test_a_dead_servers_blocks_are_taken_over_by_one_that_can_be_spared(
 def test_a_policy_that_does_not_suit_the_placement_is_refused_before_anything_starts(
     testbed: Testbed, scenario: str
 ) -> None:
-    outcome = testbed.up(scenario, "--network", "loopback", "--set", "policy.online=two-time-scale")
+    outcome = testbed.up(scenario, "--network", "memory", "--set", "policy.online=two-time-scale")
     assert_one_sentence(
         outcome, "two-time-scale needs a placement that was designed for a number of sessions"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ for = "20 s"
 partition = ["There"]
 """
 
+REAL = ("--clock", "real", "--time-scale", "10", "--no-twin")
+
 
 @pytest.fixture
 def outage(tmp_path: Path) -> str:
@@ -45,13 +48,17 @@ def lines(outcome: Outcome, event: str) -> list[dict[str, Any]]:
     return [line for line in map(json.loads, text.splitlines()) if line["event"] == event]
 
 
-def assert_the_outage_delays_exactly_the_tokens_in_it(outcome: Outcome) -> None:
-    """Each of the two requests has one token that lasts as long as the outage, and it ends after it."""
+def assert_the_outage_delays_exactly_the_tokens_in_it(outcome: Outcome, late_s: float = math.inf) -> None:
+    """Each of the two requests has one token that lasts as long as the outage, and it ends after it.
+
+    ``late_s``: how late the change of a link may be.
+    """
     assert outcome.code == 0, outcome.stderr
     assert_tables_hold_the_whole_log(outcome.run_dir)
     cut, mended = lines(outcome, "network-change")
     assert (cut["planned_at_s"], mended["planned_at_s"]) == (10.0, 30.0)
     assert cut["late_s"] == pytest.approx(cut["at_s"] - 10.0)
+    assert 0 <= cut["late_s"] <= late_s and 0 <= mended["late_s"] <= late_s
     assert cut["why"] == "There cut from the rest"
     middle_s = (cut["at_s"] + mended["at_s"]) / 2  # a busy machine may carry out either late
     hops = rows_of(outcome.run_dir / "hops.parquet")
@@ -72,7 +79,7 @@ def assert_the_outage_delays_exactly_the_tokens_in_it(outcome: Outcome) -> None:
 def test_an_outage_during_decode_delays_exactly_the_tokens_in_it_and_the_request_completes(
     testbed: Testbed, outage: str
 ) -> None:
-    outcome = testbed.up(outage, "--network", "loopback", "--no-report")
+    outcome = testbed.up(outage, "--network", "loopback", "--no-report", *REAL)
     assert_the_outage_delays_exactly_the_tokens_in_it(outcome)
     # The model knows of the outage: the longest modelled token has it too.
     summary = json.loads((outcome.run_dir / "summary.json").read_text(encoding="utf-8"))
@@ -82,12 +89,21 @@ def test_an_outage_during_decode_delays_exactly_the_tokens_in_it_and_the_request
 
 @pytest.mark.usefixtures("fabric")
 def test_tcp_brings_the_delayed_tokens_through_an_outage_on_fabric(testbed: Testbed, outage: str) -> None:
-    outcome = testbed.up(outage, "--network", "fabric", "--no-report")
+    outcome = testbed.up(outage, "--network", "fabric", "--no-report", *REAL)
     assert_the_outage_delays_exactly_the_tokens_in_it(outcome)
 
 
-def test_report_rebuilds_the_same_tables_of_a_run_with_changes(testbed: Testbed, outage: str) -> None:
-    run_dir = testbed.up(outage, "--network", "loopback", "--no-report").run_dir
+def test_the_delayed_tokens_come_through_an_outage_in_virtual_time(
+    virtual: str, testbed: Testbed, outage: str
+) -> None:
+    outcome = testbed.up(outage, "--network", virtual, "--no-report")
+    assert_the_outage_delays_exactly_the_tokens_in_it(outcome, late_s=1e-6)
+
+
+def test_report_rebuilds_the_same_tables_of_a_run_with_changes(
+    virtual: str, testbed: Testbed, outage: str
+) -> None:
+    run_dir = testbed.up(outage, "--network", virtual, "--no-report").run_dir
     tables = {
         name: (run_dir / name).read_bytes() for name in ("hops.parquet", "requests.parquet", "trace.json")
     }
@@ -95,16 +111,22 @@ def test_report_rebuilds_the_same_tables_of_a_run_with_changes(testbed: Testbed,
     assert {name: (run_dir / name).read_bytes() for name in tables} == tables
 
 
-def test_jitter_and_loss_do_not_change_the_tokens_on_loopback(testbed: Testbed, outage: str) -> None:
+@pytest.mark.parametrize("network", ["loopback", "fabric", "memory"])
+def test_jitter_and_loss_do_not_change_the_tokens(
+    network: str, testbed: Testbed, outage: str, request: pytest.FixtureRequest
+) -> None:
+    if network == "fabric":
+        request.getfixturevalue(network)
+    real = ("--time-scale", "50", "--no-twin") if network == "loopback" else ()
     options = ("--set", "network.jitter=20 ms", "--set", "network.loss=5 %", "--set", "network.event=[]")
-    outcome = testbed.up(outage, "--network", "loopback", "--no-report", *options)
+    outcome = testbed.up(outage, "--network", network, "--no-report", *real, *options)
     assert outcome.code == 0, outcome.stderr
     assert [row["n_tokens_done"] for row in rows_of(outcome.run_dir / "requests.parquet")] == [300, 300]
 
 
 def test_an_interrupt_ends_a_run_whose_changes_are_still_to_come(testbed: Testbed, outage: str) -> None:
     option = 'network.event=[{at="0 s",link=["Here","There"],jitter="9 ms"},{at="9 h",site="Here",down=true}]'
-    running = testbed.start_up(outage, "--network", "loopback", "--no-report", "--set", option)
+    running = testbed.start_up(outage, "--network", "loopback", "--no-report", "--set", option, *REAL)
     running.serving(5)
     running.interrupt()
     outcome = running.wait()
@@ -114,7 +136,7 @@ def test_an_interrupt_ends_a_run_whose_changes_are_still_to_come(testbed: Testbe
 
 def test_a_network_that_cannot_share_links_says_so(testbed: Testbed) -> None:
     options = ("--set", "network.share_links=true", "--set", "workload.n_requests=1", "--time-scale", "50")
-    options += ("--set", "workload.n_output_tokens=2", "--no-report")
+    options += ("--set", "workload.n_output_tokens=2", "--no-report", "--no-twin")
     outcome = testbed.up("abovenet", "--network", "loopback", *options)
     assert outcome.code == 0, outcome.stderr
     assert "network loopback (asked for), which gives every pair the whole rate of its path" in outcome.stderr

@@ -74,6 +74,7 @@ def fault(kind: str, when: str, **more: str) -> str:
     return "\n[[fault]]\n" + "".join(f"{key} = {value}\n" for key, value in keys.items()) + f"{when}\n"
 
 
+REAL = ("--clock", "real", "--time-scale", "10", "--no-twin")
 DECODE = "after = { request = 1, tokens = 8 }"
 NOTHING_LEFT = {"sessions": 0, "cache_bytes": 0, "descriptors": 0, "namespaces": 0}
 
@@ -93,16 +94,17 @@ def assert_all_live_on(outcome: Any, n_requests: int = 4) -> dict[str, Any]:
     return summary
 
 
-@pytest.mark.parametrize("network", ["loopback", "fabric"])
+@pytest.mark.parametrize("network", ["loopback", "fabric", "memory"])
 def test_sessions_live_on_when_a_server_is_killed_and_it_serves_again_later(
     network: str, testbed: Testbed, scenario: Any, request: pytest.FixtureRequest
 ) -> None:
-    if network != "loopback":
+    if network == "fabric":
         request.getfixturevalue(network)
     faults = fault("kill", DECODE, **{"for": '"2 s"'})
     before = links()
     longer = ("--set", "workload.n_output_tokens=160")  # the server is back before the end on any machine
-    outcome = testbed.up(scenario(faults), "--network", network, "--json", *longer)
+    real = REAL if network == "loopback" else ()
+    outcome = testbed.up(scenario(faults), "--network", network, "--json", *longer, *real)
     summary = assert_all_live_on(outcome)
     assert links() == before
     replays = events(outcome.run_dir, "replayed")
@@ -112,6 +114,10 @@ def test_sessions_live_on_when_a_server_is_killed_and_it_serves_again_later(
     for replay in replays:
         assert replay["recovery_s"] > 0 < replay["floor_s"]
         assert killed["at_s"] <= replay["failed_at_s"] <= replay["detected_at_s"]
+    if network != "loopback":
+        assert summary["recovery_s"]["min"] >= summary["recovery_floor_s"]["min"]
+        [begun] = events(outcome.run_dir, "begun")
+        assert begun["at_s"] >= killed["at_s"] + 2.0
     assert [e["server"] for e in events(outcome.run_dir, "begun")] == ["a100-0"]
     replayed = [row for row in rows_of(outcome.run_dir / "hops.parquet") if row["replayed_tokens"]]
     assert {row["request"] for row in replayed} == {replay["request"] for replay in replays}
@@ -119,9 +125,8 @@ def test_sessions_live_on_when_a_server_is_killed_and_it_serves_again_later(
     assert sum(rows.values()) == len(replays)
 
 
-@pytest.mark.usefixtures("fabric")
 def test_servers_stop_slow_down_leave_and_join_while_requests_are_served(
-    testbed: Testbed, scenario: Any
+    virtual: str, testbed: Testbed, scenario: Any
 ) -> None:
     faults = (
         fault("stop", DECODE, **{"for": '"8 s"'})
@@ -130,7 +135,7 @@ def test_servers_stop_slow_down_leave_and_join_while_requests_are_served(
         + '\n[recovery]\nrequest_timeout = "3 s"\n'
     )
     longer = ("--set", "workload.n_requests=24")  # the server has left before the last request is done
-    outcome = testbed.up(scenario(faults, joins_at_s=0.5), "--network", "fabric", "--json", *longer)
+    outcome = testbed.up(scenario(faults, joins_at_s=0.5), "--network", virtual, "--json", *longer)
     summary = assert_all_live_on(outcome, n_requests=24)
     done = [(e["kind"], e["server"], e["applies"]) for e in events(outcome.run_dir, "fault")]
     assert sorted(done) == [
@@ -139,6 +144,8 @@ def test_servers_stop_slow_down_leave_and_join_while_requests_are_served(
         ("slow", "a100-1", True),
         ("stop", "a100-0", True),
     ]
+    at_s = {e["kind"]: e["at_s"] for e in events(outcome.run_dir, "fault")}
+    assert (at_s["join"], at_s["slow"], at_s["leave"]) == pytest.approx((0.5, 1.0, 2.0), abs=1e-6)
     assert [e["server"] for e in events(outcome.run_dir, "begun")] == ["late"]
     (joined,) = events(outcome.run_dir, "moved")
     (moved,) = summary["moves"]
@@ -153,7 +160,7 @@ def test_servers_stop_slow_down_leave_and_join_while_requests_are_served(
 
 @pytest.mark.usefixtures("fabric")
 def test_a_server_that_dies_by_itself_is_a_fault_and_the_run_goes_on(testbed: Testbed, scenario: Any) -> None:
-    run = testbed.start_up(scenario(), "--network", "fabric", "--json", "--no-report")
+    run = testbed.start_up(scenario(), "--network", "fabric", "--json", "--no-report", *REAL)
     run_dir = run.serving()
     os.kill(node_pid(run_dir, "a100-0"), signal.SIGKILL)
     assert_all_live_on(run.wait())
@@ -162,10 +169,10 @@ def test_a_server_that_dies_by_itself_is_a_fault_and_the_run_goes_on(testbed: Te
 
 
 def test_without_recovery_a_kill_fails_the_sessions_on_that_server_with_the_reason(
-    testbed: Testbed, scenario: Any
+    virtual: str, testbed: Testbed, scenario: Any
 ) -> None:
     faults = fault("kill", DECODE) + '\n[recovery]\nmode = "off"\n'
-    outcome = testbed.up(scenario(faults), "--network", "loopback", "--json", "--no-report")
+    outcome = testbed.up(scenario(faults), "--network", virtual, "--json", "--no-report")
     assert outcome.code == 1, outcome.stderr
     summary = outcome.json()
     assert summary["n_failed"] >= 1
@@ -175,17 +182,17 @@ def test_without_recovery_a_kill_fails_the_sessions_on_that_server_with_the_reas
 
 
 def test_decisions_that_rely_on_the_announcement_of_a_dead_server_are_counted(
-    testbed: Testbed, scenario: Any
+    virtual: str, testbed: Testbed, scenario: Any
 ) -> None:
     faults = fault("kill", 'at = "0.5 s"') + '\n[membership]\nkind = "announced"\n'
-    outcome = testbed.up(scenario(faults), "--network", "loopback", "--json", "--no-report")
+    outcome = testbed.up(scenario(faults), "--network", virtual, "--json", "--no-report")
     summary = assert_all_live_on(outcome)
     assert summary["n_stale_decisions"] >= 3, "every decision from then on"
 
 
 @pytest.mark.usefixtures("fabric")
 def test_a_running_testbed_takes_faults_by_hand_from_its_owner_only(testbed: Testbed, scenario: Any) -> None:
-    run = testbed.start_up(scenario(), "--network", "fabric", "--hold", "--no-report")
+    run = testbed.start_up(scenario(), "--network", "fabric", "--hold", "--no-report", *REAL)
     run_dir = run.serving()
     where = ("--run", str(run_dir))
     assert stat.S_IMODE((run_dir / "fault.sock").stat().st_mode) & 0o077 == 0

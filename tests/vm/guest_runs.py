@@ -20,7 +20,7 @@ NOBODY = 1000
 # A process that keeps the guest's only CPU awake would have to be emulated instruction by instruction.
 NETEM = ["--network", "netem", "--json", "--set", "network.keep_cpus_awake=false"]
 SHORT = [
-    *NETEM, "--no-report",
+    *NETEM, "--no-report", "--no-twin",
     "--set", "workload.n_requests=2", "--set", "workload.n_output_tokens=3", "--set", "workload.rate=1",
 ]  # fmt: skip
 KILL = [
