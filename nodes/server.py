@@ -20,7 +20,7 @@ from nodes.sessions import HostedBlocks as HostedBlocks
 log = logging.getLogger(__name__)
 
 _LOOK_AGAIN_S = 0.005
-"""Real seconds between two looks at a client that does not read."""
+"""Seconds of the event loop's time, real or virtual, between two looks at a client that does not read."""
 
 
 class Server:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.errors import TestbedError
-from testbed.handle import RUN_VARIABLE
+from testbed.rundir import RUN_VARIABLE
 from testbed.results import finish_run, load_run
 from testbed.rundir import LINKS_PREFIX, OWNER, owner_alive
 

@@ -20,6 +20,7 @@ from testbed.placing import place_experiment
 from testbed.real import RealModel, real_model, require_blocks
 from testbed.results.logs import RequestRecord, read_logs
 from testbed.rundir import make_run_dir
+from testbed.running import emulate
 from testbed.scenario import load_experiment
 from testbed.scenario.checkpoints import checkpoint_sizes
 from testbed.scenario.families import ModelSizes
@@ -27,7 +28,6 @@ from testbed.scenario.units import counted
 from testbed.stage import choose_stage
 from testbed.up import (
     check_can_run,
-    emulate,
     exit_code,
     finish,
     has_begun,

@@ -20,11 +20,8 @@ from netem.spec import LinkProfile, NetworkSpec
 from nodes import control
 from testbed.errors import RunError, UserError
 from testbed.launching import Listener, OnExit
+from testbed.rundir import RUN_VARIABLE
 from testbed.virtual.page import BUSY, IDLE, LAUNCHER, ORCHESTRATOR, Page, SharedLoop
-
-RUN_VARIABLE = "TESTBED_RUN"
-"""Every process of a run carries the run's directory in this environment variable."""
-
 
 def open_descriptors(pids: Mapping[str, int]) -> dict[str, int]:
     """Open descriptors of processes by name; without those that have ended."""

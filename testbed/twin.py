@@ -19,6 +19,7 @@ from testbed.experiment import Experiment
 from testbed.placing import PlacedExperiment
 from testbed.results import finish_run
 from testbed.rundir import TWIN, make_run_dir
+from testbed.running import emulate
 from testbed.scenario import load_experiment
 from testbed.stage import Stage
 
@@ -44,8 +45,6 @@ def run_twin(
 
     If it did not, that is said, and nothing of it stays: a run is worth having without.
     """
-    from testbed.up import emulate
-
     folder = run_dir / TWIN
     stage = Stage("virtual", "memory", "the twin of a run in real time")
     try:

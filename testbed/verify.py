@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.experiment import Experiment
-from testbed.handle import RUN_VARIABLE
+from testbed.rundir import RUN_VARIABLE
 from testbed.real import RealModel, available_bytes
 from testbed.results.logs import RequestRecord, read_logs
 from testbed.results.verified import VERIFY, unchecked

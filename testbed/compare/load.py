@@ -183,7 +183,7 @@ def _hops(table: pa.Table) -> Hops:
 def _about(path: Path, summary: dict[str, Any], plan: dict[str, Any]) -> dict[str, Any]:
     keys = (
         *("scenario", "engine", "mode", "compute", "time_scale", "seed", "policy"),
-        *("overhead_per_hop_s", "n_requests", "n_completed"),
+        *("overhead_per_hop_s", "n_requests", "n_completed", "clock"),
     )
     known = {key: summary.get(key) for key in keys}
     if known["compute"] == "blocks":  # measured minus a hardware profile of another machine: no overhead

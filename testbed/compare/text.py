@@ -65,7 +65,8 @@ def _about(about: dict[str, Any]) -> str:
         parts.append(f"mode {about['mode']}")
     elif about["network"]:
         parts.append(
-            f"network {about['network']}, compute {about['compute']}, time scale {about['time_scale']:g}"
+            f"clock {about['clock'] or 'real'}, network {about['network']}, compute {about['compute']}"
+            + (f", time scale {about['time_scale']:g}" if about["time_scale"] != 1 else "")
         )
     parts.append(f"{policy.get('placement')} + {policy.get('routing')}, seed {about['seed']}")
     parts.append(f"{about['n_completed']} of {about['n_requests']} requests completed")

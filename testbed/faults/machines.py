@@ -18,7 +18,7 @@ from testbed.experiment import Experiment
 from testbed.rundir import MOVED, EventWriter
 
 _POLL_S = 0.02
-"""Real seconds between two looks at a server that leaves."""
+"""Seconds of the event loop's time, real or virtual, between two looks at a server that leaves."""
 
 
 class Nodes(Protocol):

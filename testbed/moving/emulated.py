@@ -20,7 +20,7 @@ from testbed.placing import PolicyInterrupted
 from testbed.rundir import MOVED, EventWriter
 
 _NEWS_S = 2.0
-"""Real seconds in which the launcher has told of a process that has ended."""
+"""Seconds of the event loop's time, real or virtual, in which the launcher has told of a process that has ended."""
 
 
 @dataclass(eq=False)

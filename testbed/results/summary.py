@@ -84,7 +84,10 @@ def summarize(
         "model_unqueued": unqueued,
         **_emulation_error(clock["name"], run, by_hop, twin),
         "hop_model_error": by_hop,
-        "overhead_per_hop_s": _median(overhead_s / experiment.time_scale),
+        # In virtual time nothing takes any: what is left is what the closed model leaves out.
+        "overhead_per_hop_s": None
+        if clock["name"] == "virtual"
+        else _median(overhead_s / experiment.time_scale),
         "startup_s": plan["startup_s"].get("total"),
         "forwarder": plan.get("forwarder"),
         "decision": {

@@ -30,6 +30,9 @@ _CARRIES_BPS = 5e9
 _LATE_S, _BUSY_RATIO = 1e-3, 0.9
 """Beyond these, what the forwarder adds is no longer small against a token's network time."""
 
+_FINE_RATIO = 1e-3
+"""Errors below it are shown with one more digit."""
+
 _LAG_S = 0.1
 """Real seconds by which a request may come late before it is said."""
 
@@ -212,4 +215,6 @@ def _number(value: float | None) -> str:
 
 
 def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.2f} %"
+    if value is None:
+        return "-"
+    return f"{100 * value:.3f} %" if abs(value) < _FINE_RATIO else f"{100 * value:.2f} %"

@@ -17,12 +17,12 @@ from testbed.placing import PlacedExperiment
 from testbed.results import finish_run, read_tables
 from testbed.results.logs import RequestRecord
 from testbed.rundir import EVENTS, make_run_dir
+from testbed.running import emulate
 from testbed.simulation.cases import Case
 from testbed.simulation.engine import Served, SimulatedRequest
 from testbed.simulation.record import Record, Recovery
 from testbed.stage import Stage
 from testbed.twin import twin_of
-from testbed.up import emulate
 
 
 def serve_virtually(case: Case, placed: PlacedExperiment, out: Path | None) -> Served:

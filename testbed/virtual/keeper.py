@@ -8,7 +8,7 @@ import socket
 
 import numpy as np
 
-from testbed.virtual.page import ABSENT, BUSY, DEADLINE, FIRST_SLOT, IDLE, NEVER, SEQUENCE, STATE, WORDS, Page
+from testbed.virtual.page import ABSENT, BUSY, DEADLINE, FIRST_SLOT, IDLE, SEQUENCE, STATE, WORDS, Page
 
 _MAX_SLOT_BYTES, _N_DESCRIPTORS = 4, 2
 

@@ -93,11 +93,18 @@ class SyntheticRun:
 
     def __post_init__(self) -> None:
         (self.path / "events").mkdir(parents=True)
+        self._write_plan("virtual")
+
+    def in_real_time(self) -> None:
+        """The run's clock was real; else it is virtual, and the closed model is what it is judged by."""
+        self._write_plan("real")
+
+    def _write_plan(self, clock: str) -> None:
         plan = {
             "placement": {"policy": "cg-bp", "design_concurrency": 5},
             "placement_decision_s": 0.002,
             "network": "fabric",
-            "clock": {"name": "virtual", "why": "asked for"},
+            "clock": {"name": clock, "why": "asked for"},
             "startup_s": {"total": 0.5},
         }
         (self.path / "plan.json").write_text(json.dumps(plan))

@@ -63,7 +63,7 @@ def test_a_client_that_takes_what_the_model_says_leaves_no_error(tmp_path: Path)
     assert summary["model_unqueued"]["token_gap_s"]["mean"] == pytest.approx(0.68)
     assert summary["model"]["hop_client_s"]["mean"] == pytest.approx(0.02)
     assert [row["model_client_s"] for row in hops] == [0.0, 0.04] * 3
-    assert summary["overhead_per_hop_s"] == pytest.approx(0.0, abs=1e-9)
+    assert summary["metrics"]["hop_overhead_s"]["p50"] == pytest.approx(0.0, abs=1e-9)
 
 
 def test_a_client_that_the_model_does_not_know_is_an_error_of_the_token(tmp_path: Path) -> None:

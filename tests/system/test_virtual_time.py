@@ -1,0 +1,382 @@
+"""Virtual time: runs that repeat, agree whatever their network, and need nothing of Linux; and its twin of real runs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.blocks import need_blocks
+from tests.support.runs import (
+    FAST,
+    MEMORY,
+    Outcome,
+    Testbed,
+    assert_one_sentence,
+    assert_tables_hold_the_whole_log,
+    logged_tokens,
+    rows_of,
+    wait_until,
+)
+from tests.system.test_moving_servers import ENV
+from tests.system.test_recovery import DECODE, NOTHING_LEFT, SCENARIO, events, fault
+
+SHIFT = (
+    *("load-shift", "--set", "workload.n_requests=40", "--set", "workload.n_output_tokens=16"),
+    *("--set", "workload.rate=0.16", "--set", 'workload.changes=[{at="15 s", rate=1.0}]'),
+    *("--set", "policy.online_patience=10 s", "--set", "policy.online_period=5 s"),
+)
+"""The shipped scenario in which servers change their blocks as the load rises, in a quarter of its time."""
+
+KILL = fault("kill", DECODE, **{"for": '"2 s"'})
+STOP = fault("stop", DECODE, **{"for": '"8 s"'}) + '\n[recovery]\nrequest_timeout = "3 s"\n'
+SLOW = fault("slow", 'at = "1 s"', factor="3", **{"for": '"4 s"'})
+CUT = '\n[[network.event]]\nat = "2 s"\nfor = "3 s"\npartition = ["b"]\n'
+"""The client's site is cut off from the servers'."""
+RESTLESS = (
+    KILL + SLOW + CUT + '\n[[network.event]]\nat = "0 s"\nlink = ["a", "b"]\njitter = "9 ms"\nloss = "2 %"\n'
+)
+"""Everything at once, with chance in every link."""
+CHAIN = ("--set", "policy.forwarding=chain")
+WANDERING = ("--set", "policy.online=tests.support.wandering:Draining", "--set", "policy.load_rate=40 Gbit/s")
+
+CASES: dict[str, tuple[str, tuple[str, ...], set[str]]] = {
+    "a server is killed and comes back": (KILL, (), {"fault", "detected", "replayed", "begun"}),
+    "a server stops": (STOP, (), {"fault", "detected", "replayed"}),
+    "a server slows down": (SLOW, (), {"fault"}),
+    "a link is cut": (CUT, (), {"network-change"}),
+    "servers forward": ("", CHAIN, set()),
+    "servers forward and one is killed": (KILL, CHAIN, {"fault", "detected", "replayed", "begun"}),
+    "servers move their blocks": ("", WANDERING, {"moving", "moved"}),
+}
+"""Faults of the scenario, options, and events that there must be."""
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Any:
+    """Writes the scenario of ``test_recovery`` with these faults."""
+
+    def write(faults: str) -> str:
+        path = tmp_path / "virtual.toml"
+        path.write_text(SCENARIO % 1000.0 + faults, encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+def up(testbed: Testbed, *arguments: str) -> Outcome:
+    """A run in virtual time in which every request completes. The stub's hub checks every token."""
+    outcome = testbed.up(*arguments, "--json", "--no-report", env=ENV)
+    assert outcome.code == 0, outcome.stderr
+    summary = outcome.json()
+    assert (summary["clock"], summary["n_completed"]) == ("virtual", summary["n_requests"])
+    assert summary["n_requests"] > 0
+    assert summary["leaks"] == NOTHING_LEFT
+    assert_tables_hold_the_whole_log(outcome.run_dir)
+    return outcome
+
+
+def contents(run_dir: Path) -> dict[str, bytes]:
+    """All files that say what happened in a run, by name."""
+    names = ["events.jsonl", "hops.parquet", "requests.parquet", "trace.json", "plan.json", "scenario.toml"]
+    paths = [run_dir / name for name in names]
+    paths += sorted((run_dir / "events").iterdir()) + sorted((run_dir / "logs").iterdir())
+    assert list((run_dir / "events").iterdir()) and list((run_dir / "logs").iterdir())
+    return {str(path.relative_to(run_dir)): path.read_bytes() for path in paths}
+
+
+def assert_rows_agree(one: Path, other: Path, within_s: float) -> None:
+    """The tables have the same rows, whose numbers differ by no more than this."""
+    for name in ("requests.parquet", "hops.parquet"):
+        rows, others = rows_of(one / name), rows_of(other / name)
+        assert len(rows) == len(others) > 0
+        for row, its in zip(rows, others, strict=True):
+            assert set(row) == set(its)
+            for key, value in row.items():
+                if isinstance(value, float) and its[key] is not None:
+                    assert its[key] == pytest.approx(value, rel=0, abs=within_s), (name, key, row, its)
+                else:
+                    assert its[key] == value, (name, key, row, its)
+
+
+def without_times(value: Any) -> Any:
+    """What an event says, but for when and how long."""
+    if isinstance(value, dict):
+        return {key: without_times(item) for key, item in value.items() if not key.endswith("_s")}
+    return [without_times(item) for item in value] if isinstance(value, list) else value
+
+
+def happened(run_dir: Path) -> list[Any]:
+    """The events of a run in their order, without the times; which network there is does not count."""
+    lines = (run_dir / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    return [event for event in map(without_times, map(json.loads, lines)) if event["event"] != "network"]
+
+
+def test_the_same_seed_repeats_a_run_on_memory_to_the_last_byte(testbed: Testbed, written: Any) -> None:
+    runs = [up(testbed, written(RESTLESS), *MEMORY).run_dir for _ in range(2)]
+    assert contents(runs[0]) == contents(runs[1])
+    other = up(testbed, written(RESTLESS), *MEMORY, "--seed", "2").run_dir
+    assert contents(other)["hops.parquet"] != contents(runs[0])["hops.parquet"]
+
+
+def test_the_same_seed_repeats_moves_of_blocks_on_memory_to_the_last_byte(testbed: Testbed) -> None:
+    runs = [up(testbed, *SHIFT, *MEMORY).run_dir for _ in range(2)]
+    assert contents(runs[0]) == contents(runs[1])
+
+
+@pytest.mark.usefixtures("fabric")
+@pytest.mark.parametrize("faults", [KILL + SLOW + CUT, STOP], ids=["killed, slow, cut", "stopped"])
+def test_the_same_seed_repeats_a_run_on_fabric_to_the_microsecond(
+    faults: str, testbed: Testbed, written: Any
+) -> None:
+    runs = [up(testbed, written(faults), "--network", "fabric").run_dir for _ in range(2)]
+    assert happened(runs[0]) == happened(runs[1])
+    assert_rows_agree(*runs, within_s=1e-6)
+
+
+def assert_networks_agree(memory: Outcome, fabric: Outcome) -> None:
+    assert (memory.json()["network"], fabric.json()["network"]) == ("memory", "fabric")
+    assert happened(memory.run_dir) == happened(fabric.run_dir)
+    rows, others = (rows_of(outcome.run_dir / "requests.parquet") for outcome in (memory, fabric))
+    for key in ("request", "client", "status", "chain", "n_tokens_done", "n_recoveries"):
+        assert [row[key] for row in rows] == [row[key] for row in others]
+    for name in ("per_token_s", "ttft_s", "tpot_s", "e2e_s"):
+        found, expected = (outcome.json()["metrics"][name]["mean"] for outcome in (fabric, memory))
+        assert found == pytest.approx(expected, rel=1e-4), name
+    for row, other in zip(rows, others, strict=True):
+        assert other["per_token_s"] == pytest.approx(row["per_token_s"], rel=1e-4)
+
+
+@pytest.mark.usefixtures("fabric")
+@pytest.mark.parametrize("case", CASES)
+def test_memory_and_fabric_agree_when(case: str, testbed: Testbed, written: Any) -> None:
+    faults, options, expected = CASES[case]
+    scenario = written(faults)
+    memory, fabric = (up(testbed, scenario, "--network", n, *options) for n in ("memory", "fabric"))
+    assert expected <= {event["event"] for event in happened(memory.run_dir)}
+    assert_networks_agree(memory, fabric)
+
+
+@pytest.mark.usefixtures("fabric")
+def test_memory_and_fabric_agree_when_a_policy_moves_blocks_as_the_load_rises(testbed: Testbed) -> None:
+    memory, fabric = (up(testbed, *SHIFT, "--network", network) for network in ("memory", "fabric"))
+    assert len(events(memory.run_dir, "moved")) >= 2
+    assert [move["new"] for move in memory.json()["moves"]] == [
+        move["new"] for move in fabric.json()["moves"]
+    ]
+    assert_networks_agree(memory, fabric)
+
+
+CONTRADICTIONS = {
+    "a time scale": (("clustered", "--clock", "virtual", "--time-scale", "20"), ("time scale (20)",)),
+    "netem": (("clustered", "--clock", "virtual", "--network", "netem"), ("netem network needs real time",)),
+    "loopback": (("clustered", "--clock", "virtual", "--network", "loopback"), ("loopback network",)),
+    "hold": (("clustered", "--clock", "virtual", "--hold"), ("--hold",)),
+    "real blocks": (("bloom-tiny", "--clock", "virtual", "--compute", "blocks"), ("real blocks",)),
+    "memory in real time": (("clustered", *MEMORY, "--clock", "real"), ("memory network", "clock real")),
+    "memory with a time scale": (("clustered", *MEMORY, "--time-scale", "20"), ("memory network", "(20)")),
+    "memory held up": (("clustered", *MEMORY, "--hold"), ("memory network", "--hold")),
+}
+
+
+@pytest.mark.parametrize("contradiction", CONTRADICTIONS)
+def test_what_virtual_time_cannot_do_is_one_sentence_and_exit_code_2(
+    contradiction: str, testbed: Testbed
+) -> None:
+    if contradiction == "real blocks":
+        need_blocks()
+    arguments, expected = CONTRADICTIONS[contradiction]
+    assert_one_sentence(testbed.up(*arguments), *expected, "virtual", "leave")
+    assert not testbed.runs.exists()
+
+
+POLICY = """
+from pathlib import Path
+
+from policies.petals_routing import PetalsRouting
+
+
+class Endless:
+    '''Routes the first request, and never decides about the second.'''
+
+    name = "endless"
+
+    def bind(self, problem, placement):
+        inner = PetalsRouting().bind(problem, placement)
+
+        class Router:
+            def route(self, request, state, now_s):
+                while Path(os.environ["ROUTED"]).exists():
+                    Path(os.environ["DECIDING"]).touch()
+                Path(os.environ["ROUTED"]).touch()
+                return inner.route(request, state, now_s)
+
+        return Router()
+"""
+
+
+def test_an_interrupt_ends_a_policy_that_never_decides(
+    virtual: str, testbed: Testbed, tmp_path: Path
+) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "endless.py").write_text(textwrap.dedent(POLICY))
+    deciding = tmp_path / "deciding"
+    env = {"PYTHONPATH": str(tmp_path / "lib"), "ROUTED": str(tmp_path / "routed"), "DECIDING": str(deciding)}
+    names = ("--placement", "petals", "--routing", "endless:Endless")
+    run = testbed.start_up("clustered", "--network", virtual, *names, *FAST, env=env)
+    wait_until(deciding.exists, "the decision that never ends")
+    run.interrupt()
+    outcome = run.wait(10)
+    assert outcome.code == 130, outcome.stderr
+    assert "Traceback" not in outcome.stderr
+    summary = json.loads((outcome.run_dir / "summary.json").read_text(encoding="utf-8"))
+    assert summary["n_requests"] == 3 and summary["n_completed"] <= 1
+    assert summary["n_interrupted"] == 3 - summary["n_completed"]
+
+
+def test_an_interrupt_in_virtual_time_keeps_the_record_up_to_that_moment(
+    virtual: str, testbed: Testbed
+) -> None:
+    endless = ("--set", "workload.n_output_tokens=1000", "--set", "workload.n_requests=1000")
+    run = testbed.start_up("clustered", "--network", virtual, *endless, "--no-report")
+    run_dir = run.serving()
+    before = logged_tokens(run_dir)
+    run.interrupt()
+    outcome = run.wait(30)
+    assert outcome.code == 130, outcome.stderr
+    assert "interrupted" in outcome.stdout and "Traceback" not in outcome.stderr
+    assert_tables_hold_the_whole_log(run_dir)
+    assert set(before) <= set(logged_tokens(run_dir))
+    summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
+    assert summary["n_completed"] < summary["n_requests"] == 1000
+
+
+WITH_TWIN = ("--clock", "real", "--time-scale", "50", "--network", "loopback")
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """A run in real time and its twin; not to be changed."""
+    return Testbed(tmp_path_factory.mktemp("judged")).up("clustered", *WITH_TWIN, "--json", *FAST)
+
+
+def test_a_run_in_real_time_is_judged_by_its_twin(judged: Outcome) -> None:
+    assert judged.code == 0, judged.stderr
+    summary = judged.json()
+    assert (summary["clock"], summary["network"], summary["time_scale"]) == ("real", "loopback", 50)
+    assert summary["emulation_error_of"] == "twin"
+    assert summary["emulation_error_pairing"] in ("requests", "distributions")
+    assert summary["emulation_error"]["queue_s"]["mean_abs_s"] is not None
+    twin = json.loads((judged.run_dir / "twin" / "summary.json").read_text(encoding="utf-8"))
+    assert (twin["clock"], twin["network"], twin["time_scale"]) == ("virtual", "memory", 1)
+    assert twin["n_completed"] == twin["n_requests"] == 3
+    for name in ("queue_s", "ttft_s", "tpot_s", "per_token_s", "e2e_s"):
+        assert summary["twin"][name] == twin["metrics"][name]
+    rows, its = (rows_of(folder / "requests.parquet") for folder in (judged.run_dir, judged.run_dir / "twin"))
+    assert [row["arrival_at_s"] for row in rows] == [row["arrival_at_s"] for row in its]
+
+
+def test_a_twin_is_the_run_in_virtual_time_that_one_could_have_asked_for(
+    judged: Outcome, testbed: Testbed
+) -> None:
+    asked = testbed.up("clustered", *MEMORY, *FAST).run_dir
+    for name in ("requests.parquet", "hops.parquet", "events.jsonl"):
+        assert (asked / name).read_bytes() == (judged.run_dir / "twin" / name).read_bytes()
+
+
+def test_no_twin_leaves_the_twin_out(testbed: Testbed) -> None:
+    outcome = testbed.up("clustered", *WITH_TWIN, "--no-twin", *FAST)
+    assert outcome.code == 0, outcome.stderr
+    summary = json.loads((outcome.run_dir / "summary.json").read_text(encoding="utf-8"))
+    assert "twin" not in summary and not (outcome.run_dir / "twin").exists()
+    assert (summary["clock"], summary["emulation_error_of"]) == ("real", None)
+    assert "no errors are stated: the run has no twin" in outcome.stdout
+    assert "twin" not in outcome.stderr
+
+
+def test_a_run_in_virtual_time_has_no_twin(finished: Outcome) -> None:
+    assert "twin" not in finished.json() and not (finished.run_dir / "twin").exists()
+    assert (finished.json()["clock"], finished.json()["emulation_error_of"]) == ("virtual", "closed model")
+
+
+@pytest.mark.parametrize("kind", ["judged", "finished"])
+def test_report_rebuilds_the_same_summary(
+    kind: str, testbed: Testbed, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if kind == "judged":
+        first: Outcome = request.getfixturevalue("judged")
+    else:
+        first = testbed.up("clustered", *MEMORY, "--json", *FAST)
+    copy = tmp_path / "copy"
+    shutil.copytree(first.run_dir, copy)
+    (copy / "summary.json").unlink()
+    again = testbed("report", str(copy), "--json")
+    assert again.code == 0, again.stderr
+    assert again.json() == first.json()
+    assert again.json() == json.loads((copy / "summary.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("options", "engine"),
+    [(("--clock", "virtual"), "virtual"), ((), "fast"), (("--mode", "reference"), "reference")],
+    ids=["virtual", "fast", "reference"],
+)
+def test_simulate_says_which_engine_it_took(options: tuple[str, ...], engine: str, testbed: Testbed) -> None:
+    workload = tuple(word for word in FAST if word != "--no-report")
+    outcome = testbed("simulate", "clustered", *options, *workload, "--json")
+    assert outcome.code == 0, outcome.stderr
+    assert outcome.json()["engine"] == engine
+
+
+ELSEWHERE = '''
+"""Another system than Linux, as far as a module that is imported first can make it one."""
+
+import importlib.abc
+import select
+import socket
+import sys
+
+
+class NotThere(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] == "pyroute2":
+            raise ModuleNotFoundError("there is no pyroute2 on this system", name=name)
+
+
+def no_proc(event, arguments):
+    if event in ("open", "os.listdir", "os.scandir") and str(arguments[0]).startswith(("/proc", "/sys", "/dev/net")):
+        raise FileNotFoundError(2, "there is no such folder on this system", str(arguments[0]))
+
+
+sys.platform = "darwin"
+sys.meta_path.insert(0, NotThere())
+sys.addaudithook(no_proc)
+for module, names in (
+    (os, ("memfd_create", "eventfd", "eventfd_read", "eventfd_write", "pidfd_open", "setns", "unshare")),
+    (os, ("sched_setaffinity", "sched_getaffinity", "sched_setscheduler")),
+    (select, ("epoll",)),
+    (socket, ("AF_NETLINK", "AF_PACKET")),
+):
+    for name in names:
+        if hasattr(module, name):
+            delattr(module, name)
+'''
+
+
+def test_a_run_on_memory_needs_nothing_that_only_linux_has(testbed: Testbed, tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "sitecustomize.py").write_text(ELSEWHERE)
+    env = {"PYTHONPATH": str(tmp_path / "lib")}
+    outcome = testbed.up("clustered", "--json", *MEMORY, *FAST, env=env)
+    assert outcome.code == 0, outcome.stderr
+    assert (outcome.json()["network"], outcome.json()["n_completed"]) == ("memory", 3)
+    chosen = testbed.up("clustered", "--json", *FAST, env=env)
+    assert chosen.code == 0, chosen.stderr
+    assert (chosen.json()["network"], chosen.json()["clock"]) == ("memory", "virtual")
+    assert contents(chosen.run_dir)["hops.parquet"] == contents(outcome.run_dir)["hops.parquet"]
+    here = testbed.up("clustered", "--json", *MEMORY, *FAST)
+    assert contents(here.run_dir) == contents(outcome.run_dir)
