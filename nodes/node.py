@@ -154,13 +154,15 @@ async def serve(config: ServerConfig, host: Host) -> None:
     peering = Peering(host.connector, config.address, clock, server.sessions.forwarding)
     peer = await host.control(config.control_path, {**handlers, **peering.handlers()})
     watch = host.watch(config.address, stopped)
-    peer.tell("hello", config.name, os.getpid(), port)
-    await control.until_stopped(peer, stopped)
-    watch.close()
-    await peering.close()
-    await runner.cleanup()
-    compute.close()
-    clock.close()
+    try:
+        peer.tell("hello", config.name, os.getpid(), port)
+        await control.until_stopped(peer, stopped)
+        watch.close()
+    finally:
+        await peering.close()
+        await runner.cleanup()
+        compute.close()
+        clock.close()
 
 
 def _request(
@@ -302,6 +304,11 @@ class _Client:
     async def stop(self) -> None:
         self.stopped.set()
 
+    async def end(self) -> None:
+        """As ``finish``; nothing more is logged."""
+        await self.finish()
+        self._log.close()
+
 
 async def drive(config: ClientConfig, host: Host) -> None:
     """Take work from the orchestrator until it says ``stop`` or is gone."""
@@ -319,10 +326,12 @@ async def drive(config: ClientConfig, host: Host) -> None:
         }
         client.peer = await host.control(config.control_path, handlers)
         watch = host.watch(config.address, client.stopped)
-        client.peer.tell("hello", config.name, os.getpid(), 0)
-        await control.until_stopped(client.peer, client.stopped)
-        watch.close()
-        await client.finish()
-        await asyncio.gather(*(c.close() for c in client.connections), return_exceptions=True)
-        client.clock.close()
-        model.close()
+        try:
+            client.peer.tell("hello", config.name, os.getpid(), 0)
+            await control.until_stopped(client.peer, client.stopped)
+            watch.close()
+        finally:
+            await client.end()
+            await asyncio.gather(*(c.close() for c in client.connections), return_exceptions=True)
+            client.clock.close()
+            model.close()

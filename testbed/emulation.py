@@ -190,7 +190,7 @@ class Emulation:
             with contextlib.suppress(control.ControlError):  # it is gone already
                 peer.tell("stop")
         self.events.write("stopped", self.clock.known_s())
-        self._launcher.close()
+        await self._launcher.end()
         for peer in self.nodes.peers.values():
             peer.close()
         if self._listener is not None:

@@ -149,6 +149,9 @@ class LauncherHandle:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait()
 
+    async def end(self) -> None:
+        self.close()
+
     def dispose(self) -> None:
         if self._page is not None:
             self._page.close()

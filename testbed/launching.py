@@ -75,6 +75,10 @@ class Launcher(Protocol):
         """End every node and remove the network."""
         ...
 
+    async def end(self) -> None:
+        """As ``close``, for nodes that have been told to stop."""
+        ...
+
     def dispose(self) -> None:
         """Give up what the event loop needed, after it has ended."""
         ...

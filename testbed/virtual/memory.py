@@ -27,6 +27,8 @@ from testbed.virtual import wire
 from testbed.virtual.loop import MemoryLoop
 from testbed.virtual.processes import CURRENT, Process
 
+_ENDING_S = 10.0
+"""Virtual seconds that nodes which were told to stop have for it."""
 _MAINS: dict[str, Callable[[Any, Any], Any]] = {"server": node.serve, "client": node.drive}
 
 
@@ -161,6 +163,7 @@ class MemoryLauncher:
         self._processes: dict[int, Process] = {}
         self._connections: dict[int, list[control.Peer]] = {}
         self._accepted: set[asyncio.Task[None]] = set()
+        self._mains: set[asyncio.Task[None]] = set()
         self._log = _Log()
 
     @property
@@ -220,7 +223,9 @@ class MemoryLauncher:
         context = self._context.copy()
         context.run(CURRENT.set, process)
         main = _MAINS[kind](config, _MemoryHost(self, self._network))
-        self._loop.create_task(self._run(process, main), context=context)
+        task = self._loop.create_task(self._run(process, main), context=context)
+        self._mains.add(task)
+        task.add_done_callback(self._mains.discard)
         return process.number
 
     async def _run(self, process: Process, main: Coroutine[Any, Any, None]) -> None:
@@ -287,6 +292,15 @@ class MemoryLauncher:
             if not process.has_ended:
                 self._end(process, -SIGKILL)
         logging.getLogger().removeHandler(self._log)
+
+    async def end(self) -> None:
+        self._on_exit = lambda name, status: None
+        for process in self._processes.values():
+            if process.parked is not None and not process.has_ended:
+                self._end(process, -SIGKILL)
+        if self._mains:
+            await asyncio.wait(self._mains, timeout=_ENDING_S)
+        self.close()
 
     def dispose(self) -> None:
         self._loop_of_run = None
