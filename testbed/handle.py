@@ -23,6 +23,7 @@ from testbed.launching import Listener, OnExit
 from testbed.rundir import RUN_VARIABLE
 from testbed.virtual.page import BUSY, IDLE, LAUNCHER, ORCHESTRATOR, Page, SharedLoop
 
+
 def open_descriptors(pids: Mapping[str, int]) -> dict[str, int]:
     """Open descriptors of processes by name; without those that have ended."""
     found = {}

@@ -113,7 +113,10 @@ def _running(run: Path | None) -> Path:
     for run_dir in reversed(found):
         if owner_alive(run_dir):
             if not (run_dir / SOCKET).exists():
-                raise UserError(f"the testbed of {run_dir} does not serve yet, or no longer: try again")
+                raise UserError(
+                    f"the testbed of {run_dir} does not serve yet, or no longer, or keeps virtual time: faults by hand "
+                    "need --clock real or --hold"
+                )
             return run_dir
     where = f"in {run}" if run is not None else "below runs/"
     raise UserError(

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from netem.probe import probe_rootless
-from tests.support.runs import COMMAND, FAST, require
+from tests.support.runs import COMMAND, FAST, REAL, require
 
 _USER = 65534
 _ROOT = Path(__file__).resolve().parents[2]
@@ -68,13 +68,21 @@ def _as_user(folder: Path, arguments: list[str]) -> list[str]:
     return ["unshare", "--mount", "sh", "-c", "\n".join(lines)]
 
 
-def test_an_unprivileged_user_runs_the_same_command_on_the_fabric_network(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("network", "clock"),
+    [("fabric", ()), ("memory", ()), ("fabric", REAL)],
+    ids=["fabric", "memory", "fabric in real time"],
+)
+def test_an_unprivileged_user_runs_the_same_command(
+    network: str, clock: tuple[str, ...], folder: Path
+) -> None:
     require("rootless", probe_rootless())
-    arguments = ["up", "clustered", *FAST, "--network", "fabric", "--json", "--out", str(folder / "run")]
-    done = subprocess.run(_as_user(folder, arguments), capture_output=True, text=True, timeout=60)
+    arguments = ["up", "clustered", *FAST, *clock, "--network", network, "--json"]
+    command = _as_user(folder, [*arguments, "--out", str(folder / "run")])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
-    assert summary["network"] == "fabric"
+    assert (summary["network"], summary["clock"]) == (network, "real" if clock else "virtual")
     assert summary["n_completed"] == 3
     if os.geteuid() == 0:
         assert (folder / "run" / "summary.json").stat().st_uid == _USER
