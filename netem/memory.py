@@ -78,7 +78,7 @@ class MemoryNetwork:
         await self._cross(up)
         listener = self._listeners.get((target, port))
         await self._cross(down)
-        if listener is None:
+        if listener is None or self._listeners.get((target, port)) is not listener:  # it has died meanwhile
             raise ConnectionRefusedError(111, f"nobody listens at {target}:{port}")
         accept, context = listener
         self._last_port += 1

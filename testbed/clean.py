@@ -65,6 +65,8 @@ def _orphans() -> list[tuple[int, Path]]:
     """(pid, run directory) of every process of a run whose owner is gone."""
     marker = f"{RUN_VARIABLE}=".encode()
     found: list[tuple[int, Path]] = []
+    if not Path("/proc").is_dir():  # a system where all nodes of a run are one process
+        return found
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue

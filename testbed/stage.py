@@ -28,6 +28,8 @@ class Stage:
     clock: Literal["real", "virtual"]
     network: str
     why: str
+    no_fabric: str | None = None
+    """Why memory is taken in place of fabric; ``None``: it was asked for."""
 
     @property
     def is_virtual(self) -> bool:
@@ -38,7 +40,7 @@ class Stage:
         if self.is_virtual and self.network == "memory":
             from testbed.virtual.memory import MemoryLauncher
 
-            return MemoryLauncher()
+            return MemoryLauncher(self.no_fabric)
         from testbed.handle import LauncherHandle
 
         if self.is_virtual:
@@ -81,7 +83,10 @@ def choose_stage(experiment: Experiment, *, holds: bool = False) -> Stage:
     why = "asked for" if experiment.clock == "virtual" else "nothing here needs real time"
     if experiment.network != "auto":
         return Stage("virtual", experiment.network, why)
-    return Stage("virtual", "fabric" if sys.platform == "linux" and _fabric_works() else "memory", why)
+    missing = _fabric_missing()
+    if missing is None:
+        return Stage("virtual", "fabric", why)
+    return Stage("virtual", "memory", why, f"no fabric as {missing.partition(':')[0]}, see `testbed doctor`")
 
 
 def _reasons_for_real_time(experiment: Experiment, holds: bool) -> Any:
@@ -95,7 +100,10 @@ def _reasons_for_real_time(experiment: Experiment, holds: bool) -> Any:
         yield "--hold keeps the testbed up in real time"
 
 
-def _fabric_works() -> bool:
+def _fabric_missing() -> str | None:
+    """Why the fabric network does not work here; ``None`` if it does."""
+    if sys.platform != "linux":
+        return "this system has no network namespaces"
     from netem.fabric import FabricBackend
 
-    return FabricBackend.missing() is None
+    return FabricBackend.missing()

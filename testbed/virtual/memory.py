@@ -150,11 +150,15 @@ class _Listener:
 
 
 class MemoryLauncher:
-    """Nodes are tasks, each with its own ``Process``; a ``testbed.launching.Launcher``. Needs a ``MemoryLoop``."""
+    """Nodes are tasks, each with its own ``Process``; a ``testbed.launching.Launcher``. Needs a ``MemoryLoop``.
+
+    ``no_fabric``: why a better network was not taken, if one was looked for.
+    """
 
     pid = os.getpid()
 
-    def __init__(self) -> None:
+    def __init__(self, no_fabric: str | None = None) -> None:
+        self._no_fabric = no_fabric
         self._on_exit: OnExit = lambda name, status: None
         self._accept: Callable[[control.Peer], Awaitable[None]] | None = None
         self._context = contextvars.Context()
@@ -209,7 +213,7 @@ class MemoryLauncher:
         self._network = MemoryNetwork(spec)
         return {
             "name": "memory",
-            "why": "all nodes in one process",
+            "why": "; ".join(filter(None, ("all nodes in one process", self._no_fabric))),
             "delays_in_client": False,
             "addresses": self._network.addresses,
         }

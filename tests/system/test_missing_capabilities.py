@@ -37,7 +37,7 @@ def test_auto_falls_back_to_memory_in_virtual_time(testbed: Testbed, wrapper: tu
     outcome = testbed.up("clustered", *FAST, "--json", wrapper=wrapper)
     assert outcome.code == 0, outcome.stderr
     assert (outcome.json()["network"], outcome.json()["clock"]) == ("memory", "virtual")
-    assert "network memory (" in outcome.stderr
+    assert "network memory (all nodes in one process; no fabric as" in outcome.stderr
 
 
 @pytest.mark.parametrize("wrapper", [WITHOUT_TUN, WITHOUT_PRIVILEGES], ids=["no TUN", "no privileges"])

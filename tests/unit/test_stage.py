@@ -14,7 +14,7 @@ from testbed.stage import choose_stage
 
 @pytest.fixture(autouse=True)
 def _fabric(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage, "_fabric_works", lambda: True)
+    monkeypatch.setattr(stage, "_fabric_missing", lambda: None)
 
 
 @pytest.mark.parametrize(
@@ -46,8 +46,9 @@ def test_real_blocks_compute_in_real_time() -> None:
 
 
 def test_virtual_time_takes_memory_where_fabric_does_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage, "_fabric_works", lambda: False)
-    assert choose_stage(load_experiment("clustered")).network == "memory"
+    monkeypatch.setattr(stage, "_fabric_missing", lambda: "no TUN here: modprobe tun")
+    chosen = choose_stage(load_experiment("clustered"))
+    assert (chosen.network, chosen.no_fabric) == ("memory", "no fabric as no TUN here, see `testbed doctor`")
 
 
 @pytest.mark.parametrize(
