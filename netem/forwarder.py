@@ -33,6 +33,8 @@ _READ_BYTES = 65536 + VNET_HEADER_BYTES
 _SPIN_S = 60e-6
 _PACKETS_PER_TURN = 16
 _REPORT_EVERY_S = 0.1
+_BARE_BYTES = 60
+"""A packet without payload; where losses are repaired, these are not lost."""
 _BUSY_WINDOW_S = 1.0
 MAX_HELD_BYTES = 2 * 1024**3
 """Packets beyond this find no room: what is on its way at once is this process's memory."""
@@ -154,8 +156,10 @@ class Forwarder:
         if pipe.holds:
             pipe.held.append(lambda: self._enter(self.now_s(), pipe, packet, size))
             return
-        entered = pipe.enter(now, size, *segments(packet)) if pipe.counts else pipe.enter(now, size)
-        self._schedule(entered, pipe, packet)
+        n_segments, segment_bytes = segments(packet) if pipe.counts else (1, 0)
+        if size <= _BARE_BYTES:
+            n_segments = 0
+        self._schedule(pipe.enter(now, size, n_segments, segment_bytes), pipe, packet)
 
     def _schedule(self, entered: tuple[float, Transit | None] | None, pipe: Pipe, packet: bytes) -> None:
         if entered is None or self.held_bytes > MAX_HELD_BYTES:

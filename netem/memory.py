@@ -1,8 +1,8 @@
 """The ``memory`` network: streams between nodes of one process, over the links that ``fabric`` plays.
 
 Only for virtual time. A stream is what TCP makes of a connection whose links lose nothing: its data leave as the
-congestion window lets them, in bursts of segments, and arrive in order when their last byte is through. Real TCP's
-acknowledgements take no room here, and its timers do nothing.
+congestion window lets them, in bursts of segments, and arrive in order when their last byte is through. Every burst
+is acknowledged at once. TCP's timers do nothing.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ class MemoryNetwork:
         if pipe.holds:
             pipe.held.append(lambda: self.carry(pipe, n_bytes, deliver, *args, context=context))
             return
-        n_segments = -(-n_bytes // self.mss) or 1
-        size = n_bytes + n_segments * HEADER_BYTES
+        n_segments = -(-n_bytes // self.mss)
+        size = n_bytes + max(n_segments, 1) * HEADER_BYTES
         segment_bytes = min(n_bytes, self.mss) + HEADER_BYTES
         entered = pipe.enter(self._loop.time(), size, n_segments, segment_bytes)
         assert entered is not None, "a pipe that repairs drops nothing"
@@ -299,7 +299,7 @@ class Stream(asyncio.Transport):
     def receive(self, data: bytes | None) -> None:
         """Data arrive, or the other end's end."""
         if data is not None:
-            self.peer.arrived(len(data))
+            self._acknowledge(len(data))
         if self._is_lost or (self._is_closing and data is not None):
             return
         if not self._reads or self._held:
@@ -360,9 +360,21 @@ class Stream(asyncio.Transport):
         self._sent_at_s = self._loop.time()
         self._network.carry(self._pipe, len(piece), self.peer.receive, piece, context=self.peer.context)
 
-    def arrived(self, n_bytes: int) -> None:
-        """The other end has so much more of what was sent; the acknowledgement is on its way."""
-        at_s = self._loop.time() + self.peer._pipe.delay_s
+    def _acknowledge(self, n_bytes: int) -> None:
+        """Tell the other end that so much more of what it sent is here."""
+        pipe = self._pipe
+        if pipe.holds or pipe.route:
+            self._network.carry(pipe, 0, self.peer.acknowledged_now, n_bytes, context=_OUTSIDE)
+            return
+        entered = pipe.enter(self._loop.time(), HEADER_BYTES, 0)
+        assert entered is not None, "a pipe that repairs drops nothing"
+        self.peer.acknowledged(n_bytes, entered[0])
+
+    def acknowledged_now(self, n_bytes: int) -> None:
+        self.acknowledged(n_bytes, self._loop.time())
+
+    def acknowledged(self, n_bytes: int, at_s: float) -> None:
+        """The sender will know at ``at_s`` that so much more has arrived."""
         self._acknowledged.append((at_s, n_bytes))
         if self._unsent:
             self._push_at(at_s)

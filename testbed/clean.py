@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from testbed.errors import TestbedError
-from testbed.rundir import RUN_VARIABLE
 from testbed.results import finish_run, load_run
-from testbed.rundir import LINKS_PREFIX, OWNER, owner_alive
+from testbed.rundir import LINKS_PREFIX, OWNER, RUN_VARIABLE, owner_alive
 
 TABLES = ("summary.json", "requests.parquet", "hops.parquet", "trace.json")
 HALF_WRITTEN = ".part"

@@ -139,7 +139,7 @@ def simulate(
     clock: Annotated[
         str | None,
         typer.Option(
-            help="virtual runs the testbed itself in virtual time, in this process; auto takes a fast engine."
+            help="virtual runs the testbed itself in virtual time on the memory network; auto takes a fast engine."
         ),
     ] = None,
     design_concurrency: Annotated[

@@ -31,7 +31,7 @@ from testbed.progress import ENDED, Progress
 from testbed.real import RealModel
 from testbed.rundir import NETWORK_CHANGE, EventWriter, write_json
 from testbed.servermemory import ServerMemory
-from testbed.stage import Stage
+from testbed.stage import VIRTUAL_NETWORKS, Stage
 
 _LOG_TAIL_LINES = 5
 _PATIENCE_S, _BROKEN_PATIENCE_S = 5.0, 0.5
@@ -101,6 +101,8 @@ class Emulation:
                 experiment.keep_cpus_awake and not self.stage.is_virtual,
             )
         )
+        if self.stage.network_why is not None:
+            self.nodes.network = {**self.nodes.network, "why": self.stage.network_why}
         self._mark("network")
         network = self.nodes.network
         self.events.write("network", name=network["name"], why=network["why"], **self._sharing())
@@ -114,14 +116,18 @@ class Emulation:
 
     def _sharing(self) -> dict[str, bool]:
         """Whether pairs compete for the links that the scenario says they share; empty if there are none."""
-        return {"shares_links": self.nodes.network["name"] == "fabric"} if self.experiment.shared_bps else {}
+        return (
+            {"shares_links": self.nodes.network["name"] in VIRTUAL_NETWORKS}
+            if self.experiment.shared_bps
+            else {}
+        )
 
     def network_text(self) -> str:
         """Which network carries the run and why, in one line."""
         text = f"clock {self.stage.clock} ({self.stage.why}); network {self.nodes.network['name']} "
         text += f"({self.nodes.network['why']})"
         if self._sharing().get("shares_links") is False:
-            text += ", which gives every pair the whole rate of its path: only fabric shares links"
+            text += ", which gives every pair the whole rate of its path: only fabric and memory share links"
         return text
 
     async def serve(self) -> None:

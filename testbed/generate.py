@@ -92,8 +92,8 @@ def generate_command(
     sizes = checkpoint_sizes(experiment.blocks.config, experiment.problem.model.name)
     if given_ids is not None or not options.prompt:
         _check_prompt(given_ids or [], options.max_new_tokens, sizes)  # before anything takes its time
-    run_dir = make_run_dir(out, experiment.name)
     stage = choose_stage(experiment)
+    run_dir = make_run_dir(out, experiment.name)
     launcher = stage.begin(experiment, run_dir)
     with undone_unless_begun(run_dir, launcher):
         model = real_model(experiment, run_dir)

@@ -19,6 +19,7 @@ from testbed.launching import Launcher
 
 T = TypeVar("T")
 VIRTUAL_NETWORKS = ("fabric", "memory")
+"""Whose links are played in user space: they carry virtual time, and pairs can share links there."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,8 @@ class Stage:
     clock: Literal["real", "virtual"]
     network: str
     why: str
-    no_fabric: str | None = None
-    """Why memory is taken in place of fabric; ``None``: it was asked for."""
+    network_why: str | None = None
+    """Why that network; ``None``: as the launcher says."""
 
     @property
     def is_virtual(self) -> bool:
@@ -40,7 +41,7 @@ class Stage:
         if self.is_virtual and self.network == "memory":
             from testbed.virtual.memory import MemoryLauncher
 
-            return MemoryLauncher(self.no_fabric)
+            return MemoryLauncher()
         from testbed.handle import LauncherHandle
 
         if self.is_virtual:
@@ -85,8 +86,9 @@ def choose_stage(experiment: Experiment, *, holds: bool = False) -> Stage:
         return Stage("virtual", experiment.network, why)
     missing = _fabric_missing()
     if missing is None:
-        return Stage("virtual", "fabric", why)
-    return Stage("virtual", "memory", why, f"no fabric as {missing.partition(':')[0]}, see `testbed doctor`")
+        return Stage("virtual", "fabric", why, "processes and the kernel's TCP")
+    no_fabric = f"no fabric as {missing.partition(':')[0]}, see `testbed doctor`"
+    return Stage("virtual", "memory", why, f"all nodes in one process; {no_fabric}")
 
 
 def _reasons_for_real_time(experiment: Experiment, holds: bool) -> Any:
@@ -95,7 +97,7 @@ def _reasons_for_real_time(experiment: Experiment, holds: bool) -> Any:
     if experiment.network not in ("auto", *VIRTUAL_NETWORKS):
         yield f"the {experiment.network} network needs real time"
     if experiment.time_scale != 1:
-        yield f"a time scale ({experiment.time_scale:g}) is for real time"
+        yield f"a time scale of {experiment.time_scale:g} needs real time"
     if holds:
         yield "--hold keeps the testbed up in real time"
 

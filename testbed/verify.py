@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from testbed.experiment import Experiment
-from testbed.rundir import RUN_VARIABLE
 from testbed.real import RealModel, available_bytes
 from testbed.results.logs import RequestRecord, read_logs
 from testbed.results.verified import VERIFY, unchecked
-from testbed.rundir import write_json
+from testbed.rundir import RUN_VARIABLE, write_json
 
 _HEADROOM_RATIO = 1.2
 

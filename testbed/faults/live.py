@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -113,12 +114,21 @@ def _running(run: Path | None) -> Path:
     for run_dir in reversed(found):
         if owner_alive(run_dir):
             if not (run_dir / SOCKET).exists():
-                raise UserError(
-                    f"the testbed of {run_dir} does not serve yet, or no longer, or keeps virtual time: faults by hand "
-                    "need --clock real or --hold"
-                )
+                if _keeps_virtual_time(run_dir):
+                    raise UserError(
+                        f"the testbed of {run_dir} keeps virtual time; faults by hand need --clock real or --hold"
+                    )
+                raise UserError(f"the testbed of {run_dir} does not serve yet, or no longer: try again")
             return run_dir
     where = f"in {run}" if run is not None else "below runs/"
     raise UserError(
         f"no testbed is running {where}; start one with `testbed up SCENARIO --hold`, or give --run DIR"
     )
+
+
+def _keeps_virtual_time(run_dir: Path) -> bool:
+    try:
+        plan = json.loads((run_dir / "plan.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # it has not got so far
+        return False
+    return bool(plan["clock"]["name"] == "virtual")

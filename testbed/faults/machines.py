@@ -7,6 +7,7 @@ import contextlib
 import math
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -88,11 +89,19 @@ class Machines:
             _Machine(j not in experiment.absent, j not in experiment.absent) for j in range(len(self.names))
         ]
         self._has_begun = False
+        self._turns = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self) -> None:
         """Time has begun."""
         self._has_begun = True
+
+    def _one_at_a_time(self) -> AbstractAsyncContextManager[Any]:
+        """What happens to servers at one instant of virtual time happens in a fixed order: as it was planned.
+
+        In real time nothing waits for another server's process.
+        """
+        return self._turns if self._nodes.clock.is_virtual else contextlib.nullcontext()
 
     async def end(self) -> None:
         """Nothing more happens to servers."""
@@ -166,7 +175,7 @@ class Machines:
         Faults that end by the instant for which this one is planned have ended before, however late they are.
         """
         machine = self._machines[server]
-        async with _turn(machine, planned_at_s):
+        async with _turn(machine, planned_at_s), self._one_at_a_time():
             why_not = _why_not(kind, machine)
             details: dict[str, Any] = {"factor": factor} if kind == "slow" else {}
             at_s = self._nodes.now_s()  # before anybody can notice
@@ -208,7 +217,7 @@ class Machines:
     async def _undo(self, kind: str, server: int, machine: _Machine, at_s: float) -> None:
         then = machine.epoch, machine.n_stops, machine.n_slow
         await self.sleep_until_s(at_s)
-        async with machine.busy:
+        async with machine.busy, self._one_at_a_time():
             if machine.epoch != then[0]:
                 return
             if kind == "kill" and not machine.is_up:

@@ -7,7 +7,7 @@ import html
 from pathlib import Path
 from typing import Any
 
-from testbed.results.text import summary_text
+from testbed.results.text import VIRTUAL_TIME, summary_text
 
 _STYLE = """
 body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}
@@ -26,6 +26,9 @@ def page_text(summary: dict[str, Any], figures: list[tuple[Path, str]], failures
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(title)}</title>",
         f"<style>{_STYLE}</style><h1>{html.escape(title)}</h1>",
         f"<pre>{html.escape(summary_text(summary))}</pre>",
+        f"<p>{html.escape(VIRTUAL_TIME[0].upper() + VIRTUAL_TIME[1:])}.</p>"
+        if summary["clock"] == "virtual"
+        else "",
         "<h2>Parts of a hop</h2>",
         _parts_table(summary),
     ]

@@ -84,6 +84,7 @@ def summarize(
         "model_unqueued": unqueued,
         **_emulation_error(clock["name"], run, by_hop, twin),
         "hop_model_error": by_hop,
+        "closed_model_lacks": _lacks(experiment),
         # In virtual time nothing takes any: what is left is what the closed model leaves out.
         "overhead_per_hop_s": None
         if clock["name"] == "virtual"
@@ -158,6 +159,16 @@ def _gaps(
             alone.append(one_s + problem.hub_token_s)
             is_plain.append(not any(hop[-1] for hop in token.hops))
     return measured, model, alone, np.array(is_plain, dtype=bool)
+
+
+def _lacks(experiment: Experiment) -> list[str]:
+    """What this scenario's links do and the closed model does not know."""
+    links = [*experiment.links.values(), *(x for change in experiment.changes for x in change.links.values())]
+    found = {
+        "jitter": any(x.jitter_s for x in links),
+        "random loss": any(0 < x.loss_ratio < 1 for x in links),
+    }
+    return [what for what, is_there in found.items() if is_there]
 
 
 def _emulation_error(clock: str, run: Tables, by_hop: dict[str, Any], twin: Tables | None) -> dict[str, Any]:

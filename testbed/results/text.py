@@ -24,7 +24,7 @@ VIRTUAL_TIME = (
     "virtual time shows an ideal machine: the testbed's own overhead and routing decisions take none of it, a lost "
     "packet is sent again after a fixed time, and congestion control has no timers; --clock real measures the rest"
 )
-"""What virtual time cannot show, said with every run in it."""
+"""What virtual time cannot show, said in the report of every run in it; the terminal has it shorter."""
 
 _CARRIES_BPS = 5e9
 _LATE_S, _BUSY_RATIO = 1e-3, 0.9
@@ -171,7 +171,14 @@ def _clock_lines(summary: dict[str, Any]) -> list[str]:
             f"{summary['wall_s']:.1f} s, {speed:.3g} times life"
         )
     if summary["emulation_error_of"] == "closed model":
-        lines.append("error: against the closed model, given when messages were sent; " + VIRTUAL_TIME)
+        lines.append(
+            "error: against the closed model, given when messages were sent; virtual time shows an ideal machine, "
+            "--clock real measures this one"
+        )
+        if summary["closed_model_lacks"]:
+            lines.append(
+                f"the closed model knows of no {' and no '.join(summary['closed_model_lacks'])}: the errors are mostly that"
+            )
     elif summary["emulation_error_of"] == "twin":
         text = "error: against the run's twin in virtual time"
         if summary["emulation_error_pairing"] == DISTRIBUTIONS:

@@ -150,15 +150,11 @@ class _Listener:
 
 
 class MemoryLauncher:
-    """Nodes are tasks, each with its own ``Process``; a ``testbed.launching.Launcher``. Needs a ``MemoryLoop``.
-
-    ``no_fabric``: why a better network was not taken, if one was looked for.
-    """
+    """Nodes are tasks, each with its own ``Process``; a ``testbed.launching.Launcher``. Needs a ``MemoryLoop``."""
 
     pid = os.getpid()
 
-    def __init__(self, no_fabric: str | None = None) -> None:
-        self._no_fabric = no_fabric
+    def __init__(self) -> None:
         self._on_exit: OnExit = lambda name, status: None
         self._accept: Callable[[control.Peer], Awaitable[None]] | None = None
         self._context = contextvars.Context()
@@ -213,7 +209,7 @@ class MemoryLauncher:
         self._network = MemoryNetwork(spec)
         return {
             "name": "memory",
-            "why": "; ".join(filter(None, ("all nodes in one process", self._no_fabric))),
+            "why": "all nodes in one process",
             "delays_in_client": False,
             "addresses": self._network.addresses,
         }

@@ -172,7 +172,7 @@ def test_memory_and_fabric_agree_when_a_policy_moves_blocks_as_the_load_rises(te
 
 
 CONTRADICTIONS = {
-    "a time scale": (("clustered", "--clock", "virtual", "--time-scale", "20"), ("time scale (20)",)),
+    "a time scale": (("clustered", "--clock", "virtual", "--time-scale", "20"), ("time scale of 20",)),
     "netem": (("clustered", "--clock", "virtual", "--network", "netem"), ("netem network needs real time",)),
     "loopback": (("clustered", "--clock", "virtual", "--network", "loopback"), ("loopback network",)),
     "hold": (("clustered", "--clock", "virtual", "--hold"), ("--hold",)),

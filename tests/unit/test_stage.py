@@ -24,7 +24,7 @@ def _fabric(monkeypatch: pytest.MonkeyPatch) -> None:
         (["network.backend=memory"], "virtual", "memory", "nothing here needs real time"),
         (["clock=virtual"], "virtual", "fabric", "asked for"),
         (["clock=real"], "real", "auto", "asked for"),
-        (["time_scale=20"], "real", "auto", "a time scale (20) is for real time"),
+        (["time_scale=20"], "real", "auto", "a time scale of 20 needs real time"),
         (["network.backend=loopback"], "real", "loopback", "the loopback network needs real time"),
         (["network.backend=netem"], "real", "netem", "the netem network needs real time"),
     ],
@@ -48,13 +48,14 @@ def test_real_blocks_compute_in_real_time() -> None:
 def test_virtual_time_takes_memory_where_fabric_does_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage, "_fabric_missing", lambda: "no TUN here: modprobe tun")
     chosen = choose_stage(load_experiment("clustered"))
-    assert (chosen.network, chosen.no_fabric) == ("memory", "no fabric as no TUN here, see `testbed doctor`")
+    assert chosen.network == "memory"
+    assert chosen.network_why == "all nodes in one process; no fabric as no TUN here, see `testbed doctor`"
 
 
 @pytest.mark.parametrize(
     ("settings", "what"),
     [
-        (["clock=virtual", "time_scale=2"], "clock virtual: a time scale (2) is for real time"),
+        (["clock=virtual", "time_scale=2"], "clock virtual: a time scale of 2 needs real time"),
         (
             ["clock=virtual", "network.backend=loopback"],
             "clock virtual: the loopback network needs real time",
