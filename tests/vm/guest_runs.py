@@ -1,4 +1,5 @@
-"""Runs inside the guest: whole runs of the command line over netem, as root and as an unprivileged user.
+"""Runs inside the guest: whole runs of the command line over netem, as root and as an unprivileged user,
+and in virtual time, whose TCP must do without a setting that this older kernel lacks.
 
 Every run is a forked child of this process, which has imported what the command line needs: that takes
 longer than a run. Prints one line of JSON per run, with its exit status and what it said on stdout and
@@ -32,11 +33,14 @@ COMMANDS = {
     "gts-ce": ["up", "gts-ce", *SHORT],
     "faults": ["up", "clustered", *SHORT, *KILL],
     "forwarding": ["up", "clustered", *SHORT, *KILL, "--set", "policy.forwarding='chain'"],
+    "virtual": ["up", "clustered", "--network", "fabric", *SHORT[2:], "--clock", "virtual"],
+    "memory": ["up", "clustered", "--network", "memory", *SHORT[2:]],
     "links": ["links", "gts-ce", *NETEM, "--pairs", "3", "--echoes", "10"],
 }
 RUNS = [
     *(("clustered", 0), ("gts-ce", 0), ("clustered", NOBODY), ("gts-ce", NOBODY), ("links", NOBODY)),
     *(("faults", 0), ("forwarding", NOBODY)),
+    *(("virtual", 0), ("virtual", NOBODY), ("memory", NOBODY)),
 ]
 
 

@@ -104,6 +104,18 @@ def test_sessions_outlive_a_server_over_netem_and_leave_nothing(
     assert answer["leaks"] == {"sessions": 0, "cache_bytes": 0.0, "descriptors": 0, "namespaces": 0}
 
 
+@as_either_user
+def test_virtual_time_is_as_exact_on_a_kernel_whose_timers_only_a_route_can_put_off(
+    guest: GuestResult, user: int
+) -> None:
+    answer, memory = run_of(guest, "virtual", user)["answer"], run_of(guest, "memory", NOBODY)["answer"]
+    assert (answer["clock"], answer["network"], memory["network"]) == ("virtual", "fabric", "memory")
+    assert answer["n_completed"] == memory["n_completed"] == 2
+    assert answer["emulation_error"]["hop_s"]["max_abs_ratio"] < 1e-3
+    for metric in ("ttft_s", "e2e_s"):
+        assert answer["metrics"][metric]["max"] == pytest.approx(memory["metrics"][metric]["max"], abs=1e-6)
+
+
 def test_the_links_of_gts_ce_over_netem_are_never_faster_than_asked(guest: GuestResult) -> None:
     answer = run_of(guest, "links", NOBODY)["answer"]
     assert answer["network"] == "netem"
