@@ -40,6 +40,13 @@ class Moving:
         self._leaves = True
         self._sessions.account.capacity_bytes = 0.0
 
+    async def emptied(self) -> None:
+        """Returns when no session is left."""
+        sessions = self._sessions
+        while len(sessions.account):
+            sessions.released.clear()
+            await sessions.released.wait()
+
     async def rehost(
         self, first: int, last: int, cache_bytes: float, drain_s: float | None, load_s: float
     ) -> dict[str, Any]:

@@ -149,6 +149,7 @@ async def serve(config: ServerConfig, host: Host) -> None:
         "rehost": moving.rehost,
         "slow": slow,
         "drain": moving.leave,
+        "emptied": moving.emptied,
         "stop": stop,
     }
     peering = Peering(host.connector, config.address, clock, server.sessions.forwarding)

@@ -18,9 +18,6 @@ from testbed.errors import RunError, TestbedError
 from testbed.experiment import Experiment
 from testbed.rundir import MOVED, EventWriter
 
-_POLL_S = 0.02
-"""Seconds of the event loop's time, real or virtual, between two looks at a server that leaves."""
-
 
 class Nodes(Protocol):
     """What the machines need of an emulation's nodes (``testbed.nodeset``)."""
@@ -305,16 +302,23 @@ class Machines:
         """Wait until its sessions have ended, but not for ever; then they are replayed elsewhere."""
         epoch, began_at_s = machine.epoch, self._nodes.now_s()
         limit_at_s = began_at_s + self._experiment.recovery.give_up_s
-        n_sessions = 1
-        while n_sessions and self._nodes.now_s() < limit_at_s:
-            await asyncio.sleep(_POLL_S)
+        emptied = asyncio.ensure_future(self._nodes.ask_server(server, "emptied"))
+        others = [
+            asyncio.ensure_future(machine.gone.wait()),
+            asyncio.ensure_future(self.sleep_until_s(limit_at_s)),
+        ]
+        try:
+            await asyncio.wait((emptied, *others), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (emptied, *others):
+                task.cancel()
+            ended = await asyncio.gather(emptied, *others, return_exceptions=True)
+        async with machine.busy:
             if machine.epoch != epoch:  # it was killed before it had left
                 return
-            if not machine.is_stopped:
+            n_sessions = 0
+            if isinstance(ended[0], BaseException) and not machine.is_stopped:
                 n_sessions = await self._n_sessions(server, machine, epoch)
-        async with machine.busy:
-            if machine.epoch != epoch:
-                return
             machine.is_up = machine.is_leaving = False
             machine.epoch += 1
             machine.failed_at_s = self._nodes.now_s()

@@ -178,7 +178,7 @@ CONTRADICTIONS = {
     "hold": (("clustered", "--clock", "virtual", "--hold"), ("--hold",)),
     "real blocks": (("bloom-tiny", "--clock", "virtual", "--compute", "blocks"), ("real blocks",)),
     "memory in real time": (("clustered", *MEMORY, "--clock", "real"), ("memory network", "clock real")),
-    "memory with a time scale": (("clustered", *MEMORY, "--time-scale", "20"), ("memory network", "(20)")),
+    "memory with a time scale": (("clustered", *MEMORY, "--time-scale", "20"), ("memory network", "of 20")),
     "memory held up": (("clustered", *MEMORY, "--hold"), ("memory network", "--hold")),
 }
 

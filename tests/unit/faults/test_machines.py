@@ -37,9 +37,9 @@ class FakeNodes:
         self.did: list[tuple[Any, ...]] = []
         self.ended: Callable[[int, int], bool] = lambda server, status: False
         self.errors: list[TestbedError] = []
-        self.n_sessions = [2, 1, 0]
+        self.n_sessions = 0
         self.at_s = 0.0
-        self.clock = ScaledClock()  # began long ago: nothing has to be waited for
+        self.clock = ScaledClock(-1e6)  # began long ago: nothing has to be waited for
 
     def now_s(self) -> float:
         self.at_s += 1e-6
@@ -58,9 +58,9 @@ class FakeNodes:
 
     async def ask_server(self, server: int, method: str, *params: Any) -> Any:
         self.did.append((method, server, *params))
-        if method == "status":
-            return {"n_sessions": self.n_sessions.pop(0) if self.n_sessions else 0}
-        return None
+        if method == "emptied" and self.n_sessions:
+            await asyncio.Event().wait()
+        return {"n_sessions": self.n_sessions} if method == "status" else None
 
     def tell_server(self, server: int, method: str, *params: Any) -> None:
         self.did.append(("tell", method, server, *params))
@@ -186,11 +186,19 @@ async def test_a_server_that_leaves_takes_no_new_sessions_and_ends_with_its_last
     assert await rig.machines.befall("leave", 0) == "a100-0 is leaving already"
     await until(lambda: bool(rig.lines("left")))
     asked = [act[0] for act in rig.nodes.did]
-    assert asked == ["drain", "status", "status", "status", "tell"]
+    assert asked == ["drain", "emptied", "tell"]
     assert rig.lines("left")[0]["n_sessions"] == 0
     assert not rig.machines.answers(0)
     assert await rig.machines.befall("restart", 0) is None
     assert rig.machines.answers(0)
+
+
+async def test_a_server_that_leaves_does_not_wait_for_its_sessions_for_ever(rig: Rig) -> None:
+    rig.nodes.n_sessions = 2  # and its limit has passed long ago
+    await rig.machines.befall("leave", 0)
+    await until(lambda: bool(rig.lines("left")))
+    assert [act[0] for act in rig.nodes.did] == ["drain", "emptied", "status", "tell"]
+    assert rig.lines("left")[0]["n_sessions"] == 2
 
 
 async def test_a_server_that_joins_gets_blocks_and_begins(rig: Rig) -> None:
