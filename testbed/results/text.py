@@ -53,7 +53,8 @@ def summary_text(summary: dict[str, Any], width: int = 110) -> str:
     )
     console.print(
         f"placement {policy['placement']}, routing {policy['routing']}{designed}; network {summary['network']}, "
-        f"compute {summary['compute']}, time scale {summary['time_scale']:g}, seed {summary['seed']}"
+        f"compute {summary['compute']}, seed {summary['seed']}"
+        + (f", time scale {summary['time_scale']:g}" if summary["time_scale"] != 1 else "")
     )
     console.print(_table(summary))
     console.print(_footer(summary))
