@@ -53,8 +53,9 @@ def summary_text(summary: dict[str, Any], width: int = 110) -> str:
     )
     console.print(
         f"placement {policy['placement']}, routing {policy['routing']}{designed}; network {summary['network']}, "
-        f"compute {summary['compute']}, seed {summary['seed']}"
-        + (f", time scale {summary['time_scale']:g}" if summary["time_scale"] != 1 else "")
+        f"compute {summary['compute']}, "
+        + (f"time scale {summary['time_scale']:g}, " if summary["time_scale"] != 1 else "")
+        + f"seed {summary['seed']}"
     )
     console.print(_table(summary))
     console.print(_footer(summary))
