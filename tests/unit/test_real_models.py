@@ -23,6 +23,7 @@ from testbed.real import RealModel, real_model
 from testbed.scenario import load_experiment
 from testbed.scenario.families import make_config
 from testbed.up import check_can_run
+from tests.support.blocks import need_blocks
 
 NOTHING = GenerateOptions(None, None, 4, None, None, None, None)
 CONTROL = Path("control.sock")
@@ -83,6 +84,7 @@ def test_the_stub_has_no_real_model() -> None:
 
 
 def test_a_large_model_is_not_made_on_the_way_into_a_run(tmp_path: Path) -> None:
+    need_blocks()
     experiment = blocks('model={profile="bloom-176b", n_blocks=2}', 'hardware.small.memory="90 GB"')
     with pytest.raises(UserError, match=r"a model of 34\.\d GB is not made for one run: .*--random-weights"):
         check_can_run(experiment)
