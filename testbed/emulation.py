@@ -81,8 +81,9 @@ class Emulation:
         self._started_at = time.monotonic()
         self.startup_s: dict[str, float] = {}
         self.wall_s: float | None = None
-        """Real seconds of serving, once all is served; ``scenario_s``: what the clock showed then."""
+        """Real seconds of serving, once that is over; ``scenario_s``: what the clock showed then."""
         self.scenario_s: float | None = None
+        self._serving_since: float | None = None
         self._background: list[asyncio.Task[None]] = []
         self.memory = ServerMemory(experiment.problem)
         self.forwarder: dict[str, float] | None = None
@@ -145,14 +146,18 @@ class Emulation:
                 if r.client == number
             ]
             await self.nodes.peers[client].ask("serve", requests, list(self.faults.watched))
-        began_at = time.monotonic()
+        self._serving_since = time.monotonic()
         await self._guard(self._all_done.wait())
-        self.wall_s, self.scenario_s = time.monotonic() - began_at, self.clock.now_s()
+        self._has_served_until_now()
         await self._guard(self.faults.look_for_leaks())
         self.forwarder = await self._guard(self._launcher.stats())
         for client, failure in self._done.items():
             if failure and failure != "interrupted":
                 raise RunError(f"{client}: {failure}; all rows up to then are intact")
+
+    def _has_served_until_now(self) -> None:
+        if self._serving_since is not None and self.wall_s is None:
+            self.wall_s, self.scenario_s = time.monotonic() - self._serving_since, self.clock.now_s()
 
     async def _change_links(self) -> None:
         """Carry out the scenario's changes, each at its time, until the run ends."""
@@ -181,6 +186,7 @@ class Emulation:
     async def stop(self) -> None:
         """End the workload and the nodes. Safe in every phase."""
         self._stopping = True
+        self._has_served_until_now()
         self.progress.phase = "stopping"
         for task in self._background:
             task.cancel()
@@ -336,6 +342,7 @@ async def _within_real_s(seconds: float, work: asyncio.Future[Any]) -> None:
         timer.join()
         limit.cancel()
         work.cancel()
+        await asyncio.gather(work, limit, return_exceptions=True)
 
 
 def _log_tail(path: Path) -> str:

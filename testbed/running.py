@@ -78,6 +78,6 @@ async def emulate(
 def busy_text(launcher: Launcher) -> str:
     """Who keeps a run in virtual time from going on."""
     who = launcher.busy()
-    text = f"{', '.join(who)} {'is' if len(who) == 1 else 'are'} busy" if who else "everybody waits"
+    text = f"{', '.join(who)} {'is' if len(who) == 1 else 'are'} busy or halted" if who else "everybody waits"
     policy = deciding()
     return f"{policy} has not decided ({text})" if policy is not None else text

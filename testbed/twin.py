@@ -61,6 +61,8 @@ def run_twin(
             finish_run(folder, twin)
             return True
         announce("interrupted: this run has no twin")
+    except KeyboardInterrupt:  # before or after its event loop
+        announce("interrupted: this run has no twin")
     except (TestbedError, OSError) as error:
         announce(f"this run has no twin: {error}")
     shutil.rmtree(folder, ignore_errors=True)

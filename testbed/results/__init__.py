@@ -96,7 +96,11 @@ def read_tables(run_dir: Path, experiment: Experiment) -> Tables:
 def _twin(run_dir: Path) -> Tables | None:
     """The run's twin, if it was made and came to its end."""
     folder = run_dir / TWIN
-    if not (folder / "summary.json").exists():
+    try:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if summary["n_interrupted"]:  # it was killed, and its tables were completed later
         return None
     return read_tables(folder, load_run(folder))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,9 @@ from testbed.results.logs import RunRecords
 from testbed.results.model import HopTable
 from testbed.results.requests import METRICS, stats
 from testbed.results.slo import goodput_rps
+
+_MOST_REASONS = 3
+"""So many of the commonest reasons why requests failed are named."""
 
 
 def summarize(
@@ -63,6 +67,9 @@ def summarize(
         "n_completed": n_completed,
         "n_failed": statuses.count("failed"),
         "n_interrupted": len(rows) - n_completed - statuses.count("failed"),
+        "failed_because": dict(
+            Counter(row["reason"] for row in rows if row["status"] == "failed").most_common(_MOST_REASONS)
+        ),
         "clock": clock["name"],
         "clock_why": clock["why"],
         "wall_s": plan.get("wall_s"),

@@ -97,20 +97,25 @@ def _n_decisions(summary: dict[str, Any]) -> int:
     return int((summary.get("decisions") or {}).get("n_decisions") or summary["decision"]["routing_s"]["n"])
 
 
+def _start(summary: dict[str, Any]) -> str:
+    started_s = summary["startup_s"]
+    text = "it did not come to serve" if started_s is None else f"started in {started_s:.2f} s"
+    return f"{text}; {_n_decisions(summary)} routing decisions"
+
+
 def _footer(summary: dict[str, Any]) -> str:
-    lines = failure_text(summary)
+    lines = [f"{count} failed: {reason}" for reason, count in summary["failed_because"].items()]
+    lines += failure_text(summary)
     lines += _clock_lines(summary)
     if summary["compute"] == "blocks":
         lines.append(
-            "model and twin compute by the scenario's hardware profiles, not measured ones; started in "
-            f"{summary['startup_s']:.2f} s; {_n_decisions(summary)} routing decisions"
+            f"model and twin compute by the scenario's hardware profiles, not measured ones; {_start(summary)}"
         )
     elif summary["clock"] == "virtual":
-        lines.append(f"started in {summary['startup_s']:.2f} s; {_n_decisions(summary)} routing decisions")
+        lines.append(_start(summary))
     elif summary["overhead_per_hop_s"] is not None:
         lines.append(
-            f"own overhead per hop {summary['overhead_per_hop_s'] * 1e3:.2f} ms real (p50); started in "
-            f"{summary['startup_s']:.2f} s; {_n_decisions(summary)} routing decisions"
+            f"own overhead per hop {summary['overhead_per_hop_s'] * 1e3:.2f} ms real (p50); {_start(summary)}"
         )
         if summary["overhead_per_hop_s"] > _BUSY_S:
             lines.append(
@@ -170,7 +175,7 @@ def _clock_lines(summary: dict[str, Any]) -> list[str]:
         speed = summary["scenario_s"] / summary["wall_s"]
         lines.append(
             f"clock {summary['clock']} ({summary['clock_why']}): {summary['scenario_s']:.0f} s served in "
-            f"{summary['wall_s']:.1f} s, {speed:.3g} times life"
+            f"{summary['wall_s']:.1f} s, {f'{speed:,.0f}' if speed >= 100 else f'{speed:.3g}'} times life"
         )
     if summary["emulation_error_of"] == "closed model":
         lines.append(
