@@ -154,9 +154,9 @@ def _errors(plt: Any, error: Array) -> Any:
     axes.hist(inside, bins=60, color=_MEASURED)
     axes.axvline(0, color="black", linewidth=0.8)
     median = float(np.median(error))
-    axes.axvline(median, color=_MODEL, linestyle="--", label=f"median {median:+.2f} %")
+    axes.axvline(median, color=_MODEL, linestyle="--", label=f"median {median:+.3g} %")
     outside = len(error) - len(inside)
-    note = f" ({outside} outside; range {error.min():+.1f} to {error.max():+.1f} %)" if outside else ""
+    note = f" ({outside} outside; range {error.min():+.3g} to {error.max():+.3g} %)" if outside else ""
     axes.set_xlabel(f"measured against model [%]{note}")
     axes.set_ylabel("tokens")
     axes.yaxis.get_major_locator().set_params(integer=True)
