@@ -104,21 +104,8 @@ class Pipe:
     """
 
     __slots__ = (
-        "_draws",
-        "_early_s",
-        "_free_at_s",
-        "_jitter_s",
-        "_last_at_s",
-        "_losses",
-        "_retransmission_s",
-        "_s_per_byte",
-        "cut",
-        "delay_s",
-        "held",
-        "name",
-        "out_fd",
-        "repairs",
-        "route",
+        "_draws", "_early_s", "_free_at_s", "_jitter_s", "_last_at_s", "_losses", "_retransmission_s",
+        "_s_per_byte", "cut", "delay_s", "held", "name", "out_fd", "repairs", "route",
     )  # fmt: skip
 
     def __init__(

@@ -35,8 +35,6 @@ Accept = Callable[[], asyncio.BaseProtocol]
 class MemoryNetwork:
     """All streams of a run. Belongs to the loop that is running when it is made."""
 
-    name = "memory"
-
     def __init__(self, spec: NetworkSpec) -> None:
         self._loop = asyncio.get_running_loop()
         self.mss = spec.mtu - HEADER_BYTES
@@ -339,9 +337,8 @@ class Stream(asyncio.Transport):
         now_s, acknowledged = self._loop.time(), self._acknowledged
         while acknowledged and acknowledged[0][0] <= now_s:
             n_bytes = acknowledged.popleft()[1]
-            if (
-                self._window_bytes < 2 * self._peak_bytes
-            ):  # slow start, as Linux has it: more than half was used
+            # Slow start, as Linux has it: a window of which more than half was used grows.
+            if self._window_bytes < 2 * self._peak_bytes:
                 self._window_bytes += n_bytes
             self._flight_bytes -= n_bytes
             if not self._flight_bytes:

@@ -13,7 +13,8 @@ from nodes import wire
 HELLO_S = 10.0
 """Seconds of the event loop's time, real or virtual, that a connection which asks for nothing stays open."""
 LAST_WORDS_S = 10.0
-"""Seconds of the event loop's time, real or virtual, that a peer which broke the protocol has to take the reason and to hang up."""
+"""Seconds of the event loop's time, real or virtual, that a peer which broke the protocol has to take the reason
+and to hang up."""
 
 
 @dataclass

@@ -31,7 +31,7 @@ from testbed.progress import ENDED, Progress
 from testbed.real import RealModel
 from testbed.rundir import NETWORK_CHANGE, EventWriter, write_json
 from testbed.servermemory import ServerMemory
-from testbed.stage import VIRTUAL_NETWORKS, Stage
+from testbed.stage import Stage
 
 _LOG_TAIL_LINES = 5
 _PATIENCE_S, _BROKEN_PATIENCE_S = 5.0, 0.5
@@ -70,7 +70,7 @@ class Emulation:
         self._all_done = asyncio.Event()
         self._coordinator = coordinator = Coordinator(experiment, placed, self.clock.now_s, stage.is_virtual)
         self.nodes = nodes = NodeSet(
-            experiment, coordinator, launcher, self.clock, run_dir, real, self._break
+            experiment, coordinator, launcher, self.clock, run_dir, real, self.give_up
         )
         self.faults = Faults(experiment, nodes, coordinator, self.events, run_dir)
         policy = online_policy(experiment)
@@ -117,11 +117,7 @@ class Emulation:
 
     def _sharing(self) -> dict[str, bool]:
         """Whether pairs compete for the links that the scenario says they share; empty if there are none."""
-        return (
-            {"shares_links": self.nodes.network["name"] in VIRTUAL_NETWORKS}
-            if self.experiment.shared_bps
-            else {}
-        )
+        return {"shares_links": self.nodes.network["shares_links"]} if self.experiment.shared_bps else {}
 
     def network_text(self) -> str:
         """Which network carries the run and why, in one line."""
@@ -174,9 +170,9 @@ class Emulation:
                     n_links=len(change.links),
                 )
         except control.ControlError as error:
-            self._break(RunError(f"a client did not take its new links: {error}"))
+            self.give_up(RunError(f"a client did not take its new links: {error}"))
         except TestbedError as error:
-            self._break(error)
+            self.give_up(error)
 
     async def hold(self) -> None:
         """Keep everything up until interrupted."""
@@ -244,7 +240,7 @@ class Emulation:
             self.nodes.said_hello(name, peer, port)
 
         async def unfit(name: str, reason: str) -> None:
-            self._break(UserError(f"{name}: {reason}"))
+            self.give_up(UserError(f"{name}: {reason}"))
 
         peer.handlers.update(handlers, hello=hello, unfit=unfit)
         await peer.serve()
@@ -255,7 +251,7 @@ class Emulation:
         except PolicyInterrupted:  # by what ends the run
             return None
         except PolicyError as error:
-            self._break(UserError(f"request {index}: {error}"))
+            self.give_up(UserError(f"request {index}: {error}"))
             return None
 
     async def _on_reroute(self, index: int, first: int, last: int, n_done: int) -> dict[str, Any] | None:
@@ -264,7 +260,7 @@ class Emulation:
         except PolicyInterrupted:  # by what ends the run
             return None
         except PolicyError as error:
-            self._break(UserError(f"request {index}: {error}"))
+            self.give_up(UserError(f"request {index}: {error}"))
             return None
 
     async def _on_recovery(self, event: str, index: int, at_s: float, details: dict[str, Any]) -> None:
@@ -304,17 +300,14 @@ class Emulation:
             return
         self.events.write("node-ended", self.clock.known_s(), node=name, status=status)
         tail = _log_tail(self.run_dir / "logs" / f"{name}.log")
-        self._break(RunError(f"{name} ended unexpectedly (status {status}){tail}"))
+        self.give_up(RunError(f"{name} ended unexpectedly (status {status}){tail}"))
 
     def sign(self) -> object:
         """Something that is different whenever the run has moved."""
         return self.clock.instant(), len(self.nodes.peers), self.progress.n_told
 
     def give_up(self, error: TestbedError) -> None:
-        """End the run with ``error``."""
-        self._break(error)
-
-    def _break(self, error: TestbedError) -> None:
+        """End the run with ``error``, unless something else has ended it."""
         if not self._broken.done():
             self._broken.set_exception(error)
             self._broken.exception()  # retrieved here too: nobody may be waiting yet

@@ -151,6 +151,7 @@ class Launcher:
             "name": backend.name,
             "why": why,
             "delays_in_client": backend.delays_in_client,
+            "shares_links": backend.shares_links,
             "addresses": {node: backend.address(node) for node in spec.nodes},
         }
 

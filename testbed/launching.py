@@ -44,7 +44,7 @@ class Launcher(Protocol):
         ...
 
     async def open(self, wanted: str, spec: NetworkSpec, logs: Path, keep_awake: bool) -> dict[str, Any]:
-        """Build the network: ``{name, why, delays_in_client, addresses}``."""
+        """Build the network: ``{name, why, delays_in_client, shares_links, addresses}``."""
         ...
 
     async def spawn(self, kind: str, config: Any, log: Path) -> int:

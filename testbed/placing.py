@@ -26,9 +26,9 @@ from testbed.fixed import PREFIX, fixed_placement, fixed_routing
 
 _NONE: Mapping[str, RoutingPolicy] = MappingProxyType({})
 _SAID: set[str] = set()
+"""Policies whose notice is on stderr already."""
 _DECIDING: list[str] = []
 """Policies whose code runs, the innermost last."""
-"""Policies whose notice is on stderr already."""
 _MAX_CHECKED = 65536
 """Chains whose check is remembered."""
 

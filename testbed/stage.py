@@ -19,7 +19,7 @@ from testbed.launching import Launcher
 
 T = TypeVar("T")
 VIRTUAL_NETWORKS = ("fabric", "memory")
-"""Whose links are played in user space: they carry virtual time, and pairs can share links there."""
+"""Whose links are played in user space."""
 
 
 @dataclass(frozen=True)

@@ -40,10 +40,10 @@ def twin_of(experiment: Experiment, folder: Path) -> Experiment:
 
 def run_twin(
     experiment: Experiment, placed: PlacedExperiment, run_dir: Path, announce: Callable[[str], None]
-) -> bool:
-    """Run the twin of ``experiment`` into the folder ``twin`` of ``run_dir``; whether it came to its end.
+) -> None:
+    """Run the twin of ``experiment`` into the folder ``twin`` of ``run_dir``.
 
-    If it did not, that is said, and nothing of it stays: a run is worth having without.
+    If it does not come to its end, that is said, and nothing of it stays: a run is worth having without.
     """
     folder = run_dir / TWIN
     stage = Stage("virtual", "memory", "the twin of a run in real time")
@@ -59,11 +59,10 @@ def run_twin(
             raise error
         if not interrupted:
             finish_run(folder, twin)
-            return True
+            return
         announce("interrupted: this run has no twin")
     except KeyboardInterrupt:  # before or after its event loop
         announce("interrupted: this run has no twin")
     except (TestbedError, OSError) as error:
         announce(f"this run has no twin: {error}")
     shutil.rmtree(folder, ignore_errors=True)
-    return False

@@ -211,6 +211,7 @@ class MemoryLauncher:
             "name": "memory",
             "why": "all nodes in one process",
             "delays_in_client": False,
+            "shares_links": True,
             "addresses": self._network.addresses,
         }
 
