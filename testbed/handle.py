@@ -71,10 +71,6 @@ class LauncherHandle:
         self._lock = asyncio.Lock()
         self._on_exit: OnExit | None = None
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def new_loop(self) -> asyncio.AbstractEventLoop:
         return SharedLoop(self._page, ORCHESTRATOR) if self._page is not None else uvloop.new_event_loop()
 

@@ -28,9 +28,6 @@ class Launcher(Protocol):
     Coroutines raise ``UserError`` for what the user can change, ``RunError`` for what broke.
     """
 
-    @property
-    def pid(self) -> int: ...
-
     def new_loop(self) -> asyncio.AbstractEventLoop:
         """An event loop that keeps the clock of this launcher's nodes."""
         ...

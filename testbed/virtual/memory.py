@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import contextvars
 import logging
-import os
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
@@ -151,8 +150,6 @@ class _Listener:
 
 class MemoryLauncher:
     """Nodes are tasks, each with its own ``Process``; a ``testbed.launching.Launcher``. Needs a ``MemoryLoop``."""
-
-    pid = os.getpid()
 
     def __init__(self) -> None:
         self._on_exit: OnExit = lambda name, status: None
