@@ -18,7 +18,7 @@ from typing import Any
 
 from testbed.errors import TestbedError
 from testbed.results import finish_run, load_run
-from testbed.rundir import LINKS_PREFIX, OWNER, RUN_VARIABLE, owner_alive
+from testbed.rundir import LINKS_PREFIX, OWNER, OWNER_VARIABLE, RUN_VARIABLE, owner_alive, runs
 
 TABLES = ("summary.json", "requests.parquet", "hops.parquet", "trace.json")
 HALF_WRITTEN = ".part"
@@ -61,8 +61,11 @@ def clean_command(out: Path) -> dict[str, Any]:
 
 
 def _orphans() -> list[tuple[int, Path]]:
-    """(pid, run directory) of every process of a run whose owner is gone."""
-    marker = f"{RUN_VARIABLE}=".encode()
+    """(pid, run directory) of every process of a run whose owner is gone.
+
+    Processes say whose they are: a run's folder may be one that only they see. Those that number processes in
+    another way (in a container) are not judged here.
+    """
     found: list[tuple[int, Path]] = []
     if not Path("/proc").is_dir():  # a system where all nodes of a run are one process
         return found
@@ -70,12 +73,16 @@ def _orphans() -> list[tuple[int, Path]]:
         if not entry.name.isdigit():
             continue
         with contextlib.suppress(OSError):  # another user's process, or one that has just ended
-            for variable in (entry / "environ").read_bytes().split(b"\0"):
-                if variable.startswith(marker):
-                    run = Path(os.fsdecode(variable[len(marker) :]))
-                    if not owner_alive(run):
-                        found.append((int(entry.name), run))
+            variables = os.fsdecode((entry / "environ").read_bytes()).split("\0")
+            said = {name: value for name, _, value in (variable.partition("=") for variable in variables)}
+            pid, _, started = said.get(OWNER_VARIABLE, "").partition(":")
+            if RUN_VARIABLE in said and pid and not runs(int(pid), started) and _numbers_as_we_do(entry):
+                found.append((int(entry.name), Path(said[RUN_VARIABLE])))
     return found
+
+
+def _numbers_as_we_do(process: Path) -> bool:
+    return (process / "ns/pid").readlink() == Path("/proc/self/ns/pid").readlink()
 
 
 def _end(pid: int) -> None:

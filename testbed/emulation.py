@@ -160,15 +160,16 @@ class Emulation:
         try:
             for change in self.experiment.changes:
                 await self.clock.sleep_until_s(change.at_s)
-                done_at_s = await self.nodes.change_links(change.links)
-                self.events.write(
-                    NETWORK_CHANGE,
-                    done_at_s,
-                    planned_at_s=change.at_s,
-                    late_s=done_at_s - change.at_s,
-                    why=change.why,
-                    n_links=len(change.links),
-                )
+                async with self.faults.one_at_a_time():
+                    done_at_s = await self.nodes.change_links(change.links)
+                    self.events.write(
+                        NETWORK_CHANGE,
+                        done_at_s,
+                        planned_at_s=change.at_s,
+                        late_s=done_at_s - change.at_s,
+                        why=change.why,
+                        n_links=len(change.links),
+                    )
         except control.ControlError as error:
             self.give_up(RunError(f"a client did not take its new links: {error}"))
         except TestbedError as error:

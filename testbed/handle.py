@@ -20,8 +20,10 @@ from netem.spec import LinkProfile, NetworkSpec
 from nodes import control
 from testbed.errors import RunError, UserError
 from testbed.launching import Listener, OnExit
-from testbed.rundir import RUN_VARIABLE
+from testbed.rundir import marks
 from testbed.virtual.page import BUSY, IDLE, LAUNCHER, ORCHESTRATOR, Page, SharedLoop
+
+_END_TIMEOUT_S = 10.0
 
 
 def open_descriptors(pids: Mapping[str, int]) -> dict[str, int]:
@@ -62,7 +64,7 @@ class LauncherHandle:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, RUN_VARIABLE: str(run_dir), **threads},
+                env={**os.environ, **marks(run_dir), **threads},
                 start_new_session=True,
             )
         self._connection = Connection(mine.detach())
@@ -86,7 +88,7 @@ class LauncherHandle:
         except (EOFError, ConnectionError):
             asyncio.get_running_loop().remove_reader(self._connection.fileno())
             self._answers.put_nowait(None)
-            self._on_exit("launcher", 1)
+            self._on_exit("launcher", self._ended())
             return
         if message[0] == "exited":
             self._on_exit(message[1], message[3])
@@ -140,11 +142,15 @@ class LauncherHandle:
         if self._answers is not None:
             asyncio.get_running_loop().remove_reader(self._connection.fileno())
         self._connection.close()
+        self._ended()
+
+    def _ended(self) -> int:
+        """Wait for the launcher's end, but not for ever; its exit status."""
         try:
-            self._process.wait(timeout=10)
+            return self._process.wait(_END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.send_signal(signal.SIGKILL)
-            self._process.wait()
+            return self._process.wait()
 
     async def end(self) -> None:
         self.close()

@@ -21,6 +21,8 @@ BY_SCENARIO = "scenario"
 OWNER = "owner.json"
 RUN_VARIABLE = "TESTBED_RUN"
 """Every process of a run carries the run's directory in this environment variable."""
+OWNER_VARIABLE = "TESTBED_OWNER"
+"""And in this one whose run it is: the owner's pid, a colon, and when it started."""
 TWIN = "twin"
 """Folder of the same run in virtual time: a run directory of its own."""
 LINKS_PREFIX = "testbed-links-"
@@ -80,13 +82,23 @@ def process_start(pid: int) -> str:
     return text.rpartition(")")[2].split()[19]
 
 
+def marks(run_dir: Path) -> dict[str, str]:
+    """What the environment of every process of a run says: which run it is, and that it is this process's."""
+    return {RUN_VARIABLE: str(run_dir), OWNER_VARIABLE: f"{os.getpid()}:{process_start(os.getpid())}"}
+
+
+def runs(pid: int, started: str) -> bool:
+    """Whether the process that had this number and start is still running."""
+    return bool(started) and process_start(pid) == started
+
+
 def owner_alive(run_dir: Path) -> bool:
     """Whether the ``testbed up`` that made ``run_dir`` is still running."""
     try:
         owner = json.loads((run_dir / OWNER).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return bool(owner["started"]) and process_start(owner["pid"]) == owner["started"]
+    return runs(owner["pid"], owner["started"])
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -18,7 +18,7 @@ from testbed.experiment import Experiment
 from testbed.real import RealModel, available_bytes
 from testbed.results.logs import RequestRecord, read_logs
 from testbed.results.verified import VERIFY, unchecked
-from testbed.rundir import RUN_VARIABLE, write_json
+from testbed.rundir import marks, write_json
 
 _HEADROOM_RATIO = 1.2
 
@@ -59,7 +59,7 @@ def _verify(
                 input=json.dumps(job).encode(),
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env={**os.environ, RUN_VARIABLE: str(run_dir)},
+                env={**os.environ, **marks(run_dir)},
                 check=False,
             )
         except KeyboardInterrupt:

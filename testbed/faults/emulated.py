@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,10 @@ class Faults:
         self._machines.in_background(self._schedule.run())
         if not self._nodes.clock.is_virtual:  # nobody's hand is as fast, and a run should repeat itself
             await self._socket.open()
+
+    def one_at_a_time(self) -> AbstractAsyncContextManager[Any]:
+        """Hold this while links change: see ``Machines``."""
+        return self._machines.one_at_a_time()
 
     def token(self, request: int, n_tokens: int) -> None:
         self._schedule.token(request, n_tokens)

@@ -93,8 +93,8 @@ class Machines:
         """Time has begun."""
         self._has_begun = True
 
-    def _one_at_a_time(self) -> AbstractAsyncContextManager[Any]:
-        """What happens to servers at one instant of virtual time happens in a fixed order: as it was planned.
+    def one_at_a_time(self) -> AbstractAsyncContextManager[Any]:
+        """What befalls servers and links at one instant of virtual time does so in a fixed order: as planned.
 
         In real time nothing waits for another server's process.
         """
@@ -172,7 +172,7 @@ class Machines:
         Faults that end by the instant for which this one is planned have ended before, however late they are.
         """
         machine = self._machines[server]
-        async with _turn(machine, planned_at_s), self._one_at_a_time():
+        async with _turn(machine, planned_at_s), self.one_at_a_time():
             why_not = _why_not(kind, machine)
             details: dict[str, Any] = {"factor": factor} if kind == "slow" else {}
             at_s = self._nodes.now_s()  # before anybody can notice
@@ -214,7 +214,7 @@ class Machines:
     async def _undo(self, kind: str, server: int, machine: _Machine, at_s: float) -> None:
         then = machine.epoch, machine.n_stops, machine.n_slow
         await self.sleep_until_s(at_s)
-        async with machine.busy, self._one_at_a_time():
+        async with machine.busy, self.one_at_a_time():
             if machine.epoch != then[0]:
                 return
             if kind == "kill" and not machine.is_up:
