@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
+ROUNDING = 1 + 1e-9
+"""The same relative slack as routing grants, so that rounding never refuses what it promised."""
+
 
 class NoCapacityError(Exception):
     """The account has no room for this session now."""
@@ -37,12 +40,15 @@ class CacheAccount:
         """What ``session`` has reserved; 0 if nothing."""
         return self._reserved.get(session, 0.0)
 
+    def could_hold(self, n_bytes: float) -> bool:
+        """Whether ``n_bytes`` fit when nothing else is held."""
+        return n_bytes <= self.capacity_bytes * ROUNDING
+
     def reserve(self, session: Hashable, n_bytes: float) -> None:
         """Set ``n_bytes`` aside. Raises ``NoCapacityError`` without room, ``KeyError`` if it holds some."""
         if session in self._reserved:
             raise KeyError(session)
-        # The same relative slack as routing grants, so that rounding never refuses what it promised.
-        if self._used_bytes + n_bytes > self.capacity_bytes * (1 + 1e-9):
+        if not self.could_hold(self._used_bytes + n_bytes):
             free_bytes = max(0.0, self.capacity_bytes - self._used_bytes)
             raise NoCapacityError(f"{n_bytes / 1e6:.1f} MB asked for, {free_bytes / 1e6:.1f} MB free")
         self._reserved[session] = n_bytes

@@ -45,12 +45,16 @@ class OpenHop:
 
 
 class Refusal(NamedTuple):
-    """Why a chain could not be opened: one server's reason, all that refused, and of these all that could not be reached."""
+    """Why a chain could not be opened: one server's reason, all that refused, and of these all that could not be reached.
+
+    ``is_final``: one of them has less room in all than the session needs.
+    """
 
     server: int
     reason: str
     refused: tuple[int, ...]
     broken: tuple[int, ...]
+    is_final: bool
 
 
 class HopFailed(Exception):
@@ -107,18 +111,20 @@ class Chain:
                 self.forget(hop)
             raise
         reason: tuple[int, str] | None = None
-        refused, broken = [], []
+        refused, broken, is_final = [], [], False
         for (server, _, _), result in zip(plan, results, strict=True):
             if isinstance(result, ServerError | ConnectionLost):
                 reason = server, str(result)
                 refused.append(server)
-                if not (isinstance(result, ServerError) and result.code == wire.NO_CAPACITY):
+                code = result.code if isinstance(result, ServerError) else ""
+                is_final |= code == wire.NEVER_FITS
+                if code not in (wire.NO_CAPACITY, wire.NEVER_FITS):
                     broken.append(server)
             elif isinstance(result, BaseException):
                 raise result
         if reason is not None:
             await self.close(opened)
-            return Refusal(*reason, tuple(refused), tuple(broken))
+            return Refusal(*reason, tuple(refused), tuple(broken), is_final)
         return sorted(opened, key=lambda hop: hop.first)
 
     async def _open(self, server: int, first: int, last: int, key: str) -> int:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from nodes import wire
+from nodes.cache import ROUNDING
 from nodes.sessions import HostedBlocks, Sessions
 from nodes.watchdog import Overdue, Watchdog
 
@@ -20,9 +21,6 @@ log = logging.getLogger(__name__)
 
 SERVING, DRAINING, LOADING = "serving", "draining", "loading"
 """What a server's ``phase`` can be."""
-
-_ROUNDING = 1 + 1e-9
-"""As in accounts: rounding keeps no session from staying."""
 
 
 class Moving:
@@ -114,7 +112,7 @@ class Moving:
             first, last = sessions.blocks_of(key)
             used_bytes += account.held_bytes(key)
             is_here = hosted.first <= first < last <= hosted.last
-            if not is_here or used_bytes > hosted.cache_bytes * _ROUNDING:
+            if not is_here or used_bytes > hosted.cache_bytes * ROUNDING:
                 leaving.append(key)
                 used_bytes -= account.held_bytes(key)
         return leaving

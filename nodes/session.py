@@ -143,9 +143,10 @@ class HubSession:
                     self.hops = opened
                     self._observer.state(self.request, "admitted", self._clock.now_s(), {"hops": plan})
                     return attempt_at_s
-                server, reason, refused, broken = opened
-                if broken:
+                server, reason, refused, broken, is_final = opened
+                if broken or is_final:  # waiting for others to end may never help
                     give_up_s = give_up_s or rules.recovery.give_up_s
+                if broken:
                     self._recovery.unreachable(broken)
             now_s, backoff_s = self._clock.now_s(), next(waits_s)
             if give_up_s and now_s + backoff_s > self.request.arrival_at_s + give_up_s:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nodes import wire
-from nodes.cache import CacheAccount, NoCapacityError
+from nodes.cache import ROUNDING, CacheAccount, NoCapacityError
 from nodes.clock import Clock
 from nodes.compute import Compute, ComputeError
 from nodes.forwarding import Forwarding, Place
@@ -147,7 +147,9 @@ class Sessions:
                 raise NoCapacityError(str(error)) from error
         except NoCapacityError as error:
             self.counters.refused += 1
-            return wire.pack("error", request_id, wire.NO_CAPACITY, cut(error))
+            never_fits = not self.may_move and n_bytes > hosted.cache_bytes * ROUNDING
+            code = wire.NEVER_FITS if never_fits else wire.NO_CAPACITY
+            return wire.pack("error", request_id, code, cut(error))
         session = Session(key, first, last, max_tokens, state, self.clock.now_s())
         connection.sessions[key] = session
         if chained:

@@ -22,7 +22,7 @@ Answers:
 - ``["error", id, code, message]``; ``id`` is -1 when the request's cannot be known
 
 ``payload`` holds ``n_tokens`` hidden states, ``timings`` what ``pack_timing`` makes of every hop so far.
-No error in answer to a ``push`` breaks the protocol, unless the frame itself is bad. Of the others, except ``no-capacity``, ``session-expired``,
+No error in answer to a ``push`` breaks the protocol, unless the frame itself is bad. Of the others, except ``no-capacity``, ``never-fits`` (the session needs more than the server has in all), ``session-expired``,
 ``session-moved`` (the server holds other blocks now), ``compute-failed`` (the session is closed, others go on), ``not-passed-on`` (the session's next server did not take what
 was pushed to it) and ``too-many-steps`` (nothing was done, it may
 be asked again), every error breaks the protocol: the server closes the connection after it.
@@ -43,6 +43,7 @@ FRAME_OVERHEAD_BYTES = 512 + MAX_TIMINGS * _TIMING.size
 """No frame is larger than its payload by more than this."""
 
 NO_CAPACITY = "no-capacity"
+NEVER_FITS = "never-fits"
 SESSION_EXPIRED = "session-expired"
 SESSION_MOVED = "session-moved"
 COMPUTE_FAILED = "compute-failed"

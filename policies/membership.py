@@ -48,6 +48,7 @@ class Membership:
             [] if j in away else [_Spell(0.0, math.inf, False, 0.0)] for j in range(n_servers)
         ]
         self._seen: tuple[float, frozenset[int]] | None = None
+        self._alive: frozenset[int] | None = None
 
     def begins(self, server: int, at_s: float) -> None:
         """``server`` is there (again) and announces itself at once."""
@@ -72,7 +73,9 @@ class Membership:
 
     def alive(self) -> frozenset[int]:
         """The servers that are there after all that was told."""
-        return frozenset(j for j in range(len(self._spells)) if self._is_there(j))
+        if self._alive is None:
+            self._alive = frozenset(j for j in range(len(self._spells)) if self._is_there(j))
+        return self._alive
 
     def believed(self, now_s: float) -> frozenset[int]:
         """The servers that routers take to be there at ``now_s``, not before the last thing told."""
@@ -95,7 +98,7 @@ class Membership:
     def _told(self, at_s: float) -> None:
         assert at_s >= self._since_s, f"membership was told of {at_s} s after {self._since_s} s"
         self._since_s = at_s
-        self._seen = None
+        self._seen = self._alive = None
 
     def _forget_old(self, server: int, at_s: float) -> None:
         """Drop all but the last spell whose announcements no router sees any more, from ``at_s`` on."""

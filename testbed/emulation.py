@@ -16,15 +16,15 @@ from typing import Any
 
 from nodes import control
 from nodes.clock import run_clock
-from policies.problem import PolicyError
+from policies.problem import PolicyError, Route
 from testbed import wiring
-from testbed.coordinator import Coordinator
+from testbed.control.coordinator import Coordinator
+from testbed.control.steering import online_policy
 from testbed.errors import RunError, TestbedError, UserError
 from testbed.experiment import Experiment
 from testbed.faults.emulated import Faults
 from testbed.launching import Launcher, Listener
-from testbed.moving.emulated import Mover
-from testbed.moving.steering import online_policy
+from testbed.moves import Moves
 from testbed.nodeset import NodeSet
 from testbed.placing import PlacedExperiment, PolicyInterrupted, placement_data
 from testbed.progress import ENDED, Progress
@@ -68,16 +68,16 @@ class Emulation:
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._done: dict[str, str] = {}
         self._all_done = asyncio.Event()
-        self._coordinator = coordinator = Coordinator(experiment, placed, self.clock.now_s, stage.is_virtual)
+        self._coordinator = coordinator = Coordinator(experiment, placed, self.clock.now_s)
         self.nodes = nodes = NodeSet(
             experiment, coordinator, launcher, self.clock, run_dir, real, self.give_up
         )
         self.faults = Faults(experiment, nodes, coordinator, self.events, run_dir)
         policy = online_policy(experiment)
-        self._mover: Mover | None = None
+        self._moves: Moves | None = None
         if policy is not None:
-            self._mover = Mover(experiment, policy, nodes, coordinator, self.events, real is not None)
-            nodes.begins = self._mover.begins
+            self._moves = Moves(experiment, policy, nodes, coordinator, self.events, real is not None)
+            self.faults.when_one_dies(self._moves.mover.give_up)
         self._started_at = time.monotonic()
         self.startup_s: dict[str, float] = {}
         self.wall_s: float | None = None
@@ -111,8 +111,8 @@ class Emulation:
         self._mark("nodes")
         await self._guard(self.nodes.connect())
         await self.faults.begin()
-        if self._mover is not None:
-            self._mover.begin()
+        if self._moves is not None:
+            self._moves.begin()
         self._mark("total")
 
     def _sharing(self) -> dict[str, bool]:
@@ -188,8 +188,8 @@ class Emulation:
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
-        if self._mover is not None:
-            await self._mover.end()
+        if self._moves is not None:
+            await self._moves.end()
         await self.faults.end()
         # Clients close their sessions over the network, which answers nobody if it is what broke.
         patience_s = _BROKEN_PATIENCE_S if self._broken.done() else _PATIENCE_S
@@ -247,22 +247,27 @@ class Emulation:
         await peer.serve()
 
     async def _on_route(self, index: int, attempt: int) -> dict[str, Any] | None:
-        try:
-            return self._coordinator.route(index)
-        except PolicyInterrupted:  # by what ends the run
-            return None
-        except PolicyError as error:
-            self.give_up(UserError(f"request {index}: {error}"))
-            return None
+        return self._decided(index, self._coordinator.route, index)
 
     async def _on_reroute(self, index: int, first: int, last: int, n_done: int) -> dict[str, Any] | None:
+        return self._decided(index, self._coordinator.reroute, index, first, last, n_done)
+
+    def _decided(self, index: int, decide: Callable[..., Route | None], *asked: int) -> dict[str, Any] | None:
+        """``{hops, wait_s, decision_s}`` for a client; ``None``: there is no chain.
+
+        Deciding takes no virtual time, and a run's record must not depend on the machine.
+        """
         try:
-            return self._coordinator.reroute(index, first, last, n_done)
+            route = decide(*asked)
         except PolicyInterrupted:  # by what ends the run
             return None
         except PolicyError as error:
             self.give_up(UserError(f"request {index}: {error}"))
             return None
+        if route is None:
+            return None
+        decision_s = 0.0 if self.stage.is_virtual else self._coordinator.decisions_s[-1]
+        return {"hops": [list(hop) for hop in route.hops], "wait_s": route.wait_s, "decision_s": decision_s}
 
     async def _on_recovery(self, event: str, index: int, at_s: float, details: dict[str, Any]) -> None:
         self.faults.told(event, index, at_s, details)
@@ -272,8 +277,8 @@ class Emulation:
 
     async def _on_state(self, index: int, state: str, at_s: float) -> None:
         self.progress.told(index, state)
-        if self._mover is not None:
-            self._mover.state(state)
+        if self._moves is not None:
+            self._moves.state(state)
         if state in ("completed", "failed", "interrupted", "rejected"):
             self._coordinator.release(index)
         if state in ENDED:
@@ -282,9 +287,9 @@ class Emulation:
             self.events.write(state, at_s, request=index)
 
     async def _on_phase(self, server: str, phase: str, at_s: float) -> None:
-        if self._mover is not None:
+        if self._moves is not None:
             numbers = {spec.name: number for number, spec in enumerate(self.experiment.problem.servers)}
-            self._mover.phase(numbers[server], phase, at_s)
+            self._moves.phase(numbers[server], phase, at_s)
 
     async def _on_tokens(self, client: str, n_tokens: int, ttft_s: float, gap_s: float) -> None:
         self.progress.n_tokens[client] = n_tokens

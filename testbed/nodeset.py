@@ -12,7 +12,7 @@ from typing import Any
 from nodes import control
 from nodes.clock import RunClock
 from testbed import wiring
-from testbed.coordinator import Coordinator
+from testbed.control.coordinator import Coordinator
 from testbed.errors import RunError, TestbedError
 from testbed.experiment import Experiment, Link
 from testbed.launching import Launcher
@@ -69,8 +69,6 @@ class NodeSet:
         self.pids: dict[str, int] = {}
         self.peers: dict[str, control.Peer] = {}
         """Control connections of the nodes that have said hello."""
-        self.begins: Callable[[int], None] = lambda server: None
-        """Called with the number of a server that is about to be spawned again."""
         self._ports: dict[str, int] = {}
         self._hello = asyncio.Event()
         self._begun: dict[str, asyncio.Event] = {}
@@ -169,7 +167,6 @@ class NodeSet:
     async def begin_server(self, server: int) -> None:
         """Spawn a server that is not there; returns when it serves and the clients know where."""
         name = self._name(server)
-        self.begins(server)
         self._begun[name] = asyncio.Event()
         await self._spawn_server(server)
         try:

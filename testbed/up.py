@@ -13,10 +13,10 @@ from typing import Any
 import typer
 
 from policies.problem import PolicyError
+from testbed.control.steering import Steering, online_policy
 from testbed.errors import EXIT_INTERRUPTED, RunError, TestbedError, UserError
 from testbed.experiment import Experiment
 from testbed.launching import Launcher
-from testbed.moving.steering import Steering, online_policy
 from testbed.placing import PlacedExperiment, place_experiment
 from testbed.real import check_model, real_model, require_blocks
 from testbed.results import finish_run, write_report
@@ -96,14 +96,10 @@ def exit_code(summary: dict[str, Any]) -> int:
 
 
 def check_can_run(experiment: Experiment) -> None:
-    """Raises ``UserError`` for what only the simulator can do, and for real blocks without what they need."""
+    """Raises ``UserError`` for real blocks without what they need."""
     if experiment.blocks is not None:
         require_blocks('compute.backend "blocks"')
         check_model(experiment.blocks)
-    if experiment.state_age_s > 0:
-        raise UserError(
-            "policy.state_age above 0: the emulation's coordinator sees every change; only `testbed simulate` can do that"
-        )
 
 
 def _placed(experiment: Experiment) -> PlacedExperiment:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 from nodes.control import ControlError
-from testbed.coordinator import Coordinator
+from testbed.control.coordinator import Coordinator
 from testbed.experiment import Experiment
 from testbed.faults import leaks
 from testbed.faults.live import FaultSocket
@@ -60,6 +60,10 @@ class Faults:
         self._machines.in_background(self._schedule.run())
         if not self._nodes.clock.is_virtual:  # nobody's hand is as fast, and a run should repeat itself
             await self._socket.open()
+
+    def when_one_dies(self, call: Callable[[int], None]) -> None:
+        """Have ``call`` called with the number of every server whose process has ended."""
+        self._machines.died = call
 
     def one_at_a_time(self) -> AbstractAsyncContextManager[Any]:
         """Hold this while links change: see ``Machines``."""

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from nodes.clock import RunClock
 from nodes.control import ControlError
-from testbed.coordinator import Coordinator
+from testbed.control.coordinator import Coordinator
 from testbed.errors import RunError, TestbedError
 from testbed.experiment import Experiment
 from testbed.rundir import MOVED, EventWriter
@@ -85,6 +85,8 @@ class Machines:
         self._machines = [
             _Machine(j not in experiment.absent, j not in experiment.absent) for j in range(len(self.names))
         ]
+        self.died: Callable[[int], None] = lambda server: None
+        """Called with the number of a server whose process has ended, however it did."""
         self._has_begun = False
         self._turns = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -232,6 +234,7 @@ class Machines:
         machine.epoch += 1
         machine.failed_at_s = now_s
         self._coordinator.membership.ends(server, now_s)
+        self.died(server)
 
     async def _kill(self, server: int, machine: _Machine, factor: float) -> None:
         # First, so that its end is no surprise.
@@ -328,6 +331,7 @@ class Machines:
             else:
                 self._nodes.tell_server(server, "stop")
             await machine.gone.wait()
+        self.died(server)
         self._event("left", server, took_s=self._nodes.now_s() - began_at_s, n_sessions=n_sessions)
 
     async def _n_sessions(self, server: int, machine: _Machine, epoch: int) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 from nodes.recovery import DETECTED, REACHABLE, REPLAYED, UNREACHABLE
 from nodes.wire import SESSION_MOVED
 from policies.problem import Hop, service_s
-from testbed.coordinator import Coordinator
+from testbed.control.coordinator import Coordinator
 from testbed.experiment import Experiment
 from testbed.faults.machines import Machines
 from testbed.rundir import EventWriter

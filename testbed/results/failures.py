@@ -10,7 +10,7 @@ from testbed.rundir import BY_SCENARIO
 from testbed.scenario.units import counted
 
 _MOVE = ("old", "new", "decided_at_s", "closed_at_s", "drained_at_s", "open_at_s")
-"""Beside the server's number, what ``summary.json`` says of a move: as ``testbed.moving.steering.Move``."""
+"""Beside the server's number, what ``summary.json`` says of a move: as ``testbed.control.steering.Move``."""
 
 
 def failure_summary(

@@ -11,8 +11,8 @@ import numpy as np
 from policies.cgbp import lower_bounds_per_token_s
 from policies.design import choose_design_concurrency
 from policies.problem import PolicyError
-from testbed.moving.steering import Move
-from testbed.simulation.engine import SimulatedRequest, Simulation
+from testbed.simulation.engine import Simulation
+from testbed.simulation.fast import Move, SimulatedRequest
 
 MEANS = ("per_token_ms", "ttft_ms", "rest_ms", "waiting_ms", "max_concurrent")
 
@@ -32,6 +32,7 @@ def answer(simulation: Simulation) -> dict[str, Any]:
         "policy": simulation.case.policy,
         "mode": simulation.mode,
         "engine": simulation.engine,
+        "engine_why": simulation.why,
         "session_setup_ms": experiment.calibration.session_setup_s * 1e3,
         "feasible": placement is not None,
     }
@@ -45,24 +46,22 @@ def answer(simulation: Simulation) -> dict[str, Any]:
         found["n_failed"] = sum(r.status != "completed" for r in simulation.requests)
         if experiment.online is not None:
             found["online"] = experiment.online
-            found["moves"] = [_move(move) for move in simulation.moves]
-        if simulation.record is not None:
-            found["n_faults"] = simulation.record.n_faults
-            found["n_replays"] = len(simulation.record.recoveries)
+            found["moves"] = [_move(move) for move in simulation.served.moves]
+        summary = simulation.served.summary
+        if summary is not None and (experiment.faults or summary["n_replays"]):
+            found |= {name: summary[name] for name in ("n_faults", "n_replays")}
     found["bounds"] = _bounds(simulation)
-    found["decision_s"] = simulation.placement_s + sum(simulation.routing_s)
+    found["decision_s"] = simulation.placement_s + sum(simulation.served.routing_s)
     return found
 
 
 def _request(request: SimulatedRequest) -> dict[str, Any]:
     row: dict[str, Any] = {
-        "route": [hop.server for hop in request.hops],
+        "route": [hop.server for hop in request.route.hops] if request.route else [],
         "waiting_ms": request.waiting_s * 1e3,
         "time_ms": None if request.time_s is None else request.time_s * 1e3,
         "ttft_ms": None if request.ttft_s is None else request.ttft_s * 1e3,
     }
-    if request.n_cuts:
-        row["n_cuts"] = request.n_cuts
     if request.n_replays:
         row["n_replays"] = request.n_replays
     if request.status != "completed":

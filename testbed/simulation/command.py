@@ -20,10 +20,13 @@ from testbed.rundir import check_new_folder
 from testbed.scenario.policy import PolicyChoice
 from testbed.simulation.answer import MEANS, answer
 from testbed.simulation.cases import Case, instance_case, is_instance, scenario_case
-from testbed.simulation.engine import MODES, Serve, Simulation, simulate
+from testbed.simulation.engine import MODES, VIRTUAL, Simulation, simulate
 from testbed.simulation.summary import request_rows, summarize_simulation
 from testbed.simulation.tables import write_simulation
 from testbed.simulation.text import comparison_text
+
+_SAID: set[str] = set()
+"""What was said of engines already."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,9 @@ def _one(case: Case, options: Options, target: str | None) -> dict[str, Any]:
     """Simulate one case, write its tables (below ``target`` if several are simulated), answer its object."""
     mode = options.mode or ("reference" if case.source is not None else "real")
     folder = _folder(case, options, target)
-    simulation = simulate(case, mode, _virtual(folder) if options.clock == "virtual" else None)
+    is_virtual = options.clock == "virtual"
+    simulation = simulate(case, mode, is_virtual=is_virtual, folder=folder)
+    _say_engine(simulation)
     row = answer(simulation)
     if options.objectives is not None and simulation.placement is not None:
         row["goodput_rps"] = goodput_rps(request_rows(simulation), options.objectives)
@@ -164,8 +169,8 @@ def _one(case: Case, options: Options, target: str | None) -> dict[str, Any]:
     if given is not None and simulation.placement and simulation.placement.design_concurrency is None:
         row["note"] = f"{case.policy} takes no design concurrency: {given} has no effect"
     if case.experiment.calibration.session_setup_s and simulation.placement is not None:
-        row["mean_without_session_setup"] = answer(_without_setup(case, mode, options.clock))["mean"]
-    if folder is not None and simulation.placement is not None and simulation.engine != "virtual":
+        row["mean_without_session_setup"] = answer(_without_setup(case, mode, is_virtual))["mean"]
+    if folder is not None and simulation.placement is not None and simulation.engine != VIRTUAL:
         objectives = options.objectives or {}
         summary = summarize_simulation(simulation, objectives)
         if "mean_without_session_setup" in row:
@@ -184,23 +189,24 @@ def _folder(case: Case, options: Options, target: str | None) -> Path | None:
     return folder
 
 
-def _virtual(folder: Path | None) -> Serve:
-    from testbed.simulation.virtual import serve_virtually
+def _say_engine(simulation: Simulation) -> None:
+    text = f"engine {simulation.engine}: {simulation.why}"
+    if text not in _SAID:
+        _SAID.add(text)
+        typer.echo(text, err=True)
 
-    return lambda case, placed: serve_virtually(case, placed, folder)
 
-
-def _without_setup(case: Case, mode: str, clock: str | None) -> Simulation:
+def _without_setup(case: Case, mode: str, is_virtual: bool) -> Simulation:
     calibration = replace(case.experiment.calibration, session_setup_s=0.0)
     case = replace(case, experiment=replace(case.experiment, calibration=calibration))
-    return simulate(case, mode, _virtual(None) if clock == "virtual" else None)
+    return simulate(case, mode, is_virtual=is_virtual)
 
 
 def _aggregate(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Several seeds in one object: means over the runs with the half-width of their 95 % interval."""
     feasible = [row for row in rows if row["feasible"]]
     whole: dict[str, Any] = {
-        key: rows[0][key] for key in ("id", "policy", "mode", "engine", "session_setup_ms")
+        key: rows[0][key] for key in ("id", "policy", "mode", "engine", "engine_why", "session_setup_ms")
     }
     whole |= {"feasible": bool(feasible), "n_runs": len(rows), "n_feasible": len(feasible)}
     errors = list(dict.fromkeys(row["error"] for row in rows if not row["feasible"]))

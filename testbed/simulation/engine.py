@@ -1,117 +1,128 @@
-"""Runs one case without a network: placement, then every request, in one of two modes."""
+"""Runs one case: placement, then every request, in one of three engines."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from policies.problem import Hop, InfeasiblePlacement, Placement, PolicyError, Problem
+from policies.problem import InfeasiblePlacement, Placement, PolicyError
 from policies.registry import ROUTINGS
 from policies.replay import replay
-from policies.workload import RequestPlan
+from testbed.control.steering import online_policy
 from testbed.errors import UserError
-from testbed.moving.steering import Move, online_policy
-from testbed.placing import CheckedRouter, PlacedExperiment, place
-from testbed.simulation import real
+from testbed.experiment import Experiment
+from testbed.placing import PlacedExperiment, place
 from testbed.simulation.cases import Case
-from testbed.simulation.failing import simulate_failing
-from testbed.simulation.failures import failures_of
-from testbed.simulation.moving import Online
-from testbed.simulation.network import ChangingNetwork
-from testbed.simulation.real import simulate_real
-from testbed.simulation.record import Record
+from testbed.simulation.fast import COMPLETED, Disturbed, Move, SimulatedRequest, simulate_fast
 
 MODES = ("reference", "real")
+REFERENCE, FAST, VIRTUAL = "reference", "fast", "virtual"
 
 
-class SimulatedRequest(NamedTuple):
-    """What became of a request. Times count from its arrival; ``None``: it did not get so far.
+class Served(NamedTuple):
+    """What became of the requests, and of the servers under an online policy; real seconds of routing decisions.
 
-    ``waiting_s`` ends when the attempt that was admitted begins, ``setup_s`` when the session is open.
-    ``n_cuts`` is how often a moving server cut the session.
+    ``summary`` is that of a run of the system itself.
     """
 
-    plan: RequestPlan
-    status: str
-    hops: tuple[Hop, ...]
-    expected_wait_s: float
-    n_rejections: int
-    waiting_s: float
-    setup_s: float
-    ttft_s: float | None
-    time_s: float | None
-    reason: str = ""
-    n_cuts: int = 0
-    n_replays: int = 0
-    n_done: int = 0
-    """Tokens of one that did not complete."""
+    requests: tuple[SimulatedRequest, ...] = ()
+    moves: tuple[Move, ...] = ()
+    routing_s: tuple[float, ...] = ()
+    summary: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """A case and its outcome; without a feasible placement, ``error`` says why and there are no requests.
+    """A case and its outcome; without a feasible placement, ``error`` says why and nothing was served.
 
-    ``moves`` are the servers' changes under an online policy, and of servers that joined. ``record`` is what
-    happened in a run with faults.
-    ``engine`` is what served it: reference, fast, or virtual (the testbed itself in virtual time).
-    ``placement_s`` and ``routing_s`` are the real seconds that placement and all routing decisions took.
+    ``engine`` is what served it, and ``why`` that one: reference, fast, or virtual (the testbed itself in
+    virtual time). ``placement_s`` are the real seconds that placement took.
     """
 
     case: Case
     mode: str
-    placement: Placement | None
-    requests: tuple[SimulatedRequest, ...]
-    moves: tuple[Move, ...]
-    placement_s: float
-    routing_s: tuple[float, ...]
+    engine: str
+    why: str
+    placement: Placement | None = None
+    placement_s: float = 0.0
+    served: Served = Served()  # noqa: RUF009 - immutable
     error: str | None = None
-    record: Record | None = None
-    engine: str = ""
+
+    @property
+    def requests(self) -> tuple[SimulatedRequest, ...]:
+        return self.served.requests
 
 
-def simulate(case: Case, mode: str, serve: Serve | None = None) -> Simulation:
-    """Place and serve, as ``serve`` does if given, else as ``mode`` says.
+def simulate(case: Case, mode: str, *, is_virtual: bool = False, folder: Path | None = None) -> Simulation:
+    """Place and serve. ``is_virtual``: by the system itself, even if a faster engine would do.
 
-    Raises ``UserError`` when a policy fails or breaks a rule, or if the mode does not fit.
+    ``folder`` is where a run of the system itself goes, which else is not kept. Raises ``UserError`` when a policy
+    fails or breaks a rule, or if the mode does not fit.
     """
     experiment = case.experiment
-    failures = failures_of(experiment)
-    if mode == "reference":
+    engine, why = (VIRTUAL, "asked for") if is_virtual else _engine(case, mode)
+    try:
+        placed = place(experiment, case.stand_ins)
+    except InfeasiblePlacement as error:
+        return Simulation(case, mode, engine, why, error=str(error))
+    except PolicyError as error:
+        raise UserError(f"{experiment.name}: {error}") from error
+    try:
+        if engine == FAST:
+            try:
+                served = _fast(case, placed)
+            except Disturbed as disturbed:
+                engine, why = VIRTUAL, str(disturbed)
+        if engine == REFERENCE:
+            served = _reference(case, placed)
+        elif engine == VIRTUAL:
+            from testbed.simulation.virtual import serve_virtually
+
+            served = serve_virtually(case, placed, folder)
+    except PolicyError as error:
+        raise UserError(f"{experiment.name}: {error}") from error
+    return Simulation(case, mode, engine, why, placed.placement, placed.decision_s, served)
+
+
+def _engine(case: Case, mode: str) -> tuple[str, str]:
+    """Which engine serves a case, and why. Raises ``UserError`` for what the reference mode does not have."""
+    experiment = case.experiment
+    disturbance = _disturbance(experiment)
+    if mode == REFERENCE:
         for is_asked, what in (
             (experiment.online is not None, "policy.online"),
             (experiment.backoff.jitter_ratio > 0, "backoff.jitter"),
             (experiment.state_age_s > 0, "policy.state_age"),
-            (experiment.serial_compute, "compute.serial"),
             (experiment.problem.hub_token_s > 0, "compute.hub_token"),
-            (bool(experiment.changes), "network.event"),
-            (any(s.contention_ratio for s in experiment.problem.servers), "contention of hardware"),
-            (failures is not None, "what happens to servers (fault, churn, present = false, membership)"),
+            (disturbance is not None, disturbance),
         ):
             if is_asked:
                 raise UserError(
                     f"{experiment.name}: {what} has no meaning in the reference mode; add --mode real"
                 )
-    engine = "virtual" if serve is not None else "reference" if mode == "reference" else "fast"
-    try:
-        placed = place(experiment, case.stand_ins)
-    except InfeasiblePlacement as error:
-        return Simulation(case, mode, None, (), (), 0.0, (), str(error), None, engine)
-    except PolicyError as error:
-        raise UserError(f"{experiment.name}: {error}") from error
-    try:
-        if serve is None:
-            serve = _reference if mode == "reference" else _real
-        served = serve(case, placed)
-    except PolicyError as error:
-        raise UserError(f"{experiment.name}: {error}") from error
-    return Simulation(case, mode, placed.placement, *served, engine)
+        return REFERENCE, "asked for" if case.source is None else "an instance file"
+    if disturbance is not None:
+        return VIRTUAL, f"{disturbance} can disturb a session midway"
+    return FAST, "nothing disturbs a session midway"
 
 
-Served = tuple[tuple[SimulatedRequest, ...], tuple[Move, ...], float, tuple[float, ...], None, Record | None]
-"""Requests, moves of servers, the real seconds of placing and of each routing decision, no error, what happened."""
-Serve = Callable[[Case, PlacedExperiment], Served]
+def _disturbance(experiment: Experiment) -> str | None:
+    """The key of a scenario that makes sessions depend on what happens midway; ``None``: they last as long as modelled."""
+    policy = online_policy(experiment)
+    found = (
+        (bool(experiment.faults), "fault or churn"),
+        (bool(experiment.absent), "servers.present = false"),
+        (experiment.membership.kind != "instant", "membership"),
+        (bool(experiment.changes), "network.event"),
+        (experiment.serial_compute, "compute.serial"),
+        (any(s.contention_ratio for s in experiment.problem.servers), "contention of hardware"),
+        (
+            policy is not None and not policy.drains,
+            f"policy.online {experiment.online}, which cuts sessions,",
+        ),
+    )
+    return next((what for is_there, what in found if is_there), None)
 
 
 def _reference(case: Case, placed: PlacedExperiment) -> Served:
@@ -125,84 +136,13 @@ def _reference(case: Case, placed: PlacedExperiment) -> Served:
     )
     setup_s += experiment.problem.initial_delay_s
     requests = tuple(
-        SimulatedRequest(
-            d.plan,
-            "completed",
-            d.route.hops,
-            d.route.wait_s,
-            0,
-            d.waiting_s,
-            setup_s,
-            d.ttft_s,
-            d.time_s,
-        )
+        SimulatedRequest(d.plan, COMPLETED, d.route, 0, d.waiting_s, setup_s, d.ttft_s, d.time_s)
         for d in done
     )
-    return requests, (), placed.decision_s, tuple(router.decisions_s), None, None
+    return Served(requests, routing_s=tuple(router.decisions_s))
 
 
-def _real(case: Case, placed: PlacedExperiment) -> Served:
-    """As the testbed's nodes and coordinator do: see ``testbed.simulation.real`` and ``failing``."""
-    experiment = case.experiment
-    routers = [placed.router]
-
-    def bind_to(problem: Problem, placement: Placement) -> CheckedRouter:
-        routers.append(placed.bind_to(problem, placement))
-        return routers[-1]
-
-    def bind(placement: Placement) -> CheckedRouter:
-        return bind_to(experiment.problem, placement)
-
-    done: Sequence[real.SimulatedRequest]
-    moves: Sequence[Move]
-    record = None
-    failures = failures_of(experiment)
-    policy = online_policy(experiment)
-    online = Online(policy, experiment.load_bps, bind) if policy is not None else None
-    if failures is not None:
-        done, moves, record = simulate_failing(
-            experiment.problem,
-            placed.placement,
-            bind_to,
-            experiment.requests,
-            failures,
-            session_setup_s=experiment.calibration.session_setup_s,
-            backoff=experiment.backoff,
-            serial_compute=experiment.serial_compute,
-            state_age_s=experiment.state_age_s,
-            network=ChangingNetwork(experiment, loses_nothing=True) if experiment.changes else None,
-            online=online,
-        )
-    else:
-        done, moves = simulate_real(
-            experiment.problem,
-            placed.placement,
-            placed.router,
-            experiment.requests,
-            session_setup_s=experiment.calibration.session_setup_s,
-            backoff=experiment.backoff,
-            serial_compute=experiment.serial_compute,
-            state_age_s=experiment.state_age_s,
-            online=online,
-            network=ChangingNetwork(experiment) if experiment.changes else None,
-        )
-    requests = tuple(
-        SimulatedRequest(
-            r.plan,
-            r.status,
-            r.route.hops if r.route else (),
-            r.route.wait_s if r.route else 0.0,
-            r.n_attempts - 1,
-            r.waiting_s,
-            r.setup_s or 0.0,
-            r.ttft_s,
-            r.time_s if r.status == real.COMPLETED else None,
-            r.reason,
-            r.n_cuts,
-            r.n_replays,
-            r.n_done,
-        )
-        for r in done
-    )
-    decisions_s = tuple(chain.from_iterable(router.decisions_s for router in routers))
-    return requests, tuple(moves), placed.decision_s, decisions_s, None, record
+def _fast(case: Case, placed: PlacedExperiment) -> Served:
+    """As the testbed's nodes and coordinator do: see ``testbed.simulation.fast``."""
+    run = simulate_fast(case.experiment, placed, online_policy(case.experiment))
+    return Served(tuple(run.requests), tuple(run.moves), tuple(run.decisions_s))

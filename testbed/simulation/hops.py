@@ -1,4 +1,4 @@
-"""A simulated run's hops, token by token, from the closed form."""
+"""The hops of the fast and the reference engine, token by token, from the closed form."""
 
 from __future__ import annotations
 
@@ -6,32 +6,22 @@ from typing import Any
 
 import numpy as np
 
-from policies.problem import RequestSpec, return_times_s
+from policies.problem import RequestSpec, hop_times_s, return_times_s
 from testbed.experiment import Experiment
 from testbed.results.model import HopTable, hub_times_s
-from testbed.simulation.engine import SimulatedRequest, Simulation
-from testbed.simulation.network import ChangingNetwork, busy_s, way_times_s
-from testbed.simulation.record import STEP_COLUMNS, Record
+from testbed.simulation.engine import Simulation
+from testbed.simulation.fast import SimulatedRequest
 
 
 def hop_table(simulation: Simulation) -> HopTable:
-    """A row per completed request's token and hop, from the closed form; the model's columns are the same.
-
-    Of a run with faults the rows are its own steps, those of failed requests too.
+    """A row per completed request's token and hop; the model's columns are the same.
 
     Compute holds k tau or k tau^I, what a step costs once and what the calibration adds; network the rest of
     the hop's time. What the client computes comes after a token's last hop.
     """
     experiment = simulation.case.experiment
-    if simulation.record is not None:
-        columns = _recorded(experiment, simulation.record).T
-    else:
-        network = ChangingNetwork(experiment, loses_nothing=True) if experiment.changes else None
-        parts = [
-            _hop_rows(experiment, network, r) for r in simulation.requests if r.time_s is not None and r.hops
-        ]
-        columns = np.concatenate(parts).T if parts else np.zeros((12, 0))
-        columns = np.vstack((columns, np.zeros(columns.shape[1])))
+    parts = [_hop_rows(experiment, r) for r in simulation.requests if r.time_s is not None]
+    columns = np.concatenate(parts).T if parts else np.zeros((12, 0))
     whole = columns[:6].astype(np.int64)
     sent_at_s, arrived_at_s, departed_at_s, received_at_s = columns[6:10]
     none_s = np.zeros(columns.shape[1])
@@ -50,7 +40,7 @@ def hop_table(simulation: Simulation) -> HopTable:
         received_at_s=received_at_s,
         up_bytes=columns[10].astype(np.int64),
         down_bytes=columns[11].astype(np.int64),
-        replayed_tokens=columns[12].astype(np.int64),
+        replayed_tokens=none_s.astype(np.int64),
         client_s=none_s,
         tail_s=hub_s,
         model_network_s=(arrived_at_s - sent_at_s) + (received_at_s - departed_at_s),
@@ -60,31 +50,20 @@ def hop_table(simulation: Simulation) -> HopTable:
     )
 
 
-def _recorded(experiment: Experiment, record: Record) -> Any:
-    """The steps of a run with faults, by request, with what the calibration adds moved to the server."""
-    rows = np.array(record.steps).reshape(-1, STEP_COLUMNS)
-    rows = rows[np.argsort(rows[:, 0], kind="stable")]
-    calibration, n_tokens = experiment.calibration, rows[:, 10] / experiment.problem.model.token_bytes
-    is_prompt = (rows[:, 1] == 0) | (rows[:, 12] > 0)
-    inputs_s = calibration.input_overhead_base_s + calibration.input_overhead_slope_s * n_tokens
-    added_s = np.where(is_prompt, inputs_s, calibration.token_overhead_s)
-    rows[:, 6:10] += np.outer(added_s / 2, (0, -1, 1, 0))
-    return rows
-
-
-def _hop_rows(experiment: Experiment, network: ChangingNetwork | None, r: SimulatedRequest) -> Any:
+def _hop_rows(experiment: Experiment, r: SimulatedRequest) -> Any:
     """Array (tokens x hops, 12): request, token, hop, server, first, last, four instants, bytes each way."""
-    plan, calibration = r.plan, experiment.calibration
-    n_hops, n_out = len(r.hops), plan.n_output_tokens
-    network_s, compute_s = _parts(experiment, r)
+    assert r.route is not None and r.setup_s is not None
+    plan, hops = r.plan, r.route.hops
+    n_hops, n_out = len(hops), plan.n_output_tokens
+    network_s, compute_s, context_s = _parts(experiment, r)
     token_bytes = experiment.problem.model.token_bytes
     rows = np.zeros((n_out, n_hops, 12))
     rows[:, :, 0] = plan.index
     rows[:, :, 1] = np.arange(n_out)[:, None]
     rows[:, :, 2] = np.arange(n_hops)
-    rows[:, :, 3:6] = np.array([tuple(hop) for hop in r.hops])
+    rows[:, :, 3:6] = np.array([tuple(hop) for hop in hops])
     later = (np.arange(n_out) > 0).astype(int)
-    computes_s = compute_s[later] + np.outer(np.maximum(np.arange(n_out) - 1, 0), _context_s(experiment, r))
+    computes_s = compute_s[later] + np.outer(np.maximum(np.arange(n_out) - 1, 0), context_s)
     times_s = network_s[later] + computes_s
     began_at_s = plan.arrival_at_s + r.waiting_s + r.setup_s
     ends_at_s = began_at_s + np.cumsum(times_s.reshape(-1)).reshape(n_out, n_hops)
@@ -95,37 +74,29 @@ def _hop_rows(experiment: Experiment, network: ChangingNetwork | None, r: Simula
     rows[:, :, 9] = ends_at_s
     rows[:, :, 10:12] = token_bytes
     rows[0, :, 10:12] = token_bytes * plan.n_input_tokens
-    if network is not None:
-        request = RequestSpec(plan.client, plan.n_input_tokens, n_out)
-        steps = np.array(list(network.steps(request, r.hops, began_at_s)))
-        # What the calibration adds is half of it in either way there, and belongs to the server here.
-        half_s = np.where(
-            later, calibration.token_overhead_s, calibration.input_overhead_s(plan.n_input_tokens)
-        )
-        added_s = np.repeat(half_s / 2, n_hops)
-        rows[:, :, 6:10] = (steps + np.outer(added_s, (0, -1, 1, 0))).reshape(n_out, n_hops, 4)
     return rows.reshape(-1, 12)
 
 
-def _context_s(experiment: Experiment, r: SimulatedRequest) -> Any:
-    """How much longer every token after the second computes than the one before; array (hops,)."""
-    servers = experiment.problem.servers
-    return np.array([hop.n_blocks * servers[hop.server].context_slope_s for hop in r.hops])
+def _parts(experiment: Experiment, r: SimulatedRequest) -> tuple[Any, Any, Any]:
+    """Network and compute seconds, arrays (2, hops): of the prompt, of the second token.
 
-
-def _parts(experiment: Experiment, r: SimulatedRequest) -> tuple[Any, Any]:
-    """Network and compute seconds, arrays (2, hops): of the prompt, of the second token."""
+    And array (hops,): how much longer every token after that computes than the one before.
+    """
+    assert r.route is not None
     problem, plan, calibration = experiment.problem, r.plan, experiment.calibration
     request = RequestSpec(plan.client, plan.n_input_tokens, plan.n_output_tokens)
-    network_s, compute_s = np.zeros((2, len(r.hops))), np.zeros((2, len(r.hops)))
-    steps = ((0, plan.n_input_tokens), (plan.n_input_tokens, 1))
+    n_in, hops = plan.n_input_tokens, r.route.hops
+    network_s, compute_s = np.zeros((2, len(hops))), np.zeros((2, len(hops)))
+    context_s = np.array([hop.n_blocks * problem.servers[hop.server].context_slope_s for hop in hops])
+    added_s = calibration.input_overhead_s(n_in), calibration.token_overhead_s
     previous: int | None = None
-    for i, hop in enumerate(r.hops):
-        input_s, token_s = way_times_s(problem, request, previous, hop.server)
-        added_s = (calibration.input_overhead_s(plan.n_input_tokens), calibration.token_overhead_s)
-        for row, (all_s, more_s) in enumerate(zip((input_s, token_s), added_s, strict=True)):
-            compute_s[row, i] = busy_s(problem, hop, *steps[row]) + more_s
-            network_s[row, i] = all_s - more_s
+    for i, hop in enumerate(hops):
+        server = problem.servers[hop.server]
+        hop_s = hop_times_s(problem, request, previous, hop.server)
+        block_s = server.prefill_s(n_in), server.decode_at_s(n_in)
+        for row in (0, 1):
+            network_s[row, i] = hop_s[row] - server.step_base_s - added_s[row]
+            compute_s[row, i] = server.step_base_s + hop.n_blocks * block_s[row] + added_s[row]
         previous = hop.server
-    network_s[:, -1] += return_times_s(problem, request, r.hops[-1].server)
-    return network_s, compute_s
+    network_s[:, -1] += return_times_s(problem, request, hops[-1].server)
+    return network_s, compute_s, context_s

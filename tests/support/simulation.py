@@ -1,33 +1,76 @@
-"""Short ways to run the simulator's mode ``real`` on small problems."""
+"""Short ways to run the fast engine on small problems."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from policies import Hop, Placement, Problem, RequestSpec, Route, RoutingPolicy, SystemState
-from policies.online import SystemView
+from policies.online import OnlinePolicy, SystemView
 from policies.workload import RequestPlan
 from policies.wsrr import WsRr
-from testbed.simulation.moving import Online
-from testbed.simulation.real import RealRun, simulate_real
+from testbed.experiment import Calibration, Experiment, Link
+from testbed.placing import PlacedExperiment
+from testbed.scenario import load_experiment
+from testbed.simulation.fast import FastRun, simulate_fast
+
+WIRE_BPS = 1e15
+"""Rate of links whose transmission takes no time."""
 
 
-def run_real(
+def experiment_of(problem: Problem, requests: Sequence[RequestPlan], **settings: Any) -> Experiment:
+    """An experiment with this problem, whose links have half of its RTTs each way; ``session_setup_s`` beside fields."""
+    servers = [server.name for server in problem.servers]
+    pairs = [
+        *zip(problem.clients, problem.raw_rtt_s, strict=True),
+        *zip(servers, problem.server_rtt_s, strict=True),
+    ]
+    links = {
+        way: Link(rtt_s / 2, WIRE_BPS)
+        for name, row in pairs
+        for server, rtt_s in zip(servers, row, strict=True)
+        if name != server
+        for way in ((name, server), (server, name))
+    }
+    calibration = Calibration(
+        initial_delay_s=problem.initial_delay_s, session_setup_s=settings.pop("session_setup_s", 0.0)
+    )
+    return replace(
+        load_experiment("clustered"),
+        name="small",
+        problem=problem,
+        sites=dict.fromkeys((*problem.clients, *servers), "here"),
+        links=links,
+        requests=tuple(requests),
+        calibration=calibration,
+        **settings,
+    )
+
+
+def placed_experiment(problem: Problem, placement: Placement, routing: RoutingPolicy) -> PlacedExperiment:
+    """Its routers are held to no rules."""
+    router: Any = routing.bind(problem, placement)
+    bind_to: Any = routing.bind
+    return PlacedExperiment(placement, router, 0.0, lambda usable: bind_to(problem, usable), bind_to)
+
+
+def run_fast(
     problem: Problem,
     placement: Placement,
     requests: Sequence[RequestPlan],
     routing: RoutingPolicy | None = None,
-    **options: Any,
-) -> RealRun:
-    """Serve ``requests`` with ``routing`` (WS-RR); ``online`` and ``load_bps`` make an ``Online``."""
-    routing = routing or WsRr()
-    if "online" in options:
-        options["online"] = Online(
-            options.pop("online"), options.pop("load_bps", 1e9), lambda usable: routing.bind(problem, usable)
-        )
-    return simulate_real(problem, placement, routing.bind(problem, placement), requests, **options)
+    *,
+    online: OnlinePolicy | None = None,
+    load_bps: float = 1e9,
+    max_attempts: int = 1000,
+    on_cache: Callable[[float, int, float], None] | None = None,
+    **settings: Any,
+) -> FastRun:
+    """Serve ``requests`` with ``routing`` (WS-RR)."""
+    experiment = experiment_of(problem, requests, load_bps=load_bps, **settings)
+    placed = placed_experiment(problem, placement, routing or WsRr())
+    return simulate_fast(experiment, placed, online, max_attempts=max_attempts, on_cache=on_cache)
 
 
 def arrivals(*at_s: float, client: int = 0, n_input: int = 1, n_output: int = 1) -> list[RequestPlan]:

@@ -17,8 +17,9 @@ from testbed.simulation.cases import Case
 from testbed.simulation.engine import simulate
 from testbed.simulation.hops import hop_table as simulated_hops
 from testbed.wiring import stub_profile
+from tests.support.failing import fail
 from tests.support.problems import make_problem, placed
-from tests.support.simulation import arrivals, run_real
+from tests.support.simulation import arrivals, run_fast
 from tests.unit.results.conftest import SyntheticRun, make_experiment, perfect_hop
 
 
@@ -40,15 +41,13 @@ def with_servers(experiment: Experiment, contention_ratio: float = 0.0) -> Exper
 
 def small(contention_ratio: float = 0.0) -> tuple[Problem, Placement]:
     """Two servers with two blocks each; a step base is in the round trip, as a scenario puts it there."""
-    problem = make_problem(
-        [99.0, 99.0], rtt_s=[[0.1, 0.4]], input_rtt_s=0.5, prefill_slope_s=0.01, n_output_tokens=7
-    )
+    problem = make_problem([99.0, 99.0], rtt_s=[[0.1, 0.4]], prefill_slope_s=0.01, n_output_tokens=7)
     servers = tuple(better(server, contention_ratio) for server in problem.servers)
     problem = replace(
         problem,
         servers=servers,
-        token_rtt_s=tuple(tuple(t + 0.5 for t in row) for row in problem.token_rtt_s),
-        input_rtt_base_s=tuple(tuple(t + 0.5 for t in row) for row in problem.input_rtt_base_s),
+        token_rtt_s=tuple(tuple(t + 0.5 for t in row) for row in problem.raw_rtt_s),
+        input_rtt_base_s=tuple(tuple(t + 0.5 for t in row) for row in problem.raw_rtt_s),
     )
     return problem, placed(problem, [(0, 2), (2, 4)], [99.0, 99.0])
 
@@ -84,14 +83,15 @@ def test_a_request_alone_takes_the_same_in_closed_form_and_step_by_step(forwardi
     problem, placement = small()
     problem = replace(problem, forwarding=forwarding)
     plans = arrivals(0.0, n_input=3, n_output=7)
-    [closed] = run_real(problem, placement, plans).requests
-    [stepped] = run_real(problem, placement, plans, serial_compute=True).requests
-    assert stepped.ttft_s == pytest.approx(closed.ttft_s)
-    assert stepped.time_s == pytest.approx(closed.time_s)
+    [closed] = run_fast(problem, placement, plans).requests
+    for serial in (False, True):
+        [system] = fail((problem, placement), plans, serial_compute=serial).requests
+        assert system.ttft_s == pytest.approx(closed.ttft_s)
+        assert system.time_s == pytest.approx(closed.time_s)
     if not forwarding:
         contexts = range(3, 9)
         decode_s = sum(0.1 + 0.4 + 2 * 0.5 + 4 * (0.01 + 0.125 * (c - 3)) for c in contexts)
-        prefill_s = 2 * (0.5 + 0.5) + 4 * (0.03 + 0.25 * 9)
+        prefill_s = 0.1 + 0.4 + 2 * 0.5 + 4 * (0.03 + 0.25 * 9)
         assert closed.ttft_s is not None
         assert closed.time_s - closed.ttft_s == pytest.approx(decode_s)
         assert closed.ttft_s - (closed.setup_s or 0.0) == pytest.approx(prefill_s)
@@ -101,16 +101,17 @@ def test_a_step_base_keeps_a_serial_server_busy() -> None:
     problem = make_problem([99.0], n_blocks=1, rtt_s=[[0.0]], decode_s=[1.0])
     servers = (replace(problem.servers[0], step_base_s=1.0),)
     problem = replace(problem, servers=servers, token_rtt_s=((1.0,),), input_rtt_base_s=((1.0,),))
-    run = run_real(problem, placed(problem, [(0, 1)], [99.0]), arrivals(0.0, 0.0), serial_compute=True)
-    assert [r.ttft_s for r in run.requests] == [1.0, 2.0]
+    made = problem, placed(problem, [(0, 1)], [99.0])
+    run = fail(made, arrivals(0.0, 0.0), serial_compute=True)
+    assert [r.ttft_s for r in run.requests] == pytest.approx([1.0, 2.0], abs=1e-6)
 
 
-def test_sessions_slow_each_other_by_the_servers_contention_in_the_simulator() -> None:
+def test_sessions_slow_each_other_by_the_servers_contention_in_virtual_time() -> None:
     problem = make_problem([99.0], n_blocks=1, rtt_s=[[0.0]], decode_s=[1.0], prefill_slope_s=2.0)
     servers = (replace(problem.servers[0], contention_ratio=0.5),)
     problem = replace(problem, servers=servers)
-    run = run_real(problem, placed(problem, [(0, 1)], [99.0]), arrivals(0.0, 1.0))
-    assert [r.ttft_s for r in run.requests] == [2.0, 3.0]
+    run = fail((problem, placed(problem, [(0, 1)], [99.0])), arrivals(0.0, 1.0))
+    assert [r.ttft_s for r in run.requests] == pytest.approx([2.0, 3.0], abs=1e-6)
 
 
 def test_simulated_hops_add_up_to_the_requests_that_they_belong_to() -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from testbed.coordinator import Coordinator
+from policies import Hop, Route
+from testbed.control.coordinator import Coordinator
 from testbed.experiment import Experiment
 from testbed.placing import place_experiment
 from testbed.scenario import load_experiment
@@ -31,19 +30,25 @@ def coordinator(now: Now, *settings: str) -> Coordinator:
     return Coordinator(experiment, place_experiment(experiment), now)
 
 
-def servers(answer: dict[str, Any] | None) -> set[int]:
+def servers(answer: Route | None) -> set[int]:
     assert answer is not None
-    return {server for server, _, _ in answer["hops"]}
+    return {hop.server for hop in answer.hops}
+
+
+def chain(of: Coordinator, index: int) -> tuple[Hop, ...]:
+    answer = of.route(index)
+    assert answer is not None
+    return answer.hops
 
 
 def used(of: Coordinator) -> list[float]:
-    state = of._state
+    state = of._view.state(-1, 0.0)
     return [state.cache_bytes[j] - state.free_bytes(j) for j in range(len(state.cache_bytes))]
 
 
 def test_a_dead_server_is_in_no_chain(now: Now) -> None:
     of = coordinator(now)
-    victim = of.route(0)["hops"][0][0]  # type: ignore[index]
+    victim = chain(of, 0)[0].server
     of.membership.ends(victim, 0.0)
     for index in range(10):
         assert victim not in servers(of.route(index))
@@ -54,12 +59,12 @@ def test_a_dead_server_is_in_no_chain(now: Now) -> None:
 
 def test_a_lost_range_is_covered_exactly_and_only_its_cache_changes_hands(now: Now) -> None:
     of = coordinator(now)
-    hops = of.route(0)["hops"]  # type: ignore[index]
+    hops = chain(of, 0)
     server, first, last = hops[-1]
     of.membership.ends(server, 0.0)
     answer = of.reroute(0, first, last, 3)
     assert answer is not None
-    new = answer["hops"]
+    new = answer.hops
     assert [new[0][1], new[-1][2]] == [first, last]
     assert [a[2] for a in new[:-1]] == [b[1] for b in new[1:]]
     assert server not in servers(answer)
@@ -73,7 +78,7 @@ def test_a_server_that_failed_one_client_is_left_out_for_it_until_its_ban_ends_o
     now: Now,
 ) -> None:
     of = coordinator(now)
-    victim = of.route(0)["hops"][0][0]  # type: ignore[index]
+    victim = chain(of, 0)[0].server
     of.failed(0, [victim])
     assert victim not in servers(of.route(1))
     now.at_s = 15.1
@@ -87,14 +92,14 @@ def test_a_server_that_failed_one_client_is_left_out_for_it_until_its_ban_ends_o
 
 def test_bans_can_be_switched_off(now: Now) -> None:
     of = coordinator(now, "recovery.ban_failed_servers=false")
-    victim = of.route(0)["hops"][0][0]  # type: ignore[index]
+    victim = chain(of, 0)[0].server
     of.failed(0, [victim])
     assert victim in servers(of.route(1))
 
 
 def test_decisions_on_an_old_view_are_counted_and_so_are_those_for_a_dead_server(now: Now) -> None:
     of = coordinator(now, "membership.kind=announced")
-    victim = of.route(0)["hops"][0][0]  # type: ignore[index]
+    victim = chain(of, 0)[0].server
     assert vars(of.decisions) == {"n_decisions": 1, "n_stale_decisions": 0, "n_misled_decisions": 0}
     now.at_s = 1.0
     of.membership.ends(victim, 1.0)

@@ -13,7 +13,7 @@ import pytest
 
 from nodes.clock import ScaledClock
 from nodes.control import ControlError
-from testbed.coordinator import Coordinator
+from testbed.control.coordinator import Coordinator
 from testbed.errors import TestbedError
 from testbed.experiment import After, Fault
 from testbed.faults.machines import Machines

@@ -40,9 +40,9 @@ async def test_many_requests_on_one_connection_each_get_their_own_answer() -> No
 
 async def test_an_error_frame_is_raised_with_its_code_and_the_connection_serves_on() -> None:
     async with connected([make_server(cache_bytes=1.0)], ManualClock()) as (connection,):
-        with pytest.raises(ServerError, match=r"^no-capacity: ") as caught:
+        with pytest.raises(ServerError, match=r"^never-fits: ") as caught:
             await connection.ask("open", "s", "c", 0, 4, 10)
-        assert caught.value.code == wire.NO_CAPACITY
+        assert caught.value.code == wire.NEVER_FITS
         assert (await connection.ask("ping", b"x"))[0][-1] == b"x"
 
 

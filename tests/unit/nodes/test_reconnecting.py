@@ -116,7 +116,7 @@ async def test_a_server_that_takes_the_connection_and_says_nothing_is_not_there(
         chain = chain_of(connection, clock)
         opening = asyncio.ensure_future(chain.open([(0, 0, 4)]))
         await drive(clock, opening)
-        assert opening.result() == Refusal(0, "no connection within 5 s", (0,), (0,))
+        assert opening.result() == Refusal(0, "no connection within 5 s", (0,), (0,), False)
         assert clock.now_s() == 5.0
         chain.end()
         await connection.close()

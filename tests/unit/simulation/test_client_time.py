@@ -15,10 +15,8 @@ from testbed.scenario import load_experiment
 from testbed.simulation.cases import Case
 from testbed.simulation.engine import simulate
 from testbed.simulation.hops import hop_table
-from testbed.simulation.hub import FailingRun
-from tests.support.failing import fail, kill, pairs
 from tests.support.problems import make_problem, placed
-from tests.support.simulation import arrivals, run_real
+from tests.support.simulation import arrivals, run_fast
 
 HUB_S = 0.25
 
@@ -41,25 +39,14 @@ def test_a_requests_time_has_the_client_in_it_once_per_output_token(forwarding: 
 
 
 @pytest.mark.parametrize("forwarding", [False, True])
-def test_closed_form_and_steps_count_the_client_alike(forwarding: bool) -> None:
+def test_the_fast_engine_counts_the_client_alike(forwarding: bool) -> None:
     problem, placement = small(forwarding)
     plans = arrivals(0.0, n_input=3, n_output=7)
-    [closed] = run_real(problem, placement, plans).requests
-    [stepped] = run_real(problem, placement, plans, serial_compute=True).requests
-    [without] = run_real(*small(forwarding, 0.0), plans).requests
+    [closed] = run_fast(problem, placement, plans).requests
+    [without] = run_fast(*small(forwarding, 0.0), plans).requests
     assert closed.ttft_s is not None and without.ttft_s is not None
     assert closed.ttft_s - without.ttft_s == pytest.approx(HUB_S)
     assert closed.time_s - without.time_s == pytest.approx(7 * HUB_S)
-    assert stepped.ttft_s == pytest.approx(closed.ttft_s)
-    assert stepped.time_s == pytest.approx(closed.time_s)
-
-
-def test_the_client_keeps_no_server_busy() -> None:
-    # Prompts take 1 s each on the one serial server; the second is computed while the client has the first.
-    problem = make_problem([99.0], n_blocks=1, rtt_s=[[0.0]], decode_s=[1.0], prefill_slope_s=1.0)
-    problem = replace(problem, hub_token_s=0.5)
-    run = run_real(problem, placed(problem, [(0, 1)], [99.0]), arrivals(0.0, 0.0), serial_compute=True)
-    assert [r.time_s for r in run.requests] == [1.5, 2.5]
 
 
 def test_no_policy_chooses_another_chain_for_it() -> None:
@@ -68,56 +55,14 @@ def test_no_policy_chooses_another_chain_for_it() -> None:
         problem = make_problem([99.0] * 3, rtt_s=[[0.1, 0.4, 0.2]], n_output_tokens=7)
         problem = replace(problem, hub_token_s=hub_token_s)
         placement = placed(problem, [(0, 2), (2, 4), (1, 4)], [99.0] * 3)
-        [r] = run_real(problem, placement, arrivals(0.0, n_output=7), OptimalRr()).requests
+        [r] = run_fast(problem, placement, arrivals(0.0, n_output=7), OptimalRr()).requests
         routes.append(r.route)
     assert routes[0] is not None and routes[0] == routes[1]
 
 
-def test_sessions_of_servers_that_fail_wait_for_the_client_between_tokens() -> None:
-    made = pairs()
-    with_client = replace(made[0], hub_token_s=HUB_S), made[1]
-    plans = arrivals(0.0, n_output=10)
-    [without] = fail(made, plans, kill(0, 99.0)).requests
-    [r] = fail(with_client, plans, kill(0, 99.0)).requests
-    assert r.ttft_s is not None and without.ttft_s is not None
-    assert r.ttft_s - without.ttft_s == pytest.approx(HUB_S)
-    assert r.ended_at_s - without.ended_at_s == pytest.approx(10 * HUB_S)
-
-
-def detected_at_s(run: FailingRun) -> float:
-    [event] = [event for event in run.record.events if event["event"] == "detected"]
-    return float(event["at_s"])
-
-
-def test_a_recovery_and_its_floor_are_over_before_the_client_is() -> None:
-    problem, placement = pairs()
-    made = replace(problem, hub_token_s=HUB_S), placement
-    run = fail(made, arrivals(0.0, n_output=10), kill(1, 1.0))
-    [recovery] = run.record.recoveries
-    assert recovery.floor_s == pytest.approx(recovery.recovery_s)
-    # Two tokens are there, each with the client's part; the third is through its first hop at
-    # 0.1 + (0.22 + 0.25) + (0.24 + 0.25) + 0.12 s.
-    assert recovery.n_tokens == 3
-    assert detected_at_s(run) == pytest.approx(1.18)
-    assert run.requests[0].status == "completed"
-
-
-def test_a_server_that_dies_while_the_client_computes_is_noticed_at_the_next_step() -> None:
-    problem, placement = pairs()
-    made = replace(problem, hub_token_s=HUB_S), placement
-    run = fail(made, arrivals(0.0, n_output=10), kill(0, 0.4))
-    # The first token's answer was back at 0.32 s; the client sends the second at 0.57 s.
-    assert detected_at_s(run) == pytest.approx(0.57)
-    [r] = run.requests
-    assert (r.status, r.n_replays) == ("completed", 1)
-
-
 OPTIONS = {
     "closed form": (),
-    "serial": ("compute.serial=true",),
     "forwarding": ("policy.communication='server-to-server'",),
-    "changing network": ("network.event=[{at='20 s', for='4 s', site='Cluster0', rtt='300 ms'}]",),
-    "failing": ("fault=[{kind='kill', server='a100-0', at='20 s', for='20 s'}]",),
 }
 
 

@@ -23,7 +23,7 @@ class _Held(NamedTuple):
 class RouterView:
     """Sessions held from the moment their chain is handed out until they end or are refused.
 
-    As ``testbed.coordinator`` keeps it: a session that lasts longer than expected is still held, and
+    A session that lasts longer than expected is still held, and
     with no reports (``age_s`` 0) every change is seen at once. Otherwise changes are seen from the
     next report after them on; reports come every ``age_s`` seconds from time 0. A change costs O(log n).
     """

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from copy import copy
 from dataclasses import replace
-from typing import NamedTuple
 
 from policies.checks import check_placement
 from policies.online import OnlinePolicy, SystemView, TwoTimeScale, moves, rolling_order
@@ -14,22 +13,6 @@ from policies.registry import resolve_online
 from testbed.experiment import Experiment
 from testbed.fixed import PREFIX
 from testbed.placing import placement_policy, policy_code
-
-
-class Move(NamedTuple):
-    """One server's change.
-
-    From ``closed_at_s`` it took new sessions only on blocks that it keeps (none if it does not drain),
-    at ``drained_at_s`` it began to load, and from ``open_at_s`` it served its new range.
-    """
-
-    server: int
-    old: BlockRange
-    new: BlockRange
-    decided_at_s: float
-    closed_at_s: float
-    drained_at_s: float
-    open_at_s: float
 
 
 class Load:

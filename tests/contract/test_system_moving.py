@@ -1,4 +1,4 @@
-"""Servers that change their blocks while others, or they themselves, die: in the simulator."""
+"""Servers that change their blocks while others, or they themselves, die: the system itself, in virtual time."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ import pytest
 from policies import BlockRange, Placement
 from policies.online import TwoTimeScale
 from policies.petals_rebalancing import PetalsRebalancing
-from policies.wsrr import WsRr
 from testbed.scenario import load_experiment
 from testbed.simulation.cases import Case
 from testbed.simulation.engine import simulate
-from testbed.simulation.hub import FailingRun
-from testbed.simulation.moving import Online
 from tests.support.failing import fail, kill, pairs
 from tests.support.problems import make_problem
 from tests.support.simulation import Scripted, arrivals
@@ -23,29 +20,20 @@ LOAD_BPS = 16.0
 """A block of 10 bytes takes five seconds."""
 
 
-def online(policy: object) -> Online:
-    made, _ = pairs()
-    return Online(policy, LOAD_BPS, lambda usable: WsRr().bind(made, usable))  # type: ignore[arg-type]
-
-
 def with_range(placement: Placement, server: int, first: int, last: int) -> Placement:
     ranges = list(placement.ranges)
     ranges[server] = BlockRange(first, last)
     return replace(placement, ranges=tuple(ranges))
 
 
-def events(run: FailingRun, *kinds: str) -> list[tuple[str, str, float]]:
-    return [(e["event"], e["server"], e["at_s"]) for e in run.record.events if e["event"] in kinds]
-
-
 def test_a_server_that_cuts_its_sessions_has_them_replayed_elsewhere_without_a_ban() -> None:
     problem, placement = pairs(3)
     moved = with_range(placement, 0, 2, 4)
     policy = Scripted({1.0: moved}, drains=False)
-    run = fail((problem, placement), arrivals(0.0, 30.0, n_output=40), online=online(policy))
+    run = fail((problem, placement), arrivals(0.0, 30.0, n_output=40), online=policy, load_bps=LOAD_BPS)
     request = run.requests[0]
     assert (request.status, request.n_replays) == ("completed", 1)
-    assert [event for event, _, _ in events(run, "moving", "drained", "moved")] == [
+    assert [e["event"] for e in run.told("moving", "drained", "moved")] == [
         "moving",
         "drained",
         "moved",
@@ -61,13 +49,16 @@ def test_a_draining_server_that_dies_begins_again_with_its_new_blocks() -> None:
         (problem, placement),
         arrivals(0.0, 30.0, n_output=40),
         kill(0, 3.0, for_s=10.0),
-        online=online(policy),
+        online=policy,
+        load_bps=LOAD_BPS,
     )
     assert [r.status for r in run.requests] == ["completed"] * 2
-    assert events(run, "moving", "moved", "move-lost") == [("moving", "s0", 1.0), ("move-lost", "s0", 3.0)]
-    [begun] = [e for e in run.record.events if e["event"] == "begun"]
+    assert [
+        (e["event"], e["server"], round(e["at_s"], 6)) for e in run.told("moving", "moved", "move-lost")
+    ] == [("moving", "s0", 1.0), ("move-lost", "s0", 3.0)]
+    [begun] = run.told("begun")
     assert begun["blocks"] == [2, 4]
-    assert run.moves == []
+    assert list(run.moves) == []
 
 
 def test_moves_that_have_not_begun_are_dropped_when_a_server_dies() -> None:
@@ -76,7 +67,9 @@ def test_moves_that_have_not_begun_are_dropped_when_a_server_dies() -> None:
     both = with_range(with_range(placement, 0, 2, 4), 2, 2, 4)
     policy = Scripted({1.0: with_range(placement, 0, 2, 4), 5.0: None, 60.0: None})
     assert both.ranges != placement.ranges
-    run = fail((problem, placement), arrivals(0.0, 70.0, n_output=4), kill(1, 2.0), online=online(policy))
+    run = fail(
+        (problem, placement), arrivals(0.0, 70.0, n_output=4), kill(1, 2.0), online=policy, load_bps=LOAD_BPS
+    )
     assert [r.status for r in run.requests] == ["completed"] * 2
     assert [sorted(view.alive or ()) for view in policy.views] == [
         [0, 1, 2, 3, 4, 5],
@@ -92,7 +85,9 @@ def test_blocks_that_die_with_their_last_server_come_back_on_another_one() -> No
     ranges = (BlockRange(0, 2), BlockRange(2, 4), BlockRange(0, 2))
     placement = Placement("p", ranges, (100.0,) * 3, 4)
     policy = TwoTimeScale(period_s=20.0)
-    run = fail((problem, placement), arrivals(0.0, n_output=60), kill(1, 3.0), online=online(policy))
+    run = fail(
+        (problem, placement), arrivals(0.0, n_output=60), kill(1, 3.0), online=policy, load_bps=LOAD_BPS
+    )
     [request] = run.requests
     assert (request.status, request.n_replays) == ("completed", 1)
     assert [move.decided_at_s for move in run.moves] == [20.0] * len(run.moves)
@@ -111,9 +106,9 @@ def test_under_churn_every_request_completes_while_servers_move(policy: str) -> 
     ]
     simulation = simulate(Case(load_experiment("churn", options)), "real")
     assert [r.status for r in simulation.requests] == ["completed"] * 30
-    assert simulation.moves or policy == "two-time-scale"
+    assert simulation.served.moves or policy == "two-time-scale"
     again = simulate(Case(load_experiment("churn", options)), "real")
-    assert (again.requests, again.moves) == (simulation.requests, simulation.moves)
+    assert (again.requests, again.served.moves) == (simulation.requests, simulation.served.moves)
 
 
 def test_petals_servers_that_come_back_find_others_in_their_place() -> None:
@@ -124,7 +119,8 @@ def test_petals_servers_that_come_back_find_others_in_their_place() -> None:
         arrivals(0.0, 10.0, 20.0, 90.0, n_output=30),
         kill(1, 1.0, for_s=60.0),
         kill(3, 2.0, for_s=60.0),
-        online=online(policy),
+        online=policy,
+        load_bps=LOAD_BPS,
     )
     assert [r.status for r in run.requests] == ["completed"] * 4
     assert {move.new for move in run.moves} >= {(2, 4)}

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from policies.bans import Bans
 from policies.joining import join
 from policies.membership import Membership
-from policies.problem import BlockRange, Hop, Placement, RequestSpec, Route, service_s
-from policies.state import SystemState
+from policies.problem import BlockRange, Hop, Placement, RequestSpec, Route
+from policies.replay import ServiceTimes
 from policies.subrange import SubrangeRouter
+from testbed.control.view import RouterView
 from testbed.experiment import Experiment
 from testbed.placing import PlacedExperiment
 
@@ -33,48 +33,43 @@ class Coordinator:
     """Answers clients' questions for a chain, and keeps the router's view of the servers.
 
     A session counts from the moment that its chain is handed out until it ends or is refused; its
-    expected completion is the modelled one. ``membership`` is told by whoever does things to servers.
-    ``now_s`` gives scenario time. Where it is virtual deciding takes none of it, and answers say so: a run's
-    record must not depend on the machine. ``decisions_s`` are the real seconds.
+    expected completion is the modelled one. Requests are named by their index. ``membership`` is told by
+    whoever does things to servers. ``now_s`` gives scenario time; ``decisions_s`` are the real seconds that
+    decisions took.
     """
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        placed: PlacedExperiment,
-        now_s: Callable[[], float],
-        is_virtual: bool = False,
-    ) -> None:
-        self._experiment = experiment
+    def __init__(self, experiment: Experiment, placed: PlacedExperiment, now_s: Callable[[], float]) -> None:
         self._problem = problem = experiment.problem
+        self._setup_s = problem.initial_delay_s + experiment.calibration.session_setup_s
         self._whole = placed.router
-        self._present = frozenset(range(problem.n_servers)) - experiment.absent
         self._parts = SubrangeRouter(placed.bind_to, problem, placed.placement)
         self._first_placement = placed.placement
         self._requests = {r.index: r for r in experiment.requests}
         self._now_s = now_s
-        self._state = SystemState(placed.placement.cache_bytes)
+        self._view = RouterView(placed.placement.cache_bytes, experiment.state_age_s)
         self._chains: dict[int, tuple[Hop, ...]] = {}
+        self._times = ServiceTimes(problem)
         rules = experiment.recovery
         self._bans = Bans(rules.ban_s if rules.ban_failed_servers else 0.0)
         self.membership = Membership(experiment.membership, problem.n_servers, experiment.absent)
+        self._present = self.membership.alive()
         self.decisions = Decisions()
         self.decisions_s: list[float] = []
-        self._is_virtual = is_virtual
 
     @property
     def placement(self) -> Placement:
+        """What servers offer new sessions now."""
         return self._parts.placement
 
-    def route(self, index: int) -> dict[str, Any] | None:
-        """The chain for request ``index`` now: ``{hops, wait_s, decision_s}``, ``None`` if there is none.
+    def route(self, index: int) -> Route | None:
+        """The chain for request ``index`` now; ``None`` if there is none.
 
         Raises ``policies.problem.PolicyError`` when a policy fails or answers a chain that breaks a rule.
         """
         self.release(index)
         return self._decide(index, 0, self._problem.model.n_blocks, 0)
 
-    def reroute(self, index: int, first: int, last: int, n_done: int) -> dict[str, Any] | None:
+    def reroute(self, index: int, first: int, last: int, n_done: int) -> Route | None:
         """Other hops for the blocks ``[first, last)`` of request ``index``, which has ``n_done`` tokens.
 
         What it held there is released; its other hops stay. Answers and raises as ``route``.
@@ -88,44 +83,48 @@ class Coordinator:
         plan = self._requests[index]
         return RequestSpec(plan.client, plan.n_input_tokens + n_done, plan.n_output_tokens - n_done)
 
-    def _decide(self, index: int, first: int, last: int, n_done: int) -> dict[str, Any] | None:
+    def _decide(self, index: int, first: int, last: int, n_done: int) -> Route | None:
         request, now_s = self._left(index, n_done), self._now_s()
-        usable = self.membership.believed(now_s) - self._bans.banned(request.client, now_s)
+        believed, alive = self.membership.believed(now_s), self.membership.alive()
+        banned = self._bans.banned(request.client, now_s)
         self.decisions.n_decisions += 1
-        self.decisions.n_stale_decisions += bool(self.membership.wrong(now_s))
+        self.decisions.n_stale_decisions += believed is not alive and believed != alive
         started_at = time.perf_counter()
-        route = self._routed(request, now_s, usable, first, last)
+        route = self._routed(index, request, now_s, believed - banned if banned else believed, first, last)
         self.decisions_s.append(time.perf_counter() - started_at)
         if route is None:
             return None
-        alive = self.membership.alive()
         self.decisions.n_misled_decisions += any(hop.server not in alive for hop in route.hops)
         self._hold(index, request, (*self._chains.get(index, ()), *route.hops))
-        decision_s = 0.0 if self._is_virtual else self.decisions_s[-1]
-        return {"hops": [list(hop) for hop in route.hops], "wait_s": route.wait_s, "decision_s": decision_s}
+        return route
 
     def _routed(
-        self, request: RequestSpec, now_s: float, usable: frozenset[int], first: int, last: int
+        self, index: int, request: RequestSpec, now_s: float, usable: frozenset[int], first: int, last: int
     ) -> Route | None:
+        state = self._view.state(index, now_s)
         is_whole = (first, last) == (0, self._problem.model.n_blocks)
-        if is_whole and usable == self._present and self.placement is self._first_placement:
-            return self._whole.route(request, self._state, now_s)
-        return self._parts.route(request, self._state, now_s, usable, first, last)
+        is_as_at_first = self.placement is self._first_placement and (
+            usable is self._present or usable == self._present
+        )
+        if is_whole and is_as_at_first:
+            return self._whole.route(request, state, now_s)
+        return self._parts.route(request, state, now_s, usable, first, last)
 
     def _hold(self, index: int, request: RequestSpec, hops: tuple[Hop, ...]) -> None:
-        self.release(index)
         if not hops:
+            self.release(index)
             return
+        now_s = self._now_s()
         self._chains[index] = hops
-        ends_at_s = self._now_s() + service_s(self._problem, request, hops)[1]
+        ends_at_s = now_s + self._times.of(request, hops)[1]
         if request.n_input_tokens == self._requests[index].n_input_tokens:  # it has no token yet
-            ends_at_s += self._problem.initial_delay_s + self._experiment.calibration.session_setup_s
-        self._state.open(index, hops, self._problem.model.cache_bytes(request.n_tokens), ends_at_s)
+            ends_at_s += self._setup_s
+        self._view.hold(index, hops, self._problem.model.cache_bytes(request.n_tokens), ends_at_s, now_s)
 
     def release(self, index: int) -> None:
         """The session has ended or was refused."""
-        self._state.close(index)
-        self._chains.pop(index, None)
+        if self._chains.pop(index, None) is not None:
+            self._view.release(index, self._now_s())
 
     def failed(self, index: int, servers: Sequence[int]) -> None:
         """The client of request ``index`` could not use ``servers``."""
@@ -142,14 +141,14 @@ class Coordinator:
         placement = self.placement
         ranges, rooms = list(placement.ranges), list(placement.cache_bytes)
         ranges[server], rooms[server] = held, cache_bytes
-        self._parts.replace(replace(placement, ranges=tuple(ranges), cache_bytes=tuple(rooms)))
-        self._state.cache_bytes = tuple(rooms)
+        self._replace(replace(placement, ranges=tuple(ranges), cache_bytes=tuple(rooms)))
 
     def join(self, server: int) -> BlockRange:
         """Choose the blocks of a server that was absent so far."""
-        placement = join(
-            self._problem, self.placement, server, self.membership.believed(self._now_s()) - {server}
-        )
+        there = self.membership.believed(self._now_s()) - {server}
+        self._replace(join(self._problem, self.placement, server, there))
+        return self.placement.ranges[server]
+
+    def _replace(self, placement: Placement) -> None:
         self._parts.replace(placement)
-        self._state.cache_bytes = placement.cache_bytes
-        return placement.ranges[server]
+        self._view.replace(placement.cache_bytes)

@@ -1,4 +1,4 @@
-"""The simulator's mode ``real``: openings, refusals, retries, serial servers, what routers see."""
+"""The simulator's engine ``fast``: openings, refusals, retries, what routers see."""
 
 from __future__ import annotations
 
@@ -8,11 +8,8 @@ import pytest
 
 from policies import Hop, PolicyError, RequestSpec, service_s
 from policies.workload import Backoff, RequestPlan
-from policies.wsrr import WsRr
-from testbed.simulation.failing import simulate_failing
-from testbed.simulation.failures import Failures
-from tests.support.problems import forwarded, make_problem, placed
-from tests.support.simulation import Always, arrivals, run_real
+from tests.support.problems import make_problem, placed
+from tests.support.simulation import Always, arrivals, run_fast
 
 ONE_SERVER = [Hop(0, 0, 4)]
 
@@ -20,21 +17,20 @@ ONE_SERVER = [Hop(0, 0, 4)]
 def test_a_session_opens_on_all_hops_at_once_and_then_takes_its_service_time() -> None:
     problem = make_problem([99.0, 99.0], rtt_s=[[0.1, 0.4]], n_output_tokens=3, input_rtt_s=0.5)
     placement = placed(problem, [(0, 2), (2, 4)], [99.0, 99.0])
-    run = run_real(problem, placement, arrivals(5.0, n_output=3), session_setup_s=2.0)
+    run = run_fast(problem, placement, arrivals(5.0, n_output=3), session_setup_s=2.0)
     [r] = run.requests
     assert r.route is not None
     first_s, all_s = service_s(problem, RequestSpec(0, 1, 3), r.route.hops)
     # The farther server answers after 0.4 s.
-    assert (r.status, r.waiting_s, r.n_attempts, r.n_cuts) == ("completed", 0.0, 1, 0)
+    assert (r.status, r.waiting_s, r.n_rejections) == ("completed", 0.0, 0)
     assert r.setup_s == pytest.approx(0.4 + 2.0)
     assert r.ttft_s == pytest.approx(2.4 + first_s)
     assert r.time_s == pytest.approx(2.4 + all_s)
-    assert r.ended_at_s == pytest.approx(5.0 + 2.4 + all_s)
 
 
 def test_opening_takes_the_initial_delay_where_that_is_longer() -> None:
     problem = replace(make_problem([99.0], rtt_s=[[0.1]]), initial_delay_s=0.7)
-    run = run_real(problem, placed(problem, [(0, 4)], [99.0]), arrivals(0.0))
+    run = run_fast(problem, placed(problem, [(0, 4)], [99.0]), arrivals(0.0))
     assert run.requests[0].setup_s == 0.7
 
 
@@ -46,13 +42,13 @@ def test_a_refused_session_asks_again_after_one_two_four_seconds_and_never_enter
     placement = placed(problem, [(0, 4)], [4.0])
     cache: list[tuple[float, int, float]] = []
     routing = Always(lambda request, state, now_s: ONE_SERVER)
-    run = run_real(
+    run = run_fast(
         problem, placement, arrivals(0.0, 1.0), routing, on_cache=lambda *change: cache.append(change)
     )
     assert [r.status for r in run.requests] == ["completed", "completed"]
     # Each attempt costs a round trip, then the backoff: 1, 2, 4, 8 s.
     assert [at_s for at_s, _ in routing.asked] == [0.0, 1.0, 2.5, 5.0, 9.5]
-    assert (run.requests[1].waiting_s, run.requests[1].n_attempts) == (8.5, 4)
+    assert (run.requests[1].waiting_s, run.requests[1].n_rejections) == (8.5, 3)
     assert cache == [(0.25, 0, 4.0), (8.75, 0, -4.0), (9.75, 0, 4.0)]
 
 
@@ -60,13 +56,13 @@ def test_while_a_session_waits_another_may_take_the_room() -> None:
     # The first is done at 2.0; the second is refused at 0.5 and asks at 1.5 and 3.5; the third comes at 2.5.
     problem = make_problem([99.0], rtt_s=[[0.0]], decode_s=[0.0], input_rtt_s=2.0)
     placement = placed(problem, [(0, 4)], [4.0])
-    run = run_real(problem, placement, arrivals(0.0, 0.5, 2.5))
+    run = run_fast(problem, placement, arrivals(0.0, 0.5, 2.5))
     assert [r.waiting_s for r in run.requests] == [0.0, 7.0, 0.0]
 
 
 def test_the_room_of_a_session_that_ends_now_is_free_for_one_that_arrives_now() -> None:
     problem = make_problem([99.0], rtt_s=[[0.0]], decode_s=[0.0], input_rtt_s=2.0)
-    run = run_real(problem, placed(problem, [(0, 4)], [4.0]), arrivals(0.0, 2.0, 4.0))
+    run = run_fast(problem, placed(problem, [(0, 4)], [4.0]), arrivals(0.0, 2.0, 4.0))
     assert [r.waiting_s for r in run.requests] == [0.0, 0.0, 0.0]
 
 
@@ -74,7 +70,7 @@ def test_a_refusal_on_one_hop_frees_what_the_others_had_reserved() -> None:
     problem = make_problem([99.0, 99.0], rtt_s=[[0.2, 1.0]], input_rtt_s=50.0)
     placement = placed(problem, [(0, 2), (2, 4)], [99.0, 2.0])
     cache: list[tuple[float, int, float]] = []
-    run = run_real(
+    run = run_fast(
         problem,
         placement,
         arrivals(0.0, 10.0),
@@ -90,37 +86,36 @@ def test_a_refusal_on_one_hop_frees_what_the_others_had_reserved() -> None:
 def test_a_request_fails_before_a_retry_that_would_start_too_late() -> None:
     problem = make_problem([99.0], rtt_s=[[0.5]], input_rtt_s=100.0)
     placement = placed(problem, [(0, 4)], [4.0])
-    run = run_real(problem, placement, arrivals(0.0, 1.0), backoff=Backoff(give_up_s=5.0))
+    run = run_fast(problem, placement, arrivals(0.0, 1.0), backoff=Backoff(give_up_s=5.0))
     r = run.requests[1]
     # Refused at 1.5, 3.0, 5.5; the next attempt would be at 9.5, more than 5 s after the arrival.
-    assert (r.status, r.n_attempts, r.ended_at_s, r.waiting_s) == ("failed", 3, 5.5, 4.5)
+    assert (r.status, r.n_rejections, r.waiting_s) == ("failed", 2, 4.5)
     assert (r.ttft_s, r.setup_s) == (None, None)
     assert r.reason == "no room within 5 s (s0: 0.0 MB asked for, 0.0 MB free)"
 
 
-def test_a_request_that_no_chain_can_ever_hold_fails_when_nothing_else_is_served() -> None:
-    problem = make_problem([99.0])
+@pytest.mark.parametrize("give_up_s", [0.0, 20.0])
+def test_a_request_without_a_chain_or_too_big_for_its_server_does_not_wait_for_ever(give_up_s: float) -> None:
+    problem = make_problem([99.0], rtt_s=[[0.0]])
     placement = placed(problem, [(0, 4)], [8.0])
-    plans = [RequestPlan(0, 0, 0.0, 1, 1), RequestPlan(1, 0, 0.1, 9, 9)]
-    run = run_real(problem, placement, plans)
-    assert [r.status for r in run.requests] == ["completed", "failed"]
-    assert run.requests[1].reason == "no route covers the model"
-    assert run.requests[1].route is None
-
-
-def test_a_chain_that_an_empty_server_refuses_fails_the_request() -> None:
-    problem = make_problem([99.0])
-    placement = placed(problem, [(0, 4)], [3.0])
-    routing = Always(lambda request, state, now_s: ONE_SERVER)
-    run = run_real(problem, placement, arrivals(0.0), routing)
-    assert (run.requests[0].status, run.requests[0].n_attempts) == ("failed", 1)
+    plans = [RequestPlan(0, 0, 0.0, 1, 1), RequestPlan(1, 0, 0.0, 9, 9)]
+    limit_s, ended_at_s = (give_up_s, 15.0) if give_up_s else (300.0, 243.0)  # as recovery.give_up
+    for routing, refusal in (
+        (None, "no route covers the model"),
+        (Always(lambda request, state, now_s: ONE_SERVER), "s0: 0.0 MB asked for, 0.0 MB free"),
+    ):
+        run = run_fast(problem, placement, plans, routing, backoff=Backoff(give_up_s=give_up_s))
+        assert [r.status for r in run.requests] == ["completed", "failed"]
+        assert run.requests[1].reason == f"no room within {limit_s:g} s ({refusal})"
+        # Asked at 0, 1, 3, 7, 15, 31, 63, 123, ...
+        assert run.requests[1].waiting_s == ended_at_s
 
 
 def test_attempts_end_somewhere() -> None:
     problem = make_problem([99.0], input_rtt_s=1e6)
     placement = placed(problem, [(0, 4)], [4.0])
-    run = run_real(problem, placement, arrivals(0.0, 1.0), max_attempts=3)
-    assert (run.requests[1].status, run.requests[1].n_attempts) == ("failed", 3)
+    run = run_fast(problem, placement, arrivals(0.0, 1.0), max_attempts=3)
+    assert (run.requests[1].status, run.requests[1].n_rejections) == ("failed", 2)
     assert run.requests[1].reason.startswith("3 attempts to open a session failed (s0: ")
 
 
@@ -129,36 +124,28 @@ def test_two_clients_whose_openings_cross_refuse_each_other_until_they_give_up()
     problem = make_problem([99.0, 99.0], rtt_s=[[0.1, 1.0], [1.0, 0.1]])
     placement = placed(problem, [(0, 2), (2, 4)], [2.0, 2.0])
     plans = [RequestPlan(0, 0, 0.0, 1, 1), RequestPlan(1, 1, 0.0, 1, 1)]
-    run = run_real(problem, placement, plans, backoff=Backoff(give_up_s=600.0))
+    run = run_fast(problem, placement, plans, backoff=Backoff(give_up_s=600.0))
     assert [r.status for r in run.requests] == ["failed", "failed"]
     apart = [plans[0], replace(plans[1], arrival_at_s=0.6)]
-    run = run_real(problem, placement, apart, backoff=Backoff(give_up_s=600.0))
+    run = run_fast(problem, placement, apart, backoff=Backoff(give_up_s=600.0))
     assert [r.status for r in run.requests] == ["completed", "completed"]
 
 
 @pytest.mark.parametrize("jitter", [0.2, 1.0])
-@pytest.mark.parametrize("fails", [False, True], ids=["no faults", "with faults"])
-def test_two_clients_that_refuse_each_other_in_step_get_in_with_jitter(jitter: float, fails: bool) -> None:
+def test_two_clients_that_refuse_each_other_in_step_get_in_with_jitter(jitter: float) -> None:
     problem = make_problem([99.0, 99.0], rtt_s=[[0.1, 1.0], [1.0, 0.1]])
     placement = placed(problem, [(0, 2), (2, 4)], [2.0, 2.0])
     plans = [RequestPlan(0, 0, 0.0, 1, 1), RequestPlan(1, 1, 0.0, 1, 1)]
-
-    def statuses(backoff: Backoff) -> list[str]:
-        if not fails:
-            return [r.status for r in run_real(problem, placement, plans, backoff=backoff).requests]
-        run = simulate_failing(problem, placement, WsRr().bind, plans, Failures(), backoff=backoff)
-        return [r.status for r in run.requests]
-
-    assert statuses(Backoff(give_up_s=600.0)) == ["failed", "failed"]
     for seed in range(5):
         backoff = Backoff(give_up_s=600.0, jitter_ratio=jitter, seed=seed)
-        assert statuses(backoff) == ["completed", "completed"]
+        run = run_fast(problem, placement, plans, backoff=backoff)
+        assert [r.status for r in run.requests] == ["completed", "completed"]
 
 
 def test_a_session_counts_for_the_router_from_the_moment_its_chain_is_handed_out() -> None:
     problem = make_problem([99.0], rtt_s=[[2.0]])
     routing = Always(lambda request, state, now_s: ONE_SERVER)
-    run_real(problem, placed(problem, [(0, 4)], [99.0]), arrivals(0.0, 0.0, 1.0), routing)
+    run_fast(problem, placed(problem, [(0, 4)], [99.0]), arrivals(0.0, 0.0, 1.0), routing)
     assert routing.asked == [(0.0, [0]), (0.0, [1]), (1.0, [2])]
 
 
@@ -166,7 +153,7 @@ def test_a_session_that_lasts_longer_than_modelled_is_still_seen() -> None:
     # Opening takes 2 s that the expected end does not have: expected 2.04, seen until 4.04.
     problem = make_problem([99.0], rtt_s=[[2.0]], input_rtt_s=2.0)
     routing = Always(lambda request, state, now_s: ONE_SERVER)
-    run_real(problem, placed(problem, [(0, 4)], [99.0]), arrivals(0.0, 3.0, 4.1), routing)
+    run_fast(problem, placed(problem, [(0, 4)], [99.0]), arrivals(0.0, 3.0, 4.1), routing)
     assert [seen for _, seen in routing.asked] == [[0], [1], [1]]
 
 
@@ -175,7 +162,7 @@ def test_with_an_age_the_router_sees_the_last_report() -> None:
     problem = make_problem([99.0], rtt_s=[[0.0]], input_rtt_s=15.0, decode_s=[0.0])
     routing = Always(lambda request, state, now_s: ONE_SERVER)
     at_s = (1.0, 2.0, 9.9, 10.0, 19.0, 20.5)
-    run_real(problem, placed(problem, [(0, 4)], [99.0]), arrivals(*at_s), routing, state_age_s=10.0)
+    run_fast(problem, placed(problem, [(0, 4)], [99.0]), arrivals(*at_s), routing, state_age_s=10.0)
     # At 20 s the sessions from 1 and 2 have ended (16 and 17 s), which the report of 20 s tells.
     assert [seen for _, seen in routing.asked] == [[0], [0], [0], [3], [3], [3]]
     assert [at for at, _ in routing.asked] == list(at_s)
@@ -185,7 +172,7 @@ def test_a_router_never_sees_what_the_asking_session_held_itself() -> None:
     # The second is refused at 1.2 and asks again at 2.2; the last report, of 1.15 s, has its first attempt.
     problem = make_problem([99.0], rtt_s=[[1.0]], input_rtt_s=50.0)
     routing = Always(lambda request, state, now_s: ONE_SERVER)
-    run_real(
+    run_fast(
         problem,
         placed(problem, [(0, 4)], [4.0]),
         arrivals(0.0, 0.2),
@@ -204,31 +191,4 @@ def test_a_policy_that_fails_ends_the_run_and_names_the_request() -> None:
 
     problem = make_problem([99.0])
     with pytest.raises(PolicyError, match="request 1: out of ideas"):
-        run_real(problem, placed(problem, [(0, 4)], [99.0]), arrivals(0.0, 3.0), Always(choose))
-
-
-@pytest.mark.parametrize("forwarding", ["none", "as t_cj", "over links"])
-def test_a_request_alone_takes_the_modelled_time_on_serial_servers_too(forwarding: str) -> None:
-    problem = make_problem(
-        [99.0, 99.0], rtt_s=[[0.1, 0.4]], input_rtt_s=0.5, prefill_slope_s=0.01, n_output_tokens=7
-    )
-    if forwarding != "none":
-        problem = forwarded(problem, over_links=forwarding == "over links")
-    placement = placed(problem, [(0, 2), (2, 4)], [99.0, 99.0])
-    plans = arrivals(0.0, n_input=3, n_output=7)
-    [closed] = run_real(problem, placement, plans).requests
-    [serial] = run_real(problem, placement, plans, serial_compute=True).requests
-    assert serial.ttft_s == pytest.approx(closed.ttft_s)
-    assert serial.time_s == pytest.approx(closed.time_s)
-
-
-def test_a_serial_server_computes_one_step_at_a_time_first_come_first_served() -> None:
-    # No network; a decode step takes 1 s, a prompt 2 s. Both prompts are there at 0.
-    problem = make_problem([99.0], n_blocks=1, rtt_s=[[0.0]], decode_s=[1.0], prefill_slope_s=2.0)
-    placement = placed(problem, [(0, 1)], [99.0])
-    run = run_real(problem, placement, arrivals(0.0, 0.0, n_output=3), serial_compute=True)
-    # 0-2 first prompt, 2-4 second; its token waits until 4-5, then 5-6 second, 6-7, 7-8.
-    assert [r.ttft_s for r in run.requests] == [2.0, 4.0]
-    assert [r.time_s for r in run.requests] == [7.0, 8.0]
-    free = run_real(problem, placement, arrivals(0.0, 0.0, n_output=3))
-    assert [r.time_s for r in free.requests] == [4.0, 4.0]
+        run_fast(problem, placed(problem, [(0, 4)], [99.0]), arrivals(0.0, 3.0), Always(choose))

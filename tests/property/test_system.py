@@ -1,0 +1,185 @@
+"""The system itself in virtual time, on random problems: with faults it loses nothing, without it is as the fast engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from policies import BlockRange, Placement, Problem
+from policies.membership import MembershipRules
+from policies.optimal_rr import OptimalRr
+from policies.petals_routing import PetalsRouting
+from policies.workload import Backoff, RequestPlan
+from policies.wsrr import ShortestPath, WsRr
+from testbed.experiment import After, Fault, RecoveryRules
+from tests.support.failing import SystemRun, fail
+from tests.support.problems import make_problem
+from tests.support.simulation import run_fast
+
+N_BLOCKS = 4
+TIMES = st.integers(0, 120).map(lambda n: n / 8)
+
+ranges = st.tuples(st.integers(0, N_BLOCKS - 1), st.integers(1, N_BLOCKS)).map(
+    lambda r: BlockRange(min(r), max(r[1], min(r) + 1))
+)
+
+
+@st.composite
+def systems(draw: st.DrawFn) -> tuple[Problem, Placement]:
+    """Some servers, one of which holds the whole model, so that the placement is complete."""
+    held = (BlockRange(0, N_BLOCKS), *draw(st.lists(ranges, min_size=1, max_size=5)))
+    n = len(held)
+    rtt_s = [[draw(st.integers(1, 20)) / 64 for _ in range(n)] for _ in range(2)]
+    apart_s = [draw(st.integers(1, 20)) / 64 for _ in range(n)]
+    problem = make_problem(
+        [1000.0] * n,
+        n_blocks=N_BLOCKS,
+        rtt_s=rtt_s,
+        decode_s=[draw(st.integers(1, 9)) / 128 for _ in range(n)],
+        prefill_slope_s=1 / 256,
+        server_rtt_s=[[apart_s[i] + apart_s[j] for j in range(n)] for i in range(n)],
+    )
+    problem = replace(problem, input_rtt_base_s=problem.raw_rtt_s, forwarding=draw(st.booleans()))
+    rooms = tuple(draw(st.sampled_from([24.0, 60.0, 960.0])) for _ in range(n))
+    return problem, Placement("random", held, rooms)
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> list[RequestPlan]:
+    """Up to eight requests of two clients. No two of them ever do anything at one instant."""
+    at_s = sorted(draw(st.lists(TIMES, min_size=1, max_size=8)))
+    return [
+        RequestPlan(
+            number,
+            draw(st.integers(0, 1)),
+            at + 0.00137 * (number + 1) ** 1.5,
+            draw(st.integers(1, 4)),
+            draw(st.integers(1, 8)),
+        )
+        for number, at in enumerate(at_s)
+    ]
+
+
+@st.composite
+def fault_lists(draw: st.DrawFn, n_servers: int, n_requests: int) -> list[Fault]:
+    found = []
+    for _ in range(draw(st.integers(1, 8))):
+        kind = draw(st.sampled_from(["kill", "kill", "stop", "slow", "restart", "leave"]))
+        server = draw(st.integers(0, n_servers - 1))
+        for_s = draw(st.none() | TIMES.filter(bool)) if kind in ("kill", "stop", "slow") else None
+        factor = 4.0 if kind == "slow" else 1.0
+        if draw(st.booleans()):
+            found.append(Fault(kind, server, draw(TIMES), None, for_s, factor))
+        else:
+            after = After(draw(st.integers(0, n_requests - 1)), draw(st.integers(1, 5)))
+            found.append(Fault(kind, server, None, after, for_s, factor))
+    return found
+
+
+recoveries = st.builds(
+    RecoveryRules,
+    mode=st.sampled_from(["replay", "replay", "head", "off"]),
+    request_timeout_s=st.sampled_from([2.0, 180.0]),
+    give_up_s=st.sampled_from([4.0, 40.0]),
+    ban_s=st.sampled_from([0.0, 2.0]),
+    ban_failed_servers=st.booleans(),
+)
+memberships = st.sampled_from(
+    [
+        MembershipRules(),
+        MembershipRules("announced", 2.0, 5.0, 3.0),
+        MembershipRules("announced", 1.0, 1.0, 8.0),
+    ]
+)
+
+
+def blocks_of(run: SystemRun, request: int, token: int) -> list[int]:
+    """The blocks that a token has passed, in the order in which it did; replays for it left out."""
+    table = run.table
+    rows = np.flatnonzero((table.request == request) & (table.token == token) & (table.replayed_tokens <= 1))
+    return [b for row in rows for b in range(table.first[row], table.last[row])]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), systems(), workloads(), recoveries, memberships, st.booleans())
+def test_whatever_fails_every_request_is_accounted_for_and_nothing_stays(
+    data: st.DataObject,
+    made: tuple[Problem, Placement],
+    requests: list[RequestPlan],
+    recovery: RecoveryRules,
+    membership: MembershipRules,
+    serial: bool,
+) -> None:
+    faults = data.draw(fault_lists(made[0].n_servers, len(requests)))
+    options: dict[str, Any] = {"recovery": recovery, "membership": membership, "serial_compute": serial}
+    run = fail(made, requests, *faults, **options)
+    assert [r.plan for r in run.requests] == requests
+    for r in run.requests:
+        event(r.status)
+        assert (r.status, bool(r.reason)) in (("completed", False), ("failed", True))
+        assert r.n_done == r.plan.n_output_tokens or r.status == "failed"
+    assert not any(run.summary["leaks"].values())
+    assert run.summary["n_faults"] + run.summary["n_faults_without_effect"] + run.summary[
+        "n_faults_never_came"
+    ] == len(faults)
+    for replayed in run.told("replayed"):
+        assert replayed["recovery_s"] >= replayed["floor_s"] - 1e-6
+    again = fail(made, requests, *faults, **options)
+    assert (again.requests, again.events) == (run.requests, run.events)
+
+
+def assert_alike(
+    made: tuple[Problem, Placement], requests: Sequence[RequestPlan], *faults: Fault, **options: Any
+) -> None:
+    """The system serves as the fast engine does, to a microsecond."""
+    fast = run_fast(*made, requests, **options)
+    system = fail(made, requests, *faults, **options)
+    for a, b in zip(fast.requests, system.requests, strict=True):
+        event(a.status)
+        event("refused" if a.n_rejections else "let in at once")
+        assert (a.plan, a.status, a.n_rejections) == (b.plan, b.status, b.n_rejections)
+        assert (a.route and a.route.hops) == (b.route and b.route.hops)
+        if a.status == "completed":
+            for name in ("waiting_s", "setup_s", "ttft_s", "time_s"):
+                assert getattr(b, name) == pytest.approx(getattr(a, name), abs=1e-6), (name, a, b)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    systems(),
+    workloads(),
+    st.sampled_from([WsRr, PetalsRouting, OptimalRr, ShortestPath]),
+    st.sampled_from([0.0, 5.0, 90.0]),
+    st.sampled_from([0.0, 0.7, 10.0]),
+    st.sampled_from([0.0, 2.0]),
+)
+def test_where_nothing_happens_the_fast_engine_is_as_the_system(
+    made: tuple[Problem, Placement],
+    requests: list[RequestPlan],
+    routing: Any,
+    give_up_s: float,
+    state_age_s: float,
+    session_setup_s: float,
+) -> None:
+    assert_alike(
+        made,
+        requests,
+        routing=routing(),
+        backoff=Backoff(1.0, 60.0, give_up_s),
+        state_age_s=state_age_s,
+        session_setup_s=session_setup_s,
+    )
+
+
+@settings(max_examples=30, deadline=None)
+@given(systems(), workloads())
+def test_faults_that_touch_nothing_change_nothing(
+    made: tuple[Problem, Placement], requests: list[RequestPlan]
+) -> None:
+    assert_alike(made, requests, Fault("slow", 0, 0.0, for_s=1.0, factor=1.0), Fault("kill", 0, 1e6))
