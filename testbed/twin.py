@@ -19,7 +19,7 @@ from testbed.experiment import Experiment
 from testbed.placing import PlacedExperiment
 from testbed.results import finish_run
 from testbed.rundir import TWIN, make_run_dir
-from testbed.running import emulate
+from testbed.running import run_to_end
 from testbed.scenario import load_experiment
 from testbed.stage import Stage
 
@@ -51,17 +51,10 @@ def run_twin(
         make_run_dir(folder, experiment.name)
         twin = twin_of(experiment, folder)
         again = replace(placed, router=placed.bind(placed.placement))
-        launcher = stage.begin(twin, folder)
-        error, interrupted = stage.run(
-            launcher, emulate(twin, again, folder, stage, launcher, None, False, lambda _: None)
-        )
-        if error is not None:
-            raise error
-        if not interrupted:
-            finish_run(folder, twin)
-            return
-        announce("interrupted: this run has no twin")
-    except KeyboardInterrupt:  # before or after its event loop
+        run_to_end(twin, again, folder, stage)
+        finish_run(folder, twin)
+        return
+    except KeyboardInterrupt:
         announce("interrupted: this run has no twin")
     except (TestbedError, OSError) as error:
         announce(f"this run has no twin: {error}")

@@ -18,7 +18,7 @@ from testbed.placing import PlacedExperiment
 from testbed.results import finish_run, read_tables
 from testbed.results.logs import RequestRecord
 from testbed.rundir import make_run_dir
-from testbed.running import emulate
+from testbed.running import run_to_end
 from testbed.simulation.cases import Case
 from testbed.simulation.engine import Served
 from testbed.simulation.fast import SimulatedRequest, move_of
@@ -44,15 +44,7 @@ def serve_virtually(case: Case, placed: PlacedExperiment, out: Path | None) -> S
 
 def serve_by_system(experiment: Experiment, placed: PlacedExperiment, run_dir: Path, stage: Stage) -> Served:
     """Serve on ``stage`` with the record in ``run_dir``. Raises ``TestbedError`` for what broke the run."""
-    launcher = stage.begin(experiment, run_dir)
-    error, interrupted = stage.run(
-        launcher,
-        emulate(experiment, placed, run_dir, stage, launcher, None, False, lambda _: None, live=False),
-    )
-    if error is not None:
-        raise error
-    if interrupted:
-        raise KeyboardInterrupt
+    run_to_end(experiment, placed, run_dir, stage)
     summary = finish_run(run_dir, experiment)
     tables = read_tables(run_dir, experiment)
     known = {record.index: record for record in tables.records.requests}
