@@ -26,12 +26,12 @@ from benchmarks.figure import figure
 from netem.fabric import FabricBackend
 from netem.probe import become_network_admin
 from netem.spec import LinkProfile, NetworkSpec
-from testbed.emulation import Emulation
-from testbed.placing import place_experiment
+from testbed.control.placing import place_experiment
 from testbed.rundir import make_run_dir
+from testbed.runs.up import run_quietly
+from testbed.runtime.emulation import Emulation
+from testbed.runtime.stage import choose_stage
 from testbed.scenario import load_experiment
-from testbed.stage import choose_stage
-from testbed.up import run_quietly
 
 T = TypeVar("T")
 _TRIES = 3

@@ -20,8 +20,8 @@ from benchmarks.gpu_parts.record import Job, Record
 from benchmarks.gpu_parts.run import SHARES, Options, run_parts
 from nodes.compute import ComputeError
 from testbed.errors import EXIT_INTERRUPTED, TestbedError, UserError
-from testbed.real import require_blocks
 from testbed.rundir import check_new_folder
+from testbed.runtime.blocks import require_blocks
 
 _MINUTES = {"full": 8.0, "small": 5.0}
 """At most; the small size takes about one on two cores that nobody else uses."""

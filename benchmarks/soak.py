@@ -24,8 +24,8 @@ from typing import Any
 from benchmarks import soak_figures
 from benchmarks.soak_figures import SERVER, Sample
 from testbed.errors import EXIT_INTERRUPTED, UserError
-from testbed.handle import open_descriptors
 from testbed.rundir import process_start
+from testbed.runtime.real.handle import open_descriptors
 from testbed.scenario.sources import read_source
 
 _EVERY_S = 10.0
@@ -126,7 +126,7 @@ def command(scenario: str, minutes: float, time_scale: float, run_dir: Path) -> 
     n_requests = max(1, round(rate * minutes * 60 * time_scale))
     options = ["--time-scale", f"{time_scale:g}", "--set", f"workload.n_requests={n_requests}"]
     return [
-        *(sys.executable, "-m", "testbed.cli", "up", scenario),
+        *(sys.executable, "-m", "testbed.cli.main", "up", scenario),
         *(*options, "--no-report", "--json", "--out", str(run_dir)),
     ]
 

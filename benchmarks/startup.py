@@ -16,11 +16,11 @@ from typing import Any
 import uvloop
 
 from benchmarks.figure import figure
-from testbed.emulation import Emulation
-from testbed.placing import place_experiment
+from testbed.control.placing import place_experiment
 from testbed.rundir import make_run_dir
+from testbed.runtime.emulation import Emulation
+from testbed.runtime.stage import choose_stage
 from testbed.scenario import load_experiment
-from testbed.stage import choose_stage
 
 _SIZES = {9: (7, 2), 60: (50, 10)}
 

@@ -19,8 +19,8 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from benchmarks.figure import figure
+from testbed.runs.up import run_quietly
 from testbed.scenario import load_experiment
-from testbed.up import run_quietly
 
 _BUSY_PER_CPU = 2
 _SPEED_GOALS = {"memory": (">= 150", ">= 30"), "fabric": (">= 50", ">= 15")}

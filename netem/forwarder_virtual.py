@@ -19,7 +19,7 @@ _REPORT_EVERY_S = 0.1
 
 
 class TimeKeeper(Protocol):
-    """Who is idle, and what time it is (``testbed.virtual.keeper``)."""
+    """Who is idle, and what time it is (``testbed.runtime.virtual.keeper``)."""
 
     descriptors: tuple[int, int]
     """Readable when somebody has become idle, and when somebody is new."""

@@ -25,7 +25,7 @@ _SYSCTL = Path("/proc/sys/net/ipv4")
 _MIN_RETRANSMISSION = _SYSCTL / "tcp_rto_min_us"
 """Since Linux 6.11; a route's metric says the same."""
 _NEVER_S = 60
-"""Longer than a run in virtual time stands still for (``testbed.virtual.stall``)."""
+"""Longer than a run in virtual time stands still for (``testbed.runtime.virtual.stall``)."""
 _BUFFER_BYTES = "4096 4194304 16777216"
 """Smallest, initial and largest buffer: half of the initial one is offered as window."""
 

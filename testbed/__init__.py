@@ -1,12 +1,14 @@
-"""The command line and what composes policies, network and nodes into runs.
+"""The command line and what composes policies, network and nodes into runs. Each folder imports only those below it.
 
-- ``cli`` (with ``cli_blocks``, ``cli_measure``): every command; ``scenario``: files to ``experiment``; ``placing``: the policies; ``fixed``: given plans
-- ``up``, ``emulation``, ``coordinator``, ``live``: a run; ``launcher``, ``handle``, ``nodeset``: its processes
-- ``wiring``: from a scenario to what network and nodes are told; ``rundir``: run directories
-- ``peering``: tells forwarding servers where the others are
-- ``timeline``: links as they change; ``results``: tables, model, summary, trace, report
-- ``linkcheck`` (with ``linkreport``, ``linkplot``), ``topology``, ``doctor``, ``clean``: the other commands
-- ``faults``, ``moving``: what happens to servers while they serve
-- ``real``, ``generate``, ``model``, ``verify``, ``calibrate``: real blocks; ``compare``: two runs side by side
-- ``simulation``: the same without a network; ``reproduce``: the paper's evaluation with it
+- ``cli``: commands, their options and help; no logic
+- ``inspect``: what there is: this machine, models, topologies
+- ``studies``: what runs many runs, or measures the tool itself (``reproduce``, ``calibrate``, ``compare``, ``links``)
+- ``simulate``: ``testbed simulate``: which engine serves a scenario, and its tables
+- ``runs``: one whole run with its tables (``up``, its ``twin``, ``generate``), and what is left of runs (``clean``)
+- ``results``: from a run's logs to tables, summary, trace and report
+- ``runtime``: a run on its stage: nodes and network, in real time (``real``) or in virtual time (``virtual``)
+- ``fast``: sessions that nothing disturbs, in closed form
+- ``control``: decisions while requests are served, under any clock: coordinator, mover, faults
+- ``scenario``: from files to an ``Experiment``
+- ``errors``, ``rundir``: what all of them share
 """

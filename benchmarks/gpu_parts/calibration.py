@@ -18,10 +18,10 @@ from benchmarks.gpu_parts.sizes import Model, model_of, quantised_here
 from nodes.blocks.device import available_bytes, open_device
 from nodes.blocks.memory import amount
 from nodes.blocks.spec import Weights
-from testbed.calibrate.command import Options, calibrate_command
-from testbed.calibrate.verdict import show_s
 from testbed.errors import TestbedError
 from testbed.rundir import write_json
+from testbed.studies.calibrate.command import Options, calibrate_command
+from testbed.studies.calibrate.verdict import show_s
 
 _MEMORY_RATIO = 0.5
 """Of the free memory, for the blocks that are calibrated together."""

@@ -23,14 +23,14 @@ from benchmarks.gpu_parts.record import Record
 from benchmarks.gpu_parts.sizes import Model, model_of, quantised_here
 from nodes.blocks.device import available_bytes, open_device
 from nodes.blocks.memory import amount
-from testbed.compare import compare_command
-from testbed.compare.load import load_run
-from testbed.compare.tables import is_decode, token_times
 from testbed.errors import RunError
-from testbed.real import real_model
+from testbed.runs.verify import verify_tokens
+from testbed.runtime.blocks import real_model
 from testbed.scenario import load_experiment
 from testbed.scenario.units import SIZE
-from testbed.verify import verify_tokens
+from testbed.studies.compare import compare_command
+from testbed.studies.compare.load import load_run
+from testbed.studies.compare.tables import is_decode, token_times
 
 _N_SERVERS, _N_SERVERS_SMALL = 5, 3
 _N_INPUT_TOKENS, _N_WARM_UP_TOKENS = 20, 8
@@ -174,7 +174,7 @@ def _write_scenario(path: Path, table: dict[str, Any], warm_up_s: float) -> None
 
 def _up(compute: str, scenario: Path, folder: Path, allowed_s: float) -> dict[str, Any]:
     """``testbed up`` into ``folder``/``compute``; answers its summary. Raises ``RunError``."""
-    command = [sys.executable, "-m", "testbed.cli", "up", str(scenario), "--compute", compute]
+    command = [sys.executable, "-m", "testbed.cli.main", "up", str(scenario), "--compute", compute]
     command += ["--out", str(folder / compute), "--json", "--no-report"]
     command += ["--set", "compute.verify=false"]  # comes last, as it may take the longest
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)

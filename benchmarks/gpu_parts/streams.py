@@ -24,7 +24,7 @@ from benchmarks.gpu_parts.sizes import Model, model_of, quantised_here
 from nodes.blocks.compute import BlocksCompute
 from nodes.blocks.device import available_bytes, open_device
 from nodes.blocks.spec import BlocksSpec, Weights, WeightSource
-from testbed.calibrate.backend import hidden_states
+from testbed.studies.calibrate.backend import hidden_states
 
 SESSIONS = (1, 2, 4, 8)
 BETTER_RATIO = 0.05

@@ -1,5 +1,7 @@
 """Decisions while requests are served, under any clock and in every engine.
 
-``coordinator`` answers routing questions and keeps what routers see (``view``); ``steering`` asks the online
-policy and checks what it answers, and ``mover`` brings the servers to it.
+- ``placing``: runs the placement policy and holds policies to the rules; ``fixed``: plans that are given
+- ``coordinator``: answers routing questions; ``view``: what routers see of sessions
+- ``steering``: asks the online policy; ``mover``: who moves when; ``moves``: the same with a run's nodes
+- ``faults``: what happens to servers, and what becomes of the sessions on them
 """

@@ -12,9 +12,9 @@ from policies.membership import Membership
 from policies.problem import BlockRange, Hop, Placement, RequestSpec, Route
 from policies.replay import ServiceTimes
 from policies.subrange import SubrangeRouter
+from testbed.control.placing import PlacedExperiment
 from testbed.control.view import RouterView
-from testbed.experiment import Experiment
-from testbed.placing import PlacedExperiment
+from testbed.scenario.experiment import Experiment
 
 
 @dataclass

@@ -10,8 +10,8 @@ from policies.online import OnlinePolicy, can_spare, kept, loading_s
 from policies.problem import BlockRange
 from testbed.control.coordinator import Coordinator
 from testbed.control.steering import Load, Steering
-from testbed.experiment import Experiment
 from testbed.rundir import MOVED
+from testbed.scenario.experiment import Experiment
 
 
 @dataclass(eq=False)

@@ -10,9 +10,9 @@ from policies.checks import check_placement
 from policies.online import OnlinePolicy, SystemView, TwoTimeScale, moves, rolling_order
 from policies.problem import BlockRange, Placement, PolicyError, Problem
 from policies.registry import resolve_online
-from testbed.experiment import Experiment
-from testbed.fixed import PREFIX
-from testbed.placing import placement_policy, policy_code
+from testbed.control.fixed import PREFIX
+from testbed.control.placing import placement_policy, policy_code
+from testbed.scenario.experiment import Experiment
 
 
 class Load:

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodes.recovery import REROUTED
-from testbed.experiment import Experiment
 from testbed.results.logs import RequestRecord, RunRecords
 from testbed.results.model import HopTable
+from testbed.scenario.experiment import Experiment
 
 Array = NDArray[np.float64]
 Rows = list[dict[str, Any]]

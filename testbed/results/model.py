@@ -21,11 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodes.compute import Turns
-from testbed.experiment import Experiment
 from testbed.results.logs import RunRecords
 from testbed.results.slow import SlowServers
-from testbed.timeline import Timeline
-from testbed.wiring import scaled, stub_profile
+from testbed.runtime.wiring import scaled, stub_profile
+from testbed.scenario.experiment import Experiment
+from testbed.scenario.timeline import Timeline
 
 Array = NDArray[np.float64]
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from policies.problem import Hop, RequestSpec, service_s
-from testbed.experiment import Experiment
 from testbed.results.logs import RequestRecord, RunRecords
 from testbed.results.model import HopTable, model_setup_s, round_trip_s
-from testbed.timeline import Timeline
+from testbed.scenario.experiment import Experiment
+from testbed.scenario.timeline import Timeline
 
 METRICS = ("queue_s", "setup_s", "ttft_s", "tpot_s", "per_token_s", "rest_s", "e2e_s")
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.experiment import Experiment
 from testbed.results.errors import Tables, error, model_errors, twin_errors, twin_metrics
 from testbed.results.failures import failure_summary
 from testbed.results.logs import RunRecords
 from testbed.results.model import HopTable
 from testbed.results.requests import METRICS, stats
 from testbed.results.slo import goodput_rps
+from testbed.scenario.experiment import Experiment
 
 _MOST_REASONS = 3
 """So many of the commonest reasons why requests failed are named."""

@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from testbed.experiment import Experiment
 from testbed.results.atomic import replacing
 from testbed.results.model import HopTable
+from testbed.scenario.experiment import Experiment
 
 _TYPES = {
     **dict.fromkeys(("client", "status", "reason", "chain"), pa.string()),

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from testbed.experiment import Experiment
 from testbed.results.atomic import replacing
 from testbed.results.logs import RequestRecord, RunRecords
 from testbed.results.model import HopTable
+from testbed.scenario.experiment import Experiment
 
 _US = 1e6
 _LANES = 1000

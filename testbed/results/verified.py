@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from testbed.experiment import Experiment
+from testbed.scenario.experiment import Experiment
 
 VERIFY = "verify.json"
-"""Written after a run with real blocks; see ``testbed.verify``."""
+"""Written after a run with real blocks; see ``testbed.runs.verify``."""
 
 _STUB = "the stub's client compares every token itself, and fails a request with a wrong one"
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 import tomli_w
 from pydantic import ValidationError
 
-from testbed.experiment import Experiment
+from testbed.scenario.experiment import Experiment
 from testbed.scenario.policy import code_in_file
 from testbed.scenario.problems import KeyedError, explain
 from testbed.scenario.resolve import resolve

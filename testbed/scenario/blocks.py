@@ -7,8 +7,8 @@ from typing import Any
 
 from nodes.blocks.sizes import SIZES
 from testbed.errors import UserError
-from testbed.experiment import BlocksSettings
 from testbed.scenario.checkpoints import checkpoint_sizes, find_checkpoint, read_config
+from testbed.scenario.experiment import BlocksSettings
 from testbed.scenario.families import ModelSizes, make_config, sizes_of
 from testbed.scenario.problems import KeyedError
 from testbed.scenario.profiles import profiled

@@ -12,8 +12,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from testbed.experiment import Link, NetworkChange
 from testbed.scenario.event_table import EventTable
+from testbed.scenario.experiment import Link, NetworkChange
 from testbed.scenario.problems import Key, KeyedError, unknown
 from testbed.scenario.units import DURATION, RATE
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from policies.membership import MembershipRules
 from policies.workload import RequestPlan
-from testbed.experiment import After, Fault, RecoveryRules
+from testbed.scenario.experiment import After, Fault, RecoveryRules
 from testbed.scenario.fault_tables import (
     AfterTable,
     ChurnTable,

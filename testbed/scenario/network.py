@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from netem.spec import HEADER_BYTES, LinkProfile
 from policies.problem import Linear, Matrix, ModelSpec, Transmissions
-from testbed.experiment import Calibration, Link
+from testbed.scenario.experiment import Calibration, Link
 from testbed.scenario.network_tables import ClustersTable, MatrixTable, NetworkTable
 from testbed.scenario.problems import Key, KeyedError, unknown
 from testbed.scenario.units import DURATION, RATE

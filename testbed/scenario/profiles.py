@@ -9,7 +9,7 @@ from importlib import resources
 from typing import Any
 
 from policies.problem import ModelSpec, ServerSpec, mean_cached_tokens
-from testbed.experiment import Calibration
+from testbed.scenario.experiment import Calibration
 from testbed.scenario.fields import Table
 from testbed.scenario.problems import Key, KeyedError, unknown
 from testbed.scenario.schema import CalibrationTable, HardwareTable, ModelTable

@@ -10,9 +10,9 @@ from typing import TypeVar
 
 from policies.problem import Problem
 from policies.workload import Backoff
-from testbed.experiment import Experiment
 from testbed.scenario.blocks import resolve_blocks
 from testbed.scenario.events import network_changes
+from testbed.scenario.experiment import Experiment
 from testbed.scenario.faults import (
     churn_faults,
     membership_rules,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from policies import Hop, Placement, Problem
-from testbed.experiment import Fault, RecoveryRules
+from testbed.scenario.experiment import Fault, RecoveryRules
 from tests.support.failing import SystemRun, fail, kill, pairs
 from tests.support.simulation import arrivals
 

@@ -10,8 +10,8 @@ from policies import BlockRange, Placement
 from policies.online import TwoTimeScale
 from policies.petals_rebalancing import PetalsRebalancing
 from testbed.scenario import load_experiment
-from testbed.simulation.cases import Case
-from testbed.simulation.engine import simulate
+from testbed.simulate.cases import Case
+from testbed.simulate.engine import simulate
 from tests.support.failing import fail, kill, pairs
 from tests.support.problems import make_problem
 from tests.support.simulation import Scripted, arrivals

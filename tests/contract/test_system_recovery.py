@@ -9,7 +9,7 @@ import pytest
 from policies import BlockRange, Hop, Placement, Problem
 from policies.membership import MembershipRules
 from policies.wsrr import WsRr
-from testbed.experiment import After, Fault, RecoveryRules
+from testbed.scenario.experiment import After, Fault, RecoveryRules
 from tests.support.failing import SystemRun, fail, kill, pairs
 from tests.support.simulation import arrivals
 

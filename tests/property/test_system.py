@@ -17,7 +17,7 @@ from policies.optimal_rr import OptimalRr
 from policies.petals_routing import PetalsRouting
 from policies.workload import Backoff, RequestPlan
 from policies.wsrr import ShortestPath, WsRr
-from testbed.experiment import After, Fault, RecoveryRules
+from testbed.scenario.experiment import After, Fault, RecoveryRules
 from tests.support.failing import SystemRun, fail
 from tests.support.problems import make_problem
 from tests.support.simulation import run_fast

@@ -16,13 +16,13 @@ from policies import BlockRange, Hop, Placement, Problem, RoutingPolicy
 from policies.online import OnlinePolicy
 from policies.workload import RequestPlan
 from policies.wsrr import WsRr
-from testbed.experiment import Fault
+from testbed.fast.engine import Move, SimulatedRequest
 from testbed.results import read_tables
 from testbed.results.model import HopTable
 from testbed.rundir import EVENTS, make_run_dir
-from testbed.simulation.fast import Move, SimulatedRequest
-from testbed.simulation.virtual import serve_by_system
-from testbed.stage import Stage
+from testbed.runtime.stage import Stage
+from testbed.scenario.experiment import Fault
+from testbed.simulate.virtual import serve_by_system
 from tests.support.problems import make_problem
 from tests.support.simulation import experiment_of, placed_experiment
 
@@ -94,7 +94,7 @@ def fail(
     placed = placed_experiment(problem, placement, routing or WsRr())
     with (
         tempfile.TemporaryDirectory() as folder,
-        patch("testbed.emulation.online_policy", return_value=online),
+        patch("testbed.runtime.emulation.online_policy", return_value=online),
     ):
         run_dir = make_run_dir(Path(folder) / "run", "small")
         served = serve_by_system(experiment, placed, run_dir, stage)

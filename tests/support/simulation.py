@@ -10,10 +10,10 @@ from policies import Hop, Placement, Problem, RequestSpec, Route, RoutingPolicy,
 from policies.online import OnlinePolicy, SystemView
 from policies.workload import RequestPlan
 from policies.wsrr import WsRr
-from testbed.experiment import Calibration, Experiment, Link
-from testbed.placing import PlacedExperiment
+from testbed.control.placing import PlacedExperiment
+from testbed.fast.engine import FastRun, simulate_fast
 from testbed.scenario import load_experiment
-from testbed.simulation.fast import FastRun, simulate_fast
+from testbed.scenario.experiment import Calibration, Experiment, Link
 
 WIRE_BPS = 1e15
 """Rate of links whose transmission takes no time."""

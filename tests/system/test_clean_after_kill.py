@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from testbed.clean import HALF_WRITTEN, TABLES, clean_command
 from testbed.rundir import OWNER
+from testbed.runs.clean import HALF_WRITTEN, TABLES, clean_command
 from tests.support.runs import (
     Running,
     Testbed,

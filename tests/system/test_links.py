@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from testbed import linkcheck
-from testbed.experiment import Experiment
 from testbed.scenario import load_experiment
+from testbed.scenario.experiment import Experiment
+from testbed.studies.links import check as linkcheck
 from tests.support.runs import Testbed, assert_one_sentence
 
 pytestmark = pytest.mark.usefixtures("fabric")

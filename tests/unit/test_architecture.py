@@ -20,13 +20,7 @@ MAY_IMPORT = {
 
 def imported(path: Path) -> set[str]:
     """Top-level names of everything that a module imports, also inside functions."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names.update(alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module.partition(".")[0])
-    return names
+    return {name.partition(".")[0] for name in imported_modules(path)}
 
 
 @pytest.mark.parametrize("package", MAY_IMPORT)
@@ -36,6 +30,40 @@ def test_a_package_imports_only_what_its_place_allows(package: str) -> None:
     for module in modules:
         others = imported(module) & OURS
         assert others <= MAY_IMPORT[package], f"{module.relative_to(ROOT)} imports {others}"
+
+
+LAYERS = (
+    *("cli", "inspect", "studies", "simulate", "runs", "results", "runtime", "fast", "control", "scenario"),
+    *("rundir", "errors"),
+)
+"""The folders of ``testbed``: each may import those after it."""
+
+
+def test_a_folder_of_testbed_imports_only_those_below_it() -> None:
+    found = {
+        path.stem for path in (ROOT / "testbed").iterdir() if path.name not in ("__pycache__", "py.typed")
+    }
+    assert found == {"__init__", *LAYERS}
+    for layer in LAYERS:
+        folder = ROOT / "testbed" / layer
+        for module in sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]:
+            below = LAYERS[LAYERS.index(layer) :]
+            for name in imported_modules(module):
+                package, _, rest = name.partition(".")
+                assert package != "testbed" or rest.partition(".")[0] in below, (
+                    f"{module.relative_to(ROOT)} imports {name}"
+                )
+
+
+def imported_modules(path: Path) -> set[str]:
+    """Everything that a module imports, in full, also inside functions."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return names
 
 
 def test_policies_know_neither_clock_nor_files_nor_network() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from policies.problem import BlockRange
+from testbed.control.fixed import fixed_placement, fixed_routing
 from testbed.errors import UserError
-from testbed.fixed import fixed_placement, fixed_routing
 
 PAIRS = [[1, 40], [0, 0], [41, 30]]
 RANGES = (BlockRange(0, 40), BlockRange(0, 0), BlockRange(40, 70))

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from testbed.linkcheck import batches
-from testbed.linkplot import draw_links
-from testbed.linkreport import links_csv, links_markdown, links_text, worst
+from testbed.studies.links.check import batches
+from testbed.studies.links.plot import draw_links
+from testbed.studies.links.report import links_csv, links_markdown, links_text, worst
 
 
 def times(requested: float, p50: float, p99: float) -> dict[str, float]:

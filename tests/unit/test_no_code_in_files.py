@@ -22,7 +22,11 @@ PACKAGES = ("policies", "netem", "nodes", "scenarios", "testbed")
 FORBIDDEN_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "yaml", "code", "runpy", "imp"}  # fmt: skip
 FORBIDDEN_NAMES = {"eval", "exec", "compile", "__import__", "execfile"}
 FORBIDDEN_CALLS = {("torch", "load"), ("torch", "hub"), ("jit", "load"), ("np", "load"), ("numpy", "load"), ("pd", "read_pickle")}  # fmt: skip
-PRIVATE_PIPES = {"testbed/launcher.py", "testbed/handle.py", "testbed/reproduce/pool.py"}
+PRIVATE_PIPES = {
+    "testbed/runtime/real/launcher.py",
+    "testbed/runtime/real/handle.py",
+    "testbed/studies/reproduce/pool.py",
+}
 """These unpickle, but only what processes of ours send over socket pairs and pipes that nobody else can open."""
 IMPORTS_BY_NAME = {"policies/registry.py"}
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from testbed.control.placing import place_experiment
 from testbed.errors import UserError
-from testbed.placing import place_experiment
 from testbed.scenario import load_experiment
 
 POLICY = """

@@ -9,10 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 import scenarios
-from testbed import placing
-from testbed.cli import app
+from testbed.cli.main import app
+from testbed.control import placing
+from testbed.control.placing import place_experiment
 from testbed.errors import UserError
-from testbed.placing import place_experiment
 from testbed.scenario import load_experiment
 
 EVIL = """

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 
 from nodes.blocks.spec import BlocksSpec, HubSpec, Sampling, WeightSource
-from testbed import wiring
-from testbed.cli_blocks import model_overrides
-from testbed.doctor import _blocks_rows
+from testbed.cli.blocks import model_overrides
+from testbed.control.placing import place_experiment
 from testbed.errors import UserError
-from testbed.experiment import Experiment
-from testbed.generate import GenerateOptions, generate_command
-from testbed.model import make_tiny_command
-from testbed.placing import place_experiment
-from testbed.real import RealModel, real_model
+from testbed.inspect.machine import _blocks_rows
+from testbed.inspect.model import make_tiny_command
+from testbed.runs.generate import GenerateOptions, generate_command
+from testbed.runs.up import check_can_run
+from testbed.runtime import wiring
+from testbed.runtime.blocks import RealModel, real_model
 from testbed.scenario import load_experiment
+from testbed.scenario.experiment import Experiment
 from testbed.scenario.families import make_config
-from testbed.up import check_can_run
 from tests.support.blocks import need_blocks
 
 NOTHING = GenerateOptions(None, None, 4, None, None, None, None)

@@ -7,8 +7,8 @@ import contextlib
 from typing import Any
 
 from nodes.control import ControlError
+from testbed.runtime.servermemory import ServerMemory
 from testbed.scenario import load_experiment
-from testbed.servermemory import ServerMemory
 
 
 def status(cache_bytes: float, used_bytes: float) -> dict[str, Any]:

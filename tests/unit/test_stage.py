@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from testbed import stage
 from testbed.errors import UserError
+from testbed.runtime import stage
+from testbed.runtime.stage import choose_stage
 from testbed.scenario import load_experiment
-from testbed.stage import choose_stage
 
 
 @pytest.fixture(autouse=True)

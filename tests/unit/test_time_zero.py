@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from nodes.clock import ScaledClock
-from testbed.nodeset import agree_on_zero
+from testbed.runtime.nodeset import agree_on_zero
 
 
 class Node:

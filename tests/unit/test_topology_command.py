@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from testbed.cli import app
+from testbed.cli.main import app
 from testbed.errors import UserError
 
 TWO_PARTS = """

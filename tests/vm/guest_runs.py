@@ -46,13 +46,6 @@ RUNS = [
 
 def main() -> None:
     started_at = time.monotonic()
-    import testbed.linkcheck
-    import testbed.results.tables
-    import testbed.results.text
-    import testbed.results.trace
-    import testbed.scenario
-    import testbed.topology
-    import testbed.up  # noqa: F401
 
     print(f"imports took {time.monotonic() - started_at:.1f} s", flush=True)
     for name, user in RUNS:
@@ -77,7 +70,7 @@ def _run(name: str, user: int) -> None:
     answer, status = io.StringIO(), 1
     sys.argv = ["testbed", *arguments, *(["--out", str(folder / "run")] if arguments[0] == "up" else [])]
     try:
-        from testbed.cli import main as command_line
+        from testbed.cli.main import main as command_line
 
         with contextlib.redirect_stdout(answer):
             command_line()

@@ -13,7 +13,7 @@ need_blocks()
 
 ASK = """
 import json, os, sys
-from testbed.launcher import _preload
+from testbed.runtime.real.launcher import _preload
 _preload(True)
 import torch
 print(json.dumps({

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from nodes.clock import ManualClock
-from testbed.calibrate.fit import Fit, Times, fit_times
-from testbed.calibrate.measure import Sample, measure
-from testbed.calibrate.plan import Plan, make_plan
-from testbed.calibrate.points import points_of
+from testbed.studies.calibrate.fit import Fit, Times, fit_times
+from testbed.studies.calibrate.measure import Sample, measure
+from testbed.studies.calibrate.plan import Plan, make_plan
+from testbed.studies.calibrate.points import points_of
 
 TOKEN_BYTES = 8
 

@@ -11,15 +11,15 @@ import pytest
 
 from nodes.clock import ManualClock
 from nodes.hub import StubHub
-from testbed.calibrate.client import ClientFit, ClientSample, ClientTime, fit_client, measure_client
-from testbed.calibrate.fit import Fit, Times
-from testbed.calibrate.plan import N_STEPS, Case, Plan
-from testbed.calibrate.profile import Subject, profile_text
-from testbed.calibrate.report import report_markdown, report_text
-from testbed.calibrate.verdict import verdict
 from testbed.errors import ScenarioError
-from testbed.experiment import Experiment
 from testbed.scenario import dump_toml, load_experiment
+from testbed.scenario.experiment import Experiment
+from testbed.studies.calibrate.client import ClientFit, ClientSample, ClientTime, fit_client, measure_client
+from testbed.studies.calibrate.fit import Fit, Times
+from testbed.studies.calibrate.plan import N_STEPS, Case, Plan
+from testbed.studies.calibrate.profile import Subject, profile_text
+from testbed.studies.calibrate.report import report_markdown, report_text
+from testbed.studies.calibrate.verdict import verdict
 from tests.unit.calibrate.conftest import TOKEN_BYTES, KnownCompute
 
 TIMES = Times(2e-3, 5e-3, 1e-4, step_base_s=1.5e-3)

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from nodes.compute import ComputeError
-from testbed.calibrate import command
-from testbed.calibrate.command import Options, calibrate_command, numbers
 from testbed.errors import UserError
-from testbed.experiment import Experiment
+from testbed.runtime.wiring import stub_profile
 from testbed.scenario import load_experiment
-from testbed.wiring import stub_profile
+from testbed.scenario.experiment import Experiment
+from testbed.studies.calibrate import command
+from testbed.studies.calibrate.command import Options, calibrate_command, numbers
 from tests.support.blocks import need_blocks
 
 CONFIG = {

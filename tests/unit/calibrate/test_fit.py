@@ -5,11 +5,11 @@ from dataclasses import fields, replace
 
 import pytest
 
-from testbed.calibrate.fit import Fit, Times, fit_times
-from testbed.calibrate.linear import fit_linear
-from testbed.calibrate.memory import MemorySample, fit_memory
-from testbed.calibrate.verdict import verdict
 from testbed.errors import UserError
+from testbed.studies.calibrate.fit import Fit, Times, fit_times
+from testbed.studies.calibrate.linear import fit_linear
+from testbed.studies.calibrate.memory import MemorySample, fit_memory
+from testbed.studies.calibrate.verdict import verdict
 
 PLAIN = Times(decode_s=2e-3, prefill_base_s=5e-3, prefill_slope_s=1e-4)
 FULL = Times(2e-3, 5e-3, 1e-4, 1.5e-3, 3e-6, prefill_curve_s=2e-7, contention_ratio=0.2)

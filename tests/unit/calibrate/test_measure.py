@@ -5,10 +5,10 @@ from itertools import pairwise
 
 import pytest
 
-from testbed.calibrate.fit import Times
-from testbed.calibrate.plan import Case, Plan, block_counts, make_plan
-from testbed.calibrate.points import points_of
 from testbed.errors import UserError
+from testbed.studies.calibrate.fit import Times
+from testbed.studies.calibrate.plan import Case, Plan, block_counts, make_plan
+from testbed.studies.calibrate.points import points_of
 from tests.unit.calibrate.conftest import run_plan
 
 TIMES = Times(decode_s=0.25, prefill_base_s=2.0, prefill_slope_s=0.125)

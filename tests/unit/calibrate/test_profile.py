@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from policies.problem import Hop, RequestSpec, service_s
-from testbed.calibrate.fit import Fit, Times
-from testbed.calibrate.points import Point
-from testbed.calibrate.profile import Subject, profile_text
 from testbed.errors import ScenarioError
-from testbed.experiment import Experiment
+from testbed.runtime.wiring import stub_profile
 from testbed.scenario import dump_toml, load_experiment
-from testbed.wiring import stub_profile
+from testbed.scenario.experiment import Experiment
+from testbed.studies.calibrate.fit import Fit, Times
+from testbed.studies.calibrate.points import Point
+from testbed.studies.calibrate.profile import Subject, profile_text
 
 TIMES = Times(2e-3, 5e-3, 1e-4, step_base_s=1.5e-3, context_slope_s=3e-6, prefill_curve_s=2e-7)
 SUBJECT = Subject("blocks", "small", "bloom", 8, 64, 256, "cpu", "float32", "plain", 2, 4e9)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from testbed.compare import compare_command
 from testbed.errors import UserError
+from testbed.studies.compare import compare_command
 from tests.support.run_tables import MakeRun, failed, request
 
 

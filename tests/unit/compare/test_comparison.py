@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from testbed.compare import compare_command
-from testbed.compare.notes import spans
-from testbed.compare.text import decimals, percent
 from testbed.errors import RunError, UserError
+from testbed.studies.compare import compare_command
+from testbed.studies.compare.notes import spans
+from testbed.studies.compare.text import decimals, percent
 from tests.support.run_tables import MakeRun, failed, hops_of, request
 
 
@@ -187,7 +187,7 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("testbed.compare.files.write_json", full)
+    monkeypatch.setattr("testbed.studies.compare.files.write_json", full)
     with pytest.raises(RunError, match=r"cannot write to .* \(No space left on device\); make room"):
         compare_command(a, a, tmp_path / "out")
 

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from testbed.compare import compare_command
 from testbed.errors import UserError
 from testbed.rundir import claim
+from testbed.studies.compare import compare_command
 from tests.support.run_tables import MakeRun, request
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from netem.memory import MemoryNetwork
 from netem.spec import HEADER_BYTES, LinkProfile, NetworkError, NetworkSpec, TcpSpec
-from testbed.virtual.loop import MemoryLoop
+from testbed.runtime.virtual.loop import MemoryLoop
 
 T = TypeVar("T")
 PORT = 7000

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from testbed.reproduce import pool
-from testbed.reproduce.runs import run_setting
-from testbed.reproduce.settings import CLOSEST, Setting
+from testbed.studies.reproduce import pool
+from testbed.studies.reproduce.runs import run_setting
+from testbed.studies.reproduce.settings import CLOSEST, Setting
 
 
 @pytest.fixture(scope="session")

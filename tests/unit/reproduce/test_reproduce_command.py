@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from testbed.errors import UserError
-from testbed.reproduce import pool
-from testbed.reproduce.command import reproduce_command
-from testbed.reproduce.settings import DRAWN, STATED, settings_of
-from testbed.reproduce.store import RESULTS, Store, inputs_digest
-from testbed.reproduce.tables import HEADER
+from testbed.studies.reproduce import pool
+from testbed.studies.reproduce.command import reproduce_command
+from testbed.studies.reproduce.settings import DRAWN, STATED, settings_of
+from testbed.studies.reproduce.store import RESULTS, Store, inputs_digest
+from testbed.studies.reproduce.tables import HEADER
 from tests.support.runs import wait_until
 
 SETTING = STATED.cells["Cluster0", 0]
@@ -152,7 +152,7 @@ def test_ctrl_c_and_sigterm_on_the_command_end_it_with_130_and_one_line(
 ) -> None:
     out = tmp_path / "out"
     process = subprocess.Popen(
-        [sys.executable, "-m", "testbed.cli", "reproduce", "paper", "--out", str(out), "--jobs", "2"],
+        [sys.executable, "-m", "testbed.cli.main", "reproduce", "paper", "--out", str(out), "--jobs", "2"],
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

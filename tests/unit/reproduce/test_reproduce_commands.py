@@ -6,10 +6,10 @@ import shlex
 import pytest
 from typer.testing import CliRunner
 
-from testbed.cli import app
-from testbed.reproduce.commands import command_of, settings_lines
-from testbed.reproduce.runs import run_setting
-from testbed.reproduce.settings import CLOSEST, DRAWN, STATED, TABLES, Setting
+from testbed.cli.main import app
+from testbed.studies.reproduce.commands import command_of, settings_lines
+from testbed.studies.reproduce.runs import run_setting
+from testbed.studies.reproduce.settings import CLOSEST, DRAWN, STATED, TABLES, Setting
 
 SEEDS = range(3, 5)
 

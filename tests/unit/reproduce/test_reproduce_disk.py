@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from testbed.errors import RunError, UserError
-from testbed.reproduce import disk
-from testbed.reproduce.command import reproduce_command
-from testbed.reproduce.settings import STATED, settings_of
-from testbed.reproduce.store import RESULTS, Store, inputs_digest
+from testbed.studies.reproduce import disk
+from testbed.studies.reproduce.command import reproduce_command
+from testbed.studies.reproduce.settings import STATED, settings_of
+from testbed.studies.reproduce.store import RESULTS, Store, inputs_digest
 
 SETTING = STATED.cells["Cluster0", 0]
 N_TABLES = len(settings_of("tables"))

@@ -10,11 +10,11 @@ from policies.cgbp import CgBp
 from policies.design import choose_design_concurrency
 from policies.interfaces import PlacementPolicy
 from policies.petals import PetalsPlacement
-from testbed.reproduce.breakdown import break_down, shapley
-from testbed.reproduce.runs import experiment_of, run_setting
-from testbed.reproduce.settings import CLOSEST, PLACES, STATED
-from testbed.reproduce.windows import place_with
 from testbed.results.intervals import mean_of, t_quantile
+from testbed.studies.reproduce.breakdown import break_down, shapley
+from testbed.studies.reproduce.runs import experiment_of, run_setting
+from testbed.studies.reproduce.settings import CLOSEST, PLACES, STATED
+from testbed.studies.reproduce.windows import place_with
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from testbed.reproduce.paper import METRICS, PRINTED_POLICIES, mismatches, printed_decision_s, printed_s
-from testbed.reproduce.runs import experiment_of
-from testbed.reproduce.settings import (
+from testbed.studies.reproduce.paper import (
+    METRICS,
+    PRINTED_POLICIES,
+    mismatches,
+    printed_decision_s,
+    printed_s,
+)
+from testbed.studies.reproduce.runs import experiment_of
+from testbed.studies.reproduce.settings import (
     CLOSEST,
     COLUMNS,
     DRAWN,

@@ -18,8 +18,8 @@ import pytest
 from nodes.eventlog import EventLog
 from policies.problem import ModelSpec, Problem, ServerSpec
 from policies.workload import RequestPlan
-from testbed.experiment import Calibration, Experiment, Link
 from testbed.scenario import load_experiment
+from testbed.scenario.experiment import Calibration, Experiment, Link
 
 LINK = Link(0.05, 84_160.0)
 Hop = tuple[int, int, int, float, float, float, float, int, int]

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from testbed.experiment import Calibration, Link, NetworkChange
 from testbed.results.logs import read_logs
 from testbed.results.model import HopTable, hop_table, model_setup_s
 from testbed.results.trace import write_trace
 from testbed.rundir import NETWORK_CHANGE, EventWriter
-from testbed.timeline import Timeline
+from testbed.scenario.experiment import Calibration, Link, NetworkChange
+from testbed.scenario.timeline import Timeline
 from tests.unit.results.conftest import LINK, MakeRun, SyntheticRun, perfect_hop
 
 CHAIN = [(0, 0, 2), (1, 2, 4)]

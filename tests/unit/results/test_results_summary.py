@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from testbed.errors import UserError
-from testbed.experiment import Calibration
 from testbed.results import finish_run
 from testbed.results.errors import ERROR_FIGURES
 from testbed.results.slo import parse_slo
 from testbed.results.text import summary_text
+from testbed.scenario.experiment import Calibration
 from tests.unit.results.conftest import MakeRun, SyntheticRun, perfect_hop
 
 CHAIN = [(0, 0, 2), (1, 2, 4)]

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from testbed.experiment import BlocksSettings
 from testbed.results import finish_run
 from testbed.results.text import summary_text
 from testbed.results.verified import VERIFY
-from testbed.up import exit_code
+from testbed.runs.up import exit_code
+from testbed.scenario.experiment import BlocksSettings
 from tests.unit.results.conftest import MakeRun, SyntheticRun, perfect_hop
 
 CHAIN = [(0, 0, 4)]

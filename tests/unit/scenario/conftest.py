@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import ScenarioError
-from testbed.experiment import Experiment
 from testbed.scenario import load_experiment
+from testbed.scenario.experiment import Experiment
 
 SMALL = """
 name = "small"

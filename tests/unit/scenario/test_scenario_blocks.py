@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from testbed.errors import ScenarioError
-from testbed.experiment import Experiment
 from testbed.scenario import dump_toml, load_experiment
+from testbed.scenario.experiment import Experiment
 from testbed.scenario.families import make_config
 
 Checkpoint = Callable[..., str]

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from testbed.experiment import Experiment, Link
 from testbed.scenario import dump_toml, load_experiment
+from testbed.scenario.experiment import Experiment, Link
 
 Load = Callable[..., Experiment]
 Complain = Callable[..., str]

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from policies.membership import MembershipRules
+from testbed.control.placing import place_experiment
 from testbed.errors import UserError
-from testbed.experiment import After, Experiment, Fault, RecoveryRules
-from testbed.placing import place_experiment
 from testbed.scenario import dump_toml, load_experiment
+from testbed.scenario.experiment import After, Experiment, Fault, RecoveryRules
 
 Load = Callable[..., Experiment]
 Complain = Callable[..., str]

@@ -9,11 +9,11 @@ import pytest
 
 from policies.problem import BlockRange, Hop, Placement, RequestSpec, service_s
 from testbed.errors import ScenarioError
-from testbed.experiment import Experiment
-from testbed.peering import followers
+from testbed.runtime.peering import followers
+from testbed.runtime.wiring import changed_links, network_spec, node_view, scaled, stub_profile
 from testbed.scenario import dump_toml, load_experiment
+from testbed.scenario.experiment import Experiment
 from testbed.scenario.sources import shipped_files
-from testbed.wiring import changed_links, network_spec, node_view, scaled, stub_profile
 
 SMALL = ("servers=[{hardware='mig-1g', site='Cluster2', count=2}, {hardware='a100', site='Cluster1'}]",)
 

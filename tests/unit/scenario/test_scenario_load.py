@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.problem import RequestSpec
-from testbed.experiment import Experiment
 from testbed.scenario import dump_toml, load_experiment, shipped_scenarios
+from testbed.scenario.experiment import Experiment
 
 Load = Callable[..., Experiment]
 

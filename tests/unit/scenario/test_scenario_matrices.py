@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import ScenarioError
-from testbed.experiment import Experiment, Link
+from testbed.runtime.wiring import network_spec
 from testbed.scenario import dump_toml, load_experiment
-from testbed.wiring import network_spec
+from testbed.scenario.experiment import Experiment, Link
 from tests.unit.scenario.conftest import SMALL
 
 Load = Callable[..., Experiment]

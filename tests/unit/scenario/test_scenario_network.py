@@ -1,6 +1,6 @@
 from collections.abc import Callable
 
-from testbed.experiment import Experiment
+from testbed.scenario.experiment import Experiment
 
 Load = Callable[..., Experiment]
 Complain = Callable[..., str]

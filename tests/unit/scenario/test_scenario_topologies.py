@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from testbed.errors import ScenarioError
-from testbed.experiment import Experiment
 from testbed.scenario import load_experiment
+from testbed.scenario.experiment import Experiment
 from testbed.scenario.topologies import load_topology, shipped_topologies
 
 SCATTERED = ("abovenet", "bellcanada", "gts-ce")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import UserError
-from testbed.experiment import Experiment
 from testbed.scenario import dump_toml, load_experiment
+from testbed.scenario.experiment import Experiment
 
 Complain = Callable[..., str]
 Load = Callable[..., Experiment]

@@ -1,0 +1,369 @@
+"""The command line. Every command is a function here; what it does stands in the module it calls."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from testbed.cli.blocks import generate, model_app, model_overrides
+from testbed.cli.measure import calibrate, links, reproduce, topology
+from testbed.cli.options import (
+    ClockOption,
+    JsonOption,
+    ModelOption,
+    NetworkOption,
+    OutOption,
+    RandomOption,
+    ScenarioArg,
+    SeedOption,
+    SetOption,
+    TimeScaleOption,
+    print_answer,
+)
+from testbed.errors import EXIT_INTERRUPTED, TestbedError, UserError
+
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Networked emulation testbed for geographically distributed LLM inference.",
+    epilog="Start with: testbed up clustered",
+)
+
+_RUNS, _SCENARIOS, _RESULTS, _MACHINE = "Runs", "Scenarios", "Results", "Machine and models"
+
+# Typer has a copy of click inside, whose usage error is public only as the base of this one.
+_UsageError: Any = typer.BadParameter.__bases__[0]
+
+
+@app.command(rich_help_panel=_RUNS)
+def up(
+    scenario: ScenarioArg,
+    clock: ClockOption = None,
+    network: NetworkOption = None,
+    compute: Annotated[
+        str | None, typer.Option(help="stub (calibrated times) or blocks (real transformer blocks).")
+    ] = None,
+    model: ModelOption = None,
+    random_weights: RandomOption = False,
+    placement: Annotated[str | None, typer.Option(help="Placement policy; see `testbed policies`.")] = None,
+    routing: Annotated[str | None, typer.Option(help="Routing policy; see `testbed policies`.")] = None,
+    policy: Annotated[str | None, typer.Option(help="A pair of both; see `testbed policies`.")] = None,
+    time_scale: TimeScaleOption = None,
+    seed: SeedOption = None,
+    overrides: SetOption = None,
+    out: OutOption = None,
+    as_json: JsonOption = False,
+    hold: Annotated[bool, typer.Option("--hold", help="Keep the testbed up after the workload.")] = False,
+    slo: Annotated[str | None, typer.Option(help="Objectives for goodput, e.g. ttft=5s,tpot=1s.")] = None,
+    report: Annotated[bool, typer.Option(help="Write report.html and figures after the run.")] = True,
+    twin: Annotated[
+        bool, typer.Option(help="Judge a run in real time by the same run in virtual time, made after it.")
+    ] = True,
+) -> None:
+    """Bring the testbed up, serve the scenario's workload, write a trace, print a summary."""
+    from testbed.runs.up import up_command
+    from testbed.scenario import load_experiment
+    from testbed.scenario.policy import PolicyChoice
+
+    options = {
+        "clock": clock,
+        "network.backend": network,
+        "compute.backend": compute,
+        "time_scale": time_scale,
+        "seed": seed,
+    }
+    changes = [f"{key}={value}" for key, value in options.items() if value is not None]
+    changes += model_overrides(model, random_weights)
+    _refuse_pair_and_half(policy is not None, placement, routing)
+    changes += PolicyChoice(policy, placement, routing).overrides()
+    experiment = load_experiment(scenario, [*(overrides or []), *changes])
+    raise typer.Exit(
+        up_command(experiment, out, as_json=as_json, hold=hold, slo=slo, report=report, with_twin=twin)
+    )
+
+
+def _refuse_pair_and_half(has_pair: bool, placement: str | None, routing: str | None) -> None:
+    if has_pair and (placement is not None or routing is not None):
+        raise UserError("--policy names both policies: give either it, or --placement and --routing")
+
+
+@app.command(rich_help_panel=_RUNS)
+def fault(
+    kind: Annotated[str, typer.Argument(help="kill, stop, cont, slow, restart, leave or join.")],
+    server: Annotated[str, typer.Argument(help="The server's name.")],
+    factor: Annotated[
+        float | None, typer.Option(help="With slow: so many times slower; 1 is as fast as at first.")
+    ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option("--run", help="The running testbed's run directory; default the latest in runs/."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Do something to a server of a running testbed, whether it serves or holds."""
+    from testbed.control.faults.live import fault_command
+
+    answer, text = fault_command(kind, server, factor, run)
+    print_answer(answer, lambda: text, as_json)
+
+
+@app.command(rich_help_panel=_RUNS)
+def simulate(
+    targets: Annotated[
+        list[str],
+        typer.Argument(
+            help="Scenarios (files or shipped names) and instance files (.json).", metavar="TARGET"
+        ),
+    ],
+    policy: Annotated[
+        list[str] | None, typer.Option(help="A pair, see `testbed policies`. Repeat to compare.")
+    ] = None,
+    placement: Annotated[str | None, typer.Option(help="Placement policy; the other half stays.")] = None,
+    routing: Annotated[str | None, typer.Option(help="Routing policy; the other half stays.")] = None,
+    runs: Annotated[int, typer.Option(min=1, help="Monte-Carlo runs: so many seeds, counting up.")] = 1,
+    seed: SeedOption = None,
+    session_setup: Annotated[
+        str | None,
+        typer.Option(help="reference adds the published constant per request; none does not."),
+    ] = None,
+    mode: Annotated[
+        str | None,
+        typer.Option(help="reference (default for instances) or real (default for scenarios)."),
+    ] = None,
+    clock: Annotated[
+        str | None,
+        typer.Option(
+            help="virtual runs the testbed itself in virtual time on the memory network; auto takes a fast engine."
+        ),
+    ] = None,
+    design_concurrency: Annotated[
+        str | None, typer.Option(metavar="N", help="|R|: a number, auto (by formula) or searched.")
+    ] = None,
+    offline: Annotated[
+        bool,
+        typer.Option(
+            "--offline", help="Offline instances: all requests at once; milp, cg-bprr, lp-rounding."
+        ),
+    ] = False,
+    overrides: SetOption = None,
+    slo: Annotated[str | None, typer.Option(help="Objectives for goodput, e.g. ttft=5s,tpot=1s.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per line to stdout.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option("--out", help="Write tables to this new folder.")] = None,
+) -> None:
+    """Simulate scenarios or instance files: the same decisions and tables in a fraction of a second."""
+    from testbed.results.slo import parse_slo
+    from testbed.scenario.policy import PolicyChoice
+    from testbed.simulate.command import Options, simulate_command
+
+    _refuse_pair_and_half(bool(policy), placement, routing)
+    if offline:
+        unused = {
+            "--placement": placement,
+            "--routing": routing,
+            "--seed": seed,
+            "--session-setup": session_setup,
+            "--mode": mode,
+            "--clock": clock,
+            "--design-concurrency": design_concurrency,
+            "--set": overrides,
+            "--slo": slo,
+            "--out": out,
+            "--runs": runs if runs > 1 else None,
+        }
+        for name, value in unused.items():
+            if value is not None:
+                raise UserError(f"{name} has no meaning with --offline; leave it out")
+        from testbed.simulate.offline import offline_command
+        from testbed.simulate.text import offline_text
+
+        paths = [Path(target) for target in targets]
+        answers = [answer for name in policy or ["cg-bprr"] for answer in offline_command(paths, name)]
+        typer.echo("\n".join(map(json.dumps, answers)) if as_json else offline_text(answers))
+        return
+    choices = [PolicyChoice(name) for name in policy or ()] or [PolicyChoice(None, placement, routing)]
+    options = Options(
+        choices=tuple(choices),
+        n_runs=runs,
+        seed=seed,
+        session_setup=session_setup,
+        mode=mode,
+        design_concurrency=design_concurrency,
+        overrides=tuple(overrides or ()),
+        objectives=parse_slo(slo) if slo is not None else None,
+        out=out,
+        clock=clock,
+    )
+    raise typer.Exit(simulate_command(targets, options, as_json=as_json))
+
+
+@app.command(rich_help_panel=_SCENARIOS)
+def show(scenario: ScenarioArg, overrides: SetOption = None, as_json: JsonOption = False) -> None:
+    """Print the resolved scenario: every name looked up, every unit converted."""
+    from testbed.scenario import dump_toml, load_experiment
+
+    experiment = load_experiment(scenario, overrides or [])
+    print_answer(dict(experiment.document), lambda: dump_toml(experiment), as_json)
+
+
+@app.command(rich_help_panel=_SCENARIOS)
+def validate(scenario: ScenarioArg, overrides: SetOption = None, as_json: JsonOption = False) -> None:
+    """Check a scenario, its placement included, without running anything.
+
+    A policy module:Class that the file names is not imported: its placement is not checked then.
+    """
+    from testbed.control.placing import place_experiment
+    from testbed.scenario import load_experiment
+    from testbed.scenario.units import counted
+
+    experiment = load_experiment(scenario, overrides or [])
+    placement = None if experiment.code_in_file else place_experiment(experiment).placement
+    answer: dict[str, Any] = {
+        "valid": True,
+        "name": experiment.name,
+        "n_servers": experiment.problem.n_servers,
+        "n_clients": len(experiment.problem.clients),
+        "n_requests": len(experiment.requests),
+        "design_concurrency": placement and placement.design_concurrency,
+        "not_loaded": list(experiment.code_in_file),
+    }
+    if placement is None:
+        placed = f"not placed: {', '.join(experiment.code_in_file)} of the file would run code"
+    else:
+        placed = f"{placement.policy} places all blocks"
+        if placement.design_concurrency:
+            placed += f" for |R| = {placement.design_concurrency}"
+    print_answer(
+        answer,
+        lambda: (
+            f"{experiment.name}: valid; {counted(answer['n_servers'], 'servers')}, "
+            f"{counted(answer['n_clients'], 'clients')}, {counted(answer['n_requests'], 'requests')}; {placed}"
+        ),
+        as_json,
+    )
+
+
+@app.command(rich_help_panel=_SCENARIOS)
+def scenarios(as_json: JsonOption = False) -> None:
+    """List the scenarios that come with the tool."""
+    from testbed.scenario import shipped_scenarios
+
+    rows = [{"name": name, "description": text} for name, text in shipped_scenarios()]
+    print_answer(
+        {"scenarios": rows}, lambda: "\n".join(f"{r['name']:<14} {r['description']}" for r in rows), as_json
+    )
+
+
+@app.command(rich_help_panel=_SCENARIOS)
+def policies(as_json: JsonOption = False) -> None:
+    """List placement and routing policies, one line each."""
+    from policies.registry import list_policies
+
+    rows = list_policies()
+    print_answer(
+        {"policies": rows},
+        lambda: "\n".join(f"{r['kind']:<10} {r['name']:<24} {r['summary']}" for r in rows),
+        as_json,
+    )
+
+
+@app.command(rich_help_panel=_MACHINE)
+def doctor(as_json: JsonOption = False) -> None:
+    """Show what works on this machine, what does not, and how to get it."""
+    from testbed.inspect.machine import doctor_rows, doctor_text
+
+    rows = doctor_rows()
+    print_answer({"capabilities": rows}, lambda: doctor_text(rows), as_json)
+
+
+@app.command(rich_help_panel=_MACHINE)
+def clean(
+    out: Annotated[Path, typer.Option("--out", help="A run directory, or a folder of them.")] = Path("runs"),
+    as_json: JsonOption = False,
+) -> None:
+    """Remove what killed runs left on this machine (processes, sockets, folders); complete tables in --out."""
+    from testbed.runs.clean import clean_command, clean_text
+
+    if not out.is_dir() and out != Path("runs"):
+        raise UserError(f"{out} is no folder; give a run directory, or a folder of them, with --out")
+    answer = clean_command(out)
+    print_answer(answer, lambda: clean_text(answer), as_json)
+
+
+@app.command(rich_help_panel=_RESULTS)
+def report(
+    run: Annotated[Path, typer.Argument(help="A run directory.")], as_json: JsonOption = False
+) -> None:
+    """Rebuild tables, summary, trace and report of a run from its logs."""
+    from testbed.results import finish_run, load_run, write_report
+    from testbed.results.text import summary_text
+
+    experiment = load_run(run)
+    summary = finish_run(run, experiment)
+    write_report(run, experiment)
+    print_answer(summary, lambda: summary_text(summary), as_json)
+
+
+@app.command(rich_help_panel=_RESULTS)
+def compare(
+    run_a: Annotated[Path, typer.Argument(help="A run directory; differences are in percent of it.")],
+    run_b: Annotated[Path, typer.Argument(help="Another one.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Write JSON, tables and figures to this new folder.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Line two runs up, emulated or simulated: request by request, token by token, hop by hop."""
+    from testbed.studies.compare import compare_command
+
+    answer, text = compare_command(run_a, run_b, out)
+    print_answer(answer, lambda: text, as_json)
+
+
+for command, panel in (
+    (generate, _RUNS),
+    (topology, _SCENARIOS),
+    (reproduce, _RESULTS),
+    (links, _MACHINE),
+    (calibrate, _MACHINE),
+):
+    app.command(rich_help_panel=panel)(command)
+app.add_typer(model_app, name="model", rich_help_panel=_MACHINE)
+
+
+def main() -> NoReturn:
+    """Entry point: a user's mistake is one sentence on stderr and exit code 2."""
+    try:
+        code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+    except _UsageError as error:
+        command = error.ctx.command_path if error.ctx else "testbed"
+        _fail(f"{error.format_message().rstrip('.')} (see `{command} --help`)", 2)
+    except UserError as error:
+        _fail(error, 2)
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(EXIT_INTERRUPTED)
+    except OSError as error:
+        # What commands read and write they answer for themselves: this is their standard output.
+        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EIO, errno.EPIPE):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _fail(f"cannot write the answer to standard output: {error.strerror}", 1)
+    except TestbedError as error:
+        _fail(error, 1)
+    sys.exit(code)
+
+
+def _fail(error: Exception | str, code: int) -> NoReturn:
+    print(f"testbed: {error}", file=sys.stderr)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""Everything about failures in one emulated run; ``testbed.runtime.emulation`` holds one of these."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+from nodes.control import ControlError
+from testbed.control.coordinator import Coordinator
+from testbed.control.faults import leaks
+from testbed.control.faults.live import FaultSocket
+from testbed.control.faults.machines import Machines, Nodes
+from testbed.control.faults.recoveries import Recoveries
+from testbed.control.faults.schedule import Schedule
+from testbed.rundir import EventWriter
+from testbed.scenario.experiment import Experiment
+
+
+class Faults:
+    """The scenario's faults and those by hand, what clients make of them, and what is left in the end."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        nodes: Nodes,
+        coordinator: Coordinator,
+        events: EventWriter,
+        run_dir: Path,
+    ) -> None:
+        self._nodes = nodes
+        self._coordinator = coordinator
+        self._events = events
+        self._run_dir = run_dir
+        self._n_clients = len(experiment.problem.clients)
+        self._machines = Machines(experiment, nodes, coordinator, events)
+        self._numbers = {name: number for number, name in enumerate(self._machines.names)}
+        self._schedule = Schedule(experiment.faults, self._machines)
+        self._recoveries = Recoveries(experiment, self._machines, coordinator, events)
+        self._socket = FaultSocket(run_dir, self._machines.names, self._machines.befall)
+        self._descriptors: dict[str, int] = {}
+        self.leaks: dict[str, float] | None = None
+        """``{sessions, cache_bytes, descriptors, namespaces}``; ``None`` before the clients were done."""
+
+    @property
+    def watched(self) -> frozenset[int]:
+        """Requests whose tokens must be told."""
+        return self._schedule.watched
+
+    @property
+    def decisions(self) -> dict[str, int]:
+        return dict(vars(self._coordinator.decisions))
+
+    async def begin(self) -> None:
+        """Time has begun."""
+        self._machines.begin()
+        self._descriptors = self._nodes.descriptors()
+        self._machines.in_background(self._schedule.run())
+        if not self._nodes.clock.is_virtual:  # nobody's hand is as fast, and a run should repeat itself
+            await self._socket.open()
+
+    def when_one_dies(self, call: Callable[[int], None]) -> None:
+        """Have ``call`` called with the number of every server whose process has ended."""
+        self._machines.died = call
+
+    def one_at_a_time(self) -> AbstractAsyncContextManager[Any]:
+        """Hold this while links change: see ``Machines``."""
+        return self._machines.one_at_a_time()
+
+    def token(self, request: int, n_tokens: int) -> None:
+        self._schedule.token(request, n_tokens)
+
+    def told(self, event: str, request: int, at_s: float, details: Mapping[str, Any]) -> None:
+        """A client's word about a failure: see ``nodes.recovery``."""
+        self._recoveries.told(event, request, at_s, details)
+
+    def ended(self, request: int) -> None:
+        """The request is over, one way or another."""
+        self._recoveries.ended(request)
+
+    def answers(self, server: int) -> bool:
+        """Whether the server's process is there and runs."""
+        return self._machines.answers(server)
+
+    def survives(self, node: str, status: int) -> bool:
+        """A node's process has ended; whether the run goes on."""
+        return node in self._numbers and self._machines.ended(self._numbers[node], status)
+
+    async def look_for_leaks(self) -> None:
+        """Count what is left of sessions; all clients are done."""
+        n_sessions, cache_bytes = await leaks.held_by_servers(self._status)
+        n_descriptors = 0
+        for name, count in self._nodes.descriptors().items():
+            server = self._numbers.get(name)
+            # One that began later has no clients in its first count: each has one connection to it.
+            before = self._descriptors.get(name)
+            if server is not None and (before is None or self._machines.epoch(server)):
+                before = self._descriptors_of_servers() + self._n_clients
+            n_more = count - before if before is not None else 0
+            if n_more > 0:
+                self._events.write("leak", self._nodes.now_s(), node=name, n_descriptors=n_more)
+                n_descriptors += n_more
+        self.leaks = {
+            "sessions": n_sessions,
+            "cache_bytes": cache_bytes,
+            "descriptors": n_descriptors,
+            "namespaces": 0,
+        }
+
+    def _descriptors_of_servers(self) -> int:
+        """The most that a server had open at the start."""
+        return max(self._descriptors.get(name, 0) for name in self._numbers)
+
+    async def _status(self) -> list[Mapping[str, Any]]:
+        found = []
+        for server in range(len(self._machines.names)):
+            if self._machines.answers(server):
+                with contextlib.suppress(ControlError):  # it has just died: it holds nothing
+                    found.append(await self._nodes.ask_server(server, "status"))
+        return found
+
+    async def end(self) -> None:
+        """Nothing more happens to servers. Safe in every phase."""
+        self._socket.close()
+        await self._machines.end()
+
+    def count_namespaces(self) -> None:
+        """After the network has gone."""
+        if self.leaks is not None:
+            self.leaks["namespaces"] = leaks.namespaces_left(self._run_dir)

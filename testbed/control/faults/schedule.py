@@ -1,0 +1,49 @@
+"""The scenario's faults: each at its instant, or as soon as a request has so many tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from testbed.control.faults.machines import Machines
+from testbed.rundir import BY_SCENARIO
+from testbed.scenario.experiment import Fault
+
+
+class Schedule:
+    """Has ``machines`` carry out ``faults``."""
+
+    def __init__(self, faults: Iterable[Fault], machines: Machines) -> None:
+        self._machines = machines
+        self._timed: list[tuple[float, int, Fault]] = []
+        self._after: dict[int, list[Fault]] = {}
+        for number, fault in enumerate(faults):
+            if fault.after is not None:
+                self._after.setdefault(fault.after.request, []).append(fault)
+            elif fault.at_s is not None:
+                self._timed.append((fault.at_s, number, fault))
+        self._timed.sort(key=lambda entry: entry[:2])
+
+    @property
+    def watched(self) -> frozenset[int]:
+        """Requests whose tokens faults wait for."""
+        return frozenset(self._after)
+
+    async def run(self) -> None:
+        """Carry out what has an instant; returns after the last."""
+        for at_s, _, fault in self._timed:
+            await self._machines.sleep_until_s(at_s)
+            self._machines.in_background(self._befall(fault))
+
+    def token(self, request: int, n_tokens: int) -> None:
+        """``request`` has ``n_tokens`` output tokens now."""
+        due = [
+            fault for fault in self._after.get(request, ()) if fault.after and fault.after.tokens <= n_tokens
+        ]
+        for fault in due:
+            self._after[request].remove(fault)
+            self._machines.in_background(self._befall(fault))
+
+    async def _befall(self, fault: Fault) -> None:
+        await self._machines.befall(
+            fault.kind, fault.server, fault.factor, fault.for_s, fault.at_s, by=BY_SCENARIO
+        )

@@ -1,0 +1,117 @@
+"""The moves of an emulation's servers: ``testbed.control.mover`` under its clock, with its nodes as carriers."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Coroutine
+from typing import Any
+
+from nodes.control import ControlError
+from policies.online import OnlinePolicy
+from policies.problem import PolicyError
+from testbed.control.coordinator import Coordinator
+from testbed.control.faults.machines import Nodes
+from testbed.control.mover import Mover, Way
+from testbed.control.placing import PolicyInterrupted
+from testbed.errors import RunError, TestbedError, UserError
+from testbed.rundir import EventWriter
+from testbed.scenario.experiment import Experiment
+
+_NEWS_S = 2.0
+"""Seconds of the event loop's time, real or virtual, in which the launcher has told of a process that has ended."""
+
+
+class Moves:
+    """Checks at the controller's times, and has nodes change their blocks. A ``testbed.control.mover.Carrier``.
+
+    ``has_real_blocks``: loading takes what it takes; otherwise nodes wait for as long as the model says.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        policy: OnlinePolicy,
+        nodes: Nodes,
+        coordinator: Coordinator,
+        events: EventWriter,
+        has_real_blocks: bool,
+    ) -> None:
+        self._problem = experiment.problem
+        self._nodes = nodes
+        self._membership = coordinator.membership
+        self._has_real_blocks = has_real_blocks
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.mover = Mover(
+            experiment,
+            policy,
+            coordinator,
+            self,
+            nodes.now_s,
+            lambda event, at_s, details: events.write(event, at_s, **details),
+        )
+
+    def begin(self) -> None:
+        """Time has begun."""
+        self._start(self._check_at_times())
+
+    async def end(self) -> None:
+        """No more moves. Safe in every phase."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def state(self, state: str) -> None:
+        """What a client says of one of its requests."""
+        if state == "arrived":
+            self.mover.load.arrive(self._nodes.now_s())
+        elif state in ("completed", "failed", "interrupted"):
+            self.mover.load.end(self._nodes.now_s())
+
+    def phase(self, server: int, phase: str, at_s: float) -> None:
+        """A server says what it does to its blocks."""
+        if phase == "loading":
+            self.mover.drained(server, at_s)
+
+    def rehost(self, way: Way) -> None:
+        self._start(self._move(way))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(self._guarded(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except PolicyInterrupted:  # by what ends the run
+            return
+        except PolicyError as error:
+            self._nodes.broke(UserError(str(error)))
+        except TestbedError as error:
+            self._nodes.broke(error)
+
+    async def _check_at_times(self) -> None:
+        while (at_s := self.mover.next_check_at_s()) < math.inf:
+            await self._nodes.clock.sleep_until_s(at_s)
+            self.mover.check()
+
+    async def _move(self, way: Way) -> None:
+        load_s = 0.0 if self._has_real_blocks else way.load_s
+        try:
+            done = await self._nodes.ask_server(
+                way.server, "rehost", *way.new, way.new_bytes, way.drain_s, load_s
+            )
+        except ControlError as error:
+            await self._lost(way, error)
+        else:
+            self.mover.arrived(way, **done)
+
+    async def _lost(self, way: Way, error: ControlError) -> None:
+        """The server does not answer any more: that it is dead is known in a moment."""
+        await asyncio.sleep(_NEWS_S)
+        if not self.mover.is_on(way):
+            return
+        if way.server in self._membership.alive():
+            raise RunError(f"{self._problem.servers[way.server].name} could not change its blocks: {error}")
+        self.mover.give_up(way.server)

@@ -1,0 +1,211 @@
+"""Runs the placement policy of an experiment and binds its router, with the user's words for failures."""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from policies.checks import check_placement, check_route, check_waiting
+from policies.interfaces import PlacementPolicy, Router, RoutingPolicy
+from policies.joining import among, spread
+from policies.problem import Hop, Placement, PolicyError, Problem, RequestSpec, Route
+from policies.registry import resolve_placement, resolve_routing
+from policies.search import search_design_concurrency
+from policies.state import SystemState
+from testbed.control.fixed import PREFIX, fixed_placement, fixed_routing
+from testbed.errors import UserError
+from testbed.scenario.experiment import Experiment
+
+_NONE: Mapping[str, RoutingPolicy] = MappingProxyType({})
+_SAID: set[str] = set()
+"""Policies whose notice is on stderr already."""
+_DECIDING: list[str] = []
+"""Policies whose code runs, the innermost last."""
+_MAX_CHECKED = 65536
+"""Chains whose check is remembered."""
+
+
+class CheckedRouter:
+    """A router that is held to the rules and whose time is taken.
+
+    ``decisions_s`` grows by the real seconds of each decision. ``check_waits`` also holds the expected
+    wait to what the state says, for engines that take the policy's word for it.
+    """
+
+    def __init__(self, router: Router, problem: Problem, placement: Placement, name: str) -> None:
+        self._router = router
+        self._problem = problem
+        self._placement = placement
+        self._name = name
+        self._checked: set[tuple[Hop, ...]] = set()
+        self.decisions_s: list[float] = []
+        self.check_waits = False
+
+    def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
+        """Raises ``PolicyError`` naming the policy if it fails or answers a chain that breaks a rule."""
+        started_at = time.perf_counter()
+        with policy_code("routing", self._name):
+            route = self._router.route(request, state, now_s)
+        self.decisions_s.append(time.perf_counter() - started_at)
+        if route is None:
+            return None
+        if not (isinstance(route, Route) and route.wait_s >= 0 and route.hops in self._checked):
+            check_route(self._problem, self._placement, route, self._name)
+            if len(self._checked) >= _MAX_CHECKED:
+                self._checked.clear()
+            self._checked.add(route.hops)
+        if self.check_waits:
+            check_waiting(self._problem, request, route, state, now_s, self._name)
+        return route
+
+
+@dataclass(frozen=True)
+class PlacedExperiment:
+    """A checked placement, the router for it, and the real seconds that deciding took.
+
+    ``bind`` makes a router for another placement of the same problem, ``bind_to`` for another problem too
+    (a part of it, see ``policies.subrange``).
+    """
+
+    placement: Placement
+    router: CheckedRouter
+    decision_s: float
+    bind: Callable[[Placement], CheckedRouter]
+    bind_to: Callable[[Problem, Placement], CheckedRouter]
+
+
+class PolicyInterrupted(PolicyError):
+    """A policy was interrupted as it decided: whoever did that knows why."""
+
+
+class _Interrupt(BaseException):
+    """Gets out of a policy's code, which may catch what it likes of ``Exception``."""
+
+
+def deciding() -> str | None:
+    """Which policy's code runs now; ``None``: none does."""
+    return _DECIDING[-1] if _DECIDING else None
+
+
+def interrupt_policy() -> None:
+    """In a signal handler: if a policy's code runs, it ends here, with ``PolicyInterrupted``."""
+    if _DECIDING:
+        raise _Interrupt
+
+
+@contextmanager
+def policy_code(kind: str, name: str) -> Iterator[None]:
+    """Runs a policy's code: whatever it raises becomes a ``PolicyError`` that names it and the place."""
+    _DECIDING.append(f"{kind} policy {name}")
+    try:
+        yield
+    except PolicyError:
+        raise
+    except _Interrupt:
+        raise PolicyInterrupted(f"{kind} policy {name} was interrupted as it decided") from None
+    except (Exception, SystemExit) as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise PolicyError(
+            f"{kind} policy {name} failed at {Path(frame.filename).name}:{frame.lineno} with "
+            f"{type(error).__name__}: {' '.join(str(error).split())}"
+        ) from error
+    finally:
+        _DECIDING.pop()
+
+
+def place_experiment(
+    experiment: Experiment, stand_ins: Mapping[str, RoutingPolicy] = _NONE
+) -> PlacedExperiment:
+    """Place the blocks. Raises ``UserError`` with the policy's reason.
+
+    ``stand_ins`` are routing policies to take in place of the registered ones of their names.
+    """
+    try:
+        return place(experiment, stand_ins)
+    except PolicyError as error:
+        raise UserError(str(error)) from error
+
+
+def place(experiment: Experiment, stand_ins: Mapping[str, RoutingPolicy] = _NONE) -> PlacedExperiment:
+    """As ``place_experiment``, but raises the ``PolicyError`` itself."""
+    problem = experiment.problem
+    if (
+        ":" in experiment.placement + experiment.routing + (experiment.online or "")
+        and str(Path.cwd()) not in sys.path
+    ):
+        sys.path.append(str(Path.cwd()))  # module:Class is looked up in the current folder too
+    _say_what_code_runs(experiment)
+    policy = placement_policy(experiment.placement)
+    routing = stand_ins.get(experiment.routing) or routing_policy(experiment.routing)
+    started_at = time.perf_counter()
+    present = [j for j in range(problem.n_servers) if j not in experiment.absent]
+    is_whole = len(present) == problem.n_servers or experiment.placement.startswith(PREFIX)
+    there = problem if is_whole else among(problem, present)
+    with policy_code("placement", experiment.placement):
+        given = experiment.design_concurrency
+        if given != "searched":
+            placement = policy.place(there, given)
+        elif getattr(policy, "searches", False):
+            placement = policy.place(there)
+        else:
+            placement = search_design_concurrency(there, policy.place, routing.bind).placement
+    check_placement(there, placement, experiment.placement)
+    if not is_whole:
+        placement = spread(placement, present, problem.n_servers)
+    for j in experiment.absent:
+        if placement.ranges[j].n_blocks:
+            raise PolicyError(
+                f"{experiment.placement} puts blocks on {problem.servers[j].name}, which has present = false and is "
+                "not there at the start; give it none"
+            )
+
+    def bind_to(problem: Problem, placement: Placement) -> CheckedRouter:
+        with policy_code("routing", experiment.routing):
+            router = routing.bind(problem, placement)
+        if not callable(getattr(router, "route", None)):
+            raise PolicyError(
+                f"routing policy {experiment.routing} must answer a router with a method route() from bind(), not "
+                f"{type(router).__name__}"
+            )
+        return CheckedRouter(router, problem, placement, experiment.routing)
+
+    bind = partial(bind_to, problem)
+    router = bind(placement)
+    return PlacedExperiment(placement, router, time.perf_counter() - started_at, bind, bind_to)
+
+
+def _say_what_code_runs(experiment: Experiment) -> None:
+    """A file may come from anybody: that it has code run is said, once, before it does."""
+    names = [name for name in experiment.code_in_file if name not in _SAID]
+    if names:
+        _SAID.update(names)
+        print(f"notice: the scenario file has code of {', '.join(names)} run as its policy", file=sys.stderr)
+
+
+def placement_data(placement: Placement) -> dict[str, Any]:
+    """A placement as ``plan.json`` has it: ranges half-open and 0-based."""
+    return {
+        "policy": placement.policy,
+        "ranges": [list(r) for r in placement.ranges],
+        "cache_bytes": list(placement.cache_bytes),
+        "design_concurrency": placement.design_concurrency,
+        "bounds": dict(placement.bounds),
+    }
+
+
+def placement_policy(name: str) -> PlacementPolicy:
+    """The placement policy of a name as scenarios give it. Raises ``PolicyError`` or ``UserError``."""
+    return fixed_placement(name) if name.startswith(PREFIX) else resolve_placement(name)
+
+
+def routing_policy(name: str) -> RoutingPolicy:
+    """The routing policy of a name as scenarios give it. Raises ``PolicyError`` or ``UserError``."""
+    return fixed_routing(name) if name.startswith(PREFIX) else resolve_routing(name)

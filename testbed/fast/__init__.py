@@ -1,0 +1,1 @@
+"""Sessions that nothing disturbs: ``engine`` serves them in closed form, on ``events`` and ``servers``."""

@@ -1,8 +1,0 @@
-"""Servers that fail while a run is emulated, and what becomes of the sessions on them.
-
-- ``machines``: what can be done to a server's process, by a scenario or by hand
-- ``schedule``: the scenario's faults, by time and by tokens
-- ``recoveries``: what clients tell of failures, as lines of ``events.jsonl``
-- ``live``: the socket of a running testbed, and ``testbed fault``
-- ``leaks``: what is left of sessions at the end
-"""

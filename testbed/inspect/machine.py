@@ -1,0 +1,111 @@
+"""``testbed doctor``: what this machine can do, found by trying it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+from netem import probe
+from netem.choose import BACKENDS, choose_backend
+from testbed.runtime.blocks import blocks_missing
+from testbed.scenario.checkpoints import INSTALL
+
+_ASK_TORCH = """
+import json
+import nodes.blocks.compute, nodes.blocks.hub, torch, transformers
+gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+print(json.dumps({
+    "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+    "gpus": [f"cuda:{i} {gpu.name} {gpu.total_memory / 1e9:.1f} GB" for i, gpu in enumerate(gpus)],
+}))
+"""
+
+
+def doctor_rows() -> list[dict[str, Any]]:
+    """One row per capability: ``{name, works, detail, hint}``; hints say how to get what is missing."""
+    rows = [
+        _row("python", None, f"{sys.version.split()[0]}"),
+        _row(
+            "root",
+            None if os.geteuid() == 0 else "not root",
+            "effective uid 0",
+            "not needed where rootless works",
+        ),
+        _row("namespaces", probe.probe_namespaces(), "network namespaces can be made"),
+        _row("rootless", probe.probe_rootless(), "user namespaces for unprivileged users"),
+        _row("tun", probe.probe_tun(), "TUN devices with offloads"),
+        _row("htb", probe.probe_qdisc("htb"), "rate shaping (sch_htb)"),
+        _row("netem-qdisc", probe.probe_qdisc("netem"), "kernel delay emulation (sch_netem)"),
+    ]
+    missing = {backend.name: backend.missing() for backend in BACKENDS}
+    rows += [_row(f"network {name}", why_not, "works here") for name, why_not in missing.items()]
+    rows.append(_packets_row({name: why for name, why in missing.items() if name != "loopback"}))
+    rows.append(_row("network memory", None, "all nodes in one process, virtual time only: works everywhere"))
+    virtual = "memory" if missing["fabric"] else "fabric"
+    rows.append(
+        {"name": "virtual time", "works": True, "detail": f"network auto takes {virtual}", "hint": ""}
+    )
+    chosen, why = choose_backend("auto")
+    rows.append(
+        {"name": "real time", "works": True, "detail": f"network auto takes {chosen.name}", "hint": why}
+    )
+    return rows + _blocks_rows()
+
+
+def _row(name: str, missing: str | None, detail: str, hint: str = "") -> dict[str, Any]:
+    if missing is None:
+        return {"name": name, "works": True, "detail": detail, "hint": ""}
+    return {"name": name, "works": False, "detail": missing, "hint": hint}
+
+
+def _packets_row(missing: dict[str, str | None]) -> dict[str, Any]:
+    """Whether jitter, loss and links that change meet real packets: what the kernel's networks need for it."""
+    working = [name for name, why_not in missing.items() if why_not is None]
+    why_not = (
+        None if working else f"only imitated by clients (loopback); for real packets: {missing['fabric']}"
+    )
+    what = "on real packets, while they flow"
+    return _row("jitter, loss", why_not, f"and changes of links {what}: {', '.join(working)}")
+
+
+def _blocks_rows() -> list[dict[str, Any]]:
+    """Whether real blocks can be computed, and on which GPUs: asked of a process that imports torch."""
+    missing = blocks_missing()
+    if missing is not None:
+        why_not = f"not installed ({missing}): {INSTALL}"
+        return [_row("blocks", why_not, ""), _row("gpu", _gpu_missing() or why_not, "")]
+    asked = subprocess.run([sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, check=False)
+    if asked.returncode:
+        last = (asked.stderr.strip().splitlines() or [f"status {asked.returncode}"])[-1]
+        why_not = f"real blocks cannot be imported: {last}"
+        return [_row("blocks", why_not, ""), _row("gpu", _gpu_missing() or why_not, "")]
+    found = json.loads(asked.stdout)
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    gpus = ", ".join(found["gpus"])
+    no_gpu = None if gpus else _gpu_missing() or "this torch was built without CUDA, or sees no device"
+    return [_row("blocks", None, f"real transformer blocks: {versions}"), _row("gpu", no_gpu, gpus)]
+
+
+def _gpu_missing() -> str | None:
+    """What the driver says, which is there without torch too."""
+    try:
+        os.close(os.open("/dev/nvidiactl", os.O_RDWR))
+    except OSError as error:
+        if error.errno == errno.ENOENT:
+            return "no NVIDIA driver on this machine; the stub needs none"
+        return f"the NVIDIA driver cannot be used: {error.strerror}"
+    return None
+
+
+def doctor_text(rows: list[dict[str, Any]]) -> str:
+    """The table for the terminal."""
+    lines = []
+    for row in rows:
+        mark = "yes" if row["works"] else "no"
+        hint = f" ({row['hint']})" if row["hint"] else ""
+        lines.append(f"{row['name']:<17} {mark:<4} {row['detail']}{hint}")
+    return "\n".join(lines)

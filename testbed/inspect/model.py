@@ -1,0 +1,118 @@
+"""``testbed model``: small checkpoints to try things with, and what a checkpoint holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from testbed.errors import UserError
+from testbed.rundir import check_new_folder
+from testbed.runtime.blocks import available_bytes, make_checkpoint, require_blocks
+from testbed.scenario.blocks import VALUE_BYTES
+from testbed.scenario.checkpoints import checkpoint_sizes, find_checkpoint, read_config, require_weights
+from testbed.scenario.families import FAMILIES, make_config, sizes_of
+from testbed.scenario.units import counted
+
+MIN_VOCABULARY = 260
+"""256 bytes and four special tokens."""
+
+
+def make_tiny_command(
+    folder: Path,
+    family: str,
+    n_layers: int,
+    hidden_size: int,
+    n_heads: int,
+    vocabulary: int,
+    seed: int,
+    *,
+    n_kv_heads: int | None,
+    n_shards: int,
+) -> tuple[dict[str, Any], str]:
+    """Write a checkpoint; answers what it holds, and a line about it. Raises ``UserError``."""
+    require_blocks("testbed model make-tiny")
+    if family not in FAMILIES:
+        raise UserError(f"--family {family}: choose one of {', '.join(FAMILIES)}")
+    if hidden_size % n_heads:
+        raise UserError(f"--heads {n_heads} does not divide --hidden {hidden_size}")
+    if family == "llama" and hidden_size // n_heads % 2:
+        raise UserError(
+            f"--heads {n_heads} of --hidden {hidden_size} have size {hidden_size // n_heads}; that of a llama must be even"
+        )
+    if n_kv_heads is not None and family != "llama":
+        raise UserError(f"--kv-heads is for --family llama; a {family} has as many as --heads")
+    if n_kv_heads is not None and n_heads % n_kv_heads:
+        raise UserError(f"--kv-heads {n_kv_heads} does not divide --heads {n_heads}")
+    if vocabulary < MIN_VOCABULARY:
+        raise UserError(
+            f"--vocab {vocabulary} is too small: {MIN_VOCABULARY} is the least, 256 bytes and 4 special tokens"
+        )
+    config = make_config(family, n_layers, hidden_size, n_heads, vocabulary, n_kv_heads)
+    sizes = sizes_of(config)
+    n_bytes = n_layers * sizes.block_bytes("plain", 4) + 8.0 * vocabulary * hidden_size
+    if n_bytes > available_bytes():
+        raise UserError(
+            f"a model of {n_bytes / 1e9:.3g} GB does not fit in this machine's memory: make it smaller, or compute "
+            "without a checkpoint (`testbed up --random-weights`)"
+        )
+    check_new_folder(folder, "DIR")
+    make_checkpoint(folder, config, seed, n_shards)
+    answer = show_answer(str(folder.absolute()), "float32", "plain")
+    return answer, f"{folder}: {_line(answer)}"
+
+
+def show_command(checkpoint: str, dtype: str, weights: str) -> tuple[dict[str, Any], str]:
+    """What a checkpoint's blocks and caches take. Raises ``UserError``."""
+    if dtype not in VALUE_BYTES:
+        raise UserError(f"--dtype {dtype}: choose one of {', '.join(VALUE_BYTES)}")
+    if weights not in ("plain", "int8", "nf4"):
+        raise UserError(f"--weights {weights}: choose one of plain, int8, nf4")
+    answer = show_answer(find_checkpoint(checkpoint, Path()), dtype, weights)
+    lines = [f"{answer['checkpoint']}: {_line(answer)}"]
+    if answer["problem"]:
+        lines.append(f"its blocks can only have random weights: {answer['problem']}")
+    lines.append(
+        f"per block, {dtype}, weights {weights}: s_m {answer['block_bytes'] / 1e6:.3f} MB; s_c "
+        f"{answer['cache_bytes_per_token']:.0f} B per token of a session"
+    )
+    return answer, "\n".join(lines)
+
+
+def show_answer(checkpoint: str, dtype: str, weights: str) -> dict[str, Any]:
+    sizes = checkpoint_sizes(read_config(checkpoint), checkpoint)
+    value_bytes = VALUE_BYTES[dtype]
+    return {
+        "checkpoint": checkpoint,
+        "family": sizes.family,
+        "n_blocks": sizes.n_blocks,
+        "hidden_size": sizes.hidden_size,
+        "n_heads": sizes.n_heads,
+        "n_kv_heads": sizes.n_kv_heads,
+        "vocabulary": sizes.vocabulary,
+        "max_tokens": sizes.max_tokens,
+        "dtype": dtype,
+        "weights": weights,
+        "block_bytes": sizes.block_bytes(weights, value_bytes),
+        "cache_bytes_per_token": sizes.cache_values * value_bytes,
+        "problem": _problem(checkpoint, sizes.n_blocks),
+    }
+
+
+def _problem(checkpoint: str, n_blocks: int) -> str | None:
+    """Why its weights cannot be used; ``None``: nothing is known against them. Those on the hub are not looked at."""
+    try:
+        if Path(checkpoint).is_absolute():
+            require_weights(checkpoint, n_blocks)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def _line(answer: dict[str, Any]) -> str:
+    heads = f"{answer['n_heads']} heads"
+    if answer["n_kv_heads"] != answer["n_heads"]:
+        heads += f" ({answer['n_kv_heads']} of keys and values)"
+    return (
+        f"{answer['family']}, {counted(answer['n_blocks'], 'blocks')}, hidden size {answer['hidden_size']}, {heads}, "
+        f"{answer['vocabulary']} tokens"
+    )

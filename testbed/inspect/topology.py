@@ -1,0 +1,314 @@
+"""``testbed topology``: what a topology is like, in numbers and as a map."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from netem.topology import Topology, TopologyError, TopologyLink, TopologyNode
+from testbed.errors import ScenarioError, UserError
+from testbed.scenario.experiment import Experiment
+from testbed.scenario.matrices import matrix_of_file
+from testbed.scenario.network import site_links
+from testbed.scenario.network_tables import MatrixTable
+from testbed.scenario.problems import KeyedError
+from testbed.scenario.topologies import DEFAULT_DETOUR, load_topology
+from testbed.scenario.topology_files import DEFAULT_RATE
+
+MATRICES = (".csv", ".json")
+PICTURES = (".png", ".svg", ".pdf")
+_WIDEST = 2.0
+"""Width over height up to which a map has true proportions."""
+
+
+def topology_command(
+    name: str,
+    delays: str,
+    detour: float | None,
+    experiment: Experiment | None,
+    picture: Path | None,
+    rtt_unit: str = "ms",
+) -> tuple[dict[str, Any], str]:
+    """The JSON answer and the text of a topology or RTT matrix, by name or file; draws ``picture`` if given.
+
+    ``experiment`` marks its servers and clients. ``rtt_unit`` is that of a matrix file (.csv, .json).
+    Raises ``UserError`` for what cannot be read or drawn.
+    """
+    if delays not in ("given", "fibre"):
+        raise UserError(f"--delays must be given or fibre, not {delays!r}")
+    if detour is not None and delays != "fibre":
+        raise UserError("--detour is only for --delays fibre")
+    if detour is not None and not 1 <= detour <= 100:
+        raise UserError(f"--detour must lie between 1 and 100, not {detour:g}")
+    if picture is not None and picture.suffix.lower() not in PICTURES:
+        raise UserError(f"--picture must end in {', '.join(PICTURES)}, not {picture.name!r}")
+    one_way_s: list[list[float]] | None = None
+    rtt_s: list[list[float | None]]
+    try:
+        if Path(name).suffix.lower() in MATRICES:
+            if delays == "fibre":
+                raise UserError("--delays fibre is for topologies: a matrix has no coordinates")
+            topology, one_way_s = _matrix(Path(name), rtt_unit)
+            rtt_s = [[a + b for a, b in zip(*both, strict=True)] for both in _with_transposed(one_way_s)]
+        else:
+            topology = load_topology(name)
+            if delays == "fibre":
+                topology = topology.with_fibre_delays(DEFAULT_DETOUR if detour is None else detour)
+            rtt_s = rtt_matrix_s(topology)
+    except KeyedError as error:
+        raise ScenarioError(error.what) from None
+    except TopologyError as error:
+        raise UserError(f"{error} (--delays fibre)" if "fibre" in str(error) else str(error)) from None
+    places = _places(topology, experiment)
+    answer = topology_answer(topology, rtt_s, delays, places)
+    if one_way_s is not None:
+        answer["one_way_ms"] = [[1e3 * value for value in row] for row in one_way_s]
+    if picture is not None:
+        try:
+            draw_map(picture, topology, rtt_s, places)
+        except OSError as error:
+            raise UserError(f"cannot write {picture}: {error.strerror}; choose another --picture") from error
+    return answer, topology_text(answer)
+
+
+def _matrix(path: Path, rtt_unit: str) -> tuple[Topology, list[list[float]]]:
+    """The sites of a matrix file with a link per pair, and the one-way delays in seconds by direction.
+
+    Raises ``KeyedError``.
+    """
+    table = {"kind": "matrix", "file": str(path), "rtt_unit": rtt_unit}
+    try:
+        matrix = matrix_of_file(MatrixTable.model_validate(table), Path())
+    except KeyedError as error:
+        if error.key != ("network", "rate"):
+            raise
+        matrix = matrix_of_file(MatrixTable.model_validate({**table, "rate": DEFAULT_RATE}), Path())
+    links = site_links(matrix)
+    sites = matrix.sites
+    assert sites is not None, "a matrix that was read has sites"
+    topology = Topology(
+        path.stem,
+        tuple(TopologyNode(site) for site in sites),
+        tuple(
+            TopologyLink(
+                a,
+                b,
+                (links[a, b].delay_s + links[b, a].delay_s) / 2,
+                min(links[a, b].rate_bps, links[b, a].rate_bps),
+            )
+            for i, a in enumerate(sites)
+            for b in sites[i + 1 :]
+        ),
+    )
+    return topology, [[links[a, b].delay_s if a != b else 0.0 for b in sites] for a in sites]
+
+
+def _with_transposed(rows: list[list[float]]) -> Iterator[tuple[list[float], tuple[float, ...]]]:
+    """Every row with the column of the same number."""
+    return zip(rows, zip(*rows, strict=True), strict=True)
+
+
+def rtt_matrix_s(topology: Topology) -> list[list[float | None]]:
+    """RTT of every ordered pair in seconds; ``None`` where there is no path."""
+    number = {name: i for i, name in enumerate(topology.node_names)}
+    rtt_s: list[list[float | None]] = [[None] * len(number) for _ in number]
+    for component in topology.components():
+        for a, row in zip(component, topology.rtt_matrix_s(component), strict=True):
+            for b, value in zip(component, row, strict=True):
+                rtt_s[number[a]][number[b]] = value
+    return rtt_s
+
+
+def topology_answer(
+    topology: Topology,
+    rtt_s: Sequence[Sequence[float | None]],
+    delays: str,
+    places: Mapping[str, Sequence[str]],
+) -> dict[str, Any]:
+    """``{name, delays, nodes, links, rtt_ms, statistics}``; RTTs between nodes in the order of ``nodes``."""
+    pairs_ms = [
+        1e3 * value
+        for i, row in enumerate(rtt_s)
+        for j, value in enumerate(row)
+        if i < j and value is not None
+    ]
+    nodes = []
+    for node in topology.nodes:
+        entry: dict[str, Any] = {
+            "name": node.name,
+            "longitude": node.longitude_deg,
+            "latitude": node.latitude_deg,
+        }
+        if node.name in places:
+            entry["runs"] = list(places[node.name])
+        nodes.append(entry)
+    return {
+        "name": topology.name,
+        "delays": delays,
+        "nodes": nodes,
+        "links": [
+            {
+                "nodes": [link.a, link.b],
+                "delay_ms": 1e3 * (link.delay_s or 0.0),
+                "rate_mbps": link.rate_bps / 1e6,
+            }
+            for link in topology.links
+        ],
+        "rtt_ms": [[None if value is None else 1e3 * value for value in row] for row in rtt_s],
+        "statistics": {
+            "n_nodes": len(topology.nodes),
+            "n_links": len(topology.links),
+            "n_components": len(topology.components()),
+            "rtt_ms": _spread(pairs_ms),
+            "without_place": [node.name for node in topology.nodes if node.latitude_deg is None],
+            "delay_not_from_coordinates": list(topology.without_coordinates) if delays == "fibre" else None,
+        },
+    }
+
+
+def _spread(values: Sequence[float]) -> dict[str, float] | None:
+    if not values:
+        return None
+    low, p50, p90, high = np.percentile(values, (0, 50, 90, 100))
+    return {
+        "min": float(low),
+        "p50": float(p50),
+        "mean": math.fsum(values) / len(values),
+        "p90": float(p90),
+        "max": float(high),
+    }
+
+
+def topology_text(answer: Mapping[str, Any]) -> str:
+    """A few lines."""
+    found = answer["statistics"]
+    parts = f" in {found['n_components']} parts that are not connected" if found["n_components"] > 1 else ""
+    lines = [f"{answer['name']}: {found['n_nodes']} nodes, {found['n_links']} links{parts}"]
+    spread = found["rtt_ms"]
+    if spread:
+        how = (
+            "as given"
+            if answer["delays"] == "given"
+            else "from coordinates, by the speed of light in fibre and the detour"
+        )
+        along = "" if "one_way_ms" in answer else " along delay-shortest paths"
+        lines.append(
+            f"RTT between two nodes{along}: {spread['min']:.3f} to {spread['max']:.3f} ms, "
+            f"mean {spread['mean']:.3f}, median {spread['p50']:.3f} (delays {how})"
+        )
+    if len(found["without_place"]) == found["n_nodes"]:
+        lines.append("no coordinates are known")
+    elif found["without_place"]:
+        lines.append(f"without known place: {', '.join(found['without_place'])}")
+    lines.append(f"nodes: {', '.join(node['name'] for node in answer['nodes'])}")
+    for node in answer["nodes"]:
+        if "runs" in node:
+            lines.append(f"  {node['name']}: {', '.join(node['runs'])}")
+    return "\n".join(lines)
+
+
+def _places(topology: Topology, experiment: Experiment | None) -> dict[str, list[str]]:
+    """What runs at each node that an experiment uses. Raises ``UserError`` if it is not on this topology."""
+    places: dict[str, list[str]] = {}
+    if experiment is not None:
+        for name, site in experiment.sites.items():
+            if site not in topology.node_names:
+                raise UserError(
+                    f"{experiment.name} puts {name} at {site}, which is no node of {topology.name}"
+                )
+            places.setdefault(site, []).append(name)
+    return places
+
+
+def draw_map(
+    path: Path,
+    topology: Topology,
+    rtt_s: Sequence[Sequence[float | None]],
+    places: Mapping[str, Sequence[str]],
+) -> None:
+    """A map (or a layout, where no place is known) with the distribution of RTTs beside it."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    at, is_map = _positions(topology)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 5), width_ratios=(3, 1.2))
+    for link in topology.links:
+        (x0, y0), (x1, y1) = at[link.a], at[link.b]
+        left.plot([x0, x1], [y0, y1], color="#b8c4d0", linewidth=0.8, zorder=1)
+    known = {node.name for node in topology.nodes if node.latitude_deg is not None}
+    groups = [
+        ("node", "#5c6b7a", 14, "o", [n for n in topology.node_names if n not in places]),
+        ("server", "#1f5a99", 46, "s", [n for n in places if _runs_server(places[n])]),
+        ("client", "#d1762b", 60, "^", [n for n in places if not _runs_server(places[n])]),
+    ]
+    for label, colour, size, marker, names in groups:
+        for is_known, fill in ((True, colour), (False, "white")):
+            some = [at[n] for n in names if (n in known) == is_known]
+            if some:
+                text = label if is_known or not is_map else f"{label}, place not known"
+                x, y = zip(*some, strict=True)
+                left.scatter(x, y, s=size, marker=marker, color=fill, edgecolors=colour, zorder=2, label=text)
+    if len(topology.nodes) <= 30 or places:
+        for name in places or topology.node_names:
+            text = ", ".join(places[name]) if name in places else name
+            left.annotate(text, at[name], xytext=(4, 3), textcoords="offset points", fontsize=7)
+    left.set_title(f"{topology.name}: {len(topology.nodes)} nodes, {len(topology.links)} links")
+    if is_map:
+        left.set(xlabel="longitude (degrees east)", ylabel="latitude (degrees north)")
+        x, y = np.array(list(at.values())).T
+        stretch = 1 / max(math.cos(math.radians(float(y.mean()))), 0.2)
+        if np.ptp(x) < _WIDEST * stretch * max(np.ptp(y), 1e-9):
+            left.set_aspect(stretch)  # wider networks are drawn as high as the figure allows
+    else:
+        left.set(xticks=[], yticks=[], xlabel="no coordinates are known: positions mean nothing")
+    left.legend(fontsize=8, frameon=False, loc="best")
+    pairs_ms = [1e3 * value for i, row in enumerate(rtt_s) for value in row[i + 1 :] if value is not None]
+    right.hist(pairs_ms, bins=30, color="#1f5a99")
+    right.set(xlabel="RTT between two nodes (ms)", ylabel="pairs of nodes")
+    for side in ("top", "right"):
+        left.spines[side].set_visible(False)
+        right.spines[side].set_visible(False)
+    figure.tight_layout()
+    metadata = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}.get(path.suffix.lower(), {})
+    try:
+        figure.savefig(path, dpi=130, metadata=metadata)
+    finally:
+        plt.close(figure)
+
+
+def _runs_server(names: Sequence[str]) -> bool:
+    return any(not name.startswith("client") for name in names)
+
+
+def _positions(topology: Topology) -> tuple[dict[str, tuple[float, float]], bool]:
+    """Where to draw each node, and whether that is a map: coordinates, or a layout where none is known."""
+    placed = topology.placed_nodes()
+    at = {
+        node.name: (node.longitude_deg, node.latitude_deg)
+        for node in placed
+        if node.longitude_deg is not None and node.latitude_deg is not None
+    }
+    if len(at) == len(topology.nodes):
+        return _cut_at_the_widest_gap(at), True
+    import networkx as nx
+
+    graph = nx.Graph([(link.a, link.b) for link in topology.links])
+    graph.add_nodes_from(topology.node_names)
+    layout = nx.spring_layout(graph, seed=0)
+    return {name: (float(x), float(y)) for name, (x, y) in layout.items()}, False
+
+
+def _cut_at_the_widest_gap(at: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
+    """Longitudes counted on beyond 180 degrees where that keeps neighbours together, as across the Pacific."""
+    east = sorted(x for x, _ in at.values())
+    gaps = [(b - a, b) for a, b in pairwise([*east, east[0] + 360])]
+    first = max(gaps)[1] % 360
+    start = first if first <= 180 else first - 360
+    return {name: (x if x >= start else x + 360, y) for name, (x, y) in at.items()}

@@ -1,0 +1,269 @@
+"""``testbed generate``: one text, made by real blocks through the emulated network."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from nodes.blocks.spec import Sampling
+from testbed.errors import EXIT_INTERRUPTED, TestbedError, UserError
+from testbed.scenario.experiment import Experiment
+from testbed.control.placing import place_experiment
+from testbed.runtime.blocks import RealModel, real_model, require_blocks
+from testbed.results.logs import RequestRecord, read_logs
+from testbed.rundir import make_run_dir
+from testbed.runtime.running import emulate
+from testbed.scenario import load_experiment
+from testbed.scenario.checkpoints import checkpoint_sizes
+from testbed.scenario.families import ModelSizes
+from testbed.scenario.units import counted
+from testbed.runtime.stage import choose_stage
+from testbed.runs.up import (
+    check_can_run,
+    exit_code,
+    finish,
+    has_begun,
+    undone_unless_begun,
+)
+from testbed.runs.verify import verify_tokens
+
+_STREAM_PERIOD_S = 0.05
+_UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+"""What a character looks like of which not all tokens have come."""
+
+
+@dataclass(frozen=True)
+class GenerateOptions:
+    """What is asked for: ``prompt`` or ``prompt_ids``, and so many tokens at most."""
+
+    prompt: str | None
+    prompt_ids: str | None
+    max_new_tokens: int
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    seed: int | None
+
+    def sampling(self) -> Sampling | None:
+        """``None``: the most probable token each time. Raises ``UserError``."""
+        if self.temperature == 0 or (self.temperature, self.top_k, self.top_p) == (None, None, None):
+            if self.seed is not None:
+                raise UserError("--seed is for sampling: give --temperature, --top-k or --top-p with it")
+            return None
+        return Sampling(
+            1.0 if self.temperature is None else self.temperature,
+            self.top_k or 0,
+            1.0 if self.top_p is None else self.top_p,
+            self.seed or 0,
+        )
+
+
+def generate_command(
+    scenario: str,
+    overrides: Sequence[str],
+    options: GenerateOptions,
+    out: Path | None,
+    *,
+    as_json: bool,
+    report: bool,
+    echo: Callable[[str], None],
+) -> tuple[int, dict[str, Any]]:
+    """Bring the testbed up and generate; answers the exit code and what came out.
+
+    ``echo`` is given the text as it comes unless ``as_json``.
+    """
+    require_blocks("testbed generate")
+    sampling = options.sampling()
+    given_ids = _given_ids(options)
+    if any(text.partition("=")[0].strip() == "compute.backend" for text in overrides):
+        raise UserError("testbed generate computes real blocks: leave out --set compute.backend")
+    overrides = [*overrides, "compute.backend=blocks"]
+    experiment = load_experiment(scenario, [*overrides, _workload(1, options.max_new_tokens)])
+    check_can_run(experiment)
+    assert experiment.blocks is not None
+    sizes = checkpoint_sizes(experiment.blocks.config, experiment.problem.model.name)
+    if given_ids is not None or not options.prompt:
+        _check_prompt(given_ids or [], options.max_new_tokens, sizes)  # before anything takes its time
+    stage = choose_stage(experiment)
+    run_dir = make_run_dir(out, experiment.name)
+    launcher = stage.begin(experiment, run_dir)
+    with undone_unless_begun(run_dir, launcher):
+        model = real_model(experiment, run_dir)
+        assert model is not None
+        text = _Text(model)
+        ids = given_ids if given_ids is not None else text.encode(options.prompt or "")
+        _check_prompt(ids, options.max_new_tokens, sizes)
+        experiment = load_experiment(scenario, [*overrides, _workload(len(ids), options.max_new_tokens)])
+        placed = place_experiment(experiment)
+        real = dataclasses.replace(model, sampling=sampling, stops=True, prompts={0: tuple(ids)})
+    _say(f"run {run_dir}")
+
+    async def run() -> tuple[TestbedError | None, bool]:
+        stream = _Stream(run_dir, text, echo if not as_json else lambda _: None)
+        streaming = asyncio.create_task(stream.run())
+        try:
+            return await emulate(
+                experiment, placed, run_dir, stage, launcher, real, hold=False, announce=_say, live=False
+            )
+        finally:
+            streaming.cancel()
+            stream.show()
+            if not as_json:
+                echo("\n")
+
+    error, interrupted = stage.run(launcher, run())
+    if not has_begun(run_dir, error):
+        _say(f"interrupted before the request; logs are in {run_dir}")
+        return EXIT_INTERRUPTED, {}
+    if error is None and not interrupted:
+        verify_tokens(run_dir, experiment, real, _say)
+    summary = finish(run_dir, experiment, None, report)
+    if error is not None:
+        raise error
+    records = read_logs(run_dir).requests
+    if interrupted or not records:
+        _say(f"interrupted: the record up to now is in {run_dir}")
+        return EXIT_INTERRUPTED, {}
+    answer = _answer(run_dir, experiment, records[0], ids, text)
+    for key in ("n_tokens_checked", "n_tokens_altered", "tokens_unchecked_because"):
+        answer[key] = summary[key]
+    return exit_code(summary), answer
+
+
+def answer_text(answer: dict[str, Any]) -> str:
+    """What a person is told after the text itself."""
+    n_tokens, token_s = len(answer["token_ids"]), answer["token_s"]
+    if answer["status"] != "completed":
+        return f"the request has {answer['status']} after {counted(n_tokens, 'tokens')}: {answer['reason']}"
+    rest = f", each of the others {sum(token_s[1:]) / (n_tokens - 1):.4f} s" if n_tokens > 1 else ""
+    chain = ", ".join(f"{h['server']} {h['first_block']}-{h['last_block']}" for h in answer["chain"])
+    checked, altered = answer["n_tokens_checked"], answer["n_tokens_altered"]
+    if checked is None:
+        verdict = f"not compared with the whole model: {answer['tokens_unchecked_because']}"
+    elif altered:
+        verdict = f"{altered} of {checked} are NOT those of the whole model on one machine"
+    else:
+        verdict = "all are those of the whole model on one machine"
+    return (
+        f"{counted(n_tokens, 'tokens')}, ended by {answer['ended_by']}: the first after {answer['ttft_s']:.3f} s{rest}; "
+        f"{verdict}\nblocks by server: {chain}"
+    )
+
+
+def _given_ids(options: GenerateOptions) -> list[int] | None:
+    if (options.prompt is None) == (options.prompt_ids is None):
+        raise UserError("give either --prompt TEXT or --prompt-ids 1,2,3")
+    if options.prompt_ids is None:
+        return None
+    try:
+        return [int(part) for part in options.prompt_ids.split(",") if part.strip()]
+    except ValueError:
+        raise UserError(f"--prompt-ids {options.prompt_ids}: must be whole numbers such as 1,2,3") from None
+
+
+def _workload(n_input_tokens: int, n_output_tokens: int) -> str:
+    request = f"[0.0, {n_input_tokens}, {n_output_tokens}]"
+    return f'workload={{arrivals = "listed", rate = 1.0, requests = [{request}]}}'
+
+
+def _check_prompt(ids: list[int], n_new_tokens: int, sizes: ModelSizes) -> None:
+    if not ids:
+        raise UserError("the prompt is empty: give at least one token")
+    foreign = next((token for token in ids if not 0 <= token < sizes.vocabulary), None)
+    if foreign is not None:
+        raise UserError(f"token {foreign} of the prompt is none of the model's, 0 to {sizes.vocabulary - 1}")
+    if sizes.max_tokens is not None and len(ids) + n_new_tokens > sizes.max_tokens:
+        raise UserError(
+            f"a prompt of {counted(len(ids), 'tokens')} and {n_new_tokens} new ones are more than the {sizes.max_tokens} that the "
+            "model is made for: shorten the prompt, or lower --max-new-tokens"
+        )
+
+
+class _Text:
+    """The model's tokenizer; a model without a checkpoint has none, and its tokens no text."""
+
+    def __init__(self, model: RealModel) -> None:
+        from nodes.blocks.text import Text
+        from nodes.compute import ComputeError
+
+        self._text: Text | None = None
+        self._missing = "a model of random weights has no tokenizer"
+        if model.source.folder is not None:
+            try:
+                self._text = Text(Path(model.source.folder))
+            except ComputeError as error:
+                self._missing = str(error)
+
+    def encode(self, prompt: str) -> list[int]:
+        """Raises ``UserError``."""
+        if self._text is None:
+            raise UserError(f"{self._missing}: give tokens with --prompt-ids")
+        return self._text.encode(prompt)
+
+    def decode(self, tokens: list[int]) -> str | None:
+        return None if self._text is None else self._text.decode(tokens)
+
+
+class _Stream:
+    """Shows the text while it comes, from the client's log."""
+
+    def __init__(self, run_dir: Path, text: _Text, echo: Callable[[str], None]) -> None:
+        self._folder, self._text, self._echo = run_dir / "events", text, echo
+        self._shown = ""
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(_STREAM_PERIOD_S)
+            self.show(whole=False)
+
+    def show(self, whole: bool = True) -> None:
+        """Show what has come since; a last, broken character only if ``whole``."""
+        text = self._text.decode(self._tokens())
+        if text is None or (text.endswith(_UNFINISHED) and not whole):
+            return
+        if text.startswith(self._shown):
+            self._echo(text[len(self._shown) :])
+            self._shown = text
+
+    def _tokens(self) -> list[int]:
+        tokens: list[int] = []
+        for path in self._folder.glob("*.log"):
+            unpacker = msgpack.Unpacker(strict_map_key=False)
+            unpacker.feed(path.read_bytes())
+            with contextlib.suppress(ValueError):  # the last record is being written
+                tokens += [record[-1] for record in unpacker if record[0] == "token"]
+        return tokens
+
+
+def _answer(
+    run_dir: Path, experiment: Experiment, record: RequestRecord, ids: list[int], text: _Text
+) -> dict[str, Any]:
+    tokens = [token.token_id for token in record.tokens]
+    servers = experiment.problem.servers
+    return {
+        "token_ids": tokens,
+        "text": text.decode(tokens),
+        "prompt_ids": ids,
+        "status": record.status,
+        "reason": record.reason,
+        "ended_by": "the model" if len(tokens) < record.n_output_tokens else "--max-new-tokens",
+        "ttft_s": record.tokens[0].finished_at_s - record.arrived_at_s if tokens else None,
+        "token_s": [token.finished_at_s - token.ready_at_s for token in record.tokens],
+        "chain": [
+            {"server": servers[server].name, "first_block": first, "last_block": last}
+            for server, first, last in record.chain
+        ],
+        "run": str(run_dir),
+    }
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,61 @@
+"""The truth beside a run in real time: its twin, the same requests in virtual time with all nodes in this process.
+
+The twin has the run's placement, policies, seed and planned faults; its servers are stubs with the scenario's own
+times. What the machine did to the run (late timers, slow processes) cannot get into it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from testbed.errors import TestbedError
+from testbed.scenario.experiment import Experiment
+from testbed.control.placing import PlacedExperiment
+from testbed.results import finish_run
+from testbed.rundir import TWIN, make_run_dir
+from testbed.runtime.running import run_to_end
+from testbed.scenario import load_experiment
+from testbed.runtime.stage import Stage
+
+_BLOCKS_KEYS = ("model", "random_weights", "device", "dtype", "weights", "threads", "streams", "verify")
+"""Of ``[compute]``: what a stub has not."""
+
+
+def twin_of(experiment: Experiment, folder: Path) -> Experiment:
+    """``experiment`` in virtual time on ``memory``, as ``folder``'s scenario.toml has it then."""
+    document: dict[str, Any] = {**experiment.document, "clock": "virtual", "time_scale": 1}
+    document["network"] = {**document["network"], "backend": "memory"}
+    compute = {key: value for key, value in document["compute"].items() if key not in _BLOCKS_KEYS}
+    document["compute"] = {**compute, "backend": "stub", "serial": experiment.serial_compute}
+    path = folder / "scenario.toml"
+    path.write_text(tomli_w.dumps(document), encoding="utf-8")
+    return replace(load_experiment(str(path)), name=experiment.name, calibration=experiment.calibration)
+
+
+def run_twin(
+    experiment: Experiment, placed: PlacedExperiment, run_dir: Path, announce: Callable[[str], None]
+) -> None:
+    """Run the twin of ``experiment`` into the folder ``twin`` of ``run_dir``.
+
+    If it does not come to its end, that is said, and nothing of it stays: a run is worth having without.
+    """
+    folder = run_dir / TWIN
+    stage = Stage("virtual", "memory", "the twin of a run in real time")
+    try:
+        make_run_dir(folder, experiment.name)
+        twin = twin_of(experiment, folder)
+        again = replace(placed, router=placed.bind(placed.placement))
+        run_to_end(twin, again, folder, stage)
+        finish_run(folder, twin)
+        return
+    except KeyboardInterrupt:
+        announce("interrupted: this run has no twin")
+    except (TestbedError, OSError) as error:
+        announce(f"this run has no twin: {error}")
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,166 @@
+"""The ``up`` command around an emulation: run directory, signals, live view, tables, summary."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from policies.problem import PolicyError
+from testbed.control.steering import Steering, online_policy
+from testbed.errors import EXIT_INTERRUPTED, RunError, TestbedError, UserError
+from testbed.scenario.experiment import Experiment
+from testbed.runtime.launching import Launcher
+from testbed.control.placing import PlacedExperiment, place_experiment
+from testbed.runtime.blocks import check_model, real_model, require_blocks
+from testbed.results import finish_run, write_report
+from testbed.results.slo import parse_slo
+from testbed.results.text import summary_text
+from testbed.rundir import make_run_dir
+from testbed.runtime.running import emulate
+from testbed.runtime.stage import choose_stage
+from testbed.runs.twin import run_twin
+from testbed.runs.verify import verify_tokens
+
+
+def up_command(
+    experiment: Experiment,
+    out: Path | None,
+    *,
+    as_json: bool,
+    hold: bool,
+    slo: str | None,
+    report: bool,
+    with_twin: bool = True,
+) -> int:
+    """Run ``experiment``; answers the exit code: 0 only when every request completed.
+
+    ``with_twin``: a run in real time is then repeated in virtual time, and judged by that.
+    """
+    objectives = parse_slo(slo) if slo is not None else None
+    check_can_run(experiment)
+    stage = choose_stage(experiment, holds=hold)
+    placed = _placed(experiment)
+    run_dir = make_run_dir(out, experiment.name)
+    launcher = stage.begin(experiment, run_dir)
+    with undone_unless_begun(run_dir, launcher):
+        real = real_model(experiment, run_dir)
+    _say(f"run {run_dir}")
+    error, interrupted = stage.run(
+        launcher, emulate(experiment, placed, run_dir, stage, launcher, real, hold, _say)
+    )
+    if not has_begun(run_dir, error):
+        _say(f"interrupted before any session; logs are in {run_dir}")
+        return EXIT_INTERRUPTED
+    if real is not None and error is None and not interrupted:
+        verify_tokens(run_dir, experiment, real, _say)
+    if with_twin and not stage.is_virtual and error is None and not interrupted:
+        _say("running the twin in virtual time (--no-twin leaves it out)")
+        run_twin(experiment, placed, run_dir, _say)
+    try:
+        summary = finish(run_dir, experiment, objectives, report)
+    except RunError:
+        if error is not None:
+            _say(f"testbed: {error}")
+        raise
+    typer.echo(json.dumps(summary) if as_json else summary_text(summary))
+    if error is not None:
+        raise error
+    if interrupted:
+        _say(f"interrupted: the record up to now is in {run_dir}")
+        return EXIT_INTERRUPTED
+    return exit_code(summary)
+
+
+def has_begun(run_dir: Path, error: TestbedError | None) -> bool:
+    """Whether any session was logged. Raises ``error`` if none was because of it."""
+    if any((run_dir / "events").iterdir()):
+        return True
+    if isinstance(error, UserError):
+        shutil.rmtree(run_dir)  # nothing began: the corrected command may take the same folder
+    if error is not None:
+        raise error
+    return False
+
+
+def exit_code(summary: dict[str, Any]) -> int:
+    """0 only if every request completed, with the tokens that it should have."""
+    is_whole = summary["n_completed"] == summary["n_requests"]
+    return 0 if is_whole and not summary["n_tokens_altered"] else 1
+
+
+def check_can_run(experiment: Experiment) -> None:
+    """Raises ``UserError`` for real blocks without what they need."""
+    if experiment.blocks is not None:
+        require_blocks('compute.backend "blocks"')
+        check_model(experiment.blocks)
+
+
+def _placed(experiment: Experiment) -> PlacedExperiment:
+    """Raises ``UserError`` if a policy does not take the scenario."""
+    placed = place_experiment(experiment)
+    try:
+        policy = online_policy(experiment)
+        if policy is not None:
+            Steering(experiment.problem, placed.placement, policy)
+    except PolicyError as error:
+        raise UserError(str(error)) from error
+    return placed
+
+
+@contextmanager
+def undone_unless_begun(run_dir: Path, launcher: Launcher) -> Iterator[None]:
+    """Preparations of a run: if they fail, the launcher ends and ``run_dir`` goes."""
+    try:
+        yield
+    except BaseException:
+        launcher.close()
+        shutil.rmtree(run_dir)
+        raise
+
+
+def run_quietly(experiment: Experiment, out: Path, with_twin: bool = False) -> dict[str, Any]:
+    """Run ``experiment`` into ``out``, a new folder, without a word; answers the summary. Raises what broke it."""
+    stage = choose_stage(experiment)
+    placed = _placed(experiment)
+    run_dir = make_run_dir(out, experiment.name)
+    launcher = stage.begin(experiment, run_dir)
+    with undone_unless_begun(run_dir, launcher):
+        real = real_model(experiment, run_dir)
+    error, _ = stage.run(
+        launcher,
+        emulate(experiment, placed, run_dir, stage, launcher, real, False, lambda _: None, live=False),
+    )
+    if error is not None:
+        raise error
+    if real is not None:
+        verify_tokens(run_dir, experiment, real, lambda _: None)
+    if with_twin and not stage.is_virtual:
+        run_twin(experiment, placed, run_dir, lambda _: None)
+    return finish_run(run_dir, experiment)
+
+
+def finish(
+    run_dir: Path, experiment: Experiment, objectives: dict[str, float] | None, report: bool
+) -> dict[str, Any]:
+    """Tables, summary and, if asked for, the report of a run; answers the summary. Raises ``RunError``."""
+    try:
+        summary = finish_run(run_dir, experiment, objectives)
+        if report:
+            write_report(run_dir, experiment)
+    except OSError as error:
+        raise RunError(
+            f"cannot write the tables of {run_dir} ({error.strerror}); the logs are intact: make room, then "
+            f"`testbed report {run_dir}`"
+        ) from error
+    return summary
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

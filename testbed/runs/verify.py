@@ -1,0 +1,85 @@
+"""After a run with real blocks: are its tokens those of the whole model on one machine?
+
+The answer stands in a file of the run directory, so that a report made again has it too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from testbed.scenario.experiment import Experiment
+from testbed.runtime.blocks import RealModel, available_bytes
+from testbed.results.logs import RequestRecord, read_logs
+from testbed.results.verified import VERIFY, unchecked
+from testbed.rundir import marks, write_json
+
+_HEADROOM_RATIO = 1.2
+
+
+def verify_tokens(
+    run_dir: Path, experiment: Experiment, real: RealModel, announce: Callable[[str], None]
+) -> dict[str, Any]:
+    """Compare every completed request's tokens; answers and writes what was found, or why it was not tried."""
+    answer = _verify(run_dir, experiment, real, announce)
+    write_json(run_dir / VERIFY, answer)
+    return answer
+
+
+def _verify(
+    run_dir: Path, experiment: Experiment, real: RealModel, announce: Callable[[str], None]
+) -> dict[str, Any]:
+    if not real.settings.verify:
+        return unchecked("compute.verify is false")
+    requests = [r for r in read_logs(run_dir).requests if r.status == "completed" and r.tokens]
+    if not requests:
+        return unchecked("no request completed")
+    spec = real.blocks_spec(0, 0.0)
+    needed, there = _needed_bytes(experiment, real), available_bytes()
+    if spec.device == "cpu" and needed * _HEADROOM_RATIO > there:
+        return unchecked(
+            f"the whole model takes {needed / 1e9:.3g} GB, and {there / 1e9:.3g} GB of memory are free here"
+        )
+    announce("comparing the tokens with those of the whole model on one machine")
+    job = {
+        "spec": dataclasses.asdict(spec),  # its threads too: how many there are can change the last bit
+        "sampling": dataclasses.asdict(real.sampling) if real.sampling is not None else None,
+        "requests": [_entry(r, real) for r in requests],
+    }
+    with open(run_dir / "logs" / "whole.log", "ab") as log:
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "nodes.blocks.whole"],
+                input=json.dumps(job).encode(),
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={**os.environ, **marks(run_dir)},
+                check=False,
+            )
+        except KeyboardInterrupt:
+            return unchecked("the comparison was interrupted")
+    if done.returncode:
+        return unchecked(f"the whole model could not be computed here; see {run_dir / 'logs' / 'whole.log'}")
+    return {**json.loads(done.stdout), "tokens_unchecked_because": None}
+
+
+def _entry(record: RequestRecord, real: RealModel) -> dict[str, Any]:
+    return {
+        "index": record.index,
+        "prompt": real.prompts.get(record.index, ()),
+        "n_input_tokens": record.n_input_tokens,
+        "tokens": [token.token_id for token in record.tokens],
+    }
+
+
+def _needed_bytes(experiment: Experiment, real: RealModel) -> float:
+    """Blocks, embeddings and, to be safe, a head of its own."""
+    model, sizes = experiment.problem.model, real.sizes
+    vocabulary = 2 * sizes.vocabulary * sizes.hidden_size * model.value_bytes
+    return model.n_blocks * model.block_bytes + vocabulary

@@ -1,0 +1,150 @@
+"""Real blocks in a run: whether they can be computed here, and the model that the nodes load."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nodes.blocks.spec import BlocksSpec, HubSpec, Sampling, WeightSource
+from testbed.errors import UserError
+from testbed.scenario.checkpoints import (
+    INSTALL,
+    checkpoint_folder,
+    checkpoint_sizes,
+    read_config,
+    require_weights,
+)
+from testbed.scenario.experiment import BlocksSettings, Experiment
+from testbed.scenario.families import ModelSizes
+
+_MAX_MADE_BYTES = 2e9
+"""A checkpoint larger than this is not made on the way into a run directory."""
+
+
+@dataclass(frozen=True)
+class RealModel:
+    """The model of a run, and how its client chooses tokens. ``prompts`` are token ids by request."""
+
+    settings: BlocksSettings
+    source: WeightSource
+    sampling: Sampling | None = None
+    stops: bool = False
+    prompts: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def blocks_spec(self, server: int, memory_bytes: float) -> BlocksSpec:
+        """What server number ``server`` computes with; it takes no more than ``memory_bytes``."""
+        settings = self.settings
+        return BlocksSpec(
+            source=self.source,
+            device=settings.devices[server % len(settings.devices)],
+            dtype=settings.dtype,
+            weights=settings.weights,  # type: ignore[arg-type]  # checked where the scenario is read
+            n_threads=settings.n_threads,
+            memory_bytes=memory_bytes,
+            n_streams=settings.n_streams,
+        )
+
+    def hub_spec(self) -> HubSpec:
+        """The client's part."""
+        settings = self.settings
+        return HubSpec(
+            source=self.source,
+            device=settings.devices[0],
+            dtype=settings.dtype,
+            n_threads=settings.n_threads,
+            sampling=self.sampling,
+            stops=self.stops,
+        )
+
+    @property
+    def sizes(self) -> ModelSizes:
+        return checkpoint_sizes(self.source.config, self.source.folder or "the model")
+
+
+def blocks_missing() -> str | None:
+    """What is not installed that real blocks need; ``None`` if nothing is."""
+    needed = ("torch", "transformers", "safetensors", "tokenizers")
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    return ", ".join(missing) or None
+
+
+def require_blocks(what: str) -> None:
+    """Raises ``UserError`` with what to install if ``what`` cannot work without."""
+    missing = blocks_missing()
+    if missing is not None:
+        raise UserError(f"{what} needs what is not installed here ({missing}): {INSTALL}")
+
+
+def real_model(experiment: Experiment, run_dir: Path) -> RealModel | None:
+    """The model of a run with real blocks; ``None`` for the stub. A small one is made in ``run_dir``.
+
+    Raises ``UserError``.
+    """
+    settings = experiment.blocks
+    if settings is None:
+        return None
+    if settings.random_weights:
+        source = WeightSource(settings.config, seed=settings.seed)
+    elif settings.checkpoint is None:
+        folder = run_dir / "model"
+        make_checkpoint(folder, settings.config, settings.seed)
+        source = WeightSource(read_config(str(folder)), str(folder), settings.seed)
+    else:
+        folder = checkpoint_folder(settings.checkpoint)
+        source = WeightSource(read_config(str(folder)), str(folder), settings.seed)
+    real = RealModel(settings, source)
+    _check(experiment, real.sizes, source.folder or "the model")
+    if source.folder is not None:
+        require_weights(source.folder, real.sizes.n_blocks)
+    return real
+
+
+def check_model(settings: BlocksSettings) -> None:
+    """Raises ``UserError`` if the run would have to make a checkpoint that is too large for that."""
+    if settings.random_weights or settings.checkpoint is not None:
+        return
+    sizes = checkpoint_sizes(settings.config, "[model]")
+    n_bytes = sizes.n_blocks * sizes.block_bytes("plain", 4) + 4.0 * sizes.vocabulary * sizes.hidden_size
+    if n_bytes > _MAX_MADE_BYTES:
+        raise UserError(
+            f"a model of {n_bytes / 1e9:.1f} GB is not made for one run: give a checkpoint with --model DIR, "
+            "or --random-weights, with which every server makes its own blocks"
+        )
+
+
+def make_checkpoint(folder: Path, config: Mapping[str, object], seed: int, n_shards: int = 1) -> None:
+    """``nodes.blocks.tiny.make_tiny``, with what the disk or the configuration refuses as ``UserError``."""
+    from nodes.blocks.tiny import make_tiny
+    from nodes.compute import ComputeError
+
+    try:
+        make_tiny(folder, config, seed, n_shards)
+    except (ComputeError, ValueError) as error:
+        raise UserError(f"no such model can be made: {error}") from error
+    except OSError as error:
+        raise UserError(f"cannot write the model to {folder}: {error.strerror or error}") from error
+
+
+def _check(experiment: Experiment, sizes: ModelSizes, name: str) -> None:
+    """A recorded scenario can meet another checkpoint in the folder that it names."""
+    model = experiment.problem.model
+    if (sizes.n_blocks, sizes.hidden_size) != (model.n_blocks, model.hidden_size):
+        raise UserError(
+            f"{name} has {sizes.n_blocks} blocks of hidden size {sizes.hidden_size}, but the scenario has "
+            f"{model.n_blocks} of {model.hidden_size}"
+        )
+    longest = max((r.n_input_tokens + r.n_output_tokens for r in experiment.requests), default=0)
+    if sizes.max_tokens is not None and longest > sizes.max_tokens:
+        raise UserError(
+            f"a request has {longest} tokens, input and output, but the model is made for {sizes.max_tokens} at "
+            "most: shorten workload.n_input_tokens or n_output_tokens"
+        )
+
+
+def available_bytes() -> float:
+    """Memory that this machine has left; infinite where it does not say."""
+    found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"))
+    return float(found[1]) * 1024 if found else float("inf")

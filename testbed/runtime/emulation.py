@@ -1,0 +1,417 @@
+"""``testbed up``: builds the network, starts the nodes, serves the workload, keeps the record.
+
+``Emulation`` holds the phases of one run; ``run_emulation`` is the whole of it. Whatever happens
+(an error, Ctrl-C, a node that dies), the network and the processes go and the record stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nodes import control
+from nodes.clock import run_clock
+from policies.problem import PolicyError, Route
+from testbed.control.coordinator import Coordinator
+from testbed.control.faults.emulated import Faults
+from testbed.control.moves import Moves
+from testbed.control.placing import PlacedExperiment, PolicyInterrupted, placement_data
+from testbed.control.steering import online_policy
+from testbed.errors import RunError, TestbedError, UserError
+from testbed.rundir import NETWORK_CHANGE, EventWriter, write_json
+from testbed.runtime import wiring
+from testbed.runtime.blocks import RealModel
+from testbed.runtime.launching import Launcher, Listener
+from testbed.runtime.nodeset import NodeSet
+from testbed.runtime.progress import ENDED, Progress
+from testbed.runtime.servermemory import ServerMemory
+from testbed.runtime.stage import Stage
+from testbed.scenario.experiment import Experiment
+
+_LOG_TAIL_LINES = 5
+_PATIENCE_S, _BROKEN_PATIENCE_S = 5.0, 0.5
+"""How long clients may take to close their sessions, at the end of a good and of a broken run."""
+
+
+class Emulation:
+    """One run: ``start``, ``serve``, ``stop`` in this order. Use ``run_emulation``."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        placed: PlacedExperiment,
+        run_dir: Path,
+        stage: Stage,
+        launcher: Launcher,
+        real: RealModel | None = None,
+    ) -> None:
+        self.experiment = experiment
+        self.placed = placed
+        self.real = real
+        """The model whose real blocks the servers compute; ``None``: the stub."""
+        self.run_dir = run_dir
+        self.progress = Progress(len(experiment.requests))
+        self.interrupted = asyncio.Event()
+        self.events = EventWriter(run_dir)
+        self.stage = stage
+        self.clock = run_clock(experiment.time_scale)
+        self._launcher = launcher
+        self._listener: Listener | None = None
+        self.has_served = False
+        """Whether the workload has come to its end: what ends a run that only holds does not interrupt it."""
+        self._stopping = False
+        self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._done: dict[str, str] = {}
+        self._all_done = asyncio.Event()
+        self._coordinator = coordinator = Coordinator(experiment, placed, self.clock.now_s)
+        self.nodes = nodes = NodeSet(
+            experiment, coordinator, launcher, self.clock, run_dir, real, self.give_up
+        )
+        self.faults = Faults(experiment, nodes, coordinator, self.events, run_dir)
+        policy = online_policy(experiment)
+        self._moves: Moves | None = None
+        if policy is not None:
+            self._moves = Moves(experiment, policy, nodes, coordinator, self.events, real is not None)
+            self.faults.when_one_dies(self._moves.mover.give_up)
+        self._started_at = time.monotonic()
+        self.startup_s: dict[str, float] = {}
+        self.wall_s: float | None = None
+        """Real seconds of serving, once that is over; ``scenario_s``: what the clock showed then."""
+        self.scenario_s: float | None = None
+        self._serving_since: float | None = None
+        self._background: list[asyncio.Task[None]] = []
+        self.memory = ServerMemory(experiment.problem)
+        self.forwarder: dict[str, float] | None = None
+        """Counters of the user-space forwarder, if the network has one."""
+
+    async def start(self) -> None:
+        """Build the network, fork the nodes, connect the clients, agree on time zero."""
+        experiment = self.experiment
+        self._launcher.attach(self._node_ended)
+        self._listener = await self._launcher.listen(self.nodes.control_path, self._accept)
+        self.nodes.network = await self._guard(
+            self._launcher.open(
+                self.stage.network,
+                wiring.network_spec(experiment, self.run_dir.name, self.stage.is_virtual),
+                self.run_dir / "logs",
+                experiment.keep_cpus_awake and not self.stage.is_virtual,
+            )
+        )
+        if self.stage.network_why is not None:
+            self.nodes.network = {**self.nodes.network, "why": self.stage.network_why}
+        self._mark("network")
+        network = self.nodes.network
+        self.events.write("network", name=network["name"], why=network["why"], **self._sharing())
+        await self._guard(self.nodes.start())
+        self._mark("nodes")
+        await self._guard(self.nodes.connect())
+        await self.faults.begin()
+        if self._moves is not None:
+            self._moves.begin()
+        self._mark("total")
+
+    def _sharing(self) -> dict[str, bool]:
+        """Whether pairs compete for the links that the scenario says they share; empty if there are none."""
+        return {"shares_links": self.nodes.network["shares_links"]} if self.experiment.shared_bps else {}
+
+    def network_text(self) -> str:
+        """Which network carries the run and why, in one line."""
+        text = f"clock {self.stage.clock} ({self.stage.why}); network {self.nodes.network['name']} "
+        text += f"({self.nodes.network['why']})"
+        if self._sharing().get("shares_links") is False:
+            text += ", which gives every pair the whole rate of its path: only fabric and memory share links"
+        return text
+
+    async def serve(self) -> None:
+        """Run the workload to its end. Raises ``RunError`` when the emulation breaks on the way."""
+        self.progress.phase = "serving"
+        self.events.write("serving", self.clock.now_s())
+        self._background.append(asyncio.create_task(self._change_links()))
+        if self.real is not None:
+            self._background.append(asyncio.create_task(self.memory.watch(self.nodes.peers)))
+        prompts = self.real.prompts if self.real is not None else {}
+        for number, client in enumerate(self.experiment.problem.clients):
+            requests = [
+                [r.index, r.arrival_at_s, r.n_input_tokens, r.n_output_tokens, prompts.get(r.index, ())]
+                for r in self.experiment.requests
+                if r.client == number
+            ]
+            await self.nodes.peers[client].ask("serve", requests, list(self.faults.watched))
+        self._serving_since = time.monotonic()
+        await self._guard(self._all_done.wait())
+        self._has_served_until_now()
+        await self._guard(self.faults.look_for_leaks())
+        self.forwarder = await self._guard(self._launcher.stats())
+        for client, failure in self._done.items():
+            if failure and failure != "interrupted":
+                raise RunError(f"{client}: {failure}; all rows up to then are intact")
+
+    def _has_served_until_now(self) -> None:
+        if self._serving_since is not None and self.wall_s is None:
+            self.wall_s, self.scenario_s = time.monotonic() - self._serving_since, self.clock.now_s()
+
+    async def _change_links(self) -> None:
+        """Carry out the scenario's changes, each at its time, until the run ends."""
+        try:
+            for change in self.experiment.changes:
+                await self.clock.sleep_until_s(change.at_s)
+                async with self.faults.one_at_a_time():
+                    done_at_s = await self.nodes.change_links(change.links)
+                    self.events.write(
+                        NETWORK_CHANGE,
+                        done_at_s,
+                        planned_at_s=change.at_s,
+                        late_s=done_at_s - change.at_s,
+                        why=change.why,
+                        n_links=len(change.links),
+                    )
+        except control.ControlError as error:
+            self.give_up(RunError(f"a client did not take its new links: {error}"))
+        except TestbedError as error:
+            self.give_up(error)
+
+    async def hold(self) -> None:
+        """Keep everything up until interrupted."""
+        self.progress.phase = "holding"
+        await self._guard(asyncio.Event().wait())
+
+    async def stop(self) -> None:
+        """End the workload and the nodes. Safe in every phase."""
+        self._stopping = True
+        self._has_served_until_now()
+        self.progress.phase = "stopping"
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        if self._moves is not None:
+            await self._moves.end()
+        await self.faults.end()
+        # Clients close their sessions over the network, which answers nobody if it is what broke.
+        patience_s = _BROKEN_PATIENCE_S if self._broken.done() else _PATIENCE_S
+        finished = (client.ask("finish") for client in self.nodes.clients)
+        await _within_real_s(patience_s, asyncio.gather(*finished, return_exceptions=True))
+        for peer in self.nodes.peers.values():
+            with contextlib.suppress(control.ControlError):  # it is gone already
+                peer.tell("stop")
+        self.events.write("stopped", self.clock.known_s())
+        await self._launcher.end()
+        for peer in self.nodes.peers.values():
+            peer.close()
+        if self._listener is not None:
+            self._listener.close()
+            await self._listener.ended()
+            self.nodes.control_path.unlink(missing_ok=True)
+        self.faults.count_namespaces()
+        self.events.close()
+        self.clock.close()
+
+    async def _guard(self, work: Any) -> Any:
+        """Await ``work``, but not past a broken node or an interrupt."""
+        task = asyncio.ensure_future(work)
+        stop = asyncio.ensure_future(self.interrupted.wait())
+        try:
+            await asyncio.wait({task, stop, self._broken}, return_when=asyncio.FIRST_COMPLETED)
+            if self._broken.done():
+                self._broken.result()
+            if task.done():
+                return task.result()
+            raise KeyboardInterrupt
+        finally:
+            task.cancel()
+            stop.cancel()
+
+    async def _accept(self, peer: control.Peer) -> None:
+        handlers: dict[str, control.Handler] = {
+            "route": self._on_route,
+            "reroute": self._on_reroute,
+            "recovery": self._on_recovery,
+            "token": self._on_token,
+            "state": self._on_state,
+            "tokens": self._on_tokens,
+            "done": self._on_done,
+            "phase": self._on_phase,
+        }
+
+        async def hello(name: str, pid: int, port: int) -> None:
+            self.nodes.said_hello(name, peer, port)
+
+        async def unfit(name: str, reason: str) -> None:
+            self.give_up(UserError(f"{name}: {reason}"))
+
+        peer.handlers.update(handlers, hello=hello, unfit=unfit)
+        await peer.serve()
+
+    async def _on_route(self, index: int, attempt: int) -> dict[str, Any] | None:
+        return self._decided(index, self._coordinator.route, index)
+
+    async def _on_reroute(self, index: int, first: int, last: int, n_done: int) -> dict[str, Any] | None:
+        return self._decided(index, self._coordinator.reroute, index, first, last, n_done)
+
+    def _decided(self, index: int, decide: Callable[..., Route | None], *asked: int) -> dict[str, Any] | None:
+        """``{hops, wait_s, decision_s}`` for a client; ``None``: there is no chain.
+
+        Deciding takes no virtual time, and a run's record must not depend on the machine.
+        """
+        try:
+            route = decide(*asked)
+        except PolicyInterrupted:  # by what ends the run
+            return None
+        except PolicyError as error:
+            self.give_up(UserError(f"request {index}: {error}"))
+            return None
+        if route is None:
+            return None
+        decision_s = 0.0 if self.stage.is_virtual else self._coordinator.decisions_s[-1]
+        return {"hops": [list(hop) for hop in route.hops], "wait_s": route.wait_s, "decision_s": decision_s}
+
+    async def _on_recovery(self, event: str, index: int, at_s: float, details: dict[str, Any]) -> None:
+        self.faults.told(event, index, at_s, details)
+
+    async def _on_token(self, index: int, n_tokens: int) -> None:
+        self.faults.token(index, n_tokens)
+
+    async def _on_state(self, index: int, state: str, at_s: float) -> None:
+        self.progress.told(index, state)
+        if self._moves is not None:
+            self._moves.state(state)
+        if state in ("completed", "failed", "interrupted", "rejected"):
+            self._coordinator.release(index)
+        if state in ENDED:
+            self.faults.ended(index)
+        if state in ("failed", "rejected", "interrupted"):
+            self.events.write(state, at_s, request=index)
+
+    async def _on_phase(self, server: str, phase: str, at_s: float) -> None:
+        if self._moves is not None:
+            numbers = {spec.name: number for number, spec in enumerate(self.experiment.problem.servers)}
+            self._moves.phase(numbers[server], phase, at_s)
+
+    async def _on_tokens(self, client: str, n_tokens: int, ttft_s: float, gap_s: float) -> None:
+        self.progress.n_tokens[client] = n_tokens
+        self.progress.ttft_s, self.progress.gap_s = ttft_s, gap_s
+        self.progress.scenario_s = self.clock.now_s()
+
+    async def _on_done(self, client: str, failure: str) -> None:
+        self._done[client] = failure
+        if len(self._done) == len(self.experiment.problem.clients):
+            self._all_done.set()
+
+    def _node_ended(self, name: str, status: int) -> None:
+        if self._stopping or self.faults.survives(name, status):
+            return
+        self.events.write("node-ended", self.clock.known_s(), node=name, status=status)
+        tail = _log_tail(self.run_dir / "logs" / f"{name}.log")
+        self.give_up(RunError(f"{name} ended unexpectedly (status {status}){tail}"))
+
+    def sign(self) -> object:
+        """Something that is different whenever the run has moved."""
+        return self.clock.instant(), len(self.nodes.peers), self.progress.n_told
+
+    def give_up(self, error: TestbedError) -> None:
+        """End the run with ``error``, unless something else has ended it."""
+        if not self._broken.done():
+            self._broken.set_exception(error)
+            self._broken.exception()  # retrieved here too: nobody may be waiting yet
+
+    @property
+    def decisions_s(self) -> list[float]:
+        """Real seconds that each routing decision took."""
+        return self._coordinator.decisions_s
+
+    def _mark(self, phase: str) -> None:
+        self.startup_s[phase] = round(time.monotonic() - self._started_at, 4)
+
+
+async def _within_real_s(seconds: float, work: asyncio.Future[Any]) -> None:
+    """Wait for ``work``, but no longer than that, whatever the run's clock does."""
+    loop = asyncio.get_running_loop()
+    is_over = asyncio.Event()
+    timer = threading.Timer(seconds, loop.call_soon_threadsafe, (is_over.set,))
+    timer.start()
+    limit = asyncio.ensure_future(is_over.wait())
+    try:
+        await asyncio.wait({work, limit}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        timer.cancel()
+        timer.join()
+        limit.cancel()
+        work.cancel()
+        await asyncio.gather(work, limit, return_exceptions=True)
+
+
+def _log_tail(path: Path) -> str:
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    return ": " + " | ".join(lines[-_LOG_TAIL_LINES:]) if lines else ""
+
+
+def plan_document(emulation: Emulation, has_ended: bool = False) -> dict[str, Any]:
+    """``plan.json``: the placement, who made it, how long starting took, and in the end what was decided and left."""
+    problem, placement = emulation.experiment.problem, emulation.placed.placement
+    return {
+        "placement": placement_data(placement),
+        "routing": emulation.experiment.routing,
+        "servers": [s.name for s in problem.servers],
+        "clients": list(problem.clients),
+        "placement_decision_s": emulation.placed.decision_s,
+        "network": emulation.nodes.network.get("name", emulation.experiment.network),
+        "clock": {"name": emulation.stage.clock, "why": emulation.stage.why},
+        "wall_s": emulation.wall_s,
+        "scenario_s": emulation.scenario_s,
+        "startup_s": emulation.startup_s,
+        "forwarder": emulation.forwarder,
+        "memory": emulation.memory.largest,
+        "decisions": emulation.faults.decisions if has_ended else None,
+        "routing_decisions_s": [round(took_s, 7) for took_s in emulation.decisions_s] if has_ended else None,
+        "leaks": emulation.faults.leaks,
+    }
+
+
+async def run_emulation(
+    emulation: Emulation, hold: bool, announce: Callable[[str], None]
+) -> TestbedError | None:
+    """The whole run; answers what broke it, if anything. An interrupt ends it cleanly (no error), and ends a hold."""
+    try:
+        plan = emulation.run_dir / "plan.json"
+        write_json(plan, plan_document(emulation))
+        await emulation.start()
+        write_json(plan, plan_document(emulation))
+        announce(
+            f"{emulation.network_text()}; "
+            f"{len(emulation.experiment.nodes)} nodes up in {emulation.startup_s['total']:.2f} s"
+        )
+        await emulation.serve()
+        emulation.has_served = True
+        write_json(plan, plan_document(emulation, has_ended=True))
+        if hold:
+            announce("the workload is done; holding the testbed up, Ctrl-C ends it")
+            await emulation.hold()
+    except KeyboardInterrupt:
+        if not emulation.has_served:
+            emulation.events.write("interrupted", emulation.clock.now_s())
+        emulation.interrupted.set()
+    except TestbedError as error:
+        emulation.events.write("broken", emulation.clock.now_s(), reason=str(error))
+        return error
+    except OSError as error:
+        emulation.events.write("broken", emulation.clock.now_s(), reason=str(error))
+        return RunError(f"the run ended: {error}")
+    finally:
+        await emulation.stop()
+    return _written(plan, emulation)
+
+
+def _written(plan: Path, emulation: Emulation) -> TestbedError | None:
+    """Write the plan for the last time: what is left of the run is known now."""
+    try:
+        write_json(plan, plan_document(emulation, has_ended=True))
+    except OSError as error:
+        return RunError(f"cannot write {plan}: {error.strerror}")
+    return None

@@ -1,0 +1,81 @@
+"""What an emulation asks of whoever has its network and its nodes: a launcher of processes, or one process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from netem.spec import LinkProfile, NetworkSpec
+from nodes import control
+
+OnExit = Callable[[str, int], None]
+"""Called with a node's name and its process's exit status (negative: the signal that ended it)."""
+
+
+class Listener(Protocol):
+    """As ``nodes.control.Listener``."""
+
+    def close(self) -> None: ...
+
+    async def ended(self) -> None: ...
+
+
+class Launcher(Protocol):
+    """``testbed.runtime.real.handle`` for processes, ``testbed.runtime.virtual.memory`` for all nodes in one.
+
+    Coroutines raise ``UserError`` for what the user can change, ``RunError`` for what broke.
+    """
+
+    def new_loop(self) -> asyncio.AbstractEventLoop:
+        """An event loop that keeps the clock of this launcher's nodes."""
+        ...
+
+    def attach(self, on_exit: OnExit) -> None:
+        """Belong to the running loop from now on."""
+        ...
+
+    async def listen(self, path: Path, accept: Callable[[control.Peer], Awaitable[None]]) -> Listener:
+        """Take control connections of nodes: see ``nodes.control.listen``."""
+        ...
+
+    async def open(self, wanted: str, spec: NetworkSpec, logs: Path, keep_awake: bool) -> dict[str, Any]:
+        """Build the network: ``{name, why, delays_in_client, shares_links, addresses}``."""
+        ...
+
+    async def spawn(self, kind: str, config: Any, log: Path) -> int:
+        """Begin a node; returns its process's number."""
+        ...
+
+    async def kill(self, process: int, signal: int) -> None:
+        """Send a signal to a node's process."""
+        ...
+
+    async def update(self, links: Mapping[tuple[str, str], LinkProfile]) -> float:
+        """Change links; returns the instant at which that was done, before anybody can notice it."""
+        ...
+
+    async def stats(self) -> dict[str, float] | None:
+        """The forwarder's counters, if the network has one."""
+        ...
+
+    def descriptors(self, processes: Mapping[str, int]) -> dict[str, int]:
+        """What these nodes have open (descriptors, or connections), by name; without those that have ended."""
+        ...
+
+    def busy(self) -> list[str]:
+        """In virtual time: the names of those who have something to do; nobody's, if all wait."""
+        ...
+
+    def close(self) -> None:
+        """End every node and remove the network."""
+        ...
+
+    async def end(self) -> None:
+        """As ``close``, for nodes that have been told to stop."""
+        ...
+
+    def dispose(self) -> None:
+        """Give up what the event loop needed, after it has ended."""
+        ...

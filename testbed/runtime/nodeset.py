@@ -1,0 +1,210 @@
+"""The node processes of an emulation: spawning them, who has said hello, and asking them things."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from nodes import control
+from nodes.clock import RunClock
+from testbed.control.coordinator import Coordinator
+from testbed.errors import RunError, TestbedError
+from testbed.runtime import wiring
+from testbed.runtime.blocks import RealModel
+from testbed.runtime.launching import Launcher
+from testbed.runtime.peering import Ends, Peering
+from testbed.scenario.experiment import Experiment, Link
+
+_START_LEAD_S, _MAX_LEAD_S = 0.1, 5.0
+_NODE_START_TIMEOUT_S, _LOADING_TIMEOUT_S = 30.0, 3600.0
+
+
+async def agree_on_zero(peers: Iterable[control.Peer], clock: RunClock) -> None:
+    """Tell all nodes when time zero is: a little later, when all know it. ``clock`` has it in the end.
+
+    On a busy machine they may need longer, and another instant is agreed on. Virtual time is zero at a whole
+    second, so that no rounding depends on how long starting took.
+    """
+    peers, lead_s = list(peers), _START_LEAD_S
+    while True:
+        origin_at = clock.instant() + lead_s
+        if clock.is_virtual:
+            origin_at = math.ceil(origin_at)
+        await asyncio.gather(*(peer.ask("start", origin_at) for peer in peers))
+        if clock.instant() < origin_at - lead_s / 2 or lead_s >= _MAX_LEAD_S:
+            clock.origin_at = origin_at
+            return
+        lead_s *= 4
+
+
+class NodeSet:
+    """The nodes of one run. ``broke`` is told what the run cannot go on after.
+
+    ``network`` is what the launcher has opened; empty until then.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        coordinator: Coordinator,
+        launcher: Launcher,
+        clock: RunClock,
+        run_dir: Path,
+        real: RealModel | None,
+        broke: Callable[[TestbedError], None],
+    ) -> None:
+        self._experiment = experiment
+        self._coordinator = coordinator
+        self._launcher = launcher
+        self.clock = clock
+        self._run_dir = run_dir
+        self._real = real
+        self.broke = broke
+        self.control_path = run_dir / "control.sock"
+        self.network: Mapping[str, Any] = {}
+        self.pids: dict[str, int] = {}
+        self.peers: dict[str, control.Peer] = {}
+        """Control connections of the nodes that have said hello."""
+        self._ports: dict[str, int] = {}
+        self._hello = asyncio.Event()
+        self._begun: dict[str, asyncio.Event] = {}
+        self._peering = Peering(experiment, self.peers, clock.now_s)
+
+    def now_s(self) -> float:
+        """Scenario time."""
+        return self.clock.now_s()
+
+    @property
+    def clients(self) -> list[control.Peer]:
+        """Of the clients that have said hello."""
+        return [self.peers[name] for name in self._experiment.problem.clients if name in self.peers]
+
+    async def start(self) -> None:
+        """Spawn all nodes but absent servers; returns when all have said hello.
+
+        Raises ``RunError`` if they do not.
+        """
+        experiment, problem = self._experiment, self._experiment.problem
+        for server in range(problem.n_servers):
+            if server not in experiment.absent:
+                await self._spawn_server(server)
+        for client in problem.clients:
+            log = self._run_dir / "events" / f"{client}.log"
+            address = self.network["addresses"][client]
+            config = wiring.client_config(experiment, client, self.control_path, address, log, self._real)
+            await self._spawn("client", client, config)
+        try:
+            async with asyncio.timeout(self._patience_s):
+                while len(self.peers) < len(experiment.nodes) - len(experiment.absent):
+                    self._hello.clear()
+                    await self._hello.wait()
+        except TimeoutError:
+            absent = {problem.servers[server].name for server in experiment.absent}
+            missing = [name for name in experiment.nodes if name not in self.peers and name not in absent]
+            raise RunError(f"{', '.join(missing)} did not start in {self._patience_s:g} s") from None
+
+    @property
+    def _patience_s(self) -> float:
+        """Weights take their time to load; a node that cannot load them says so, and one that dies is seen."""
+        return _NODE_START_TIMEOUT_S if self._real is None else _LOADING_TIMEOUT_S
+
+    async def connect(self) -> None:
+        """Connect the clients to the servers and agree on time zero. Raises ``RunError``."""
+        experiment, ends = self._experiment, self._ends()
+        delays_in_client = self.network["delays_in_client"]
+        n_bytes = max((r.n_input_tokens for r in experiment.requests), default=1)
+        n_bytes *= experiment.problem.model.token_bytes
+        for client in experiment.problem.clients:
+            links = experiment.links if delays_in_client else None
+            view = wiring.node_view(experiment, client, ends, links)
+            try:
+                await self.peers[client].ask("connect", view)
+                if experiment.tcp_warm and not delays_in_client:
+                    await self.peers[client].ask("warm", n_bytes)
+            except control.ControlError as error:
+                raise RunError(f"{client} cannot reach the servers: {error}") from error
+        await self._peering.begin(ends, self._coordinator.placement, delays_in_client, n_bytes)
+        await agree_on_zero(self.peers.values(), self.clock)
+
+    def said_hello(self, name: str, peer: control.Peer, port: int) -> None:
+        """A node listens on ``port`` and answers on ``peer``."""
+        self.peers[name] = peer
+        self._ports[name] = port
+        self._hello.set()
+        if name in self._begun:
+            self._begun[name].set()
+
+    def _ends(self) -> Ends:
+        addresses = self.network["addresses"]
+        return {name: (addresses[name], self._ports.get(name, 0)) for name in self._experiment.nodes}
+
+    def _name(self, server: int) -> str:
+        return self._experiment.problem.servers[server].name
+
+    async def _spawn_server(self, server: int) -> None:
+        name = self._name(server)
+        config = wiring.server_config(
+            self._experiment,
+            self._coordinator.placement,
+            server,
+            self.control_path,
+            self.network["addresses"][name],
+            self.network["delays_in_client"],
+            self._real,
+        )
+        if name in self._ports:  # it is where it was
+            config = replace(config, port=self._ports[name])
+        await self._spawn("server", name, config)
+
+    async def _spawn(self, kind: str, name: str, config: Any) -> None:
+        log = self._run_dir / "logs" / f"{name}.log"
+        self.pids[name] = await self._launcher.spawn(kind, config, log)
+
+    async def begin_server(self, server: int) -> None:
+        """Spawn a server that is not there; returns when it serves and the clients know where."""
+        name = self._name(server)
+        self._begun[name] = asyncio.Event()
+        await self._spawn_server(server)
+        try:
+            async with asyncio.timeout(self._patience_s):
+                await self._begun[name].wait()
+        except TimeoutError:
+            raise RunError(f"{name} did not begin again in {self._patience_s:g} s") from None
+        await self.peers[name].ask("start", self.clock.origin_at)
+        for client in self.clients:
+            await client.ask("reach", server, *self._ends()[name])
+        await self._peering.begun(server, self._ends(), self.network["delays_in_client"])
+
+    def descriptors(self) -> dict[str, int]:
+        """What nodes have open, by name; without those that have ended."""
+        return self._launcher.descriptors(self.pids)
+
+    async def signal_server(self, server: int, number: int) -> None:
+        """Raises ``RunError`` if its process has ended."""
+        await self._launcher.kill(self.pids[self._name(server)], number)
+
+    async def ask_server(self, server: int, method: str, *params: Any) -> Any:
+        """Call a method of the node. Raises ``ControlError``."""
+        return await self.peers[self._name(server)].ask(method, *params)
+
+    def tell_server(self, server: int, method: str, *params: Any) -> None:
+        self.peers[self._name(server)].tell(method, *params)
+
+    async def change_links(self, links: Mapping[tuple[str, str], Link]) -> float:
+        """Put other links in place; answers when it was done, by the clock of whoever did it (the last of them)."""
+        experiment = self._experiment
+        if not self.network["delays_in_client"]:
+            done_at = await self._launcher.update(wiring.scaled_links(experiment, links))
+            return self.clock.scenario_s(done_at)
+        changed = {
+            client: wiring.changed_links(experiment, client, links) for client in experiment.problem.clients
+        }
+        self._peering.change(links)
+        done_at_s = await asyncio.gather(
+            *(self.peers[client].ask("links", own) for client, own in changed.items())
+        )
+        return float(max(done_at_s))

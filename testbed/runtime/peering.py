@@ -1,0 +1,95 @@
+"""With server-to-server forwarding: tells servers where the others are, and how far away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from nodes.control import ControlError, Peer
+from policies.problem import Placement
+from testbed.errors import RunError
+from testbed.runtime import wiring
+from testbed.scenario.experiment import Experiment, Link
+from testbed.scenario.timeline import Timeline
+
+Ends = Mapping[str, tuple[str, int]]
+"""Address and port of every node; port 0: it is not there."""
+
+
+class Peering:
+    """Does nothing in runs with hub-spoke communication. ``peers`` are the nodes' control connections."""
+
+    def __init__(self, experiment: Experiment, peers: Mapping[str, Peer], now_s: Callable[[], float]) -> None:
+        self._experiment = experiment
+        self._peers = peers
+        self._now_s = now_s
+        self._is_needed = experiment.problem.forwarding
+        self._names = [server.name for server in experiment.problem.servers]
+
+    async def begin(self, ends: Ends, placement: Placement, delays_in_nodes: bool, n_bytes: int) -> None:
+        """Introduce all servers to each other, and have those connect that a chain can need.
+
+        ``n_bytes`` go over each of these connections, both ways, where the kernel carries them.
+        Raises ``RunError``.
+        """
+        if not self._is_needed:
+            return
+        present = [number for number, name in enumerate(self._names) if name in self._peers]
+        n_bytes = n_bytes if self._experiment.tcp_warm and not delays_in_nodes else 0
+        try:
+            await asyncio.gather(*(self._introduce(server, ends, delays_in_nodes) for server in present))
+            await asyncio.gather(
+                *(
+                    self._peers[self._names[server]].ask(
+                        "warm", [to for to in self._next(placement, server) if to in present], n_bytes
+                    )
+                    for server in present
+                )
+            )
+        except ControlError as error:
+            raise RunError(f"a server cannot reach another: {error}") from error
+
+    def _next(self, placement: Placement, server: int) -> Iterable[int]:
+        """The servers that ``server`` may have to push to: any other one if blocks move."""
+        if self._experiment.online is not None:
+            return (number for number in range(len(self._names)) if number != server)
+        return followers(placement, server)
+
+    async def begun(self, server: int, ends: Ends, delays_in_nodes: bool) -> None:
+        """``server`` has just begun to serve: it hears of the others, and they of it."""
+        if not self._is_needed:
+            return
+        await self._introduce(server, ends, delays_in_nodes)
+        for name in self._names:
+            if name != self._names[server]:
+                self._tell(name, "reach", server, *ends[self._names[server]])
+
+    async def _introduce(self, server: int, ends: Ends, delays_in_nodes: bool) -> None:
+        name = self._names[server]
+        timeline = Timeline(self._experiment)
+        now_s = self._now_s()
+        links = {pair: timeline.link(pair, now_s) for pair in self._experiment.links if pair[0] == name}
+        view = wiring.node_view(self._experiment, name, ends, links if delays_in_nodes else None)
+        await self._peers[name].ask("peers", view, self._experiment.recovery.push_limit_s)
+
+    def change(self, links: Mapping[tuple[str, str], Link]) -> None:
+        """Links that servers delay by themselves have changed. A server that halts hears of it later."""
+        for name in self._names if self._is_needed else ():
+            changed = wiring.changed_links(self._experiment, name, links)
+            if changed:
+                self._tell(name, "links", changed)
+
+    def _tell(self, name: str, method: str, *params: Any) -> None:
+        if name in self._peers:
+            with contextlib.suppress(ControlError):  # it is dead: it hears all when it begins again
+                self._peers[name].tell(method, *params)
+
+
+def followers(placement: Placement, server: int) -> Iterator[int]:
+    """The servers that a chain can go to from ``server``: those that hold the block after its last."""
+    last = placement.ranges[server].last
+    for number, blocks in enumerate(placement.ranges):
+        if number != server and placement.ranges[server].n_blocks and blocks.first <= last < blocks.last:
+            yield number

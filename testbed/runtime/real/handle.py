@@ -1,0 +1,168 @@
+"""The orchestrator's end of the launcher: starts it, asks it, hears when a node process ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from netem.spec import LinkProfile, NetworkSpec
+from nodes import control
+from testbed.errors import RunError, UserError
+from testbed.rundir import marks
+from testbed.runtime.launching import Listener, OnExit
+from testbed.runtime.virtual.page import BUSY, IDLE, LAUNCHER, ORCHESTRATOR, Page, SharedLoop
+
+_END_TIMEOUT_S = 10.0
+
+
+def open_descriptors(pids: Mapping[str, int]) -> dict[str, int]:
+    """Open descriptors of processes by name; without those that have ended."""
+    found = {}
+    for name, pid in pids.items():
+        with contextlib.suppress(OSError):
+            found[name] = len(os.listdir(f"/proc/{pid}/fd"))
+    return found
+
+
+class LauncherHandle:
+    """Starts ``testbed.runtime.real.launcher`` at once; it imports its modules while the caller goes on.
+
+    A ``testbed.runtime.launching.Launcher``: every node is a process.
+
+    With ``n_threads`` these are also those of real blocks, of which each node computes with so many threads.
+    With ``page`` time is virtual, and that is where it is kept.
+    """
+
+    def __init__(self, run_dir: Path, n_threads: int | None = None, page: Page | None = None) -> None:
+        # Libraries take these when they are loaded, and would otherwise take every CPU in every node.
+        names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if n_threads is not None else ()
+        threads = {"OPENBLAS_NUM_THREADS": "1", **dict.fromkeys(names, str(n_threads))}
+        extras = ["blocks"] if n_threads is not None else []
+        shared: tuple[int, ...] = ()
+        if page is not None:
+            shared = page.descriptors
+            extras = [f"virtual={','.join(map(str, shared))}", *page.names]
+            page.place(ORCHESTRATOR, BUSY)
+        self._page = page
+        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        log = open(run_dir / "logs" / "launcher.log", "ab")
+        with theirs, log:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "testbed.runtime.real.launcher",
+                    str(theirs.fileno()),
+                    str(os.getpid()),
+                    *extras,
+                ],
+                pass_fds=[theirs.fileno(), *shared],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **marks(run_dir), **threads},
+                start_new_session=True,
+            )
+        self._connection = Connection(mine.detach())
+        self._log_path = run_dir / "logs" / "launcher.log"
+        self._answers: asyncio.Queue[tuple[Any, ...] | None] | None = None
+        self._lock = asyncio.Lock()
+        self._on_exit: OnExit | None = None
+
+    def new_loop(self) -> asyncio.AbstractEventLoop:
+        return SharedLoop(self._page, ORCHESTRATOR) if self._page is not None else uvloop.new_event_loop()
+
+    def attach(self, on_exit: OnExit) -> None:
+        self._answers = asyncio.Queue()
+        self._on_exit = on_exit
+        asyncio.get_running_loop().add_reader(self._connection.fileno(), self._receive)
+
+    def _receive(self) -> None:
+        assert self._answers is not None and self._on_exit is not None
+        try:
+            message = self._connection.recv()
+        except (EOFError, ConnectionError):
+            asyncio.get_running_loop().remove_reader(self._connection.fileno())
+            self._answers.put_nowait(None)
+            self._on_exit("launcher", self._ended())
+            return
+        if message[0] == "exited":
+            self._on_exit(message[1], message[3])
+        else:
+            if self._page is not None:
+                self._page.enter(LAUNCHER, IDLE)
+            self._answers.put_nowait(message)
+
+    async def listen(self, path: Path, accept: Callable[[control.Peer], Awaitable[None]]) -> Listener:
+        return await control.listen(path, accept)
+
+    async def open(self, wanted: str, spec: NetworkSpec, logs: Path, keep_awake: bool) -> dict[str, Any]:
+        network: dict[str, Any] = await self._ask("open", wanted, spec, logs, keep_awake)
+        return network
+
+    async def spawn(self, kind: str, config: Any, log: Path) -> int:
+        return int(await self._ask("spawn", kind, config, log))
+
+    async def kill(self, process: int, signal: int) -> None:
+        await self._ask("kill", process, signal)
+
+    async def update(self, links: Mapping[tuple[str, str], LinkProfile]) -> float:
+        return float(await self._ask("update", links))
+
+    async def stats(self) -> dict[str, float] | None:
+        found: dict[str, float] | None = await self._ask("stats")
+        return found
+
+    def descriptors(self, processes: Mapping[str, int]) -> dict[str, int]:
+        return open_descriptors(processes)
+
+    def busy(self) -> list[str]:
+        return self._page.busy() if self._page is not None else []
+
+    async def _ask(self, command: str, *arguments: Any) -> Any:
+        assert self._answers is not None, "asked before attached"
+        async with self._lock:
+            if self._page is not None:  # the launcher has no loop that could say so
+                self._page.enter(LAUNCHER, BUSY)
+            self._connection.send((command, *arguments))
+            # Whoever gives up waiting must not leave an answer behind for the next one to take as its own.
+            answer = await asyncio.shield(asyncio.ensure_future(self._answers.get()))
+        if answer is None:
+            raise RunError(f"the launcher ended unexpectedly; see {self._log_path}")
+        if answer[0] == "error":
+            raise (UserError if answer[2] else RunError)(answer[1])
+        return answer[1]
+
+    def close(self) -> None:
+        """Have the launcher end every node, remove the network and end itself."""
+        if self._answers is not None:
+            asyncio.get_running_loop().remove_reader(self._connection.fileno())
+        self._connection.close()
+        self._ended()
+
+    def _ended(self) -> int:
+        """Wait for the launcher's end, but not for ever; its exit status."""
+        try:
+            return self._process.wait(_END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.send_signal(signal.SIGKILL)
+            return self._process.wait()
+
+    async def end(self) -> None:
+        self.close()
+
+    def dispose(self) -> None:
+        if self._page is not None:
+            self._page.close()
+            self._page = None

@@ -1,0 +1,291 @@
+"""The launcher: a small pre-loaded process that owns the emulated network and forks the nodes.
+
+It is a process of its own because making namespaces needs a single thread, and because forking one
+pre-loaded parent starts 60 nodes in the time that two interpreters take. It holds the namespaces by
+descriptor: when it dies, so do its children (death signal), and the kernel removes the rest.
+
+The orchestrator talks to it over a private socket pair (``LauncherHandle`` is its end): requests are
+``(command, *arguments)``, answers ``("ok", value)`` or ``("error", message, is_user_error)``, and
+``("exited", name, pid, status)`` comes whenever a child ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import gc
+import os
+import select
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Coroutine, Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import uvloop
+
+from netem.backend import Backend
+from netem.choose import choose_backend
+from netem.fabric import FabricBackend
+from netem.probe import become_network_admin
+from netem.spec import LinkProfile, NetworkError, NetworkSpec, NetworkUnavailable
+from netem.syscalls import set_death_signal, set_process_name, set_timer_slack
+from nodes.clock import NS
+from testbed.runtime.virtual.keeper import Keeper
+from testbed.runtime.virtual.page import ABSENT, BUSY, STOPPED, Page, SharedLoop
+
+if TYPE_CHECKING:
+    from nodes.host import Host
+
+_NODE_NICENESS = -10
+"""What else runs on the machine should wait for the nodes, not be measured."""
+
+NODE_KINDS: dict[str, Callable[[Any], None]] = {}
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
+
+
+def _preload(blocks: bool, page: Page | None = None) -> None:
+    """Import all that nodes need, once, so that forked nodes share it; ``blocks``: also the seconds of torch.
+
+    ``page`` is where time is kept if it is virtual. Neither import may start a thread (making namespaces needs a
+    single one) or touch a GPU (which a forked process could then not use).
+    """
+    from nodes.host import KernelHost
+    from nodes.node import drive, serve
+    from nodes.probe import run_echo, run_prober
+
+    if blocks:
+        import nodes.blocks.compute
+        import nodes.blocks.hub  # noqa: F401
+
+    def on_host(main: Callable[[Any, Host], Coroutine[Any, Any, None]]) -> Callable[[Any], None]:
+        def run(config: Any) -> None:
+            with asyncio.Runner(loop_factory=_loop_of(page, config.name)) as runner:
+                runner.run(main(config, KernelHost()))
+
+        return run
+
+    NODE_KINDS.update(server=on_host(serve), client=on_host(drive), echo=run_echo, prober=run_prober)
+
+
+def _spin(cpu: int) -> None:
+    """Keep one CPU from sleeping without taking time from anyone."""
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    os.sched_setaffinity(0, {cpu})
+    while True:
+        pass
+
+
+class Launcher:
+    """Executes the orchestrator's commands one after another."""
+
+    def __init__(self, connection: Connection, page: Page | None = None) -> None:
+        self._connection = connection
+        self._page = page
+        """Where virtual time is kept; ``None``: time is real."""
+        self._slots = {name: slot for slot, name in enumerate(page.names)} if page is not None else {}
+        self._stopped: dict[int, tuple[int, int]] = {}
+        """What the slots of stopped nodes were."""
+        self._backend: Backend | None = None
+        self._children: dict[int, str] = {}
+        self._wakeup_in, self._wakeup_out = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(self._wakeup_out, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+
+    def run(self) -> None:
+        """Serve until the orchestrator closes its end or is gone."""
+        try:
+            while True:
+                ready, _, _ = select.select([self._connection.fileno(), self._wakeup_in], [], [])
+                if self._wakeup_in in ready:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(self._wakeup_in, 4096)
+                    self._reap()
+                if self._connection.fileno() in ready:
+                    self._answer(self._connection.recv())
+        except (EOFError, ConnectionError):
+            return
+        finally:
+            self._close()
+
+    def _answer(self, request: tuple[Any, ...]) -> None:
+        command, *arguments = request
+        try:
+            value = getattr(self, f"_do_{command}")(*arguments)
+        except (NetworkError, OSError) as error:
+            self._connection.send(("error", str(error), isinstance(error, NetworkUnavailable)))
+        except Exception as error:
+            traceback.print_exc()
+            self._connection.send(("error", f"{type(error).__name__}: {error}", False))
+        else:
+            self._connection.send(("ok", value))
+
+    def _do_open(self, wanted: str, spec: NetworkSpec, logs: Path, keep_awake: bool) -> dict[str, Any]:
+        """Choose and build the network; fork its forwarder if it has one.
+
+        ``keep_awake``: a spinner of idle priority on every CPU, so that none goes to sleep. Waking one
+        takes 0.1 ms on hardware and up to 15 ms in a virtual machine, which would be measured.
+        """
+        backend_class, why = choose_backend(wanted, bool(spec.shared))
+        if not backend_class.delays_in_client:
+            become_network_admin()
+        self._backend = backend = backend_class(spec)
+        backend.open()
+        if self._page is not None:
+            assert isinstance(backend, FabricBackend), (
+                "virtual time over a network whose packets nobody holds"
+            )
+            backend.keeper = Keeper(self._page)
+        worker = backend.worker()
+        if worker is not None:
+            self._fork(backend.name, logs / f"{backend.name}.log", worker, None)
+        gc.collect()
+        gc.freeze()
+        for cpu in sorted(os.sched_getaffinity(0)) if keep_awake else ():
+            self._fork(f"awake-{cpu}", logs / "launcher.log", functools.partial(_spin, cpu), None)
+        return {
+            "name": backend.name,
+            "why": why,
+            "delays_in_client": backend.delays_in_client,
+            "shares_links": backend.shares_links,
+            "addresses": {node: backend.address(node) for node in spec.nodes},
+        }
+
+    def _do_spawn(self, kind: str, config: Any, log: Path) -> int:
+        """Fork one node into its network; answers its process id."""
+        run = NODE_KINDS[kind]
+        if self._page is not None:
+            self._page.place(self._slots[config.name], BUSY)
+        return self._fork(config.name, log, lambda: run(config), config.name)
+
+    def _do_stats(self) -> dict[str, float] | None:
+        """The forwarder's counters, if the network has one."""
+        stats = getattr(self._backend, "stats", None)
+        return vars(stats()) if stats is not None else None
+
+    def _do_update(self, links: Mapping[tuple[str, str], LinkProfile]) -> float:
+        """Change links; answers when that was done (``time.monotonic``), which is before anybody hears of it."""
+        assert self._backend is not None, "update before open"
+        self._backend.update(links)
+        return time.monotonic() if self._page is None else self._page.now_ns / NS
+
+    def _do_kill(self, pid: int, number: int) -> None:
+        """Send a signal to a child of this launcher."""
+        if pid not in self._children:
+            raise NetworkError(f"process {pid} is not a node of this run")
+        if self._page is None:
+            os.kill(pid, number)
+        else:
+            self._signal_at_once(self._page, pid, number)
+
+    def _signal_at_once(self, page: Page, pid: int, number: int) -> None:
+        """Returns when the signal has done its work: virtual time goes on after that."""
+        slot = self._slots[self._children[pid]]
+        if number == signal.SIGCONT and slot in self._stopped:
+            page.place(slot, *self._stopped.pop(slot))
+        os.kill(pid, number)
+        if number == signal.SIGKILL:
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+            self._reap()
+        elif number == signal.SIGSTOP and slot not in self._stopped:
+            os.waitid(os.P_PID, pid, os.WSTOPPED)
+            self._stopped[slot] = page.state(slot)
+            page.place(slot, STOPPED)
+
+    def _fork(self, name: str, log: Path, run: Callable[[], None], node: str | None) -> int:
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                self._become_child(name, log, node, parent)
+                run()
+                status = 0
+            except SystemExit as error:
+                status = error.code if isinstance(error.code, int) else 1
+            except NetworkError as error:
+                print(error, file=sys.stderr)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(status)
+        self._children[pid] = name
+        return pid
+
+    def _become_child(self, name: str, log: Path, node: str | None, parent: int) -> None:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._connection.close()
+        os.close(self._wakeup_in)
+        os.close(self._wakeup_out)
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.close(output)
+        if node is not None:
+            assert self._backend is not None, "spawn before open"
+            with contextlib.suppress(PermissionError):  # only root may; others run at normal priority
+                if self._page is None:
+                    os.setpriority(os.PRIO_PROCESS, 0, _NODE_NICENESS)
+            self._backend.enter(node)
+        set_timer_slack(1)
+        set_process_name(f"tb:{name}")
+        set_death_signal(signal.SIGKILL)
+        if os.getppid() != parent:  # the launcher died before the death signal was set
+            os._exit(1)
+
+    def _reap(self) -> None:
+        for pid in list(self._children):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                name = self._children.pop(pid)
+                with contextlib.suppress(ConnectionError):
+                    self._connection.send(("exited", name, pid, os.waitstatus_to_exitcode(status)))
+                if name in self._slots:
+                    assert self._page is not None
+                    self._stopped.pop(self._slots[name], None)
+                    self._page.place(self._slots[name], ABSENT)
+
+    def _close(self) -> None:
+        for pid in self._children:
+            os.kill(pid, signal.SIGKILL)
+        for pid in self._children:
+            os.waitpid(pid, 0)
+        self._children.clear()
+        if self._backend is not None:
+            self._backend.close()
+
+
+def main() -> None:
+    """Entry point: ``python -m testbed.runtime.real.launcher FD PARENT [blocks | virtual=FDS NAME...]``."""
+    descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
+    set_death_signal(signal.SIGKILL)
+    if os.getppid() != parent:
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    set_process_name("tb:launcher")
+    extras, page = sys.argv[3:], None
+    if extras and extras[0].startswith("virtual="):
+        memory, changed, told, announce = map(int, extras[0].partition("=")[2].split(","))
+        page = Page(extras[1:], (memory, changed, told, announce))
+        # One of these processes works at a time: waking the next one on the same CPU costs least.
+        cpus = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cpus[os.getpid() % len(cpus)]})
+    _preload(extras == ["blocks"], page)
+    Launcher(Connection(descriptor), page).run()
+
+
+def _loop_of(page: Page | None, name: str) -> LoopFactory:
+    if page is None:
+        return uvloop.new_event_loop
+    return lambda: SharedLoop(page, page.names.index(name))
+
+
+if __name__ == "__main__":
+    main()

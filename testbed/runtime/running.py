@@ -1,0 +1,96 @@
+"""One emulation on its stage: signals, the live view, and what ends a run that does not go on."""
+
+from __future__ import annotations
+
+import _thread
+import asyncio
+import signal
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
+
+from testbed.control.placing import PlacedExperiment, deciding, interrupt_policy
+from testbed.errors import RunError, TestbedError
+from testbed.runtime.blocks import RealModel
+from testbed.runtime.emulation import Emulation, run_emulation
+from testbed.runtime.launching import Launcher
+from testbed.runtime.live import shown
+from testbed.runtime.signals import handling
+from testbed.runtime.stage import Stage
+from testbed.runtime.virtual.stall import StallWatch
+from testbed.scenario import dump_toml
+from testbed.scenario.experiment import Experiment
+
+
+async def emulate(
+    experiment: Experiment,
+    placed: PlacedExperiment,
+    run_dir: Path,
+    stage: Stage,
+    launcher: Launcher,
+    real: RealModel | None,
+    hold: bool,
+    announce: Callable[[str], None],
+    live: bool = True,
+) -> tuple[TestbedError | None, bool]:
+    """The run in ``run_dir``: what broke it, if anything, and whether it was interrupted before it had served all.
+
+    ``live``: show its progress while it runs.
+    """
+    try:
+        (run_dir / "scenario.toml").write_text(dump_toml(experiment), encoding="utf-8")
+    except OSError as full:
+        launcher.close()
+        raise RunError(
+            f"cannot write to {run_dir}: {full.strerror}; make room, or choose another --out"
+        ) from full
+    emulation = Emulation(experiment, placed, run_dir, stage, launcher, real)
+    loop = asyncio.get_running_loop()
+    interrupted = asyncio.Event()
+
+    def interrupt() -> None:
+        interrupted.set()
+        emulation.interrupted.set()
+
+    stalls: list[str] = []
+
+    def signalled(number: int, _: FrameType | None) -> None:
+        if not stalls:
+            loop.call_soon_threadsafe(interrupt)
+        interrupt_policy()
+
+    def stalled(text: str) -> None:
+        stalls.append(text)
+        loop.call_soon_threadsafe(emulation.give_up, RunError(text))
+        _thread.interrupt_main()
+
+    with ExitStack() as around:
+        around.enter_context(handling(signalled, signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+        if live:
+            around.enter_context(shown(emulation.progress))
+        if stage.is_virtual:
+            around.enter_context(StallWatch(emulation.sign, lambda: busy_text(launcher), stalled))
+        error = await run_emulation(emulation, hold, announce)
+    return error, interrupted.is_set() and not emulation.has_served
+
+
+def run_to_end(experiment: Experiment, placed: PlacedExperiment, run_dir: Path, stage: Stage) -> None:
+    """A whole run with stubs, its progress shown. Raises what broke it, and ``KeyboardInterrupt`` if it was interrupted."""
+    launcher = stage.begin(experiment, run_dir)
+    error, interrupted = stage.run(
+        launcher,
+        emulate(experiment, placed, run_dir, stage, launcher, None, False, lambda _: None),
+    )
+    if error is not None:
+        raise error
+    if interrupted:
+        raise KeyboardInterrupt
+
+
+def busy_text(launcher: Launcher) -> str:
+    """Who keeps a run in virtual time from going on."""
+    who = launcher.busy()
+    text = f"{', '.join(who)} {'is' if len(who) == 1 else 'are'} busy or halted" if who else "everybody waits"
+    policy = deciding()
+    return f"{policy} has not decided ({text})" if policy is not None else text

@@ -1,0 +1,193 @@
+"""Event loops that keep virtual time.
+
+asyncio does everything else as always: only the timers are ours (a heap in whole nanoseconds, ties in the order
+in which they were set), and the selector, which asyncio asks to wait when nothing is ready: that is when time jumps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+import time
+from asyncio import events
+from collections.abc import Callable
+from contextvars import Context
+from heapq import heapify, heappop, heappush
+from typing import Any, TypeVarTuple, Unpack
+
+from nodes.clock import NS, nanoseconds
+from testbed.runtime.virtual.processes import CURRENT, Process
+
+Ts = TypeVarTuple("Ts")
+
+_LOOK_EVERY_S = 0.005
+"""Real seconds between two looks at the outside: signals, and whoever connects to the run's fault socket."""
+_WAIT_S = 1.0
+_MANY_CANCELLED = 1000
+
+
+class TimerLoop(asyncio.SelectorEventLoop):
+    """Timers in virtual time. A subclass says what time it is, and moves it."""
+
+    now_ns: int
+
+    def __init__(self, selector: selectors.BaseSelector) -> None:
+        self._timers: list[tuple[int, int, asyncio.TimerHandle]] = []
+        self._n_set = self._n_cancelled = 0
+        super().__init__(selector)
+
+    def time(self) -> float:
+        return self.now_ns / NS
+
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[[Unpack[Ts]], object],
+        *args: *Ts,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        return self.call_at_ns(self.now_ns + nanoseconds(max(delay, 0.0)), callback, *args, context=context)
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[Unpack[Ts]], object],
+        *args: *Ts,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        return self.call_at_ns(nanoseconds(when), callback, *args, context=context)
+
+    def call_at_ns(
+        self,
+        at_ns: int,
+        callback: Callable[[Unpack[Ts]], object],
+        *args: *Ts,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """As ``call_at``, exactly."""
+        handle = self._timer(at_ns / NS, callback, args, context)
+        self._n_set += 1
+        heappush(self._timers, (at_ns, self._n_set, handle))
+        return handle
+
+    def _timer(
+        self, when: float, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None
+    ) -> asyncio.TimerHandle:
+        return asyncio.TimerHandle(when, callback, args, self, context)
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        self._n_cancelled += 1
+        if self._n_cancelled > _MANY_CANCELLED and 2 * self._n_cancelled > len(self._timers):
+            self._timers = [entry for entry in self._timers if not entry[2].cancelled()]
+            heapify(self._timers)
+            self._n_cancelled = 0
+
+    def next_timer_ns(self) -> int | None:
+        """When the next timer is due; ``None`` if there is none."""
+        timers = self._timers
+        while timers:
+            if not timers[0][2].cancelled():
+                return timers[0][0]
+            heappop(timers)
+        return None
+
+    def fire(self) -> None:
+        """Make ready what is due."""
+        timers, now_ns, ready = self._timers, self.now_ns, self._ready  # type: ignore[attr-defined]
+        while timers and timers[0][0] <= now_ns:
+            handle = heappop(timers)[2]
+            if not handle.cancelled():
+                ready.append(handle)
+
+
+class _Handle(events.Handle):
+    __slots__ = ()
+
+    def _run(self) -> None:
+        if _may_run(self):
+            super()._run()
+
+
+class _TimerHandle(events.TimerHandle):
+    __slots__ = ()
+
+    def _run(self) -> None:
+        if _may_run(self):
+            super()._run()
+
+
+def _may_run(handle: Any) -> bool:
+    """Whether the process that a callback belongs to runs; one that is stopped keeps it until it goes on."""
+    process = handle._context.get(CURRENT)
+    handle._loop.running = process
+    if process is None or process.parked is None:
+        return True
+    process.parked.append(handle)
+    return False
+
+
+class MemoryLoop(TimerLoop):
+    """All nodes of a run and what runs it, in one process. When nothing is ready, time jumps to the next timer."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self.running: Process | None = None
+        """Whose callback runs, or ran last; ``None``: nobody's in particular."""
+        super().__init__(_Selector(self))
+        self.set_task_factory(_make_task)
+
+    def call_soon(
+        self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        handle = _Handle(callback, args, self, context)
+        self._ready.append(handle)  # type: ignore[attr-defined]
+        return handle
+
+    def _timer(
+        self, when: float, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None
+    ) -> asyncio.TimerHandle:
+        return _TimerHandle(when, callback, args, self, context)
+
+    def resume(self, process: Process) -> None:
+        """A stopped process goes on with all that has waited for it."""
+        parked, process.parked = process.parked or [], None
+        self._ready.extend(parked)  # type: ignore[attr-defined]
+
+    def jump(self) -> bool:
+        """Move time to the next timer; whether there is one."""
+        at_ns = self.next_timer_ns()
+        if at_ns is None:
+            return False
+        if at_ns > self.now_ns:
+            self.now_ns = at_ns
+        self.fire()
+        return True
+
+
+def _make_task(
+    loop: asyncio.AbstractEventLoop, coroutine: Any, context: Context | None = None, **options: Any
+) -> asyncio.Task[Any]:
+    task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, context=context, **options)
+    process = CURRENT.get() if context is None else context.get(CURRENT)
+    if process is not None:
+        process.tasks.add(task)
+    return task
+
+
+class _Selector(selectors.DefaultSelector):
+    """Looks outside now and then; never waits while a timer is set."""
+
+    def __init__(self, loop: MemoryLoop) -> None:
+        super().__init__()
+        self._loop = loop
+        self._look_at = 0.0
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        is_idle = timeout is None or timeout > 0
+        if is_idle and not self._loop.jump():
+            return super().select(_WAIT_S)
+        now = time.monotonic()
+        if now < self._look_at:
+            return []
+        self._look_at = now + _LOOK_EVERY_S
+        return super().select(0)

@@ -1,0 +1,216 @@
+"""From a resolved scenario to what the network and the nodes are told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from netem.spec import LinkProfile, NetworkSpec, TcpSpec
+from nodes.compute import StubProfile
+from nodes.node import DATA_PORT, ClientConfig, ServerConfig, StubHubSpec
+from nodes.server import HostedBlocks, ServerLimits
+from nodes.session import SessionRules
+from policies.problem import Placement
+from testbed.runtime.blocks import RealModel
+from testbed.scenario.experiment import Experiment, Link
+
+_IDLE_S = 300.0
+
+
+def idle_s(experiment: Experiment) -> float:
+    """How long a server keeps a session of which it hears nothing; scenario seconds."""
+    return _IDLE_S + experiment.calibration.session_setup_s
+
+
+def scaled(link: Link, time_scale: float) -> LinkProfile:
+    """A link as the machine must emulate it: real seconds and bits per second."""
+    return LinkProfile(
+        link.delay_s / time_scale, link.rate_bps * time_scale, link.jitter_s / time_scale, link.loss_ratio
+    )
+
+
+def _is_used(experiment: Experiment, pair: tuple[str, str]) -> bool:
+    """Whether packets go between these two: a client and a server, or with forwarding two servers."""
+    n_clients = sum(node in experiment.problem.clients for node in pair)
+    return n_clients == 1 or (n_clients == 0 and experiment.problem.forwarding)
+
+
+def scaled_links(
+    experiment: Experiment, links: Mapping[tuple[str, str], Link]
+) -> dict[tuple[str, str], LinkProfile]:
+    """Those of ``links`` that the machine must emulate, as it must emulate them."""
+    scale = experiment.time_scale
+    return {pair: scaled(link, scale) for pair, link in links.items() if _is_used(experiment, pair)}
+
+
+def network_spec(experiment: Experiment, run: str, is_virtual: bool = False) -> NetworkSpec:
+    """All nodes, the pairs that exchange packets in both directions, and what their paths share.
+
+    ``is_virtual``: the run's time is.
+    """
+    tcp = TcpSpec(
+        experiment.tcp_warm, experiment.tcp_slow_start_after_idle, experiment.tcp_congestion_control
+    )
+    paths = {pair: path for pair, path in experiment.shared_paths.items() if _is_used(experiment, pair)}
+    used = {link for path in paths.values() for link in path}
+    return NetworkSpec(
+        run,
+        experiment.nodes,
+        scaled_links(experiment, experiment.links),
+        tcp,
+        experiment.mtu,
+        is_virtual,
+        {link: rate * experiment.time_scale for link, rate in experiment.shared_bps.items() if link in used},
+        paths,
+    )
+
+
+def transmission_s(experiment: Experiment, client: str, server: str, n_tokens: int) -> float:
+    """Scenario seconds that ``n_tokens`` hidden states take on the links of a hop, both directions.
+
+    With forwarding they go one way only; which server they come from is not known here, and the client's
+    link stands for that server's.
+    """
+    n_bytes = n_tokens * experiment.problem.model.token_bytes
+    ways = ((client, server),) if experiment.problem.forwarding else ((client, server), (server, client))
+    return sum(scaled(experiment.links[pair], 1.0).transmission_s(n_bytes, experiment.mtu) for pair in ways)
+
+
+def stub_profile(experiment: Experiment, server: int) -> StubProfile:
+    """Times of one server; published overheads less what the emulated link's transmission takes."""
+    spec = experiment.problem.servers[server]
+    calibration = experiment.calibration
+    token: dict[str, float] = {}
+    inputs: dict[str, tuple[float, float]] = {}
+    if (
+        calibration.token_overhead_s
+        or calibration.input_overhead_base_s
+        or calibration.input_overhead_slope_s
+    ):
+        for client in experiment.problem.clients:
+            one = transmission_s(experiment, client, spec.name, 1)
+            # Transmission grows by whole segments: the mean slope over 100 tokens is exact to 0.01 %.
+            slope = transmission_s(experiment, client, spec.name, 100) / 100
+            token[client] = max(0.0, calibration.token_overhead_s - one)
+            inputs[client] = (
+                calibration.input_overhead_base_s,
+                calibration.input_overhead_slope_s - slope,
+            )
+    return StubProfile(
+        token_bytes=experiment.problem.model.token_bytes,
+        decode_s=spec.decode_at_s(0.0),
+        prefill_base_s=spec.prefill_base_s,
+        prefill_slope_s=spec.prefill_slope_s,
+        token_overhead_s=token,
+        input_overhead_s=inputs,
+        serial=experiment.serial_compute,
+        step_base_s=spec.step_base_s,
+        context_slope_s=spec.context_slope_s,
+        prefill_curve_s=spec.prefill_curve_s,
+        contention_ratio=spec.contention_ratio,
+    )
+
+
+def server_config(
+    experiment: Experiment,
+    placement: Placement,
+    server: int,
+    control: Path,
+    address: str,
+    any_port: bool,
+    real: RealModel | None = None,
+) -> ServerConfig:
+    """What server number ``server`` is told when it is forked; it has real blocks of ``real`` if given."""
+    model = experiment.problem.model
+    blocks = placement.ranges[server]
+    spec = experiment.problem.servers[server]
+    return ServerConfig(
+        name=spec.name,
+        control_path=control,
+        address=address,
+        port=0 if any_port else DATA_PORT,
+        time_scale=experiment.time_scale,
+        hosted=HostedBlocks(
+            blocks.first, blocks.last, placement.cache_bytes[server], model.cache_bytes_per_token
+        ),
+        compute=real.blocks_spec(server, spec.memory_bytes) if real else stub_profile(experiment, server),
+        limits=ServerLimits(idle_s=idle_s(experiment)),
+    )
+
+
+def client_config(
+    experiment: Experiment,
+    client: str,
+    control: Path,
+    address: str,
+    log: Path,
+    real: RealModel | None = None,
+) -> ClientConfig:
+    """What a client is told when it is forked; its part of the model is that of ``real`` if given."""
+    backoff, model = experiment.backoff, experiment.problem.model
+    return ClientConfig(
+        name=client,
+        control_path=control,
+        address=address,
+        port=0,
+        time_scale=experiment.time_scale,
+        log_path=log,
+        model=real.hub_spec()
+        if real
+        else StubHubSpec(model.token_bytes, model.n_blocks, experiment.problem.hub_token_s),
+        forwarding=experiment.problem.forwarding,
+        rules=SessionRules(
+            initial_delay_s=experiment.problem.initial_delay_s,
+            setup_s=experiment.calibration.session_setup_s,
+            backoff_first_s=backoff.first_s,
+            backoff_max_s=backoff.max_s,
+            give_up_s=backoff.give_up_s,
+            backoff_jitter_ratio=backoff.jitter_ratio,
+            seed=backoff.seed,
+            recovery=experiment.recovery,
+        ),
+    )
+
+
+def _delay_profile(experiment: Experiment, link: Link) -> list[float]:
+    """Fields of ``nodes.links.DelayProfile`` for a client that delays messages itself; headers are counted as extra bytes."""
+    profile = scaled(link, 1.0)
+    whole_s = profile.transmission_s(1_000_000, experiment.mtu)
+    return [link.delay_s, whole_s / 1_000_000, link.jitter_s, link.loss_ratio, profile.retransmission_s]
+
+
+def node_view(
+    experiment: Experiment,
+    node: str,
+    addresses: Mapping[str, tuple[str, int]],
+    links: Mapping[tuple[str, str], Link] | None,
+) -> list[dict[str, Any]]:
+    """How ``node`` reaches every server, in the problem's order; with ``links``, it delays messages itself."""
+    delayed = {entry["server"]: entry for entry in changed_links(experiment, node, links or {})}
+    view: list[dict[str, Any]] = []
+    for number, server in enumerate(experiment.problem.servers):
+        address, port = addresses[server.name]
+        entry: dict[str, Any] = {"address": address, "port": port}
+        if number in delayed:
+            entry |= delayed[number] | {"seed": f"{experiment.seed}:link noise:{node}:{server.name}"}
+        view.append(entry)
+    return view
+
+
+def changed_links(
+    experiment: Experiment, node: str, links: Mapping[tuple[str, str], Link]
+) -> list[dict[str, Any]]:
+    """Those of ``links`` that ``node`` delays by itself, by server; scenario seconds.
+
+    A client delays what servers answer, too; a server only what it sends to other servers.
+    """
+    changed = []
+    for number, server in enumerate(experiment.problem.servers):
+        pairs = {"up": (node, server.name)}
+        if node in experiment.problem.clients:
+            pairs["down"] = (server.name, node)
+        entry = {key: _delay_profile(experiment, links[pair]) for key, pair in pairs.items() if pair in links}
+        if entry:
+            changed.append({"server": number, **entry})
+    return changed

@@ -1,0 +1,144 @@
+"""One JSON object per simulation: the form that others script against, in milliseconds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from policies.cgbp import lower_bounds_per_token_s
+from policies.design import choose_design_concurrency
+from policies.problem import PolicyError
+from testbed.fast.engine import Move, SimulatedRequest
+from testbed.simulate.engine import Simulation
+
+MEANS = ("per_token_ms", "ttft_ms", "rest_ms", "waiting_ms", "max_concurrent")
+
+
+def answer(simulation: Simulation) -> dict[str, Any]:
+    """``{id, policy, engine, feasible, error?, placement, requests, mean, bounds, decision_s, ...}``.
+
+    ``placement`` is ``[first_block, n_blocks]`` per server, 1-based, ``[0, 0]`` for none, ``cache_bytes`` the
+    room that it leaves for caches there; ``requests`` are
+    ``{route, waiting_ms, time_ms, ttft_ms}`` (and ``status`` if not completed), routes being 0-based
+    servers. All three, and ``mean``, are ``None`` where infeasible.
+    """
+    experiment, placement = simulation.case.experiment, simulation.placement
+    found: dict[str, Any] = {
+        "id": experiment.name,
+        "seed": None if simulation.case.source else experiment.seed,
+        "policy": simulation.case.policy,
+        "mode": simulation.mode,
+        "engine": simulation.engine,
+        "engine_why": simulation.why,
+        "session_setup_ms": experiment.calibration.session_setup_s * 1e3,
+        "feasible": placement is not None,
+    }
+    if placement is None:
+        found |= {"error": simulation.error, "placement": None, "requests": None, "mean": None}
+    else:
+        found["placement"] = [[r.first + 1, r.n_blocks] if r.n_blocks else [0, 0] for r in placement.ranges]
+        found["cache_bytes"] = list(placement.cache_bytes)
+        found["requests"] = [_request(request) for request in simulation.requests]
+        found["mean"] = means(simulation.requests)
+        found["n_failed"] = sum(r.status != "completed" for r in simulation.requests)
+        if experiment.online is not None:
+            found["online"] = experiment.online
+            found["moves"] = [_move(move) for move in simulation.served.moves]
+        summary = simulation.served.summary
+        if summary is not None and (experiment.faults or summary["n_replays"]):
+            found |= {name: summary[name] for name in ("n_faults", "n_replays")}
+    found["bounds"] = _bounds(simulation)
+    found["decision_s"] = simulation.placement_s + sum(simulation.served.routing_s)
+    return found
+
+
+def _request(request: SimulatedRequest) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "route": [hop.server for hop in request.route.hops] if request.route else [],
+        "waiting_ms": request.waiting_s * 1e3,
+        "time_ms": None if request.time_s is None else request.time_s * 1e3,
+        "ttft_ms": None if request.ttft_s is None else request.ttft_s * 1e3,
+    }
+    if request.n_replays:
+        row["n_replays"] = request.n_replays
+    if request.status != "completed":
+        row |= {"status": request.status, "reason": request.reason}
+    return row
+
+
+def _move(move: Move) -> dict[str, Any]:
+    """A server's change: blocks as in ``placement``, the instants in seconds."""
+    return {
+        "server": move.server,
+        "old": [move.old.first + 1, move.old.n_blocks],
+        "new": [move.new.first + 1, move.new.n_blocks],
+        **{name: value for name, value in move._asdict().items() if name.endswith("_s")},
+    }
+
+
+def means(requests: Iterable[SimulatedRequest]) -> dict[str, float | None]:
+    """Means over the completed requests; ``None`` where there is none to average.
+
+    ``max_concurrent`` is the largest number of requests between arrival and end at a time.
+    """
+    done = [r for r in requests if r.ttft_s is not None and r.time_s is not None]
+    values = {
+        "per_token_ms": [1e3 * (r.time_s or 0.0) / r.plan.n_output_tokens for r in done],
+        "ttft_ms": [1e3 * (r.ttft_s or 0.0) for r in done],
+        "rest_ms": [
+            1e3 * ((r.time_s or 0.0) - (r.ttft_s or 0.0)) / (r.plan.n_output_tokens - 1)
+            for r in done
+            if r.plan.n_output_tokens > 1
+        ],
+        "waiting_ms": [1e3 * r.waiting_s for r in done],
+    }
+    found: dict[str, float | None] = {
+        name: math.fsum(sample) / len(sample) if sample else None for name, sample in values.items()
+    }
+    found["max_concurrent"] = concurrency(done)[1]
+    return found
+
+
+def concurrency(requests: Iterable[SimulatedRequest]) -> tuple[float | None, int]:
+    """(time-averaged, largest) number of requests between arrival and end; the mean from first to last."""
+    changes: list[tuple[float, int]] = []
+    for r in requests:
+        if r.time_s is not None:
+            changes += [(r.plan.arrival_at_s, 1), (r.plan.arrival_at_s + r.time_s, -1)]
+    if not changes:
+        return None, 0
+    changes.sort()
+    at_s = np.array([at for at, _ in changes])
+    active = np.cumsum([change for _, change in changes])
+    span_s = at_s[-1] - at_s[0]
+    mean = float(np.dot(active[:-1], np.diff(at_s)) / span_s) if span_s > 0 else 0.0
+    return mean, int(active.max())
+
+
+def _bounds(simulation: Simulation) -> dict[str, float | int | None]:
+    """|R| and what limits it; Theorem 1's bound and T^o per decoded token, and their ratio.
+
+    The published bounds are for hub-spoke communication: with forwarding there are none.
+    """
+    problem, placement = simulation.case.experiment.problem, simulation.placement
+    found: dict[str, float | int | None] = {
+        "design_concurrency": placement.design_concurrency if placement else None
+    }
+    try:
+        chosen = choose_design_concurrency(problem)
+    except PolicyError:
+        found |= {"design_concurrency_bound": None, "single_request_ms": None}
+    else:
+        found["design_concurrency_bound"] = chosen.memory_bound
+        found["single_request_ms"] = chosen.single_request_s * 1e3
+    if problem.forwarding:
+        return found
+    lower_s = min(lower_bounds_per_token_s(problem))
+    found["lower_bound_per_token_ms"] = lower_s * 1e3 if lower_s < math.inf else None
+    upper_s = placement.bounds.get("theorem1_per_token_s") if placement else None
+    if upper_s is not None:
+        found |= {"theorem1_per_token_ms": upper_s * 1e3, "theorem1_ratio": upper_s / lower_s}
+    return found

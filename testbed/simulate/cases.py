@@ -1,0 +1,111 @@
+"""What there is to simulate: scenarios and instances, under each policy and seed asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from policies.interfaces import RoutingPolicy
+from policies.petals_routing import PetalsRouting
+from policies.registry import PAIRS, resolve_pair
+from policies.workload import Backoff
+from testbed.scenario import load_experiment
+from testbed.scenario.experiment import Calibration, Experiment, Link
+from testbed.scenario.policy import PolicyChoice, has_petals_setup
+from testbed.simulate.instance import Instance, load_instance
+
+_WIRE_BPS = 1e15
+"""Rate of an instance's links: its times contain the transfer."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One simulation. ``stand_ins`` are routing policies with this case's own constants."""
+
+    experiment: Experiment
+    stand_ins: Mapping[str, RoutingPolicy] = field(default_factory=dict)
+    source: Path | None = None
+    """The instance file that the case comes from."""
+
+    @property
+    def policy(self) -> str:
+        """The pair's name, or ``placement+routing`` if it has none."""
+        halves = (self.experiment.placement, self.experiment.routing)
+        return next((name for name, pair in PAIRS.items() if pair == halves), "+".join(halves))
+
+
+def is_instance(target: str) -> bool:
+    return target.endswith(".json")
+
+
+def scenario_case(target: str, choice: PolicyChoice, overrides: Sequence[str], seed: int | None) -> Case:
+    """A scenario with a policy and a seed in place of its own. Raises ``ScenarioError``."""
+    changes = [*overrides, *choice.overrides()]
+    if seed is not None:
+        changes.append(f"seed={seed}")
+    return Case(load_experiment(target, changes))
+
+
+def instance_case(path: Path, choice: PolicyChoice, session_setup: bool) -> Case:
+    """An instance file under a policy (default: the proposed pair). Raises ``UserError``."""
+    instance = load_instance(path)
+    placement, routing = resolve_pair(choice.pair or "proposed")
+    experiment = instance_experiment(
+        instance, choice.placement or placement, choice.routing or routing, session_setup
+    )
+    petals = PetalsRouting(instance.hop_overhead_s, instance.shortage_penalty_s)
+    return Case(experiment, {petals.name: petals}, path)
+
+
+def instance_experiment(instance: Instance, placement: str, routing: str, session_setup: bool) -> Experiment:
+    """The experiment that an instance states.
+
+    Its links have half of the raw RTT each way. ``session_setup`` adds the published constant to every
+    first token.
+    """
+    problem = instance.problem
+    setup_s = (
+        instance.session_setup_petals_s if has_petals_setup(placement) else instance.session_setup_proposed_s
+    )
+    servers = [server.name for server in problem.servers]
+    links: dict[tuple[str, str], Link] = {}
+    for client, row in zip(problem.clients, problem.raw_rtt_s, strict=True):
+        for server, rtt_s in zip(servers, row, strict=True):
+            links[client, server] = links[server, client] = Link(rtt_s / 2, _WIRE_BPS)
+    for server, row in zip(servers, problem.server_rtt_s, strict=True):
+        links.update(
+            ((server, other), Link(rtt_s / 2, _WIRE_BPS)) for other, rtt_s in zip(servers, row, strict=True)
+        )
+    return Experiment(
+        name=instance.id,
+        description="an explicit instance",
+        seed=0,
+        time_scale=1.0,
+        problem=problem,
+        sites=dict(zip((*problem.clients, *servers), instance.sites, strict=True)),
+        links=links,
+        changes=(),
+        network="loopback",
+        keep_cpus_awake=False,
+        tcp_warm=True,
+        tcp_slow_start_after_idle=False,
+        tcp_congestion_control="cubic",
+        mtu=1500,
+        compute="stub",
+        serial_compute=False,
+        placement=placement,
+        routing=routing,
+        design_concurrency=None,
+        online=None,
+        load_bps=1e9,
+        state_age_s=0.0,
+        calibration=Calibration(
+            name="instance",
+            initial_delay_s=problem.initial_delay_s,
+            session_setup_s=setup_s if session_setup else 0.0,
+        ),
+        backoff=Backoff(),
+        requests=instance.requests,
+        document={},
+    )

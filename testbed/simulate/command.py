@@ -1,0 +1,238 @@
+"""``testbed simulate``: every target under every policy and seed; prints, and writes tables."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from policies.problem import PolicyError
+from policies.registry import resolve_pair
+from testbed.errors import UserError
+from testbed.results.intervals import mean_of
+from testbed.results.slo import goodput_rps
+from testbed.rundir import check_new_folder
+from testbed.scenario.policy import PolicyChoice
+from testbed.simulate.answer import MEANS, answer
+from testbed.simulate.cases import Case, instance_case, is_instance, scenario_case
+from testbed.simulate.engine import MODES, VIRTUAL, Simulation, simulate
+from testbed.simulate.summary import request_rows, summarize_simulation
+from testbed.simulate.tables import write_simulation
+from testbed.simulate.text import comparison_text
+
+_SAID: set[str] = set()
+"""What was said of engines already."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line says. ``mode`` and ``session_setup`` ``None``: as fits the target."""
+
+    choices: tuple[PolicyChoice, ...]
+    n_runs: int = 1
+    seed: int | None = None
+    session_setup: str | None = None
+    mode: str | None = None
+    design_concurrency: str | None = None
+    overrides: tuple[str, ...] = ()
+    objectives: dict[str, float] | None = None
+    out: Path | None = None
+    clock: str | None = None
+
+
+def simulate_command(targets: Sequence[str], options: Options, *, as_json: bool) -> int:
+    """Simulate every target under every policy; answers the exit code.
+
+    With ``as_json`` one object per target and policy goes to stdout as soon as it is there, and an
+    infeasible placement is an answer like others; as text it is an error when nothing else was asked.
+    """
+    _check(targets, options)
+    several = len(targets) * len(options.choices) > 1
+    if options.out is not None:
+        check_new_folder(options.out)
+    rows = []
+    folders = _folders(targets)
+    for target in targets:
+        for choice in options.choices:
+            seen: list[dict[str, Any]] = []
+            for case in _cases(target, choice, options):
+                seen.append(_one(case, options, folders[target] if several else None))
+            row = seen[0] if options.n_runs == 1 else _aggregate(seen)
+            row["target"] = target
+            rows.append(row)
+            if as_json:
+                print(json.dumps(row), flush=True)
+    if not as_json:
+        infeasible = [row for row in rows if not row["feasible"]]
+        if len(infeasible) == len(rows):
+            raise UserError("; ".join(dict.fromkeys(f"{row['id']}: {row['error']}" for row in infeasible)))
+        typer.echo(comparison_text(rows))
+    return 1 if any(row.get("n_failed") for row in rows) else 0
+
+
+def _folders(targets: Sequence[str]) -> dict[str, str]:
+    """A folder's name for every target: the file's, with a number where two are called the same."""
+    names: dict[str, str] = {}
+    for target in targets:
+        plain = _slug(Path(target).stem)
+        name, number = plain, 2
+        while name in names.values():
+            name, number = f"{plain}-{number}", number + 1
+        names[target] = name
+    return names
+
+
+def _check(targets: Sequence[str], options: Options) -> None:
+    """Raises ``UserError`` for what does not go together, before anything is simulated."""
+    pairs = [choice.pair for choice in options.choices]
+    for what, named in (("target", list(targets)), ("policy", pairs)):
+        twice = next((one for i, one in enumerate(named) if one in named[:i]), None)
+        if twice is not None:
+            raise UserError(f"the {what} {twice} is given twice; leave one out")
+    try:
+        for choice in options.choices:
+            if choice.pair is not None:
+                resolve_pair(choice.pair)
+    except PolicyError as error:
+        raise UserError(f"--policy: {error}") from error
+    if options.clock not in (None, "auto", "virtual", "real"):
+        raise UserError(f"--clock must be auto or virtual, not {options.clock!r}")
+    if options.clock == "real":
+        raise UserError(
+            "a simulation runs nothing in real time: use `testbed up --clock real`, or leave --clock out"
+        )
+    if options.clock == "virtual" and options.mode == "reference":
+        raise UserError(
+            "the reference mode is an engine of its own: leave out --clock virtual or --mode reference"
+        )
+    if options.mode is not None and options.mode not in MODES:
+        raise UserError(f"--mode must be {' or '.join(MODES)}, not {options.mode!r}")
+    if options.session_setup not in (None, "reference", "none"):
+        raise UserError(f"--session-setup must be reference or none, not {options.session_setup!r}")
+    instances = [target for target in targets if is_instance(target)]
+    if instances:
+        for given, name in (
+            (options.n_runs > 1, "--runs"),
+            (options.seed is not None, "--seed"),
+            (bool(options.overrides), "--set"),
+        ):
+            if given:
+                raise UserError(
+                    f"{name} is for scenarios: an instance file states everything; leave it out for {instances[0]}"
+                )
+
+
+def _cases(target: str, choice: PolicyChoice, options: Options) -> Iterator[Case]:
+    setup = options.session_setup == "reference"
+    if is_instance(target):
+        yield _designed(instance_case(Path(target), choice, setup), options.design_concurrency)
+        return
+    overrides = list(options.overrides)
+    if options.session_setup is not None:
+        overrides.append(f"calibration.session_setup={json.dumps(setup)}")
+    if options.design_concurrency is not None:
+        overrides.append(f"policy.design_concurrency={options.design_concurrency}")
+    first = scenario_case(target, choice, overrides, options.seed)
+    yield first
+    for number in range(1, options.n_runs):
+        yield scenario_case(target, choice, overrides, first.experiment.seed + number)
+
+
+def _designed(case: Case, concurrency: str | None) -> Case:
+    if concurrency in (None, "auto"):
+        return case
+    if concurrency == "searched":
+        return replace(case, experiment=replace(case.experiment, design_concurrency="searched"))
+    if not concurrency.isdigit() or int(concurrency) < 1:
+        raise UserError(
+            f"--design-concurrency must be auto, searched or a whole number of at least 1, not {concurrency!r}"
+        )
+    return replace(case, experiment=replace(case.experiment, design_concurrency=int(concurrency)))
+
+
+def _one(case: Case, options: Options, target: str | None) -> dict[str, Any]:
+    """Simulate one case, write its tables (below ``target`` if several are simulated), answer its object."""
+    mode = options.mode or ("reference" if case.source is not None else "real")
+    folder = _folder(case, options, target)
+    is_virtual = options.clock == "virtual"
+    simulation = simulate(case, mode, is_virtual=is_virtual, folder=folder)
+    _say_engine(simulation)
+    row = answer(simulation)
+    if options.objectives is not None and simulation.placement is not None:
+        row["goodput_rps"] = goodput_rps(request_rows(simulation), options.objectives)
+    given = case.experiment.design_concurrency
+    if given is not None and simulation.placement and simulation.placement.design_concurrency is None:
+        row["note"] = f"{case.policy} takes no design concurrency: {given} has no effect"
+    if case.experiment.calibration.session_setup_s and simulation.placement is not None:
+        row["mean_without_session_setup"] = answer(_without_setup(case, mode, is_virtual))["mean"]
+    if folder is not None and simulation.placement is not None and simulation.engine != VIRTUAL:
+        objectives = options.objectives or {}
+        summary = summarize_simulation(simulation, objectives)
+        if "mean_without_session_setup" in row:
+            summary["without_session_setup"] = row["mean_without_session_setup"]
+        write_simulation(folder, simulation, summary)
+    return row
+
+
+def _folder(case: Case, options: Options, target: str | None) -> Path | None:
+    """Where the tables of a case go, if they are written."""
+    folder = options.out
+    if folder is not None and target is not None:
+        folder = folder / target / _slug(case.policy)
+    if folder is not None and options.n_runs > 1:
+        folder = folder / f"seed-{case.experiment.seed}"
+    return folder
+
+
+def _say_engine(simulation: Simulation) -> None:
+    text = f"engine {simulation.engine}: {simulation.why}"
+    if text not in _SAID:
+        _SAID.add(text)
+        typer.echo(text, err=True)
+
+
+def _without_setup(case: Case, mode: str, is_virtual: bool) -> Simulation:
+    calibration = replace(case.experiment.calibration, session_setup_s=0.0)
+    case = replace(case, experiment=replace(case.experiment, calibration=calibration))
+    return simulate(case, mode, is_virtual=is_virtual)
+
+
+def _aggregate(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Several seeds in one object: means over the runs with the half-width of their 95 % interval."""
+    feasible = [row for row in rows if row["feasible"]]
+    whole: dict[str, Any] = {
+        key: rows[0][key] for key in ("id", "policy", "mode", "engine", "engine_why", "session_setup_ms")
+    }
+    whole |= {"feasible": bool(feasible), "n_runs": len(rows), "n_feasible": len(feasible)}
+    errors = list(dict.fromkeys(row["error"] for row in rows if not row["feasible"]))
+    if errors:
+        whole["error"] = "; ".join(errors[:3])
+    for key in ("mean", "mean_without_session_setup"):
+        if any(key in row for row in feasible):
+            found = {
+                name: mean_of([row[key][name] for row in feasible if row[key][name] is not None])
+                for name in MEANS
+            }
+            whole[key] = {name: mean.mean if mean else None for name, mean in found.items()}
+            whole[f"{key}_ci95"] = {
+                name: mean.half_width if mean and mean.n > 1 else None for name, mean in found.items()
+            }
+    whole["n_failed"] = sum(row.get("n_failed", 0) for row in rows)
+    for key in ("note", "online"):
+        if key in rows[0]:
+            whole[key] = rows[0][key]
+    if "goodput_rps" in rows[0]:
+        good = mean_of([row["goodput_rps"] for row in feasible if row["goodput_rps"] is not None])
+        whole["goodput_rps"] = good.mean if good else None
+    whole["decision_s"] = sum(row["decision_s"] for row in rows) / len(rows)
+    whole["runs"] = [{k: v for k, v in row.items() if k != "requests"} for row in rows]
+    return whole
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name)

@@ -1,0 +1,148 @@
+"""Runs one case: placement, then every request, in one of three engines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from policies.problem import InfeasiblePlacement, Placement, PolicyError
+from policies.registry import ROUTINGS
+from policies.replay import replay
+from testbed.control.placing import PlacedExperiment, place
+from testbed.control.steering import online_policy
+from testbed.errors import UserError
+from testbed.fast.engine import COMPLETED, Disturbed, Move, SimulatedRequest, simulate_fast
+from testbed.scenario.experiment import Experiment
+from testbed.simulate.cases import Case
+
+MODES = ("reference", "real")
+REFERENCE, FAST, VIRTUAL = "reference", "fast", "virtual"
+
+
+class Served(NamedTuple):
+    """What became of the requests, and of the servers under an online policy; real seconds of routing decisions.
+
+    ``summary`` is that of a run of the system itself.
+    """
+
+    requests: tuple[SimulatedRequest, ...] = ()
+    moves: tuple[Move, ...] = ()
+    routing_s: tuple[float, ...] = ()
+    summary: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A case and its outcome; without a feasible placement, ``error`` says why and nothing was served.
+
+    ``engine`` is what served it, and ``why`` that one: reference, fast, or virtual (the testbed itself in
+    virtual time). ``placement_s`` are the real seconds that placement took.
+    """
+
+    case: Case
+    mode: str
+    engine: str
+    why: str
+    placement: Placement | None = None
+    placement_s: float = 0.0
+    served: Served = Served()  # noqa: RUF009 - immutable
+    error: str | None = None
+
+    @property
+    def requests(self) -> tuple[SimulatedRequest, ...]:
+        return self.served.requests
+
+
+def simulate(case: Case, mode: str, *, is_virtual: bool = False, folder: Path | None = None) -> Simulation:
+    """Place and serve. ``is_virtual``: by the system itself, even if a faster engine would do.
+
+    ``folder`` is where a run of the system itself goes, which else is not kept. Raises ``UserError`` when a policy
+    fails or breaks a rule, or if the mode does not fit.
+    """
+    experiment = case.experiment
+    engine, why = (VIRTUAL, "asked for") if is_virtual else _engine(case, mode)
+    try:
+        placed = place(experiment, case.stand_ins)
+    except InfeasiblePlacement as error:
+        return Simulation(case, mode, engine, why, error=str(error))
+    except PolicyError as error:
+        raise UserError(f"{experiment.name}: {error}") from error
+    try:
+        if engine == FAST:
+            try:
+                served = _fast(case, placed)
+            except Disturbed as disturbed:
+                engine, why = VIRTUAL, str(disturbed)
+        if engine == REFERENCE:
+            served = _reference(case, placed)
+        elif engine == VIRTUAL:
+            from testbed.simulate.virtual import serve_virtually
+
+            served = serve_virtually(case, placed, folder)
+    except PolicyError as error:
+        raise UserError(f"{experiment.name}: {error}") from error
+    return Simulation(case, mode, engine, why, placed.placement, placed.decision_s, served)
+
+
+def _engine(case: Case, mode: str) -> tuple[str, str]:
+    """Which engine serves a case, and why. Raises ``UserError`` for what the reference mode does not have."""
+    experiment = case.experiment
+    disturbance = _disturbance(experiment)
+    if mode == REFERENCE:
+        for is_asked, what in (
+            (experiment.online is not None, "policy.online"),
+            (experiment.backoff.jitter_ratio > 0, "backoff.jitter"),
+            (experiment.state_age_s > 0, "policy.state_age"),
+            (experiment.problem.hub_token_s > 0, "compute.hub_token"),
+            (disturbance is not None, disturbance),
+        ):
+            if is_asked:
+                raise UserError(
+                    f"{experiment.name}: {what} has no meaning in the reference mode; add --mode real"
+                )
+        return REFERENCE, "asked for" if case.source is None else "an instance file"
+    if disturbance is not None:
+        return VIRTUAL, f"{disturbance} can disturb a session midway"
+    return FAST, "nothing disturbs a session midway"
+
+
+def _disturbance(experiment: Experiment) -> str | None:
+    """The key of a scenario that makes sessions depend on what happens midway; ``None``: they last as long as modelled."""
+    policy = online_policy(experiment)
+    found = (
+        (bool(experiment.faults), "fault or churn"),
+        (bool(experiment.absent), "servers.present = false"),
+        (experiment.membership.kind != "instant", "membership"),
+        (bool(experiment.changes), "network.event"),
+        (experiment.serial_compute, "compute.serial"),
+        (any(s.contention_ratio for s in experiment.problem.servers), "contention of hardware"),
+        (
+            policy is not None and not policy.drains,
+            f"policy.online {experiment.online}, which cuts sessions,",
+        ),
+    )
+    return next((what for is_there, what in found if is_there), None)
+
+
+def _reference(case: Case, placed: PlacedExperiment) -> Served:
+    """As the published simulator does: see ``policies.replay``."""
+    experiment, router = case.experiment, placed.router
+    # This mode takes the router's word for the wait; shipped policies are tested for it.
+    router.check_waits = experiment.routing not in ROUTINGS
+    setup_s = experiment.calibration.session_setup_s
+    done = replay(
+        experiment.problem, placed.placement, router, experiment.requests, setup_s, experiment.backoff
+    )
+    setup_s += experiment.problem.initial_delay_s
+    requests = tuple(
+        SimulatedRequest(d.plan, COMPLETED, d.route, 0, d.waiting_s, setup_s, d.ttft_s, d.time_s)
+        for d in done
+    )
+    return Served(requests, routing_s=tuple(router.decisions_s))
+
+
+def _fast(case: Case, placed: PlacedExperiment) -> Served:
+    """As the testbed's nodes and coordinator do: see ``testbed.fast.engine``."""
+    run = simulate_fast(case.experiment, placed, online_policy(case.experiment))
+    return Served(tuple(run.requests), tuple(run.moves), tuple(run.decisions_s))

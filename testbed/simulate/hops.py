@@ -1,0 +1,102 @@
+"""The hops of the fast and the reference engine, token by token, from the closed form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from policies.problem import RequestSpec, hop_times_s, return_times_s
+from testbed.fast.engine import SimulatedRequest
+from testbed.results.model import HopTable, hub_times_s
+from testbed.scenario.experiment import Experiment
+from testbed.simulate.engine import Simulation
+
+
+def hop_table(simulation: Simulation) -> HopTable:
+    """A row per completed request's token and hop; the model's columns are the same.
+
+    Compute holds k tau or k tau^I, what a step costs once and what the calibration adds; network the rest of
+    the hop's time. What the client computes comes after a token's last hop.
+    """
+    experiment = simulation.case.experiment
+    parts = [_hop_rows(experiment, r) for r in simulation.requests if r.time_s is not None]
+    columns = np.concatenate(parts).T if parts else np.zeros((12, 0))
+    whole = columns[:6].astype(np.int64)
+    sent_at_s, arrived_at_s, departed_at_s, received_at_s = columns[6:10]
+    none_s = np.zeros(columns.shape[1])
+    request, token, hop, server, first, last = whole
+    hub_s = hub_times_s(experiment, last)
+    return HopTable(
+        request=request,
+        token=token,
+        hop=hop,
+        server=server,
+        first=first,
+        last=last,
+        sent_at_s=sent_at_s,
+        arrived_at_s=arrived_at_s,
+        departed_at_s=departed_at_s,
+        received_at_s=received_at_s,
+        up_bytes=columns[10].astype(np.int64),
+        down_bytes=columns[11].astype(np.int64),
+        replayed_tokens=none_s.astype(np.int64),
+        client_s=none_s,
+        tail_s=hub_s,
+        model_network_s=(arrived_at_s - sent_at_s) + (received_at_s - departed_at_s),
+        model_link_queue_s=none_s,
+        model_compute_s=departed_at_s - arrived_at_s,
+        model_client_s=hub_s,
+    )
+
+
+def _hop_rows(experiment: Experiment, r: SimulatedRequest) -> Any:
+    """Array (tokens x hops, 12): request, token, hop, server, first, last, four instants, bytes each way."""
+    assert r.route is not None and r.setup_s is not None
+    plan, hops = r.plan, r.route.hops
+    n_hops, n_out = len(hops), plan.n_output_tokens
+    network_s, compute_s, context_s = _parts(experiment, r)
+    token_bytes = experiment.problem.model.token_bytes
+    rows = np.zeros((n_out, n_hops, 12))
+    rows[:, :, 0] = plan.index
+    rows[:, :, 1] = np.arange(n_out)[:, None]
+    rows[:, :, 2] = np.arange(n_hops)
+    rows[:, :, 3:6] = np.array([tuple(hop) for hop in hops])
+    later = (np.arange(n_out) > 0).astype(int)
+    computes_s = compute_s[later] + np.outer(np.maximum(np.arange(n_out) - 1, 0), context_s)
+    times_s = network_s[later] + computes_s
+    began_at_s = plan.arrival_at_s + r.waiting_s + r.setup_s
+    ends_at_s = began_at_s + np.cumsum(times_s.reshape(-1)).reshape(n_out, n_hops)
+    ends_at_s += np.arange(n_out)[:, None] * experiment.problem.hub_token_s  # after every token before
+    rows[:, :, 6] = ends_at_s - times_s
+    rows[:, :, 7] = rows[:, :, 6] + network_s[later] / 2
+    rows[:, :, 8] = rows[:, :, 7] + computes_s
+    rows[:, :, 9] = ends_at_s
+    rows[:, :, 10:12] = token_bytes
+    rows[0, :, 10:12] = token_bytes * plan.n_input_tokens
+    return rows.reshape(-1, 12)
+
+
+def _parts(experiment: Experiment, r: SimulatedRequest) -> tuple[Any, Any, Any]:
+    """Network and compute seconds, arrays (2, hops): of the prompt, of the second token.
+
+    And array (hops,): how much longer every token after that computes than the one before.
+    """
+    assert r.route is not None
+    problem, plan, calibration = experiment.problem, r.plan, experiment.calibration
+    request = RequestSpec(plan.client, plan.n_input_tokens, plan.n_output_tokens)
+    n_in, hops = plan.n_input_tokens, r.route.hops
+    network_s, compute_s = np.zeros((2, len(hops))), np.zeros((2, len(hops)))
+    context_s = np.array([hop.n_blocks * problem.servers[hop.server].context_slope_s for hop in hops])
+    added_s = calibration.input_overhead_s(n_in), calibration.token_overhead_s
+    previous: int | None = None
+    for i, hop in enumerate(hops):
+        server = problem.servers[hop.server]
+        hop_s = hop_times_s(problem, request, previous, hop.server)
+        block_s = server.prefill_s(n_in), server.decode_at_s(n_in)
+        for row in (0, 1):
+            network_s[row, i] = hop_s[row] - server.step_base_s - added_s[row]
+            compute_s[row, i] = server.step_base_s + hop.n_blocks * block_s[row] + added_s[row]
+        previous = hop.server
+    network_s[:, -1] += return_times_s(problem, request, hops[-1].server)
+    return network_s, compute_s, context_s

@@ -1,0 +1,114 @@
+"""A simulated run's rows per request and its ``summary.json``, with the names of an emulation's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from testbed.fast.engine import SimulatedRequest
+from testbed.results.requests import METRICS, stats
+from testbed.results.slo import goodput_rps
+from testbed.simulate.answer import concurrency
+from testbed.simulate.engine import Simulation
+
+MAX_STEPS = 5_000_000
+"""Above so many steps ``hops.parquet`` is left out; ``summary.json`` says so."""
+
+
+def request_rows(simulation: Simulation) -> list[dict[str, Any]]:
+    """The columns of ``testbed.results.requests``. Here the model is what is measured.
+
+    ``decision_s`` and ``asked_s`` are empty: they are real time, and the tables of one seed are the same bytes.
+    """
+    clients = simulation.case.experiment.problem.clients
+    rows = []
+    for r in simulation.requests:
+        done = r.time_s is not None
+        metrics = _metrics(r)
+        rows.append(
+            {
+                "request": r.plan.index,
+                "client": clients[r.plan.client],
+                "status": r.status,
+                "reason": r.reason,
+                "arrival_at_s": r.plan.arrival_at_s,
+                "arrived_at_s": r.plan.arrival_at_s,
+                "n_input_tokens": r.plan.n_input_tokens,
+                "n_output_tokens": r.plan.n_output_tokens,
+                "n_tokens_done": r.plan.n_output_tokens if done else r.n_done,
+                "n_rejections": r.n_rejections,
+                "n_recoveries": r.n_replays,
+                "schedule_lag_s": 0.0,
+                "decision_s": None,
+                "asked_s": None,
+                "wait_expected_s": r.route.wait_s if r.route else 0.0,
+                "chain": " ".join(
+                    f"{h.server}:{h.first}-{h.last}" for h in (r.route.hops if r.route else ())
+                ),
+                "token_ids": None,  # nothing is computed
+                **{
+                    prefix + name: metrics.get(name)
+                    for prefix in ("", "model_", "unqueued_")
+                    for name in METRICS
+                },
+            }
+        )
+    return rows
+
+
+def _metrics(r: SimulatedRequest) -> dict[str, float]:
+    values = {"queue_s": r.waiting_s}
+    if r.ttft_s is None:
+        return values
+    values |= {"setup_s": r.setup_s or 0.0, "ttft_s": r.ttft_s}
+    if r.time_s is None:
+        return values
+    values["e2e_s"] = r.time_s
+    values["per_token_s"] = r.time_s / r.plan.n_output_tokens
+    if r.plan.n_output_tokens > 1:
+        values["tpot_s"] = values["rest_s"] = (r.time_s - r.ttft_s) / (r.plan.n_output_tokens - 1)
+    return values
+
+
+def _n_hop_rows(simulation: Simulation) -> int:
+    done = (r for r in simulation.requests if r.time_s is not None and r.route is not None)
+    return sum(len(r.route.hops) * r.plan.n_output_tokens for r in done if r.route is not None)
+
+
+def summarize_simulation(simulation: Simulation, objectives: dict[str, float]) -> dict[str, Any]:
+    """``summary.json``: the keys of an emulation's summary that mean something without a network."""
+    experiment, placement = simulation.case.experiment, simulation.placement
+    assert placement is not None, "only feasible simulations are summarised"
+    rows = request_rows(simulation)
+    statuses = [row["status"] for row in rows]
+    mean, largest = concurrency(simulation.requests)
+    return {
+        "engine": "simulation",
+        "mode": simulation.mode,
+        "scenario": experiment.name,
+        "seed": experiment.seed,
+        "n_requests": len(rows),
+        "n_completed": statuses.count("completed"),
+        "n_failed": len(rows) - statuses.count("completed"),
+        "n_interrupted": 0,
+        "policy": {
+            "placement": experiment.placement,
+            "routing": experiment.routing,
+            "design_concurrency": placement.design_concurrency,
+        },
+        "calibration": {
+            "set": experiment.calibration.name,
+            "session_setup_s": experiment.calibration.session_setup_s,
+        },
+        "metrics": {name: stats(row[name] for row in rows) for name in METRICS},
+        "decision": {"placement_s": simulation.placement_s, "routing_s": stats(simulation.served.routing_s)},
+        "achieved_concurrency": {"mean": mean, "max": float(largest)},
+        "goodput_rps": goodput_rps(rows, objectives),
+        "objectives": objectives,
+        "moves": [move._asdict() for move in simulation.served.moves],
+        "n_hop_rows": _n_hop_rows(simulation),
+        "hops_left_out": _n_hop_rows(simulation) > MAX_STEPS,
+        "n_replays": 0,
+        "recovery_s": stats(()),
+        "recovery_floor_s": stats(()),
+        "n_faults": 0,
+    }

@@ -1,0 +1,75 @@
+"""The engine ``virtual``: the testbed itself in virtual time, all nodes in this process (``testbed.runtime.virtual``).
+
+It leaves a run directory like any run; what the simulator prints is read from that.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from policies.problem import Hop, Route
+from testbed.control.placing import PlacedExperiment
+from testbed.errors import RunError, UserError
+from testbed.fast.engine import SimulatedRequest, move_of
+from testbed.results import finish_run, read_tables
+from testbed.results.logs import RequestRecord
+from testbed.rundir import make_run_dir
+from testbed.runs.twin import twin_of
+from testbed.runtime.running import run_to_end
+from testbed.runtime.stage import Stage
+from testbed.scenario.experiment import Experiment
+from testbed.simulate.cases import Case
+from testbed.simulate.engine import Served
+
+_STAGE = Stage("virtual", "memory", "simulated")
+
+
+def serve_virtually(case: Case, placed: PlacedExperiment, out: Path | None) -> Served:
+    """Serve the case's requests; ``out`` is a new folder for the run, which else is not kept.
+
+    Raises ``UserError`` for what only a fast engine knows, and what broke the run.
+    """
+    if case.source is not None:
+        raise UserError(
+            "clock virtual runs scenarios: an instance file has no network; leave --clock out for it"
+        )
+    with tempfile.TemporaryDirectory(prefix="testbed-virtual-") as scratch:
+        run_dir = make_run_dir(out or Path(scratch) / "run", case.experiment.name)
+        return serve_by_system(twin_of(case.experiment, run_dir), placed, run_dir, _STAGE)
+
+
+def serve_by_system(experiment: Experiment, placed: PlacedExperiment, run_dir: Path, stage: Stage) -> Served:
+    """Serve on ``stage`` with the record in ``run_dir``. Raises ``TestbedError`` for what broke the run."""
+    run_to_end(experiment, placed, run_dir, stage)
+    summary = finish_run(run_dir, experiment)
+    tables = read_tables(run_dir, experiment)
+    known = {record.index: record for record in tables.records.requests}
+    plans = {plan.index: plan for plan in experiment.requests}
+    requests = tuple(_request(plans[row["request"]], row, known[row["request"]]) for row in tables.rows)
+    names = [server.name for server in experiment.problem.servers]
+    moves = tuple(move_of(line, names) for line in tables.records.moves)
+    plan = json.loads((run_dir / "plan.json").read_text(encoding="utf-8"))
+    return Served(requests, moves, tuple(plan["routing_decisions_s"]), summary)
+
+
+def _request(plan: Any, row: dict[str, Any], record: RequestRecord) -> SimulatedRequest:
+    if row["status"] not in ("completed", "failed"):
+        raise RunError(f"request {plan.index} came to no end: {row['status']}")
+    hops = tuple(Hop(*hop) for hop in record.chain)
+    return SimulatedRequest(
+        plan,
+        row["status"],
+        Route(hops, record.wait_expected_s, math.nan) if hops else None,
+        record.n_rejections,
+        row["queue_s"] if row["queue_s"] is not None else record.last_seen_at_s - record.arrived_at_s,
+        row["setup_s"],
+        row["ttft_s"],
+        row["e2e_s"],
+        row["reason"],
+        n_replays=record.n_recoveries,
+        n_done=row["n_tokens_done"],
+    )

@@ -1,0 +1,5 @@
+"""What runs many runs, or measures the tool itself.
+
+- ``reproduce``: the paper's evaluation; ``compare``: two runs side by side
+- ``calibrate``: times of real blocks as a hardware profile; ``links``: the emulated links against what they should be
+"""

@@ -1,0 +1,182 @@
+"""The backend that is calibrated: real blocks of a model, opened as a server opens them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nodes.blocks.spec import BlocksSpec, Weights, WeightSource
+from nodes.compute import Compute, ComputeError
+from nodes.hub import HubModel
+from testbed.errors import UserError
+from testbed.runtime.blocks import require_blocks
+from testbed.scenario.blocks import VALUE_BYTES
+from testbed.scenario.checkpoints import (
+    checkpoint_folder,
+    checkpoint_sizes,
+    find_checkpoint,
+    read_config,
+    require_weights,
+)
+from testbed.scenario.families import ModelSizes, make_config
+from testbed.scenario.problems import KeyedError
+from testbed.scenario.profiles import profiled
+from testbed.scenario.schema import ModelTable
+from testbed.studies.calibrate.memory import MemorySample
+from testbed.studies.calibrate.plan import Plan
+
+CLIENT = "calibration"
+_WEIGHTS: tuple[Weights, ...] = ("plain", "int8", "nf4")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model: what it is called, its ``config.json``, and the sizes in it."""
+
+    name: str
+    config: Mapping[str, Any]
+    sizes: ModelSizes
+    weights: WeightSource
+
+
+def read_source(model: str, *, random_weights: bool) -> Source:
+    """The model of a checkpoint's folder or a hub's name; with ``random_weights`` also of a shipped profile.
+
+    Raises ``UserError``.
+    """
+    if random_weights and not Path(model).is_dir() and "/" not in model:
+        config: Mapping[str, Any] = _profile_config(model)
+        return Source(model, config, checkpoint_sizes(config, model), WeightSource(config))
+    checkpoint = find_checkpoint(model, Path())
+    config = read_config(checkpoint)
+    sizes = checkpoint_sizes(config, checkpoint)
+    folder = None if random_weights else str(checkpoint_folder(checkpoint))
+    return Source(Path(checkpoint).name, config, sizes, WeightSource(config, folder))
+
+
+def _profile_config(name: str) -> dict[str, Any]:
+    try:
+        table = profiled(ModelTable(profile=name))
+    except KeyedError as error:
+        raise UserError(f"--model {name}: is no folder, and {error.what}") from None
+    if not (table.family and table.n_blocks and table.hidden_size and table.heads and table.vocab):
+        raise UserError(
+            f"--model {name}: the profile does not say family, heads and vocab, which blocks of random weights "
+            "need; give a folder with the model's config.json"
+        )
+    return make_config(
+        table.family, table.n_blocks, table.hidden_size, table.heads, table.vocab, table.kv_heads
+    )
+
+
+def default_dtype(config: Mapping[str, Any]) -> str:
+    """The model's own, where it is one that is served; else float32."""
+    own = config.get("dtype", config.get("torch_dtype"))
+    return own if own in VALUE_BYTES else "float32"
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where and how the blocks compute, as ``BlocksSpec`` has it."""
+
+    name: str
+    dtype: str
+    weights: str
+    n_threads: int
+    n_streams: int
+
+
+def open_blocks(source: Source, device: Device) -> tuple[Compute, float]:
+    """The backend without any blocks yet, and the bytes that its device has left for them.
+
+    Raises ``UserError``; without torch it says what to install.
+    """
+    require_blocks("testbed calibrate")
+    if device.dtype not in VALUE_BYTES:
+        raise UserError(f'--dtype must be one of {", ".join(VALUE_BYTES)}, not "{device.dtype}"')
+    if device.weights not in _WEIGHTS:
+        raise UserError(f'--weights must be one of {", ".join(_WEIGHTS)}, not "{device.weights}"')
+    for option, value in (("--threads", device.n_threads), ("--streams", device.n_streams)):
+        if value < 1:
+            raise UserError(f"{option} must be at least 1, not {value}")
+    if source.weights.folder is not None:
+        require_weights(source.weights.folder, source.sizes.n_blocks)
+    from nodes.blocks.compute import BlocksCompute  # brings torch
+    from nodes.blocks.device import available_bytes, open_device
+
+    spec = BlocksSpec(
+        source.weights,
+        device=device.name,
+        dtype=device.dtype,
+        weights=device.weights,
+        n_threads=device.n_threads,
+        n_streams=device.n_streams,
+    )
+    try:
+        opened, _ = open_device(device.name, device.dtype)
+        memory_bytes = available_bytes(opened)
+        return BlocksCompute(spec), memory_bytes if math.isfinite(memory_bytes) else 0.0
+    except ComputeError as error:
+        raise UserError(str(error)) from None
+
+
+def open_hub(source: Source, device: Device) -> HubModel:
+    """The client's part of the model, beside blocks that are loaded. Raises ``ComputeError`` without room for it."""
+    from nodes.blocks.device import available_bytes, open_device  # brings torch
+    from nodes.blocks.hub import BlocksHub
+    from nodes.blocks.memory import amount
+    from nodes.blocks.spec import HubSpec
+
+    opened, _ = open_device(device.name, device.dtype)
+    # Embeddings and a head of their own; where they are tied it is half of that.
+    needed_bytes = 2 * source.sizes.vocabulary * source.sizes.hidden_size * VALUE_BYTES[device.dtype]
+    free_bytes = available_bytes(opened)
+    if needed_bytes > free_bytes:
+        raise ComputeError(
+            f"its embeddings and head may need {amount(needed_bytes)} and {amount(free_bytes)} are free"
+        )
+    return BlocksHub(HubSpec(source.weights, device.name, device.dtype, device.n_threads))
+
+
+def hidden_states(n_tokens: int, hidden_size: int, dtype: str) -> bytes:
+    """Hidden states ``[n_tokens, hidden_size]`` on the wire: normally distributed, always the same."""
+    values = np.random.default_rng(n_tokens).standard_normal((n_tokens, hidden_size), dtype=np.float32)
+    if dtype == "float32":
+        return values.tobytes()
+    if dtype == "float16":
+        return values.astype(np.float16).tobytes()
+    # numpy has no bfloat16: it is the upper half of a float32.
+    return (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+
+
+async def measure_memory(compute: Compute, plan: Plan) -> list[MemorySample]:
+    """What blocks take, and sessions on the most of them. Leaves ``plan.max_blocks`` blocks loaded."""
+    samples = []
+    for n_blocks in plan.memory_blocks:
+        await compute.host(0, n_blocks)
+        samples.append(_used(compute, n_blocks, 0, plan.memory_tokens))
+    most = plan.max_blocks
+    await compute.host(0, most)
+    sessions: list[Any] = []
+    try:
+        for n_sessions in plan.memory_sessions:
+            while len(sessions) < n_sessions:
+                sessions.append(compute.new_session(CLIENT, 0, most, plan.memory_tokens))
+            if n_sessions:
+                samples.append(_used(compute, most, n_sessions, plan.memory_tokens))
+    finally:
+        for session in sessions:
+            compute.close_session(session)
+    return samples
+
+
+def _used(compute: Compute, n_blocks: int, n_sessions: int, session_tokens: int) -> MemorySample:
+    used = compute.memory()
+    # A GPU's allocator knows what was really taken; a CPU's resident set moves with everything else.
+    n_bytes = used.get("device_allocated_bytes", used.get("blocks_bytes", 0.0) + used.get("cache_bytes", 0.0))
+    return MemorySample(n_blocks, n_sessions, session_tokens, n_bytes)

@@ -1,0 +1,231 @@
+"""``testbed calibrate``: measure, fit, and write what scenarios and people need."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from nodes.clock import ScaledClock
+from nodes.compute import Compute, ComputeError
+from testbed.errors import RunError, UserError
+from testbed.rundir import check_new_folder, write_json
+from testbed.scenario.fields import checked_name
+from testbed.studies.calibrate.backend import (
+    Device,
+    Source,
+    default_dtype,
+    hidden_states,
+    measure_memory,
+    open_blocks,
+    open_hub,
+    read_source,
+)
+from testbed.studies.calibrate.client import ClientFit, ClientSample, fit_client, measure_client
+from testbed.studies.calibrate.fit import Fit, fit_times
+from testbed.studies.calibrate.measure import Sample, measure
+from testbed.studies.calibrate.memory import MemoryFit, MemorySample, fit_memory
+from testbed.studies.calibrate.plan import OUTPUT_TOKENS, PAUSE_S, ROUNDS, SESSIONS, Plan, make_plan
+from testbed.studies.calibrate.points import points_of
+from testbed.studies.calibrate.profile import Subject, profile_text
+from testbed.studies.calibrate.report import report_markdown, report_text
+from testbed.studies.calibrate.tables import answer_of, samples_csv
+
+Announce = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line gives. ``n_blocks`` ``None``: all of the model; ``lengths``: the usual ones."""
+
+    model: str
+    compute: str = "blocks"
+    device: str = "cpu"
+    dtype: str | None = None
+    weights: str = "plain"
+    n_threads: int = 1
+    n_streams: int = 1
+    name: str | None = None
+    out: Path | None = None
+    n_blocks: int | None = None
+    lengths: tuple[int, ...] | None = None
+    sessions: tuple[int, ...] = SESSIONS
+    n_output_tokens: int = OUTPUT_TOKENS
+    rounds: int = ROUNDS
+    pause_s: float = PAUSE_S
+    random_weights: bool = False
+
+
+def numbers(option: str, text: str | None) -> tuple[int, ...] | None:
+    """``1,2,4`` as given to ``option``. Raises ``UserError``."""
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise UserError(f'{option} must be whole numbers such as 16,64,256, not "{text}"') from None
+
+
+def calibrate_command(options: Options, announce: Announce = lambda _: None) -> tuple[dict[str, Any], str]:
+    """Calibrate; answers (JSON object, text). Raises ``UserError`` and ``RunError``."""
+    if options.compute != "blocks":
+        raise UserError(
+            f'--compute must be blocks, not "{options.compute}": only real blocks are calibrated, the stub '
+            "takes the times of its profile"
+        )
+    source = read_source(options.model, random_weights=options.random_weights)
+    name = _name(options, source)
+    if options.out is not None:
+        check_new_folder(options.out)
+    sizes = source.sizes
+    if options.n_blocks is not None and not 1 <= options.n_blocks <= sizes.n_blocks:
+        raise UserError(f"--blocks must be from 1 to the model's {sizes.n_blocks}, not {options.n_blocks}")
+    plan = make_plan(
+        options.n_blocks or sizes.n_blocks,
+        sizes.max_tokens,
+        lengths=options.lengths,
+        sessions=options.sessions,
+        n_output_tokens=options.n_output_tokens,
+        rounds=options.rounds,
+        pause_s=options.pause_s,
+    )
+    dtype = options.dtype or default_dtype(source.config)
+    device = Device(options.device, dtype, options.weights, options.n_threads, options.n_streams)
+    compute, memory_bytes = open_blocks(source, device)
+    began_at_s = time.monotonic()
+    try:
+        measured = uvloop.run(_measure(compute, plan, source, device, announce))
+    except ComputeError as error:
+        raise RunError(f"the calibration broke: {error}") from error
+    finally:
+        compute.close()
+    subject = _subject(options, source, dtype, compute.token_bytes, memory_bytes)
+    fit, memory = fit_times(points_of(measured.steps)), fit_memory(measured.memory)
+    client = fit_client(measured.client) if measured.client else None
+    answer = answer_of(name, subject, fit, memory, client)
+    how = _how(plan, measured, time.monotonic() - began_at_s)
+    folder = _write(options, name, subject, fit, memory, client, measured, answer, how)
+    answer["out"] = str(folder)
+    files = [
+        f"written to {folder}: profile.toml, report.md, measurements.csv, client.csv, calibration.json, figures/"
+    ]
+    return answer, report_text(subject, fit, client, files)
+
+
+def _name(options: Options, source: Source) -> str:
+    usual = f"{source.name}-{options.device}"
+    name = options.name or re.sub(r"[^A-Za-z0-9._-]+", "-", usual).strip("-._") or "calibrated"
+    try:
+        return checked_name(name)
+    except ValueError as error:
+        raise UserError(f"--name {error}") from None
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """All samples. ``client_unmeasured`` says why there are none of the client."""
+
+    memory: list[MemorySample]
+    steps: list[Sample]
+    client: list[ClientSample]
+    client_unmeasured: str = ""
+
+
+async def _measure(
+    compute: Compute, plan: Plan, source: Source, device: Device, announce: Announce
+) -> _Measured:
+    clock = ScaledClock()
+    announce(f"calibrating: {plan.rounds} rounds of {len(plan.cases)} cases, and {plan.n_warm_up} to warm up")
+
+    def progress(done: int, total: int) -> None:
+        n_done = done // len(plan.cases) - plan.n_warm_up
+        if done % len(plan.cases) == 0 and n_done > 0:
+            announce(f"calibrating: round {n_done} of {plan.rounds} done")
+
+    try:
+        memory = await measure_memory(compute, plan)
+        samples = await measure(
+            plan,
+            compute,
+            clock,
+            lambda n_tokens: hidden_states(n_tokens, source.sizes.hidden_size, device.dtype),
+            close=compute.close_session,
+            progress=progress,
+        )
+        # Last: what it holds must not be taken for the blocks', and blocks are what a calibration is for.
+        try:
+            hub = open_hub(source, device)
+        except ComputeError as error:
+            announce(f"calibrating: the client's part is left out: {error}")
+            return _Measured(memory, samples, [], str(error))
+        announce("calibrating: the client's part")
+        try:
+            client = await measure_client(plan, hub, compute, clock)
+        finally:
+            hub.close()
+    finally:
+        clock.close()
+    return _Measured(memory, samples, client)
+
+
+def _subject(options: Options, source: Source, dtype: str, token_bytes: int, memory_bytes: float) -> Subject:
+    return Subject(
+        backend=options.compute,
+        model=source.name,
+        family=source.sizes.family,
+        n_blocks=source.sizes.n_blocks,
+        hidden_size=source.sizes.hidden_size,
+        token_bytes=token_bytes,
+        device=options.device,
+        dtype=dtype,
+        weights=options.weights,
+        threads=options.n_threads if options.device == "cpu" else None,
+        memory_bytes=memory_bytes,
+    )
+
+
+def _how(plan: Plan, measured: _Measured, took_s: float) -> list[str]:
+    samples = measured.steps
+    n_used = sum(sample.is_used for sample in samples)
+    lines = [
+        f"Measured in {took_s:.0f} s: {len(plan.cases)} cases in {plan.rounds} rounds of different order after "
+        f"{plan.n_warm_up} to warm up, {1e3 * plan.pause_s:g} ms idle before every step of a session alone; "
+        f"{len(samples)} samples, {n_used} used.",
+    ]
+    if measured.client_unmeasured:
+        lines += ["", f"The client's part was not measured: {measured.client_unmeasured}."]
+    return lines
+
+
+def _write(
+    options: Options,
+    name: str,
+    subject: Subject,
+    fit: Fit,
+    memory: MemoryFit | None,
+    client: ClientFit | None,
+    measured: _Measured,
+    answer: dict[str, Any],
+    how: Sequence[str],
+) -> Path:
+    from testbed.studies.calibrate.figures import draw_figures
+
+    folder = options.out or Path("runs") / f"calibrate-{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "measurements.csv").write_text(samples_csv(Sample, measured.steps), encoding="utf-8")
+        (folder / "client.csv").write_text(samples_csv(ClientSample, measured.client), encoding="utf-8")
+        write_json(folder / "calibration.json", answer)
+        (folder / "profile.toml").write_text(profile_text(name, fit, subject, client), encoding="utf-8")
+        drawn = draw_figures(folder / "figures", fit, measured.steps, memory)
+        figures = [(str(path.relative_to(folder)), caption) for path, caption in drawn]
+        report = report_markdown(name, subject, fit, memory, client, figures, how)
+        (folder / "report.md").write_text(report, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror}; choose another with --out") from error
+    return folder

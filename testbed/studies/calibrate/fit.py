@@ -1,0 +1,188 @@
+"""The paper's time model and the better one, fitted to the same points.
+
+Paper (its equations for tau and tau^I): a decode step of k blocks takes ``k tau``, a prefill of l tokens
+``k (slope l + intercept)``, whatever else happens.
+
+Better, as the stub takes it: a decode step with c cached tokens takes ``step_base + k (decode + context_slope
+c)``, a prefill of l tokens ``step_base + k (prefill_curve l² + prefill_slope l + prefill_base)``; either takes
+``1 + contention (n - 1)`` times as long while n sessions compute at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from testbed.errors import UserError
+from testbed.studies.calibrate.linear import Estimate, LinearFit, fit_linear, r_squared, rms
+from testbed.studies.calibrate.points import Point
+
+
+@dataclass(frozen=True)
+class Times:
+    """Numbers of a time model; what the paper's model does not have is 0. Seconds, ratio."""
+
+    decode_s: float
+    prefill_base_s: float
+    prefill_slope_s: float
+    step_base_s: float = 0.0
+    context_slope_s: float = 0.0
+    prefill_curve_s: float = 0.0
+    contention_ratio: float = 0.0
+
+    def time_s(self, point: Point) -> float:
+        """What the model says of a point's conditions."""
+        if point.kind == "prefill":
+            n_tokens = point.n_input_tokens
+            block_s = (
+                self.prefill_base_s + self.prefill_slope_s * n_tokens + self.prefill_curve_s * n_tokens**2
+            )
+        else:
+            block_s = self.decode_s + self.context_slope_s * point.cached_tokens
+        alone_s = self.step_base_s + point.n_blocks * block_s
+        return alone_s * (1 + self.contention_ratio * (point.n_sessions - 1))
+
+
+@dataclass(frozen=True)
+class ModelFit:
+    """One model fitted to decode steps and prefills of one session at a time."""
+
+    decode: LinearFit
+    prefill: LinearFit
+    times: Times
+
+    def estimate(self, name: str) -> Estimate:
+        """``decode_s``, ``prefill_base_s``, ... ; of ``step_base_s`` that from decode steps."""
+        fits = self.decode.estimates, self.prefill.estimates
+        return next((f[name] for f in fits if name in f), Estimate(0.0, None))
+
+
+@dataclass(frozen=True)
+class Contention:
+    """``ratios`` are (sessions, how many times as long a step takes as with one session).
+
+    ``ratio`` is the fitted growth per further session; ``r2`` and ``residuals_ratio`` as in ``LinearFit``.
+    ``is_one_at_a_time``: a step takes about n times as long, as where steps wait in a queue for each other.
+    """
+
+    ratio: Estimate
+    ratios: tuple[tuple[int, float], ...]
+    r2: float
+    residuals_ratio: tuple[float, ...]
+
+    @property
+    def is_one_at_a_time(self) -> bool:
+        return self.ratio.value >= 0.85
+
+    @property
+    def rms_ratio(self) -> float:
+        return rms(self.residuals_ratio)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """All that was fitted. ``own_prefill_base_s`` is what a prefill would say of the cost per step by itself."""
+
+    points: tuple[Point, ...]
+    paper: ModelFit
+    better: ModelFit
+    contention: Contention | None
+    own_prefill_base_s: Estimate
+
+    def spread_ratio(self, kind: str) -> float:
+        """How far the quartiles of equal steps are apart, as a part of their median; the median of all conditions."""
+        return float(np.median([(p.high_s - p.low_s) / p.time_s for p in self.alone(kind)]))
+
+    def alone(self, kind: str) -> list[Point]:
+        """Points of one session at a time with pauses, in the order of the fits' residuals."""
+        return _alone(self.points, kind)
+
+
+def _alone(points: Sequence[Point], kind: str) -> list[Point]:
+    return [p for p in points if p.kind == kind and p.n_sessions == 1 and p.is_paced]
+
+
+def fit_times(points: Sequence[Point]) -> Fit:
+    """Fit both models. Raises ``UserError`` if there is no prefill or no decode step to fit."""
+    decode, prefill = _alone(points, "decode"), _alone(points, "prefill")
+    for kind, some in (("prefill", prefill), ("decode", decode)):
+        if not some or min(p.time_s for p in some) <= 0:
+            raise UserError(f"there are no {kind} times above 0 to fit; measure again with more rounds")
+    paper = _paper(decode, prefill)
+    better, own_base = _better(decode, prefill)
+    contention = _contention(points, better.times)
+    return Fit(tuple(points), paper, better, contention, own_base)
+
+
+def _paper(decode: Sequence[Point], prefill: Sequence[Point]) -> ModelFit:
+    tau = fit_linear({"decode_s": [p.n_blocks for p in decode]}, [p.time_s for p in decode])
+    tau_in = fit_linear(_prefill_columns(prefill), [p.time_s for p in prefill])
+    times = Times(tau.value("decode_s"), tau_in.value("prefill_base_s"), tau_in.value("prefill_slope_s"))
+    return ModelFit(tau, tau_in, times)
+
+
+def _prefill_columns(prefill: Sequence[Point]) -> dict[str, list[float]]:
+    return {
+        "prefill_slope_s": [p.n_blocks * p.n_input_tokens for p in prefill],
+        "prefill_base_s": [p.n_blocks for p in prefill],
+    }
+
+
+def _better(decode: Sequence[Point], prefill: Sequence[Point]) -> tuple[ModelFit, Estimate]:
+    """The cost per step comes from decode steps, of which a session has most; prefills take it as given."""
+    steps = fit_linear(
+        {
+            "decode_s": [p.n_blocks for p in decode],
+            "context_slope_s": [p.n_blocks * p.cached_tokens for p in decode],
+            "step_base_s": [1.0] * len(decode),
+        },
+        [p.time_s for p in decode],
+    )
+    times_s = [p.time_s for p in prefill]
+    base_s = min(steps.value("step_base_s"), min(times_s))
+    columns: dict[str, list[float]] = {
+        **_prefill_columns(prefill),
+        "prefill_curve_s": [p.n_blocks * p.n_input_tokens**2 for p in prefill],
+    }
+    prompts = fit_linear(columns, times_s, fixed=[base_s] * len(prefill))
+    own = fit_linear({**columns, "own_s": [1.0] * len(prefill)}, times_s)
+    times = Times(
+        steps.value("decode_s"),
+        prompts.value("prefill_base_s"),
+        prompts.value("prefill_slope_s"),
+        steps.value("step_base_s"),
+        steps.value("context_slope_s"),
+        prompts.value("prefill_curve_s"),
+    )
+    return ModelFit(steps, prompts, times), own.estimates["own_s"]
+
+
+def _contention(points: Sequence[Point], times: Times) -> Contention | None:
+    """From steps without pauses that were measured alone and beside others, on equal blocks and input lengths.
+
+    Beside others fewer steps may have counted: what their context differs is taken off by ``times``.
+    """
+    alone: dict[tuple[int, int], list[float]] = {}
+    busy = [p for p in points if p.kind == "decode" and not p.is_paced]
+    for p in (p for p in busy if p.n_sessions == 1):
+        ratio = p.time_s / times.time_s(p)
+        alone.setdefault((p.n_blocks, p.n_input_tokens), []).append(ratio)
+    many = [
+        (p.n_sessions, p.time_s / times.time_s(p) / float(np.median(alone[p.n_blocks, p.n_input_tokens])))
+        for p in busy
+        if p.n_sessions > 1 and (p.n_blocks, p.n_input_tokens) in alone
+    ]
+    if not many:
+        return None
+    fitted = fit_linear(
+        {"contention_ratio": [n - 1 for n, _ in many]},
+        [ratio for _, ratio in many],
+        fixed=[1.0] * len(many),
+    )
+    growth = fitted.value("contention_ratio")
+    measured = [1.0, *(ratio for _, ratio in many)]
+    r2 = r_squared(measured, [1.0, *(1 + growth * (n - 1) for n, _ in many)])
+    ratios = ((1, 1.0), *sorted(many))
+    return Contention(fitted.estimates["contention_ratio"], ratios, r2, fitted.residuals_ratio)

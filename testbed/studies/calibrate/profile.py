@@ -1,0 +1,114 @@
+"""The hardware profile that a calibration leaves: TOML tables that scenarios load with ``hardware_files``.
+
+Two tables: ``NAME`` holds the better model, ``NAME-paper`` the paper's, to be compared; a third, ``[hub]``, what the
+client takes per output token. ``decode`` of the
+first is the time of a block with nothing cached, without what a step costs once; a scenario makes from it
+the tau that its policies see, at its own lengths (``ServerSpec``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from testbed.scenario.units import DURATION, SIZE
+from testbed.studies.calibrate.client import ClientFit
+from testbed.studies.calibrate.fit import Fit, Times
+from testbed.studies.calibrate.linear import LinearFit
+from testbed.studies.calibrate.points import Point
+
+PETALS_PROMPT_TOKENS = 1024
+"""PETALS measures a server's forward throughput with so many tokens on one block."""
+PETALS_ASSUMED_BPS = 100e6
+"""What PETALS assumes of a connection that it could not measure."""
+_DIGITS = 6
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What was calibrated. ``memory_bytes`` is what the device has for blocks and caches."""
+
+    backend: str
+    model: str
+    family: str
+    n_blocks: int
+    hidden_size: int
+    token_bytes: int
+    device: str
+    dtype: str
+    weights: str
+    threads: int | None
+    memory_bytes: float
+
+    @property
+    def words(self) -> str:
+        """One line for headings."""
+        threads = f", {self.threads} thread{'s' if self.threads > 1 else ''}" if self.threads else ""
+        kind = self.dtype if self.weights == "plain" else f"{self.dtype} with {self.weights} weights"
+        return (
+            f"{self.model} ({self.family}, hidden size {self.hidden_size}), {kind} on {self.device}{threads}"
+        )
+
+
+def profile_text(name: str, fit: Fit, subject: Subject, client: ClientFit | None = None) -> str:
+    """The file's text: ``[hardware.NAME]`` and ``[hardware.NAME-paper]``, and ``[hub]`` of a ``client``."""
+    better, paper = fit.better.times, fit.paper.times
+    contention = fit.contention
+    serial = contention is not None and contention.is_one_at_a_time
+    lines = [
+        f"# Hardware profile from `testbed calibrate`: {subject.words}.",
+        '# A scenario loads it with hardware_files = ["profile.toml"] and names it with hardware = "..." of a server.',
+        "# Times are per block of this model; `memory` is the device's, to be replaced by what a server may use.",
+        "",
+        f"# The better model. Decode {_quality(fit.better.decode)}; prefill {_quality(fit.better.prefill)}.",
+        "# `decode` is a block's time with nothing cached: policies see it at the scenario's own lengths.",
+    ]
+    if serial:
+        lines.append("# Steps wait for each other: give [compute] serial = true in the scenario.")
+    lines += [f"[hardware.{name}]", *_common(subject, better)]
+    lines += [
+        f"step_base = {_seconds(better.step_base_s)}",
+        f"context_slope = {_seconds(better.context_slope_s)}",
+        f"prefill_curve = {_seconds(better.prefill_curve_s)}",
+    ]
+    if contention is not None and not serial:
+        lines.append(f"contention = {_digits(contention.ratio.value)!r}")
+    lines += [
+        "",
+        f"# The paper's model. Decode {_quality(fit.paper.decode)}; prefill {_quality(fit.paper.prefill)}.",
+        f"[hardware.{name}-paper]",
+        *_common(subject, paper),
+    ]
+    if client is not None:
+        lines += [
+            "",
+            "# What the client computes per output token; a scenario's own [compute] hub_token replaces it.",
+            "[hub]",
+            f"token = {_seconds(client.token.time_s)}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _common(subject: Subject, times: Times) -> list[str]:
+    prompt = Point("prefill", 1, PETALS_PROMPT_TOKENS, 0.0, 1, 1, 0.0, 0.0, 0.0)
+    forward_rps = PETALS_PROMPT_TOKENS / times.time_s(prompt)
+    network_rps = PETALS_ASSUMED_BPS / (8 * subject.token_bytes)
+    return [
+        f'memory = "{SIZE.format(max(1.0, round(subject.memory_bytes / 1e6)) * 1e6)}"',
+        f"decode = {_seconds(times.decode_s)}",
+        f"prefill_base = {_seconds(times.prefill_base_s)}",
+        f"prefill_per_token = {_seconds(times.prefill_slope_s)}",
+        f"petals_forward_rps = {_digits(forward_rps)!r}  # {PETALS_PROMPT_TOKENS} tokens on one block, by the fit",
+        f"petals_network_rps = {_digits(network_rps)!r}  # what PETALS assumes unmeasured: 100 Mbit/s",
+    ]
+
+
+def _quality(fit: LinearFit) -> str:
+    return f"R² {fit.r2:.4f}, off by at most {100 * fit.max_ratio:.1f} % (rms {100 * fit.rms_ratio:.1f} %)"
+
+
+def _digits(value: float) -> float:
+    return float(f"{value:.{_DIGITS}g}")
+
+
+def _seconds(value_s: float) -> str:
+    return f'"{DURATION.format(_digits(value_s))}"'

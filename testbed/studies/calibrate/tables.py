@@ -1,0 +1,95 @@
+"""The files of a calibration that other programs read: every sample as CSV, and all results as JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from typing import Any
+
+from testbed.studies.calibrate.client import ClientFit
+from testbed.studies.calibrate.fit import Fit, ModelFit
+from testbed.studies.calibrate.linear import Estimate, LinearFit
+from testbed.studies.calibrate.memory import MemoryFit
+from testbed.studies.calibrate.profile import Subject
+from testbed.studies.calibrate.verdict import verdict
+
+ESTIMATES = (
+    ("tau (decode, per block)", "decode_s"),
+    ("tau^I intercept (prefill, per block)", "prefill_base_s"),
+    ("tau^I slope (prefill, per block and token)", "prefill_slope_s"),
+    ("step base (per step)", "step_base_s"),
+    ("context slope (per block and cached token)", "context_slope_s"),
+    ("prefill curve (per block and squared token)", "prefill_curve_s"),
+)
+"""What the parameters of the time models are called, in the order of tables."""
+
+
+def samples_csv(kind: type[Any], samples: Sequence[Any]) -> str:
+    """A row per sample of the dataclass ``kind``, in the order in which they were taken."""
+    file = io.StringIO()
+    names = [field.name for field in fields(kind)]
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows([getattr(sample, name) for name in names] for sample in samples)
+    return file.getvalue()
+
+
+def answer_of(
+    name: str, subject: Subject, fit: Fit, memory: MemoryFit | None, client: ClientFit | None
+) -> dict[str, Any]:
+    """What ``--json`` prints and ``calibration.json`` holds; times in seconds, ratios without unit."""
+    contention = fit.contention
+    return {
+        "name": name,
+        "subject": asdict(subject),
+        "paper": _model(fit.paper),
+        "better": _model(fit.better),
+        "spread_ratio": {kind: fit.spread_ratio(kind) for kind in ("decode", "prefill")},
+        "own_prefill_base_s": _estimate(fit.own_prefill_base_s),
+        "contention": None
+        if contention is None
+        else {
+            "ratio": _estimate(contention.ratio),
+            "one_at_a_time": contention.is_one_at_a_time,
+            "r2": contention.r2,
+            "rms_residual": contention.rms_ratio,
+            "measured": [{"n_sessions": n, "times_as_long": ratio} for n, ratio in contention.ratios],
+        },
+        "memory": None
+        if memory is None
+        else {
+            **{name: _estimate(estimate) for name, estimate in memory.fit.estimates.items()},
+            **_quality(memory.fit),
+            "samples": [asdict(sample) for sample in memory.samples],
+        },
+        "client": None
+        if client is None
+        else {"token": asdict(client.token), "prompts": [asdict(prompt) for prompt in client.prompts]},
+        "verdict": verdict(fit, client),
+        "points": [
+            {
+                **asdict(point),
+                "paper_s": fit.paper.times.time_s(point),
+                "better_s": fit.better.times.time_s(point),
+            }
+            for point in fit.points
+        ],
+    }
+
+
+def _estimate(estimate: Estimate) -> dict[str, float | None]:
+    return {"value": estimate.value, "standard_error": estimate.error}
+
+
+def _quality(fit: LinearFit) -> dict[str, float]:
+    return {"r2": fit.r2, "max_residual": fit.max_ratio, "rms_residual": fit.rms_ratio}
+
+
+def _model(model: ModelFit) -> dict[str, Any]:
+    return {
+        **{name: _estimate(model.estimate(name)) for _, name in ESTIMATES},
+        "decode": _quality(model.decode),
+        "prefill": _quality(model.prefill),
+    }

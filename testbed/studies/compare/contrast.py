@@ -1,0 +1,49 @@
+"""Two samples side by side: their statistics, and how far they are apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from testbed.studies.compare.load import Array
+
+STATISTICS = ("mean", "p50", "p99")
+
+
+def contrast(a: Array, b: Array, paired: tuple[Array, Array] | None = None) -> dict[str, Any]:
+    """``{"a", "b", "difference_s", "difference_ratio", "paired"}`` of two samples in seconds.
+
+    ``a``, ``b``: mean, p50, p99 and n of each sample. ``difference_s`` is b - a, ``difference_ratio``
+    (b - a) / a, of each statistic; ``None`` where a sample is empty or a is 0. ``paired``: of two arrays
+    whose entries belong together, |b - a| entry by entry.
+    """
+    of_a, of_b = _statistics(a), _statistics(b)
+    values = {name: difference(of_a[name], of_b[name]) for name in STATISTICS}
+    one, other = paired if paired is not None else (np.zeros(0), np.zeros(0))
+    apart = _statistics(np.abs(other - one))
+    return {
+        "a": of_a,
+        "b": of_b,
+        "difference_s": {name: value["difference_s"] for name, value in values.items()},
+        "difference_ratio": {name: value["difference_ratio"] for name, value in values.items()},
+        "paired": {"n": apart["n"], "mean_abs_s": apart["mean"], "p99_abs_s": apart["p99"]},
+    }
+
+
+def difference(a: float | None, b: float | None) -> dict[str, float | None]:
+    """``{"a", "b", "difference_s", "difference_ratio"}`` of two values in seconds; see ``contrast``."""
+    apart = None if a is None or b is None else b - a
+    return {
+        "a": a,
+        "b": b,
+        "difference_s": apart,
+        "difference_ratio": apart / a if apart is not None and a else None,
+    }
+
+
+def _statistics(values: Array) -> dict[str, Any]:
+    if not len(values):
+        return {**dict.fromkeys(STATISTICS), "n": 0}
+    p50, p99 = np.percentile(values, (50, 99))
+    return {"mean": float(values.mean()), "p50": float(p50), "p99": float(p99), "n": len(values)}

@@ -1,0 +1,345 @@
+"""``testbed links``: measures the emulated network itself, before any session.
+
+Round trips are measured on several pairs at once as long as these send few messages altogether, bulk
+rates on one pair at a time, so that no measurement disturbs another. Under load each pair is measured
+while others exchange tokens' hidden states, from a process of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import uvloop
+
+from netem.spec import LinkProfile
+from nodes import control
+from nodes.node import DATA_PORT, NodeConfig
+from nodes.probe import ProbePlan
+from testbed.errors import RunError, UserError
+from testbed.rundir import LINKS_PREFIX, check_new_folder, claim
+from testbed.runtime import wiring
+from testbed.runtime.real.handle import LauncherHandle
+from testbed.scenario.experiment import Experiment
+from testbed.studies.links.report import links_text, write_links
+
+_BULK_S = 0.25
+_BULK_ROUND_TRIPS = 4
+_MIN_BULK_BYTES = 50_000
+_MAX_BULK_BYTES = 64_000_000
+_ECHO_LIMIT_S = 10.0
+_BULK_SLACK_S = 10.0
+_ECHOES_PER_S = 100.0
+"""So many messages per second, on all pairs measured at once, take the network 1 % of the time."""
+_MAX_AT_ONCE = 16
+_MAX_BUSY = 20
+"""Other pairs that are busy under load: as many as the concurrent sessions of a loaded hub."""
+_BUSY_INTERVAL_S = 0.01
+"""Real time between the starts of a busy pair's echoes: a stage of ten blocks computes for longer."""
+
+Pair = tuple[str, str]
+Announce = Callable[[str], None]
+
+
+def links_command(
+    experiment: Experiment,
+    pairs: int | None,
+    echoes: int,
+    *,
+    load: bool = False,
+    out: Path | None = None,
+    announce: Announce = lambda _: None,
+) -> tuple[dict[str, Any], str]:
+    """Measure the first ``pairs`` client-server pairs (all by default); answers (JSON object, text).
+
+    ``load``: also measure each pair while others are busy. ``out``: a new folder for the report.
+    Raises ``UserError`` and ``RunError``.
+    """
+    if experiment.network == "memory":
+        raise UserError("the memory network has nothing to measure: give --network fabric, netem or loopback")
+    if out is not None:
+        check_new_folder(out)
+        out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=LINKS_PREFIX) as folder:
+        run_dir = Path(folder)
+        claim(run_dir)
+        (run_dir / "logs").mkdir()
+        answer = uvloop.run(_Links(experiment, run_dir, announce).measure(pairs, echoes, load))
+    if out is not None:
+        write_links(out, answer)
+    return answer, links_text(answer)
+
+
+def batches(
+    pairs: Sequence[Pair], rtt_s: Callable[[Pair], float], at_most: int = _MAX_AT_ONCE
+) -> Iterator[list[Pair]]:
+    """Runs of consecutive pairs whose echoes, one after another on each, are few enough together."""
+    batch: list[Pair] = []
+    rate = 0.0
+    for pair in pairs:
+        own = 1 / max(rtt_s(pair), 1e-3)
+        if batch and (rate + own > _ECHOES_PER_S or len(batch) == at_most):
+            yield batch
+            batch, rate = [], 0.0
+        batch.append(pair)
+        rate += own
+    if batch:
+        yield batch
+
+
+def _at_once_under_load(all_pairs: Sequence[Pair]) -> int:
+    """Most of the pairs are to be busy, not measured."""
+    return min(max(1, len(all_pairs) // 4), _MAX_AT_ONCE)
+
+
+class _Links:
+    def __init__(self, experiment: Experiment, run_dir: Path, announce: Announce) -> None:
+        self._experiment = experiment
+        self._run_dir = run_dir
+        self._announce = announce
+        self._launcher = LauncherHandle(run_dir)
+        self._network: dict[str, Any] = {}
+        self._peers: dict[str, list[control.Peer]] = {}
+        self._ports: dict[str, int] = {}
+        self._changed = asyncio.Event()
+        self._dead: str | None = None
+
+    async def measure(self, pairs: int | None, echoes: int, load: bool) -> dict[str, Any]:
+        experiment, problem = self._experiment, self._experiment.problem
+        all_pairs = [(c, s.name) for c in problem.clients for s in problem.servers]
+        wanted = all_pairs[:pairs]
+        self._launcher.attach(self._ended)
+        listener = await control.listen(self._run_dir / "control.sock", self._accept)
+        try:
+            await self._start(load)
+            expected_s = self._expected_s(wanted, echoes, _MAX_AT_ONCE)
+            if load:
+                expected_s += self._expected_s(wanted, echoes, _at_once_under_load(all_pairs))
+            self._announce(
+                f"network {self._network['name']}: {len(wanted)} pairs{', idle and under load' if load else ''}; "
+                f"about {expected_s:.0f} s"
+            )
+            started_at = time.monotonic()
+            rows = await self._idle(wanted, echoes)
+            loaded = await self._under_load(wanted, all_pairs, rows, echoes) if load else None
+            took_s = time.monotonic() - started_at
+        finally:
+            listener.close()
+            self._launcher.close()
+        return {
+            "scenario": experiment.name,
+            "network": self._network["name"],
+            "why": self._network["why"],
+            "time_scale": experiment.time_scale,
+            "echo_bytes": problem.model.token_bytes,
+            "took_s": round(took_s, 2),
+            "load": loaded,
+            "pairs": [row for pair in wanted for row in rows[pair]],
+        }
+
+    async def _start(self, load: bool) -> None:
+        """The network, an echo service per server, and a prober per client: two under load."""
+        experiment, problem = self._experiment, self._experiment.problem
+        spec = wiring.network_spec(experiment, self._run_dir.name)
+        logs = self._run_dir / "logs"
+        self._network = network = await self._launcher.open(
+            experiment.network, spec, logs, experiment.keep_cpus_awake
+        )
+        names = [(c, "prober") for c in problem.clients] * (1 + load)
+        names += [(s.name, "echo") for s in problem.servers]
+        for name, kind in names:
+            port = 0 if network["delays_in_client"] or kind == "prober" else DATA_PORT
+            config = NodeConfig(name, self._run_dir / "control.sock", network["addresses"][name], port, 1.0)
+            await self._launcher.spawn(kind, config, logs / f"{name}.log")
+        async with asyncio.timeout(30):
+            while sum(map(len, self._peers.values())) < len(names):
+                self._check()
+                self._changed.clear()
+                await self._changed.wait()
+
+    def _rtt_s(self, pair: Pair) -> float:
+        """Real seconds."""
+        up, down = self._links(pair)
+        return up.delay_s + down.delay_s
+
+    def _links(self, pair: Pair) -> tuple[LinkProfile, LinkProfile]:
+        links, scale = self._experiment.links, self._experiment.time_scale
+        return wiring.scaled(links[pair], scale), wiring.scaled(links[pair[::-1]], scale)
+
+    def _expected_s(self, pairs: Sequence[Pair], echoes: int, at_most: int) -> float:
+        plans = {pair: self._plan(pair, echoes) for pair in pairs}
+        bulk_s = sum(plan.bulk_limit_s - _BULK_SLACK_S for plan in plans.values())
+        echo_s = sum(
+            max(2 * min(echoes * (self._rtt_s(pair) + 1e-3), _ECHO_LIMIT_S) for pair in batch)
+            for batch in batches(pairs, self._rtt_s, at_most)
+        )
+        return bulk_s + echo_s
+
+    async def _idle(self, pairs: Sequence[Pair], echoes: int) -> dict[Pair, list[dict[str, Any]]]:
+        rows: dict[Pair, list[dict[str, Any]]] = {}
+        for batch in batches(pairs, self._rtt_s):
+            for pair, result in zip(batch, await self._measure_batch(batch, echoes), strict=True):
+                rows[pair] = self._rows(pair, result)
+        return rows
+
+    async def _under_load(
+        self,
+        pairs: Sequence[Pair],
+        all_pairs: Sequence[Pair],
+        rows: dict[Pair, list[dict[str, Any]]],
+        echoes: int,
+    ) -> dict[str, float]:
+        """Add ``under_load`` to every row; answers how many pairs were busy, and their echoes per second."""
+        n_busy, n_echoes, started_at = 0, 0, time.monotonic()
+        for batch in batches(pairs, self._rtt_s, _at_once_under_load(all_pairs)):
+            first = all_pairs.index(batch[-1]) + 1
+            others = [pair for pair in [*all_pairs[first:], *all_pairs[:first]] if pair not in batch]
+            busy = others[:_MAX_BUSY]
+            by_client: dict[str, list[dict[str, Any]]] = {}
+            for pair in busy:
+                by_client.setdefault(pair[0], []).append(asdict(self._plan(pair, echoes)))
+            for client, plans in by_client.items():
+                await self._ask(client, 1, "busy", plans)
+            results = await self._measure_batch(batch, echoes)
+            for client in by_client:
+                n_echoes += await self._ask(client, 1, "rest")
+            for pair, result in zip(batch, results, strict=True):
+                for row, under_load in zip(rows[pair], self._rows(pair, result), strict=True):
+                    keys = ("rtt_ms", "echo_ms", "rate_mbps", "failure")
+                    row["under_load"] = {key: under_load[key] for key in keys}
+            n_busy = max(n_busy, len(busy))
+        real_s = time.monotonic() - started_at
+        return {"busy_pairs": n_busy, "echoes_per_s": n_echoes / real_s / self._experiment.time_scale}
+
+    async def _measure_batch(self, batch: Sequence[Pair], echoes: int) -> list[dict[str, Any]]:
+        """Echoes on all pairs of the batch at once, then transfers on one after another."""
+
+        async def later(number: int, pair: Pair) -> dict[str, Any]:
+            # Pairs of equal RTT would otherwise all send at the same instants, again and again.
+            await asyncio.sleep(self._rtt_s(pair) * number / len(batch))
+            return await self._probe(pair, self._plan(pair, echoes, bulk=False))
+
+        results = await asyncio.gather(*(later(number, pair) for number, pair in enumerate(batch)))
+        for pair, result in zip(batch, results, strict=True):
+            if result["failure"] is None:
+                bulk = await self._probe(pair, self._plan(pair, 0))
+                result.update({key: bulk[key] for key in ("up_s", "down_s", "failure")})
+        return list(results)
+
+    def _plan(self, pair: Pair, echoes: int, bulk: bool = True) -> ProbePlan:
+        mtu, links = self._experiment.mtu, self._links(pair)
+        sizes = [self._bulk_bytes(pair, link) for link in links]
+        delays: list[tuple[float, float] | None] = [None, None]
+        if self._network["delays_in_client"]:
+            delays = [(link.delay_s, link.transmission_s(1_000_000, mtu) / 1_000_000) for link in links]
+        sending_s = sum(2 * link.transmission_s(size, mtu) for size, link in zip(sizes, links, strict=True))
+        return ProbePlan(
+            address=self._network["addresses"][pair[1]],
+            port=self._ports[pair[1]],
+            n_echoes=echoes,
+            echo_bytes=self._experiment.problem.model.token_bytes,
+            bulk_bytes_up=sizes[0] if bulk else 0,
+            bulk_bytes_down=sizes[1] if bulk else 0,
+            echo_limit_s=_ECHO_LIMIT_S,
+            busy_interval_s=_BUSY_INTERVAL_S,
+            bulk_limit_s=sending_s + 4 * self._rtt_s(pair) + _BULK_SLACK_S,
+            up=delays[0],
+            down=delays[1],
+        )
+
+    def _bulk_bytes(self, pair: Pair, link: LinkProfile) -> int:
+        """A quarter of a second, and enough round trips for TCP to find the link's rate."""
+        seconds = _BULK_S + _BULK_ROUND_TRIPS * self._rtt_s(pair)
+        return int(min(max(link.rate_bps / 8 * seconds, _MIN_BULK_BYTES), _MAX_BULK_BYTES))
+
+    async def _probe(self, pair: Pair, plan: ProbePlan) -> dict[str, Any]:
+        try:
+            result: dict[str, Any] = await self._ask(pair[0], 0, "measure", asdict(plan))
+        except RunError as error:
+            raise RunError(f"{pair[0]} could not measure {pair[1]}: {error}") from error
+        return result
+
+    async def _ask(self, client: str, number: int, method: str, *params: Any) -> Any:
+        """Ask the prober of ``client`` of that number."""
+        try:
+            return await self._peers[client][number].ask(method, *params)
+        except control.ControlError as error:
+            self._check()
+            raise RunError(f"{error}{self._tail(client)}") from error
+
+    def _rows(self, pair: Pair, result: dict[str, Any]) -> list[dict[str, Any]]:
+        """Both directions of a pair; times scaled back to scenario time."""
+        scale, mtu = self._experiment.time_scale, self._experiment.mtu
+        token_bytes = self._experiment.problem.model.token_bytes
+        links = self._links(pair)
+        rtt_s = self._rtt_s(pair)
+        wire_s = sum(link.transmission_s(token_bytes, mtu) for link in links)
+        rows = []
+        for (source, target), link, took_s in zip(
+            (pair, pair[::-1]), links, (result["up_s"], result["down_s"]), strict=True
+        ):
+            n_bytes = self._bulk_bytes(pair, link)
+            rate: dict[str, float | None] = {
+                "requested": link.rate_bps / scale / 1e6,
+                "achieved": None,
+                "goodput": None,
+            }
+            if took_s is not None:
+                # The transfer's last byte arrives one propagation there and the answer one back after the first.
+                sending_s = max(took_s - rtt_s, 1e-9) * scale
+                rate["achieved"] = link.transmission_s(n_bytes, mtu) * link.rate_bps / sending_s / 1e6
+                rate["goodput"] = n_bytes * 8 / sending_s / 1e6
+            rows.append(
+                {
+                    "from": source,
+                    "to": target,
+                    "rtt_ms": _milliseconds(rtt_s * scale, np.array(result["rtt_s"]) * scale),
+                    "echo_ms": _milliseconds((rtt_s + wire_s) * scale, np.array(result["echo_s"]) * scale),
+                    "rate_mbps": rate,
+                    "jitter_ms": link.jitter_s * scale * 1e3,
+                    "loss_ratio": link.loss_ratio,
+                    "failure": result["failure"],
+                    "under_load": None,
+                }
+            )
+        return rows
+
+    def _tail(self, name: str) -> str:
+        path = self._run_dir / "logs" / f"{name}.log"
+        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        return ": " + " | ".join(text.splitlines()[-3:]) if text else ""
+
+    async def _accept(self, peer: control.Peer) -> None:
+        async def hello(name: str, pid: int, port: int) -> None:
+            self._peers.setdefault(name, []).append(peer)
+            self._ports[name] = port
+            self._changed.set()
+
+        peer.handlers["hello"] = hello
+        await peer.serve()
+
+    def _check(self) -> None:
+        if self._dead is not None:
+            raise RunError(self._dead)
+
+    def _ended(self, name: str, status: int) -> None:
+        self._dead = self._dead or f"{name} ended unexpectedly (status {status}){self._tail(name)}"
+        self._changed.set()
+        for peer in itertools.chain.from_iterable(self._peers.values()):
+            peer.close()  # nobody need wait for an answer over a network that has lost a part
+
+
+def _milliseconds(requested_s: float, measured_s: Any) -> dict[str, float | int | None]:
+    requested = requested_s * 1e3
+    row: dict[str, float | int | None] = {"requested": requested, "n": len(measured_s)}
+    if len(measured_s) == 0:
+        return {**row, "p50": None, "p99": None, "error_p50": None, "error_p99": None}
+    p50, p99 = (float(value) for value in np.percentile(measured_s, (50, 99)) * 1e3)
+    return {**row, "p50": p50, "p99": p99, "error_p50": p50 - requested, "error_p99": p99 - requested}

@@ -1,0 +1,158 @@
+"""`testbed reproduce paper`: runs what is missing, then writes tables and figures."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from testbed.errors import UserError
+from testbed.results.atomic import replacing
+from testbed.studies.reproduce.collect import Results
+from testbed.studies.reproduce.commands import settings_lines
+from testbed.studies.reproduce.disk import FIGURES, make_folder, writing
+from testbed.studies.reproduce.duel import duel_lines
+from testbed.studies.reproduce.explain import breakdown_lines, concurrency_lines
+from testbed.studies.reproduce.figures import draw_breakdown, draw_sweeps
+from testbed.studies.reproduce.pool import results, sigterm_as_ctrl_c
+from testbed.studies.reproduce.progress import with_progress
+from testbed.studies.reproduce.settings import SWEEPS, TABLES, Setting, settings_of
+from testbed.studies.reproduce.store import Done, Store, inputs_digest
+from testbed.studies.reproduce.sweeps import sweep_lines
+from testbed.studies.reproduce.tables import (
+    block_lines,
+    deviations,
+    mismatch_lines,
+    run_time_table,
+    summary,
+    table_lines,
+)
+
+WHAT = ("paper",)
+ONLY = ("tables", "figures")
+DEFAULT_OUT = Path("runs") / "reproduce-paper"
+MAX_RUNS = 1000
+"""Hours of computing; the results of ten times as many would not fit into memory."""
+
+
+def reproduce_command(
+    what: str, only: str | None, n_runs: int, seed: int, out: Path | None, jobs: int | None
+) -> tuple[dict[str, Any], str]:
+    """Run, or go on with, the reproduction; the answer for ``--json`` and the text for people.
+
+    Run r of every setting has the seed ``seed + r``. Raises ``UserError`` for options that make no sense
+    and for a folder with anything else in it; ``RunError`` if a worker dies or the disk is full or read-only.
+    What was computed until then is kept.
+    """
+    _check(what, only, n_runs, seed, jobs)
+    out = out or DEFAULT_OUT
+    settings = settings_of(only)
+    seeds = range(seed, seed + n_runs)
+    make_folder(out)
+    store = Store(out, inputs_digest())
+    done = store.load()
+    began_at = time.monotonic()
+    with sigterm_as_ctrl_c():
+        n_computed = _complete(store, done, settings, seeds, jobs or _n_cpus())
+        computed_s = time.monotonic() - began_at
+        collected = Results(done, settings, seeds)
+        files = list(_write(out, collected, only, seeds))
+    answer: dict[str, Any] = {
+        "out": str(out),
+        "runs": n_runs,
+        "seed": seed,
+        "n_settings": len(settings),
+        "n_computed": n_computed,
+        "n_found": len(settings) * n_runs - n_computed,
+        "computing_s": round(computed_s, 3),
+        "total_s": round(time.monotonic() - began_at, 3),
+        "files": [str(file) for file in files],
+    }
+    text = [
+        f"{len(settings)} settings x {n_runs} runs: {n_computed} computed in {computed_s:.0f} s, "
+        f"{answer['n_found']} found in {out}"
+    ]
+    if only != "figures":
+        answer["deviations"] = {
+            variant.name: [{**cell._asdict(), "ratio": cell.ratio} for cell in deviations(collected, variant)]
+            for variant in TABLES
+        }
+        text += [f"{v.title}: {summary(deviations(collected, v))}" for v in TABLES]
+    documents = [file.name for file in files if file.suffix == ".md"]
+    text.append(
+        f"written: {', '.join(documents)} and {len(files) - len(documents)} figures (PNG and PDF) in {out}"
+    )
+    return answer, "\n".join(text)
+
+
+def _check(what: str, only: str | None, n_runs: int, seed: int, jobs: int | None) -> None:
+    if what not in WHAT:
+        raise UserError(f'"{what}" cannot be reproduced; valid: {", ".join(WHAT)}')
+    if only is not None and only not in ONLY:
+        raise UserError(f'--only "{only}" is unknown; valid: {", ".join(ONLY)}')
+    if n_runs < 2:
+        raise UserError(f"--runs must be at least 2 for confidence intervals, not {n_runs}")
+    if n_runs > MAX_RUNS:
+        raise UserError(f"--runs must be at most {MAX_RUNS}, not {n_runs}")
+    if seed < 0:
+        raise UserError(f"--seed must not be negative, but is {seed}")
+    if jobs is not None and jobs < 1:
+        raise UserError(f"--jobs must be at least 1, not {jobs}")
+
+
+def _n_cpus() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _complete(store: Store, done: Done, settings: Sequence[Setting], seeds: Sequence[int], jobs: int) -> int:
+    """Compute what is missing into ``done``; how many that were."""
+    tasks = [(setting, seed) for seed in seeds for setting in settings if (setting.id, seed) not in done]
+    random.Random(0).shuffle(tasks)  # long and short ones mixed, so that the time left is told from both
+    if not tasks:
+        return 0
+    n_before = len(done)
+    with closing(results(tasks, jobs)) as items, closing(with_progress(items, len(tasks))) as shown:
+        try:
+            for (setting, seed), result in shown:
+                done[setting.id, seed] = store.append(setting, seed, result)
+        except KeyboardInterrupt:
+            n_left = len(tasks) - (len(done) - n_before)
+            print(f"stopped; {n_left} runs are left: the same command goes on", file=sys.stderr)
+            raise
+    return len(tasks)
+
+
+def _write(out: Path, collected: Results, only: str | None, seeds: range) -> Iterator[Path]:
+    about = (
+        f"Written by `testbed reproduce paper --runs {len(seeds)} --seed {seeds.start}`. Every number is the mean of "
+        f"{len(seeds)} Monte-Carlo runs (seeds {seeds.start} to {seeds[-1]}) ± the half-width of its 95 % confidence "
+        "interval (Student's t). Policies marked so take part in every fifth run only."
+    )
+    if only != "figures":
+        lines = ["# The paper's tables, reproduced", about, *mismatch_lines(), *table_lines(collected)]
+        lines += [*breakdown_lines(collected), *concurrency_lines(collected), *block_lines(collected)]
+        lines += [*duel_lines(collected, TABLES), *settings_lines(seeds)]
+        yield _save(out / "tables.md", lines)
+        lines = [
+            "# Run times",
+            "Milliseconds of processor time that deciding takes in one run of 100 requests: the placement and all routes, "
+            "mean ± 95 %, settings as the paper states them. Measured while the runs were computed: differs every time.",
+            run_time_table(collected),
+        ]
+        yield _save(out / "run-times.md", lines)
+        yield from draw_breakdown(out / FIGURES, collected)
+    if only != "tables":
+        lines = ["# The paper's sweeps, reproduced", about, *sweep_lines(collected)]
+        yield _save(out / "sweeps.md", [*lines, *duel_lines(collected, SWEEPS)])
+        yield from draw_sweeps(out / FIGURES, collected)
+
+
+def _save(path: Path, lines: Sequence[str]) -> Path:
+    with writing(path), replacing(path) as temporary:
+        temporary.write_text("\n\n".join(lines) + "\n", encoding="utf-8")
+    return path

@@ -1,0 +1,57 @@
+"""Our own policy against the proposed one on the same runs: Markdown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from testbed.studies.reproduce.collect import Results
+from testbed.studies.reproduce.lines import LINES
+from testbed.studies.reproduce.markdown import table
+from testbed.studies.reproduce.settings import Setting, Sweep, TableVariant
+
+OURS, RIVAL = "foresight", "proposed"
+
+
+def gains(results: Results, setting: Setting, setup: str) -> list[float]:
+    """1 - ours / proposed, time per token, one value for each run that has both."""
+    found = []
+    for record in results.records(setting):
+        times_s = {
+            row["policy"]: row["per_token_s"] for row in record["policies"] if row.get("setup") == setup
+        }
+        if OURS in times_s and RIVAL in times_s:
+            found.append(1 - times_s[OURS] / times_s[RIVAL])
+    return found
+
+
+def duel_lines(results: Results, groups: Sequence[TableVariant | Sweep]) -> Iterator[str]:
+    """A row per group: how much faster ours is, over its settings. Nothing where ours is not there."""
+    if OURS not in {line.name for line in LINES}:
+        return
+    yield f"## {OURS} against {RIVAL}, the same runs"
+    yield (
+        "Time per token saved, in percent; negative: ours is slower. Least and most are means of one setting. Slower: "
+        "settings whose mean is slower by more than 0.1 %, and single runs that are."
+    )
+    rows = []
+    for setup, words in (("reference", "with"), ("none", "without")):
+        for group in groups:
+            by_setting = [found for setting in group.settings if (found := gains(results, setting, setup))]
+            if not by_setting:
+                continue
+            means = [math.fsum(found) / len(found) for found in by_setting]
+            runs = [gain for found in by_setting for gain in found]
+            rows.append(
+                [
+                    f"{group.title}, {words} the constants",
+                    str(len(runs)),
+                    *(
+                        f"{100 * value:.1f}"
+                        for value in (math.fsum(means) / len(means), min(means), max(means))
+                    ),
+                    f"{sum(mean < -0.001 for mean in means)} of {len(means)}",
+                    f"{sum(gain < -0.001 for gain in runs)}",
+                ]
+            )
+    yield table(["", "runs", "mean", "least", "most", "settings slower", "runs slower"], rows)

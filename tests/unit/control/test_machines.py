@@ -1,0 +1,267 @@
+"""What faults do to servers' processes, with nodes that only note what they are told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodes.clock import ScaledClock
+from nodes.control import ControlError
+from testbed.control.coordinator import Coordinator
+from testbed.control.faults.machines import Machines
+from testbed.control.faults.schedule import Schedule
+from testbed.control.placing import place_experiment
+from testbed.errors import TestbedError
+from testbed.rundir import EventWriter
+from testbed.scenario import load_experiment
+from testbed.scenario.experiment import After, Fault
+from tests.support.data_plane import until
+
+LATE = [
+    'servers=[{hardware="a100",site="Cluster1",count=6},{hardware="a100",site="Cluster2",name="late",present=false}]',
+    'fault=[{kind="join",server="late",at="1000 s"}]',
+    "churn.until=0.1 s",
+]
+
+
+class FakeNodes:
+    """Notes what is done; a process that is killed ends at once, one that is told to stop does as well."""
+
+    def __init__(self) -> None:
+        self.did: list[tuple[Any, ...]] = []
+        self.ended: Callable[[int, int], bool] = lambda server, status: False
+        self.errors: list[TestbedError] = []
+        self.n_sessions = 0
+        self.at_s = 0.0
+        self.clock = ScaledClock(-1e6)  # began long ago: nothing has to be waited for
+
+    def now_s(self) -> float:
+        self.at_s += 1e-6
+        return self.at_s
+
+    def descriptors(self) -> dict[str, int]:
+        return {}
+
+    async def begin_server(self, server: int) -> None:
+        self.did.append(("begin", server))
+
+    async def signal_server(self, server: int, number: int) -> None:
+        self.did.append(("signal", server, signal.Signals(number).name))
+        if number == signal.SIGKILL:
+            self.ended(server, -9)
+
+    async def ask_server(self, server: int, method: str, *params: Any) -> Any:
+        self.did.append((method, server, *params))
+        if method == "emptied" and self.n_sessions:
+            await asyncio.Event().wait()
+        return {"n_sessions": self.n_sessions} if method == "status" else None
+
+    def tell_server(self, server: int, method: str, *params: Any) -> None:
+        self.did.append(("tell", method, server, *params))
+        if method == "stop":
+            self.ended(server, 0)
+
+    def broke(self, error: TestbedError) -> None:
+        self.errors.append(error)
+
+
+class Rig:
+    def __init__(self, folder: Path, *settings: str) -> None:
+        experiment = load_experiment("churn", [*LATE, *settings])
+        self.nodes = FakeNodes()
+        self._folder = folder
+        self.coordinator = Coordinator(experiment, place_experiment(experiment), self.nodes.now_s)
+        self.events = EventWriter(folder)
+        self.machines = Machines(experiment, self.nodes, self.coordinator, self.events)
+        self.nodes.ended = self.machines.ended
+        self.machines.begin()
+
+    def lines(self, event: str) -> list[dict[str, Any]]:
+        lines = map(json.loads, (self._folder / "events.jsonl").read_text().splitlines())
+        return [line for line in lines if line["event"] == event]
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    made = Rig(tmp_path)
+    yield made
+    await made.machines.end()
+    made.nodes.clock.close()
+    made.events.close()
+
+
+async def test_a_killed_server_serves_again_after_its_time(rig: Rig) -> None:
+    assert await rig.machines.befall("kill", 0, for_s=20.0, planned_at_s=7.0) is None
+    assert not rig.machines.answers(0)
+    await until(lambda: bool(rig.lines("begun")))
+    assert rig.nodes.did == [("signal", 0, "SIGKILL"), ("begin", 0)]
+    assert rig.machines.answers(0)
+    assert 0 in rig.coordinator.membership.alive()
+    (fault,) = rig.lines("fault")
+    assert (fault["kind"], fault["server"], fault["planned_at_s"], fault["for_s"]) == (
+        "kill",
+        "a100-0",
+        7.0,
+        20,
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "kind", "why"),
+    [
+        (["kill"], "kill", "a100-0 is dead already"),
+        (["kill"], "stop", "a100-0 is dead"),
+        (["kill"], "slow", "a100-0 is dead"),
+        (["kill"], "leave", "a100-0 is dead"),
+        (["stop"], "stop", "a100-0 is stopped already"),
+        (["stop"], "leave", "a100-0 is stopped: it cannot be told"),
+        ([], "cont", "a100-0 is not stopped"),
+        ([], "join", "a100-0 is there already, or was: restart it"),
+    ],
+)
+async def test_a_fault_that_finds_nothing_to_do_does_nothing_and_says_why(
+    rig: Rig, before: list[str], kind: str, why: str
+) -> None:
+    for earlier in before:
+        await rig.machines.befall(earlier, 0)
+    did = list(rig.nodes.did)
+    assert await rig.machines.befall(kind, 0) == why
+    assert rig.nodes.did == did
+    assert rig.lines("fault")[-1]["applies"] is False
+
+
+async def test_a_fault_waits_for_the_end_of_another_that_is_planned_for_its_instant(rig: Rig) -> None:
+    # All is late, as time began long ago: the kill of 10 s ends at 20 s, the next is planned for 20 s.
+    first = asyncio.ensure_future(rig.machines.befall("kill", 0, for_s=10.0, planned_at_s=10.0))
+    second = asyncio.ensure_future(rig.machines.befall("kill", 0, for_s=10.0, planned_at_s=20.0))
+    assert await asyncio.gather(first, second) == [None, None]
+    await until(lambda: len(rig.lines("begun")) == 2)
+    assert [act[0] for act in rig.nodes.did] == ["signal", "begin", "signal", "begin"]
+    assert [line["planned_at_s"] for line in rig.lines("begun")] == [20.0, 30.0]
+
+
+async def test_a_fault_does_not_wait_for_the_end_of_another_that_is_planned_for_later(rig: Rig) -> None:
+    rig.nodes.clock.origin_at = 1e9  # no end comes
+    assert await rig.machines.befall("kill", 0, for_s=10.0, planned_at_s=10.0) is None
+    assert await rig.machines.befall("kill", 0, planned_at_s=19.9) == "a100-0 is dead already"
+
+
+async def test_a_stopped_server_is_believed_away_and_goes_on_after_its_time(rig: Rig) -> None:
+    await rig.machines.befall("stop", 1)
+    assert 1 not in rig.coordinator.membership.alive()
+    assert not rig.machines.answers(1)
+    assert await rig.machines.befall("cont", 1) is None
+    assert 1 in rig.coordinator.membership.alive()
+    await rig.machines.befall("stop", 1, for_s=5.0)
+    await until(lambda: bool(rig.lines("fault-over")))
+    assert [act[2] for act in rig.nodes.did] == ["SIGSTOP", "SIGCONT", "SIGSTOP", "SIGCONT"]
+
+
+async def test_a_stopped_server_that_is_killed_does_not_go_on_later(rig: Rig) -> None:
+    rig.nodes.clock.origin_at = 1e9  # the end of the stop is far away
+    await rig.machines.befall("stop", 1, for_s=5.0)
+    await rig.machines.befall("kill", 1)
+    assert not rig.machines.answers(1)
+    assert rig.lines("fault-over") == []
+
+
+async def test_a_slow_server_is_told_its_factor_and_that_it_is_over(rig: Rig) -> None:
+    await rig.machines.befall("slow", 2, factor=4.0, for_s=5.0)
+    await until(lambda: bool(rig.lines("fault-over")))
+    assert rig.nodes.did == [("slow", 2, 4.0), ("slow", 2, 1.0)]
+    await rig.machines.befall("stop", 2)
+    await rig.machines.befall("slow", 2, factor=2.0)
+    assert rig.nodes.did[-1] == ("tell", "slow", 2, 2.0), "nobody waits for a halted server's answer"
+
+
+async def test_a_server_that_leaves_takes_no_new_sessions_and_ends_with_its_last_one(rig: Rig) -> None:
+    await rig.machines.befall("leave", 0)
+    assert 0 not in rig.coordinator.membership.believed(rig.nodes.at_s)
+    assert await rig.machines.befall("leave", 0) == "a100-0 is leaving already"
+    await until(lambda: bool(rig.lines("left")))
+    asked = [act[0] for act in rig.nodes.did]
+    assert asked == ["drain", "emptied", "tell"]
+    assert rig.lines("left")[0]["n_sessions"] == 0
+    assert not rig.machines.answers(0)
+    assert await rig.machines.befall("restart", 0) is None
+    assert rig.machines.answers(0)
+
+
+async def test_a_server_that_leaves_does_not_wait_for_its_sessions_for_ever(rig: Rig) -> None:
+    rig.nodes.n_sessions = 2  # and its limit has passed long ago
+    await rig.machines.befall("leave", 0)
+    await until(lambda: bool(rig.lines("left")))
+    assert [act[0] for act in rig.nodes.did] == ["drain", "emptied", "status", "tell"]
+    assert rig.lines("left")[0]["n_sessions"] == 2
+
+
+async def test_a_server_that_joins_gets_blocks_and_begins(rig: Rig) -> None:
+    late = rig.machines.names.index("late")
+    assert await rig.machines.befall("restart", late) == "late has never been there: let it join"
+    assert rig.coordinator.placement.ranges[late].n_blocks == 0
+    assert await rig.machines.befall("join", late) is None
+    assert rig.coordinator.placement.ranges[late].n_blocks > 0
+    assert rig.nodes.did == [("begin", late)]
+    assert rig.lines("begun")[0]["blocks"] == list(rig.coordinator.placement.ranges[late])
+
+
+async def test_a_server_that_ends_as_it_begins_is_named(rig: Rig) -> None:
+    await rig.machines.befall("kill", 0)
+
+    async def begin_and_die(server: int) -> None:
+        rig.machines.ended(server, 1)
+        await asyncio.Event().wait()
+
+    rig.nodes.begin_server = begin_and_die  # type: ignore[method-assign]
+    with pytest.raises(TestbedError, match="a100-0 ended as it began"):
+        await rig.machines.befall("restart", 0)
+    assert not rig.machines.answers(0)
+
+
+async def test_a_process_that_a_signal_ends_is_a_fault_and_one_that_gives_up_breaks_the_run(rig: Rig) -> None:
+    assert rig.machines.ended(0, -11)
+    assert rig.lines("fault")[0]["kind"] == "died"
+    assert 0 not in rig.coordinator.membership.alive()
+    assert not rig.machines.ended(1, 1)
+
+
+async def test_without_recovery_a_death_breaks_the_run(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, "recovery.mode=off")
+    assert not rig.machines.ended(0, -9)
+    await rig.machines.end()
+    rig.events.close()
+
+
+async def test_a_node_that_does_not_do_as_it_is_told_breaks_the_run(rig: Rig) -> None:
+    async def refuse(server: int, method: str, *params: Any) -> Any:
+        raise ControlError("no")
+
+    rig.nodes.ask_server = refuse  # type: ignore[method-assign]
+    rig.machines.in_background(Schedule([], rig.machines)._befall(Fault("slow", 0, 1.0, factor=2.0)))
+    await until(lambda: bool(rig.nodes.errors))
+    assert "a node did not answer: no" in str(rig.nodes.errors[0])
+
+
+async def test_faults_wait_for_the_tokens_that_they_name(rig: Rig) -> None:
+    faults = [
+        Fault("kill", 0, after=After(3, 20)),
+        Fault("kill", 1, after=After(3, 5)),
+        Fault("kill", 2, 0.5),
+    ]
+    schedule = Schedule(faults, rig.machines)
+    assert schedule.watched == {3}
+    await schedule.run()
+    for n_tokens in range(1, 21):
+        schedule.token(3, n_tokens)
+        schedule.token(4, 100)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0.01)
+        assert rig.machines.answers(1) == (n_tokens < 5)
+        assert rig.machines.answers(0) == (n_tokens < 20)
+    assert not rig.machines.answers(2)
