@@ -24,6 +24,7 @@ from nodes.compute import StubCompute, StubProfile
 from nodes.connection import Connection
 from nodes.digest import apply_blocks, embed, read_rows, write_rows
 from nodes.server import HostedBlocks, Server, ServerLimits
+from policies.steps import StepTimes
 
 LIMITS = ServerLimits(
     max_frame_bytes=65_536,
@@ -176,7 +177,7 @@ class ServerTarget:
 
     async def _start(self) -> None:
         self.clock = ManualClock()
-        compute = StubCompute(StubProfile(TOKEN_BYTES, 0.0005, 0.0005, 0.0), self.clock)
+        compute = StubCompute(StubProfile(TOKEN_BYTES, StepTimes(0.0005, 0.0005, 0.0)), self.clock)
         self.server = Server("s", HostedBlocks(0, N_BLOCKS, 1200.0, 1.0), compute, self.clock, LIMITS)
         self._runner = web.AppRunner(
             self.server.app(), access_log=None, handle_signals=False, shutdown_timeout=0.1

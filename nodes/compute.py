@@ -51,38 +51,33 @@ class Compute(Protocol):
     def close(self) -> None: ...
 
 
+class StepTimes(Protocol):
+    """How long a server's steps take: ``policies.steps.StepLaw``."""
+
+    @property
+    def contention_ratio(self) -> float:
+        """While n other sessions compute, a step takes ``1 + contention_ratio n`` times as long."""
+        ...
+
+    def step_s(self, position: int, n_tokens: int, n_blocks: int) -> float:
+        """A step alone: ``n_tokens`` at ``position``, which is the number of tokens cached before it."""
+        ...
+
+
 @dataclass(frozen=True)
 class StubProfile:
-    """Times of one server's blocks, scenario seconds.
+    """Times of one server's steps, scenario seconds.
 
-    Decode of one token: ``decode_s + context_slope_s * c`` per block, where c tokens are cached before it.
-    Prefill of l tokens: ``prefill_base_s + prefill_slope_s * l + prefill_curve_s * l²`` per block. Either also takes
-    ``step_base_s``, however many blocks it has. On top, while the server is free again, what the
-    calibration adds for the client: ``token_overhead_s[client]``, ``input_overhead_s[client](l) = base +
-    slope * l``. ``serial``: one step at a time, as PETALS' server runs; otherwise sessions do not slow each
-    other, or by ``contention_ratio`` (see ``Turns``).
+    On top of ``times``, while the server is free again, what the calibration adds for the client:
+    ``token_overhead_s[client]``, ``input_overhead_s[client](l) = base + slope * l``. ``serial``: one step at a time,
+    as PETALS' server runs; otherwise sessions slow each other by the times' contention alone (see ``Turns``).
     """
 
     token_bytes: int
-    decode_s: float
-    prefill_base_s: float
-    prefill_slope_s: float
+    times: StepTimes
     token_overhead_s: Mapping[str, float] = field(default_factory=dict)
     input_overhead_s: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     serial: bool = False
-    step_base_s: float = 0.0
-    context_slope_s: float = 0.0
-    prefill_curve_s: float = 0.0
-    contention_ratio: float = 0.0
-
-    def compute_s(self, position: int, n_tokens: int, n_blocks: int) -> float:
-        """A step alone: ``n_tokens`` at ``position``, which is the number of tokens cached before it."""
-        if not position:
-            straight_s = self.prefill_base_s + self.prefill_slope_s * n_tokens
-            return self.step_base_s + n_blocks * (straight_s + self.prefill_curve_s * n_tokens**2)
-        all_cached_tokens = n_tokens * (position + (n_tokens - 1) / 2)
-        blocks_s = n_blocks * self.decode_s * n_tokens
-        return self.step_base_s + blocks_s + n_blocks * self.context_slope_s * all_cached_tokens
 
     def overhead_s(self, client: str, position: int, n_tokens: int) -> float:
         if position:
@@ -140,7 +135,7 @@ class StubCompute:
         self.profile = profile
         self.token_bytes = profile.token_bytes
         self._clock = clock
-        self._turns = Turns(profile.serial, profile.contention_ratio)
+        self._turns = Turns(profile.serial, profile.times.contention_ratio)
 
     def new_session(self, client: str, first: int, last: int, max_tokens: int) -> _StubSession:
         return _StubSession(client, first, last)
@@ -161,7 +156,7 @@ class StubCompute:
         self, session: _StubSession, position: int, n_tokens: int, payload: bytes, arrived_at_s: float
     ) -> bytes:
         profile = self.profile
-        alone_s = profile.compute_s(position, n_tokens, len(session.caches))
+        alone_s = profile.times.step_s(position, n_tokens, len(session.caches))
         start_at_s, busy_s = self._turns.take(arrived_at_s, alone_s)
         done_at_s = start_at_s + busy_s + profile.overhead_s(session.client, position, n_tokens)
         values = [

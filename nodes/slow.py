@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nodes.clock import Clock
-from nodes.compute import Compute, StubCompute, StubProfile
+from nodes.compute import Compute, StepTimes, StubCompute
 
 
 class SlowCompute:
@@ -44,11 +44,16 @@ class SlowCompute:
 
 
 @dataclass(frozen=True)
-class _SlowProfile(StubProfile):
-    factor: float = 1.0
+class _SlowTimes:
+    times: StepTimes
+    factor: float
 
-    def compute_s(self, position: int, n_tokens: int, n_blocks: int) -> float:
-        return self.factor * super().compute_s(position, n_tokens, n_blocks)
+    @property
+    def contention_ratio(self) -> float:
+        return self.times.contention_ratio
+
+    def step_s(self, position: int, n_tokens: int, n_blocks: int) -> float:
+        return self.factor * self.times.step_s(position, n_tokens, n_blocks)
 
 
 def slowed(compute: Compute, factor: float, clock: Clock) -> Compute:
@@ -59,5 +64,6 @@ def slowed(compute: Compute, factor: float, clock: Clock) -> Compute:
     if factor == 1.0:
         return compute
     if isinstance(compute, StubCompute):
-        return StubCompute(_SlowProfile(**vars(compute.profile), factor=factor), clock)
+        times = _SlowTimes(compute.profile.times, factor)
+        return StubCompute(replace(compute.profile, times=times), clock)
     return SlowCompute(compute, factor, clock)

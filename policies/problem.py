@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from policies.steps import StepLaw
+
 Matrix = tuple[tuple[float, ...], ...]
 
 
@@ -72,18 +74,15 @@ class ModelSpec:
 
 
 @dataclass(frozen=True)
-class ServerSpec:
-    """A server's capacity: ``memory_bytes`` is M_j, ``decode_s`` is tau_j (per block and token).
+class ServerSpec(StepLaw):
+    """A server's capacity: ``memory_bytes`` is M_j; ``StepLaw`` says what the times mean (``decode_s`` is tau_j).
 
-    The prefill time per block of l tokens, tau^I_j(l), is ``prefill_base_s + prefill_slope_s * l``.
     ``block_cap`` limits the number of blocks where a policy honours it (the reference simulator caps
     MIG servers at 4). ``petals_*`` are PETALS' own throughput measurements, in tokens per second.
 
-    Beyond the paper's model, all 0 by default: a decode step's time per block grows by ``context_slope_s``
-    per token cached before it (a prefill's by ``prefill_curve_s`` with the square of its length), ``decode_s`` being that with ``decode_context_tokens`` cached (the mean over a
-    request of the lengths that placement is designed for). A step also takes ``step_base_s`` however many
-    blocks it has; policies see that in ``Problem.token_rtt_s`` and ``input_rtt_base_s``. While n other
-    sessions compute it takes ``1 + contention_ratio * n`` times as long, which no policy knows of.
+    Beyond the paper's model, all 0 by default: ``decode_context_tokens`` is the mean over a request of the
+    lengths that placement is designed for. Policies see ``step_base_s`` in ``Problem.token_rtt_s`` and
+    ``input_rtt_base_s``; no policy knows of ``contention_ratio``.
     """
 
     name: str
@@ -100,14 +99,6 @@ class ServerSpec:
     decode_context_tokens: float = 0.0
     prefill_curve_s: float = 0.0
     contention_ratio: float = 0.0
-
-    def prefill_s(self, n_tokens: int) -> float:
-        straight_s = self.prefill_base_s + self.prefill_slope_s * n_tokens
-        return straight_s + self.prefill_curve_s * n_tokens**2
-
-    def decode_at_s(self, cached_tokens: float) -> float:
-        """Decode time per block with ``cached_tokens`` in the attention cache before the step."""
-        return self.decode_s + self.context_slope_s * (cached_tokens - self.decode_context_tokens)
 
     def mean_decode_s(self, request: RequestSpec) -> float:
         """Decode time per block, averaged over the further tokens of ``request``."""
@@ -318,3 +309,14 @@ def service_s(problem: Problem, request: RequestSpec, hops: Sequence[Hop]) -> tu
         input_s, token_s = return_times_s(problem, request, previous)
         prefill, decode = prefill + input_s, decode + token_s
     return prefill, prefill + (request.n_output_tokens - 1) * decode
+
+
+def decode_step_s(problem: Problem, request: RequestSpec, hops: Sequence[Hop], cached_tokens: int) -> float:
+    """Modelled time of one further token of a chain with ``cached_tokens`` in its caches; see ``service_s``."""
+    step_s = problem.hub_token_s
+    previous: int | None = None
+    for hop in hops:
+        step_s += hop_times_s(problem, request, previous, hop.server)[1]
+        step_s += hop.n_blocks * problem.servers[hop.server].decode_at_s(cached_tokens)
+        previous = hop.server
+    return step_s + (0.0 if previous is None else return_times_s(problem, request, previous)[1])

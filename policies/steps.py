@@ -33,7 +33,7 @@ class StepLaw:
         """Decode of one token, per block, with ``cached_tokens`` in the attention cache before the step."""
         return self.decode_s + self.context_slope_s * (cached_tokens - self.decode_context_tokens)
 
-    def step_s(self, position: int, n_tokens: int, n_blocks: int) -> float:
+    def step_s(self, position: float, n_tokens: int, n_blocks: int) -> float:
         """A whole step alone: ``n_tokens`` at ``position`` (0: the prefill), which is the number of tokens cached.
 
         Several tokens above position 0 (a replay) are decoded one after another.

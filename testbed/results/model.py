@@ -238,7 +238,7 @@ def _fill_compute(
     lengths = {r.index: r.n_input_tokens for r in experiment.requests}
     for server in sorted(set(table.server)):
         profile = stub_profile(experiment, int(server))
-        turns = Turns(profile.serial, profile.contention_ratio)
+        turns = Turns(profile.serial, profile.times.contention_ratio)
         chosen = np.flatnonzero(table.server == server)
         n_replayed: defaultdict[tuple[int, int, int], int] = defaultdict(int)
         for row in chosen[np.argsort(table.arrived_at_s[chosen], kind="stable")]:
@@ -250,7 +250,7 @@ def _fill_compute(
                 key = (int(table.request[row]), token, int(table.first[row]))
                 position, n_tokens = n_replayed[key], replayed
                 n_replayed[key] = (position + replayed) % (n_input_tokens + token)
-            alone = profile.compute_s(position, n_tokens, int(table.last[row] - table.first[row]))
+            alone = profile.times.step_s(position, n_tokens, int(table.last[row] - table.first[row]))
             arrived = table.arrived_at_s[row]
             start, busy = turns.take(arrived, alone * slow.factor(int(server), float(arrived)))
             overhead = profile.overhead_s(str(clients[row]), position, n_tokens)

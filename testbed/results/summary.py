@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from policies.problem import Hop, RequestSpec, decode_step_s
 from testbed.results.errors import Tables, error, model_errors, twin_errors, twin_metrics
 from testbed.results.failures import failure_summary
 from testbed.results.logs import RunRecords
@@ -155,15 +156,13 @@ def _gaps(
     alone: list[float] = []
     is_plain: list[bool] = []
     for record in records.requests:
-        row = problem.token_rtt_s[clients[record.client]]
-        chain = [(row[s], b - a, problem.servers[s]) for s, a, b in record.chain]
+        chain = [Hop(*hop) for hop in record.chain]
         n_input_tokens = lengths[record.index]
+        request = RequestSpec(clients[record.client], n_input_tokens, len(record.tokens))
         for token in record.tokens[1:]:
-            cached_tokens = n_input_tokens + token.token - 1
-            one_s = sum(hop_s + k * server.decode_at_s(cached_tokens) for hop_s, k, server in chain)
             measured.append(token.finished_at_s - token.ready_at_s)
             model.append(modelled[record.index, token.token])
-            alone.append(one_s + problem.hub_token_s)
+            alone.append(decode_step_s(problem, request, chain, n_input_tokens + token.token - 1))
             is_plain.append(not any(hop[-1] for hop in token.hops))
     return measured, model, alone, np.array(is_plain, dtype=bool)
 

@@ -99,16 +99,10 @@ def stub_profile(experiment: Experiment, server: int) -> StubProfile:
             )
     return StubProfile(
         token_bytes=experiment.problem.model.token_bytes,
-        decode_s=spec.decode_at_s(0.0),
-        prefill_base_s=spec.prefill_base_s,
-        prefill_slope_s=spec.prefill_slope_s,
+        times=spec,
         token_overhead_s=token,
         input_overhead_s=inputs,
         serial=experiment.serial_compute,
-        step_base_s=spec.step_base_s,
-        context_slope_s=spec.context_slope_s,
-        prefill_curve_s=spec.prefill_curve_s,
-        contention_ratio=spec.contention_ratio,
     )
 
 

@@ -14,6 +14,7 @@ from nodes.blocks.spec import BlocksSpec, Weights, WeightSource
 from nodes.clock import ManualClock
 from nodes.compute import Compute, StubCompute, StubProfile
 from nodes.digest import embed, write_rows
+from policies.steps import StepTimes
 from tests.support.blocks import BLOOM, CONFIGS, LLAMA, N_LAYERS, need_blocks
 from tests.support.data_plane import drive
 
@@ -34,7 +35,7 @@ class Backend:
 
 
 def _stub(serial: bool) -> Backend:
-    profile = StubProfile(TOKEN_BYTES, 0.01, 0.1, 0.001, serial=serial)
+    profile = StubProfile(TOKEN_BYTES, StepTimes(0.01, 0.1, 0.001), serial=serial)
     return Backend(
         lambda clock: StubCompute(profile, clock),
         lambda tokens: write_rows([embed(*token) for token in tokens], TOKEN_BYTES),

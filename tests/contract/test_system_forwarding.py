@@ -46,6 +46,8 @@ def steps(run: SystemRun, token: int) -> list[list[float]]:
 def test_without_failure_a_session_takes_what_the_model_says() -> None:
     run = fail(chains(), TEN, kill(0, 99.0))
     assert run.ended_at_s() == at([1.58])
+    for kind in ("metrics", "model", "model_unqueued"):
+        assert run.summary[kind]["token_gap_s"]["mean"] == at(0.15), kind
     assert run.told("detected", "fault") == []
     (first, last) = steps(run, 1)
     assert (first[:4], last[:4]) == ([0, 0, 0, 2], [1, 1, 2, 4])

@@ -15,9 +15,10 @@ from nodes.clock import Clock, ManualClock
 from nodes.compute import Compute, StubCompute, StubProfile
 from nodes.connection import Connection
 from nodes.server import HostedBlocks, Server, ServerLimits
+from policies.steps import StepTimes
 
 TOKEN_BYTES = 64
-INSTANT = StubProfile(TOKEN_BYTES, 0.0, 0.0, 0.0)
+INSTANT = StubProfile(TOKEN_BYTES, StepTimes(0.0, 0.0, 0.0))
 """A stub that takes no time."""
 
 

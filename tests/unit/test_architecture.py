@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -83,3 +84,13 @@ def test_every_package_says_what_its_modules_are_for() -> None:
     for package in MAY_IMPORT:
         source = (ROOT / package / "__init__.py").read_text(encoding="utf-8")
         assert ast.get_docstring(ast.parse(source)), f"{package} has no map"
+
+
+def test_the_files_where_contributing_says_that_changes_begin_are_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = text.partition("### Where a change goes")[2].partition("###")[0]
+    named = re.findall(r"`([^`]+\.py)`", table)
+    assert len(named) == 20
+    assert [name for name in named if not (ROOT / name).exists()] == []
+    named = re.findall(r"`((?:testbed|nodes|netem|policies|tests)/[\w/.]+)`", text)
+    assert [name for name in named if not (ROOT / name).exists()] == []

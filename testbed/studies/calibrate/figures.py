@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from testbed.studies.calibrate.fit import Contention, Fit
+from testbed.studies.calibrate.fit import Contention, Fit, time_s
 from testbed.studies.calibrate.measure import Sample
 from testbed.studies.calibrate.memory import MemoryFit
 from testbed.studies.calibrate.points import Point
@@ -94,7 +94,7 @@ def _lines(plt: Any, fit: Fit, points: Sequence[Point], x_name: str, group_name:
         axes.errorbar(x, y, spread, fmt="o", ms=4, capsize=2, color=colour, label=name)
         along = np.linspace(min(x), max(x), 50)
         for model, style in ((fit.better, "-"), (fit.paper, "--")):
-            times = [model.times.time_s(replace(members[0], **{x_name: at})) * 1e3 for at in along]
+            times = [time_s(model.times, replace(members[0], **{x_name: at})) * 1e3 for at in along]
             axes.plot(along, times, style, color=colour, lw=1.1)
     for style, name in (("-", "better model"), ("--", "paper's model")):
         axes.plot([], [], style, color="#222222", lw=1.1, label=name)
@@ -139,7 +139,7 @@ def _output(plt: Any, fit: Fit, runs: Sequence[Sequence[Sample]]) -> Any:
     first = runs[0][0]
     point = Point("decode", first.n_blocks, first.n_input_tokens, 0.0, 1, 1, 0.0, 0.0, 0.0)
     for model, style, name in ((fit.better, "-", "better model"), (fit.paper, "--", "paper's model")):
-        steps = [model.times.time_s(replace(point, cached_tokens=float(s.cached_tokens))) for s in runs[0]]
+        steps = [time_s(model.times, replace(point, cached_tokens=float(s.cached_tokens))) for s in runs[0]]
         axes.plot(tokens, np.cumsum(steps), style, color="#222222", lw=1.1, label=name)
     axes.set(
         xlabel=f"tokens decoded ({first.n_blocks} blocks, {first.n_input_tokens} input tokens)",

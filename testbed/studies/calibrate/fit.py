@@ -15,34 +15,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from policies.steps import StepTimes
 from testbed.errors import UserError
 from testbed.studies.calibrate.linear import Estimate, LinearFit, fit_linear, r_squared, rms
 from testbed.studies.calibrate.points import Point
 
 
-@dataclass(frozen=True)
-class Times:
-    """Numbers of a time model; what the paper's model does not have is 0. Seconds, ratio."""
-
-    decode_s: float
-    prefill_base_s: float
-    prefill_slope_s: float
-    step_base_s: float = 0.0
-    context_slope_s: float = 0.0
-    prefill_curve_s: float = 0.0
-    contention_ratio: float = 0.0
-
-    def time_s(self, point: Point) -> float:
-        """What the model says of a point's conditions."""
-        if point.kind == "prefill":
-            n_tokens = point.n_input_tokens
-            block_s = (
-                self.prefill_base_s + self.prefill_slope_s * n_tokens + self.prefill_curve_s * n_tokens**2
-            )
-        else:
-            block_s = self.decode_s + self.context_slope_s * point.cached_tokens
-        alone_s = self.step_base_s + point.n_blocks * block_s
-        return alone_s * (1 + self.contention_ratio * (point.n_sessions - 1))
+def time_s(times: StepTimes, point: Point) -> float:
+    """What a time model says of a point's conditions."""
+    is_prefill = point.kind == "prefill"
+    position, n_tokens = (0, point.n_input_tokens) if is_prefill else (point.cached_tokens, 1)
+    alone_s = times.step_s(position, n_tokens, point.n_blocks)
+    return alone_s * (1 + times.contention_ratio * (point.n_sessions - 1))
 
 
 @dataclass(frozen=True)
@@ -51,7 +35,7 @@ class ModelFit:
 
     decode: LinearFit
     prefill: LinearFit
-    times: Times
+    times: StepTimes
 
     def estimate(self, name: str) -> Estimate:
         """``decode_s``, ``prefill_base_s``, ... ; of ``step_base_s`` that from decode steps."""
@@ -119,7 +103,7 @@ def fit_times(points: Sequence[Point]) -> Fit:
 def _paper(decode: Sequence[Point], prefill: Sequence[Point]) -> ModelFit:
     tau = fit_linear({"decode_s": [p.n_blocks for p in decode]}, [p.time_s for p in decode])
     tau_in = fit_linear(_prefill_columns(prefill), [p.time_s for p in prefill])
-    times = Times(tau.value("decode_s"), tau_in.value("prefill_base_s"), tau_in.value("prefill_slope_s"))
+    times = StepTimes(tau.value("decode_s"), tau_in.value("prefill_base_s"), tau_in.value("prefill_slope_s"))
     return ModelFit(tau, tau_in, times)
 
 
@@ -148,7 +132,7 @@ def _better(decode: Sequence[Point], prefill: Sequence[Point]) -> tuple[ModelFit
     }
     prompts = fit_linear(columns, times_s, fixed=[base_s] * len(prefill))
     own = fit_linear({**columns, "own_s": [1.0] * len(prefill)}, times_s)
-    times = Times(
+    times = StepTimes(
         steps.value("decode_s"),
         prompts.value("prefill_base_s"),
         prompts.value("prefill_slope_s"),
@@ -159,7 +143,7 @@ def _better(decode: Sequence[Point], prefill: Sequence[Point]) -> tuple[ModelFit
     return ModelFit(steps, prompts, times), own.estimates["own_s"]
 
 
-def _contention(points: Sequence[Point], times: Times) -> Contention | None:
+def _contention(points: Sequence[Point], times: StepTimes) -> Contention | None:
     """From steps without pauses that were measured alone and beside others, on equal blocks and input lengths.
 
     Beside others fewer steps may have counted: what their context differs is taken off by ``times``.
@@ -167,10 +151,10 @@ def _contention(points: Sequence[Point], times: Times) -> Contention | None:
     alone: dict[tuple[int, int], list[float]] = {}
     busy = [p for p in points if p.kind == "decode" and not p.is_paced]
     for p in (p for p in busy if p.n_sessions == 1):
-        ratio = p.time_s / times.time_s(p)
+        ratio = p.time_s / time_s(times, p)
         alone.setdefault((p.n_blocks, p.n_input_tokens), []).append(ratio)
     many = [
-        (p.n_sessions, p.time_s / times.time_s(p) / float(np.median(alone[p.n_blocks, p.n_input_tokens])))
+        (p.n_sessions, p.time_s / time_s(times, p) / float(np.median(alone[p.n_blocks, p.n_input_tokens])))
         for p in busy
         if p.n_sessions > 1 and (p.n_blocks, p.n_input_tokens) in alone
     ]

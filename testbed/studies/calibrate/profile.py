@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from policies.steps import StepTimes
 from testbed.scenario.units import DURATION, SIZE
 from testbed.studies.calibrate.client import ClientFit
-from testbed.studies.calibrate.fit import Fit, Times
+from testbed.studies.calibrate.fit import Fit, time_s
 from testbed.studies.calibrate.linear import LinearFit
 from testbed.studies.calibrate.points import Point
 
@@ -57,7 +58,7 @@ def profile_text(name: str, fit: Fit, subject: Subject, client: ClientFit | None
     lines = [
         f"# Hardware profile from `testbed calibrate`: {subject.words}.",
         '# A scenario loads it with hardware_files = ["profile.toml"] and names it with hardware = "..." of a server.',
-        "# Times are per block of this model; `memory` is the device's, to be replaced by what a server may use.",
+        "# StepTimes are per block of this model; `memory` is the device's, to be replaced by what a server may use.",
         "",
         f"# The better model. Decode {_quality(fit.better.decode)}; prefill {_quality(fit.better.prefill)}.",
         "# `decode` is a block's time with nothing cached: policies see it at the scenario's own lengths.",
@@ -88,9 +89,9 @@ def profile_text(name: str, fit: Fit, subject: Subject, client: ClientFit | None
     return "\n".join(lines) + "\n"
 
 
-def _common(subject: Subject, times: Times) -> list[str]:
+def _common(subject: Subject, times: StepTimes) -> list[str]:
     prompt = Point("prefill", 1, PETALS_PROMPT_TOKENS, 0.0, 1, 1, 0.0, 0.0, 0.0)
-    forward_rps = PETALS_PROMPT_TOKENS / times.time_s(prompt)
+    forward_rps = PETALS_PROMPT_TOKENS / time_s(times, prompt)
     network_rps = PETALS_ASSUMED_BPS / (8 * subject.token_bytes)
     return [
         f'memory = "{SIZE.format(max(1.0, round(subject.memory_bytes / 1e6)) * 1e6)}"',

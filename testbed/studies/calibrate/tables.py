@@ -9,7 +9,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from testbed.studies.calibrate.client import ClientFit
-from testbed.studies.calibrate.fit import Fit, ModelFit
+from testbed.studies.calibrate.fit import Fit, ModelFit, time_s
 from testbed.studies.calibrate.linear import Estimate, LinearFit
 from testbed.studies.calibrate.memory import MemoryFit
 from testbed.studies.calibrate.profile import Subject
@@ -71,8 +71,8 @@ def answer_of(
         "points": [
             {
                 **asdict(point),
-                "paper_s": fit.paper.times.time_s(point),
-                "better_s": fit.better.times.time_s(point),
+                "paper_s": time_s(fit.paper.times, point),
+                "better_s": time_s(fit.better.times, point),
             }
             for point in fit.points
         ],

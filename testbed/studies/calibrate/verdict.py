@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from policies.steps import StepTimes
 from testbed.scenario.units import DURATION, counted
 from testbed.studies.calibrate.client import ClientFit
-from testbed.studies.calibrate.fit import Contention, Fit, Times
+from testbed.studies.calibrate.fit import Contention, Fit
 from testbed.studies.calibrate.linear import LinearFit
 from testbed.studies.calibrate.points import Point
 
@@ -95,7 +96,7 @@ def _length(point: Point) -> float:
     return point.n_input_tokens
 
 
-def context_growth_ratio(times: Times, low_tokens: float, high_tokens: float) -> float:
+def context_growth_ratio(times: StepTimes, low_tokens: float, high_tokens: float) -> float:
     """How much longer a block takes with ``high_tokens`` cached than with ``low_tokens``."""
     low_s = times.decode_s + times.context_slope_s * low_tokens
     return times.context_slope_s * (high_tokens - low_tokens) / low_s if low_s else 0.0

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from nodes.clock import ManualClock
-from testbed.studies.calibrate.fit import Fit, Times, fit_times
+from policies.steps import StepTimes
+from testbed.studies.calibrate.fit import Fit, fit_times
 from testbed.studies.calibrate.measure import Sample, measure
 from testbed.studies.calibrate.plan import Plan, make_plan
 from testbed.studies.calibrate.points import points_of
@@ -30,7 +31,7 @@ class KnownCompute:
     ``is_serial``: one step at a time. Otherwise a step is slowed by the sessions that are stepping as it starts.
     """
 
-    times: Times
+    times: StepTimes
     clock: ManualClock
     noise: float = 0.0
     is_serial: bool = False
@@ -80,7 +81,7 @@ class KnownCompute:
 Measured = tuple[KnownCompute, list[Sample]]
 
 
-async def run_plan(plan: Plan, times: Times, noise: float = 0.0, is_serial: bool = False) -> Measured:
+async def run_plan(plan: Plan, times: StepTimes, noise: float = 0.0, is_serial: bool = False) -> Measured:
     """``plan`` measured on a ``KnownCompute``."""
     clock = ManualClock()
     compute = KnownCompute(times, clock, noise, is_serial)
@@ -96,7 +97,7 @@ async def run_plan(plan: Plan, times: Times, noise: float = 0.0, is_serial: bool
 def calibrate() -> Callable[..., Fit]:
     """The fits of a plan for 8 blocks and 600 tokens on known times."""
 
-    def run(times: Times, noise: float = 0.0, is_serial: bool = False, **options: int) -> Fit:
+    def run(times: StepTimes, noise: float = 0.0, is_serial: bool = False, **options: int) -> Fit:
         plan = make_plan(8, 600, lengths=(16, 128, 512), **{"n_output_tokens": 64, "rounds": 2, **options})
         _, samples = asyncio.run(run_plan(plan, times, noise, is_serial))
         return fit_times(points_of(samples))

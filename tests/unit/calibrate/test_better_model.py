@@ -62,7 +62,7 @@ def test_the_model_columns_count_every_step_as_the_stub_does(tmp_path: Path) -> 
     run.arrive(0, 0.0)
     for token in range(4):
         run.token(0, token, 10.0 * token, [perfect_hop(0, 0, 4, 10.0 * token)])
-    steps_s = [stub.compute_s(0, 3, 4), *(stub.compute_s(3 + i, 1, 4) for i in range(3))]
+    steps_s = [stub.times.step_s(0, 3, 4), *(stub.times.step_s(3 + i, 1, 4) for i in range(3))]
     assert_allclose(model_of(run).model_compute_s, steps_s)
     assert_allclose(steps_s[0], 0.5 + 4 * (0.02 + 0.005 * 3 + 0.25 * 9))
     assert_allclose(steps_s[3] - steps_s[2], 4 * 0.125)
@@ -71,7 +71,7 @@ def test_the_model_columns_count_every_step_as_the_stub_does(tmp_path: Path) -> 
 def test_the_model_columns_count_those_that_computed_when_a_step_arrived(tmp_path: Path) -> None:
     experiment = with_servers(make_experiment([(2, 3)] * 2, clients=[0, 1]), contention_ratio=0.5)
     run = SyntheticRun(tmp_path / "run", experiment)
-    alone_s = stub_profile(experiment, 0).compute_s(2, 1, 4)
+    alone_s = stub_profile(experiment, 0).times.step_s(2, 1, 4)
     for index, sent_at_s in ((0, 1.0), (1, 1.01)):
         run.arrive(index, 0.0)
         run.token(index, 1, sent_at_s, [perfect_hop(0, 0, 4, sent_at_s)])
@@ -138,7 +138,7 @@ def test_simulated_hops_add_up_to_the_requests_that_they_belong_to() -> None:
     for row, (first, last) in enumerate(chain):
         token, n_input = int(table.token[row]), {0: 3, 1: 2}[int(table.request[row])]
         position, n_tokens = (n_input + token - 1, 1) if token else (0, n_input)
-        assert table.compute_s[row] == pytest.approx(stub.compute_s(position, n_tokens, last - first))
+        assert table.compute_s[row] == pytest.approx(stub.times.step_s(position, n_tokens, last - first))
 
 
 def test_the_reference_mode_refuses_contention_that_it_does_not_have() -> None:

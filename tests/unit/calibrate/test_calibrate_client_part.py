@@ -11,18 +11,19 @@ import pytest
 
 from nodes.clock import ManualClock
 from nodes.hub import StubHub
+from policies.steps import StepTimes
 from testbed.errors import ScenarioError
 from testbed.scenario import dump_toml, load_experiment
 from testbed.scenario.experiment import Experiment
 from testbed.studies.calibrate.client import ClientFit, ClientSample, ClientTime, fit_client, measure_client
-from testbed.studies.calibrate.fit import Fit, Times
+from testbed.studies.calibrate.fit import Fit
 from testbed.studies.calibrate.plan import N_STEPS, Case, Plan
 from testbed.studies.calibrate.profile import Subject, profile_text
 from testbed.studies.calibrate.report import report_markdown, report_text
 from testbed.studies.calibrate.verdict import verdict
 from tests.unit.calibrate.conftest import TOKEN_BYTES, KnownCompute
 
-TIMES = Times(2e-3, 5e-3, 1e-4, step_base_s=1.5e-3)
+TIMES = StepTimes(2e-3, 5e-3, 1e-4, step_base_s=1.5e-3)
 SUBJECT = Subject("blocks", "small", "bloom", 8, 64, 256, "cpu", "float32", "plain", 2, 4e9)
 CLIENT = ClientFit(ClientTime(1, 28, 1.25e-3, 1.125e-3, 1.5e-3), (ClientTime(16, 4, 2e-3, 2e-3, 2e-3),))
 PLAN = Plan((Case(1, 4), Case(3, 8), Case(3, 16)), 2, 1, (3,), (0,), 24, pause_s=7.0)

@@ -90,7 +90,7 @@ def test_a_calibration_leaves_samples_results_profile_report_and_figures(model: 
     decode_s = better["step_base_s"]["value"] + 3 * (
         better["decode_s"]["value"] + 8 * better["context_slope_s"]["value"]
     )
-    assert stub.compute_s(8, 1, 3) == pytest.approx(decode_s, rel=1e-4)
+    assert stub.times.step_s(8, 1, 3) == pytest.approx(decode_s, rel=1e-4)
 
 
 def n_findings(answer: dict[str, Any]) -> int:

@@ -5,25 +5,26 @@ from dataclasses import fields, replace
 
 import pytest
 
+from policies.steps import StepTimes
 from testbed.errors import UserError
-from testbed.studies.calibrate.fit import Fit, Times, fit_times
+from testbed.studies.calibrate.fit import Fit, fit_times
 from testbed.studies.calibrate.linear import fit_linear
 from testbed.studies.calibrate.memory import MemorySample, fit_memory
 from testbed.studies.calibrate.verdict import verdict
 
-PLAIN = Times(decode_s=2e-3, prefill_base_s=5e-3, prefill_slope_s=1e-4)
-FULL = Times(2e-3, 5e-3, 1e-4, 1.5e-3, 3e-6, prefill_curve_s=2e-7, contention_ratio=0.2)
+PLAIN = StepTimes(decode_s=2e-3, prefill_base_s=5e-3, prefill_slope_s=1e-4)
+FULL = StepTimes(2e-3, 5e-3, 1e-4, 1.5e-3, 3e-6, prefill_curve_s=2e-7, contention_ratio=0.2)
 Calibrate = Callable[..., Fit]
 
 
-def close(found: Times, true: Times, rel: float = 1e-6) -> None:
-    for f in fields(Times):
+def close(found: StepTimes, true: StepTimes, rel: float = 1e-6) -> None:
+    for f in fields(StepTimes):
         assert getattr(found, f.name) == pytest.approx(getattr(true, f.name), rel=rel, abs=1e-12), f.name
 
 
-def alone(times: Times) -> Times:
+def alone(times: StepTimes) -> StepTimes:
     """Without contention, which is fitted apart."""
-    return Times(*(getattr(times, f.name) for f in fields(Times) if f.name != "contention_ratio"))
+    return StepTimes(*(getattr(times, f.name) for f in fields(StepTimes) if f.name != "contention_ratio"))
 
 
 def test_exact_times_of_the_papers_model_are_recovered_with_r2_one_and_no_residual(

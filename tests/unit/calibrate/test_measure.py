@@ -5,13 +5,13 @@ from itertools import pairwise
 
 import pytest
 
+from policies.steps import StepTimes
 from testbed.errors import UserError
-from testbed.studies.calibrate.fit import Times
 from testbed.studies.calibrate.plan import Case, Plan, block_counts, make_plan
 from testbed.studies.calibrate.points import points_of
 from tests.unit.calibrate.conftest import run_plan
 
-TIMES = Times(decode_s=0.25, prefill_base_s=2.0, prefill_slope_s=0.125)
+TIMES = StepTimes(decode_s=0.25, prefill_base_s=2.0, prefill_slope_s=0.125)
 SMALL = Plan(
     (Case(1, 4, 2), Case(3, 8, 2), Case(3, 8, 4, n_sessions=2, is_paced=False)),
     rounds=2,

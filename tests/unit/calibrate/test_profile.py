@@ -7,15 +7,16 @@ from pathlib import Path
 import pytest
 
 from policies.problem import Hop, RequestSpec, service_s
+from policies.steps import StepTimes
 from testbed.errors import ScenarioError
 from testbed.runtime.wiring import stub_profile
 from testbed.scenario import dump_toml, load_experiment
 from testbed.scenario.experiment import Experiment
-from testbed.studies.calibrate.fit import Fit, Times
+from testbed.studies.calibrate.fit import Fit, time_s
 from testbed.studies.calibrate.points import Point
 from testbed.studies.calibrate.profile import Subject, profile_text
 
-TIMES = Times(2e-3, 5e-3, 1e-4, step_base_s=1.5e-3, context_slope_s=3e-6, prefill_curve_s=2e-7)
+TIMES = StepTimes(2e-3, 5e-3, 1e-4, step_base_s=1.5e-3, context_slope_s=3e-6, prefill_curve_s=2e-7)
 SUBJECT = Subject("blocks", "small", "bloom", 8, 64, 256, "cpu", "float32", "plain", 2, 4e9)
 SCENARIO = """
 hardware_files = {files}
@@ -73,10 +74,10 @@ def test_a_scenario_with_the_profile_gives_the_stub_the_times_that_were_measured
     for n_blocks in (1, 3, 8):
         for tokens in (1, 20, 500):
             decode_s, prefill_s = (
-                TIMES.time_s(point(kind, n_blocks, tokens)) for kind in ("decode", "prefill")
+                time_s(TIMES, point(kind, n_blocks, tokens)) for kind in ("decode", "prefill")
             )
-            assert stub.compute_s(tokens, 1, n_blocks) == pytest.approx(decode_s, rel=1e-5)
-            assert stub.compute_s(0, tokens, n_blocks) == pytest.approx(prefill_s, rel=1e-5)
+            assert stub.times.step_s(tokens, 1, n_blocks) == pytest.approx(decode_s, rel=1e-5)
+            assert stub.times.step_s(0, tokens, n_blocks) == pytest.approx(prefill_s, rel=1e-5)
 
 
 @pytest.mark.usefixtures("profile")
@@ -96,8 +97,8 @@ def test_the_model_of_a_request_adds_up_to_the_stubs_steps(load: Load) -> None:
     first_s, all_s = service_s(problem, request, [Hop(0, 0, 5)])
     base_s = problem.servers[0].step_base_s
     ways_s = problem.input_rtt_s(0, 0, 33) - base_s
-    assert first_s == pytest.approx(ways_s + stub.compute_s(0, 33, 5))
-    steps_s = sum(stub.compute_s(33 + i, 1, 5) for i in range(16))
+    assert first_s == pytest.approx(ways_s + stub.times.step_s(0, 33, 5))
+    steps_s = sum(stub.times.step_s(33 + i, 1, 5) for i in range(16))
     assert all_s - first_s == pytest.approx(16 * (problem.token_rtt_s[0][0] - base_s) + steps_s)
 
 
@@ -124,7 +125,7 @@ def test_the_papers_numbers_stand_beside_the_better_ones(profile: Path) -> None:
 def test_steps_that_wait_for_each_other_are_left_to_the_scenarios_queue(calibrate: Calibrate) -> None:
     text = profile_text("here", calibrate(TIMES, is_serial=True), SUBJECT)
     assert "serial = true" in text and "\ncontention" not in text
-    slowed = Times(2e-3, 5e-3, 1e-4, contention_ratio=0.25)
+    slowed = StepTimes(2e-3, 5e-3, 1e-4, contention_ratio=0.25)
     text = profile_text("here", calibrate(slowed), SUBJECT)
     assert "serial = true" not in text and "\ncontention = 0.25\n" in text
 

@@ -16,6 +16,7 @@ from nodes.clock import Clock, ManualClock, ScaledClock
 from nodes.compute import StubProfile
 from nodes.connection import Connection, ConnectionLost, ServerError
 from nodes.links import GIVE_UP_S, DelayLine, DelayProfile
+from policies.steps import StepTimes
 from tests.support.data_plane import TOKEN_BYTES, connected, make_server, serving, until
 
 
@@ -47,7 +48,7 @@ async def test_an_error_frame_is_raised_with_its_code_and_the_connection_serves_
 
 
 async def test_a_server_that_goes_away_fails_what_is_pending_and_what_is_asked_later() -> None:
-    server = make_server(profile=StubProfile(TOKEN_BYTES, 1.0, 1.0, 0.0))
+    server = make_server(profile=StubProfile(TOKEN_BYTES, StepTimes(1.0, 1.0, 0.0)))
     async with contextlib.AsyncExitStack() as running:
         url = await running.enter_async_context(serving(server))
         async with connection_to(url, ManualClock()) as connection:
@@ -316,7 +317,7 @@ async def test_an_opening_that_is_cancelled_as_its_answer_arrives_is_closed() ->
 
 
 async def test_what_was_asked_on_a_lost_connection_is_not_kept() -> None:
-    server = make_server(profile=StubProfile(TOKEN_BYTES, 1.0, 1.0, 0.0))
+    server = make_server(profile=StubProfile(TOKEN_BYTES, StepTimes(1.0, 1.0, 0.0)))
 
     def lost() -> list[ConnectionLost]:
         return [thing for thing in gc.get_objects() if type(thing) is ConnectionLost]

@@ -17,6 +17,7 @@ from nodes.clock import ManualClock
 from nodes.compute import StubCompute, StubProfile
 from nodes.digest import apply_blocks, embed, read_rows, write_rows
 from nodes.server import Server, ServerLimits
+from policies.steps import StepTimes
 from tests.support.data_plane import INSTANT, TOKEN_BYTES, RawClient, make_server, raw_client, serving, until
 
 
@@ -48,7 +49,7 @@ async def test_a_session_opens_steps_and_closes_with_answers_of_the_right_size()
 
 async def test_a_step_reports_when_it_arrived_and_when_it_left() -> None:
     clock = ManualClock()
-    server = make_server(clock=clock, profile=StubProfile(TOKEN_BYTES, 0.5, 1.0, 0.25))
+    server = make_server(clock=clock, profile=StubProfile(TOKEN_BYTES, StepTimes(0.5, 1.0, 0.25)))
     async with serving(server) as url, raw_client(url) as client:
         await client.ask("open", 1, "s", "c", 0, 4, 10)
         await client.send(wire.pack("step", 2, "s", 0, 2, rows(1, 2)))
@@ -65,7 +66,7 @@ async def test_a_ping_is_answered_with_its_payload() -> None:
 
 async def test_sessions_on_one_connection_are_answered_as_they_finish() -> None:
     clock = ManualClock()
-    server = make_server(clock=clock, profile=StubProfile(TOKEN_BYTES, 1.0, 1.0, 0.0))
+    server = make_server(clock=clock, profile=StubProfile(TOKEN_BYTES, StepTimes(1.0, 1.0, 0.0)))
     async with serving(server) as url, raw_client(url) as client:
         await client.ask("open", 1, "long", "c", 0, 4, 10)
         await client.ask("open", 2, "short", "c", 3, 4, 10)
@@ -169,7 +170,7 @@ async def test_a_frame_that_breaks_the_protocol_costs_its_sender_the_connection_
 
 
 async def test_a_second_step_of_a_session_before_the_first_is_answered_is_a_wrong_position() -> None:
-    server = make_server(profile=StubProfile(TOKEN_BYTES, 1.0, 1.0, 0.0))
+    server = make_server(profile=StubProfile(TOKEN_BYTES, StepTimes(1.0, 1.0, 0.0)))
     async with serving(server) as url, raw_client(url) as client:
         await client.ask("open", 1, "s", "c", 0, 4, 10)
         await client.send(wire.pack("step", 2, "s", 0, 1, rows(1)))
@@ -191,7 +192,7 @@ async def test_a_frame_of_the_largest_size_is_served() -> None:
 @pytest.mark.parametrize("doing", ["nothing", "steps", "questions"])
 async def test_losing_the_client_frees_its_cache(doing: str, caplog: pytest.LogCaptureFixture) -> None:
     clock = ManualClock()
-    server = make_server(clock=clock, profile=StubProfile(TOKEN_BYTES, 1.0, 1.0, 0.0))
+    server = make_server(clock=clock, profile=StubProfile(TOKEN_BYTES, StepTimes(1.0, 1.0, 0.0)))
     async with serving(server) as url, raw_client(url) as stays:
         await stays.ask("open", 1, "s", "c", 0, 4, 10)
         async with aiohttp.ClientSession() as http:
@@ -240,7 +241,7 @@ async def test_a_session_that_is_idle_for_too_long_expires_and_its_connection_go
 
 async def test_a_session_does_not_expire_while_it_computes() -> None:
     clock = ManualClock()
-    profile = StubProfile(TOKEN_BYTES, 1.0, 1000.0, 0.0)
+    profile = StubProfile(TOKEN_BYTES, StepTimes(1.0, 1000.0, 0.0))
     server = make_server(clock=clock, profile=profile, limits=ServerLimits(idle_s=300.0))
     async with serving(server) as url, raw_client(url) as client:
         await client.ask("open", 1, "s", "c", 0, 1, 10)

@@ -20,6 +20,7 @@ from nodes.hub import HubModel, StubHub
 from nodes.request import Request, SessionError, WrongTokenError
 from nodes.server import Server
 from nodes.session import HubSession, SessionRules
+from policies.steps import StepTimes
 from policies.workload import Backoff
 from tests.support.data_plane import (
     INSTANT,
@@ -309,7 +310,9 @@ async def test_a_server_that_is_gone_is_asked_for_no_room_and_the_router_is_aske
 async def test_a_server_lost_while_computing_fails_the_request_and_frees_the_other_hops() -> None:
     clock, recorder = JumpClock(), Recorder()
     server_clock = ManualClock()
-    dying_server = make_server(2, 5, clock=server_clock, profile=StubProfile(TOKEN_BYTES, 1.0, 1.0, 0.0))
+    dying_server = make_server(
+        2, 5, clock=server_clock, profile=StubProfile(TOKEN_BYTES, StepTimes(1.0, 1.0, 0.0))
+    )
     others = [make_server(0, 2), make_server(5, 6)]
     async with connected(others, clock) as connections, contextlib.AsyncExitStack() as dying:
         url = await dying.enter_async_context(serving(dying_server))
@@ -330,7 +333,9 @@ async def test_a_session_that_expired_fails_its_request_with_the_reason() -> Non
 
     server_clock = ManualClock()
     chain[1] = make_server(2, 5, clock=server_clock)
-    chain[2] = make_server(5, 6, clock=server_clock, profile=StubProfile(TOKEN_BYTES, 1.0, 1000.0, 0.0))
+    chain[2] = make_server(
+        5, 6, clock=server_clock, profile=StubProfile(TOKEN_BYTES, StepTimes(1.0, 1000.0, 0.0))
+    )
     async with connected(chain, clock) as connections:
         run = asyncio.ensure_future(session(connections, clock, recorder).run())
         await until(lambda: any(at_s == 1000.0 for at_s, _, _ in server_clock._sleepers))
@@ -343,7 +348,7 @@ async def test_a_session_that_expired_fails_its_request_with_the_reason() -> Non
 
 async def test_cancelling_a_session_frees_its_cache_at_once() -> None:
     clock, recorder = JumpClock(), Recorder()
-    slow = make_server(2, 5, profile=StubProfile(TOKEN_BYTES, 1.0, 1.0, 0.0))
+    slow = make_server(2, 5, profile=StubProfile(TOKEN_BYTES, StepTimes(1.0, 1.0, 0.0)))
     chain = servers(slow)
     async with connected(chain, clock) as connections:
         run = asyncio.ensure_future(session(connections, clock, recorder).run())

@@ -19,6 +19,7 @@ from nodes.hub import StubHub
 from nodes.load import LoadGenerator
 from nodes.request import Request
 from nodes.session import HubSession, SessionRules
+from policies.steps import StepTimes
 from tests.support.data_plane import (
     INSTANT,
     TOKEN_BYTES,
@@ -104,7 +105,7 @@ async def test_the_log_holds_every_record_of_a_request_in_order(tmp_path: Path) 
 
 async def test_arrivals_do_not_wait_for_slow_sessions(tmp_path: Path) -> None:
     clock, server_clock = JumpClock(), ManualClock()
-    slow = StubProfile(TOKEN_BYTES, 100.0, 100.0, 0.0)
+    slow = StubProfile(TOKEN_BYTES, StepTimes(100.0, 100.0, 0.0))
     chain = [make_server(0, 2, clock=server_clock, profile=slow), make_server(2, 4)]
     requests = [Request(i, 0.5 * i, 3, 2) for i in range(20)]
     async with connected(chain, clock) as connections:
@@ -190,7 +191,7 @@ async def test_requests_that_are_running_when_the_run_is_stopped_are_logged_as_i
     tmp_path: Path,
 ) -> None:
     clock, server_clock = ManualClock(), ManualClock()
-    slow = StubProfile(TOKEN_BYTES, 100.0, 100.0, 0.0)
+    slow = StubProfile(TOKEN_BYTES, StepTimes(100.0, 100.0, 0.0))
     chain = [make_server(0, 2, clock=server_clock, profile=slow), make_server(2, 4)]
     async with connected(chain, clock) as connections:
         load = Load(clock, EventLog(tmp_path / "log"), connections)

@@ -9,10 +9,12 @@ import pytest
 
 from nodes import wire
 from nodes.clock import ManualClock
+from nodes.compute import StubProfile
 from nodes.connection import Connection, ServerError
 from nodes.digest import apply_blocks, write_rows
 from nodes.moving import Moving
 from nodes.server import Server
+from policies.steps import StepTimes
 from tests.support.data_plane import TOKEN_BYTES, connected, drive, make_server, until
 
 
@@ -129,7 +131,7 @@ async def test_a_server_that_does_not_drain_cuts_everything_at_once_and_keeps_no
 
 async def test_a_step_that_runs_when_its_session_is_cut_is_answered_and_the_next_is_not() -> None:
     clock = ManualClock()
-    profile = type(make_server().sessions.compute.profile)(TOKEN_BYTES, 1.0, 1.0, 0.0)
+    profile = StubProfile(TOKEN_BYTES, StepTimes(1.0, 1.0, 0.0))
     server = make_server(0, 2, clock=clock, profile=profile)
     mover, _ = moving(server)
     async with connected([server], clock) as [connection]:

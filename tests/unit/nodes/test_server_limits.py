@@ -14,9 +14,10 @@ from nodes.clock import ManualClock
 from nodes.compute import StubProfile
 from nodes.limits import ServerLimits
 from nodes.server import Server
+from policies.steps import StepTimes
 from tests.support.data_plane import TOKEN_BYTES, RawClient, make_server, raw_client, serving, until
 
-SLOW = StubProfile(TOKEN_BYTES, 1.0, 1.0, 0.0)
+SLOW = StubProfile(TOKEN_BYTES, StepTimes(1.0, 1.0, 0.0))
 """A step takes a second per block, on a clock that stands still."""
 
 

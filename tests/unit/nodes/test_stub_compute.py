@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from nodes.clock import ManualClock
 from nodes.compute import StubCompute, StubProfile
+from policies.steps import StepTimes
 
 TOKEN_BYTES = 8
-PROFILE = StubProfile(TOKEN_BYTES, decode_s=0.25, prefill_base_s=2.0, prefill_slope_s=0.125)
-SERIAL = StubProfile(TOKEN_BYTES, decode_s=0.25, prefill_base_s=2.0, prefill_slope_s=0.125, serial=True)
+TIMES = StepTimes(decode_s=0.25, prefill_base_s=2.0, prefill_slope_s=0.125)
+PROFILE = StubProfile(TOKEN_BYTES, TIMES)
+SERIAL = StubProfile(TOKEN_BYTES, TIMES, serial=True)
 
 
 class Steps:
@@ -62,9 +65,7 @@ async def test_time_counts_from_the_arrival_so_that_a_late_start_is_no_later_end
 async def test_overheads_are_added_once_per_step_for_the_client_they_belong_to() -> None:
     profile = StubProfile(
         TOKEN_BYTES,
-        decode_s=0.25,
-        prefill_base_s=2.0,
-        prefill_slope_s=0.125,
+        TIMES,
         token_overhead_s={"far": 0.5},
         input_overhead_s={"far": (4.0, 0.25), "odd": (-1.0, 0.0)},
     )
@@ -108,7 +109,7 @@ async def test_a_serial_server_serves_steps_one_after_another_in_the_order_of_ar
 
 
 async def test_a_clients_overhead_does_not_keep_a_serial_server_busy() -> None:
-    profile = StubProfile(TOKEN_BYTES, 0.25, 0.0, 0.0, token_overhead_s={"c": 10.0}, serial=True)
+    profile = StubProfile(TOKEN_BYTES, StepTimes(0.25, 0.0, 0.0), token_overhead_s={"c": 10.0}, serial=True)
     steps = Steps(profile)
     steps.start("a", 1, 1, 4)
     steps.start("b", 1, 1, 4)
@@ -118,7 +119,7 @@ async def test_a_clients_overhead_does_not_keep_a_serial_server_busy() -> None:
 
 async def test_a_thousand_steps_one_after_another_end_where_one_sum_ends() -> None:
     clock = ManualClock()
-    compute = StubCompute(StubProfile(TOKEN_BYTES, 2**-9, 0.0, 0.0), clock)
+    compute = StubCompute(StubProfile(TOKEN_BYTES, StepTimes(2**-9, 0.0, 0.0)), clock)
     session = compute.new_session("c", 0, 3, 2000)
 
     async def run() -> None:
@@ -133,13 +134,7 @@ async def test_a_thousand_steps_one_after_another_end_where_one_sum_ends() -> No
 
 REFINED = StubProfile(
     TOKEN_BYTES,
-    decode_s=0.25,
-    prefill_base_s=2.0,
-    prefill_slope_s=0.125,
-    step_base_s=0.5,
-    context_slope_s=2**-6,
-    prefill_curve_s=2**-4,
-    contention_ratio=0.25,
+    replace(TIMES, step_base_s=0.5, context_slope_s=2**-6, prefill_curve_s=2**-4, contention_ratio=0.25),
 )
 
 
@@ -156,12 +151,15 @@ async def test_a_step_takes_its_base_once_and_more_per_block_for_cached_tokens_a
 
 
 def test_several_tokens_in_one_step_find_one_more_cached_each() -> None:
-    alone_s = [REFINED.compute_s(position, 1, 3) - REFINED.step_base_s for position in (5, 6, 7)]
-    assert REFINED.compute_s(5, 3, 3) == REFINED.step_base_s + sum(alone_s)
+    alone_s = [REFINED.times.step_s(position, 1, 3) - REFINED.times.step_base_s for position in (5, 6, 7)]
+    assert REFINED.times.step_s(5, 3, 3) == REFINED.times.step_base_s + sum(alone_s)
 
 
 async def test_a_step_is_slowed_by_those_that_compute_as_it_arrives_and_by_no_others() -> None:
-    profile = StubProfile(TOKEN_BYTES, 0.25, 0.0, 0.0, contention_ratio=0.5)
+    profile = StubProfile(
+        TOKEN_BYTES,
+        StepTimes(0.25, 0.0, 0.0, contention_ratio=0.5),
+    )
     steps = Steps(profile)
     steps.start("a", 1, 1, 4)
     await steps.clock.advance(0.5)
@@ -176,7 +174,13 @@ async def test_a_step_is_slowed_by_those_that_compute_as_it_arrives_and_by_no_ot
 
 
 async def test_steps_that_wait_for_each_other_do_not_slow_each_other_too() -> None:
-    steps = Steps(StubProfile(TOKEN_BYTES, 0.25, 0.0, 0.0, serial=True, contention_ratio=0.5))
+    steps = Steps(
+        StubProfile(
+            TOKEN_BYTES,
+            StepTimes(0.25, 0.0, 0.0, contention_ratio=0.5),
+            serial=True,
+        )
+    )
     steps.start("a", 1, 1, 4)
     steps.start("b", 1, 1, 4)
     await steps.clock.advance(100)

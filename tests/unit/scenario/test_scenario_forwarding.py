@@ -115,7 +115,7 @@ def test_a_chain_takes_what_every_one_of_its_links_takes(calibration: str) -> No
         ]
         profiles = [stub_profile(experiment, hop.server) for hop in hops]
         return sum(sent_s) + sum(
-            profile.compute_s(position, n_tokens, hop.n_blocks)
+            profile.times.step_s(position, n_tokens, hop.n_blocks)
             + profile.overhead_s(problem.clients[0], position, n_tokens)
             for hop, profile in zip(hops, profiles, strict=True)
         )
