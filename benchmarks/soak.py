@@ -126,7 +126,7 @@ def command(scenario: str, minutes: float, time_scale: float, run_dir: Path) -> 
     n_requests = max(1, round(rate * minutes * 60 * time_scale))
     options = ["--time-scale", f"{time_scale:g}", "--set", f"workload.n_requests={n_requests}"]
     return [
-        *(sys.executable, "-m", "testbed.cli.main", "up", scenario),
+        *(sys.executable, "-m", "testbed", "up", scenario),
         *(*options, "--no-report", "--json", "--out", str(run_dir)),
     ]
 

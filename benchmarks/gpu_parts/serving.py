@@ -174,7 +174,7 @@ def _write_scenario(path: Path, table: dict[str, Any], warm_up_s: float) -> None
 
 def _up(compute: str, scenario: Path, folder: Path, allowed_s: float) -> dict[str, Any]:
     """``testbed up`` into ``folder``/``compute``; answers its summary. Raises ``RunError``."""
-    command = [sys.executable, "-m", "testbed.cli.main", "up", str(scenario), "--compute", compute]
+    command = [sys.executable, "-m", "testbed", "up", str(scenario), "--compute", compute]
     command += ["--out", str(folder / compute), "--json", "--no-report"]
     command += ["--set", "compute.verify=false"]  # comes last, as it may take the longest
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)

@@ -12,6 +12,8 @@ import numpy as np
 
 from netem.topology import Topology, TopologyError, TopologyLink, TopologyNode
 from testbed.errors import ScenarioError, UserError
+from testbed.results.plots import plotting, save
+from testbed.results.requests import stats
 from testbed.scenario.experiment import Experiment
 from testbed.scenario.matrices import matrix_of_file
 from testbed.scenario.network import site_links
@@ -174,14 +176,8 @@ def topology_answer(
 def _spread(values: Sequence[float]) -> dict[str, float] | None:
     if not values:
         return None
-    low, p50, p90, high = np.percentile(values, (0, 50, 90, 100))
-    return {
-        "min": float(low),
-        "p50": float(p50),
-        "mean": math.fsum(values) / len(values),
-        "p90": float(p90),
-        "max": float(high),
-    }
+    found = stats(values)
+    return {name: float(found[name] or 0.0) for name in ("min", "p50", "mean", "p90", "max")}
 
 
 def topology_text(answer: Mapping[str, Any]) -> str:
@@ -232,55 +228,52 @@ def draw_map(
     places: Mapping[str, Sequence[str]],
 ) -> None:
     """A map (or a layout, where no place is known) with the distribution of RTTs beside it."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    at, is_map = _positions(topology)
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 5), width_ratios=(3, 1.2))
-    for link in topology.links:
-        (x0, y0), (x1, y1) = at[link.a], at[link.b]
-        left.plot([x0, x1], [y0, y1], color="#b8c4d0", linewidth=0.8, zorder=1)
-    known = {node.name for node in topology.nodes if node.latitude_deg is not None}
-    groups = [
-        ("node", "#5c6b7a", 14, "o", [n for n in topology.node_names if n not in places]),
-        ("server", "#1f5a99", 46, "s", [n for n in places if _runs_server(places[n])]),
-        ("client", "#d1762b", 60, "^", [n for n in places if not _runs_server(places[n])]),
-    ]
-    for label, colour, size, marker, names in groups:
-        for is_known, fill in ((True, colour), (False, "white")):
-            some = [at[n] for n in names if (n in known) == is_known]
-            if some:
-                text = label if is_known or not is_map else f"{label}, place not known"
-                x, y = zip(*some, strict=True)
-                left.scatter(x, y, s=size, marker=marker, color=fill, edgecolors=colour, zorder=2, label=text)
-    if len(topology.nodes) <= 30 or places:
-        for name in places or topology.node_names:
-            text = ", ".join(places[name]) if name in places else name
-            left.annotate(text, at[name], xytext=(4, 3), textcoords="offset points", fontsize=7)
-    left.set_title(f"{topology.name}: {len(topology.nodes)} nodes, {len(topology.links)} links")
-    if is_map:
-        left.set(xlabel="longitude (degrees east)", ylabel="latitude (degrees north)")
-        x, y = np.array(list(at.values())).T
-        stretch = 1 / max(math.cos(math.radians(float(y.mean()))), 0.2)
-        if np.ptp(x) < _WIDEST * stretch * max(np.ptp(y), 1e-9):
-            left.set_aspect(stretch)  # wider networks are drawn as high as the figure allows
-    else:
-        left.set(xticks=[], yticks=[], xlabel="no coordinates are known: positions mean nothing")
-    left.legend(fontsize=8, frameon=False, loc="best")
-    pairs_ms = [1e3 * value for i, row in enumerate(rtt_s) for value in row[i + 1 :] if value is not None]
-    right.hist(pairs_ms, bins=30, color="#1f5a99")
-    right.set(xlabel="RTT between two nodes (ms)", ylabel="pairs of nodes")
-    for side in ("top", "right"):
-        left.spines[side].set_visible(False)
-        right.spines[side].set_visible(False)
-    figure.tight_layout()
-    metadata = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}.get(path.suffix.lower(), {})
-    try:
-        figure.savefig(path, dpi=130, metadata=metadata)
-    finally:
-        plt.close(figure)
+    with plotting({}) as plt:
+        at, is_map = _positions(topology)
+        figure, (left, right) = plt.subplots(1, 2, figsize=(11, 5), width_ratios=(3, 1.2))
+        for link in topology.links:
+            (x0, y0), (x1, y1) = at[link.a], at[link.b]
+            left.plot([x0, x1], [y0, y1], color="#b8c4d0", linewidth=0.8, zorder=1)
+        known = {node.name for node in topology.nodes if node.latitude_deg is not None}
+        groups = [
+            ("node", "#5c6b7a", 14, "o", [n for n in topology.node_names if n not in places]),
+            ("server", "#1f5a99", 46, "s", [n for n in places if _runs_server(places[n])]),
+            ("client", "#d1762b", 60, "^", [n for n in places if not _runs_server(places[n])]),
+        ]
+        for label, colour, size, marker, names in groups:
+            for is_known, fill in ((True, colour), (False, "white")):
+                some = [at[n] for n in names if (n in known) == is_known]
+                if some:
+                    text = label if is_known or not is_map else f"{label}, place not known"
+                    x, y = zip(*some, strict=True)
+                    left.scatter(
+                        x, y, s=size, marker=marker, color=fill, edgecolors=colour, zorder=2, label=text
+                    )
+        if len(topology.nodes) <= 30 or places:
+            for name in places or topology.node_names:
+                text = ", ".join(places[name]) if name in places else name
+                left.annotate(text, at[name], xytext=(4, 3), textcoords="offset points", fontsize=7)
+        left.set_title(f"{topology.name}: {len(topology.nodes)} nodes, {len(topology.links)} links")
+        if is_map:
+            left.set(xlabel="longitude (degrees east)", ylabel="latitude (degrees north)")
+            x, y = np.array(list(at.values())).T
+            stretch = 1 / max(math.cos(math.radians(float(y.mean()))), 0.2)
+            if np.ptp(x) < _WIDEST * stretch * max(np.ptp(y), 1e-9):
+                left.set_aspect(stretch)  # wider networks are drawn as high as the figure allows
+        else:
+            left.set(xticks=[], yticks=[], xlabel="no coordinates are known: positions mean nothing")
+        left.legend(fontsize=8, frameon=False, loc="best")
+        pairs_ms = [1e3 * value for i, row in enumerate(rtt_s) for value in row[i + 1 :] if value is not None]
+        right.hist(pairs_ms, bins=30, color="#1f5a99")
+        right.set(xlabel="RTT between two nodes (ms)", ylabel="pairs of nodes")
+        for side in ("top", "right"):
+            left.spines[side].set_visible(False)
+            right.spines[side].set_visible(False)
+        figure.tight_layout()
+        try:
+            save(figure, path)
+        finally:
+            plt.close(figure)
 
 
 def _runs_server(names: Sequence[str]) -> bool:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from nodes.recovery import REROUTED
 from testbed.results.logs import RequestRecord, RunRecords
 from testbed.results.model import HopTable
+from testbed.results.plots import plotting, save_both
 from testbed.scenario.experiment import Experiment
 
 Array = NDArray[np.float64]
@@ -29,22 +30,11 @@ def draw_figures(
     folder: Path, experiment: Experiment, records: RunRecords, hops: HopTable, rows: Rows
 ) -> list[tuple[Path, str]]:
     """Draw all figures as PNG and PDF; answers (PNG path, caption). Raises ``OSError``."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     folder.mkdir(exist_ok=True)
     drawn: list[tuple[Path, str]] = []
-    with plt.rc_context(_STYLE):
+    with plotting(_STYLE) as plt:
         for name, caption, figure in _figures(plt, experiment, records, hops, rows):
-            try:
-                for ending, metadata in (("png", {}), ("pdf", {"CreationDate": None})):
-                    path = folder / f"{name}.{ending}"
-                    figure.savefig(path, dpi=130, bbox_inches="tight", metadata=metadata)
-            finally:
-                plt.close(figure)
-            drawn.append((folder / f"{name}.png", caption))
+            drawn.append((save_both(plt, figure, folder, name, tight=True), caption))
     return drawn
 
 

@@ -18,11 +18,10 @@ import tomli_w
 from pydantic import ValidationError
 
 from testbed.scenario.experiment import Experiment
-from testbed.scenario.policy import code_in_file
 from testbed.scenario.problems import KeyedError, explain
 from testbed.scenario.resolve import resolve
 from testbed.scenario.schema import Scenario
-from testbed.scenario.sources import override, read_source, shipped_documents
+from testbed.scenario.sources import code_in_file, override, read_source, shipped_documents
 
 __all__ = ["dump_toml", "load_experiment", "shipped_scenarios"]
 

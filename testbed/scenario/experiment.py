@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import nodes.rules
 from policies.membership import MembershipRules
@@ -56,6 +56,8 @@ class Calibration:
 
 
 FaultKind = Literal["kill", "stop", "slow", "restart", "join", "leave"]
+KINDS_BY_HAND = (*get_args(FaultKind), "cont")
+"""What a running testbed can be asked for; ``cont``: a stopped server goes on."""
 
 
 class After(NamedTuple):

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from testbed.scenario.experiment import FaultKind
 from testbed.scenario.fields import Name, PositiveSeconds, Ratio, Seconds, Table, Tokens, rule
 from testbed.scenario.limits import MAX_NUMBER, MAX_REQUESTS
 from testbed.scenario.problems import shown
@@ -42,7 +43,7 @@ class FaultTable(Table):
     ``present = false``, ``leave`` takes no new sessions, lets those that are there finish, and ends.
     """
 
-    kind: Literal["kill", "stop", "slow", "restart", "join", "leave"]
+    kind: FaultKind
     server: Names
     at: Seconds | None = None
     after: AfterTable | None = None

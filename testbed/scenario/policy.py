@@ -8,17 +8,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from policies.registry import PAIRS
 from testbed.scenario.problems import KeyedError, unknown
 from testbed.scenario.schema import PolicyTable
 
-if TYPE_CHECKING:
-    from testbed.scenario.sources import Source
-
-_FIXED = "fixed:"
-_HALVES = ("placement", "routing")
+FIXED = "fixed:"
+HALVES = ("placement", "routing")
 _ONLINE_TIMES = ("online_period", "online_patience")
 
 
@@ -39,13 +36,13 @@ class PolicyChoice:
 def resolve_policy(table: PolicyTable) -> PolicyTable:
     """Placement and routing by their own names. Raises ``KeyedError`` if the keys contradict each other."""
     if table.name is None:
-        for half in _HALVES:
+        for half in HALVES:
             if getattr(table, half) is None:
                 raise KeyedError(("policy", half), f"is missing; give it, or a pair by name ({_pairs()})")
         return table
     if table.name not in PAIRS:
         raise KeyedError(("policy", "name"), unknown("policy pair", table.name, PAIRS))
-    pair = dict(zip(_HALVES, PAIRS[table.name], strict=True))
+    pair = dict(zip(HALVES, PAIRS[table.name], strict=True))
     for half, meant in pair.items():
         given = getattr(table, half)
         if given not in (None, meant):
@@ -60,11 +57,11 @@ def resolve_policy(table: PolicyTable) -> PolicyTable:
 def with_whole_paths(table: PolicyTable) -> PolicyTable:
     """``fixed:FILE`` with the file's whole path, so that a resolved scenario means the same in any folder."""
     update = {}
-    for half in _HALVES:
+    for half in HALVES:
         name = getattr(table, half) or ""
-        file = Path(name.removeprefix(_FIXED))
-        if name.startswith(_FIXED) and file.suffix == ".json":
-            update[half] = f"{_FIXED}{file.absolute()}"
+        file = Path(name.removeprefix(FIXED))
+        if name.startswith(FIXED) and file.suffix == ".json":
+            update[half] = f"{FIXED}{file.absolute()}"
     return table.model_copy(update=update)
 
 
@@ -90,28 +87,16 @@ def settle_overrides(policy: dict[str, Any], given: Collection[str], online: Any
         if key in given and other not in given:  # two spellings of one thing
             policy.pop(other, None)
     if "name" in given:
-        for half in _HALVES:
+        for half in HALVES:
             if half not in given:
                 policy.pop(half, None)
-    elif any(half in given for half in _HALVES) and (
-        "name" in policy or not any(h in policy for h in _HALVES if h not in given)
+    elif any(half in given for half in HALVES) and (
+        "name" in policy or not any(h in policy for h in HALVES if h not in given)
     ):
         pair = PAIRS.get(policy.pop("name", "proposed"), (None, None))
-        for half, meant in zip(_HALVES, pair, strict=True):
+        for half, meant in zip(HALVES, pair, strict=True):
             if meant is not None:
                 policy.setdefault(half, meant)
-
-
-def code_in_file(source: Source) -> tuple[str, ...]:
-    """Policies ``module:Class`` of a checked scenario that no option has named."""
-    policy = source.document.get("policy", {})
-    names = []
-    for key in (*_HALVES, "online"):
-        name = policy.get(key) or ""
-        is_given = any(given in source.overridden for given in (("policy",), ("policy", key)))
-        if ":" in name and not name.startswith(_FIXED) and not is_given:
-            names.append(name)
-    return tuple(dict.fromkeys(names))
 
 
 def _pairs() -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from testbed.errors import ScenarioError
 from testbed.scenario.limits import MAX_KEY_PARTS, MAX_TOML_BYTES
-from testbed.scenario.policy import settle_overrides
+from testbed.scenario.policy import FIXED, HALVES, settle_overrides
 from testbed.scenario.problems import Key, KeyedError, key_in_document, nearest
 
 _PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"?|'[^'\n]*+'?)"""
@@ -151,6 +151,18 @@ def override(source: Source, options: Sequence[str]) -> None:
     if isinstance(policy, dict):
         given = {parts[1] for parts in source.overridden if len(parts) == 2 and parts[0] == "policy"}
         settle_overrides(policy, given, online)
+
+
+def code_in_file(source: Source) -> tuple[str, ...]:
+    """Policies ``module:Class`` of a checked scenario that no option has named."""
+    policy = source.document.get("policy", {})
+    names = []
+    for key in (*HALVES, "online"):
+        name = policy.get(key) or ""
+        is_given = any(given in source.overridden for given in (("policy",), ("policy", key)))
+        if ":" in name and not name.startswith(FIXED) and not is_given:
+            names.append(name)
+    return tuple(dict.fromkeys(names))
 
 
 def _value(text: str) -> Any:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from policies.interfaces import RoutingPolicy
 from policies.petals_routing import PetalsRouting
 from policies.registry import PAIRS, resolve_pair
 from policies.workload import Backoff
+from testbed.fast.engine import Move, SimulatedRequest
 from testbed.scenario import load_experiment
 from testbed.scenario.experiment import Calibration, Experiment, Link
 from testbed.scenario.policy import PolicyChoice, has_petals_setup
@@ -33,6 +35,18 @@ class Case:
         """The pair's name, or ``placement+routing`` if it has none."""
         halves = (self.experiment.placement, self.experiment.routing)
         return next((name for name, pair in PAIRS.items() if pair == halves), "+".join(halves))
+
+
+class Served(NamedTuple):
+    """What became of the requests, and of the servers under an online policy; real seconds of routing decisions.
+
+    ``summary`` is that of a run of the system itself.
+    """
+
+    requests: tuple[SimulatedRequest, ...] = ()
+    moves: tuple[Move, ...] = ()
+    routing_s: tuple[float, ...] = ()
+    summary: dict[str, Any] | None = None
 
 
 def is_instance(target: str) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from policies.problem import InfeasiblePlacement, Placement, PolicyError
 from policies.registry import ROUTINGS
@@ -12,24 +11,13 @@ from policies.replay import replay
 from testbed.control.placing import PlacedExperiment, place
 from testbed.control.steering import online_policy
 from testbed.errors import UserError
-from testbed.fast.engine import COMPLETED, Disturbed, Move, SimulatedRequest, simulate_fast
+from testbed.fast.engine import COMPLETED, Disturbed, SimulatedRequest, simulate_fast
 from testbed.scenario.experiment import Experiment
-from testbed.simulate.cases import Case
+from testbed.simulate.cases import Case, Served
+from testbed.simulate.virtual import serve_virtually
 
 MODES = ("reference", "real")
 REFERENCE, FAST, VIRTUAL = "reference", "fast", "virtual"
-
-
-class Served(NamedTuple):
-    """What became of the requests, and of the servers under an online policy; real seconds of routing decisions.
-
-    ``summary`` is that of a run of the system itself.
-    """
-
-    requests: tuple[SimulatedRequest, ...] = ()
-    moves: tuple[Move, ...] = ()
-    routing_s: tuple[float, ...] = ()
-    summary: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -77,8 +65,6 @@ def simulate(case: Case, mode: str, *, is_virtual: bool = False, folder: Path | 
         if engine == REFERENCE:
             served = _reference(case, placed)
         elif engine == VIRTUAL:
-            from testbed.simulate.virtual import serve_virtually
-
             served = serve_virtually(case, placed, folder)
     except PolicyError as error:
         raise UserError(f"{experiment.name}: {error}") from error

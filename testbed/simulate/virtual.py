@@ -22,8 +22,7 @@ from testbed.runs.twin import twin_of
 from testbed.runtime.running import run_to_end
 from testbed.runtime.stage import Stage
 from testbed.scenario.experiment import Experiment
-from testbed.simulate.cases import Case
-from testbed.simulate.engine import Served
+from testbed.simulate.cases import Case, Served
 
 _STAGE = Stage("virtual", "memory", "simulated")
 

@@ -112,5 +112,6 @@ class Scripted:
 
     def check(self, now_s: float, view: SystemView) -> Placement | None:
         self.views.append(view)
-        self.next_check_at_s = min((t for t in self.placements if t > now_s), default=float("inf"))
-        return self.placements[now_s]
+        due_at_s = self.next_check_at_s  # in real time it is a little later
+        self.next_check_at_s = min((t for t in self.placements if t > due_at_s), default=float("inf"))
+        return self.placements[due_at_s]

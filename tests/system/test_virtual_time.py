@@ -98,7 +98,12 @@ def assert_rows_agree(one: Path, other: Path, within_s: float) -> None:
             assert set(row) == set(its)
             for key, value in row.items():
                 if isinstance(value, float) and its[key] is not None:
-                    assert its[key] == pytest.approx(value, rel=0, abs=within_s), (name, key, row, its)
+                    assert its[key] == pytest.approx(value, rel=0, abs=within_s), (
+                        name,
+                        key,
+                        row,
+                        its,
+                    )
                 else:
                     assert its[key] == value, (name, key, row, its)
 
@@ -129,13 +134,18 @@ def test_the_same_seed_repeats_moves_of_blocks_on_memory_to_the_last_byte(testbe
 
 
 @pytest.mark.usefixtures("fabric")
-@pytest.mark.parametrize("faults", [KILL + SLOW + CUT, STOP], ids=["killed, slow, cut", "stopped"])
-def test_the_same_seed_repeats_a_run_on_fabric_to_the_microsecond(
-    faults: str, testbed: Testbed, written: Any
+@pytest.mark.parametrize(
+    ("faults", "within_s"),
+    [("", 1e-6), (SLOW, 1e-6), (KILL + SLOW + CUT, 2e-3), (STOP, 2e-3)],
+    ids=["nothing", "slow", "killed, slow, cut", "stopped"],
+)
+def test_the_same_seed_repeats_a_run_on_fabric(
+    faults: str, within_s: float, testbed: Testbed, written: Any
 ) -> None:
+    """To the microsecond; where histories are replayed, to what one of them takes on a link."""
     runs = [up(testbed, written(faults), "--network", "fabric").run_dir for _ in range(2)]
     assert happened(runs[0]) == happened(runs[1])
-    assert_rows_agree(*runs, within_s=1e-6)
+    assert_rows_agree(*runs, within_s)
 
 
 def assert_networks_agree(memory: Outcome, fabric: Outcome) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -41,10 +42,8 @@ LAYERS = (
 
 
 def test_a_folder_of_testbed_imports_only_those_below_it() -> None:
-    found = {
-        path.stem for path in (ROOT / "testbed").iterdir() if path.name not in ("__pycache__", "py.typed")
-    }
-    assert found == {"__init__", *LAYERS}
+    modules = (path.relative_to(ROOT / "testbed") for path in (ROOT / "testbed").rglob("*.py"))
+    assert {path.with_suffix("").parts[0] for path in modules} == {"__init__", "__main__", *LAYERS}
     for layer in LAYERS:
         folder = ROOT / "testbed" / layer
         for module in sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]:
@@ -54,6 +53,24 @@ def test_a_folder_of_testbed_imports_only_those_below_it() -> None:
                 assert package != "testbed" or rest.partition(".")[0] in below, (
                     f"{module.relative_to(ROOT)} imports {name}"
                 )
+
+
+def test_no_module_of_testbed_needs_itself() -> None:
+    """Not even through others: ``TopologicalSorter`` names the circle."""
+    modules = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): path
+        for path in (ROOT / "testbed").rglob("*.py")
+    }
+    needs = {
+        name: {
+            known
+            for used in imported_modules(path)
+            for known in (used, used.rpartition(".")[0])
+            if known in modules
+        }
+        for name, path in modules.items()
+    }
+    assert len(list(TopologicalSorter(needs).static_order())) == len(modules)
 
 
 def imported_modules(path: Path) -> set[str]:

@@ -13,13 +13,13 @@ from typing import Any
 from nodes import control
 from testbed.errors import RunError, UserError
 from testbed.rundir import OWNER, owner_alive
+from testbed.scenario.experiment import KINDS_BY_HAND
 from testbed.scenario.limits import MAX_NUMBER
 from testbed.scenario.problems import unknown
 
 log = logging.getLogger(__name__)
 
 SOCKET = "fault.sock"
-KINDS = ("kill", "stop", "cont", "slow", "restart", "leave", "join")
 
 Befall = Callable[[str, int, float], Awaitable[str | None]]
 """Does (kind, server, factor); answers why that does not apply, or ``None``."""
@@ -57,8 +57,8 @@ class FaultSocket:
 
     async def _fault(self, kind: Any, server: Any, factor: Any = 1.0) -> str | None:
         """Answers why it was not done, in one sentence; ``None`` if it was."""
-        if kind not in KINDS:
-            return f"there is no fault {str(kind)[:40]!r}; they are {', '.join(KINDS)}"
+        if kind not in KINDS_BY_HAND:
+            return f"there is no fault {str(kind)[:40]!r}; they are {', '.join(KINDS_BY_HAND)}"
         if not isinstance(server, str) or server not in self._names:
             return unknown("server", str(server)[:200], self._names)
         if not isinstance(factor, int | float) or not 1 <= factor <= MAX_NUMBER:
@@ -73,8 +73,8 @@ def fault_command(
 
     Without ``run`` it is the only one, or the latest, below ``runs``. Raises ``UserError``.
     """
-    if kind not in KINDS:
-        raise UserError(unknown("fault", kind, KINDS))
+    if kind not in KINDS_BY_HAND:
+        raise UserError(unknown("fault", kind, KINDS_BY_HAND))
     if kind == "slow" and factor is None:
         raise UserError("slow needs --factor, for example --factor 4 (1: as fast as at first)")
     if kind != "slow" and factor is not None:

@@ -347,7 +347,7 @@ class Machines:
         self._events.write(event, self._nodes.now_s(), server=self.names[server], **details)
 
 
-_WHY_NOT: dict[str, Callable[[_Machine], str | None]] = {
+WHY_NOT: dict[str, Callable[[_Machine], str | None]] = {
     "kill": lambda m: None if m.is_up else "is dead already",
     "stop": lambda m: "is dead" if not m.is_up else "is stopped already" if m.is_stopped else None,
     "cont": lambda m: "is dead" if not m.is_up else None if m.is_stopped else "is not stopped",
@@ -364,7 +364,7 @@ _WHY_NOT: dict[str, Callable[[_Machine], str | None]] = {
         else None
     ),
 }
-KINDS = tuple(_WHY_NOT)
+"""By kind: why it cannot be done to a server now, if it cannot."""
 
 
 def _due(machine: _Machine, at_s: float | None) -> set[asyncio.Task[None]]:
@@ -385,4 +385,4 @@ async def _turn(machine: _Machine, at_s: float | None) -> AsyncIterator[None]:
 
 
 def _why_not(kind: str, machine: _Machine) -> str | None:
-    return _WHY_NOT[kind](machine)
+    return WHY_NOT[kind](machine)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from testbed.results.plots import plotting, save_both
 from testbed.studies.calibrate.fit import Contention, Fit, time_s
 from testbed.studies.calibrate.measure import Sample
 from testbed.studies.calibrate.memory import MemoryFit
@@ -26,22 +27,11 @@ def draw_figures(
     folder: Path, fit: Fit, samples: Sequence[Sample], memory: MemoryFit | None
 ) -> list[tuple[Path, str]]:
     """Draw all that the measurement has something for; answers (PNG path, caption). Raises ``OSError``."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     folder.mkdir(exist_ok=True)
     drawn = []
-    with plt.rc_context(_STYLE):
+    with plotting(_STYLE) as plt:
         for name, caption, figure in _figures(plt, fit, samples, memory):
-            try:
-                for ending, metadata in (("png", {}), ("pdf", {"CreationDate": None})):
-                    path = folder / f"{name}.{ending}"
-                    figure.savefig(path, dpi=130, bbox_inches="tight", metadata=metadata)
-            finally:
-                plt.close(figure)
-            drawn.append((folder / f"{name}.png", caption))
+            drawn.append((save_both(plt, figure, folder, name, tight=True), caption))
     return drawn
 
 

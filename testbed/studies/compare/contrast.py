@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from testbed.results.requests import stats
 from testbed.studies.compare.load import Array
 
 STATISTICS = ("mean", "p50", "p99")
@@ -43,7 +44,5 @@ def difference(a: float | None, b: float | None) -> dict[str, float | None]:
 
 
 def _statistics(values: Array) -> dict[str, Any]:
-    if not len(values):
-        return {**dict.fromkeys(STATISTICS), "n": 0}
-    p50, p99 = np.percentile(values, (50, 99))
-    return {"mean": float(values.mean()), "p50": float(p50), "p99": float(p99), "n": len(values)}
+    found = stats(values)
+    return {name: found[name] for name in (*STATISTICS, "n")}

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from testbed.results.plots import plotting, save_both
 from testbed.studies.compare.align import Alignment
 from testbed.studies.compare.load import Array, Run
 from testbed.studies.compare.tables import ALL, KINDS, is_decode, token_times
@@ -19,19 +20,12 @@ _MOST_SERVERS = 40
 
 def draw_comparison(out: Path, answer: dict[str, Any], a: Run, b: Run, alignment: Alignment) -> None:
     """``tokens`` (ECDFs of both runs) and ``hops`` (compute by server), as PNG and PDF. Raises ``OSError``."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    with plt.rc_context(_STYLE):
+    with plotting(_STYLE) as plt:
         figures = {"tokens": _tokens(plt, answer, a, b, alignment)}
         if answer["hops"]:
             figures["hops"] = _hops(plt, answer)
         for name, figure in figures.items():
-            for ending, metadata in (("png", {}), ("pdf", {"CreationDate": None})):
-                figure.savefig(out / f"{name}.{ending}", dpi=130, bbox_inches="tight", metadata=metadata)
-            plt.close(figure)
+            save_both(plt, figure, out, name, tight=True)
 
 
 def _tokens(plt: Any, answer: dict[str, Any], a: Run, b: Run, alignment: Alignment) -> Any:

@@ -24,6 +24,7 @@ from nodes import control
 from nodes.node import DATA_PORT, NodeConfig
 from nodes.probe import ProbePlan
 from testbed.errors import RunError, UserError
+from testbed.results.requests import stats
 from testbed.rundir import LINKS_PREFIX, check_new_folder, claim
 from testbed.runtime import wiring
 from testbed.runtime.real.handle import LauncherHandle
@@ -338,8 +339,9 @@ class _Links:
 
 def _milliseconds(requested_s: float, measured_s: Any) -> dict[str, float | int | None]:
     requested = requested_s * 1e3
-    row: dict[str, float | int | None] = {"requested": requested, "n": len(measured_s)}
-    if len(measured_s) == 0:
-        return {**row, "p50": None, "p99": None, "error_p50": None, "error_p99": None}
-    p50, p99 = (float(value) for value in np.percentile(measured_s, (50, 99)) * 1e3)
-    return {**row, "p50": p50, "p99": p99, "error_p50": p50 - requested, "error_p99": p99 - requested}
+    measured = stats(1e3 * np.asarray(measured_s))
+    row: dict[str, float | int | None] = {"requested": requested, "n": measured["n"]}
+    for name in ("p50", "p99"):
+        value = row[name] = measured[name]
+        row[f"error_{name}"] = None if value is None else value - requested
+    return row

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from testbed.studies.links.report import rate_error_percent
+from testbed.results.plots import plotting, save_both
 
 Rows = list[dict[str, Any]]
 
@@ -23,19 +24,20 @@ _STYLE: dict[Any, Any] = {
 _MAX_NAMED = 80
 
 
+def rate_error_percent(row: Mapping[str, Any]) -> float | None:
+    """How far the achieved rate is from the asked one; ``None`` where none was measured."""
+    rate = row["rate_mbps"]
+    return None if rate["achieved"] is None else 100 * (rate["achieved"] / rate["requested"] - 1)
+
+
 def draw_links(folder: Path, answer: dict[str, Any]) -> None:
     """``links.png`` and ``links.pdf``: pairs by their RTT from top to bottom. Imports matplotlib."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     pairs = answer["pairs"]
     there, back = pairs[::2], pairs[1::2]
     order = sorted(range(len(there)), key=lambda i: (there[i]["rtt_ms"]["requested"], i))
     there, back = [there[i] for i in order], [back[i] for i in order]
     step = 0.2 if len(there) <= _MAX_NAMED else 0.05
-    with plt.rc_context(_STYLE):
+    with plotting(_STYLE) as plt:
         height = max(2.6, 1.7 + step * len(there))
         figure, axes = plt.subplots(1, 4, sharey=True, figsize=(13, height), layout="constrained")
         states: list[tuple[str, Rows, Rows, str, float]] = [
@@ -62,11 +64,7 @@ def draw_links(folder: Path, answer: dict[str, Any]) -> None:
             + ": asked and achieved links",
             fontsize=11,
         )
-        try:
-            for ending, metadata in (("png", {}), ("pdf", {"CreationDate": None})):
-                figure.savefig(folder / f"links.{ending}", dpi=130, metadata=metadata)
-        finally:
-            plt.close(figure)
+        save_both(plt, figure, folder, "links")
 
 
 def _asked(axis: Any, values: list[float]) -> None:

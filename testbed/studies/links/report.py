@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.rundir import write_json
+from testbed.studies.links.plot import draw_links, rate_error_percent
 
 Row = dict[str, Any]
 
@@ -21,20 +22,14 @@ _COLUMNS = (
     ("p99", 9, 3, lambda row: row["echo_ms"]["p99"]),
     ("Mbit/s asked", 12, 1, lambda row: row["rate_mbps"]["requested"]),
     ("achieved", 9, 1, lambda row: row["rate_mbps"]["achieved"]),
-    ("error %", 7, 1, lambda row: rate_error_percent(row)),
+    ("error %", 7, 1, rate_error_percent),
 )
 _ERRORS: tuple[tuple[str, Callable[[Row], float | None]], ...] = (
     ("RTT p50", lambda row: row["rtt_ms"]["error_p50"]),
     ("RTT p99", lambda row: row["rtt_ms"]["error_p99"]),
-    ("rate", lambda row: rate_error_percent(row)),
+    ("rate", rate_error_percent),
 )
 _UNITS = {"RTT p50": "ms", "RTT p99": "ms", "rate": "%"}
-
-
-def rate_error_percent(row: Row) -> float | None:
-    """How far the achieved rate is from the asked one; ``None`` where none was measured."""
-    rate = row["rate_mbps"]
-    return None if rate["achieved"] is None else 100 * (rate["achieved"] / rate["requested"] - 1)
 
 
 def worst(rows: Sequence[Row]) -> Iterator[tuple[str, int, float]]:
@@ -144,6 +139,4 @@ def write_links(folder: Path, answer: dict[str, Any]) -> None:
     write_json(folder / "links.json", answer)
     (folder / "links.md").write_text(links_markdown(answer), encoding="utf-8")
     (folder / "links.csv").write_text(links_csv(answer), encoding="utf-8")
-    from testbed.studies.links.plot import draw_links
-
     draw_links(folder, answer)

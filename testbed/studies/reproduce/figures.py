@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from testbed.results.atomic import replacing
+from testbed.results.plots import plotting, save
 from testbed.studies.reproduce.collect import Results
 from testbed.studies.reproduce.disk import writing
 from testbed.studies.reproduce.explain import FACTOR_LABELS, mean_shares
@@ -48,24 +47,15 @@ def draw_breakdown(folder: Path, results: Results) -> list[Path]:
 
 
 def _draw(folder: Path, figures: Any, results: Results) -> list[Path]:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     drawn = []
-    with plt.rc_context(_STYLE):
+    with plotting(_STYLE) as plt:
         for name, figure in figures(plt, results):
             try:
-                for ending, metadata in (("png", {}), ("pdf", {"CreationDate": None})):
-                    # Not straight to the disk: where that is full, matplotlib hides the error behind others.
-                    image = BytesIO()
-                    figure.savefig(image, format=ending, dpi=110, metadata=metadata)
-                    path = folder / f"{name}.{ending}"
-                    with writing(path), replacing(path) as temporary:
-                        temporary.write_bytes(image.getbuffer())
+                for path in (folder / f"{name}.png", folder / f"{name}.pdf"):
+                    with writing(path):
+                        save(figure, path, dpi=110)
             finally:
                 plt.close(figure)
             drawn.append(folder / f"{name}.png")

@@ -13,9 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nodes import control
-from testbed.control.faults.live import KINDS, SOCKET, FaultSocket, fault_command
-from testbed.control.faults.machines import KINDS as DOABLE
+from testbed.control.faults.live import SOCKET, FaultSocket, fault_command
+from testbed.control.faults.machines import WHY_NOT
 from testbed.errors import UserError
+from testbed.scenario.experiment import KINDS_BY_HAND as KINDS
 
 NAMES = ["a100-0", "mig-1g-0"]
 
@@ -54,7 +55,7 @@ async def test_only_its_owner_may_use_it(opened: Opened) -> None:
 
 
 def test_every_fault_that_can_be_done_can_be_asked_for() -> None:
-    assert sorted(KINDS) == sorted(DOABLE)
+    assert sorted(KINDS) == sorted(WHY_NOT)
 
 
 async def test_a_fault_is_done_or_the_answer_says_why_not(opened: Opened) -> None:

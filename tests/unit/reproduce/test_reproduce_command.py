@@ -152,7 +152,7 @@ def test_ctrl_c_and_sigterm_on_the_command_end_it_with_130_and_one_line(
 ) -> None:
     out = tmp_path / "out"
     process = subprocess.Popen(
-        [sys.executable, "-m", "testbed.cli.main", "reproduce", "paper", "--out", str(out), "--jobs", "2"],
+        [sys.executable, "-m", "testbed", "reproduce", "paper", "--out", str(out), "--jobs", "2"],
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

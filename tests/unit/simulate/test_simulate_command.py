@@ -11,7 +11,6 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from tests.unit.simulation.test_instance import DOCUMENT
 
 from testbed.cli.main import app
 from testbed.errors import UserError
@@ -19,6 +18,7 @@ from testbed.results.logs import RunRecords
 from testbed.results.model import hop_table
 from testbed.results.requests import request_rows
 from testbed.scenario import load_experiment
+from tests.unit.simulate.test_instance import DOCUMENT
 
 MEANS = {"per_token_ms", "ttft_ms", "rest_ms", "waiting_ms", "max_concurrent"}
 FIRST_LINES = "from policies.problem import BlockRange, Hop, Placement, Route\n"

@@ -1,0 +1,47 @@
+"""Drawing and saving figures, each file whole or not at all. matplotlib is imported when one is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from testbed.results.atomic import replacing
+
+DPI = 130
+_METADATA: dict[str, dict[str, None]] = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
+"""The same figure is the same bytes, whenever it is drawn."""
+
+
+@contextmanager
+def plotting(style: Mapping[Any, Any]) -> Iterator[Any]:
+    """``matplotlib.pyplot`` without a display, in ``style``."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    with plt.rc_context(dict(style)):
+        yield plt
+
+
+def save_both(plt: Any, figure: Any, folder: Path, name: str, *, dpi: int = DPI, tight: bool = False) -> Path:
+    """Write ``figure`` as PNG and PDF, and close it; answers the PNG's path. Raises ``OSError``."""
+    try:
+        for ending in ("png", "pdf"):
+            save(figure, folder / f"{name}.{ending}", dpi=dpi, tight=tight)
+    finally:
+        plt.close(figure)
+    return folder / f"{name}.png"
+
+
+def save(figure: Any, path: Path, *, dpi: int = DPI, tight: bool = False) -> None:
+    """Write ``figure`` in the format of the path's ending. Raises ``OSError``."""
+    # Not straight to the disk: where that is full, matplotlib hides the error behind others.
+    image, ending = BytesIO(), path.suffix.lower()
+    box = {"bbox_inches": "tight"} if tight else {}
+    figure.savefig(image, format=ending[1:] or "png", dpi=dpi, metadata=_METADATA.get(ending, {}), **box)
+    with replacing(path) as temporary:
+        temporary.write_bytes(image.getbuffer())
