@@ -93,7 +93,7 @@ def is_late(run: SystemRun) -> bool:
     return ended_at_s is not None and any(e["at_s"] > ended_at_s for e in run.told("fault", "moving"))
 
 
-REAL_TOO = ("nothing", "a kill", "a kill, and back", "one leaves", "one that forwards dies", "one cuts")
+REAL_TOO = ("nothing", "a kill", "a kill, and back", "one that forwards dies", "one cuts")
 """Cases that take their seconds in real time."""
 
 
