@@ -16,7 +16,7 @@ Placement
 
 Routing
 - ``wsrr``: WS-RR; ``petals_routing``: PETALS' routing; ``petals_search``: its search for chains
-- ``optimal_rr``: exact for one request; ``route_milp``: the same as a program, to check it
+- ``optimal_rr``: exact for one request
 - ``petals_code``: PETALS' routing as its code does it; ``foresight_routing``: our own
 - ``chains``: links and cheapest chains; ``positions``: the graph of block positions
 - ``waiting``: time until cache is free; ``replay``: the reference simulator's semantics; ``workload``: requests

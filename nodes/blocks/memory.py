@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 
 from nodes.compute import ComputeError
 
@@ -66,25 +65,3 @@ def amount(n_bytes: float) -> str:
         if n_bytes >= size:
             return f"{n_bytes / size:.3g} {unit}"
     return f"{n_bytes:.0f} B"
-
-
-def against_model(
-    memory: Mapping[str, float], block_bytes: float, n_blocks: int, cache_bytes: float
-) -> dict[str, float]:
-    """How real memory differs from the model's ``s_m m_j + s_c sum k``.
-
-    ``memory`` is what ``Compute.memory`` says, ``block_bytes`` the model's s_m, ``cache_bytes`` what it
-    reckons for the sessions that are open. Answers real minus modelled bytes of both terms, the same as
-    ratios of the modelled (absent where that is 0), and ``other_bytes``: what the device has given to this
-    process beyond blocks and caches (absent on a CPU, where the process holds far more than the model).
-    """
-    answer: dict[str, float] = {}
-    for term, modelled in (("blocks", block_bytes * n_blocks), ("cache", cache_bytes)):
-        real = memory[f"{term}_bytes"]
-        answer[f"{term}_difference_bytes"] = real - modelled
-        if modelled:
-            answer[f"{term}_difference_ratio"] = real / modelled - 1
-    if "device_reserved_bytes" in memory:
-        held = memory["blocks_bytes"] + memory["cache_bytes"]
-        answer["other_bytes"] = memory["device_reserved_bytes"] - held
-    return answer

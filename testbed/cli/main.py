@@ -115,6 +115,7 @@ def fault(
 
 @app.command(rich_help_panel=_RUNS)
 def simulate(
+    context: typer.Context,
     targets: Annotated[
         list[str],
         typer.Argument(
@@ -147,9 +148,7 @@ def simulate(
     ] = None,
     offline: Annotated[
         bool,
-        typer.Option(
-            "--offline", help="Offline instances: all requests at once; milp, cg-bprr, lp-rounding."
-        ),
+        typer.Option("--offline", hidden=True, help="As `testbed solve`."),
     ] = False,
     overrides: SetOption = None,
     slo: Annotated[str | None, typer.Option(help="Objectives for goodput, e.g. ttft=5s,tpot=1s.")] = None,
@@ -165,28 +164,11 @@ def simulate(
 
     _refuse_pair_and_half(bool(policy), placement, routing)
     if offline:
-        unused = {
-            "--placement": placement,
-            "--routing": routing,
-            "--seed": seed,
-            "--session-setup": session_setup,
-            "--mode": mode,
-            "--clock": clock,
-            "--design-concurrency": design_concurrency,
-            "--set": overrides,
-            "--slo": slo,
-            "--out": out,
-            "--runs": runs if runs > 1 else None,
-        }
-        for name, value in unused.items():
-            if value is not None:
-                raise UserError(f"{name} has no meaning with --offline; leave it out")
-        from testbed.simulate.offline import offline_command
-        from testbed.simulate.text import offline_text
-
-        paths = [Path(target) for target in targets]
-        answers = [answer for name in policy or ["cg-bprr"] for answer in offline_command(paths, name)]
-        typer.echo("\n".join(map(json.dumps, answers)) if as_json else offline_text(answers))
+        sources = {name: context.get_parameter_source(name) for name in context.params}
+        given = {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+        if given - {"targets", "policy", "offline", "as_json"}:
+            raise UserError("with --offline only --policy and --json mean anything: see `testbed solve`")
+        solve([Path(target) for target in targets], policy, as_json)
         return
     choices = [PolicyChoice(name) for name in policy or ()] or [PolicyChoice(None, placement, routing)]
     options = Options(
@@ -202,6 +184,24 @@ def simulate(
         clock=clock,
     )
     raise typer.Exit(simulate_command(targets, options, as_json=as_json))
+
+
+@app.command(rich_help_panel=_RUNS)
+def solve(
+    instances: Annotated[list[Path], typer.Argument(metavar="INSTANCE...", help="Offline instance files.")],
+    policy: Annotated[
+        list[str] | None, typer.Option(help="milp, cg-bprr or lp-rounding; may be repeated.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per line to stdout.")
+    ] = False,
+) -> None:
+    """Place and route offline instances: all requests are there at once."""
+    from testbed.simulate.offline import offline_command
+    from testbed.simulate.text import offline_text
+
+    answers = [answer for name in policy or ["cg-bprr"] for answer in offline_command(instances, name)]
+    typer.echo("\n".join(map(json.dumps, answers)) if as_json else offline_text(answers))
 
 
 @app.command(rich_help_panel=_SCENARIOS)

@@ -141,7 +141,7 @@ def load_instance(path: Path) -> Instance:
 def parse_instance(document: Mapping[str, Any], source: str) -> Instance:
     """An instance from its JSON data. Raises ``UserError`` naming ``source`` and the key that is wrong."""
     if isinstance(document, dict) and "request_clients" in document:
-        raise UserError(f"{source}: is an offline instance; simulate it with --offline")
+        raise UserError(f"{source}: is an offline instance; take `testbed solve`")
     try:
         data = _Document.model_validate(document)
     except ValidationError as error:

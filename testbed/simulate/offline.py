@@ -79,7 +79,7 @@ def parse_offline_instance(document: Mapping[str, Any], source: str) -> OfflineI
     """An offline instance from its JSON data. Raises ``UserError`` naming ``source`` and the wrong key."""
     workload = document.get("workload") if isinstance(document, dict) else None
     if isinstance(workload, dict) and "inter_arrival_ms" in workload:
-        raise UserError(f"{source}: is not an offline instance: leave out --offline")
+        raise UserError(f"{source}: is not an offline instance: take `testbed simulate`")
     try:
         data = _Document.model_validate(document)
     except ValidationError as error:
@@ -171,9 +171,7 @@ def offline_command(paths: Sequence[Path], policy: str) -> list[dict[str, Any]]:
     if policy not in OFFLINE_POLICIES:
         near = difflib.get_close_matches(policy, OFFLINE_POLICIES, 1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        raise UserError(
-            f"there is no offline policy {policy!r}; {hint}valid with --offline: {', '.join(OFFLINE_POLICIES)}"
-        )
+        raise UserError(f"there is no offline policy {policy!r}; {hint}valid: {', '.join(OFFLINE_POLICIES)}")
     instances = [(path, load_offline_instance(path)) for path in paths]
     answers = []
     for path, instance in instances:

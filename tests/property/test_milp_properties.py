@@ -16,9 +16,9 @@ from policies.milp import BprrAnswer, relaxation_s, round_bprr, solve_bprr
 from policies.offline import cg_bprr, knapsack_lower_bound_s, lower_bound_s
 from policies.optimal_rr import OptimalRr
 from policies.registry import PLACEMENTS
-from policies.route_milp import route_by_milp
 from policies.wsrr import WsRr
 from tests.support.problems import every_chain, forwarded, placements, problems, requests, states
+from tests.support.route_milp import route_by_milp
 
 REL = 1e-6
 MEMORY_RATIO = 1e-9

@@ -22,7 +22,7 @@ need_blocks()
 import torch
 
 from nodes.blocks.compute import BlocksCompute
-from nodes.blocks.memory import MemoryAccount, against_model
+from nodes.blocks.memory import MemoryAccount
 
 PROMPT = (5, 9, 200, 11, 7, 8)
 STATES = torch.randn(4, 64, generator=torch.Generator().manual_seed(0)).numpy().tobytes()
@@ -263,20 +263,6 @@ async def test_real_memory_is_what_the_model_says(models: Models) -> None:
     stored = sum(s.cache.layers[i].keys.nbytes * 2 for s in sessions for i in range(s.last - s.first))
     assert stored == modelled
     assert memory["resident_bytes"] > memory["blocks_bytes"]
-    difference = against_model(memory, compute.block_bytes * 1.01, 4, modelled)
-    assert difference["cache_difference_bytes"] == difference["cache_difference_ratio"] == 0
-    assert difference["blocks_difference_ratio"] == pytest.approx(1 / 1.01 - 1)
-    assert "other_bytes" not in difference
-
-
-def test_what_a_device_gives_beyond_blocks_and_caches_is_told() -> None:
-    memory = {"blocks_bytes": 50.0, "cache_bytes": 20.0, "device_reserved_bytes": 100.0}
-    assert against_model(memory, 10.0, 5, 0.0) == {
-        "blocks_difference_bytes": 0.0,
-        "blocks_difference_ratio": 0.0,
-        "cache_difference_bytes": 20.0,
-        "other_bytes": 30.0,
-    }
 
 
 def test_what_is_refused_takes_nothing_of_the_account() -> None:

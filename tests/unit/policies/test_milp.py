@@ -16,8 +16,8 @@ from policies.milp_solver import LinearModel
 from policies.offline import cg_bprr
 from policies.positions import PositionGraph
 from policies.registry import resolve_pair, resolve_placement
-from policies.route_milp import route_by_milp
 from tests.support.problems import make_problem, placed
+from tests.support.route_milp import route_by_milp
 
 ONE = RequestSpec(0, 1, 1)
 

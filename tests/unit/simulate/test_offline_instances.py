@@ -218,12 +218,12 @@ def test_a_workload_that_describes_an_offline_instance_is_left_alone(workload: A
 
 
 def test_an_online_instance_is_told_from_an_offline_one() -> None:
-    with pytest.raises(UserError, match="mine: is not an offline instance: leave out --offline"):
+    with pytest.raises(UserError, match="mine: is not an offline instance: take `testbed simulate`"):
         parse_offline_instance({"workload": {"inter_arrival_ms": [0.0]}}, "mine")
 
 
 def test_an_unknown_policy_is_answered_with_the_nearest_valid_one() -> None:
-    with pytest.raises(UserError, match=r"did you mean 'cg-bprr'\? valid with --offline: milp, cg-bprr, lp-"):
+    with pytest.raises(UserError, match=r"did you mean 'cg-bprr'\? valid: milp, cg-bprr, lp-"):
         offline_command([], "cgbprr")
     assert list(OFFLINE_POLICIES) == ["milp", "cg-bprr", "lp-rounding"]
 
