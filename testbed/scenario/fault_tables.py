@@ -6,11 +6,14 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from testbed.scenario.experiment import FaultKind
+from policies.membership import MembershipRules
+from testbed.scenario.experiment import FaultKind, RecoveryRules
 from testbed.scenario.fields import Name, PositiveSeconds, Ratio, Seconds, Table, Tokens, rule
 from testbed.scenario.limits import MAX_NUMBER, MAX_REQUESTS
 from testbed.scenario.problems import shown
 
+_RECOVERY, _MEMBERSHIP = RecoveryRules(), MembershipRules()
+"""What holds where a file says nothing."""
 _ENDING = ("kill", "stop", "slow")
 """Kinds that can end after a time."""
 
@@ -95,14 +98,14 @@ class RecoveryTable(Table):
     """
 
     mode: Literal["replay", "head", "off"] = "replay"
-    request_timeout: PositiveSeconds = 180.0
-    connect_timeout: PositiveSeconds = 5.0
-    retry_first: PositiveSeconds = 1.0
-    retry_max: PositiveSeconds = 60.0
-    jitter: Ratio = 0.0
-    give_up: PositiveSeconds = 300.0
-    ban: Seconds = 15.0
-    ban_failed_servers: bool = True
+    request_timeout: PositiveSeconds = _RECOVERY.request_timeout_s
+    connect_timeout: PositiveSeconds = _RECOVERY.connect_timeout_s
+    retry_first: PositiveSeconds = _RECOVERY.retry_first_s
+    retry_max: PositiveSeconds = _RECOVERY.retry_max_s
+    jitter: Ratio = _RECOVERY.retry_jitter_ratio
+    give_up: PositiveSeconds = _RECOVERY.give_up_s
+    ban: Seconds = _RECOVERY.ban_s
+    ban_failed_servers: bool = _RECOVERY.ban_failed_servers
     replay: Literal["auto", "at_once", "step_by_step"] = "auto"
 
     @model_validator(mode="after")
@@ -126,7 +129,7 @@ class MembershipTable(Table):
             for key in ("announce_period", "expiry", "refresh"):
                 if getattr(self, key) is not None:
                     raise rule('is only for kind = "announced"; kind is "instant"', key)
-        elif (self.expiry or 120.0) < (self.announce_period or 60.0):
+        elif (self.expiry or _MEMBERSHIP.expiry_s) < (self.announce_period or _MEMBERSHIP.announce_period_s):
             raise rule(
                 "must not be shorter than announce_period: servers would vanish between announcements",
                 "expiry",
