@@ -270,13 +270,13 @@ class Emulation:
         return {"hops": [list(hop) for hop in route.hops], "wait_s": route.wait_s, "decision_s": decision_s}
 
     async def _on_recovery(self, event: str, index: int, at_s: float, details: dict[str, Any]) -> None:
-        self.faults.told(event, index, at_s, details)
+        self.faults.notify(event, index, at_s, details)
 
     async def _on_token(self, index: int, n_tokens: int) -> None:
         self.faults.token(index, n_tokens)
 
     async def _on_state(self, index: int, state: str, at_s: float) -> None:
-        self.progress.told(index, state)
+        self.progress.notify(index, state)
         if self._moves is not None:
             self._moves.state(state)
         if state in ("completed", "failed", "interrupted", "rejected"):

@@ -29,7 +29,7 @@ class Progress:
         n_open = sum(state in states for state in list(self.states.values()))  # a view may ask from a thread
         return n_open + sum(self.n_ended[state] for state in states)
 
-    def told(self, request: int, state: str) -> None:
+    def notify(self, request: int, state: str) -> None:
         """``request`` is in ``state`` now."""
         self.n_told += 1
         if state in ENDED:

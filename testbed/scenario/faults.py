@@ -86,7 +86,7 @@ def churn_faults(
 
     The time to the next failure is drawn with the mean ``mtbf``, then one of the servers that have not
     failed (or are back) is chosen, each as likely, then its repair time with the mean ``mttr``; with none
-    left a failure befalls nobody. Raises ``KeyedError`` for a name that is no server, and for too many.
+    left a failure hits nobody. Raises ``KeyedError`` for a name that is no server, and for too many.
     """
     for name in churn.servers or ():
         if name not in servers:

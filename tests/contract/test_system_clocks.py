@@ -90,7 +90,7 @@ def kinds(run: SystemRun) -> list[str]:
 def is_late(run: SystemRun) -> bool:
     """Whether the first session had ended before what was to happen to it."""
     ended_at_s = run.ended_at_s()[0]
-    return ended_at_s is not None and any(e["at_s"] > ended_at_s for e in run.told("fault", "moving"))
+    return ended_at_s is not None and any(e["at_s"] > ended_at_s for e in run.of_kind("fault", "moving"))
 
 
 REAL_TOO = ("nothing", "a kill", "a kill, and back", "one that forwards dies", "one cuts")

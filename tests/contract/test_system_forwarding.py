@@ -48,7 +48,7 @@ def test_without_failure_a_session_takes_what_the_model_says() -> None:
     assert run.ended_at_s() == at([1.58])
     for kind in ("metrics", "model", "model_unqueued"):
         assert run.summary[kind]["token_gap_s"]["mean"] == at(0.15), kind
-    assert run.told("detected", "fault") == []
+    assert run.of_kind("detected", "fault") == []
     (first, last) = steps(run, 1)
     assert (first[:4], last[:4]) == ([0, 0, 0, 2], [1, 1, 2, 4])
     assert first[4:8] == at((0.23, 0.28, 0.30, 0.30))
@@ -59,11 +59,11 @@ def test_without_failure_a_session_takes_what_the_model_says() -> None:
 
 def test_a_server_that_dies_while_the_step_is_elsewhere_is_noticed_by_its_reset() -> None:
     run = fail(chains(), TEN, kill(1, 0.9))
-    [detected] = run.told("detected")
+    [detected] = run.of_kind("detected")
     assert detected["at_s"] == at(0.95)
     assert (detected["servers"], detected["blocks"], detected["position"]) == (["s1"], [0, 4], 5)
     # One connection, then 6 tokens through the whole new chain: 0.05 + 0.06 + 0.01 + 0.06 + 0.05 s.
-    [recovery] = run.told("replayed")
+    [recovery] = run.of_kind("replayed")
     assert (recovery["tokens"], recovery["recovery_s"], recovery["floor_s"]) == (
         6,
         at(0.05 + 0.1 + 0.23),
@@ -77,7 +77,7 @@ def test_a_server_that_dies_while_the_step_is_elsewhere_is_noticed_by_its_reset(
 
 def test_a_replay_step_by_step_takes_a_trip_through_the_chain_per_token_and_so_does_its_floor() -> None:
     run = fail(chains(), TEN, kill(1, 0.9), recovery=RecoveryRules(replay="step_by_step"))
-    [recovery] = run.told("replayed")
+    [recovery] = run.of_kind("replayed")
     # One connection, the prompt of 1 token in 0.13 s, then 5 tokens in 0.15 s each.
     assert (recovery["tokens"], recovery["recovery_s"], recovery["floor_s"]) == (
         6,
@@ -90,23 +90,23 @@ def test_a_replay_step_by_step_takes_a_trip_through_the_chain_per_token_and_so_d
 
 def test_a_server_that_died_between_steps_is_noticed_once_the_first_has_its_push() -> None:
     # The last result is there at 0.53 s, its reset at 0.585 s; the first server says at 0.63 s that it has the next.
-    [detected] = fail(chains(), TEN, kill(1, 0.535)).told("detected")
+    [detected] = fail(chains(), TEN, kill(1, 0.535)).of_kind("detected")
     assert (detected["at_s"], detected["servers"]) == (at(0.63), ["s1"])
 
 
 def test_a_first_server_that_died_between_steps_is_noticed_at_once() -> None:
-    [detected] = fail(chains(), TEN, kill(0, 0.535)).told("detected")
+    [detected] = fail(chains(), TEN, kill(0, 0.535)).of_kind("detected")
     assert (detected["at_s"], detected["servers"]) == (at(0.585), ["s0"])
 
 
 def test_a_result_that_is_on_its_way_as_the_reset_comes_is_lost() -> None:
-    [detected] = fail(chains(), TEN, kill(0, 0.46)).told("detected")
+    [detected] = fail(chains(), TEN, kill(0, 0.46)).of_kind("detected")
     assert (detected["at_s"], detected["position"]) == (at(0.51), 2)
 
 
 def test_a_halted_server_is_named_by_the_one_that_pushes_to_it() -> None:
     run = fail(chains(), TEN, Fault("stop", 1, 0.9), recovery=RULES)
-    [detected] = run.told("detected")
+    [detected] = run.of_kind("detected")
     # s0 is done at 0.9 s, waits for half of the client's limit, and tells.
     assert detected["at_s"] == at(0.9 + 5.0 + 0.05)
     assert (detected["servers"], detected["failed_at_s"]) == (["s1"], at(0.9))
@@ -116,13 +116,13 @@ def test_a_halted_server_is_named_by_the_one_that_pushes_to_it() -> None:
 
 def test_a_halt_that_is_over_before_the_limit_only_delays() -> None:
     run = fail(chains(), TEN, Fault("stop", 1, 0.9, for_s=3.0), recovery=RULES)
-    assert run.told("detected") == []
+    assert run.of_kind("detected") == []
     assert run.ended_at_s() == at([1.58 + 3.9 - 0.91])
 
 
 def test_a_server_that_halts_with_the_step_in_it_is_named_by_its_silence() -> None:
     run = fail(chains(), TEN, Fault("stop", 1, 0.92), recovery=RULES)
-    [detected] = run.told("detected")
+    [detected] = run.of_kind("detected")
     # The step began at 0.83 s; the client asks all servers for 5 s.
     assert detected["at_s"] == at(0.83 + 10.0 + 5.0)
     assert (detected["servers"], detected["failed_at_s"]) == (["s1"], at(0.83))
@@ -131,7 +131,7 @@ def test_a_server_that_halts_with_the_step_in_it_is_named_by_its_silence() -> No
 
 def test_a_death_while_the_client_asks_who_is_there_is_found_with_the_silent_one() -> None:
     run = fail(chains(), TEN, Fault("stop", 1, 0.92), kill(0, 12.0), recovery=RULES)
-    [detected] = run.told("detected")
+    [detected] = run.of_kind("detected")
     assert detected["at_s"] == at(0.83 + 10.0 + 5.0)
     assert (detected["servers"], detected["failed_at_s"]) == (["s0", "s1"], at(0.83))
     assert run.requests[0].status == "completed"
@@ -139,16 +139,16 @@ def test_a_death_while_the_client_asks_who_is_there_is_found_with_the_silent_one
 
 def test_if_all_servers_answer_all_are_to_blame() -> None:
     run = fail(chains(), TEN, Fault("slow", 1, 0.9, factor=1000.0), recovery=RULES)
-    detected = run.told("detected")[0]
+    detected = run.of_kind("detected")[0]
     assert (detected["at_s"], detected["servers"]) == (at(0.83 + 10.0 + 0.1), ["s0", "s1"])
     assert run.hops() == (Hop(2, 0, 2), Hop(3, 2, 4))
 
 
 def test_several_deaths_are_found_together_and_one_in_the_replay_again() -> None:
     run = fail(pairs_of_three(), TEN, kill(0, 0.9), kill(1, 0.9), kill(3, 1.2))
-    first, second = run.told("detected")
+    first, second = run.of_kind("detected")
     assert (first["servers"], second["servers"]) == (["s0", "s1"], ["s3"])
-    [recovery] = run.told("replayed")
+    [recovery] = run.of_kind("replayed")
     assert recovery["recovery_s"] > recovery["floor_s"]
     assert run.requests[0].status == "completed"
 

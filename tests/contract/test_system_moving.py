@@ -33,7 +33,7 @@ def test_a_server_that_cuts_its_sessions_has_them_replayed_elsewhere_without_a_b
     run = fail((problem, placement), arrivals(0.0, 30.0, n_output=40), online=policy, load_bps=LOAD_BPS)
     request = run.requests[0]
     assert (request.status, request.n_replays) == ("completed", 1)
-    assert [e["event"] for e in run.told("moving", "drained", "moved")] == [
+    assert [e["event"] for e in run.of_kind("moving", "drained", "moved")] == [
         "moving",
         "drained",
         "moved",
@@ -54,9 +54,9 @@ def test_a_draining_server_that_dies_begins_again_with_its_new_blocks() -> None:
     )
     assert [r.status for r in run.requests] == ["completed"] * 2
     assert [
-        (e["event"], e["server"], round(e["at_s"], 6)) for e in run.told("moving", "moved", "move-lost")
+        (e["event"], e["server"], round(e["at_s"], 6)) for e in run.of_kind("moving", "moved", "move-lost")
     ] == [("moving", "s0", 1.0), ("move-lost", "s0", 3.0)]
-    [begun] = run.told("begun")
+    [begun] = run.of_kind("begun")
     assert begun["blocks"] == [2, 4]
     assert list(run.moves) == []
 

@@ -41,12 +41,12 @@ def test_without_failure_a_session_takes_what_the_model_says() -> None:
 def test_a_hop_that_dies_between_its_steps_is_noticed_when_it_is_needed() -> None:
     # The answer of 0.99 s is on its way as s1 dies; its next step would be sent at 1.16 s.
     run = fail(pairs(), TEN, kill(1, 1.0))
-    [detected] = run.told("detected")
+    [detected] = run.of_kind("detected")
     assert detected["at_s"] == at(1.16)
     assert (detected["servers"], detected["blocks"], detected["position"]) == (["s1"], [2, 4], 4)
     assert run.hops() == (Hop(0, 0, 2), Hop(3, 2, 4))
     # One connection, then 4 tokens and the present one at once: there at 1.41 s, without failure at 1.28 s.
-    [recovery] = run.told("replayed")
+    [recovery] = run.of_kind("replayed")
     assert recovery["recovery_s"] == at(0.1 + 0.15)
     assert recovery["floor_s"] == at(recovery["recovery_s"])
     assert run.ended_at_s() == at([2.48 + 0.13])
@@ -55,10 +55,10 @@ def test_a_hop_that_dies_between_its_steps_is_noticed_when_it_is_needed() -> Non
 
 def test_a_hop_that_dies_at_work_is_noticed_one_way_later() -> None:
     run = fail(pairs(), TEN, kill(1, 0.98))
-    [detected] = run.told("detected")
+    [detected] = run.of_kind("detected")
     assert detected["at_s"] == at(1.03)
     assert "was closed" in detected["reason"]
-    [recovery] = run.told("replayed")
+    [recovery] = run.of_kind("replayed")
     assert (recovery["tokens"], recovery["recovery_s"]) == (4, at(0.05 + 0.1 + 0.14))
     assert recovery["floor_s"] == at(recovery["recovery_s"])
     # What was due at 1.04 s came at 1.27 s.
@@ -79,7 +79,7 @@ def test_what_happened_is_told_in_the_order_of_time() -> None:
 
 def test_a_replay_step_by_step_takes_a_round_trip_per_token_and_so_does_its_floor() -> None:
     run = fail(pairs(), TEN, kill(1, 1.0), recovery=RecoveryRules(replay="step_by_step"))
-    [recovery] = run.told("replayed")
+    [recovery] = run.of_kind("replayed")
     # One connection, the prompt of 1 token in 0.11 s, then 4 tokens in 0.12 s each; at once they take 0.15 s.
     assert (recovery["tokens"], recovery["recovery_s"]) == (5, at(0.1 + 0.11 + 4 * 0.12))
     assert recovery["floor_s"] == at(recovery["recovery_s"])
@@ -105,7 +105,7 @@ def test_healthy_hops_keep_their_caches_and_nothing_stays_behind() -> None:
 
 def test_a_failure_during_the_prompt_sends_it_again() -> None:
     run = fail(pairs(), TEN, kill(1, 0.2))
-    [recovery] = run.told("replayed")
+    [recovery] = run.of_kind("replayed")
     # Needed at 0.21 s, reset at 0.25 s, open at 0.35 s, through at 0.46 s.
     assert (recovery["tokens"], recovery["recovery_s"], recovery["floor_s"]) == (1, at(0.25), at(0.25))
     assert run.ended_at_s() == at([2.48 + 0.14])
@@ -114,25 +114,25 @@ def test_a_failure_during_the_prompt_sends_it_again() -> None:
 def test_a_recovery_in_the_prompt_does_not_wait_for_healthy_hops() -> None:
     run = fail(pairs(), TEN, kill(0, 0.16))
     # At work from 0.15 s, reset at 0.21 s, open at 0.31 s, through at 0.42 s; then s1 gets the prompt.
-    [recovery] = run.told("replayed")
+    [recovery] = run.of_kind("replayed")
     assert (recovery["tokens"], recovery["recovery_s"], recovery["floor_s"]) == (1, at(0.26), at(0.26))
 
 
 def test_all_hops_that_are_known_to_be_lost_are_replaced_together() -> None:
     run = fail(pairs(), TEN, kill(0, 1.0), kill(1, 1.0))
-    [detected] = run.told("detected")
+    [detected] = run.of_kind("detected")
     assert detected["servers"] == ["s0", "s1"]
-    assert [e["blocks"] for e in run.told("re-routed")] == [[0, 4]]
+    assert [e["blocks"] for e in run.of_kind("re-routed")] == [[0, 4]]
     assert run.hops() == (Hop(2, 0, 2), Hop(3, 2, 4))
-    [recovery] = run.told("replayed")
+    [recovery] = run.of_kind("replayed")
     # s0 is needed at 1.04 s, its reset comes at 1.05 s; one connection, two replays.
     assert recovery["recovery_s"] == at(0.01 + 0.1 + 2 * 0.15)
 
 
 def test_a_failure_during_the_replay_belongs_to_the_same_recovery() -> None:
     run = fail(pairs(3), TEN, kill(1, 1.0), kill(3, 1.3))
-    assert [e["servers"] for e in run.told("detected")] == [["s1"], ["s3"]]
-    [recovery] = run.told("replayed")
+    assert [e["servers"] for e in run.of_kind("detected")] == [["s1"], ["s3"]]
+    [recovery] = run.of_kind("replayed")
     # From 1.16 s to 1.6 s: s3 was lost at 1.35 s.
     assert recovery["recovery_s"] == at(1.35 - 1.16 + 0.1 + 0.15)
     assert recovery["floor_s"] == at(0.1 + 0.15)
@@ -142,7 +142,7 @@ def test_a_failure_during_the_replay_belongs_to_the_same_recovery() -> None:
 
 def test_a_replaced_hop_can_fail_again() -> None:
     run = fail(pairs(3), TEN, kill(1, 1.0), kill(3, 1.8))
-    assert [e["tokens"] for e in run.told("replayed")] == [5, 7]
+    assert [e["tokens"] for e in run.of_kind("replayed")] == [5, 7]
     assert [r.status for r in run.requests] == ["completed"]
     assert len(run.token_at_s()) == 10
 
@@ -160,22 +160,22 @@ def test_a_replacement_may_hold_more_than_what_was_lost() -> None:
 def test_without_replacement_a_session_waits_with_growing_pauses_until_there_is_one() -> None:
     rules = RecoveryRules(ban_s=0.0)
     run = fail(pairs(1), TEN, kill(1, 1.0, 3.0), recovery=rules)
-    [re_routed] = run.told("re-routed")
+    [re_routed] = run.of_kind("re-routed")
     # Asked at 1.16, 2.16 and 4.16 s; s1 serves again from 4 s on, and the client connects to it again.
     assert (re_routed["at_s"], re_routed["attempt"]) == (at(4.16), 3)
     assert run.requests[0].status == "completed"
-    [recovery] = run.told("replayed")
+    [recovery] = run.of_kind("replayed")
     assert recovery["recovery_s"] == at(3.0 + 0.25 + CONNECTING_S)
     assert recovery["floor_s"] == at(0.25)
 
 
 def test_a_server_that_failed_is_left_out_for_as_long_as_it_is_banned() -> None:
     run = fail(pairs(1), TEN, kill(1, 1.0, 3.0), recovery=RecoveryRules(ban_s=5.0))
-    [re_routed] = run.told("re-routed")
+    [re_routed] = run.of_kind("re-routed")
     assert re_routed["at_s"] == at(1.16 + 1 + 2 + 4)
     careless = RecoveryRules(ban_s=5.0, ban_failed_servers=False)
     run = fail(pairs(1), TEN, kill(1, 1.0, 3.0), recovery=careless)
-    assert run.told("re-routed")[0]["at_s"] == at(1.16 + 1 + 2)
+    assert run.of_kind("re-routed")[0]["at_s"] == at(1.16 + 1 + 2)
 
 
 def test_a_session_gives_up_in_the_end_with_the_reason_and_others_go_on() -> None:
@@ -186,7 +186,9 @@ def test_a_session_gives_up_in_the_end_with_the_reason_and_others_go_on() -> Non
     assert run.requests[0].reason == (
         "blocks [2, 4) could not be replaced within 5 s (no route covers blocks [2, 4))"
     )
-    assert run.told("failed")[0]["at_s"] == at(1.16 + 1 + 2 + 0.1)  # and a round trip to close the other hop
+    assert run.of_kind("failed")[0]["at_s"] == at(
+        1.16 + 1 + 2 + 0.1
+    )  # and a round trip to close the other hop
 
 
 def test_off_a_failed_hop_fails_the_request() -> None:
@@ -195,7 +197,7 @@ def test_off_a_failed_hop_fails_the_request() -> None:
         "failed",
         "s1: not connected to http://198.18.0.3:7000/v1/sessions",
     )
-    assert run.told("re-routed") == []
+    assert run.of_kind("re-routed") == []
 
 
 def test_petals_head_recovers_in_the_prompt_and_never_after_it() -> None:
@@ -207,21 +209,21 @@ def test_petals_head_recovers_in_the_prompt_and_never_after_it() -> None:
     assert late.requests[0].reason == (
         "blocks [2, 4) could not be replaced within 30 s (s3: a new session cannot start at position 4)"
     )
-    assert late.told("replayed") == []
+    assert late.of_kind("replayed") == []
 
 
 def test_a_halted_server_delays_what_it_works_on_and_loses_nothing() -> None:
     run = fail(pairs(), TEN, Fault("stop", 1, 0.98, for_s=2.0))
     # Due at 0.99 s, the answer goes out at 2.98 s.
     assert run.ended_at_s() == at([2.48 + 1.99])
-    assert run.told("detected") == []
+    assert run.of_kind("detected") == []
 
 
 def test_a_server_that_is_halted_for_too_long_is_replaced_and_forgets_the_session_as_it_goes_on() -> None:
     rules = RecoveryRules(request_timeout_s=5.0)
     two = [*arrivals(0.0, 20.0, n_output=10)]
     run = fail(pairs(), two, Fault("stop", 1, 0.98, for_s=19.0), recovery=rules)
-    [detected] = run.told("detected")
+    [detected] = run.of_kind("detected")
     # Sent at 0.92 s.
     assert (detected["at_s"], detected["reason"]) == (at(5.92), "no answer for 5 s")
     assert [r.status for r in run.requests] == ["completed", "completed"]
@@ -272,17 +274,17 @@ def test_one_that_leaves_finishes_what_it_has_and_takes_nothing_new() -> None:
     run = fail(pairs(), two, Fault("leave", 1, 0.5), Fault("kill", 1, 5.0))
     assert [run.hops(n)[1].server for n in (0, 1)] == [1, 3]
     assert run.ended_at_s() == at([2.48, 3.48])
-    assert run.told("detected") == []
-    [left] = run.told("left")
+    assert run.of_kind("detected") == []
+    [left] = run.of_kind("left")
     assert (left["at_s"], left["n_sessions"]) == (at(2.53 + CONNECTING_S), 0)
     run = fail(pairs(), arrivals(0.0, 1.0, 9.0, n_output=10), Fault("leave", 1, 0.5), kill(1, 5.0))
-    assert [e["applies"] for e in run.told("fault")] == [True, False]  # it had ended before
+    assert [e["applies"] for e in run.of_kind("fault")] == [True, False]  # it had ended before
 
 
 def test_one_that_leaves_does_not_wait_for_its_sessions_for_ever() -> None:
     rules = RecoveryRules(give_up_s=1.0)
     run = fail(pairs(), TEN, Fault("leave", 1, 0.5), recovery=rules)
-    [left] = run.told("left")
+    [left] = run.of_kind("left")
     assert (left["at_s"], left["took_s"], left["n_sessions"]) == (
         at(1.5 + CONNECTING_S),
         at(1.0 + CONNECTING_S),
@@ -304,29 +306,29 @@ def test_one_that_joins_takes_blocks_and_serves_from_then_on() -> None:
     run = fail(made, TEN, kill(1, 1.0), Fault("join", 3, 3.0), absent=frozenset({3}))
     [move] = run.moves
     assert (move.server, move.new, move.open_at_s) == (3, BlockRange(0, 4), 3.0)
-    [moved] = run.told("moved")
+    [moved] = run.of_kind("moved")
     assert (moved["server"], moved["old"], moved["new"], moved["n_cut"]) == ("s3", [0, 0], [0, 4], 0)
     assert run.hops() == (Hop(0, 0, 2), Hop(3, 2, 4))
 
 
 def test_a_fault_can_follow_a_token() -> None:
     run = fail(pairs(), TEN, Fault("kill", 1, after=After(0, 4)))
-    assert run.told("fault")[0]["at_s"] == at(1.04)
-    assert run.told("detected")[0]["position"] == 4
+    assert run.of_kind("fault")[0]["at_s"] == at(1.04)
+    assert run.of_kind("detected")[0]["position"] == 4
 
 
 def test_a_fault_after_a_token_that_never_comes_never_happens() -> None:
     two = arrivals(0.0, 1.0, n_output=10)
     faults = (kill(1, 0.5), Fault("kill", 0, after=After(0, 4)))
     run = fail(pairs(), two, *faults, recovery=RecoveryRules("off"))
-    assert [e["server"] for e in run.told("fault")] == ["s1"]
+    assert [e["server"] for e in run.of_kind("fault")] == ["s1"]
     assert [r.status for r in run.requests] == ["failed", "completed"]
 
 
 def test_a_fault_without_anything_to_do_does_nothing_and_neither_does_its_end() -> None:
     late = arrivals(50.0, n_output=10)
     run = fail(pairs(1), late, kill(1, 1.0, 10.0), kill(1, 2.0, 60.0), Fault("stop", 1, 3.0, for_s=70.0))
-    assert [e["applies"] for e in run.told("fault")] == [True, False, False]
+    assert [e["applies"] for e in run.of_kind("fault")] == [True, False, False]
     assert run.ended_at_s() == at([52.48 + CONNECTING_S])
 
 
@@ -347,7 +349,7 @@ def test_serial_servers_replay_in_turn() -> None:
     made = pairs(prefill_slope_s=0.05)
     run = fail(made, arrivals(0.0, 0.0, n_output=10), kill(1, 1.5), serial_compute=True)
     assert [r.n_replays for r in run.requests] == [1, 1]
-    beyond_s = [e["recovery_s"] - e["floor_s"] for e in run.told("replayed")]
+    beyond_s = [e["recovery_s"] - e["floor_s"] for e in run.of_kind("replayed")]
     assert min(beyond_s) == at(0.0)
     assert max(beyond_s) > 0.1
 

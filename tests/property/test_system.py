@@ -128,7 +128,7 @@ def test_whatever_fails_every_request_is_accounted_for_and_nothing_stays(
     assert run.summary["n_faults"] + run.summary["n_faults_without_effect"] + run.summary[
         "n_faults_never_came"
     ] == len(faults)
-    for replayed in run.told("replayed"):
+    for replayed in run.of_kind("replayed"):
         assert replayed["recovery_s"] >= replayed["floor_s"] - 1e-6
     again = fail(made, requests, *faults, **options)
     assert (again.requests, again.events) == (run.requests, run.events)

@@ -39,7 +39,7 @@ class SystemRun(NamedTuple):
     summary: dict[str, Any]
     table: HopTable
 
-    def told(self, *kinds: str) -> list[dict[str, Any]]:
+    def of_kind(self, *kinds: str) -> list[dict[str, Any]]:
         """The events of these kinds, in order."""
         return [event for event in self.events if event["event"] in kinds]
 

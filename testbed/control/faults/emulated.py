@@ -39,7 +39,7 @@ class Faults:
         self._numbers = {name: number for number, name in enumerate(self._machines.names)}
         self._schedule = Schedule(experiment.faults, self._machines)
         self._recoveries = Recoveries(experiment, self._machines, coordinator, events)
-        self._socket = FaultSocket(run_dir, self._machines.names, self._machines.befall)
+        self._socket = FaultSocket(run_dir, self._machines.names, self._machines.apply)
         self._descriptors: dict[str, int] = {}
         self.leaks: dict[str, float] | None = None
         """``{sessions, cache_bytes, descriptors, namespaces}``; ``None`` before the clients were done."""
@@ -72,9 +72,9 @@ class Faults:
     def token(self, request: int, n_tokens: int) -> None:
         self._schedule.token(request, n_tokens)
 
-    def told(self, event: str, request: int, at_s: float, details: Mapping[str, Any]) -> None:
+    def notify(self, event: str, request: int, at_s: float, details: Mapping[str, Any]) -> None:
         """A client's word about a failure: see ``nodes.recovery``."""
-        self._recoveries.told(event, request, at_s, details)
+        self._recoveries.notify(event, request, at_s, details)
 
     def ended(self, request: int) -> None:
         """The request is over, one way or another."""

@@ -21,17 +21,17 @@ log = logging.getLogger(__name__)
 
 SOCKET = "fault.sock"
 
-Befall = Callable[[str, int, float], Awaitable[str | None]]
+ApplyFault = Callable[[str, int, float], Awaitable[str | None]]
 """Does (kind, server, factor); answers why that does not apply, or ``None``."""
 
 
 class FaultSocket:
     """Listens in the run directory, for its owner only, while the testbed is up."""
 
-    def __init__(self, run_dir: Path, names: list[str], befall: Befall) -> None:
+    def __init__(self, run_dir: Path, names: list[str], apply: ApplyFault) -> None:
         self._path = run_dir / SOCKET
         self._names = names
-        self._befall = befall
+        self._apply = apply
         self._listener: control.Listener | None = None
         self._peers: set[control.Peer] = set()
 
@@ -63,7 +63,7 @@ class FaultSocket:
             return unknown("server", str(server)[:200], self._names)
         if not isinstance(factor, int | float) or not 1 <= factor <= MAX_NUMBER:
             return f"--factor must be a number from 1 (as fast as at first) to {MAX_NUMBER:g}"
-        return await self._befall(kind, self._names.index(server), float(factor))
+        return await self._apply(kind, self._names.index(server), float(factor))
 
 
 def fault_command(

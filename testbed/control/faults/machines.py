@@ -96,7 +96,7 @@ class Machines:
         self._has_begun = True
 
     def one_at_a_time(self) -> AbstractAsyncContextManager[Any]:
-        """What befalls servers and links at one instant of virtual time does so in a fixed order: as planned.
+        """What happens to servers and links at one instant of virtual time happens in a fixed order: as planned.
 
         In real time nothing waits for another server's process.
         """
@@ -160,7 +160,7 @@ class Machines:
         )
         return True
 
-    async def befall(
+    async def apply(
         self,
         kind: str,
         server: int,

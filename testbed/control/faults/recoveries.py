@@ -28,7 +28,7 @@ class Recoveries:
         self._events = events
         self._failed_at_s: dict[int, float] = {}
 
-    def told(self, event: str, request: int, at_s: float, details: Mapping[str, Any]) -> None:
+    def notify(self, event: str, request: int, at_s: float, details: Mapping[str, Any]) -> None:
         """One of the events of ``nodes.recovery``."""
         servers = details.get("servers", ())
         if event == REACHABLE:

@@ -32,7 +32,7 @@ class Schedule:
         """Carry out what has an instant; returns after the last."""
         for at_s, _, fault in self._timed:
             await self._machines.sleep_until_s(at_s)
-            self._machines.in_background(self._befall(fault))
+            self._machines.in_background(self._apply(fault))
 
     def token(self, request: int, n_tokens: int) -> None:
         """``request`` has ``n_tokens`` output tokens now."""
@@ -41,9 +41,9 @@ class Schedule:
         ]
         for fault in due:
             self._after[request].remove(fault)
-            self._machines.in_background(self._befall(fault))
+            self._machines.in_background(self._apply(fault))
 
-    async def _befall(self, fault: Fault) -> None:
-        await self._machines.befall(
+    async def _apply(self, fault: Fault) -> None:
+        await self._machines.apply(
             fault.kind, fault.server, fault.factor, fault.for_s, fault.at_s, by=BY_SCENARIO
         )

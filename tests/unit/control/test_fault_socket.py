@@ -25,9 +25,9 @@ class Opened:
     def __init__(self, folder: Path) -> None:
         self.did: list[tuple[str, int, float]] = []
         self.path = folder / SOCKET
-        self.socket = FaultSocket(folder, NAMES, self._befall)
+        self.socket = FaultSocket(folder, NAMES, self._apply)
 
-    async def _befall(self, kind: str, server: int, factor: float) -> str | None:
+    async def _apply(self, kind: str, server: int, factor: float) -> str | None:
         self.did.append((kind, server, factor))
         return "it is dead already" if kind == "cont" else None
 

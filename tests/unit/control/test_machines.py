@@ -97,7 +97,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 
 
 async def test_a_killed_server_serves_again_after_its_time(rig: Rig) -> None:
-    assert await rig.machines.befall("kill", 0, for_s=20.0, planned_at_s=7.0) is None
+    assert await rig.machines.apply("kill", 0, for_s=20.0, planned_at_s=7.0) is None
     assert not rig.machines.answers(0)
     await until(lambda: bool(rig.lines("begun")))
     assert rig.nodes.did == [("signal", 0, "SIGKILL"), ("begin", 0)]
@@ -129,17 +129,17 @@ async def test_a_fault_that_finds_nothing_to_do_does_nothing_and_says_why(
     rig: Rig, before: list[str], kind: str, why: str
 ) -> None:
     for earlier in before:
-        await rig.machines.befall(earlier, 0)
+        await rig.machines.apply(earlier, 0)
     did = list(rig.nodes.did)
-    assert await rig.machines.befall(kind, 0) == why
+    assert await rig.machines.apply(kind, 0) == why
     assert rig.nodes.did == did
     assert rig.lines("fault")[-1]["applies"] is False
 
 
 async def test_a_fault_waits_for_the_end_of_another_that_is_planned_for_its_instant(rig: Rig) -> None:
     # All is late, as time began long ago: the kill of 10 s ends at 20 s, the next is planned for 20 s.
-    first = asyncio.ensure_future(rig.machines.befall("kill", 0, for_s=10.0, planned_at_s=10.0))
-    second = asyncio.ensure_future(rig.machines.befall("kill", 0, for_s=10.0, planned_at_s=20.0))
+    first = asyncio.ensure_future(rig.machines.apply("kill", 0, for_s=10.0, planned_at_s=10.0))
+    second = asyncio.ensure_future(rig.machines.apply("kill", 0, for_s=10.0, planned_at_s=20.0))
     assert await asyncio.gather(first, second) == [None, None]
     await until(lambda: len(rig.lines("begun")) == 2)
     assert [act[0] for act in rig.nodes.did] == ["signal", "begin", "signal", "begin"]
@@ -148,54 +148,54 @@ async def test_a_fault_waits_for_the_end_of_another_that_is_planned_for_its_inst
 
 async def test_a_fault_does_not_wait_for_the_end_of_another_that_is_planned_for_later(rig: Rig) -> None:
     rig.nodes.clock.origin_at = 1e9  # no end comes
-    assert await rig.machines.befall("kill", 0, for_s=10.0, planned_at_s=10.0) is None
-    assert await rig.machines.befall("kill", 0, planned_at_s=19.9) == "a100-0 is dead already"
+    assert await rig.machines.apply("kill", 0, for_s=10.0, planned_at_s=10.0) is None
+    assert await rig.machines.apply("kill", 0, planned_at_s=19.9) == "a100-0 is dead already"
 
 
 async def test_a_stopped_server_is_believed_away_and_goes_on_after_its_time(rig: Rig) -> None:
-    await rig.machines.befall("stop", 1)
+    await rig.machines.apply("stop", 1)
     assert 1 not in rig.coordinator.membership.alive()
     assert not rig.machines.answers(1)
-    assert await rig.machines.befall("cont", 1) is None
+    assert await rig.machines.apply("cont", 1) is None
     assert 1 in rig.coordinator.membership.alive()
-    await rig.machines.befall("stop", 1, for_s=5.0)
+    await rig.machines.apply("stop", 1, for_s=5.0)
     await until(lambda: bool(rig.lines("fault-over")))
     assert [act[2] for act in rig.nodes.did] == ["SIGSTOP", "SIGCONT", "SIGSTOP", "SIGCONT"]
 
 
 async def test_a_stopped_server_that_is_killed_does_not_go_on_later(rig: Rig) -> None:
     rig.nodes.clock.origin_at = 1e9  # the end of the stop is far away
-    await rig.machines.befall("stop", 1, for_s=5.0)
-    await rig.machines.befall("kill", 1)
+    await rig.machines.apply("stop", 1, for_s=5.0)
+    await rig.machines.apply("kill", 1)
     assert not rig.machines.answers(1)
     assert rig.lines("fault-over") == []
 
 
 async def test_a_slow_server_is_told_its_factor_and_that_it_is_over(rig: Rig) -> None:
-    await rig.machines.befall("slow", 2, factor=4.0, for_s=5.0)
+    await rig.machines.apply("slow", 2, factor=4.0, for_s=5.0)
     await until(lambda: bool(rig.lines("fault-over")))
     assert rig.nodes.did == [("slow", 2, 4.0), ("slow", 2, 1.0)]
-    await rig.machines.befall("stop", 2)
-    await rig.machines.befall("slow", 2, factor=2.0)
+    await rig.machines.apply("stop", 2)
+    await rig.machines.apply("slow", 2, factor=2.0)
     assert rig.nodes.did[-1] == ("tell", "slow", 2, 2.0), "nobody waits for a halted server's answer"
 
 
 async def test_a_server_that_leaves_takes_no_new_sessions_and_ends_with_its_last_one(rig: Rig) -> None:
-    await rig.machines.befall("leave", 0)
+    await rig.machines.apply("leave", 0)
     assert 0 not in rig.coordinator.membership.believed(rig.nodes.at_s)
-    assert await rig.machines.befall("leave", 0) == "a100-0 is leaving already"
+    assert await rig.machines.apply("leave", 0) == "a100-0 is leaving already"
     await until(lambda: bool(rig.lines("left")))
     asked = [act[0] for act in rig.nodes.did]
     assert asked == ["drain", "emptied", "tell"]
     assert rig.lines("left")[0]["n_sessions"] == 0
     assert not rig.machines.answers(0)
-    assert await rig.machines.befall("restart", 0) is None
+    assert await rig.machines.apply("restart", 0) is None
     assert rig.machines.answers(0)
 
 
 async def test_a_server_that_leaves_does_not_wait_for_its_sessions_for_ever(rig: Rig) -> None:
     rig.nodes.n_sessions = 2  # and its limit has passed long ago
-    await rig.machines.befall("leave", 0)
+    await rig.machines.apply("leave", 0)
     await until(lambda: bool(rig.lines("left")))
     assert [act[0] for act in rig.nodes.did] == ["drain", "emptied", "status", "tell"]
     assert rig.lines("left")[0]["n_sessions"] == 2
@@ -203,16 +203,16 @@ async def test_a_server_that_leaves_does_not_wait_for_its_sessions_for_ever(rig:
 
 async def test_a_server_that_joins_gets_blocks_and_begins(rig: Rig) -> None:
     late = rig.machines.names.index("late")
-    assert await rig.machines.befall("restart", late) == "late has never been there: let it join"
+    assert await rig.machines.apply("restart", late) == "late has never been there: let it join"
     assert rig.coordinator.placement.ranges[late].n_blocks == 0
-    assert await rig.machines.befall("join", late) is None
+    assert await rig.machines.apply("join", late) is None
     assert rig.coordinator.placement.ranges[late].n_blocks > 0
     assert rig.nodes.did == [("begin", late)]
     assert rig.lines("begun")[0]["blocks"] == list(rig.coordinator.placement.ranges[late])
 
 
 async def test_a_server_that_ends_as_it_begins_is_named(rig: Rig) -> None:
-    await rig.machines.befall("kill", 0)
+    await rig.machines.apply("kill", 0)
 
     async def begin_and_die(server: int) -> None:
         rig.machines.ended(server, 1)
@@ -220,7 +220,7 @@ async def test_a_server_that_ends_as_it_begins_is_named(rig: Rig) -> None:
 
     rig.nodes.begin_server = begin_and_die  # type: ignore[method-assign]
     with pytest.raises(TestbedError, match="a100-0 ended as it began"):
-        await rig.machines.befall("restart", 0)
+        await rig.machines.apply("restart", 0)
     assert not rig.machines.answers(0)
 
 
@@ -243,7 +243,7 @@ async def test_a_node_that_does_not_do_as_it_is_told_breaks_the_run(rig: Rig) ->
         raise ControlError("no")
 
     rig.nodes.ask_server = refuse  # type: ignore[method-assign]
-    rig.machines.in_background(Schedule([], rig.machines)._befall(Fault("slow", 0, 1.0, factor=2.0)))
+    rig.machines.in_background(Schedule([], rig.machines)._apply(Fault("slow", 0, 1.0, factor=2.0)))
     await until(lambda: bool(rig.nodes.errors))
     assert "a node did not answer: no" in str(rig.nodes.errors[0])
 
