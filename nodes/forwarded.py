@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from nodes import wire
 from nodes.chain import FAILURES, Chain, HopFailed, HopPlan, OpenHop, Refusal
 from nodes.connection import ConnectionLost, ServerError
+from nodes.records import HopRecord
 from nodes.request import SessionError
 from nodes.session import HubSession
 from nodes.watchdog import Overdue
@@ -191,7 +192,7 @@ class ForwardedSession(HubSession):
 
     async def _step(
         self, position: int, n_tokens: int, rows: bytes, n_done: int
-    ) -> tuple[bytes, list[tuple[int | float, ...]]]:
+    ) -> tuple[bytes, list[HopRecord]]:
         n_all = position + n_tokens
         while True:
             first = self.hops[0]
@@ -208,19 +209,21 @@ class ForwardedSession(HubSession):
             self._recovery.passed(hop, following, n_new)
         return answer[-n_tokens * self._model.token_bytes :], timings
 
-    async def _run(self, n_new: int, rows: bytes) -> tuple[bytes, list[tuple[int | float, ...]]]:
+    async def _run(self, n_new: int, rows: bytes) -> tuple[bytes, list[HopRecord]]:
         """As ``_pass``, through all hops."""
         assert isinstance(self._chain, ForwardedChain), "the chain is made by this class's chain_kind"
         is_replay = self.hops[0].lacks_history
-        timings: list[tuple[int | float, ...]] = []
+        timings: list[HopRecord] = []
         answer, begin = b"", 0
         for n_tokens in self._parts(self.hops[0], n_new):
             end = begin + n_tokens * self._model.token_bytes
             answer, times = await self._chain.run(self.hops, n_tokens, rows[begin:end])
             for hop, (instants, n_bytes) in zip(self.hops, times, strict=True):
                 n_down = len(answer) if hop is self.hops[-1] else 0
-                row = (hop.server, hop.first, hop.last, *instants, n_bytes, n_down)
-                timings.append((*row, n_tokens) if is_replay else row)
+                n_replayed = n_tokens if is_replay else 0
+                timings.append(
+                    HopRecord(hop.server, hop.first, hop.last, *instants, n_bytes, n_down, n_replayed)
+                )
                 hop.n_cached += n_tokens
             begin = end
         return answer, timings

@@ -9,6 +9,7 @@ from typing import Any
 
 from nodes.clock import Clock
 from nodes.eventlog import EventLog, LogFullError
+from nodes.records import HopRecord
 from nodes.request import Request, SessionError
 from nodes.session import HubSession
 
@@ -115,7 +116,7 @@ class LoadGenerator:
         index: int,
         ready_at_s: float,
         finished_at_s: float,
-        hops: Sequence[Any],
+        hops: Sequence[HopRecord],
         token_id: int,
     ) -> None:
         self._write("token", request.index, index, ready_at_s, finished_at_s, hops, token_id)

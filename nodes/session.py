@@ -11,6 +11,7 @@ from nodes.chain import Chain, HopFailed, HopPlan, OpenHop, Refusal
 from nodes.clock import Clock
 from nodes.connection import Connection
 from nodes.hub import HubModel
+from nodes.records import HopRecord
 from nodes.recovery import Recovery, RecoveryRules, Rerouter
 from nodes.request import Request, SessionError
 
@@ -58,7 +59,7 @@ class Observer(Protocol):
         index: int,
         ready_at_s: float,
         finished_at_s: float,
-        hops: Sequence[Any],
+        hops: Sequence[HopRecord],
         token_id: int,
     ) -> None: ...
 
@@ -186,13 +187,12 @@ class HubSession:
 
     async def _step(
         self, position: int, n_tokens: int, rows: bytes, n_done: int
-    ) -> tuple[bytes, list[tuple[int | float, ...]]]:
+    ) -> tuple[bytes, list[HopRecord]]:
         """Send ``n_tokens`` hidden states through the chain, whatever happens to its hops on the way.
 
-        Answers what comes out of the last block, and a row of the log per message: server, first, last,
-        four instants, bytes up and down, and of a replay the number of tokens.
+        Answers what comes out of the last block, and a record per message.
         """
-        timings: list[tuple[int | float, ...]] = []
+        timings: list[HopRecord] = []
         n_all = position + n_tokens
         at = 0
         while at < len(self.hops):
@@ -215,18 +215,18 @@ class HubSession:
         in_steps = hop.lacks_history and self._rules.recovery.replay == "step_by_step"
         return self._steps if in_steps else [n_new]
 
-    async def _pass(
-        self, hop: OpenHop, n_new: int, rows: bytes
-    ) -> tuple[bytes, list[tuple[int | float, ...]]]:
-        """What ``hop`` makes of ``n_new`` hidden states, and a row of the log per message. Raises ``HopFailed``."""
+    async def _pass(self, hop: OpenHop, n_new: int, rows: bytes) -> tuple[bytes, list[HopRecord]]:
+        """What ``hop`` makes of ``n_new`` hidden states, and a record per message. Raises ``HopFailed``."""
         is_replay = hop.lacks_history
-        timings: list[tuple[int | float, ...]] = []
+        timings: list[HopRecord] = []
         answers, begin = [], 0
         for n_tokens in self._parts(hop, n_new):
             end = begin + n_tokens * self._model.token_bytes
             answer, times = await self._chain.step(hop, n_tokens, rows[begin:end])
-            row = (hop.server, hop.first, hop.last, *times, end - begin, len(answer))
-            timings.append((*row, n_tokens) if is_replay else row)
+            n_replayed = n_tokens if is_replay else 0
+            timings.append(
+                HopRecord(hop.server, hop.first, hop.last, *times, end - begin, len(answer), n_replayed)
+            )
             hop.n_cached += n_tokens
             answers.append(answer)
             begin = end

@@ -8,13 +8,9 @@ from typing import Any, NamedTuple
 
 import msgpack
 
+from nodes.records import HopRecord
 from nodes.recovery import REPLAYED
 from testbed.rundir import MOVED, NETWORK_CHANGE, read_events
-
-Hop = tuple[int, int, int, float, float, float, float, int, int, int]
-"""server, first, last, sent_at_s, arrived_at_s, departed_at_s, received_at_s, up_bytes, down_bytes,
-replayed_tokens (0: no replay)"""
-_HOP_FIELDS = 10
 
 
 @dataclass
@@ -24,7 +20,7 @@ class TokenRecord:
     token: int
     ready_at_s: float
     finished_at_s: float
-    hops: list[Hop]
+    hops: list[HopRecord]
     token_id: int = -1
 
 
@@ -142,8 +138,8 @@ def _apply(requests: dict[int, RequestRecord], record: list[Any]) -> None:
     kind, index = record[0], record[1]
     if kind == "token":
         _, _, token, ready, finished, hops, token_id = record
-        hops = [(*hop, 0)[:_HOP_FIELDS] for hop in hops]
-        requests[index].tokens.append(TokenRecord(token, ready, finished, hops, token_id))
+        records = [HopRecord(*hop) for hop in hops]
+        requests[index].tokens.append(TokenRecord(token, ready, finished, records, token_id))
     elif kind == "recovery":
         _, _, event, at_s, details = record
         requests[index].recoveries.append((event, at_s, details))

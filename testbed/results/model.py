@@ -15,12 +15,13 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nodes.compute import Turns
+from nodes.records import HopRecord
 from testbed.results.logs import RunRecords
 from testbed.results.slow import SlowServers
 from testbed.runtime.wiring import scaled, stub_profile
@@ -29,6 +30,11 @@ from testbed.scenario.timeline import Timeline
 
 Array = NDArray[np.float64]
 
+_WHOLE = (
+    *("request", "token", "hop", "server", "first", "last"),
+    *("up_bytes", "down_bytes", "replayed_tokens"),
+)
+"""Columns of whole numbers."""
 _NO_BYTES = 0
 """What opening a session and its answer take on a link: as good as nothing, but they wait for what does."""
 
@@ -104,32 +110,20 @@ def hop_table(experiment: Experiment, records: RunRecords) -> HopTable:
             previous_s = token.ready_at_s
             for number, hop in enumerate(token.hops):
                 is_last = number == len(token.hops) - 1
-                tail = token.finished_at_s - hop[6] if is_last else 0.0
-                rows.append((request.index, token.token, number, *hop, hop[3] - previous_s, tail))
+                tail = token.finished_at_s - hop.received_at_s if is_last else 0.0
+                rows.append((request.index, token.token, number, *hop, hop.sent_at_s - previous_s, tail))
                 clients.append(request.client)
-                previous_s = hop[6]
-    columns = np.array(rows, dtype=np.float64).reshape(len(rows), 15).T
-    whole = columns.astype(np.int64)
+                previous_s = hop.received_at_s
+    names = ("request", "token", "hop", *HopRecord._fields, "client_s", "tail_s")
+    values = np.array(rows, dtype=np.float64).reshape(len(rows), len(names)).T
+    columns: dict[str, Any] = dict(zip(names, values, strict=True))
+    columns |= {name: columns[name].astype(np.int64) for name in _WHOLE}
     table = HopTable(
-        request=whole[0],
-        token=whole[1],
-        hop=whole[2],
-        server=whole[3],
-        first=whole[4],
-        last=whole[5],
-        sent_at_s=columns[6],
-        arrived_at_s=columns[7],
-        departed_at_s=columns[8],
-        received_at_s=columns[9],
-        up_bytes=whole[10],
-        down_bytes=whole[11],
-        replayed_tokens=whole[12],
-        client_s=columns[13],
-        tail_s=columns[14],
+        **columns,
         model_network_s=np.zeros(len(rows)),
         model_link_queue_s=np.zeros(len(rows)),
         model_compute_s=np.zeros(len(rows)),
-        model_client_s=hub_times_s(experiment, whole[5]),
+        model_client_s=hub_times_s(experiment, columns["last"]),
     )
     _fill_network(experiment, records, table, np.array(clients))
     slow = SlowServers(records.faults, [s.name for s in experiment.problem.servers])

@@ -163,7 +163,7 @@ def _gaps(
             measured.append(token.finished_at_s - token.ready_at_s)
             model.append(modelled[record.index, token.token])
             alone.append(decode_step_s(problem, request, chain, n_input_tokens + token.token - 1))
-            is_plain.append(not any(hop[-1] for hop in token.hops))
+            is_plain.append(not any(hop.replayed_tokens for hop in token.hops))
     return measured, model, alone, np.array(is_plain, dtype=bool)
 
 

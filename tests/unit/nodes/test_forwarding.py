@@ -69,7 +69,11 @@ async def test_a_row_of_the_log_per_hop_and_only_the_last_answers_the_client() -
     for token, rows in enumerate(log.rows):
         n_bytes = (1 if token else 5) * TOKEN_BYTES
         assert [tuple(row[:3]) for row in rows] == [(0, 0, 2), (1, 2, 5), (2, 5, 6)]
-        assert [tuple(row[7:]) for row in rows] == [(n_bytes, 0), (n_bytes, 0), (n_bytes, n_bytes)]
+        assert [(row.up_bytes, row.down_bytes) for row in rows] == [
+            (n_bytes, 0),
+            (n_bytes, 0),
+            (n_bytes, n_bytes),
+        ]
         for before, after in itertools.pairwise(rows):
             sent_at_s, departed_at_s = after[3], before[5]
             assert sent_at_s == departed_at_s == before[6], "a server sends as soon as it is done"
@@ -113,7 +117,7 @@ async def test_a_server_that_dies_changes_no_token_and_the_whole_history_goes_th
     assert [step for step in servers.steps if step[1:] == (0, n_all)][-len(chain) :] == [
         (server, 0, n_all) for server in chain
     ]
-    assert [[row[9] for row in rows if len(row) == 10] for rows in log.rows] == [
+    assert [[row.replayed_tokens for row in rows if row.replayed_tokens] for rows in log.rows] == [
         [n_all] * len(chain) if token == n_done else [] for token in range(4)
     ]
 
@@ -139,9 +143,9 @@ async def test_step_by_step_a_new_chain_is_sent_the_prompt_and_then_every_token_
         assert [step[1:] for step in servers.steps if step[0] == server] == [(0, 5), (5, 1), (6, 1), (7, 1)]
     n_done = max(0, position - 4)
     sent = [(server, n) for n in [5] + [1] * n_done for server in chain]
-    assert [[(row[0], row[9]) for row in rows if len(row) == 10] for rows in log.rows] == [
-        sent if token == n_done else [] for token in range(4)
-    ]
+    assert [
+        [(row.server, row.replayed_tokens) for row in rows if row.replayed_tokens] for rows in log.rows
+    ] == [sent if token == n_done else [] for token in range(4)]
 
 
 @pytest.mark.parametrize("victims", [[0, 1], [1, 2], [0, 1, 2]])

@@ -120,7 +120,7 @@ async def test_a_chain_of_servers_gives_the_tokens_of_the_whole_model() -> None:
     for token, _, _, hops in recorder.tokens:
         n_tokens = 5 if token == 0 else 1
         assert [hop[:3] for hop in hops] == HOPS
-        assert [hop[-2:] for hop in hops] == [(n_tokens * TOKEN_BYTES,) * 2] * 3
+        assert [(hop.up_bytes, hop.down_bytes) for hop in hops] == [(n_tokens * TOKEN_BYTES,) * 2] * 3
     caches = [0] * 6
     expected = [embed(3 + i, i) for i in range(5)]
     value = [apply_blocks(entry, 0, caches) for entry in expected][-1]

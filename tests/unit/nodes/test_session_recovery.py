@@ -57,7 +57,7 @@ async def test_a_server_that_dies_changes_no_token_and_only_its_blocks_are_repla
     replacements = [server for server, _, _ in replayed["hops"]]
     replays = [(server, n) for server, at, n in servers.steps if at == 0 and server in replacements]
     assert replays == [(j, n_all) for j in replacements], "the whole history goes in one message"
-    marked = [[row[0] for row in rows if len(row) == 10] for rows in log.rows]
+    marked = [[row.server for row in rows if row.replayed_tokens] for rows in log.rows]
     assert marked == [replacements if i == n_done else [] for i in range(4)]
     assert clock.waits_s == [], "the first attempt to replace a hop is made at once"
 
@@ -82,10 +82,10 @@ async def test_step_by_step_replacements_are_sent_the_prompt_and_then_every_toke
     assert (replayed["tokens"], replayed["hops"]) == (n_all, [[4, 2, 4], [5, 4, 5]])
     n_done = max(0, position - 4)
     pieces = [5] + [1] * n_done
-    marked = [[(row[0], row[9]) for row in rows if len(row) == 10] for rows in log.rows]
+    marked = [[(row.server, row.replayed_tokens) for row in rows if row.replayed_tokens] for rows in log.rows]
     sent = [(server, n) for server in (4, 5) for n in pieces]
     assert marked == [sent if i == n_done else [] for i in range(4)]
-    assert [row[7] for row in log.rows[n_done] if row[0] == 4] == [n * TOKEN_BYTES for n in pieces]
+    assert [row.up_bytes for row in log.rows[n_done] if row.server == 4] == [n * TOKEN_BYTES for n in pieces]
 
 
 @pytest.mark.parametrize("at", [0, 5, 6])
