@@ -94,8 +94,8 @@ async def test_the_log_holds_every_record_of_a_request_in_order(tmp_path: Path) 
             ("state", 7, "routed", 2.5, routed),
             ("state", 7, "admitted", 2.5, {"hops": HOPS}),
             ("opening", 7, 2.5, 2.5),
-            ("token", 7, 0, 2.5, 2.5, [(*hop, 2.5, 0.0, 0.0, 2.5, n_up, n_up) for hop in HOPS], tokens[0]),
-            ("token", 7, 1, 2.5, 2.5, [(*hop, 2.5, 0.0, 0.0, 2.5, 64, 64) for hop in HOPS], tokens[1]),
+            ("token", 7, 0, 2.5, 2.5, [(*hop, 2.5, 0.0, 0.0, 2.5, n_up, n_up, 0) for hop in HOPS], tokens[0]),
+            ("token", 7, 1, 2.5, 2.5, [(*hop, 2.5, 0.0, 0.0, 2.5, 64, 64, 0) for hop in HOPS], tokens[1]),
             ("state", 7, "completed", 2.5, {}),
         ]
     )
