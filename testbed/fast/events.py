@@ -1,4 +1,4 @@
-"""The event queue of the real mode: what happens when, in one order that never depends on chance."""
+"""The event queue of the fast engine: what happens when, in one order that never depends on chance."""
 
 from __future__ import annotations
 

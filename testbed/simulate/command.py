@@ -160,8 +160,7 @@ def _one(case: Case, options: Options, target: str | None) -> dict[str, Any]:
     mode = options.mode or ("reference" if case.source is not None else "real")
     folder = _folder(case, options, target)
     is_virtual = options.clock == "virtual"
-    simulation = simulate(case, mode, is_virtual=is_virtual, folder=folder)
-    _say_engine(simulation)
+    simulation = simulate(case, mode, is_virtual=is_virtual, folder=folder, announce=_say_once)
     row = answer(simulation)
     if options.objectives is not None and simulation.placement is not None:
         row["goodput_rps"] = goodput_rps(request_rows(simulation), options.objectives)
@@ -189,8 +188,7 @@ def _folder(case: Case, options: Options, target: str | None) -> Path | None:
     return folder
 
 
-def _say_engine(simulation: Simulation) -> None:
-    text = f"engine {simulation.engine}: {simulation.why}"
+def _say_once(text: str) -> None:
     if text not in _SAID:
         _SAID.add(text)
         typer.echo(text, err=True)

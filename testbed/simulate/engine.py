@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,11 +43,18 @@ class Simulation:
         return self.served.requests
 
 
-def simulate(case: Case, mode: str, *, is_virtual: bool = False, folder: Path | None = None) -> Simulation:
+def simulate(
+    case: Case,
+    mode: str,
+    *,
+    is_virtual: bool = False,
+    folder: Path | None = None,
+    announce: Callable[[str], None] = lambda text: None,
+) -> Simulation:
     """Place and serve. ``is_virtual``: by the system itself, even if a faster engine would do.
 
-    ``folder`` is where a run of the system itself goes, which else is not kept. Raises ``UserError`` when a policy
-    fails or breaks a rule, or if the mode does not fit.
+    ``folder`` is where a run of the system itself goes, which else is not kept. ``announce`` is told which engine
+    begins, and why. Raises ``UserError`` when a policy fails or breaks a rule, or if the mode does not fit.
     """
     experiment = case.experiment
     engine, why = (VIRTUAL, "asked for") if is_virtual else _engine(case, mode)
@@ -56,12 +64,14 @@ def simulate(case: Case, mode: str, *, is_virtual: bool = False, folder: Path | 
         return Simulation(case, mode, engine, why, error=str(error))
     except PolicyError as error:
         raise UserError(f"{experiment.name}: {error}") from error
+    announce(f"engine {engine}: {why}")
     try:
         if engine == FAST:
             try:
                 served = _fast(case, placed)
             except Disturbed as disturbed:
                 engine, why = VIRTUAL, str(disturbed)
+                announce(f"engine {engine}: {why}")
         if engine == REFERENCE:
             served = _reference(case, placed)
         elif engine == VIRTUAL:
