@@ -137,12 +137,7 @@ def place_experiment(
 def place(experiment: Experiment, stand_ins: Mapping[str, RoutingPolicy] = _NONE) -> PlacedExperiment:
     """As ``place_experiment``, but raises the ``PolicyError`` itself."""
     problem = experiment.problem
-    if (
-        ":" in experiment.placement + experiment.routing + (experiment.online or "")
-        and str(Path.cwd()) not in sys.path
-    ):
-        sys.path.append(str(Path.cwd()))  # module:Class is looked up in the current folder too
-    _say_what_code_runs(experiment)
+    prepare_users_code(experiment)
     policy = placement_policy(experiment.placement)
     routing = stand_ins.get(experiment.routing) or routing_policy(experiment.routing)
     started_at = time.perf_counter()
@@ -182,8 +177,16 @@ def place(experiment: Experiment, stand_ins: Mapping[str, RoutingPolicy] = _NONE
     return PlacedExperiment(placement, router, time.perf_counter() - started_at, bind, bind_to)
 
 
-def _say_what_code_runs(experiment: Experiment) -> None:
-    """A file may come from anybody: that it has code run is said, once, before it does."""
+def prepare_users_code(experiment: Experiment) -> None:
+    """Before policies are looked up: ``module:Class`` may be in the current folder, too.
+
+    A file may come from anybody: that it has code run is said, once, before it does.
+    """
+    if (
+        ":" in experiment.placement + experiment.routing + (experiment.online or "")
+        and str(Path.cwd()) not in sys.path
+    ):
+        sys.path.append(str(Path.cwd()))
     names = [name for name in experiment.code_in_file if name not in _SAID]
     if names:
         _SAID.update(names)

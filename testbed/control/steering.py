@@ -11,7 +11,7 @@ from policies.online import OnlinePolicy, SystemView, TwoTimeScale, moves, rolli
 from policies.problem import BlockRange, Placement, PolicyError, Problem
 from policies.registry import resolve_online
 from testbed.control.fixed import PREFIX
-from testbed.control.placing import placement_policy, policy_code
+from testbed.control.placing import placement_policy, policy_code, prepare_users_code
 from testbed.scenario.experiment import Experiment
 
 
@@ -54,6 +54,7 @@ def online_policy(experiment: Experiment) -> OnlinePolicy | None:
     """
     if experiment.online is None:
         return None
+    prepare_users_code(experiment)
     policy = resolve_online(experiment.online)
     if isinstance(policy, TwoTimeScale) and not experiment.placement.startswith(PREFIX):
         policy = replace(policy, placement=placement_policy(experiment.placement))
@@ -132,6 +133,8 @@ class Steering:
 
     def settle(self, server: int, held: BlockRange, cache_bytes: float) -> None:
         """``server`` holds this, whatever was decided: it has joined, or a move was given up."""
+        if (self.target.ranges[server], self.target.cache_bytes[server]) == (held, cache_bytes):
+            return
         ranges, rooms = list(self.target.ranges), list(self.target.cache_bytes)
         ranges[server], rooms[server] = held, cache_bytes
         self.target = replace(self.target, ranges=tuple(ranges), cache_bytes=tuple(rooms))

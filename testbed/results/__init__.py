@@ -30,12 +30,15 @@ __all__ = ["finish_run", "load_run", "read_tables", "write_report"]
 
 
 def finish_run(
-    run_dir: Path, experiment: Experiment, objectives: dict[str, float] | None = None
+    run_dir: Path,
+    experiment: Experiment,
+    objectives: dict[str, float] | None = None,
+    tables: Tables | None = None,
 ) -> dict[str, Any]:
     """Write tables, trace and summary of a run from its logs; answers the summary.
 
     Works on a run that was interrupted or killed. ``objectives`` (``slo.parse_slo``) are those of an
-    earlier summary of the same run unless given. Every file is tried even if another cannot be
+    earlier summary of the same run unless given; ``tables``, if they were read before, are its logs. Every file is tried even if another cannot be
     written; raises ``RunError`` naming all that could not. The logs stay as they are.
     """
     from testbed.results.tables import write_hops, write_requests
@@ -44,7 +47,8 @@ def finish_run(
     plan = json.loads((run_dir / "plan.json").read_text(encoding="utf-8"))
     if objectives is None:
         objectives = _earlier_objectives(run_dir)
-    tables = read_tables(run_dir, experiment)
+    if tables is None:
+        tables = read_tables(run_dir, experiment)
     records, hops, rows = tables.records, tables.hops, tables.rows
     summary = summarize(experiment, plan, tables, objectives, _twin(run_dir))
     summary.update(read_verification(run_dir, experiment))

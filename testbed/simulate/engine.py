@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from policies.online import OnlinePolicy
 from policies.problem import InfeasiblePlacement, Placement, PolicyError
 from policies.registry import ROUTINGS
 from policies.replay import replay
@@ -57,8 +58,9 @@ def simulate(
     begins, and why. Raises ``UserError`` when a policy fails or breaks a rule, or if the mode does not fit.
     """
     experiment = case.experiment
-    engine, why = (VIRTUAL, "asked for") if is_virtual else _engine(case, mode)
     try:
+        online = None if mode == REFERENCE else online_policy(experiment)
+        engine, why = (VIRTUAL, "asked for") if is_virtual else _engine(case, mode, online)
         placed = place(experiment, case.stand_ins)
     except InfeasiblePlacement as error:
         return Simulation(case, mode, engine, why, error=str(error))
@@ -68,7 +70,7 @@ def simulate(
     try:
         if engine == FAST:
             try:
-                served = _fast(case, placed)
+                served = _fast(case, placed, online)
             except Disturbed as disturbed:
                 engine, why = VIRTUAL, str(disturbed)
                 announce(f"engine {engine}: {why}")
@@ -81,10 +83,10 @@ def simulate(
     return Simulation(case, mode, engine, why, placed.placement, placed.decision_s, served)
 
 
-def _engine(case: Case, mode: str) -> tuple[str, str]:
+def _engine(case: Case, mode: str, online: OnlinePolicy | None) -> tuple[str, str]:
     """Which engine serves a case, and why. Raises ``UserError`` for what the reference mode does not have."""
     experiment = case.experiment
-    disturbance = _disturbance(experiment)
+    disturbance = _disturbance(experiment, online)
     if mode == REFERENCE:
         for is_asked, what in (
             (experiment.online is not None, "policy.online"),
@@ -103,9 +105,8 @@ def _engine(case: Case, mode: str) -> tuple[str, str]:
     return FAST, "nothing disturbs a session midway"
 
 
-def _disturbance(experiment: Experiment) -> str | None:
+def _disturbance(experiment: Experiment, online: OnlinePolicy | None) -> str | None:
     """The key of a scenario that makes sessions depend on what happens midway; ``None``: they last as long as modelled."""
-    policy = online_policy(experiment)
     found = (
         (bool(experiment.faults), "fault or churn"),
         (bool(experiment.absent), "servers.present = false"),
@@ -114,7 +115,7 @@ def _disturbance(experiment: Experiment) -> str | None:
         (experiment.serial_compute, "compute.serial"),
         (any(s.contention_ratio for s in experiment.problem.servers), "contention of hardware"),
         (
-            policy is not None and not policy.drains,
+            online is not None and not online.drains,
             f"policy.online {experiment.online}, which cuts sessions,",
         ),
     )
@@ -138,7 +139,7 @@ def _reference(case: Case, placed: PlacedExperiment) -> Served:
     return Served(requests, routing_s=tuple(router.decisions_s))
 
 
-def _fast(case: Case, placed: PlacedExperiment) -> Served:
+def _fast(case: Case, placed: PlacedExperiment, online: OnlinePolicy | None) -> Served:
     """As the testbed's nodes and coordinator do: see ``testbed.fast.engine``."""
-    run = simulate_fast(case.experiment, placed, online_policy(case.experiment))
+    run = simulate_fast(case.experiment, placed, online)
     return Served(tuple(run.requests), tuple(run.moves), tuple(run.decisions_s))

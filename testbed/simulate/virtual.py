@@ -44,8 +44,8 @@ def serve_virtually(case: Case, placed: PlacedExperiment, out: Path | None) -> S
 def serve_by_system(experiment: Experiment, placed: PlacedExperiment, run_dir: Path, stage: Stage) -> Served:
     """Serve on ``stage`` with the record in ``run_dir``. Raises ``TestbedError`` for what broke the run."""
     run_to_end(experiment, placed, run_dir, stage)
-    summary = finish_run(run_dir, experiment)
     tables = read_tables(run_dir, experiment)
+    summary = finish_run(run_dir, experiment, tables=tables)
     known = {record.index: record for record in tables.records.requests}
     plans = {plan.index: plan for plan in experiment.requests}
     requests = tuple(_request(plans[row["request"]], row, known[row["request"]]) for row in tables.rows)

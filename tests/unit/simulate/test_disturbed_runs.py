@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -182,3 +183,20 @@ def test_a_fault_that_never_comes_changes_no_request_by_more_than_what_meets_on_
     for a, b in zip(fast.requests, system.requests, strict=True):
         assert a.route is not None and b.route is not None and a.route.hops == b.route.hops
         assert (a.time_s or 0.0) <= (b.time_s or 0.0) <= 1.01 * (a.time_s or 0.0)
+
+
+def test_an_online_policy_that_does_not_fit_is_one_sentence() -> None:
+    options = ["policy.online='petals-rebalancing'", "policy.online_patience='7 s'"]
+    with pytest.raises(UserError, match=r"clustered: online policy petals-rebalancing has no patience_s"):
+        simulate(Case(load_experiment("clustered", options)), "real")
+
+
+def test_a_users_online_policy_in_the_current_folder_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "from policies.online import TwoTimeScale\n\n\nclass Own(TwoTimeScale):\n    name = 'own'\n"
+    (tmp_path / "online_of_my_own.py").write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", list(sys.path))
+    options = ["policy.online='online_of_my_own:Own'", "workload.n_requests=2"]
+    assert simulate(Case(load_experiment("clustered", options)), "real").engine == "fast"
