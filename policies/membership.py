@@ -89,7 +89,8 @@ class Membership:
 
     def wrong(self, now_s: float) -> frozenset[int]:
         """The servers about which ``believed(now_s)`` is wrong: a decision that uses one is made on a stale view."""
-        return self.believed(now_s) ^ self.alive()
+        believed, alive = self.believed(now_s), self.alive()
+        return frozenset() if believed is alive else believed ^ alive
 
     def _is_there(self, server: int) -> bool:
         spells = self._spells[server]

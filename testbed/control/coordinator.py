@@ -88,7 +88,7 @@ class Coordinator:
         believed, alive = self.membership.believed(now_s), self.membership.alive()
         banned = self._bans.banned(request.client, now_s)
         self.decisions.n_decisions += 1
-        self.decisions.n_stale_decisions += believed is not alive and believed != alive
+        self.decisions.n_stale_decisions += bool(self.membership.wrong(now_s))
         started_at = time.perf_counter()
         route = self._routed(index, request, now_s, believed - banned if banned else believed, first, last)
         self.decisions_s.append(time.perf_counter() - started_at)

@@ -23,9 +23,8 @@ class _Held(NamedTuple):
 class RouterView:
     """Sessions held from the moment their chain is handed out until they end or are refused.
 
-    A session that lasts longer than expected is still held, and
-    with no reports (``age_s`` 0) every change is seen at once. Otherwise changes are seen from the
-    next report after them on; reports come every ``age_s`` seconds from time 0. A change costs O(log n).
+    A session that lasts longer than expected is still held, and with no reports (``age_s`` 0) every
+    change is seen at once. Otherwise changes are seen from the next report after them on; reports come every ``age_s`` seconds from time 0. A change costs O(log n).
     """
 
     def __init__(self, cache_bytes: Sequence[float], age_s: float = 0.0) -> None:
@@ -55,11 +54,6 @@ class RouterView:
                 self._see(other, held)
             self._see(key, None)
         return self._state
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether decisions see no session at all."""
-        return not self._seen
 
     def replace(self, cache_bytes: Sequence[float]) -> None:
         """The servers have other room for caches now; the sessions stay."""

@@ -18,7 +18,7 @@ from testbed.runtime.virtual.loop import TimerLoop
 ABSENT, STOPPED, IDLE, BUSY = range(4)
 """What a slot's process can be."""
 NEVER = 2**62
-ORCHESTRATOR, LAUNCHER, FIRST_NODE = range(3)
+ORCHESTRATOR, LAUNCHER = range(2)
 _NOW, _ROSTER = range(2)
 FIRST_SLOT = 8
 STATE, SEQUENCE, DEADLINE, WORDS = range(4)
