@@ -53,9 +53,9 @@ class CodecTarget:
             except wire.FrameError as error:
                 self.counts[error.code] += 1
                 assert len(str(error)) < wire.MAX_ERROR_CHARACTERS
-                wire.pack("error", error.request_id, error.code, str(error))
+                wire.pack(wire.Error(error.request_id, error.code, str(error)))
             else:
-                self.counts[frame[0]] += 1
+                self.counts[type(frame).__name__] += 1
         try:
             message = control.unpack(case, control.FROM_NODES)
         except control.ControlError:

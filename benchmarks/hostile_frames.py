@@ -113,7 +113,7 @@ def wrong_frames(draw: Callable[[Strategy], Any]) -> bytes:
 @st.composite
 def damaged_frames(draw: Callable[[Strategy], Any]) -> bytes:
     """A valid frame with other bytes here and there, cut short or with more behind it."""
-    data = bytearray(wire.pack(*draw(FRAMES)))
+    data = bytearray(msgpack.packb(draw(FRAMES)))
     for _ in range(draw(st.integers(1, 4))):
         data[draw(st.integers(0, min(len(data) - 1, 60)))] = draw(st.integers(0, 255))
     tail: bytes = draw(st.just(b"") | st.binary(max_size=5))
@@ -124,7 +124,7 @@ RAW: Strategy = st.one_of(
     wrong_frames(), damaged_frames(), OTHERS.map(msgpack.packb), DEEP, CLAIMS, st.binary(max_size=60)
 )
 """Frames that are meant to be wrong; some are right by chance."""
-GOOD: Strategy = FRAMES.map(lambda fields: wire.pack(*fields))
+GOOD: Strategy = FRAMES.map(msgpack.packb)
 ANY: Strategy = st.one_of(GOOD, RAW)
 
 IN_ORDER: Strategy = st.one_of(

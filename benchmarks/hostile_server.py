@@ -15,6 +15,7 @@ from collections import Counter
 from typing import Any
 
 import aiohttp
+import msgpack
 from aiohttp import web
 
 from benchmarks.hostile_frames import CASES, N_BLOCKS, N_PEERS, TOKEN_BYTES
@@ -89,7 +90,7 @@ class Line:
                     size = int.from_bytes(await self._reader.readexactly(2 if size == 126 else 8), "big")
                 data = await self._reader.readexactly(size)
                 if head[0] & 15 == 2:
-                    return wire.unpack_answer(data)
+                    return list(msgpack.unpackb(data))
                 if head[0] & 15 == 8:
                     return None
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -149,7 +150,7 @@ class Witness:
         self._position += 1
 
     async def _ask(self, *fields: Any) -> list[Any] | None:
-        self._line.send(ws_frame(wire.pack(*fields)))
+        self._line.send(ws_frame(msgpack.packb(fields)))
         answering = asyncio.ensure_future(self._line.answer())
         async with asyncio.timeout(_PATIENCE_S):
             while not answering.done():
@@ -283,9 +284,11 @@ class ServerTarget:
             )
         if what == "chain":
             self._chains.setdefault(token, 0)
-            frame = wire.pack("join", 4, f"chain {token}", "c", 0, N_BLOCKS, 20, token, 0, given)
+            frame = msgpack.packb(("join", 4, f"chain {token}", "c", 0, N_BLOCKS, 20, token, 0, given))
         else:
-            frame = wire.pack("push", 5, token, self._chains[token], given, b"", bytes(given * TOKEN_BYTES))
+            frame = msgpack.packb(
+                ("push", 5, token, self._chains[token], given, b"", bytes(given * TOKEN_BYTES))
+            )
             self._chains[token] += given
         line.send(ws_frame(frame))
 
@@ -295,15 +298,15 @@ class ServerTarget:
             key = next(iter(line.positions), key)
         if what == "begin":
             line.positions[key] = 0
-            line.send(ws_frame(wire.pack("open", 1, key, "c", 0, N_BLOCKS, rest[1])))
+            line.send(ws_frame(msgpack.packb(("open", 1, key, "c", 0, N_BLOCKS, rest[1]))))
         elif what == "end":
             line.positions.pop(key, None)
-            line.send(ws_frame(wire.pack("close", 2, key)))
+            line.send(ws_frame(msgpack.packb(("close", 2, key))))
         else:
             position = line.positions.get(key, 0)
             line.positions[key] = position + rest[1]
             payload = bytes(rest[1] * TOKEN_BYTES)
-            line.send(ws_frame(wire.pack("step", 3, key, position, rest[1], payload)))
+            line.send(ws_frame(msgpack.packb(("step", 3, key, position, rest[1], payload))))
 
     def _count(self, line: Line) -> None:
         for answer in line.answers:

@@ -141,9 +141,9 @@ class Chain:
     async def _ask_to_open(
         self, server: int, first: int, last: int, key: str, max_tokens: int, generation: int
     ) -> None:
-        await self._connections[server].ask(
-            "open", key, self._client, first, last, max_tokens, generation=generation
-        )
+        connection = self._connections[server]
+        request = wire.Open(connection.next_id(), key, self._client, first, last, max_tokens)
+        await connection.ask(request, generation=generation)
 
     async def step(
         self, hop: OpenHop, n_tokens: int, payload: bytes
@@ -156,9 +156,9 @@ class Chain:
         asked_at_s = self._clock.now_s()
         try:
             with self._watchdog.limit(self._request_timeout_s):
-                frame, sent_at_s, received_at_s = await self._connections[hop.server].ask(
-                    "step", hop.key, hop.n_cached, n_tokens, payload, generation=hop.generation
-                )
+                connection = self._connections[hop.server]
+                step = wire.Step(connection.next_id(), hop.key, hop.n_cached, n_tokens, payload)
+                out, sent_at_s, received_at_s = await connection.ask(step, generation=hop.generation)
         except Overdue:
             reason = f"no answer for {self._request_timeout_s:g} s"
             raise HopFailed(hop, reason, asked_at_s, is_overdue=True) from None
@@ -168,9 +168,9 @@ class Chain:
             if error.code in FAILURES:
                 raise HopFailed(hop, str(error), asked_at_s) from error
             raise SessionError(f"server {hop.server}: {error}") from error
-        if frame[0] != "out" or len(frame[4]) != len(payload):
+        if not isinstance(out, wire.Out) or len(out.payload) != len(payload):
             raise SessionError(f"server {hop.server}: its answer is not {n_tokens} hidden states")
-        return frame[4], (sent_at_s, frame[2], frame[3], received_at_s)
+        return out.payload, (sent_at_s, out.arrived_at_s, out.departed_at_s, received_at_s)
 
     def is_there(self, hop: OpenHop) -> bool:
         """Whether the connection that the hop was opened on is still there."""
@@ -198,7 +198,7 @@ class Chain:
             contextlib.suppress(ServerError, ConnectionLost, Overdue),
             self._watchdog.limit(self._connect_timeout_s),
         ):
-            await connection.ask("close", hop.key, generation=hop.generation)
+            await connection.ask(wire.Close(connection.next_id(), hop.key), generation=hop.generation)
 
     def failed(self, server: int) -> None:
         """``server`` has failed this client."""

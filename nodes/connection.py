@@ -8,7 +8,7 @@ import random
 import socket
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 
@@ -16,8 +16,16 @@ from nodes import wire
 from nodes.clock import Clock
 from nodes.links import DelayLine, DelayProfile
 
-Hear = Callable[[list[Any] | None, float], None]
-"""Called with (answer frame, received_at_s); with ``None`` when the connection is lost."""
+Hear = Callable[[wire.Answer | None, float], None]
+"""Called with (answer, received_at_s); with ``None`` when the connection is lost."""
+
+
+class Answered(NamedTuple):
+    """An answer that is no error, and when the request was sent and the answer received (scenario seconds)."""
+
+    frame: wire.Ok | wire.Out | wire.Result
+    sent_at_s: float
+    received_at_s: float
 
 
 class ServerError(Exception):
@@ -38,7 +46,7 @@ class _Link:
 
     socket: aiohttp.ClientWebSocketResponse
     number: int
-    waiting: dict[int, asyncio.Future[tuple[list[Any], float]]] = field(default_factory=dict)
+    waiting: dict[int, asyncio.Future[tuple[wire.Answer, float]]] = field(default_factory=dict)
     abandoned: dict[int, str] = field(default_factory=dict)
     hearers: dict[int, Hear] = field(default_factory=dict)
     reader: asyncio.Task[None] | None = None
@@ -121,12 +129,17 @@ class Connection:
                 assert line is not None, "the kernel delays messages: there is no link to change here"
                 line.change(profile)
 
-    async def ask(
-        self, kind: str, *fields: Any, generation: int | None = None, hear: Hear | None = None
-    ) -> tuple[list[Any], float, float]:
-        """Send a request; answer ``(answer frame, sent_at_s, received_at_s)``.
+    def next_id(self) -> int:
+        """A number for a request that no other one on this connection has."""
+        self._next_id += 1
+        return self._next_id
 
-        ``hear`` gets what else is answered to it until ``unhear`` of the answer's id (its second field).
+    async def ask(
+        self, request: wire.Request, *, generation: int | None = None, hear: Hear | None = None
+    ) -> Answered:
+        """Send a request with an id from ``next_id`` and return its answer.
+
+        ``hear`` gets what else is answered to it until ``unhear`` of its id.
 
         Raises ``ServerError`` for an error frame and ``ConnectionLost`` when no answer can come, or when
         the connection of ``generation`` is gone. A session whose opening is cancelled is closed.
@@ -136,14 +149,12 @@ class Connection:
             raise ConnectionLost(f"not connected to {self._url}")
         if generation is not None and generation != link.number:
             raise ConnectionLost(f"the connection to {self._url} was lost and opened again")
-        self._next_id += 1
-        request_id = self._next_id
-        future: asyncio.Future[tuple[list[Any], float]] = asyncio.get_running_loop().create_future()
-        link.waiting[request_id] = future
+        future: asyncio.Future[tuple[wire.Answer, float]] = asyncio.get_running_loop().create_future()
+        link.waiting[request.id] = future
         is_heard = False
         if hear is not None:
-            link.hearers[request_id] = hear
-        data = wire.pack(kind, request_id, *fields)
+            link.hearers[request.id] = hear
+        data = wire.pack(request)
         sent_at_s = self._clock.now_s()
         is_sent = False
         try:
@@ -152,30 +163,32 @@ class Connection:
             is_sent = True
             await link.socket.send_bytes(data)
             frame, received_at_s = await future
-            is_heard = frame[0] != "error"
+            is_heard = not isinstance(frame, wire.Error)
         except (ConnectionError, aiohttp.ClientError) as error:
             raise ConnectionLost(f"{self._url}: {error}") from error
         except asyncio.CancelledError:
-            if kind in ("open", "join") and is_sent:
-                self._abandon(link, request_id, fields[0], future)
+            if isinstance(request, wire.Open) and is_sent:
+                self._abandon(link, request, future)
             raise
         finally:
-            link.waiting.pop(request_id, None)
+            link.waiting.pop(request.id, None)
             if not is_heard:
-                link.hearers.pop(request_id, None)
+                link.hearers.pop(request.id, None)
             del future  # with an error it would keep this frame, and with it what was sent
-        if frame[0] == "error":
-            raise ServerError(frame[2], frame[3])
-        return frame, sent_at_s, received_at_s
+        if isinstance(frame, wire.Error):
+            raise ServerError(frame.code, frame.message)
+        return Answered(frame, sent_at_s, received_at_s)
 
     def _abandon(
-        self, link: _Link, request_id: int, session: str, answer: asyncio.Future[tuple[list[Any], float]]
+        self, link: _Link, request: wire.Open, answer: asyncio.Future[tuple[wire.Answer, float]]
     ) -> None:
         """Nobody takes up what is answered to an opening: close the session if it was opened."""
         if answer.cancelled() or not answer.done():
-            link.abandoned[request_id] = session
-        elif answer.exception() is None and answer.result()[0][0] == "ok":
-            self.forget(session, link.number)  # the answer came in the very moment of the cancellation
+            link.abandoned[request.id] = request.session
+        elif answer.exception() is None and isinstance(answer.result()[0], wire.Ok):
+            self.forget(
+                request.session, link.number
+            )  # the answer came in the very moment of the cancellation
 
     def unhear(self, request_id: int, generation: int) -> None:
         """Tell no one any more of answers to that request."""
@@ -189,7 +202,7 @@ class Connection:
 
     async def _forget(self, session: str, generation: int) -> None:
         with contextlib.suppress(ServerError, ConnectionLost):  # then the session has ended, too
-            await self.ask("close", session, generation=generation)
+            await self.ask(wire.Close(self.next_id(), session), generation=generation)
 
     def _later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
@@ -220,7 +233,7 @@ class Connection:
             link.hearers.clear()
             await link.socket.close()  # nothing is read any more, so nothing may be asked any more
 
-    async def _deliver_late(self, link: _Link, frame: list[Any], n_bytes: int, down: DelayLine) -> None:
+    async def _deliver_late(self, link: _Link, frame: wire.Answer, n_bytes: int, down: DelayLine) -> None:
         with contextlib.suppress(
             ConnectionError
         ):  # _carry has closed the socket: everybody who waits hears it
@@ -235,14 +248,14 @@ class Connection:
             await link.socket.close()
             raise
 
-    def _deliver(self, link: _Link, frame: list[Any], received_at_s: float) -> None:
-        future = link.waiting.get(frame[1])
+    def _deliver(self, link: _Link, frame: wire.Answer, received_at_s: float) -> None:
+        future = link.waiting.get(frame.id)
         if future is not None and not future.done():
             future.set_result((frame, received_at_s))
-        elif frame[1] in link.hearers:
-            link.hearers[frame[1]](frame, received_at_s)
-        session = link.abandoned.pop(frame[1], None)
-        if session is not None and frame[0] == "ok":
+        elif frame.id in link.hearers:
+            link.hearers[frame.id](frame, received_at_s)
+        session = link.abandoned.pop(frame.id, None)
+        if session is not None and isinstance(frame, wire.Ok):
             self.forget(session, link.number)
 
     async def close(self) -> None:

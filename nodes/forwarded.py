@@ -35,7 +35,7 @@ class _News(NamedTuple):
     """What a server said of a session, or ``None``: its connection is lost."""
 
     server: int
-    frame: list[Any] | None
+    frame: wire.Answer | None
     received_at_s: float
 
 
@@ -65,21 +65,15 @@ class ForwardedChain(Chain):
     ) -> None:
         news = self._news
 
-        def hear(frame: list[Any] | None, received_at_s: float) -> None:
+        def hear(frame: wire.Answer | None, received_at_s: float) -> None:
             news.put_nowait(_News(server, frame, received_at_s))
 
-        frame, _, _ = await self._connections[server].ask(
-            "join",
-            key,
-            self._client,
-            first,
-            last,
-            max_tokens,
-            *self._places[server],
-            generation=generation,
-            hear=hear,
+        connection = self._connections[server]
+        request = wire.Join(
+            connection.next_id(), key, self._client, first, last, max_tokens, *self._places[server]
         )
-        self._join_ids[server, key] = frame[1]
+        await connection.ask(request, generation=generation, hear=hear)
+        self._join_ids[server, key] = request.id
 
     async def run(
         self, hops: Sequence[OpenHop], n_tokens: int, payload: bytes
@@ -104,16 +98,10 @@ class ForwardedChain(Chain):
         self, hops: Sequence[OpenHop], n_tokens: int, payload: bytes, asked_at_s: float
     ) -> tuple[bytes, list[tuple[Times, int]]]:
         first = hops[0]
+        connection, token = self._connections[first.server], self._places[first.server].token
+        push = wire.Push(connection.next_id(), token, first.n_cached, n_tokens, b"", payload)
         try:
-            _, sent_at_s, _ = await self._connections[first.server].ask(
-                "push",
-                self._places[first.server].token,
-                first.n_cached,
-                n_tokens,
-                b"",
-                payload,
-                generation=first.generation,
-            )
+            _, sent_at_s, _ = await connection.ask(push, generation=first.generation)
         except ConnectionLost as error:
             raise HopFailed(first, str(error), asked_at_s) from error
         except ServerError as error:
@@ -122,22 +110,24 @@ class ForwardedChain(Chain):
         at = next(i for i, hop in enumerate(hops) if hop.server == server)
         if frame is None:
             raise HopFailed(hops[at], "the connection was lost", asked_at_s)
-        if frame[0] == "error":
-            raise self._failure(hops, at, frame[2], f"{frame[2]}: {frame[3]}", asked_at_s)
+        if isinstance(frame, wire.Error):
+            raise self._failure(hops, at, frame.code, f"{frame.code}: {frame.message}", asked_at_s)
+        wrong = SessionError(f"server {server}: its answer is not the result of {n_tokens} hidden states")
+        if not isinstance(frame, wire.Result) or frame.position != first.n_cached:
+            raise wrong
         try:
-            timings = wire.unpack_timings(frame[3]) if frame[0] == "result" else []
+            timings = wire.unpack_timings(frame.timings)
         except wire.FrameError:
-            timings = []
-        answer = frame[-1]
-        if len(timings) != len(hops) or frame[2] != first.n_cached or len(answer) != len(payload):
-            raise SessionError(f"server {server}: its answer is not the result of {n_tokens} hidden states")
+            raise wrong from None
+        if len(timings) != len(hops) or len(frame.payload) != len(payload):
+            raise wrong
         times: list[tuple[Times, int]] = []
         for arrived_at_s, departed_at_s, n_bytes in timings:
             times.append(((sent_at_s, arrived_at_s, departed_at_s, departed_at_s), n_bytes))
             sent_at_s = departed_at_s
         (sent, arrived, departed, _), n_bytes = times[-1]
         times[-1] = (sent, arrived, departed, received_at_s), n_bytes
-        return answer, times
+        return frame.payload, times
 
     def _failure(
         self, hops: Sequence[OpenHop], at: int, code: str, text: str, asked_at_s: float
@@ -157,7 +147,8 @@ class ForwardedChain(Chain):
         async def answers(hop: OpenHop) -> bool:
             try:
                 with self._watchdog.limit(limit_s):
-                    await self._connections[hop.server].ask("ping", b"", generation=hop.generation)
+                    connection = self._connections[hop.server]
+                    await connection.ask(wire.Ping(connection.next_id(), b""), generation=hop.generation)
             except (Overdue, ConnectionLost, ServerError):
                 return False
             return True

@@ -43,10 +43,14 @@ class Place:
     peer: int
     next_token: str
 
-    async def tell(self, kind: str, *fields: Any) -> None:
-        """Answer the client, if it is still there."""
+    async def answer(self, frame: wire.Answer) -> None:
+        """Send the client a frame with ``join_id``, if it is still there."""
         with contextlib.suppress(ConnectionError):
-            await self.client.send_bytes(wire.pack(kind, self.join_id, *fields))
+            await self.client.send_bytes(wire.pack(frame))
+
+    async def fail(self, code: str, message: str) -> None:
+        """Send the client an error."""
+        await self.answer(wire.Error(self.join_id, code, message))
 
 
 class Forwarding:
@@ -66,12 +70,14 @@ class Forwarding:
         """Sessions that are part of chains."""
         return len(self._places)
 
-    def check(self, join_id: int, token: str, peer: int, next_token: str) -> None:
+    def check(self, join: wire.Join) -> None:
         """Raises ``FrameError`` if no session can take that place."""
-        if not token or token in self._places:
-            raise wire.FrameError(wire.BAD_FRAME, "the token is empty or taken", join_id)
-        if next_token and peer >= len(self.peers):
-            raise wire.FrameError(wire.BAD_FRAME, f"there is no server number {peer} to forward to", join_id)
+        if not join.token or join.token in self._places:
+            raise wire.FrameError(wire.BAD_FRAME, "the token is empty or taken", join.id)
+        if join.next_token and join.peer >= len(self.peers):
+            raise wire.FrameError(
+                wire.BAD_FRAME, f"there is no server number {join.peer} to forward to", join.id
+            )
 
     def join(self, place: Place) -> Place:
         """Take pushes for the session at ``place`` from now on."""
@@ -93,19 +99,18 @@ class Forwarding:
         if self._places.get(place.token) is not place:  # closed while it computed: nobody waits for it
             return
         if not place.next_token:
-            await place.tell("result", position, timings, answer)
+            await place.answer(wire.Result(place.join_id, position, timings, answer))
             return
         connection = self.peers[place.peer]
         try:
             with self._watchdog.limit(self.limit_s):
                 generation = await connection.ready()
-                await connection.ask(
-                    "push", place.next_token, position, n_tokens, timings, answer, generation=generation
-                )
+                push = wire.Push(connection.next_id(), place.next_token, position, n_tokens, timings, answer)
+                await connection.ask(push, generation=generation)
         except Overdue:
-            await place.tell("error", wire.NOT_PASSED_ON, f"no answer for {self.limit_s:g} s")
+            await place.fail(wire.NOT_PASSED_ON, f"no answer for {self.limit_s:g} s")
         except (ConnectionLost, ServerError) as error:
-            await place.tell("error", wire.NOT_PASSED_ON, cut(error))
+            await place.fail(wire.NOT_PASSED_ON, cut(error))
 
     def close(self) -> None:
         self._watchdog.close()

@@ -49,7 +49,9 @@ class ServerSocket(web.WebSocketResponse):
             with contextlib.suppress(ConnectionError, TimeoutError):
                 async with asyncio.timeout(LAST_WORDS_S):
                     await self.send_bytes(
-                        wire.pack("error", -1, wire.TOO_LARGE, "the frame is larger than this server accepts")
+                        wire.pack(
+                            wire.Error(-1, wire.TOO_LARGE, "the frame is larger than this server accepts")
+                        )
                     )
         return await super().close(code=code, message=message, drain=drain)
 

@@ -218,7 +218,9 @@ class _Client:
     async def warm(self, n_bytes: int) -> None:
         """Send one message of ``n_bytes`` each way on every connection."""
         payload = bytes(n_bytes)
-        await asyncio.gather(*(c.ask("ping", payload) for c in self.connections if c.generation))
+        await asyncio.gather(
+            *(c.ask(wire.Ping(c.next_id(), payload)) for c in self.connections if c.generation)
+        )
 
     async def start(self, origin_at: float) -> None:
         self.clock.origin_at = origin_at

@@ -76,7 +76,7 @@ class Peering:
         async def warm_one(connection: Connection) -> None:
             generation = await connection.ready()
             if payload:
-                await connection.ask("ping", payload, generation=generation)
+                await connection.ask(wire.Ping(connection.next_id(), payload), generation=generation)
 
         await asyncio.gather(*(warm_one(self._connections[server]) for server in servers))
 

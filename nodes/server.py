@@ -125,30 +125,33 @@ class Server:
                 return
             await self._until_it_reads(connection)
             try:
-                frame = wire.unpack_request(message.data)
-                if frame[0] == "step":
-                    if len(connection.tasks) >= self.limits.max_pending_steps:
-                        text = f"{len(connection.tasks)} steps of this connection wait for their answers"
-                        await socket.send_bytes(wire.pack("error", frame[1], wire.TOO_MANY_STEPS, text))
-                        continue
-                    session = self.sessions.check_step(connection, frame)
-                    if session is None:
-                        await socket.send_bytes(wire.pack("error", frame[1], *connection.expired[frame[2]]))
-                        continue
-                    self._begin(connection, session, frame, arrived_at_s)
-                elif frame[0] == "push":
-                    await socket.send_bytes(self._push(frame, arrived_at_s))
-                elif frame[0] in ("open", "join"):
-                    await socket.send_bytes(self.sessions.open(connection, frame))
-                elif frame[0] == "close":
-                    await socket.send_bytes(self.sessions.close(connection, frame))
-                else:
-                    await socket.send_bytes(
-                        wire.pack("out", frame[1], arrived_at_s, self.clock.now_s(), frame[2])
-                    )
+                answer = self._take(connection, wire.unpack_request(message.data), arrived_at_s)
             except wire.FrameError as error:
                 await self._reject(connection, error)
                 return
+            if answer is not None:
+                await socket.send_bytes(wire.pack(answer))
+
+    def _take(self, connection: Connection, frame: wire.Request, arrived_at_s: float) -> wire.Answer | None:
+        """Carry out a request; a step is answered later. Raises ``FrameError``."""
+        match frame:
+            case wire.Step():
+                if len(connection.tasks) >= self.limits.max_pending_steps:
+                    text = f"{len(connection.tasks)} steps of this connection wait for their answers"
+                    return wire.Error(frame.id, wire.TOO_MANY_STEPS, text)
+                session = self.sessions.check_step(connection, frame)
+                if session is None:
+                    return wire.Error(frame.id, *connection.expired[frame.session])
+                self._begin(connection, session, frame, arrived_at_s)
+                return None
+            case wire.Push():
+                return self._push(frame, arrived_at_s)
+            case wire.Open():
+                return self.sessions.open(connection, frame)
+            case wire.Close():
+                return self.sessions.close(connection, frame)
+            case wire.Ping():
+                return wire.Out(frame.id, arrived_at_s, self.clock.now_s(), frame.payload)
 
     async def _until_it_reads(self, connection: Connection) -> None:
         """Wait while a client has too much pending or unread; what it sends meanwhile stays with it."""
@@ -180,19 +183,18 @@ class Server:
         self.sessions.drop(connection)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORDS_S):
-                answer = wire.pack("error", error.request_id, error.code, cut(error))
-                await connection.socket.send_bytes(answer)
+                answer = wire.Error(error.request_id, error.code, cut(error))
+                await connection.socket.send_bytes(wire.pack(answer))
                 await connection.socket.close(code=WSCloseCode.PROTOCOL_ERROR, message=error.code.encode())
 
-    def _push(self, frame: list[Any], arrived_at_s: float) -> bytes:
+    def _push(self, frame: wire.Push, arrived_at_s: float) -> wire.Answer:
         """Begin a step of a session that any connection may push to; the answer to who pushed.
 
         What is wrong with it is no reason to close the connection: other clients' steps come over it, too.
         """
-        _, request_id, token, position, n_tokens, timings, payload = frame
-        place = self.sessions.forwarding.place(token)
+        place = self.sessions.forwarding.place(frame.token)
         if place is None:
-            return wire.pack("error", request_id, wire.UNKNOWN_SESSION, "the session is not here any more")
+            return wire.Error(frame.id, wire.UNKNOWN_SESSION, "the session is not here any more")
         connection, session = place.owner
         limits = self.limits
         if (
@@ -200,63 +202,59 @@ class Server:
             or connection.pending_bytes > limits.max_pending_bytes
         ):
             text = f"{len(connection.tasks)} steps of this client are pending"
-            return wire.pack("error", request_id, wire.TOO_MANY_STEPS, text)
-        step = ["step", place.join_id, session.key, position, n_tokens, payload]
+            return wire.Error(frame.id, wire.TOO_MANY_STEPS, text)
+        step = wire.Step(place.join_id, session.key, frame.position, frame.n_tokens, frame.payload)
         try:
             self.sessions.check_step(connection, step, is_pushed=True)
         except wire.FrameError as error:
-            return wire.pack("error", request_id, error.code, cut(error))
-        self._begin(connection, session, step, arrived_at_s, timings)
-        return wire.pack("ok", request_id)
+            return wire.Error(frame.id, error.code, cut(error))
+        self._begin(connection, session, step, arrived_at_s, frame.timings)
+        return wire.Ok(frame.id)
 
     def _begin(
         self,
         connection: Connection,
         session: Session,
-        frame: list[Any],
+        step: wire.Step,
         arrived_at_s: float,
         timings: bytes = b"",
     ) -> None:
-        step = self._step(connection, session, frame, arrived_at_s, timings)
-        task = asyncio.ensure_future(step)
+        task = asyncio.ensure_future(self._step(connection, session, step, arrived_at_s, timings))
         connection.tasks.add(task)
-        connection.pending_bytes += len(frame[5])
+        connection.pending_bytes += len(step.payload)
         task.add_done_callback(connection.tasks.discard)
 
     async def _step(
         self,
         connection: Connection,
         session: Session,
-        frame: list[Any],
+        step: wire.Step,
         arrived_at_s: float,
         timings: bytes,
     ) -> None:
         try:
-            await self._compute(connection, session, frame, arrived_at_s, timings)
+            await self._compute(connection, session, step, arrived_at_s, timings)
         finally:
-            connection.pending_bytes -= len(frame[5])
+            connection.pending_bytes -= len(step.payload)
 
     async def _compute(
         self,
         connection: Connection,
         session: Session,
-        frame: list[Any],
+        step: wire.Step,
         arrived_at_s: float,
         timings: bytes,
     ) -> None:
-        _, request_id, _, position, n_tokens, payload = frame
+        position, n_tokens = step.position, step.n_tokens
         try:
-            answer = await self.sessions.compute.step(
-                session.state, position, n_tokens, payload, arrived_at_s
+            output = await self.sessions.compute.step(
+                session.state, position, n_tokens, step.payload, arrived_at_s
             )
         except ComputeError as error:
             log.warning("session %s: %s", shown(session.key), error)
             if session.key in connection.sessions:
                 self.sessions.forget(connection, session.key, wire.COMPUTE_FAILED, f"has failed: {error}")
-            with contextlib.suppress(ConnectionError):
-                await connection.socket.send_bytes(
-                    wire.pack("error", request_id, wire.COMPUTE_FAILED, cut(error))
-                )
+            await _answer(connection, wire.Error(step.id, wire.COMPUTE_FAILED, cut(error)))
             return
         except Exception:
             log.exception("computing session %s failed: closing its connection", shown(session.key))
@@ -268,10 +266,12 @@ class Server:
         self.counters.steps += 1
         self.counters.compute_s += departed_at_s - arrived_at_s
         if session.place is not None:
-            timings += wire.pack_timing(arrived_at_s, departed_at_s, len(payload))
-            await self.sessions.forwarding.pass_on(session.place, position, n_tokens, timings, answer)
+            timings += wire.pack_timing(arrived_at_s, departed_at_s, len(step.payload))
+            await self.sessions.forwarding.pass_on(session.place, position, n_tokens, timings, output)
             return
-        with contextlib.suppress(ConnectionError):  # the client left; _serve_connection cleans up
-            await connection.socket.send_bytes(
-                wire.pack("out", request_id, arrived_at_s, departed_at_s, answer)
-            )
+        await _answer(connection, wire.Out(step.id, arrived_at_s, departed_at_s, output))
+
+
+async def _answer(connection: Connection, frame: wire.Answer) -> None:
+    with contextlib.suppress(ConnectionError):  # the client left; _serve_connection cleans up
+        await connection.socket.send_bytes(wire.pack(frame))

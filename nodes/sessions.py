@@ -107,32 +107,32 @@ class Sessions:
         for key in list(connection.sessions):
             self._release(connection, key)
 
-    def open(self, connection: Connection, frame: list[Any]) -> bytes:
-        """The answer to an ``open`` or ``join`` frame."""
-        _, request_id, key, client, first, last, max_tokens, *chained = frame
+    def open(self, connection: Connection, frame: wire.Open) -> wire.Answer:
+        """Open a session, with a place in a chain if ``frame`` is a ``Join``."""
+        key, first, last, max_tokens = frame.session, frame.first, frame.last, frame.max_tokens
         hosted = self.hosted
         if not hosted.first <= first < last <= hosted.last:
             if self.may_move:  # the client was told of blocks that have gone since
                 self.counters.refused += 1
                 text = f"blocks {first} to {last} are not here any more"
-                return wire.pack("error", request_id, wire.NO_CAPACITY, text)
+                return wire.Error(frame.id, wire.NO_CAPACITY, text)
             raise wire.FrameError(
                 wire.WRONG_BLOCKS,
                 f"blocks {first} to {last} asked for, {hosted.first} to {hosted.last} are here",
-                request_id,
+                frame.id,
             )
         if key in connection.sessions:
-            raise wire.FrameError(wire.BAD_FRAME, f"session {shown(key)} is open already", request_id)
+            raise wire.FrameError(wire.BAD_FRAME, f"session {shown(key)} is open already", frame.id)
         if max_tokens < 1:
-            raise wire.FrameError(wire.BAD_FRAME, "a session needs room for a token", request_id)
+            raise wire.FrameError(wire.BAD_FRAME, "a session needs room for a token", frame.id)
         if max_tokens > self.limits.max_session_tokens:
             raise wire.FrameError(
                 wire.BAD_FRAME,
                 f"a session of {max_tokens} tokens; at most {self.limits.max_session_tokens} are taken",
-                request_id,
+                frame.id,
             )
-        if chained:
-            self.forwarding.check(request_id, *chained)
+        if isinstance(frame, wire.Join):
+            self.forwarding.check(frame)
         n_bytes = hosted.cache_bytes_per_token * max_tokens * (last - first)
         try:
             if len(connection.sessions) >= self.limits.max_sessions_per_connection:
@@ -141,7 +141,7 @@ class Sessions:
                 raise NoCapacityError("too many sessions on this server")
             self.account.reserve((connection.number, key), n_bytes)
             try:
-                state = self.compute.new_session(client, first, last, max_tokens)
+                state = self.compute.new_session(frame.client, first, last, max_tokens)
             except ComputeError as error:
                 self.account.release((connection.number, key))
                 raise NoCapacityError(str(error)) from error
@@ -149,24 +149,25 @@ class Sessions:
             self.counters.refused += 1
             never_fits = not self.may_move and n_bytes > hosted.cache_bytes * ROUNDING
             code = wire.NEVER_FITS if never_fits else wire.NO_CAPACITY
-            return wire.pack("error", request_id, code, cut(error))
+            return wire.Error(frame.id, code, cut(error))
         session = Session(key, first, last, max_tokens, state, self.clock.now_s())
         connection.sessions[key] = session
-        if chained:
+        if isinstance(frame, wire.Join):
             owner = connection, session
-            session.place = self.forwarding.join(Place(owner, connection.socket, request_id, *chained))
+            place = Place(owner, connection.socket, frame.id, frame.token, frame.peer, frame.next_token)
+            session.place = self.forwarding.join(place)
         self.counters.opened += 1
-        return wire.pack("ok", request_id)
+        return wire.Ok(frame.id)
 
-    def close(self, connection: Connection, frame: list[Any]) -> bytes:
-        """The answer to a ``close`` frame."""
-        _, request_id, key = frame
+    def close(self, connection: Connection, frame: wire.Close) -> wire.Answer:
+        """Close a session; one that the server has ended counts as closed."""
+        key = frame.session
         if key in connection.sessions:
             self._release(connection, key)
             self.counters.closed += 1
         elif key not in connection.expired:
-            raise wire.FrameError(wire.UNKNOWN_SESSION, f"no session {shown(key)}", request_id)
-        return wire.pack("ok", request_id)
+            raise wire.FrameError(wire.UNKNOWN_SESSION, f"no session {shown(key)}", frame.id)
+        return wire.Ok(frame.id)
 
     def _release(self, connection: Connection, key: str) -> None:
         session = connection.sessions.pop(key)
@@ -183,35 +184,35 @@ class Sessions:
         while len(connection.expired) > _EXPIRED_REMEMBERED:
             connection.expired.popitem(last=False)
 
-    def check_step(self, connection: Connection, frame: list[Any], is_pushed: bool = False) -> Session | None:
+    def check_step(self, connection: Connection, frame: wire.Step, is_pushed: bool = False) -> Session | None:
         """The step's session; ``None`` if it has expired. Raises ``FrameError``."""
-        _, request_id, key, position, n_tokens, payload = frame
+        key, position, n_tokens = frame.session, frame.position, frame.n_tokens
         session = connection.sessions.get(key)
         if session is None:
             if key in connection.expired:
                 return None
-            raise wire.FrameError(wire.UNKNOWN_SESSION, f"no session {shown(key)}", request_id)
+            raise wire.FrameError(wire.UNKNOWN_SESSION, f"no session {shown(key)}", frame.id)
         if session.place is not None and not is_pushed:
             raise wire.FrameError(
-                wire.BAD_FRAME, f"session {shown(key)} is part of a chain: push to it", request_id
+                wire.BAD_FRAME, f"session {shown(key)} is part of a chain: push to it", frame.id
             )
-        if n_tokens < 1 or len(payload) != n_tokens * self.compute.token_bytes:
+        if n_tokens < 1 or len(frame.payload) != n_tokens * self.compute.token_bytes:
             raise wire.FrameError(
                 wire.WRONG_SIZE,
-                f"{len(payload)} bytes for {n_tokens} hidden states of {self.compute.token_bytes} bytes",
-                request_id,
+                f"{len(frame.payload)} bytes for {n_tokens} hidden states of {self.compute.token_bytes} bytes",
+                frame.id,
             )
         if position != session.position or session.running:
             raise wire.FrameError(
                 wire.WRONG_POSITION,
                 f"session {shown(key)} is at position {session.position}, not {position}",
-                request_id,
+                frame.id,
             )
         if position + n_tokens > session.max_tokens:
             raise wire.FrameError(
                 wire.WRONG_POSITION,
                 f"session {shown(key)} has room for {session.max_tokens} tokens",
-                request_id,
+                frame.id,
             )
         session.running = True
         return session
@@ -227,9 +228,7 @@ class Sessions:
                     if not session.running and session.used_at_s + self.limits.idle_s <= now_s:
                         self._expire(connection, session.key)
                         if session.place is not None:
-                            await session.place.tell(
-                                "error", wire.SESSION_EXPIRED, "it was idle for too long"
-                            )
+                            await session.place.fail(wire.SESSION_EXPIRED, "it was idle for too long")
                 await self.clock.sleep_until_s(now_s + self.limits.idle_s / 4)
 
         task = asyncio.ensure_future(watch())
@@ -249,7 +248,7 @@ class Sessions:
         session = connection.sessions[key[1]]
         self.forget(connection, key[1], code, reason)
         if session.place is not None:
-            await session.place.tell("error", code, f"it {reason}")
+            await session.place.fail(code, f"it {reason}")
 
     def blocks_of(self, key: tuple[int, str]) -> tuple[int, int]:
         """The blocks that the session of ``account`` with that key uses, half-open."""

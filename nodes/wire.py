@@ -1,39 +1,19 @@
-"""The data plane's frames: one msgpack array per binary WebSocket message.
+"""The data plane's frames: one msgpack array per binary WebSocket message, its kind first.
 
-Requests (client to server), each answered once, in any order, with the same ``id``:
+A client sends a ``Request``; each is answered once, in any order, by an ``Answer`` with the same ``id``.
+With forwarding (``nodes.forwarding``) ``Join`` and ``Push`` take the place of ``Open`` and ``Step``.
 
-- ``["open", id, session, client, first, last, max_tokens]``
-- ``["step", id, session, position, n_tokens, payload]``; position 0 is the prefill
-- ``["close", id, session]``
-- ``["ping", id, payload]``
-
-and with forwarding (``nodes.forwarding``) in place of the first two:
-
-- ``["join", id, session, client, first, last, max_tokens, token, peer, next_token]``
-- ``["push", id, token, position, n_tokens, timings, payload]``, from the client or another server; it is
-  answered as soon as it has arrived
-
-Answers:
-
-- ``["ok", id]``
-- ``["out", id, arrived_at_s, departed_at_s, payload]``
-- ``["result", id, position, timings, payload]``, from the last server of a chain: what came out of a step.
-  ``id`` is that of the ``join``, which is also answered by an error whenever its session fails
-- ``["error", id, code, message]``; ``id`` is -1 when the request's cannot be known
-
-``payload`` holds ``n_tokens`` hidden states, ``timings`` what ``pack_timing`` makes of every hop so far.
-No error in answer to a ``push`` breaks the protocol, unless the frame itself is bad. Of the others, except ``no-capacity``, ``never-fits`` (the session needs more than the server has in all), ``session-expired``,
-``session-moved`` (the server holds other blocks now), ``compute-failed`` (the session is closed, others go on), ``not-passed-on`` (the session's next server did not take what
-was pushed to it) and ``too-many-steps`` (nothing was done, it may
-be asked again), every error breaks the protocol: the server closes the connection after it.
+After an error with one of the codes from ``BAD_FRAME`` on the server closes the connection, unless a ``Push``
+was answered with it whose frame itself was right.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import Any
+from typing import Annotated, Any
 
-import msgpack
+import msgspec
+from msgspec import Meta
 
 PATH = "/v1/sessions"
 MAX_TIMINGS = 256
@@ -44,11 +24,16 @@ FRAME_OVERHEAD_BYTES = 512 + MAX_TIMINGS * _TIMING.size
 
 NO_CAPACITY = "no-capacity"
 NEVER_FITS = "never-fits"
+"""The session needs more than the server has in all."""
 SESSION_EXPIRED = "session-expired"
 SESSION_MOVED = "session-moved"
+"""The server holds other blocks now."""
 COMPUTE_FAILED = "compute-failed"
+"""The session is closed; others go on."""
 NOT_PASSED_ON = "not-passed-on"
+"""The session's next server did not take what was pushed to it."""
 TOO_MANY_STEPS = "too-many-steps"
+"""Nothing was done; it may be asked again."""
 BAD_FRAME = "bad-frame"
 TOO_LARGE = "frame-too-large"
 UNKNOWN_SESSION = "unknown-session"
@@ -56,28 +41,123 @@ WRONG_SIZE = "wrong-size"
 WRONG_POSITION = "wrong-position"
 WRONG_BLOCKS = "wrong-blocks"
 
-_SHAPES: dict[str, tuple[type, ...]] = {
-    "open": (int, str, str, int, int, int),
-    "step": (int, str, int, int, bytes),
-    "close": (int, str),
-    "ping": (int, bytes),
-    "join": (int, str, str, int, int, int, str, int, str),
-    "push": (int, str, int, int, bytes, bytes),
-}
-_ANSWER_SHAPES: dict[str, tuple[type, ...]] = {
-    "ok": (int,),
-    "out": (int, float, float, bytes),
-    "result": (int, int, bytes, bytes),
-    "error": (int, str, str),
-}
-_MAX_NAME = 128
-_MAX_NAME_BYTES = 4 * _MAX_NAME
 MAX_ERROR_CHARACTERS = 1000
 """An error's message is cut to this."""
-_MAX_ERROR_BYTES = 4 * MAX_ERROR_CHARACTERS
-_MAX_FIELDS = 1 + max(len(shape) for shape in (*_SHAPES.values(), *_ANSWER_SHAPES.values()))
-_NO_CONTAINERS = {"max_array_len": _MAX_FIELDS, "max_map_len": 0, "max_ext_len": 0}
-"""A few bytes may claim a list of millions of elements, which would be made before they are missed."""
+_MAX_REASON_CHARACTERS = 160
+
+Name = Annotated[str, Meta(max_length=128)]
+Count = Annotated[int, Meta(ge=0)]
+
+
+class Frame(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """What all frames have. ``id`` is the sender's number of a request."""
+
+
+class Open(Frame, tag="open"):
+    """Reserve room for ``max_tokens`` in blocks ``first`` to ``last`` (half-open)."""
+
+    id: Count
+    session: Name
+    client: Name
+    first: Count
+    last: Count
+    max_tokens: Count
+
+
+class Join(Open, tag="join"):
+    """As ``Open``, as part of a chain.
+
+    Whoever knows ``token`` may push. What comes out goes to server number ``peer`` under ``next_token``, or
+    from the last server (an empty ``next_token``) to the client.
+    """
+
+    token: Name
+    peer: Count
+    next_token: Name
+
+
+class Step(Frame, tag="step"):
+    """``n_tokens`` hidden states from ``position`` on; position 0 is the prefill."""
+
+    id: Count
+    session: Name
+    position: Count
+    n_tokens: Count
+    payload: bytes
+
+
+class Push(Frame, tag="push"):
+    """A step of a chain, from the client or another server; answered as soon as it has arrived.
+
+    ``timings`` holds what ``pack_timing`` gives for every hop so far.
+    """
+
+    id: Count
+    token: Name
+    position: Count
+    n_tokens: Count
+    timings: bytes
+    payload: bytes
+
+
+class Close(Frame, tag="close"):
+    """End a session."""
+
+    id: Count
+    session: Name
+
+
+class Ping(Frame, tag="ping"):
+    """Answered by an ``Out`` with the same payload."""
+
+    id: Count
+    payload: bytes
+
+
+class Ok(Frame, tag="ok"):
+    """The request was carried out."""
+
+    id: int
+
+
+class Out(Frame, tag="out"):
+    """What came out of a step, and the server's instants (scenario seconds)."""
+
+    id: int
+    arrived_at_s: float
+    departed_at_s: float
+    payload: bytes
+
+
+class Result(Frame, tag="result"):
+    """What came out of a step of a chain, from its last server. ``id`` is that of its ``Join``."""
+
+    id: int
+    position: int
+    timings: bytes
+    payload: bytes
+
+
+class Error(Frame, tag="error"):
+    """``id`` is -1 when the request's cannot be known; that of a ``Join`` when its session fails."""
+
+    id: int
+    code: str
+    message: str
+
+
+Request = Open | Join | Step | Push | Close | Ping
+Answer = Ok | Out | Result | Error
+
+_requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+_answers: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+
+
+class _Head(msgspec.Struct, array_like=True):
+    """The beginning of any frame."""
+
+    kind: Any
+    id: int
 
 
 class FrameError(Exception):
@@ -94,9 +174,9 @@ def url(address: str, port: int) -> str:
     return f"http://{address}:{port}{PATH}"
 
 
-def pack(*fields: Any) -> bytes:
-    """One frame."""
-    return msgpack.packb(fields)  # type: ignore[no-any-return]
+def pack(frame: Frame) -> bytes:
+    """The bytes of a frame."""
+    return msgspec.msgpack.encode(frame)
 
 
 def pack_timing(arrived_at_s: float, departed_at_s: float, n_bytes: int) -> bytes:
@@ -111,53 +191,32 @@ def unpack_timings(timings: bytes) -> list[tuple[float, float, int]]:
     return list(_TIMING.iter_unpack(timings))
 
 
-def unpack_request(data: bytes) -> list[Any]:
-    """A request frame, checked: known kind, right number and types of fields, no negative numbers.
-
-    Raises ``FrameError`` (``bad-frame``).
-    """
-    frame = _unpack(data, _MAX_NAME_BYTES)
-    kind = frame[0]
-    if not isinstance(kind, str):  # not shown: the text of a deeply nested value can exhaust the stack
-        raise FrameError(BAD_FRAME, f"a frame starts with its kind, not with a {type(kind).__name__}")
-    shape = _SHAPES.get(kind)
-    if shape is None:
-        raise FrameError(BAD_FRAME, f"unknown kind of frame {kind[:40]!r}")
-    request_id = frame[1] if len(frame) > 1 and type(frame[1]) is int else -1
-    if len(frame) != len(shape) + 1:
-        raise FrameError(BAD_FRAME, f"{kind!r} takes {len(shape)} fields, not {len(frame) - 1}", request_id)
-    for value, wanted in zip(frame[1:], shape, strict=True):
-        if type(value) is not wanted:
-            raise FrameError(
-                BAD_FRAME, f"{kind!r} has a {type(value).__name__} instead of a {wanted.__name__}", request_id
-            )
-        if isinstance(value, int) and value < 0:
-            raise FrameError(BAD_FRAME, f"{kind!r} has a negative number", request_id)
-        if isinstance(value, str) and len(value) > _MAX_NAME:
-            raise FrameError(BAD_FRAME, f"{kind!r} has a name longer than {_MAX_NAME}", request_id)
-    if kind == "push":
-        unpack_timings(frame[5])
-    return frame
-
-
-def unpack_answer(data: bytes) -> list[Any]:
-    """An answer frame. Raises ``FrameError`` if it is none."""
-    frame = _unpack(data, _MAX_ERROR_BYTES)
-    shape = _ANSWER_SHAPES.get(frame[0]) if isinstance(frame[0], str) else None
-    if shape is None or len(frame) != len(shape) + 1:
-        raise FrameError(BAD_FRAME, "not an answer frame")
-    if not all(isinstance(value, wanted) for value, wanted in zip(frame[1:], shape, strict=True)):
-        raise FrameError(BAD_FRAME, f"{frame[0]!r} has a field of another type")
-    return frame
-
-
-def _unpack(data: bytes, max_text_bytes: int) -> list[Any]:
+def unpack_request(data: bytes) -> Request:
+    """A request of a known kind with the right fields. Raises ``FrameError`` (``bad-frame``)."""
     try:
-        frame = msgpack.unpackb(data, max_str_len=max_text_bytes, **_NO_CONTAINERS)
-    except Exception as error:  # msgpack raises a dozen kinds, among them ValueError and RecursionError
-        raise FrameError(
-            BAD_FRAME, f"not msgpack, or longer fields than a frame has ({type(error).__name__})"
-        ) from error
-    if not isinstance(frame, list) or not frame:
-        raise FrameError(BAD_FRAME, "not a msgpack array")
+        frame = _requests.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FrameError(BAD_FRAME, _reason(error), _id_of(data)) from error
+    if isinstance(frame, Push):
+        unpack_timings(frame.timings)
     return frame
+
+
+def unpack_answer(data: bytes) -> Answer:
+    """An answer. Raises ``FrameError`` (``bad-frame``)."""
+    try:
+        return _answers.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FrameError(BAD_FRAME, f"not an answer: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    return str(error)[:_MAX_REASON_CHARACTERS]
+
+
+def _id_of(data: bytes) -> int:
+    """The request's id in a frame that has something else wrong; -1 if there is none."""
+    try:
+        return msgspec.msgpack.decode(data, type=_Head).id
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return -1

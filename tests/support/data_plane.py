@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 import aiohttp
+import msgpack
 from aiohttp import web
 
 from nodes import wire
 from nodes.clock import Clock, ManualClock
 from nodes.compute import Compute, StubCompute, StubProfile
-from nodes.connection import Connection
+from nodes.connection import Answered, Connection
 from nodes.server import HostedBlocks, Server, ServerLimits
 from policies.steps import StepTimes
 
@@ -86,6 +87,19 @@ async def connected(servers: Sequence[Server], clock: Clock) -> AsyncIterator[li
         yield connections
 
 
+def raw_frame(*fields: Any) -> bytes:
+    """A frame as it goes over the wire, whatever ``nodes.wire`` thinks of it."""
+    return bytes(msgpack.packb(fields))
+
+
+def ask(
+    connection: Connection, kind: str, *fields: Any, generation: int | None = None
+) -> Coroutine[Any, Any, Answered]:
+    """Send a request of that kind over a client's connection."""
+    frame = wire.unpack_request(raw_frame(kind, connection.next_id(), *fields))
+    return connection.ask(frame, generation=generation)
+
+
 class RawClient:
     """A WebSocket that may send anything at all."""
 
@@ -99,11 +113,11 @@ class RawClient:
             await self.socket.send_bytes(data)
 
     async def ask(self, *fields: Any) -> list[Any]:
-        await self.send(wire.pack(*fields))
+        await self.send(raw_frame(*fields))
         return await self.answer()
 
     async def answer(self) -> list[Any]:
-        return wire.unpack_answer(await self.socket.receive_bytes(timeout=10))
+        return list(msgpack.unpackb(await self.socket.receive_bytes(timeout=10)))
 
     async def is_closed_by_server(self) -> bool:
         """Whether the next thing from the server is the end of the connection."""

@@ -17,7 +17,7 @@ from nodes.compute import StubProfile
 from nodes.connection import Connection, ConnectionLost, ServerError
 from nodes.links import GIVE_UP_S, DelayLine, DelayProfile
 from policies.steps import StepTimes
-from tests.support.data_plane import TOKEN_BYTES, connected, make_server, serving, until
+from tests.support.data_plane import TOKEN_BYTES, ask, connected, make_server, raw_frame, serving, until
 
 
 @contextlib.asynccontextmanager
@@ -35,16 +35,16 @@ async def connection_to(
 
 async def test_many_requests_on_one_connection_each_get_their_own_answer() -> None:
     async with connected([make_server()], ManualClock()) as (connection,):
-        answers = await asyncio.gather(*(connection.ask("ping", bytes([i])) for i in range(100)))
-    assert [frame[-1] for frame, _, _ in answers] == [bytes([i]) for i in range(100)]
+        answers = await asyncio.gather(*(ask(connection, "ping", bytes([i])) for i in range(100)))
+    assert [answer.frame.payload for answer in answers] == [bytes([i]) for i in range(100)]
 
 
 async def test_an_error_frame_is_raised_with_its_code_and_the_connection_serves_on() -> None:
     async with connected([make_server(cache_bytes=1.0)], ManualClock()) as (connection,):
         with pytest.raises(ServerError, match=r"^never-fits: ") as caught:
-            await connection.ask("open", "s", "c", 0, 4, 10)
+            await ask(connection, "open", "s", "c", 0, 4, 10)
         assert caught.value.code == wire.NEVER_FITS
-        assert (await connection.ask("ping", b"x"))[0][-1] == b"x"
+        assert (await ask(connection, "ping", b"x")).frame.payload == b"x"
 
 
 async def test_a_server_that_goes_away_fails_what_is_pending_and_what_is_asked_later() -> None:
@@ -52,20 +52,20 @@ async def test_a_server_that_goes_away_fails_what_is_pending_and_what_is_asked_l
     async with contextlib.AsyncExitStack() as running:
         url = await running.enter_async_context(serving(server))
         async with connection_to(url, ManualClock()) as connection:
-            await connection.ask("open", "s", "c", 0, 4, 10)
-            pending = asyncio.ensure_future(connection.ask("step", "s", 0, 1, bytes(TOKEN_BYTES)))
+            await ask(connection, "open", "s", "c", 0, 4, 10)
+            pending = asyncio.ensure_future(ask(connection, "step", "s", 0, 1, bytes(TOKEN_BYTES)))
             await until(lambda: server.clock._sleepers[0][0] == 4.0)  # type: ignore[attr-defined]
             await running.aclose()
             with pytest.raises(ConnectionLost, match=url):
                 await pending
             with pytest.raises(ConnectionLost, match=url):
-                await connection.ask("ping", b"")
+                await ask(connection, "ping", b"")
 
 
 async def test_a_connection_that_was_never_opened_says_so() -> None:
     async with aiohttp.ClientSession() as http:
         with pytest.raises(ConnectionLost, match="not connected to http://nowhere/"):
-            await Connection(http, "http://nowhere/", ManualClock()).ask("ping", b"")
+            await ask(Connection(http, "http://nowhere/", ManualClock()), "ping", b"")
 
 
 async def test_a_server_that_cannot_be_reached_is_an_error_of_opening() -> None:
@@ -103,8 +103,8 @@ async def misbehaving(answer: Answer) -> AsyncIterator[str]:
 
 MISBEHAVIOUR: dict[str, Answer] = {
     "garbage": lambda socket: socket.send_bytes(b"\xc1\xc1"),
-    "half an answer": lambda socket: socket.send_bytes(wire.pack("error", 1)),
-    "no answer frame": lambda socket: socket.send_bytes(wire.pack("ping", 1, b"")),
+    "half an answer": lambda socket: socket.send_bytes(raw_frame("error", 1)),
+    "no answer frame": lambda socket: socket.send_bytes(raw_frame("ping", 1, b"")),
     "text": lambda socket: socket.send_str("hello"),
 }
 
@@ -121,23 +121,23 @@ async def test_a_server_that_breaks_the_protocol_is_a_lost_connection_for_everyb
         connection_to(url, ManualClock(), down=down) as connection,
     ):
         first, second = await asyncio.gather(
-            connection.ask("ping", b"1"), connection.ask("ping", b"2"), return_exceptions=True
+            ask(connection, "ping", b"1"), ask(connection, "ping", b"2"), return_exceptions=True
         )
         assert isinstance(first, ConnectionLost)
         assert isinstance(second, ConnectionLost)
         with pytest.raises(ConnectionLost):
-            await connection.ask("ping", b"3")
+            await ask(connection, "ping", b"3")
 
 
 async def test_an_answer_that_nobody_waits_for_is_ignored() -> None:
     async def twice(socket: web.WebSocketResponse) -> None:
-        await socket.send_bytes(wire.pack("ok", 77))
+        await socket.send_bytes(raw_frame("ok", 77))
         for request_id in (1, 2):
-            await socket.send_bytes(wire.pack("ok", request_id))
+            await socket.send_bytes(raw_frame("ok", request_id))
 
     async with misbehaving(twice) as url, connection_to(url, ManualClock()) as connection:
-        assert (await connection.ask("ping", b""))[0] == ["ok", 1]
-        assert (await connection.ask("ping", b""))[0] == ["ok", 2]
+        assert (await ask(connection, "ping", b"")).frame == wire.Ok(1)
+        assert (await ask(connection, "ping", b"")).frame == wire.Ok(2)
 
 
 async def test_messages_take_the_delay_of_the_link_each_way_at_least() -> None:
@@ -145,7 +145,7 @@ async def test_messages_take_the_delay_of_the_link_each_way_at_least() -> None:
     up, down = DelayProfile(0.004, 1e-6), DelayProfile(0.006, 2e-6)
     async with serving(make_server()) as url, connection_to(url, clock, up, down) as connection:
         for n_bytes in (1, 1000):
-            _, sent_at_s, received_at_s = await connection.ask("ping", bytes(n_bytes))
+            _, sent_at_s, received_at_s = await ask(connection, "ping", bytes(n_bytes))
             assert received_at_s - sent_at_s >= 0.010 + 3e-6 * n_bytes
     clock.close()
 
@@ -157,11 +157,11 @@ async def test_delayed_messages_are_answered_in_the_order_they_were_sent(n_bytes
     answered: list[int] = []
     async with serving(make_server()) as url, connection_to(url, clock, link, link) as connection:
 
-        async def ask(index: int) -> None:
-            await connection.ask("ping", bytes(n_bytes[index]))
+        async def ping(index: int) -> None:
+            await ask(connection, "ping", bytes(n_bytes[index]))
             answered.append(index)
 
-        await asyncio.gather(*(ask(index) for index in range(len(n_bytes))))
+        await asyncio.gather(*(ping(index) for index in range(len(n_bytes))))
     assert answered == list(range(len(n_bytes)))
     clock.close()
 
@@ -280,7 +280,7 @@ async def test_a_connection_whose_link_gives_up_is_lost_for_everybody_who_waits(
     for up, down in ((cut, DelayProfile(0.0, 0.0)), (DelayProfile(0.0, 0.0), cut)):
         clock = ManualClock()
         async with serving(make_server()) as url, connection_to(url, clock, up, down) as connection:
-            asked = asyncio.ensure_future(connection.ask("ping", b"x"))
+            asked = asyncio.ensure_future(ask(connection, "ping", b"x"))
             await until(lambda clock=clock: bool(clock._sleepers))
             await clock.advance(GIVE_UP_S)
             with pytest.raises(ConnectionLost):
@@ -292,7 +292,7 @@ async def test_the_links_of_an_open_connection_can_change() -> None:
     none = DelayProfile(0.0, 0.0)
     async with serving(make_server()) as url, connection_to(url, clock, none, none) as connection:
         connection.change_links(None, DelayProfile(0.02, 0.0))
-        _, sent_at_s, received_at_s = await connection.ask("ping", b"x")
+        _, sent_at_s, received_at_s = await ask(connection, "ping", b"x")
         assert received_at_s - sent_at_s >= 0.02
     clock.close()
 
@@ -302,7 +302,7 @@ async def test_an_opening_that_is_cancelled_as_its_answer_arrives_is_closed() ->
     server = make_server(clock=clock)
     async with connected([server], clock) as [connection]:
         deliver = connection._deliver
-        opening = asyncio.create_task(connection.ask("open", "s", "c", 0, 4, 8))
+        opening = asyncio.create_task(ask(connection, "open", "s", "c", 0, 4, 8))
 
         def deliver_and_cancel(link: Any, frame: list[Any], received_at_s: float) -> None:
             deliver(link, frame, received_at_s)
@@ -329,8 +329,8 @@ async def test_what_was_asked_on_a_lost_connection_is_not_kept() -> None:
         async with contextlib.AsyncExitStack() as running:
             url = await running.enter_async_context(serving(server))
             async with connection_to(url, ManualClock()) as connection:
-                await connection.ask("open", "s", "c", 0, 4, 10)
-                pending = asyncio.ensure_future(connection.ask("step", "s", 0, 1, bytes(TOKEN_BYTES)))
+                await ask(connection, "open", "s", "c", 0, 4, 10)
+                pending = asyncio.ensure_future(ask(connection, "step", "s", 0, 1, bytes(TOKEN_BYTES)))
                 await until(lambda: server.account.used_bytes > 0 and bool(server.clock._sleepers))  # type: ignore[attr-defined]
                 await running.aclose()
                 with pytest.raises(ConnectionLost):

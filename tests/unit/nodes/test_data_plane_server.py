@@ -18,7 +18,16 @@ from nodes.compute import StubCompute, StubProfile
 from nodes.digest import apply_blocks, embed, read_rows, write_rows
 from nodes.server import Server, ServerLimits
 from policies.steps import StepTimes
-from tests.support.data_plane import INSTANT, TOKEN_BYTES, RawClient, make_server, raw_client, serving, until
+from tests.support.data_plane import (
+    INSTANT,
+    TOKEN_BYTES,
+    RawClient,
+    make_server,
+    raw_client,
+    raw_frame,
+    serving,
+    until,
+)
 
 
 def rows(*values: int) -> bytes:
@@ -52,7 +61,7 @@ async def test_a_step_reports_when_it_arrived_and_when_it_left() -> None:
     server = make_server(clock=clock, profile=StubProfile(TOKEN_BYTES, StepTimes(0.5, 1.0, 0.25)))
     async with serving(server) as url, raw_client(url) as client:
         await client.ask("open", 1, "s", "c", 0, 4, 10)
-        await client.send(wire.pack("step", 2, "s", 0, 2, rows(1, 2)))
+        await client.send(raw_frame("step", 2, "s", 0, 2, rows(1, 2)))
         await until(lambda: bool(clock._sleepers and clock._sleepers[0][0] == 4 * 1.5))
         await clock.advance(10.0)
         assert (await client.answer())[2:4] == [0.0, 6.0]
@@ -70,8 +79,8 @@ async def test_sessions_on_one_connection_are_answered_as_they_finish() -> None:
     async with serving(server) as url, raw_client(url) as client:
         await client.ask("open", 1, "long", "c", 0, 4, 10)
         await client.ask("open", 2, "short", "c", 3, 4, 10)
-        await client.send(wire.pack("step", 3, "long", 0, 1, rows(1)))
-        await client.send(wire.pack("step", 4, "short", 0, 1, rows(1)))
+        await client.send(raw_frame("step", 3, "long", 0, 1, rows(1)))
+        await client.send(raw_frame("step", 4, "short", 0, 1, rows(1)))
         await until(lambda: len([s for s in clock._sleepers if s[0] in (1.0, 4.0)]) == 2)
         await clock.advance(4.0)
         assert [(await client.answer())[1:4], (await client.answer())[1:4]] == [[4, 0.0, 1.0], [3, 0.0, 4.0]]
@@ -110,34 +119,34 @@ async def test_clients_may_use_the_same_names_for_their_sessions() -> None:
 
 
 OFFENCES: dict[str, tuple[bytes | str, str, int]] = {
-    "wrong size": (wire.pack("step", 9, "s", 0, 2, bytes(TOKEN_BYTES)), wire.WRONG_SIZE, 9),
-    "no tokens": (wire.pack("step", 9, "s", 0, 0, b""), wire.WRONG_SIZE, 9),
-    "a row too long": (wire.pack("step", 9, "s", 0, 1, bytes(TOKEN_BYTES + 1)), wire.WRONG_SIZE, 9),
-    "unknown session": (wire.pack("step", 9, "t", 0, 1, bytes(TOKEN_BYTES)), wire.UNKNOWN_SESSION, 9),
+    "wrong size": (raw_frame("step", 9, "s", 0, 2, bytes(TOKEN_BYTES)), wire.WRONG_SIZE, 9),
+    "no tokens": (raw_frame("step", 9, "s", 0, 0, b""), wire.WRONG_SIZE, 9),
+    "a row too long": (raw_frame("step", 9, "s", 0, 1, bytes(TOKEN_BYTES + 1)), wire.WRONG_SIZE, 9),
+    "unknown session": (raw_frame("step", 9, "t", 0, 1, bytes(TOKEN_BYTES)), wire.UNKNOWN_SESSION, 9),
     "another client's session": (
-        wire.pack("step", 9, "bystander", 1, 1, bytes(TOKEN_BYTES)),
+        raw_frame("step", 9, "bystander", 1, 1, bytes(TOKEN_BYTES)),
         wire.UNKNOWN_SESSION,
         9,
     ),
-    "close of an unknown session": (wire.pack("close", 9, "t"), wire.UNKNOWN_SESSION, 9),
-    "wrong position": (wire.pack("step", 9, "s", 5, 1, bytes(TOKEN_BYTES)), wire.WRONG_POSITION, 9),
+    "close of an unknown session": (raw_frame("close", 9, "t"), wire.UNKNOWN_SESSION, 9),
+    "wrong position": (raw_frame("step", 9, "s", 5, 1, bytes(TOKEN_BYTES)), wire.WRONG_POSITION, 9),
     "more tokens than reserved": (
-        wire.pack("step", 9, "s", 0, 11, bytes(11 * TOKEN_BYTES)),
+        raw_frame("step", 9, "s", 0, 11, bytes(11 * TOKEN_BYTES)),
         wire.WRONG_POSITION,
         9,
     ),
-    "blocks before the first": (wire.pack("open", 9, "t", "c", 1, 3, 1), wire.WRONG_BLOCKS, 9),
-    "blocks after the last": (wire.pack("open", 9, "t", "c", 3, 7, 1), wire.WRONG_BLOCKS, 9),
-    "no blocks": (wire.pack("open", 9, "t", "c", 3, 3, 1), wire.WRONG_BLOCKS, 9),
-    "open twice": (wire.pack("open", 9, "s", "c", 2, 3, 1), wire.BAD_FRAME, 9),
-    "room for nothing": (wire.pack("open", 9, "t", "c", 2, 3, 0), wire.BAD_FRAME, 9),
+    "blocks before the first": (raw_frame("open", 9, "t", "c", 1, 3, 1), wire.WRONG_BLOCKS, 9),
+    "blocks after the last": (raw_frame("open", 9, "t", "c", 3, 7, 1), wire.WRONG_BLOCKS, 9),
+    "no blocks": (raw_frame("open", 9, "t", "c", 3, 3, 1), wire.WRONG_BLOCKS, 9),
+    "open twice": (raw_frame("open", 9, "s", "c", 2, 3, 1), wire.BAD_FRAME, 9),
+    "room for nothing": (raw_frame("open", 9, "t", "c", 2, 3, 0), wire.BAD_FRAME, 9),
     "text": ("hello", wire.BAD_FRAME, -1),
     "garbage": (b"\xc1\xff\x00garbage", wire.BAD_FRAME, -1),
     "nothing": (b"", wire.BAD_FRAME, -1),
     "deeply nested": (b"\x91" * 1000 + b"\x01", wire.BAD_FRAME, -1),
-    "an answer": (wire.pack("ok", 9), wire.BAD_FRAME, -1),
-    "a field too few": (wire.pack("close", 9), wire.BAD_FRAME, 9),
-    "oversized": (wire.pack("ping", 9, bytes(100_000)), wire.TOO_LARGE, -1),
+    "an answer": (raw_frame("ok", 9), wire.BAD_FRAME, 9),
+    "a field too few": (raw_frame("close", 9), wire.BAD_FRAME, 9),
+    "oversized": (raw_frame("ping", 9, bytes(100_000)), wire.TOO_LARGE, -1),
 }
 
 
@@ -173,7 +182,7 @@ async def test_a_second_step_of_a_session_before_the_first_is_answered_is_a_wron
     server = make_server(profile=StubProfile(TOKEN_BYTES, StepTimes(1.0, 1.0, 0.0)))
     async with serving(server) as url, raw_client(url) as client:
         await client.ask("open", 1, "s", "c", 0, 4, 10)
-        await client.send(wire.pack("step", 2, "s", 0, 1, rows(1)))
+        await client.send(raw_frame("step", 2, "s", 0, 1, rows(1)))
         assert (await client.ask("step", 3, "s", 0, 1, rows(1)))[:3] == ["error", 3, wire.WRONG_POSITION]
         assert await client.is_closed_by_server()
         await until(lambda: server.account.used_bytes == 0.0)
@@ -200,11 +209,11 @@ async def test_losing_the_client_frees_its_cache(doing: str, caplog: pytest.LogC
             for i in range(5):
                 await client.ask("open", i, f"s{i}", "c", 0, 4, 10)
                 if doing == "steps":
-                    await client.send(wire.pack("step", 10 + i, f"s{i}", 0, 1, rows(1)))
+                    await client.send(raw_frame("step", 10 + i, f"s{i}", 0, 1, rows(1)))
             assert len(server.account) == 6
             if doing == "questions":
                 for i in range(500):
-                    await client.send(wire.pack("ping", i, bytes(1000)))
+                    await client.send(raw_frame("ping", i, bytes(1000)))
             response = client.socket._response
             assert response.connection is not None
             assert response.connection.transport is not None
@@ -245,7 +254,7 @@ async def test_a_session_does_not_expire_while_it_computes() -> None:
     server = make_server(clock=clock, profile=profile, limits=ServerLimits(idle_s=300.0))
     async with serving(server) as url, raw_client(url) as client:
         await client.ask("open", 1, "s", "c", 0, 1, 10)
-        await client.send(wire.pack("step", 2, "s", 0, 1, rows(1)))
+        await client.send(raw_frame("step", 2, "s", 0, 1, rows(1)))
         await until(lambda: any(at_s == 1000.0 for at_s, _, _ in clock._sleepers))
         await clock.advance(1001.0)
         assert (await client.answer())[:2] == ["out", 2]
@@ -340,7 +349,7 @@ async def test_a_compute_that_raises_ends_the_connection_and_is_logged_and_other
     async with serving(server) as url, raw_client(url) as unlucky, raw_client(url) as other:
         for client in (unlucky, other):
             await client.ask("open", 1, "s", "c", 0, 4, 10)
-        await unlucky.send(wire.pack("step", 2, "s", 0, 1, rows(13)))
+        await unlucky.send(raw_frame("step", 2, "s", 0, 1, rows(13)))
         assert await unlucky.is_closed_by_server()
         await until(lambda: len(server.account) == 1)
         assert (await other.ask("step", 2, "s", 0, 1, rows(14)))[0] == "out"

@@ -26,6 +26,7 @@ from tests.support.data_plane import (
     INSTANT,
     TOKEN_BYTES,
     JumpClock,
+    ask,
     connected,
     make_server,
     serving,
@@ -208,13 +209,13 @@ async def test_without_room_it_closes_what_it_opened_backs_off_and_asks_the_rout
     chain = servers(make_server(2, 5, name="s1", cache_bytes=30.0))
     asked: list[tuple[int, float]] = []
     async with connected(chain, clock) as connections:
-        await connections[1].ask("open", "filler", "c", 2, 3, 10)
+        await ask(connections[1], "open", "filler", "c", 2, 3, 10)
 
         async def route(request: Request, attempt: int) -> dict[str, Any]:
             asked.append((attempt, clock.now_s()))
             assert chain[0].account.used_bytes == chain[2].account.used_bytes == 0.0
             if attempt == 8:
-                await connections[1].ask("close", "filler")
+                await ask(connections[1], "close", "filler")
             return await always(request, attempt)
 
         await session(connections, clock, recorder, route=route).run()

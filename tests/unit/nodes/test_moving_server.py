@@ -15,7 +15,7 @@ from nodes.digest import apply_blocks, write_rows
 from nodes.moving import Moving
 from nodes.server import Server
 from policies.steps import StepTimes
-from tests.support.data_plane import TOKEN_BYTES, connected, drive, make_server, until
+from tests.support.data_plane import TOKEN_BYTES, ask, connected, drive, make_server, until
 
 
 class Phases:
@@ -34,7 +34,7 @@ def moving(server: Server) -> tuple[Moving, Phases]:
 
 
 async def opened(connection: Connection, key: str, first: int, last: int, tokens: int = 10) -> None:
-    await connection.ask("open", key, "c", first, last, tokens)
+    await ask(connection, "open", key, "c", first, last, tokens)
 
 
 async def refusal(work: Any) -> str:
@@ -44,7 +44,7 @@ async def refusal(work: Any) -> str:
 
 
 def step(connection: Connection, key: str, position: int) -> Any:
-    return connection.ask("step", key, position, 1, write_rows([7], TOKEN_BYTES))
+    return ask(connection, "step", key, position, 1, write_rows([7], TOKEN_BYTES))
 
 
 async def test_sessions_on_kept_blocks_go_on_while_others_are_waited_for_and_then_the_new_blocks_open() -> (
@@ -62,10 +62,10 @@ async def test_sessions_on_kept_blocks_go_on_while_others_are_waited_for_and_the
         await opened(connection, "also kept", 2, 4)
         frame, _, _ = await step(connection, "stays", 0)
         caches = [0, 0]
-        assert frame[4] == write_rows([apply_blocks(7, 2, caches)], TOKEN_BYTES)
+        assert frame.payload == write_rows([apply_blocks(7, 2, caches)], TOKEN_BYTES)
         await clock.advance(3.0)
         assert not work.done()
-        await connection.ask("close", "goes")
+        await ask(connection, "close", "goes")
         await until(lambda: server.sessions.phase == "loading")
         assert await refusal(opened(connection, "too early", 4, 6)) == wire.NO_CAPACITY
         await step(connection, "stays", 1)
@@ -90,7 +90,7 @@ async def test_sessions_that_take_too_long_are_cut_with_a_reason_and_others_noti
         work = asyncio.ensure_future(mover.rehost(2, 6, 1e6, 5.0, 0.0))
         await drive(clock, work, 1.0)
         assert await refusal(step(connection, "goes", 1)) == wire.SESSION_MOVED
-        await connection.ask("close", "goes")  # its end is no news
+        await ask(connection, "close", "goes")  # its end is no news
         await step(connection, "stays", 0)
         assert connection.has(connection.generation)
     result = work.result()
@@ -143,7 +143,7 @@ async def test_a_step_that_runs_when_its_session_is_cut_is_answered_and_the_next
         await mover.rehost(2, 4, 1e6, None, 0.0)
         await drive(clock, running, 1.0)
         caches = [0, 0]
-        assert running.result()[0][4] == write_rows([apply_blocks(7, 0, caches)], TOKEN_BYTES)
+        assert running.result().frame.payload == write_rows([apply_blocks(7, 0, caches)], TOKEN_BYTES)
         assert await refusal(step(connection, "x", 1)) == wire.SESSION_MOVED
         assert server.account.used_bytes == 0
 

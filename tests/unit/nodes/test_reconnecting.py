@@ -17,7 +17,7 @@ from nodes.chain import Chain, Refusal
 from nodes.clock import ManualClock
 from nodes.connection import Connection, ConnectionLost
 from nodes.request import Request
-from tests.support.data_plane import TOKEN_BYTES, drive, until
+from tests.support.data_plane import TOKEN_BYTES, ask, drive, raw_frame, until
 from tests.support.farm import farm
 
 
@@ -29,7 +29,7 @@ async def test_a_server_that_began_again_is_connected_to_anew_and_old_sessions_a
     async with farm([(0, 4)], ManualClock()) as servers:
         (connection,) = servers.connections
         first = await connection.ready()
-        await connection.ask("open", "s", "c", 0, 4, 10, generation=first)
+        await ask(connection, "open", "s", "c", 0, 4, 10, generation=first)
         servers.kill(0)
         await until(lambda: not connection.has(first))
         with pytest.raises(ConnectionLost):
@@ -38,8 +38,8 @@ async def test_a_server_that_began_again_is_connected_to_anew_and_old_sessions_a
         second = await connection.ready()
         assert second == first + 1
         with pytest.raises(ConnectionLost, match="was lost and opened again"):
-            await connection.ask("step", "s", 0, 1, bytes(TOKEN_BYTES), generation=first)
-        await connection.ask("open", "s", "c", 0, 4, 10, generation=second)
+            await ask(connection, "step", "s", 0, 1, bytes(TOKEN_BYTES), generation=first)
+        await ask(connection, "open", "s", "c", 0, 4, 10, generation=second)
 
 
 async def test_sessions_that_need_a_lost_connection_at_once_share_one_attempt() -> None:
@@ -123,14 +123,14 @@ async def test_a_server_that_takes_the_connection_and_says_nothing_is_not_there(
 
 
 @contextlib.asynccontextmanager
-async def answering_when_told(told: asyncio.Event, frames: list[list[object]]) -> AsyncIterator[str]:
+async def answering_when_told(told: asyncio.Event, frames: list[wire.Request]) -> AsyncIterator[str]:
     async def handle(request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse()
         await socket.prepare(request)
         async for message in socket:
             frames.append(wire.unpack_request(message.data))
             await told.wait()
-            await socket.send_bytes(wire.pack("ok", frames[-1][1]))
+            await socket.send_bytes(wire.pack(wire.Ok(frames[-1].id)))
         return socket
 
     app = web.Application()
@@ -145,7 +145,7 @@ async def answering_when_told(told: asyncio.Event, frames: list[list[object]]) -
 
 
 async def test_a_session_whose_opening_is_confirmed_too_late_is_closed() -> None:
-    clock, told, frames = ManualClock(), asyncio.Event(), list[list[object]]()
+    clock, told, frames = ManualClock(), asyncio.Event(), list[wire.Request]()
     async with answering_when_told(told, frames) as url, aiohttp.ClientSession() as http:
         connection = Connection(http, url, clock)
         await connection.open()
@@ -155,8 +155,8 @@ async def test_a_session_whose_opening_is_confirmed_too_late_is_closed() -> None
         assert isinstance(opening.result(), Refusal)
         told.set()
         await until(lambda: len(frames) == 2)
-        assert [frame[0] for frame in frames] == ["open", "close"]
-        assert frames[1][2] == frames[0][2] == "0"
+        assert [type(frame) for frame in frames] == [wire.Open, wire.Close]
+        assert frames[1].session == frames[0].session == "0"
         chain.end()
         await connection.close()
 
@@ -164,9 +164,9 @@ async def test_a_session_whose_opening_is_confirmed_too_late_is_closed() -> None
 async def test_the_sessions_of_others_do_not_notice_that_one_is_forgotten() -> None:
     async with farm([(0, 4)], ManualClock()) as servers:
         (connection,) = servers.connections
-        await connection.ask("open", "a", "c", 0, 4, 10)
-        await connection.ask("open", "b", "c", 0, 4, 10)
+        await ask(connection, "open", "a", "c", 0, 4, 10)
+        await ask(connection, "open", "b", "c", 0, 4, 10)
         connection.forget("a", 1)
         await until(lambda: len(servers.servers[0].account) == 1)
-        await connection.ask("step", "b", 0, 1, bytes(TOKEN_BYTES))
+        await ask(connection, "step", "b", 0, 1, bytes(TOKEN_BYTES))
         assert connection.has(1)

@@ -15,7 +15,15 @@ from nodes.compute import StubProfile
 from nodes.limits import ServerLimits
 from nodes.server import Server
 from policies.steps import StepTimes
-from tests.support.data_plane import TOKEN_BYTES, RawClient, make_server, raw_client, serving, until
+from tests.support.data_plane import (
+    TOKEN_BYTES,
+    RawClient,
+    make_server,
+    raw_client,
+    raw_frame,
+    serving,
+    until,
+)
 
 SLOW = StubProfile(TOKEN_BYTES, StepTimes(1.0, 1.0, 0.0))
 """A step takes a second per block, on a clock that stands still."""
@@ -68,13 +76,13 @@ async def test_more_steps_than_may_wait_are_answered_and_can_be_asked_again() ->
         for key in "abc":
             await _open(client, key)
         for number, key in enumerate("abc"):
-            await client.send(wire.pack("step", number, key, 0, 1, bytes(TOKEN_BYTES)))
+            await client.send(raw_frame("step", number, key, 0, 1, bytes(TOKEN_BYTES)))
         answer = await client.answer()
         assert answer[:3] == ["error", 2, wire.TOO_MANY_STEPS]
         assert "2 steps of this connection" in answer[3]
         await clock.advance(4.0)
         assert {(await client.answer())[1] for _ in range(2)} == {0, 1}
-        await client.send(wire.pack("step", 3, "c", 0, 1, bytes(TOKEN_BYTES)))
+        await client.send(raw_frame("step", 3, "c", 0, 1, bytes(TOKEN_BYTES)))
         await until(lambda: clock._sleepers != [])
         await clock.advance(4.0)
         assert (await client.answer())[:2] == ["out", 3]
@@ -89,8 +97,8 @@ async def test_nothing_more_is_read_while_too_many_bytes_are_pending(
     async with serving(server) as url, raw_client(url) as client:
         for key in "ab":
             await _open(client, key)
-        await client.send(wire.pack("step", 1, "a", 0, 5, bytes(5 * TOKEN_BYTES)))
-        await client.send(wire.pack("step", 2, "b", 0, 5, bytes(5 * TOKEN_BYTES)))
+        await client.send(raw_frame("step", 1, "a", 0, 5, bytes(5 * TOKEN_BYTES)))
+        await client.send(raw_frame("step", 2, "b", 0, 5, bytes(5 * TOKEN_BYTES)))
         await until(lambda: "reading nothing more from a client" in caplog.text)
         assert f"{5 * TOKEN_BYTES} bytes of steps pending" in caplog.text
         await clock.advance(20.0)
@@ -104,7 +112,7 @@ async def test_a_client_that_does_not_read_is_not_read_either_and_others_go_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     server = make_server(limits=ServerLimits(max_unread_bytes=100_000))
-    big = wire.pack("ping", 1, bytes(100_000))
+    big = raw_frame("ping", 1, bytes(100_000))
     async with serving(server) as url, raw_client(url) as other, raw_client(url) as deaf:
         transport = deaf.socket.get_extra_info("socket")
         assert transport is not None
@@ -173,5 +181,5 @@ async def test_names_are_shown_without_line_ends_or_control_characters(
 
 def test_an_error_message_is_cut_to_what_a_frame_of_ours_may_hold() -> None:
     text = limits_module.cut(ValueError("é" * 10_000))
-    assert wire.unpack_answer(wire.pack("error", 1, wire.COMPUTE_FAILED, text))[3] == text
+    assert wire.unpack_answer(raw_frame("error", 1, wire.COMPUTE_FAILED, text)).message == text
     assert len(text) == wire.MAX_ERROR_CHARACTERS
