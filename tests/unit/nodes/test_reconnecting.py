@@ -17,7 +17,7 @@ from nodes.chain import Chain, Refusal
 from nodes.clock import ManualClock
 from nodes.connection import Connection, ConnectionLost
 from nodes.request import Request
-from tests.support.data_plane import TOKEN_BYTES, ask, drive, raw_frame, until
+from tests.support.data_plane import TOKEN_BYTES, ask, drive, until
 from tests.support.farm import farm
 
 
