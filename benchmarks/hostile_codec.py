@@ -57,11 +57,11 @@ class CodecTarget:
             else:
                 self.counts[type(frame).__name__] += 1
         try:
-            message = control.unpack(case, control.FROM_NODES)
+            message = control.unpack(case)
         except control.ControlError:
             self.counts["refused control messages"] += 1
         else:
-            self.counts[f"control messages of kind {message[0]}"] += 1
+            self.counts[f"control messages {type(message).__name__}"] += 1
 
     def n_left(self) -> int:
         return 0

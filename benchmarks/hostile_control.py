@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from benchmarks.hostile_frames import CLAIMS, DEEP, VALUES
 from nodes import control
-from nodes.control import ControlError, Handler, Peer
+from nodes.control import ControlError, Handlers, Peer
+from nodes.messages import Question
 
 Strategy = st.SearchStrategy[Any]
 _PATIENCE_S = 5.0
@@ -27,14 +28,33 @@ _LINGER_S = 15.0
 _RESIDENT_TASKS = 2
 """Of what goes on all the time."""
 
-METHODS = st.sampled_from(["double", "fail", "fall", "never", "__class__", "nothing", "", "x" * 5000])
-PARAMS: Strategy = st.lists(VALUES | st.integers(0, 9), max_size=3)
+
+class Double(Question[int], frozen=True):
+    value: int
+
+
+class Fail(Question[None], frozen=True):
+    pass
+
+
+class Fall(Question[None], frozen=True):
+    pass
+
+
+class Never(Question[int], frozen=True):
+    pass
+
+
+KINDS = st.sampled_from(["Double", "Fail", "Fall", "Never", "__class__", "Nothing", "", "x" * 5000])
+INNER: Strategy = st.tuples(KINDS, st.lists(VALUES | st.integers(0, 9), max_size=3)).map(
+    lambda drawn: (drawn[0], *drawn[1])
+) | st.sampled_from([("Fail",), ("Fall",), ("Never",)])
 MESSAGES: Strategy = st.one_of(
-    st.tuples(st.just(0), st.integers(-1, 2**40), METHODS, PARAMS),
-    st.tuples(st.just(0), st.integers(0, 5), st.just("double"), st.tuples(st.integers(0, 99))),
+    st.tuples(st.just(0), st.integers(-1, 2**40), INNER),
+    st.tuples(st.just(0), st.integers(0, 5), st.tuples(st.just("Double"), st.integers(0, 99))),
     st.tuples(st.just(1), st.integers(0, 40), VALUES),
     st.tuples(st.just(2), st.integers(0, 40), st.text(max_size=20)),
-    st.tuples(st.just(3), METHODS, PARAMS),
+    st.tuples(st.just(3), INNER),
 )
 WRONG: Strategy = st.one_of(
     st.tuples(VALUES, VALUES),
@@ -100,26 +120,26 @@ class ControlTarget:
     def _unhandled(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self._failures.append(f"{context.get('message')}: {context.get('exception')!r}")
 
-    def _handlers(self) -> dict[str, Handler]:
-        async def double(value: int) -> int:
-            return 2 * value
+    def _handlers(self) -> Handlers:
+        async def double(message: Double) -> int:
+            return 2 * message.value
 
-        async def fail() -> None:
+        async def fail(_: Fail) -> None:
             raise ValueError("as it should" * 1000)
 
-        async def fall(*_: Any) -> Any:
+        async def fall(_: Fall) -> Any:
             return {"cannot be packed": object()}
 
-        async def never(*_: Any) -> None:
+        async def never(_: Never) -> None:
             await self._never.wait()
 
-        return {"double": double, "fail": fail, "fall": fall, "never": never}
+        return {Double: double, Fail: fail, Fall: fall, Never: never}
 
     async def _start(self) -> None:
         self._never = asyncio.Event()
 
         async def accept(peer: Peer) -> None:
-            peer.handlers = self._handlers()
+            peer.take(self._handlers())
             self._serving.add(peer)
             try:
                 await peer.serve()
@@ -156,7 +176,7 @@ class ControlTarget:
                 await self._send(*await asyncio.open_unix_connection(self._path))
             else:
                 await self._be_a_node()
-            assert await self._witness.ask("double", 21) == 42
+            assert await self._witness.ask(Double(21)) == 42
             self._never.set()  # lets go whoever was asked what is never answered
             while len(self._serving) != 1:  # noqa: ASYNC110 - nothing says when the last one has gone
                 await asyncio.sleep(0.0002)
@@ -166,7 +186,7 @@ class ControlTarget:
         """A node whose orchestrator is hostile: it stops, and what it had asked fails."""
         self._attacked.clear()
         node = await control.connect(self._hostile_path, self._handlers())
-        asking = asyncio.ensure_future(node.ask("route", 1, 0))
+        asking = asyncio.ensure_future(node.ask(Never()))
         await control.until_stopped(node, asyncio.Event())
         try:
             self.counts[f"answered {type(await asking).__name__}"] += 1

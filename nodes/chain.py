@@ -12,11 +12,9 @@ from typing import NamedTuple
 from nodes import wire
 from nodes.clock import Clock
 from nodes.connection import Connection, ConnectionLost, ServerError
+from nodes.records import HopPlan
 from nodes.request import Request, SessionError
 from nodes.watchdog import Overdue, Watchdog
-
-HopPlan = tuple[int, int, int]
-"""(server index, first block, last block), half-open."""
 
 FAILURES = (wire.SESSION_EXPIRED, wire.SESSION_MOVED, wire.COMPUTE_FAILED, wire.UNKNOWN_SESSION)
 """Errors after which the session can go on elsewhere; others mean that client or server is wrong."""

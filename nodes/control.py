@@ -1,7 +1,7 @@
 """The control plane: orchestrator and nodes talk over Unix domain sockets, off the emulated network.
 
-A message is a 4-byte length and a msgpack array: ``[0, id, method, params]`` asks,
-``[1, id, result]`` answers, ``[2, id, text]`` answers with an error, ``[3, method, params]`` tells.
+On the wire a 4-byte length is followed by a msgpack array: ``[0, id, question]`` asks, ``[1, id, result]``
+answers, ``[2, id, text]`` answers with an error, ``[3, message]`` tells. ``nodes.messages`` has the types.
 
 The orchestrator trusts no node with its memory: what it takes is small, and all that may wait is
 bounded (``ControlLimits``). A node trusts the orchestrator that forked it, and takes whole workloads.
@@ -13,48 +13,63 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Union
 
-import msgpack
+import msgspec
+
+from nodes.messages import A, Message, Question, answer_type
 
 log = logging.getLogger(__name__)
 
-_ASK, _ANSWER, _FAIL, _TELL = range(4)
-_FORMS: dict[int, tuple[type, ...]] = {
-    _ASK: (int, str, list),
-    _ANSWER: (int, object),
-    _FAIL: (int, str),
-    _TELL: (str, list),
-}
-"""What comes after the first element of every message."""
 _MAX_SOCKET_PATH = 100
 _MAX_ERROR_CHARACTERS = 2000
-_SHOWN_CHARACTERS = 40
 
-Handler = Callable[..., Awaitable[Any]]
+Handler = Callable[[Any], Awaitable[Any]]
+"""Carries out one type of message; what it returns answers a question."""
+Handlers = Mapping[type[Message], Handler]
+
+
+class _Asked(msgspec.Struct, array_like=True, forbid_unknown_fields=True, tag=0):
+    id: int
+    question: msgspec.Raw
+
+
+class _Answered(msgspec.Struct, array_like=True, forbid_unknown_fields=True, tag=1):
+    id: int
+    result: msgspec.Raw
+
+
+class _Failed(msgspec.Struct, array_like=True, forbid_unknown_fields=True, tag=2):
+    id: int
+    text: str
+
+
+class _Told(msgspec.Struct, array_like=True, forbid_unknown_fields=True, tag=3):
+    message: msgspec.Raw
+
+
+Envelope = _Asked | _Answered | _Failed | _Told
+_envelopes: msgspec.msgpack.Decoder[Envelope] = msgspec.msgpack.Decoder(Envelope)
 
 
 @dataclass(frozen=True)
 class ControlLimits:
     """What one end takes from the other.
 
-    ``max_items`` bounds every list and table in a message: a few bytes may claim a list of millions,
-    which would be made before its elements are missed. ``max_pending``: questions being answered.
-    ``max_unread_bytes``: answers that the other side does not read.
+    ``max_pending``: questions being answered. ``max_unread_bytes``: answers that the other side does not read.
     """
 
     max_message_bytes: int
-    max_items: int
     max_pending: int = 10_000
     max_unread_bytes: int = 16 * 1024**2
 
 
-FROM_ORCHESTRATOR = ControlLimits(256 * 1024**2, 16 * 1024**2)
+FROM_ORCHESTRATOR = ControlLimits(256 * 1024**2)
 """A client's whole workload comes in one message: ten million requests of 26 bytes."""
-FROM_NODES = ControlLimits(1024**2, 4096)
+FROM_NODES = ControlLimits(1024**2)
 """Questions for routes, states, counters: well below 1 kB each."""
 MAX_MESSAGE_BYTES = FROM_ORCHESTRATOR.max_message_bytes
 MAX_PEERS = 4096
@@ -78,52 +93,45 @@ def _short_path(path: Path) -> Any:
         os.close(folder)
 
 
-def unpack(body: bytes, limits: ControlLimits) -> list[Any]:
-    """A message, checked. Raises ``ControlError``."""
+def unpack(body: bytes) -> Envelope:
+    """An envelope; what is in it has yet to be read. Raises ``ControlError``."""
+    return _read(_envelopes, body)
+
+
+def _read(decoder: msgspec.msgpack.Decoder[A], data: bytes | msgspec.Raw) -> A:
     try:
-        message: Any = msgpack.unpackb(
-            body,
-            strict_map_key=False,
-            max_array_len=min(limits.max_items, len(body)),
-            max_map_len=min(limits.max_items, len(body)),
-            max_ext_len=0,
-        )
-    except Exception as error:  # msgpack raises a dozen kinds, some with a piece of the message in their text
-        raise ControlError(f"a control message that cannot be read: {type(error).__name__}") from error
-    if not isinstance(message, list):
-        raise ControlError("a control message that is no list")
-    kind = message[0] if message else None
-    form = _FORMS.get(kind) if type(kind) is int else None
-    if form is None or len(message) != len(form) + 1:
-        raise ControlError("a control message of an unknown form")
-    if not all(isinstance(field, wanted) for field, wanted in zip(message[1:], form, strict=True)):
-        raise ControlError("a control message with a field of another type")
-    return message
+        return decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        text = str(error)[:_MAX_ERROR_CHARACTERS]
+        raise ControlError(f"a control message that cannot be read: {text}") from error
 
 
 class Peer:
-    """One end of a control connection. ``handlers`` maps a method to a coroutine function.
-
-    ``limits`` is what this end takes, ``sends`` what the other one does.
-    """
+    """One end of a control connection. ``limits`` is what this end takes, ``sends`` what the other one does."""
 
     def __init__(
         self,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        handlers: dict[str, Handler],
+        handlers: Handlers,
         limits: ControlLimits = FROM_NODES,
         sends: ControlLimits = FROM_ORCHESTRATOR,
     ) -> None:
         self._reader = reader
         self._writer = writer
-        self.handlers = handlers
+        self.take(handlers)
         self._limits = limits
         self._sends = sends
         self._unread_bytes = 0
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._waiting: dict[int, tuple[asyncio.Future[Any], Any]] = {}
         self._next_id = 0
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def take(self, handlers: Handlers) -> None:
+        """Take messages of these types, and no others, from now on."""
+        self._handlers = handlers
+        types = tuple(handlers)
+        self._messages = msgspec.msgpack.Decoder(Union[types]) if types else None  # noqa: UP007 - not known before
 
     async def serve(self) -> None:
         """Handle messages until the other side is gone; then every pending ``ask`` fails.
@@ -137,53 +145,55 @@ class Peer:
                     raise ControlError(
                         f"a control message of {size} bytes; at most {self._limits.max_message_bytes} are taken"
                     )
-                self._dispatch(unpack(await self._reader.readexactly(size), self._limits))
+                self._dispatch(unpack(await self._reader.readexactly(size)))
         except (asyncio.IncompleteReadError, ConnectionError):
             return
         finally:
-            for future in self._waiting.values():
+            for future, _ in self._waiting.values():
                 if not future.done():
                     future.set_exception(ControlError("the control connection was closed"))
             self._waiting.clear()
             self._writer.close()
 
-    def _dispatch(self, message: list[Any]) -> None:
-        kind = message[0]
-        if kind in (_ASK, _TELL):
-            if len(self._tasks) >= self._limits.max_pending:
-                raise ControlError(
-                    f"more than {self._limits.max_pending} control messages wait to be handled"
-                )
-            task = asyncio.ensure_future(self._handle(kind, message))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-            return
-        future = self._waiting.pop(message[1], None)
-        if future is None or future.done():
-            return
-        if kind == _ANSWER:
-            future.set_result(message[2])
-        else:
-            future.set_exception(ControlError(message[2]))
+    def _dispatch(self, envelope: Envelope) -> None:
+        match envelope:
+            case _Asked():
+                self._begin(envelope.question, envelope.id)
+            case _Told():
+                self._begin(envelope.message, None)
+            case _Answered():
+                future, kind = self._waiting.get(envelope.id, (None, None))
+                if future is not None and not future.done():
+                    future.set_result(_read(msgspec.msgpack.Decoder(kind), envelope.result))
+            case _Failed():
+                future, _ = self._waiting.get(envelope.id, (None, None))
+                if future is not None and not future.done():
+                    future.set_exception(ControlError(envelope.text))
 
-    async def _handle(self, kind: int, message: list[Any]) -> None:
-        method, params = message[-2], message[-1]
+    def _begin(self, data: msgspec.Raw, asked_as: int | None) -> None:
+        if len(self._tasks) >= self._limits.max_pending:
+            raise ControlError(f"more than {self._limits.max_pending} control messages wait to be handled")
+        if self._messages is None:
+            raise ControlError("a control message where none is taken")
+        task = asyncio.ensure_future(self._handle(_read(self._messages, data), asked_as))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _handle(self, message: Message, asked_as: int | None) -> None:
+        """Carry a message out; ``asked_as`` is the number of the question, if it is one."""
         try:
-            handler = self.handlers.get(method)
-            if handler is None:
-                raise ControlError(f"there is no method {method[:_SHOWN_CHARACTERS]!r}")
-            result = await handler(*params)
-            if kind == _ASK:
-                self._answer([_ANSWER, message[1], result])
+            result = await self._handlers[type(message)](message)
+            if asked_as is not None:
+                self._answer((_Answered.__struct_config__.tag, asked_as, result))
         except Exception as error:
-            if kind == _TELL:  # nobody waits for an answer: the log is where this can be seen
-                log.exception("what was told by %r could not be done", method[:_SHOWN_CHARACTERS])
+            if asked_as is None:  # nobody waits for an answer: the log is where this can be seen
+                log.exception("a %s could not be carried out", type(message).__name__)
                 return
             text = f"{type(error).__name__}: {error}"[:_MAX_ERROR_CHARACTERS]
             with contextlib.suppress(ControlError):  # whoever asked is gone and needs no answer
-                self._answer([_FAIL, message[1], text])
+                self._answer((_Failed.__struct_config__.tag, asked_as, text))
 
-    def _answer(self, message: list[Any]) -> None:
+    def _answer(self, envelope: tuple[Any, ...]) -> None:
         """Send an answer, unless too many of them wait for the other side to read; then hang up."""
         if self._writer.transport.get_write_buffer_size() == 0:
             self._unread_bytes = 0
@@ -191,12 +201,12 @@ class Peer:
             log.warning("%d bytes of answers are not read: closing a control connection", self._unread_bytes)
             self._writer.transport.abort()
             return
-        self._unread_bytes += self._send(message)
+        self._unread_bytes += self._send(envelope)
 
-    def _send(self, message: list[Any]) -> int:
+    def _send(self, envelope: tuple[Any, ...]) -> int:
         if self._writer.is_closing():
             raise ControlError("the control connection is closed")
-        body = msgpack.packb(message)
+        body = msgspec.msgpack.encode(envelope)
         if len(body) > self._sends.max_message_bytes:
             raise ControlError(
                 f"a control message of {len(body)} bytes; the other side takes {self._sends.max_message_bytes}"
@@ -204,17 +214,21 @@ class Peer:
         self._writer.write(len(body).to_bytes(4, "big") + body)
         return len(body)
 
-    def tell(self, method: str, *params: Any) -> None:
+    def tell(self, message: Message) -> None:
         """Send without waiting for an answer. Raises ``ControlError`` on a closed connection."""
-        self._send([_TELL, method, params])
+        self._send((_Told.__struct_config__.tag, message))
 
-    async def ask(self, method: str, *params: Any) -> Any:
-        """Call ``method`` on the other side. Raises ``ControlError`` if it fails there."""
+    async def ask(self, question: Question[A]) -> A:
+        """Have the other side carry out ``question``. Raises ``ControlError`` if it fails there."""
         self._next_id += 1
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._send([_ASK, self._next_id, method, params])
-        self._waiting[self._next_id] = future
-        return await future
+        number = self._next_id
+        future: asyncio.Future[A] = asyncio.get_running_loop().create_future()
+        self._send((_Asked.__struct_config__.tag, number, question))
+        self._waiting[number] = future, answer_type(type(question))
+        try:
+            return await future
+        finally:
+            self._waiting.pop(number, None)
 
     def close(self) -> None:
         self._writer.close()
@@ -271,7 +285,7 @@ async def listen(path: Path, accept: Callable[[Peer], Awaitable[None]]) -> Liste
             os.umask(mask)
 
 
-async def connect(path: Path, handlers: dict[str, Handler]) -> Peer:
+async def connect(path: Path, handlers: Handlers) -> Peer:
     """Connect to a listening orchestrator; the caller runs ``serve``."""
     with _short_path(path) as name:
         reader, writer = await asyncio.open_unix_connection(name)

@@ -1,6 +1,6 @@
 """A node's append-only log: what happened is in the kernel's hands before the next thing happens.
 
-One msgpack array per record, one ``write`` per record, so that a killed process loses nothing that it
+One msgpack array per record (``nodes.records``), one ``write`` per record, so that a killed process loses nothing that it
 has logged. When the disk is full the file ends after the last whole record.
 """
 
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
-import msgpack
+import msgspec
+
+from nodes.records import AnyRecord
 
 
 class LogFullError(Exception):
@@ -26,11 +27,11 @@ class EventLog:
         self._size = os.fstat(self._fd).st_size
         self._full = False
 
-    def write(self, *record: Any) -> None:
+    def write(self, record: AnyRecord) -> None:
         """Append one record. Raises ``LogFullError`` if it does not fit; earlier records stay whole."""
         if self._full:
             raise LogFullError(f"no space left for {self.path}")
-        data = msgpack.packb(record)
+        data = msgspec.msgpack.encode(record)
         try:
             written = os.write(self._fd, data)
         except OSError as error:

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from nodes import wire
-from nodes.chain import FAILURES, Chain, HopFailed, HopPlan, OpenHop, Refusal
+from nodes.chain import FAILURES, Chain, HopFailed, OpenHop, Refusal
 from nodes.connection import ConnectionLost, ServerError
-from nodes.records import HopRecord
+from nodes.records import HopPlan, HopRecord
 from nodes.request import SessionError
 from nodes.session import HubSession
 from nodes.watchdog import Overdue

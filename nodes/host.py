@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -36,7 +35,7 @@ class Host(Protocol):
         """Have ``runner`` serve there; returns the port, which port 0 leaves open."""
         ...
 
-    async def control(self, path: Path, handlers: Mapping[str, control.Handler]) -> control.Peer:
+    async def control(self, path: Path, handlers: control.Handlers) -> control.Peer:
         """Connect to the orchestrator; the caller runs ``serve``."""
         ...
 
@@ -58,7 +57,7 @@ class KernelHost:
         await web.TCPSite(runner, address, port).start()
         return int(runner.addresses[0][1])
 
-    async def control(self, path: Path, handlers: Mapping[str, control.Handler]) -> control.Peer:
+    async def control(self, path: Path, handlers: control.Handlers) -> control.Peer:
         return await control.connect(path, dict(handlers))
 
     def watch(self, address: str, lost: asyncio.Event) -> Watch:

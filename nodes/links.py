@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from nodes.clock import Clock
 
@@ -29,12 +27,6 @@ class DelayProfile:
     jitter_s: float = 0.0
     loss_ratio: float = 0.0
     retransmission_s: float = 0.2
-
-
-def profiles(entry: Mapping[str, Any]) -> tuple[DelayProfile | None, DelayProfile | None]:
-    """(up, down) of an entry, each a list of a profile's fields or not there."""
-    up, down = (DelayProfile(*entry[key]) if entry.get(key) else None for key in ("up", "down"))
-    return up, down
 
 
 class DelayLine:

@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from nodes.clock import Clock
 from nodes.eventlog import EventLog, LogFullError
-from nodes.records import HopRecord
+from nodes.records import AnyRecord, Arrived, Failed, Interrupted, Token
+from nodes.recovery import Observer
 from nodes.request import Request, SessionError
 from nodes.session import HubSession
-
-Progress = Callable[[str, int, float], None]
-"""Called with (state, request index, instant) whenever a request changes state."""
-
-Recovered = Callable[[str, int, float, Mapping[str, Any]], None]
-"""Called with (event, request index, instant, details) for what ``nodes.recovery`` tells."""
-
-NewToken = Callable[[int, int], None]
-"""Called with (request index, output tokens that are there) at every token."""
 
 
 class LoadGenerator:
@@ -31,16 +22,12 @@ class LoadGenerator:
         clock: Clock,
         log: EventLog,
         make_session: Callable[[Request, LoadGenerator], HubSession],
-        progress: Progress,
-        recovered: Recovered = lambda *_: None,
-        new_token: NewToken = lambda *_: None,
+        observer: Observer,
     ) -> None:
         self._clock = clock
         self._log = log
         self._make_session = make_session
-        self._progress = progress
-        self._recovered = recovered
-        self._new_token = new_token
+        self._observer = observer
         self._failure: LogFullError | None = None
         self.n_tokens = 0
         self.last_ttft_s = 0.0
@@ -78,58 +65,36 @@ class LoadGenerator:
     def _arrived(self, request: Request, client: str) -> None:
         at_s = self._clock.now_s()
         self._arrived_at_s[request.index] = at_s
-        details = {
-            "client": client,
-            "intended_at_s": request.arrival_at_s,
-            "n_input_tokens": request.n_input_tokens,
-            "n_output_tokens": request.n_output_tokens,
-        }
-        self.state(request, "arrived", at_s, details)
+        lengths = request.n_input_tokens, request.n_output_tokens
+        self.record(Arrived(request.index, at_s, client, request.arrival_at_s, *lengths))
 
     async def _serve(self, request: Request) -> None:
         try:
             await self._make_session(request, self).run()
         except SessionError as error:
-            with contextlib.suppress(LogFullError):  # remembered by _write, raised by run
-                self.state(request, "failed", self._clock.now_s(), {"reason": str(error)})
+            with contextlib.suppress(LogFullError):  # remembered by record, raised by run
+                self.record(Failed(request.index, self._clock.now_s(), str(error)))
         except asyncio.CancelledError:
             with contextlib.suppress(LogFullError):
-                self.state(request, "interrupted", self._clock.now_s(), {})
+                self.record(Interrupted(request.index, self._clock.now_s()))
             raise
         finally:
             del self._arrived_at_s[request.index]
 
-    def state(self, request: Request, state: str, at_s: float, details: Mapping[str, Any]) -> None:
-        self._write("state", request.index, state, at_s, dict(details))
-        self._progress(state, request.index, at_s)
+    def record(self, record: AnyRecord) -> None:
+        """Log what happened to a request, and tell ``observer`` of it.
 
-    def opening(self, request: Request, at_s: float, opened_at_s: float) -> None:
-        self._write("opening", request.index, at_s, opened_at_s)
-
-    def recovery(self, request: Request, event: str, at_s: float, details: Mapping[str, Any]) -> None:
-        self._write("recovery", request.index, event, at_s, dict(details))
-        self._recovered(event, request.index, at_s, details)
-
-    def token(
-        self,
-        request: Request,
-        index: int,
-        ready_at_s: float,
-        finished_at_s: float,
-        hops: Sequence[HopRecord],
-        token_id: int,
-    ) -> None:
-        self._write("token", request.index, index, ready_at_s, finished_at_s, hops, token_id)
-        self.n_tokens += 1
-        if index:
-            self.last_gap_s = finished_at_s - ready_at_s
-        else:
-            self.last_ttft_s = finished_at_s - self._arrived_at_s[request.index]
-        self._new_token(request.index, index + 1)
-
-    def _write(self, *record: Any) -> None:
+        Raises ``LogFullError`` when it can no longer be stored.
+        """
         try:
-            self._log.write(*record)
+            self._log.write(record)
         except LogFullError as error:
             self._failure = error
             raise
+        if isinstance(record, Token):
+            self.n_tokens += 1
+            if record.token:
+                self.last_gap_s = record.at_s - record.ready_at_s
+            else:
+                self.last_ttft_s = record.at_s - self._arrived_at_s[record.request]
+        self._observer(record)

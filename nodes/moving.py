@@ -10,10 +10,13 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+
+import msgspec
 
 from nodes import wire
 from nodes.cache import ROUNDING
+from nodes.control import Handlers
+from nodes.messages import Drain, Emptied, Moved, Rehost
 from nodes.sessions import HostedBlocks, Sessions
 from nodes.watchdog import Overdue, Watchdog
 
@@ -33,6 +36,14 @@ class Moving:
         self._turn = asyncio.Lock()
         self._leaves = False
 
+    def handlers(self) -> Handlers:
+        """What the orchestrator may ask."""
+        return {
+            Rehost: lambda message: self.rehost(*msgspec.structs.astuple(message)),
+            Drain: lambda _: self.leave(),
+            Emptied: lambda _: self.emptied(),
+        }
+
     async def leave(self) -> None:
         """No room for new sessions from now on, whatever moves; those that are there keep theirs."""
         self._leaves = True
@@ -47,14 +58,13 @@ class Moving:
 
     async def rehost(
         self, first: int, last: int, cache_bytes: float, drain_s: float | None, load_s: float
-    ) -> dict[str, Any]:
+    ) -> Moved:
         """Hold blocks ``[first, last)``, with room for ``cache_bytes`` of caches, instead of what is held now.
 
         Sessions that need more than stays (blocks of both ranges, the smaller room) may go on for ``drain_s``
         scenario seconds, and are ended then: their clients replay elsewhere. ``None`` keeps and spares
-        nothing. Loading takes ``load_s`` beside what the backend needs. Answers ``{closed_at_s, drained_at_s,
-        open_at_s, n_cut}``. Raises ``ComputeError`` if the blocks cannot be loaded: then only what is kept is
-        served.
+        nothing. Loading takes ``load_s`` beside what the backend needs. Raises ``ComputeError`` if the blocks
+        cannot be loaded: then only what is kept is served.
         """
         async with self._turn:
             sessions, clock = self._sessions, self._sessions.clock
@@ -71,12 +81,7 @@ class Moving:
             await sessions.compute.host(first, last)
             self._offer(wanted)
             self._enter(SERVING)
-            return {
-                "closed_at_s": closed_at_s,
-                "drained_at_s": drained_at_s,
-                "open_at_s": clock.now_s(),
-                "n_cut": n_cut,
-            }
+            return Moved(closed_at_s, drained_at_s, clock.now_s(), n_cut)
 
     def _enter(self, phase: str) -> None:
         self._sessions.phase = phase

@@ -10,10 +10,9 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import aiohttp
 from aiohttp import web
@@ -27,10 +26,33 @@ from nodes.eventlog import EventLog, LogFullError
 from nodes.forwarded import ForwardedSession
 from nodes.host import Host
 from nodes.hub import HubModel, StubHub
-from nodes.links import profiles
 from nodes.load import LoadGenerator
+from nodes.messages import (
+    Connect,
+    Done,
+    Finish,
+    GetReplacement,
+    GetRoute,
+    GetStatus,
+    Happened,
+    Hello,
+    Links,
+    Message,
+    NewToken,
+    Phase,
+    Progress,
+    Reach,
+    Serve,
+    ServerStatus,
+    Slow,
+    Start,
+    Stop,
+    Unfit,
+    Warm,
+)
 from nodes.moving import Moving
 from nodes.peering import Peering
+from nodes.records import AnyRecord, Opening, Plan, Token
 from nodes.request import Request
 from nodes.server import HostedBlocks, Server, ServerLimits
 from nodes.session import HubSession, SessionRules
@@ -107,7 +129,7 @@ async def _unfit(config: NodeConfig, host: Host, error: ComputeError) -> NoRetur
     peer = await host.control(config.control_path, {})
     serving = asyncio.ensure_future(peer.serve())
     with contextlib.suppress(control.ControlError):  # the orchestrator is gone: nobody to tell
-        await peer.ask("unfit", config.name, str(error))
+        await peer.ask(Unfit(config.name, str(error)))
     serving.cancel()
     raise SystemExit(f"{config.name}: {error}")
 
@@ -125,38 +147,35 @@ async def serve(config: ServerConfig, host: Host) -> None:
     port = await host.listen(runner, config.address, config.port)
     stopped = asyncio.Event()
 
-    async def start(origin_at: float) -> None:
-        clock.origin_at = origin_at
-        await clock.sleep_until_s(clock.now_s())  # makes its timer now, not at the first step
+    async def start(message: Start) -> None:
+        await _begin_time(clock, message)
 
-    async def status() -> dict[str, Any]:
+    async def status(_: GetStatus) -> ServerStatus:
         return server.status()
 
-    async def slow(factor: float) -> None:
-        server.sessions.compute = slowed(compute, factor, clock)
+    async def slow(message: Slow) -> None:
+        server.sessions.compute = slowed(compute, message.factor, clock)
 
-    async def stop() -> None:
+    async def stop(_: Stop) -> None:
         stopped.set()
 
     def tell_phase(phase: str, at_s: float) -> None:
         with contextlib.suppress(control.ControlError):  # the orchestrator is gone, and this node ends
-            peer.tell("phase", config.name, phase, at_s)
+            peer.tell(Phase(config.name, phase, at_s))
 
-    moving = Moving(server.sessions, tell_phase)
-    handlers: dict[str, control.Handler] = {
-        "start": start,
-        "status": status,
-        "rehost": moving.rehost,
-        "slow": slow,
-        "drain": moving.leave,
-        "emptied": moving.emptied,
-        "stop": stop,
-    }
     peering = Peering(host.connector, config.address, clock, server.sessions.forwarding)
-    peer = await host.control(config.control_path, {**handlers, **peering.handlers()})
+    handlers: control.Handlers = {
+        Start: start,
+        GetStatus: status,
+        Slow: slow,
+        Stop: stop,
+        **Moving(server.sessions, tell_phase).handlers(),
+        **peering.handlers(),
+    }
+    peer = await host.control(config.control_path, handlers)
     watch = host.watch(config.address, stopped)
     try:
-        peer.tell("hello", config.name, os.getpid(), port)
+        peer.tell(Hello(config.name, os.getpid(), port))
         await control.until_stopped(peer, stopped)
         watch.close()
     finally:
@@ -166,10 +185,9 @@ async def serve(config: ServerConfig, host: Host) -> None:
         clock.close()
 
 
-def _request(
-    index: int, arrival_at_s: float, n_input_tokens: int, n_output_tokens: int, prompt: list[int]
-) -> Request:
-    return Request(index, arrival_at_s, n_input_tokens, n_output_tokens, tuple(prompt))
+async def _begin_time(clock: RunClock, message: Start) -> None:
+    clock.origin_at = message.origin_at
+    await clock.sleep_until_s(clock.now_s())  # makes its timer now, not when the first step or request comes
 
 
 class _Client:
@@ -189,52 +207,51 @@ class _Client:
         self._watched: frozenset[int] = frozenset()
         self._log = EventLog(config.log_path)
 
-    async def connect(self, servers: list[dict[str, Any]]) -> None:
-        """Connect to every server: ``{address, port, up, down, seed}``; the last three only for loopback.
+    def handlers(self) -> control.Handlers:
+        """What the orchestrator may ask and tell."""
+        return {
+            Connect: self.connect,
+            Reach: self.reach,
+            Links: self.links,
+            Warm: self.warm,
+            Start: self.start,
+            Serve: self.serve,
+            Finish: lambda _: self.finish(),
+            Stop: self.stop,
+        }
 
-        Port 0: it is not there yet, and nobody connects to it before ``reach`` says where it is.
-        """
-        for server in servers:
-            up, down = profiles(server)
-            url = wire.url(server["address"], server["port"])
-            seed = server.get("seed", "")
-            self.connections.append(Connection(self.http, url, self.clock, up, down, seed=seed))
-        present = zip(self.connections, servers, strict=True)
-        await asyncio.gather(*(connection.open() for connection, server in present if server["port"]))
+    async def connect(self, message: Connect) -> None:
+        """Connect to every server that is there; others are connected to when ``reach`` has said where they are."""
+        for server in message.servers:
+            url = wire.url(server.address, server.port)
+            connection = Connection(self.http, url, self.clock, server.up, server.down, seed=server.seed)
+            self.connections.append(connection)
+        present = zip(self.connections, message.servers, strict=True)
+        await asyncio.gather(*(connection.open() for connection, server in present if server.port))
 
-    async def reach(self, server: int, address: str, port: int) -> None:
-        """Where a server is that has just begun."""
-        self.connections[server].move(wire.url(address, port))
+    async def reach(self, message: Reach) -> None:
+        self.connections[message.server].move(wire.url(message.address, message.port))
 
-    async def links(self, changed: list[dict[str, Any]]) -> float:
-        """Change the links to servers: ``{server, up, down}``, by number. Only where the client delays.
-
-        Answers the instant at which that was done.
-        """
-        for entry in changed:
-            self.connections[entry["server"]].change_links(*profiles(entry))
+    async def links(self, message: Links) -> float:
+        for link in message.changed:
+            self.connections[link.server].change_links(link.up, link.down)
         return self.clock.now_s()
 
-    async def warm(self, n_bytes: int) -> None:
-        """Send one message of ``n_bytes`` each way on every connection."""
-        payload = bytes(n_bytes)
+    async def warm(self, message: Warm) -> None:
+        payload = bytes(message.n_bytes)
         await asyncio.gather(
             *(c.ask(wire.Ping(c.next_id(), payload)) for c in self.connections if c.generation)
         )
 
-    async def start(self, origin_at: float) -> None:
-        self.clock.origin_at = origin_at
-        await self.clock.sleep_until_s(self.clock.now_s())  # makes its timer now, not at the first request
+    async def start(self, message: Start) -> None:
+        await _begin_time(self.clock, message)
 
-    async def serve(self, requests: list[list[Any]], watched: list[int]) -> None:
-        """Run the workload in the background; ``done`` is told at its end, ``token`` for ``watched`` requests."""
-        self._watched = frozenset(watched)
-        self._work = asyncio.create_task(self._run([_request(*fields) for fields in requests]))
+    async def serve(self, message: Serve) -> None:
+        self._watched = frozenset(message.watched)
+        self._work = asyncio.create_task(self._run(message.requests))
 
     async def _run(self, requests: list[Request]) -> None:
-        generator = LoadGenerator(
-            self.clock, self._log, self._session, self._progress, self._recovered, self._new_token
-        )
+        generator = LoadGenerator(self.clock, self._log, self._session, self._recorded)
         reporting = asyncio.create_task(self._report(generator))
         failure = ""
         try:
@@ -247,7 +264,7 @@ class _Client:
             log.exception("the load generator broke")
             failure = f"{type(error).__name__}: {error}"
         reporting.cancel()
-        self._tell("done", self.config.name, failure)
+        self._tell(Done(self.config.name, failure))
 
     def _session(self, request: Request, generator: LoadGenerator) -> HubSession:
         session = ForwardedSession if self.config.forwarding else HubSession
@@ -260,41 +277,35 @@ class _Client:
             self.model,
             self.config.rules,
             self.clock,
-            generator,
+            generator.record,
             self._reroute,
         )
 
-    async def _reroute(self, request: Request, first: int, last: int, n_done: int) -> dict[str, Any] | None:
+    async def _reroute(self, request: Request, first: int, last: int, n_done: int) -> Plan | None:
         assert self.peer is not None
-        answer: dict[str, Any] | None = await self.peer.ask("reroute", request.index, first, last, n_done)
-        return answer
+        return await self.peer.ask(GetReplacement(request.index, first, last, n_done))
 
-    async def _route(self, request: Request, attempt: int) -> dict[str, Any] | None:
+    async def _route(self, request: Request, attempt: int) -> Plan | None:
         assert self.peer is not None
-        answer: dict[str, Any] | None = await self.peer.ask("route", request.index, attempt)
-        return answer
+        return await self.peer.ask(GetRoute(request.index, attempt))
 
-    def _progress(self, state: str, index: int, at_s: float) -> None:
-        self._tell("state", index, state, at_s)
-
-    def _recovered(self, event: str, index: int, at_s: float, details: Mapping[str, Any]) -> None:
-        self._tell("recovery", event, index, at_s, dict(details))
-
-    def _new_token(self, index: int, n_tokens: int) -> None:
-        if index in self._watched:
-            self._tell("token", index, n_tokens)
+    def _recorded(self, record: AnyRecord) -> None:
+        if isinstance(record, Token):
+            if record.request in self._watched:
+                self._tell(NewToken(record.request, record.token + 1))
+        elif not isinstance(record, Opening):
+            self._tell(Happened(record))
 
     async def _report(self, generator: LoadGenerator) -> None:
         while True:
-            self._tell(
-                "tokens", self.config.name, generator.n_tokens, generator.last_ttft_s, generator.last_gap_s
-            )
+            latest = generator.last_ttft_s, generator.last_gap_s
+            self._tell(Progress(self.config.name, generator.n_tokens, *latest))
             await asyncio.sleep(_VIRTUAL_PROGRESS_S if self.clock.is_virtual else _PROGRESS_S)
 
-    def _tell(self, method: str, *params: Any) -> None:
+    def _tell(self, message: Message) -> None:
         assert self.peer is not None
         try:
-            self.peer.tell(method, *params)
+            self.peer.tell(message)
         except control.ControlError:  # the orchestrator is gone: stop, the log holds everything
             self.stopped.set()
 
@@ -304,7 +315,7 @@ class _Client:
             self._work.cancel()
             await asyncio.wait({self._work})
 
-    async def stop(self) -> None:
+    async def stop(self, _: Stop) -> None:
         self.stopped.set()
 
     async def end(self) -> None:
@@ -323,14 +334,10 @@ async def drive(config: ClientConfig, host: Host) -> None:
         except ComputeError as error:
             await _unfit(config, host, error)
         client = _Client(config, http, model, clock)
-        handlers: dict[str, control.Handler] = {
-            name: getattr(client, name)
-            for name in ("connect", "reach", "links", "warm", "start", "serve", "finish", "stop")
-        }
-        client.peer = await host.control(config.control_path, handlers)
+        client.peer = await host.control(config.control_path, client.handlers())
         watch = host.watch(config.address, client.stopped)
         try:
-            client.peer.tell("hello", config.name, os.getpid(), 0)
+            client.peer.tell(Hello(config.name, os.getpid(), 0))
             await control.until_stopped(client.peer, client.stopped)
             watch.close()
         finally:

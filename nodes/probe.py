@@ -15,11 +15,12 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
+import msgspec
 import uvloop
 
 from nodes import control
+from nodes.messages import Hello, Question, Stop
 from nodes.node import NodeConfig
 
 _HEADER = struct.Struct("!QQ")
@@ -48,6 +49,37 @@ class ProbePlan:
     down: tuple[float, float] | None = None
 
 
+class Measured(msgspec.Struct):
+    """One pair; real seconds.
+
+    ``rtt_s`` are one-byte echoes, ``echo_s`` echoes of ``echo_bytes`` each way. ``up_s`` and ``down_s`` are the
+    times of a bulk transfer on a warm connection, one round trip included; ``None`` where none was made.
+    ``failure`` says why something is lacking.
+    """
+
+    rtt_s: list[float] = []
+    echo_s: list[float] = []
+    up_s: float | None = None
+    down_s: float | None = None
+    failure: str | None = None
+
+
+class Measure(Question[Measured], frozen=True):
+    """Measure one pair."""
+
+    plan: ProbePlan
+
+
+class KeepBusy(Question[None], frozen=True):
+    """Exchange echoes with each of these pairs, one every ``busy_interval_s`` at most, until ``Rest``."""
+
+    plans: list[ProbePlan]
+
+
+class Rest(Question[int], frozen=True):
+    """Stop; answered with how many echoes there were."""
+
+
 def run_echo(config: NodeConfig) -> None:
     """Answer probes until the orchestrator says ``stop`` or is gone."""
     uvloop.run(_run_node(config, _Echo()))
@@ -69,7 +101,7 @@ class _Echo:
         threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
         return int(listener.getsockname()[1])
 
-    def handlers(self) -> dict[str, control.Handler]:
+    def handlers(self) -> control.Handlers:
         return {}
 
     def _accept(self, listener: socket.socket) -> None:
@@ -98,29 +130,19 @@ class _Prober:
     def prepare(self, config: NodeConfig) -> int:
         return 0
 
-    def handlers(self) -> dict[str, control.Handler]:
-        return {"measure": self.measure, "busy": self.busy, "rest": self.rest}
+    def handlers(self) -> control.Handlers:
+        return {Measure: self.measure, KeepBusy: self.busy, Rest: self.rest}
 
-    async def measure(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """One pair: ``{"rtt_s": [...], "echo_s": [...], "up_s": s, "down_s": s, "failure": text}``, real seconds.
-
-        ``rtt_s`` are one-byte echoes, ``echo_s`` echoes of ``echo_bytes`` each way. ``up_s`` and
-        ``down_s`` are the times of a bulk transfer on a warm connection, one round trip included; ``None``
-        where none was made. ``failure`` says why something is lacking, and is ``None`` otherwise.
-        """
+    async def measure(self, message: Measure) -> Measured:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._measure, ProbePlan(**fields))
+        return await loop.run_in_executor(self._threads, self._measure, message.plan)
 
-    async def busy(self, plans: list[dict[str, Any]]) -> None:
-        """Exchange echoes with each of these pairs, one every ``busy_interval_s`` at most, until ``rest``."""
+    async def busy(self, message: KeepBusy) -> None:
         self._resting.clear()
         loop = asyncio.get_running_loop()
-        self._busy = [
-            loop.run_in_executor(self._threads, self._keep_busy, ProbePlan(**fields)) for fields in plans
-        ]
+        self._busy = [loop.run_in_executor(self._threads, self._keep_busy, plan) for plan in message.plans]
 
-    async def rest(self) -> int:
-        """Stop; answers how many echoes there were."""
+    async def rest(self, _: Rest) -> int:
         self._resting.set()
         counts = await asyncio.gather(*self._busy)
         self._busy = []
@@ -131,21 +153,23 @@ class _Prober:
         end = (plan.address, plan.port)
         return _Pair(socket.create_connection(end, timeout=plan.echo_limit_s, source_address=source), plan)
 
-    def _measure(self, plan: ProbePlan) -> dict[str, Any]:
-        result: dict[str, Any] = {"rtt_s": [], "echo_s": [], "up_s": None, "down_s": None}
-        result["failure"] = "connecting took too long"
+    def _measure(self, plan: ProbePlan) -> Measured:
+        result = Measured(failure="connecting took too long")
         with contextlib.suppress(TimeoutError), self._connect(plan) as pair:  # the failure says where
-            for what, key, n_bytes in (("a byte", "rtt_s", 1), ("a token", "echo_s", plan.echo_bytes)):
-                result["failure"] = f"the echo of {what} took too long"
-                pair.echoes(n_bytes, result[key])
+            for what, took_s, n_bytes in (
+                ("a byte", result.rtt_s, 1),
+                ("a token", result.echo_s, plan.echo_bytes),
+            ):
+                result.failure = f"the echo of {what} took too long"
+                pair.echoes(n_bytes, took_s)
             pair.limit(plan.bulk_limit_s)
-            up, down = plan.bulk_bytes_up, plan.bulk_bytes_down
-            for what, key, sizes in (("there", "up_s", (up, 1)), ("back", "down_s", (1, down))):
-                result["failure"] = f"the transfer {what} took too long"
-                if max(sizes) > 1:
-                    pair.exchange(*sizes)  # opens the windows as far as this link needs
-                    result[key] = pair.exchange(*sizes)
-            result["failure"] = None
+            result.failure = "the transfer there took too long"
+            if plan.bulk_bytes_up > 1:
+                result.up_s = pair.bulk(plan.bulk_bytes_up, 1)
+            result.failure = "the transfer back took too long"
+            if plan.bulk_bytes_down > 1:
+                result.down_s = pair.bulk(1, plan.bulk_bytes_down)
+            result.failure = None
         return result
 
     def _keep_busy(self, plan: ProbePlan) -> int:
@@ -191,6 +215,11 @@ class _Pair:
         while len(took_s) < 2 or (len(took_s) < plan.n_echoes and time.monotonic() < stop_at):
             took_s.append(self.exchange(n_bytes, n_bytes))
 
+    def bulk(self, n_up: int, n_down: int) -> float:
+        """As ``exchange``, after one that opens the windows as far as this link needs."""
+        self.exchange(n_up, n_down)
+        return self.exchange(n_up, n_down)
+
     def exchange(self, n_up: int, n_down: int) -> float:
         """Send ``n_up`` bytes and read ``n_down`` that are answered when they have arrived; real seconds."""
         message = _HEADER.pack(n_up, n_down) + bytes(n_up)
@@ -234,9 +263,9 @@ async def _run_node(config: NodeConfig, node: _Echo | _Prober) -> None:
     port = node.prepare(config)
     stopped = asyncio.Event()
 
-    async def stop() -> None:
+    async def stop(_: Stop) -> None:
         stopped.set()
 
-    peer = await control.connect(config.control_path, {"stop": stop, **node.handlers()})
-    peer.tell("hello", config.name, os.getpid(), port)
+    peer = await control.connect(config.control_path, {Stop: stop, **node.handlers()})
+    peer.tell(Hello(config.name, os.getpid(), port))
     await control.until_stopped(peer, stopped)

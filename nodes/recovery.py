@@ -8,28 +8,21 @@ what is new.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, Protocol
 
-from nodes.chain import Chain, HopFailed, HopPlan, OpenHop, Refusal
+from nodes.chain import Chain, HopFailed, OpenHop, Refusal
 from nodes.clock import Clock
 from nodes.hub import HubModel
+from nodes.records import AnyRecord, Detected, Plan, Reachable, Replayed, Rerouted, Unreachable
 from nodes.request import Request, SessionError
 from nodes.rules import RecoveryRules as RecoveryRules
 
-DETECTED, REROUTED, REPLAYED = "detected", "re-routed", "replayed"
-UNREACHABLE, REACHABLE = "unreachable", "reachable"
-
-
-Rerouter = Callable[[Request, int, int, int], Awaitable[dict[str, Any] | None]]
-"""Asks for servers for lost blocks: (request, first, last, output tokens that are there) to
-``{hops, wait_s, decision_s}`` or ``None``."""
-
-
-class RecoveryObserver(Protocol):
-    def recovery(self, request: Request, event: str, at_s: float, details: Mapping[str, Any]) -> None: ...
+Rerouter = Callable[[Request, int, int, int], Awaitable[Plan | None]]
+"""Asks for servers for lost blocks: (request, first, last, output tokens that are there)."""
+Observer = Callable[[AnyRecord], None]
+"""Called with everything that happens to a session."""
 
 
 @dataclass
@@ -39,7 +32,6 @@ class _Standstill:
     failed_at_s: float
     detected_at_s: float
     attempts: int = 0
-    decision_s: float = 0.0
     began_at_s: float = 0.0
     """When the last replay began."""
 
@@ -55,7 +47,7 @@ class Recovery:
         rules: RecoveryRules,
         model: HubModel,
         clock: Clock,
-        observer: RecoveryObserver,
+        observer: Observer,
     ) -> None:
         self._request = request
         self._chain = chain
@@ -63,7 +55,7 @@ class Recovery:
         self._rules = rules
         self._model = model
         self._clock = clock
-        self._observer = observer
+        self._observe = observer
         self._standstill: _Standstill | None = None
         self._replacements: list[OpenHop] = []
 
@@ -81,15 +73,8 @@ class Recovery:
         first, last = lost[0].first, lost[-1].last
         now_s = self._clock.now_s()
         servers = [hop.server for hop in lost if hop is failure.hop or not self._chain.is_there(hop)]
-        self._tell(
-            DETECTED,
-            servers=servers,
-            blocks=[first, last],
-            position=position,
-            reason=failure.reason,
-            sent_at_s=failure.sent_at_s,
-            is_overdue=failure.is_overdue,
-        )
+        blocks, reason, sent_at_s = (first, last), failure.reason, failure.sent_at_s
+        self._observe(Detected(*self._now, servers, blocks, position, reason, sent_at_s, failure.is_overdue))
         self._doubt(servers)
         if self._rules.mode == "off" or self._reroute is None:
             raise SessionError(str(failure)) from failure
@@ -128,12 +113,8 @@ class Recovery:
             if answer is None:
                 reason = f"no route covers blocks [{first}, {last})"
                 continue
-            standstill.decision_s += answer["decision_s"]
-            plan: list[HopPlan] = [tuple(hop) for hop in answer["hops"]]
-            details = {"asked_s": self._clock.now_s() - asked_at_s, "decision_s": answer["decision_s"]}
-            self._tell(
-                REROUTED, blocks=[first, last], hops=[list(hop) for hop in plan], attempt=attempt, **details
-            )
+            plan, asked_s = answer.hops, self._clock.now_s() - asked_at_s
+            self._observe(Rerouted(*self._now, (first, last), plan, attempt, asked_s, answer.decision_s))
             opened = await self._chain.open(plan, is_replacement=True)
             if isinstance(opened, Refusal):
                 reason = f"server {opened.server}: {opened.reason}"
@@ -148,33 +129,32 @@ class Recovery:
     def passed(self, hop: OpenHop, following: OpenHop | None, n_tokens: int) -> None:
         """``hop`` has answered ``n_tokens``; ``following`` is next. Says so when that ends a standstill."""
         if self._chain.served(hop.server):
-            self._tell(REACHABLE, servers=[hop.server])
+            self._observe(Reachable(*self._now, [hop.server]))
         standstill = self._standstill
         if standstill is None or not hop.is_replacement:
             return
         if following is not None and following.lacks_history:
             return
-        now_s = self._clock.now_s()
-        self._tell(
-            REPLAYED,
-            hops=sorted(([new.server, new.first, new.last] for new in self._replacements), key=itemgetter(1)),
-            tokens=n_tokens,
-            took_s=now_s - standstill.began_at_s,
-            failed_at_s=standstill.failed_at_s,
-            detected_at_s=standstill.detected_at_s,
-            attempts=standstill.attempts,
+        request, now_s = self._now
+        hops = sorted(((new.server, new.first, new.last) for new in self._replacements), key=itemgetter(1))
+        took_s = now_s - standstill.began_at_s
+        failed_at_s, detected_at_s = standstill.failed_at_s, standstill.detected_at_s
+        self._observe(
+            Replayed(request, now_s, hops, n_tokens, took_s, failed_at_s, detected_at_s, standstill.attempts)
         )
         self._standstill, self._replacements = None, []
 
     def unreachable(self, servers: tuple[int, ...]) -> None:
         """Servers on which no session could be opened, though not for want of room."""
         if servers:
-            self._tell(UNREACHABLE, servers=list(servers))
+            self._observe(Unreachable(*self._now, list(servers)))
             self._doubt(servers)
 
     def _doubt(self, servers: list[int] | tuple[int, ...]) -> None:
         for server in servers:
             self._chain.failed(server)
 
-    def _tell(self, event: str, **details: Any) -> None:
-        self._observer.recovery(self._request, event, self._clock.now_s(), details)
+    @property
+    def _now(self) -> tuple[int, float]:
+        """How every record begins."""
+        return self._request.index, self._clock.now_s()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(msgspec.Struct, frozen=True, array_like=True):
     """What the load generator asks for. ``arrival_at_s`` is the intended instant.
 
     ``prompt`` are the input tokens' ids; empty: the hub makes up ``n_input_tokens`` of them, the same

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import Any
 
+import msgspec
 from aiohttp import WebSocketError, WSCloseCode, WSMsgType, web
 
 from nodes import wire
@@ -14,6 +14,7 @@ from nodes.clock import Clock
 from nodes.compute import Compute, ComputeError
 from nodes.limits import HELLO_S, LAST_WORDS_S, ServerSocket, cut, shown
 from nodes.limits import ServerLimits as ServerLimits
+from nodes.messages import ServerStatus
 from nodes.sessions import Connection, Session, Sessions
 from nodes.sessions import HostedBlocks as HostedBlocks
 
@@ -50,21 +51,21 @@ class Server:
         return app
 
     async def _health(self, _: web.Request) -> web.Response:
-        return web.json_response(self.status())
+        return web.json_response(msgspec.to_builtins(self.status()))
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> ServerStatus:
         """Health and counters, as ``/health`` shows them."""
-        return {
-            "name": self.name,
-            "first_block": self.sessions.hosted.first,
-            "last_block": self.sessions.hosted.last,
-            "phase": self.sessions.phase,
-            "n_sessions": len(self.account),
-            "cache_used_bytes": self.account.used_bytes,
-            "cache_capacity_bytes": self.account.capacity_bytes,
+        return ServerStatus(
+            name=self.name,
+            first_block=self.sessions.hosted.first,
+            last_block=self.sessions.hosted.last,
+            phase=self.sessions.phase,
+            n_sessions=len(self.account),
+            cache_used_bytes=self.account.used_bytes,
+            cache_capacity_bytes=self.account.capacity_bytes,
             **vars(self.counters),
-            "memory": self.sessions.compute.memory(),
-        }
+            memory=self.sessions.compute.memory(),
+        )
 
     async def _metrics(self, _: web.Request) -> web.Response:
         """Prometheus text; vLLM's names where one exists."""

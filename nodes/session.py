@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
-from nodes.chain import Chain, HopFailed, HopPlan, OpenHop, Refusal
+from nodes.chain import Chain, HopFailed, OpenHop, Refusal
 from nodes.clock import Clock
 from nodes.connection import Connection
 from nodes.hub import HubModel
-from nodes.records import HopRecord
-from nodes.recovery import Recovery, RecoveryRules, Rerouter
+from nodes.records import Admitted, Completed, HopRecord, Opening, Plan, Rejected, Routed, Token
+from nodes.recovery import Observer, Recovery, RecoveryRules, Rerouter
 from nodes.request import Request, SessionError
 
 
@@ -46,28 +45,8 @@ class SessionRules:
             wait_s = min(2 * wait_s, self.backoff_max_s)
 
 
-class Observer(Protocol):
-    """Where a session reports to: the event log and the progress counters."""
-
-    def state(self, request: Request, state: str, at_s: float, details: Mapping[str, Any]) -> None: ...
-
-    def opening(self, request: Request, at_s: float, opened_at_s: float) -> None: ...
-
-    def token(
-        self,
-        request: Request,
-        index: int,
-        ready_at_s: float,
-        finished_at_s: float,
-        hops: Sequence[HopRecord],
-        token_id: int,
-    ) -> None: ...
-
-    def recovery(self, request: Request, event: str, at_s: float, details: Mapping[str, Any]) -> None: ...
-
-
-Router = Callable[[Request, int], Awaitable[dict[str, Any] | None]]
-"""Asks the routing policy: (request, attempt) to ``{hops, wait_s, decision_s}`` or ``None``."""
+Router = Callable[[Request, int], Awaitable[Plan | None]]
+"""Asks the routing policy: (request, attempt)."""
 
 
 class HubSession:
@@ -96,7 +75,7 @@ class HubSession:
         self._model = model
         self._rules = rules
         self._clock = clock
-        self._observer = observer
+        self._observe = observer
         recovery = rules.recovery
         self._chain = self.chain_kind(
             request, key, client, connections, clock, recovery.connect_timeout_s, recovery.request_timeout_s
@@ -111,19 +90,19 @@ class HubSession:
         try:
             attempt_at_s = await self._open_chain()
             opened_at_s = self._clock.now_s()
-            self._observer.opening(self.request, attempt_at_s, opened_at_s)
+            self._observe(Opening(self.request.index, attempt_at_s, opened_at_s))
             ready_at_s = max(opened_at_s, attempt_at_s + self._rules.initial_delay_s) + self._rules.setup_s
             await self._clock.sleep_until_s(ready_at_s)
             finished_at_s = await self._generate(ready_at_s)
-            self._observer.state(self.request, "completed", finished_at_s, {})
+            self._observe(Completed(self.request.index, finished_at_s))
         finally:
             await self._chain.close(self.hops)
             self._chain.end()
 
     async def _open_chain(self) -> float:
         """Ask for routes until one admits the session; answer the start of that attempt."""
-        rules = self._rules
-        waits_s = rules.waits_s(self.request.index)
+        rules, index = self._rules, self.request.index
+        waits_s = rules.waits_s(index)
         refused: tuple[int, ...]
         broken: tuple[int, ...]
         for attempt in range(1_000_000):
@@ -136,13 +115,14 @@ class HubSession:
                 refused, broken = (), ()
                 give_up_s = give_up_s or rules.recovery.give_up_s
             else:
-                plan: list[HopPlan] = [tuple(hop) for hop in answer["hops"]]
-                details = {**answer, "asked_s": attempt_at_s - asked_at_s}
-                self._observer.state(self.request, "routed", attempt_at_s, details)
-                opened = await self._chain.open(plan)
+                asked_s = attempt_at_s - asked_at_s
+                self._observe(
+                    Routed(index, attempt_at_s, answer.hops, answer.wait_s, answer.decision_s, asked_s)
+                )
+                opened = await self._chain.open(answer.hops)
                 if not isinstance(opened, Refusal):
                     self.hops = opened
-                    self._observer.state(self.request, "admitted", self._clock.now_s(), {"hops": plan})
+                    self._observe(Admitted(index, self._clock.now_s(), answer.hops))
                     return attempt_at_s
                 server, reason, refused, broken, is_final = opened
                 if broken or is_final:  # waiting for others to end may never help
@@ -152,18 +132,7 @@ class HubSession:
             now_s, backoff_s = self._clock.now_s(), next(waits_s)
             if give_up_s and now_s + backoff_s > self.request.arrival_at_s + give_up_s:
                 raise SessionError(f"no room within {give_up_s:g} s ({reason})")
-            self._observer.state(
-                self.request,
-                "rejected",
-                now_s,
-                {
-                    "server": server,
-                    "reason": reason,
-                    "backoff_s": backoff_s,
-                    "refused": list(refused),
-                    "broken": list(broken),
-                },
-            )
+            self._observe(Rejected(index, now_s, server, reason, backoff_s, list(refused), list(broken)))
             await self._clock.sleep_until_s(now_s + backoff_s)
         raise SessionError("a million attempts to open a session failed")
 
@@ -178,7 +147,7 @@ class HubSession:
             answer, timings = await self._step(position, n_tokens, payload, index)
             token_id = await sequence.take(answer)
             finished_at_s = self._clock.now_s()
-            self._observer.token(self.request, index, ready_at_s, finished_at_s, timings, token_id)
+            self._observe(Token(self.request.index, finished_at_s, index, ready_at_s, timings, token_id))
             position += n_tokens
             ready_at_s = finished_at_s
             if sequence.ended:

@@ -8,6 +8,8 @@ from collections.abc import Coroutine
 from typing import Any
 
 from nodes.control import ControlError
+from nodes.messages import Rehost
+from nodes.records import ENDED, Arrived, States
 from policies.online import OnlinePolicy
 from policies.problem import PolicyError
 from testbed.control.coordinator import Coordinator
@@ -61,11 +63,11 @@ class Moves:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def state(self, state: str) -> None:
-        """What a client says of one of its requests."""
-        if state == "arrived":
+    def state(self, record: States) -> None:
+        """A client has recorded what became of one of its requests."""
+        if isinstance(record, Arrived):
             self.mover.load.arrive(self._nodes.now_s())
-        elif state in ("completed", "failed", "interrupted"):
+        elif isinstance(record, ENDED):
             self.mover.load.end(self._nodes.now_s())
 
     def phase(self, server: int, phase: str, at_s: float) -> None:
@@ -99,13 +101,12 @@ class Moves:
     async def _move(self, way: Way) -> None:
         load_s = 0.0 if self._has_real_blocks else way.load_s
         try:
-            done = await self._nodes.ask_server(
-                way.server, "rehost", *way.new, way.new_bytes, way.drain_s, load_s
-            )
+            rehost = Rehost(way.new.first, way.new.last, way.new_bytes, way.drain_s, load_s)
+            done = await self._nodes.ask_server(way.server, rehost)
         except ControlError as error:
             await self._lost(way, error)
         else:
-            self.mover.arrived(way, **done)
+            self.mover.arrived(way, done.closed_at_s, done.drained_at_s, done.open_at_s, done.n_cut)
 
     async def _lost(self, way: Way, error: ControlError) -> None:
         """The server does not answer any more: that it is dead is known in a moment."""

@@ -111,7 +111,7 @@ def _admissions(run: Tables) -> list[tuple[int, str, int]]:
 
 def _gaps(run: Tables) -> dict[Any, float | None]:
     return {
-        (record.index, token.token): token.finished_at_s - token.ready_at_s
+        (record.index, token.token): token.at_s - token.ready_at_s
         for record in run.records.requests
         for token in record.tokens[1:]
     }

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nodes.recovery import REROUTED
+from nodes.records import Rerouted
 from testbed.results.logs import RequestRecord, RunRecords
 from testbed.results.model import HopTable
 from testbed.results.plots import plotting, save_both
@@ -86,16 +86,16 @@ def _held(record: RequestRecord) -> list[tuple[int, float, float]]:
     assert record.opened_at_s is not None
     spans: list[tuple[int, float, float]] = []
     active = [(server, first, last, record.opened_at_s) for server, first, last in record.chain]
-    for event, at_s, details in record.recoveries:
-        if event == REROUTED:
-            lost_first, lost_last = details["blocks"]
+    for event in record.recoveries:
+        if isinstance(event, Rerouted):
+            (lost_first, lost_last), at_s = event.blocks, event.at_s
             kept = []
             for server, first, last, since_s in active:
                 if first < lost_last and last > lost_first:
                     spans.append((server, since_s, at_s))
                 else:
                     kept.append((server, first, last, since_s))
-            active = kept + [(server, first, last, at_s) for server, first, last in details["hops"]]
+            active = kept + [(server, first, last, at_s) for server, first, last in event.hops]
     spans += [(server, since_s, record.last_seen_at_s) for server, _, _, since_s in active]
     held: list[tuple[int, float, float]] = []
     for server, since_s, until_s in sorted(spans):  # with two hops on one server it is there once
@@ -113,9 +113,7 @@ def _gaps(records: RunRecords, hops: HopTable) -> tuple[Array, Array]:
     for request, token, value in keys:
         modelled[request, token] = modelled.get((request, token), 0.0) + value
     pairs = [
-        (t.finished_at_s - t.ready_at_s, modelled[r.index, t.token])
-        for r in records.requests
-        for t in r.tokens[1:]
+        (t.at_s - t.ready_at_s, modelled[r.index, t.token]) for r in records.requests for t in r.tokens[1:]
     ]
     both = np.array(pairs, dtype=np.float64).reshape(len(pairs), 2)
     return both[:, 0], both[:, 1]

@@ -7,34 +7,31 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgpack
+import msgspec
 
-from nodes.records import HopRecord
-from nodes.recovery import REPLAYED
+from nodes.records import (
+    Admitted,
+    AnyRecord,
+    Arrived,
+    Completed,
+    Failed,
+    HopPlan,
+    Interrupted,
+    Opening,
+    Recoveries,
+    Rejected,
+    Replayed,
+    Routed,
+    Token,
+)
 from testbed.rundir import MOVED, NETWORK_CHANGE, read_events
 
 
-@dataclass
-class TokenRecord:
-    """One output token: its hops in order. Token 0 is the prefill; ``token_id`` is what came out."""
-
-    token: int
-    ready_at_s: float
-    finished_at_s: float
-    hops: list[HopRecord]
-    token_id: int = -1
-
-
 class Attempt(NamedTuple):
-    """An attempt to open a chain that was refused, and how long the client waited then.
+    """An attempt to open a chain that was refused; ``chain`` is ``None`` where there was none."""
 
-    ``chain`` is ``None`` where there was none; ``refused`` are the servers without room, ``broken`` those among
-    them that could not be reached; ``None`` where the log does not say.
-    """
-
-    chain: list[list[int]] | None
-    refused: list[int] | None
-    broken: list[int] | None
-    backoff_s: float
+    chain: list[HopPlan] | None
+    refusal: Rejected
 
 
 @dataclass
@@ -55,22 +52,21 @@ class RequestRecord:
     asked_s: list[float] = field(default_factory=list)
     attempts: list[Attempt] = field(default_factory=list)
     """Those that were refused, in order."""
-    asked_chain: list[list[int]] | None = None
+    asked_chain: list[HopPlan] | None = None
     """That of the present attempt."""
     retried_at_s: float = 0.0
     """The last time a chain was asked for or refused."""
     opening_at_s: float | None = None
     opened_at_s: float | None = None
     ended_at_s: float | None = None
-    chain: list[list[int]] = field(default_factory=list)
-    tokens: list[TokenRecord] = field(default_factory=list)
-    recoveries: list[tuple[str, float, dict[str, Any]]] = field(default_factory=list)
-    """(event, instant, details) of ``nodes.recovery``."""
+    chain: list[HopPlan] = field(default_factory=list)
+    tokens: list[Token] = field(default_factory=list)
+    recoveries: list[Recoveries] = field(default_factory=list)
 
     @property
     def n_recoveries(self) -> int:
         """Standstills after which the session went on."""
-        return sum(event == REPLAYED for event, _, _ in self.recoveries)
+        return sum(isinstance(record, Replayed) for record in self.recoveries)
 
     @property
     def last_seen_at_s(self) -> float:
@@ -78,7 +74,7 @@ class RequestRecord:
         if self.ended_at_s is not None:
             return self.ended_at_s
         known = [self.arrived_at_s if self.opened_at_s is None else self.opened_at_s, self.retried_at_s]
-        return max(*known, *(t.finished_at_s for t in self.tokens[-1:]))
+        return max(*known, *(t.at_s for t in self.tokens[-1:]))
 
 
 @dataclass
@@ -102,7 +98,7 @@ class RunRecords:
         return [change["at_s"] for change in self.changes]
 
 
-_KINDS = ("state", "opening", "token", "recovery")
+_records: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(AnyRecord)
 
 
 def read_logs(run_dir: Path) -> RunRecords:
@@ -116,11 +112,10 @@ def read_logs(run_dir: Path) -> RunRecords:
         whole = 0
         while True:
             try:
-                record = unpacker.unpack()
-            except (msgpack.OutOfData, ValueError):  # cut short, or bytes that are no msgpack
-                break
-            if not (isinstance(record, list) and record and record[0] in _KINDS):
-                break  # a disk that lost power can leave zeros: what follows means nothing
+                unpacker.skip()
+                record = _records.decode(memoryview(data)[whole : unpacker.tell()])
+            except (msgpack.OutOfData, ValueError):
+                break  # cut short, or zeros of a disk that lost power: what follows means nothing
             _apply(requests, record)
             whole = unpacker.tell()
         dropped += len(data) - whole
@@ -129,54 +124,43 @@ def read_logs(run_dir: Path) -> RunRecords:
         dropped,
         read_events(run_dir, NETWORK_CHANGE),
         read_events(run_dir, "fault", "fault-over", "begun"),
-        read_events(run_dir, REPLAYED),
+        read_events(run_dir, "replayed"),
         read_events(run_dir, MOVED),
     )
 
 
-def _apply(requests: dict[int, RequestRecord], record: list[Any]) -> None:
-    kind, index = record[0], record[1]
-    if kind == "token":
-        _, _, token, ready, finished, hops, token_id = record
-        records = [HopRecord(*hop) for hop in hops]
-        requests[index].tokens.append(TokenRecord(token, ready, finished, records, token_id))
-    elif kind == "recovery":
-        _, _, event, at_s, details = record
-        requests[index].recoveries.append((event, at_s, details))
-    elif kind == "opening":
-        requests[index].opening_at_s, requests[index].opened_at_s = record[2], record[3]
-    else:
-        _apply_state(requests, index, *record[2:])
-
-
-def _apply_state(
-    requests: dict[int, RequestRecord], index: int, state: str, at_s: float, details: dict[str, Any]
-) -> None:
-    if state == "arrived":
-        requests[index] = RequestRecord(
-            index,
-            details["client"],
-            details["intended_at_s"],
-            at_s,
-            details["n_input_tokens"],
-            details["n_output_tokens"],
+def _apply(requests: dict[int, RequestRecord], record: AnyRecord) -> None:
+    if isinstance(record, Arrived):
+        requests[record.request] = RequestRecord(
+            record.request,
+            record.client,
+            record.intended_at_s,
+            record.at_s,
+            record.n_input_tokens,
+            record.n_output_tokens,
         )
         return
-    request = requests[index]
-    if state == "routed":
-        request.retried_at_s = at_s
-        request.asked_chain = details["hops"]
-        request.decision_s.append(details["decision_s"])
-        request.asked_s.append(details["asked_s"])
-        request.wait_expected_s = max(request.wait_expected_s, details["wait_s"])
-    elif state == "rejected":
-        request.retried_at_s = at_s
-        request.n_rejections += 1
-        refused, broken = details.get("refused"), details.get("broken")
-        request.attempts.append(Attempt(request.asked_chain, refused, broken, details["backoff_s"]))
-        request.asked_chain = None
-    elif state == "admitted":
-        request.chain = [list(hop) for hop in details["hops"]]
-    else:  # completed, failed, interrupted
-        request.status, request.ended_at_s = state, at_s
-        request.reason = details.get("reason", "")
+    request = requests[record.request]
+    match record:
+        case Token():
+            request.tokens.append(record)
+        case Opening():
+            request.opening_at_s, request.opened_at_s = record.at_s, record.opened_at_s
+        case Routed():
+            request.retried_at_s = record.at_s
+            request.asked_chain = record.hops
+            request.decision_s.append(record.decision_s)
+            request.asked_s.append(record.asked_s)
+            request.wait_expected_s = max(request.wait_expected_s, record.wait_s)
+        case Rejected():
+            request.retried_at_s = record.at_s
+            request.n_rejections += 1
+            request.attempts.append(Attempt(request.asked_chain, record))
+            request.asked_chain = None
+        case Admitted():
+            request.chain = record.hops
+        case Completed() | Failed() | Interrupted():
+            request.status, request.ended_at_s = record.kind, record.at_s
+            request.reason = record.reason if isinstance(record, Failed) else ""
+        case _:
+            request.recoveries.append(record)

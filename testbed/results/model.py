@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodes.compute import Turns
-from nodes.records import HopRecord
+from nodes.records import HopPlan, HopRecord
 from testbed.results.logs import RunRecords
 from testbed.results.slow import SlowServers
 from testbed.runtime.wiring import scaled, stub_profile
@@ -110,7 +110,7 @@ def hop_table(experiment: Experiment, records: RunRecords) -> HopTable:
             previous_s = token.ready_at_s
             for number, hop in enumerate(token.hops):
                 is_last = number == len(token.hops) - 1
-                tail = token.finished_at_s - hop.received_at_s if is_last else 0.0
+                tail = token.at_s - hop.received_at_s if is_last else 0.0
                 rows.append((request.index, token.token, number, *hop, hop.sent_at_s - previous_s, tail))
                 clients.append(request.client)
                 previous_s = hop.received_at_s
@@ -254,7 +254,7 @@ def _fill_compute(
 def model_setup_s(
     experiment: Experiment,
     client: str,
-    chain: list[list[int]],
+    chain: Sequence[HopPlan],
     timeline: Timeline | None = None,
     at_s: float = 0.0,
     opened_at_s: float | None = None,

@@ -81,13 +81,13 @@ def _measured(record: RequestRecord) -> dict[str, float]:
     if record.tokens and record.opening_at_s is not None:
         first, last = record.tokens[0], record.tokens[-1]
         values["setup_s"] = first.ready_at_s - record.opening_at_s
-        values["ttft_s"] = first.finished_at_s - record.arrived_at_s
+        values["ttft_s"] = first.at_s - record.arrived_at_s
         if record.status == "completed":
             n_rest = len(record.tokens) - 1  # less than were asked for if the model ended its text
-            values["e2e_s"] = last.finished_at_s - record.arrived_at_s
+            values["e2e_s"] = last.at_s - record.arrived_at_s
             values["per_token_s"] = values["e2e_s"] / len(record.tokens)
             if n_rest:
-                values["tpot_s"] = values["rest_s"] = (last.finished_at_s - first.finished_at_s) / n_rest
+                values["tpot_s"] = values["rest_s"] = (last.at_s - first.at_s) / n_rest
     return values
 
 
@@ -133,17 +133,17 @@ def model_queue_s(
     """What being refused as often as it was should have cost a request, from its arrival on.
 
     Per refusal: the slowest hop's round trip to ask, the slowest opened hop's to close, and the wait. ``None``
-    where a server could not be reached, or the log is too old to say who refused.
+    where a server could not be reached.
     """
     at_s = record.arrived_at_s
-    for chain, refused, broken, backoff_s in record.attempts:
-        if refused is None or broken:
+    for chain, refusal in record.attempts:
+        if refusal.broken:
             return None
         servers = [hop[0] for hop in chain or ()]
         at_s += round_trip_s(experiment, record.client, servers, timeline, at_s)
-        opened = [server for server in servers if server not in refused]
+        opened = [server for server in servers if server not in refusal.refused]
         at_s += round_trip_s(experiment, record.client, opened, timeline, at_s)
-        at_s += backoff_s
+        at_s += refusal.backoff_s
     return at_s - record.arrived_at_s
 
 

@@ -160,7 +160,7 @@ def _gaps(
         n_input_tokens = lengths[record.index]
         request = RequestSpec(clients[record.client], n_input_tokens, len(record.tokens))
         for token in record.tokens[1:]:
-            measured.append(token.finished_at_s - token.ready_at_s)
+            measured.append(token.at_s - token.ready_at_s)
             model.append(modelled[record.index, token.token])
             alone.append(decode_step_s(problem, request, chain, n_input_tokens + token.token - 1))
             is_plain.append(not any(hop.replayed_tokens for hop in token.hops))

@@ -100,7 +100,7 @@ def _session_events(
     yield _span("queue", pid, tid, record.arrived_at_s, record.opening_at_s, {})
     yield _span("setup", pid, tid, record.opening_at_s, ready_at_s, {})
     for token in record.tokens:
-        yield _span(f"token {token.token}", pid, tid, token.ready_at_s, token.finished_at_s, {})
+        yield _span(f"token {token.token}", pid, tid, token.ready_at_s, token.at_s, {})
         for server, _, _, sent, arrived, departed, received, up, down, replayed in token.hops:
             of = {"server": servers[server]} | ({"replayed_tokens": replayed} if replayed else {})
             yield _span("up", pid, tid, sent, arrived, of | {"bytes": up})

@@ -255,8 +255,8 @@ def _answer(
         "status": record.status,
         "reason": record.reason,
         "ended_by": "the model" if len(tokens) < record.n_output_tokens else "--max-new-tokens",
-        "ttft_s": record.tokens[0].finished_at_s - record.arrived_at_s if tokens else None,
-        "token_s": [token.finished_at_s - token.ready_at_s for token in record.tokens],
+        "ttft_s": record.tokens[0].at_s - record.arrived_at_s if tokens else None,
+        "token_s": [token.at_s - token.ready_at_s for token in record.tokens],
         "chain": [
             {"server": servers[server].name, "first_block": first, "last_block": last}
             for server, first, last in record.chain

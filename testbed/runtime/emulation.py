@@ -14,8 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nodes import control
+import msgspec
+
+from nodes import control, messages, records
 from nodes.clock import run_clock
+from nodes.records import ENDED, Failed, Interrupted, Plan, Rejected
+from nodes.request import Request
 from policies.problem import PolicyError, Route
 from testbed.control.coordinator import Coordinator
 from testbed.control.faults.emulated import Faults
@@ -28,7 +32,7 @@ from testbed.runtime import wiring
 from testbed.runtime.blocks import RealModel
 from testbed.runtime.launching import Launcher, Listener
 from testbed.runtime.nodeset import NodeSet
-from testbed.runtime.progress import ENDED, Progress
+from testbed.runtime.progress import Progress
 from testbed.runtime.servermemory import ServerMemory
 from testbed.runtime.stage import Stage
 from testbed.scenario.experiment import Experiment
@@ -137,11 +141,13 @@ class Emulation:
         prompts = self.real.prompts if self.real is not None else {}
         for number, client in enumerate(self.experiment.problem.clients):
             requests = [
-                [r.index, r.arrival_at_s, r.n_input_tokens, r.n_output_tokens, prompts.get(r.index, ())]
+                Request(
+                    r.index, r.arrival_at_s, r.n_input_tokens, r.n_output_tokens, prompts.get(r.index, ())
+                )
                 for r in self.experiment.requests
                 if r.client == number
             ]
-            await self.nodes.peers[client].ask("serve", requests, list(self.faults.watched))
+            await self.nodes.peers[client].ask(messages.Serve(requests, list(self.faults.watched)))
         self._serving_since = time.monotonic()
         await self._guard(self._all_done.wait())
         self._has_served_until_now()
@@ -193,11 +199,11 @@ class Emulation:
         await self.faults.end()
         # Clients close their sessions over the network, which answers nobody if it is what broke.
         patience_s = _BROKEN_PATIENCE_S if self._broken.done() else _PATIENCE_S
-        finished = (client.ask("finish") for client in self.nodes.clients)
+        finished = (client.ask(messages.Finish()) for client in self.nodes.clients)
         await _within_real_s(patience_s, asyncio.gather(*finished, return_exceptions=True))
         for peer in self.nodes.peers.values():
             with contextlib.suppress(control.ControlError):  # it is gone already
-                peer.tell("stop")
+                peer.tell(messages.Stop())
         self.events.write("stopped", self.clock.known_s())
         await self._launcher.end()
         for peer in self.nodes.peers.values():
@@ -226,39 +232,42 @@ class Emulation:
             stop.cancel()
 
     async def _accept(self, peer: control.Peer) -> None:
-        handlers: dict[str, control.Handler] = {
-            "route": self._on_route,
-            "reroute": self._on_reroute,
-            "recovery": self._on_recovery,
-            "token": self._on_token,
-            "state": self._on_state,
-            "tokens": self._on_tokens,
-            "done": self._on_done,
-            "phase": self._on_phase,
-        }
+        async def hello(message: messages.Hello) -> None:
+            self.nodes.said_hello(message.name, peer, message.port)
 
-        async def hello(name: str, pid: int, port: int) -> None:
-            self.nodes.said_hello(name, peer, port)
-
-        async def unfit(name: str, reason: str) -> None:
-            self.give_up(UserError(f"{name}: {reason}"))
-
-        peer.handlers.update(handlers, hello=hello, unfit=unfit)
+        peer.take(
+            {
+                messages.Hello: hello,
+                messages.Unfit: self._on_unfit,
+                messages.GetRoute: self._on_route,
+                messages.GetReplacement: self._on_reroute,
+                messages.Happened: self._on_record,
+                messages.NewToken: self._on_token,
+                messages.Progress: self._on_progress,
+                messages.Done: self._on_done,
+                messages.Phase: self._on_phase,
+            }
+        )
         await peer.serve()
 
-    async def _on_route(self, index: int, attempt: int) -> dict[str, Any] | None:
-        return self._decided(index, self._coordinator.route, index)
+    async def _on_unfit(self, message: messages.Unfit) -> None:
+        self.give_up(UserError(f"{message.name}: {message.reason}"))
 
-    async def _on_reroute(self, index: int, first: int, last: int, n_done: int) -> dict[str, Any] | None:
-        return self._decided(index, self._coordinator.reroute, index, first, last, n_done)
+    async def _on_route(self, asked: messages.GetRoute) -> Plan | None:
+        return self._decided(asked.request, lambda: self._coordinator.route(asked.request))
 
-    def _decided(self, index: int, decide: Callable[..., Route | None], *asked: int) -> dict[str, Any] | None:
-        """``{hops, wait_s, decision_s}`` for a client; ``None``: there is no chain.
+    async def _on_reroute(self, asked: messages.GetReplacement) -> Plan | None:
+        return self._decided(
+            asked.request, lambda: self._coordinator.reroute(*msgspec.structs.astuple(asked))
+        )
+
+    def _decided(self, index: int, decide: Callable[[], Route | None]) -> Plan | None:
+        """What a client opens; ``None``: there is no chain.
 
         Deciding takes no virtual time, and a run's record must not depend on the machine.
         """
         try:
-            route = decide(*asked)
+            route = decide()
         except PolicyInterrupted:  # by what ends the run
             return None
         except PolicyError as error:
@@ -267,37 +276,38 @@ class Emulation:
         if route is None:
             return None
         decision_s = 0.0 if self.stage.is_virtual else self._coordinator.decisions_s[-1]
-        return {"hops": [list(hop) for hop in route.hops], "wait_s": route.wait_s, "decision_s": decision_s}
+        return Plan([(hop.server, hop.first, hop.last) for hop in route.hops], route.wait_s, decision_s)
 
-    async def _on_recovery(self, event: str, index: int, at_s: float, details: dict[str, Any]) -> None:
-        self.faults.notify(event, index, at_s, details)
-
-    async def _on_token(self, index: int, n_tokens: int) -> None:
-        self.faults.token(index, n_tokens)
-
-    async def _on_state(self, index: int, state: str, at_s: float) -> None:
-        self.progress.notify(index, state)
+    async def _on_record(self, message: messages.Happened) -> None:
+        record = message.record
+        if isinstance(record, records.Recoveries):
+            self.faults.notify(record)
+            return
+        self.progress.notify(record.request, record.kind)
         if self._moves is not None:
-            self._moves.state(state)
-        if state in ("completed", "failed", "interrupted", "rejected"):
-            self._coordinator.release(index)
-        if state in ENDED:
-            self.faults.ended(index)
-        if state in ("failed", "rejected", "interrupted"):
-            self.events.write(state, at_s, request=index)
+            self._moves.state(record)
+        if isinstance(record, (*ENDED, Rejected)):
+            self._coordinator.release(record.request)
+        if isinstance(record, ENDED):
+            self.faults.ended(record.request)
+        if isinstance(record, Failed | Rejected | Interrupted):
+            self.events.write(record.kind, record.at_s, request=record.request)
 
-    async def _on_phase(self, server: str, phase: str, at_s: float) -> None:
+    async def _on_token(self, message: messages.NewToken) -> None:
+        self.faults.token(message.request, message.n_tokens)
+
+    async def _on_phase(self, message: messages.Phase) -> None:
         if self._moves is not None:
             numbers = {spec.name: number for number, spec in enumerate(self.experiment.problem.servers)}
-            self._moves.phase(numbers[server], phase, at_s)
+            self._moves.phase(numbers[message.server], message.phase, message.at_s)
 
-    async def _on_tokens(self, client: str, n_tokens: int, ttft_s: float, gap_s: float) -> None:
-        self.progress.n_tokens[client] = n_tokens
-        self.progress.ttft_s, self.progress.gap_s = ttft_s, gap_s
+    async def _on_progress(self, message: messages.Progress) -> None:
+        self.progress.n_tokens[message.client] = message.n_tokens
+        self.progress.ttft_s, self.progress.gap_s = message.ttft_s, message.gap_s
         self.progress.scenario_s = self.clock.now_s()
 
-    async def _on_done(self, client: str, failure: str) -> None:
-        self._done[client] = failure
+    async def _on_done(self, message: messages.Done) -> None:
+        self._done[message.client] = message.failure
         if len(self._done) == len(self.experiment.problem.clients):
             self._all_done.set()
 

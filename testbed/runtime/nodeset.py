@@ -11,6 +11,7 @@ from typing import Any
 
 from nodes import control
 from nodes.clock import RunClock
+from nodes.messages import A, Connect, Links, Message, Question, Reach, Start, Warm
 from testbed.control.coordinator import Coordinator
 from testbed.errors import RunError, TestbedError
 from testbed.runtime import wiring
@@ -34,7 +35,7 @@ async def agree_on_zero(peers: Iterable[control.Peer], clock: RunClock) -> None:
         origin_at = clock.instant() + lead_s
         if clock.is_virtual:
             origin_at = math.ceil(origin_at)
-        await asyncio.gather(*(peer.ask("start", origin_at) for peer in peers))
+        await asyncio.gather(*(peer.ask(Start(origin_at)) for peer in peers))
         if clock.instant() < origin_at - lead_s / 2 or lead_s >= _MAX_LEAD_S:
             clock.origin_at = origin_at
             return
@@ -122,9 +123,9 @@ class NodeSet:
             links = experiment.links if delays_in_client else None
             view = wiring.node_view(experiment, client, ends, links)
             try:
-                await self.peers[client].ask("connect", view)
+                await self.peers[client].ask(Connect(view))
                 if experiment.tcp_warm and not delays_in_client:
-                    await self.peers[client].ask("warm", n_bytes)
+                    await self.peers[client].ask(Warm(n_bytes))
             except control.ControlError as error:
                 raise RunError(f"{client} cannot reach the servers: {error}") from error
         await self._peering.begin(ends, self._coordinator.placement, delays_in_client, n_bytes)
@@ -174,9 +175,9 @@ class NodeSet:
                 await self._begun[name].wait()
         except TimeoutError:
             raise RunError(f"{name} did not begin again in {self._patience_s:g} s") from None
-        await self.peers[name].ask("start", self.clock.origin_at)
+        await self.peers[name].ask(Start(self.clock.origin_at))
         for client in self.clients:
-            await client.ask("reach", server, *self._ends()[name])
+            await client.ask(Reach(server, *self._ends()[name]))
         await self._peering.begun(server, self._ends(), self.network["delays_in_client"])
 
     def descriptors(self) -> dict[str, int]:
@@ -187,12 +188,12 @@ class NodeSet:
         """Raises ``RunError`` if its process has ended."""
         await self._launcher.kill(self.pids[self._name(server)], number)
 
-    async def ask_server(self, server: int, method: str, *params: Any) -> Any:
-        """Call a method of the node. Raises ``ControlError``."""
-        return await self.peers[self._name(server)].ask(method, *params)
+    async def ask_server(self, server: int, question: Question[A]) -> A:
+        """Raises ``ControlError``."""
+        return await self.peers[self._name(server)].ask(question)
 
-    def tell_server(self, server: int, method: str, *params: Any) -> None:
-        self.peers[self._name(server)].tell(method, *params)
+    def tell_server(self, server: int, message: Message) -> None:
+        self.peers[self._name(server)].tell(message)
 
     async def change_links(self, links: Mapping[tuple[str, str], Link]) -> float:
         """Put other links in place; answers when it was done, by the clock of whoever did it (the last of them)."""
@@ -205,6 +206,6 @@ class NodeSet:
         }
         self._peering.change(links)
         done_at_s = await asyncio.gather(
-            *(self.peers[client].ask("links", own) for client, own in changed.items())
+            *(self.peers[client].ask(Links(own)) for client, own in changed.items())
         )
-        return float(max(done_at_s))
+        return max(done_at_s)

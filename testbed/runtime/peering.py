@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
 
 from nodes.control import ControlError, Peer
+from nodes.messages import Links, Message, Peers, Reach, Warm
 from policies.problem import Placement
 from testbed.errors import RunError
 from testbed.runtime import wiring
@@ -43,7 +43,7 @@ class Peering:
             await asyncio.gather(
                 *(
                     self._peers[self._names[server]].ask(
-                        "warm", [to for to in self._next(placement, server) if to in present], n_bytes
+                        Warm(n_bytes, [to for to in self._next(placement, server) if to in present])
                     )
                     for server in present
                 )
@@ -64,7 +64,7 @@ class Peering:
         await self._introduce(server, ends, delays_in_nodes)
         for name in self._names:
             if name != self._names[server]:
-                self._tell(name, "reach", server, *ends[self._names[server]])
+                self._tell(name, Reach(server, *ends[self._names[server]]))
 
     async def _introduce(self, server: int, ends: Ends, delays_in_nodes: bool) -> None:
         name = self._names[server]
@@ -72,19 +72,19 @@ class Peering:
         now_s = self._now_s()
         links = {pair: timeline.link(pair, now_s) for pair in self._experiment.links if pair[0] == name}
         view = wiring.node_view(self._experiment, name, ends, links if delays_in_nodes else None)
-        await self._peers[name].ask("peers", view, self._experiment.recovery.push_limit_s)
+        await self._peers[name].ask(Peers(view, self._experiment.recovery.push_limit_s))
 
     def change(self, links: Mapping[tuple[str, str], Link]) -> None:
         """Links that servers delay by themselves have changed. A server that halts hears of it later."""
         for name in self._names if self._is_needed else ():
             changed = wiring.changed_links(self._experiment, name, links)
             if changed:
-                self._tell(name, "links", changed)
+                self._tell(name, Links(changed))
 
-    def _tell(self, name: str, method: str, *params: Any) -> None:
+    def _tell(self, name: str, message: Message) -> None:
         if name in self._peers:
             with contextlib.suppress(ControlError):  # it is dead: it hears all when it begins again
-                self._peers[name].tell(method, *params)
+                self._peers[name].tell(message)
 
 
 def followers(placement: Placement, server: int) -> Iterator[int]:

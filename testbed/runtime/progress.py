@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-ENDED = ("completed", "failed", "interrupted")
+from nodes import records
+
+ENDED = tuple(kind.__struct_config__.tag for kind in records.ENDED)
 """States of a request that is over."""
 
 

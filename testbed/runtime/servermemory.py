@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
 
 from nodes import control
+from nodes.messages import GetStatus, ServerStatus
 from policies.problem import Problem
 
 _PERIOD_S, _PATIENCE_S = 0.5, 2.0
@@ -27,7 +27,7 @@ class ServerMemory:
         do not count."""
         while True:
             names = [server.name for server in self._problem.servers if server.name in peers]
-            asked = (asyncio.wait_for(peers[name].ask("status"), _PATIENCE_S) for name in names)
+            asked = (asyncio.wait_for(peers[name].ask(GetStatus()), _PATIENCE_S) for name in names)
             answers = await asyncio.gather(*asked, return_exceptions=True)
             for name, answer in zip(names, answers, strict=True):
                 if not isinstance(answer, BaseException):
@@ -36,12 +36,12 @@ class ServerMemory:
                     raise answer
             await asyncio.sleep(_PERIOD_S)
 
-    def note(self, server: str, status: dict[str, Any]) -> None:
+    def note(self, server: str, status: ServerStatus) -> None:
         """Keep a server's status if it has more than before."""
-        memory = status["memory"]
+        memory = status.memory
         real_bytes = memory["blocks_bytes"] + memory["cache_bytes"]
         if server in self.largest and real_bytes <= self.largest[server]["real_bytes"]:
             return
-        n_blocks = status["last_block"] - status["first_block"]
-        model_bytes = self._problem.model.block_bytes * n_blocks + status["cache_used_bytes"]
+        n_blocks = status.last_block - status.first_block
+        model_bytes = self._problem.model.block_bytes * n_blocks + status.cache_used_bytes
         self.largest[server] = {"real_bytes": real_bytes, "model_bytes": model_bytes, **memory}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from netem.spec import LinkProfile, NetworkSpec, TcpSpec
 from nodes.compute import StubProfile
+from nodes.links import DelayProfile
+from nodes.messages import ChangedLink, ServerEnd
 from nodes.node import DATA_PORT, ClientConfig, ServerConfig, StubHubSpec
 from nodes.server import HostedBlocks, ServerLimits
 from nodes.session import SessionRules
@@ -167,11 +168,13 @@ def client_config(
     )
 
 
-def _delay_profile(experiment: Experiment, link: Link) -> list[float]:
-    """Fields of ``nodes.links.DelayProfile`` for a client that delays messages itself; headers are counted as extra bytes."""
+def _delay_profile(experiment: Experiment, link: Link) -> DelayProfile:
+    """A link for a node that delays messages itself; headers are counted as extra bytes."""
     profile = scaled(link, 1.0)
     whole_s = profile.transmission_s(1_000_000, experiment.mtu)
-    return [link.delay_s, whole_s / 1_000_000, link.jitter_s, link.loss_ratio, profile.retransmission_s]
+    return DelayProfile(
+        link.delay_s, whole_s / 1_000_000, link.jitter_s, link.loss_ratio, profile.retransmission_s
+    )
 
 
 def node_view(
@@ -179,32 +182,32 @@ def node_view(
     node: str,
     addresses: Mapping[str, tuple[str, int]],
     links: Mapping[tuple[str, str], Link] | None,
-) -> list[dict[str, Any]]:
+) -> list[ServerEnd]:
     """How ``node`` reaches every server, in the problem's order; with ``links``, it delays messages itself."""
-    delayed = {entry["server"]: entry for entry in changed_links(experiment, node, links or {})}
-    view: list[dict[str, Any]] = []
+    delayed = {link.server: link for link in changed_links(experiment, node, links or {})}
+    view = []
     for number, server in enumerate(experiment.problem.servers):
-        address, port = addresses[server.name]
-        entry: dict[str, Any] = {"address": address, "port": port}
+        end = ServerEnd(*addresses[server.name])
         if number in delayed:
-            entry |= delayed[number] | {"seed": f"{experiment.seed}:link noise:{node}:{server.name}"}
-        view.append(entry)
+            seed = f"{experiment.seed}:link noise:{node}:{server.name}"
+            end = ServerEnd(end.address, end.port, delayed[number].up, delayed[number].down, seed)
+        view.append(end)
     return view
 
 
 def changed_links(
     experiment: Experiment, node: str, links: Mapping[tuple[str, str], Link]
-) -> list[dict[str, Any]]:
+) -> list[ChangedLink]:
     """Those of ``links`` that ``node`` delays by itself, by server; scenario seconds.
 
     A client delays what servers answer, too; a server only what it sends to other servers.
     """
     changed = []
     for number, server in enumerate(experiment.problem.servers):
-        pairs = {"up": (node, server.name)}
-        if node in experiment.problem.clients:
-            pairs["down"] = (server.name, node)
-        entry = {key: _delay_profile(experiment, links[pair]) for key, pair in pairs.items() if pair in links}
-        if entry:
-            changed.append({"server": number, **entry})
+        up, down = links.get((node, server.name)), links.get((server.name, node))
+        if node not in experiment.problem.clients:
+            down = None
+        if up is not None or down is not None:
+            profiles = (_delay_profile(experiment, link) if link else None for link in (up, down))
+            changed.append(ChangedLink(number, *profiles))
     return changed

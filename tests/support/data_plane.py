@@ -15,6 +15,7 @@ from nodes import wire
 from nodes.clock import Clock, ManualClock
 from nodes.compute import Compute, StubCompute, StubProfile
 from nodes.connection import Answered, Connection
+from nodes.messages import ServerStatus
 from nodes.server import HostedBlocks, Server, ServerLimits
 from policies.steps import StepTimes
 
@@ -85,6 +86,12 @@ async def connected(servers: Sequence[Server], clock: Clock) -> AsyncIterator[li
             await connection.open()
             stack.push_async_callback(connection.close)
         yield connections
+
+
+def status(**fields: Any) -> ServerStatus:
+    """A server's status with everything else zero."""
+    zeros = dict.fromkeys(ServerStatus.__struct_fields__, 0)
+    return ServerStatus(**{**zeros, "name": "s", "phase": "serving", "memory": {}, **fields})
 
 
 def raw_frame(*fields: Any) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import aiohttp
@@ -14,6 +14,7 @@ from nodes.clock import Clock, ManualClock
 from nodes.compute import StubCompute
 from nodes.connection import Connection
 from nodes.hub import StubHub
+from nodes.records import AnyRecord, HopRecord, Plan, Recoveries, States, Token
 from nodes.recovery import RecoveryRules
 from nodes.request import Request
 from nodes.server import HostedBlocks, Server
@@ -133,22 +134,16 @@ class Log:
         self.states: list[tuple[str, dict[str, Any]]] = []
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.token_ids: list[int] = []
-        self.rows: list[list[Any]] = []
+        self.rows: list[list[HopRecord]] = []
 
-    def state(self, request: Request, state: str, at_s: float, details: Mapping[str, Any]) -> None:
-        self.states.append((state, dict(details)))
-
-    def opening(self, request: Request, at_s: float, opened_at_s: float) -> None:
-        pass
-
-    def token(
-        self, request: Request, index: int, ready_at_s: float, finished_at_s: float, hops: Any, token_id: int
-    ) -> None:
-        self.token_ids.append(token_id)
-        self.rows.append(list(hops))
-
-    def recovery(self, request: Request, event: str, at_s: float, details: Mapping[str, Any]) -> None:
-        self.events.append((event, {"at_s": at_s, **details}))
+    def observe(self, record: AnyRecord) -> None:
+        if isinstance(record, Token):
+            self.token_ids.append(record.token_id)
+            self.rows.append(record.hops)
+        elif isinstance(record, States):
+            self.states.append((record.kind, record.details()))
+        elif isinstance(record, Recoveries):
+            self.events.append((record.kind, {"at_s": record.at_s, **record.details()}))
 
     def of(self, event: str) -> list[dict[str, Any]]:
         return [details for kind, details in self.events if kind == event]
@@ -186,18 +181,18 @@ class Session:
             model or StubHub(TOKEN_BYTES, farm.n_blocks),
             rules,
             clock,
-            self.log,
+            self.log.observe,
             self._reroute,
         )
 
-    async def _route(self, request: Request, attempt: int) -> dict[str, Any] | None:
+    async def _route(self, request: Request, attempt: int) -> Plan | None:
         return self._chain(0, self.farm.n_blocks)
 
-    async def _reroute(self, request: Request, first: int, last: int, n_done: int) -> dict[str, Any] | None:
+    async def _reroute(self, request: Request, first: int, last: int, n_done: int) -> Plan | None:
         self.asked.append((first, last, n_done))
         return self._chain(first, last)
 
-    def _chain(self, first: int, last: int) -> dict[str, Any] | None:
+    def _chain(self, first: int, last: int) -> Plan | None:
         hops, usable = [], self.believed()
         while first < last:
             for number in self.prefer:
@@ -208,7 +203,7 @@ class Session:
                 return None
             hops.append([number, first, min(high, last)])
             first = hops[-1][2]
-        return {"hops": hops, "wait_s": 0.0, "decision_s": 0.0}
+        return Plan(hops, 0.0, 0.0)
 
     async def run(self) -> Log:
         """Serve the request; the log of a good end: every token there, every cache free."""

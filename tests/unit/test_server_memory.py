@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any
 
 from nodes.control import ControlError
+from nodes.messages import GetStatus, ServerStatus
 from testbed.runtime.servermemory import ServerMemory
 from testbed.scenario import load_experiment
+from tests.support.data_plane import status
 
 
-def status(cache_bytes: float, used_bytes: float) -> dict[str, Any]:
+def with_memory(cache_bytes: float, used_bytes: float) -> ServerStatus:
     memory = {"blocks_bytes": 1000.0, "cache_bytes": cache_bytes, "resident_bytes": 5.0}
-    return {"memory": memory, "first_block": 2, "last_block": 5, "cache_used_bytes": used_bytes}
+    return status(memory=memory, first_block=2, last_block=5, cache_used_bytes=used_bytes)
 
 
 class Peer:
     """A server's end of the control plane that answers with ``status``, or has ended."""
 
-    def __init__(self, answer: dict[str, Any] | None) -> None:
+    def __init__(self, answer: ServerStatus | None) -> None:
         self._answer = answer
         self.n_asked = 0
         self.asked_again = asyncio.Event()
 
-    async def ask(self, method: str) -> dict[str, Any]:
-        assert method == "status"
+    async def ask(self, question: GetStatus) -> ServerStatus:
         self.n_asked += 1
         if self.n_asked == 2:
             self.asked_again.set()
@@ -38,7 +38,7 @@ def test_the_moment_with_most_memory_is_kept_with_the_models_count_of_that_momen
     problem = load_experiment("bloom-tiny").problem
     memory = ServerMemory(problem)
     for cache_bytes, used_bytes in ((0.0, 0.0), (300.0, 200.0), (100.0, 100.0)):
-        memory.note("small-0", status(cache_bytes, used_bytes))
+        memory.note("small-0", with_memory(cache_bytes, used_bytes))
     assert memory.largest == {
         "small-0": {
             "real_bytes": 1300.0,
@@ -52,7 +52,7 @@ def test_the_moment_with_most_memory_is_kept_with_the_models_count_of_that_momen
 
 async def test_a_server_that_has_ended_does_not_end_the_watch_of_the_others() -> None:
     memory = ServerMemory(load_experiment("bloom-tiny").problem)
-    peers = {"large-0": Peer(None), "small-0": Peer(status(1.0, 1.0)), "client-0": Peer(None)}
+    peers = {"large-0": Peer(None), "small-0": Peer(with_memory(1.0, 1.0)), "client-0": Peer(None)}
     watching = asyncio.create_task(memory.watch(peers))  # type: ignore[arg-type]
     await peers["small-0"].asked_again.wait()  # the first answer has been noted
     watching.cancel()

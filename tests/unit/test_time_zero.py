@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
 
 from nodes.clock import ScaledClock
+from nodes.messages import Start
 from testbed.runtime.nodeset import agree_on_zero
 
 
@@ -17,9 +17,8 @@ class Node:
         self._takes_s = first_takes_s
         self.origins_at: list[float] = []
 
-    async def ask(self, method: str, origin_at: float) -> Any:
-        assert method == "start"
-        self.origins_at.append(origin_at)
+    async def ask(self, message: Start) -> None:
+        self.origins_at.append(message.origin_at)
         await asyncio.sleep(self._takes_s)
         self._takes_s = 0.0
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
+from nodes import records
 from nodes.control import ControlError
+from nodes.messages import GetStatus, ServerStatus
 from testbed.control.coordinator import Coordinator
 from testbed.control.faults import leaks
 from testbed.control.faults.live import FaultSocket
@@ -72,9 +74,9 @@ class Faults:
     def token(self, request: int, n_tokens: int) -> None:
         self._schedule.token(request, n_tokens)
 
-    def notify(self, event: str, request: int, at_s: float, details: Mapping[str, Any]) -> None:
-        """A client's word about a failure: see ``nodes.recovery``."""
-        self._recoveries.notify(event, request, at_s, details)
+    def notify(self, record: records.Recoveries) -> None:
+        """A client has recorded a failure, or that a session goes on."""
+        self._recoveries.notify(record)
 
     def ended(self, request: int) -> None:
         """The request is over, one way or another."""
@@ -113,12 +115,12 @@ class Faults:
         """The most that a server had open at the start."""
         return max(self._descriptors.get(name, 0) for name in self._numbers)
 
-    async def _status(self) -> list[Mapping[str, Any]]:
+    async def _status(self) -> list[ServerStatus]:
         found = []
         for server in range(len(self._machines.names)):
             if self._machines.answers(server):
                 with contextlib.suppress(ControlError):  # it has just died: it holds nothing
-                    found.append(await self._nodes.ask_server(server, "status"))
+                    found.append(await self._nodes.ask_server(server, GetStatus()))
         return found
 
     async def end(self) -> None:

@@ -6,17 +6,17 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
-from typing import Any
 
+from nodes.messages import ServerStatus
 from testbed.rundir import RUN_VARIABLE
 
 _PATIENCE_S = 2.0
 """Seconds of the event loop's time, real or virtual, that the last messages may take to arrive."""
 _POLL_S = 0.05
 
-Status = Callable[[], Awaitable[list[Mapping[str, Any]]]]
+Status = Callable[[], Awaitable[list[ServerStatus]]]
 """The status of every server that answers."""
 
 
@@ -25,8 +25,8 @@ async def held_by_servers(status: Status) -> tuple[int, float]:
     tries = round(_PATIENCE_S / _POLL_S)
     for remaining in range(tries, -1, -1):
         found = await status()
-        n_sessions = sum(int(server["n_sessions"]) for server in found)
-        cache_bytes = float(sum(server["cache_used_bytes"] for server in found))
+        n_sessions = sum(server.n_sessions for server in found)
+        cache_bytes = sum(server.cache_used_bytes for server in found)
         if not (n_sessions or cache_bytes) or not remaining:
             break
         await asyncio.sleep(_POLL_S)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nodes import control
+from nodes.messages import Question
 from testbed.errors import RunError, UserError
 from testbed.rundir import OWNER, owner_alive
 from testbed.scenario.experiment import KINDS_BY_HAND
@@ -23,6 +24,14 @@ SOCKET = "fault.sock"
 
 ApplyFault = Callable[[str, int, float], Awaitable[str | None]]
 """Does (kind, server, factor); answers why that does not apply, or ``None``."""
+
+
+class Fault(Question[str | None], frozen=True):
+    """Do ``kind`` to ``server``. Answered with the reason, in one sentence, if it was not done."""
+
+    kind: str
+    server: str
+    factor: float = 1.0
 
 
 class FaultSocket:
@@ -46,7 +55,7 @@ class FaultSocket:
             peer.close()
 
     async def _accept(self, peer: control.Peer) -> None:
-        peer.handlers["fault"] = self._fault
+        peer.take({Fault: self._fault})
         self._peers.add(peer)
         try:
             await peer.serve()
@@ -55,15 +64,14 @@ class FaultSocket:
         finally:
             self._peers.discard(peer)
 
-    async def _fault(self, kind: Any, server: Any, factor: Any = 1.0) -> str | None:
-        """Answers why it was not done, in one sentence; ``None`` if it was."""
-        if kind not in KINDS_BY_HAND:
-            return f"there is no fault {str(kind)[:40]!r}; they are {', '.join(KINDS_BY_HAND)}"
-        if not isinstance(server, str) or server not in self._names:
-            return unknown("server", str(server)[:200], self._names)
-        if not isinstance(factor, int | float) or not 1 <= factor <= MAX_NUMBER:
+    async def _fault(self, fault: Fault) -> str | None:
+        if fault.kind not in KINDS_BY_HAND:
+            return f"there is no fault {fault.kind[:40]!r}; they are {', '.join(KINDS_BY_HAND)}"
+        if fault.server not in self._names:
+            return unknown("server", fault.server[:200], self._names)
+        if not 1 <= fault.factor <= MAX_NUMBER:
             return f"--factor must be a number from 1 (as fast as at first) to {MAX_NUMBER:g}"
-        return await self._apply(kind, self._names.index(server), float(factor))
+        return await self._apply(fault.kind, self._names.index(fault.server), fault.factor)
 
 
 def fault_command(
@@ -94,8 +102,7 @@ async def _ask(path: Path, kind: str, server: str, factor: float) -> str | None:
     peer = await control.connect(path, {})
     serving = asyncio.ensure_future(peer.serve())
     try:
-        answer: str | None = await peer.ask("fault", kind, server, factor)
-        return answer
+        return await peer.ask(Fault(kind, server, factor))
     finally:
         peer.close()
         serving.cancel()

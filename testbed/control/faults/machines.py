@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from nodes.clock import RunClock
 from nodes.control import ControlError
+from nodes.messages import A, Drain, Emptied, GetStatus, Message, Question, Slow, Stop
 from testbed.control.coordinator import Coordinator
 from testbed.errors import RunError, TestbedError
 from testbed.rundir import MOVED, EventWriter
@@ -38,11 +39,11 @@ class Nodes(Protocol):
         """Send a signal to its process. Raises ``RunError`` if there is none."""
         ...
 
-    async def ask_server(self, server: int, method: str, *params: Any) -> Any:
-        """Call a method of the node. Raises ``ControlError``."""
+    async def ask_server(self, server: int, question: Question[A]) -> A:
+        """Raises ``ControlError``."""
         ...
 
-    def tell_server(self, server: int, method: str, *params: Any) -> None: ...
+    def tell_server(self, server: int, message: Message) -> None: ...
 
     def broke(self, error: TestbedError) -> None:
         """The run cannot go on."""
@@ -292,20 +293,20 @@ class Machines:
     async def _slow(self, server: int, machine: _Machine, factor: float) -> None:
         machine.n_slow += 1
         if machine.is_stopped:  # it hears of it when it goes on
-            self._nodes.tell_server(server, "slow", factor)
+            self._nodes.tell_server(server, Slow(factor))
         else:
-            await self._nodes.ask_server(server, "slow", factor)
+            await self._nodes.ask_server(server, Slow(factor))
 
     async def _leave(self, server: int, machine: _Machine, factor: float) -> None:
         machine.is_leaving = True
         self._coordinator.membership.ends(server, self._nodes.now_s(), is_said=True)
-        await self._nodes.ask_server(server, "drain")
+        await self._nodes.ask_server(server, Drain())
 
     async def _drain(self, server: int, machine: _Machine) -> None:
         """Wait until its sessions have ended, but not for ever; then they are replayed elsewhere."""
         epoch, began_at_s = machine.epoch, self._nodes.now_s()
         limit_at_s = began_at_s + self._experiment.recovery.give_up_s
-        emptied = asyncio.ensure_future(self._nodes.ask_server(server, "emptied"))
+        emptied = asyncio.ensure_future(self._nodes.ask_server(server, Emptied()))
         others = [
             asyncio.ensure_future(machine.gone.wait()),
             asyncio.ensure_future(self.sleep_until_s(limit_at_s)),
@@ -329,19 +330,19 @@ class Machines:
                 await self._nodes.signal_server(server, signal.SIGKILL)
                 machine.is_stopped = False
             else:
-                self._nodes.tell_server(server, "stop")
+                self._nodes.tell_server(server, Stop())
             await machine.gone.wait()
         self.died(server)
         self._event("left", server, took_s=self._nodes.now_s() - began_at_s, n_sessions=n_sessions)
 
     async def _n_sessions(self, server: int, machine: _Machine, epoch: int) -> int:
         try:
-            status = await self._nodes.ask_server(server, "status")
+            status = await self._nodes.ask_server(server, GetStatus())
         except ControlError:
             if machine.epoch == epoch and machine.is_up:
                 raise
             return 0  # it was killed while it was asked
-        return int(status["n_sessions"])
+        return status.n_sessions
 
     def _event(self, event: str, server: int, **details: Any) -> None:
         self._events.write(event, self._nodes.now_s(), server=self.names[server], **details)

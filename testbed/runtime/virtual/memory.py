@@ -96,7 +96,7 @@ class _MemoryHost:
         await _Site(runner, self._network, address, port).start()
         return port
 
-    async def control(self, path: Path, handlers: Mapping[str, control.Handler]) -> control.Peer:
+    async def control(self, path: Path, handlers: control.Handlers) -> control.Peer:
         return self._launcher.connect(dict(handlers))
 
     def watch(self, address: str, lost: asyncio.Event) -> Watch:
@@ -184,7 +184,7 @@ class MemoryLauncher:
         self._accept = accept
         return _Listener(self._accepted)
 
-    def connect(self, handlers: dict[str, control.Handler]) -> control.Peer:
+    def connect(self, handlers: control.Handlers) -> control.Peer:
         """A control connection of the process that calls it."""
         process = CURRENT.get()
         assert process is not None and self._accept is not None, (

@@ -60,9 +60,7 @@ class _End(asyncio.Transport):
             self.close()
 
 
-def connect(
-    handlers: dict[str, control.Handler], there: contextvars.Context
-) -> tuple[control.Peer, control.Peer]:
+def connect(handlers: control.Handlers, there: contextvars.Context) -> tuple[control.Peer, control.Peer]:
     """Two ends of a new connection: a node's, in the present context, and the orchestrator's, in ``there``."""
     loop = asyncio.get_running_loop()
     near, far = _End(loop, contextvars.copy_context()), _End(loop, there)

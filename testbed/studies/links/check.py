@@ -12,7 +12,6 @@ import itertools
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,9 @@ import uvloop
 
 from netem.spec import LinkProfile
 from nodes import control
+from nodes.messages import A, Hello, Question
 from nodes.node import DATA_PORT, NodeConfig
-from nodes.probe import ProbePlan
+from nodes.probe import KeepBusy, Measure, Measured, ProbePlan, Rest
 from testbed.errors import RunError, UserError
 from testbed.results.requests import stats
 from testbed.rundir import LINKS_PREFIX, check_new_folder, claim
@@ -203,14 +203,14 @@ class _Links:
             first = all_pairs.index(batch[-1]) + 1
             others = [pair for pair in [*all_pairs[first:], *all_pairs[:first]] if pair not in batch]
             busy = others[:_MAX_BUSY]
-            by_client: dict[str, list[dict[str, Any]]] = {}
+            by_client: dict[str, list[ProbePlan]] = {}
             for pair in busy:
-                by_client.setdefault(pair[0], []).append(asdict(self._plan(pair, echoes)))
+                by_client.setdefault(pair[0], []).append(self._plan(pair, echoes))
             for client, plans in by_client.items():
-                await self._ask(client, 1, "busy", plans)
+                await self._ask(client, 1, KeepBusy(plans))
             results = await self._measure_batch(batch, echoes)
             for client in by_client:
-                n_echoes += await self._ask(client, 1, "rest")
+                n_echoes += await self._ask(client, 1, Rest())
             for pair, result in zip(batch, results, strict=True):
                 for row, under_load in zip(rows[pair], self._rows(pair, result), strict=True):
                     keys = ("rtt_ms", "echo_ms", "rate_mbps", "failure")
@@ -219,19 +219,19 @@ class _Links:
         real_s = time.monotonic() - started_at
         return {"busy_pairs": n_busy, "echoes_per_s": n_echoes / real_s / self._experiment.time_scale}
 
-    async def _measure_batch(self, batch: Sequence[Pair], echoes: int) -> list[dict[str, Any]]:
+    async def _measure_batch(self, batch: Sequence[Pair], echoes: int) -> list[Measured]:
         """Echoes on all pairs of the batch at once, then transfers on one after another."""
 
-        async def later(number: int, pair: Pair) -> dict[str, Any]:
+        async def later(number: int, pair: Pair) -> Measured:
             # Pairs of equal RTT would otherwise all send at the same instants, again and again.
             await asyncio.sleep(self._rtt_s(pair) * number / len(batch))
             return await self._probe(pair, self._plan(pair, echoes, bulk=False))
 
         results = await asyncio.gather(*(later(number, pair) for number, pair in enumerate(batch)))
         for pair, result in zip(batch, results, strict=True):
-            if result["failure"] is None:
+            if result.failure is None:
                 bulk = await self._probe(pair, self._plan(pair, 0))
-                result.update({key: bulk[key] for key in ("up_s", "down_s", "failure")})
+                result.up_s, result.down_s, result.failure = bulk.up_s, bulk.down_s, bulk.failure
         return list(results)
 
     def _plan(self, pair: Pair, echoes: int, bulk: bool = True) -> ProbePlan:
@@ -260,22 +260,21 @@ class _Links:
         seconds = _BULK_S + _BULK_ROUND_TRIPS * self._rtt_s(pair)
         return int(min(max(link.rate_bps / 8 * seconds, _MIN_BULK_BYTES), _MAX_BULK_BYTES))
 
-    async def _probe(self, pair: Pair, plan: ProbePlan) -> dict[str, Any]:
+    async def _probe(self, pair: Pair, plan: ProbePlan) -> Measured:
         try:
-            result: dict[str, Any] = await self._ask(pair[0], 0, "measure", asdict(plan))
+            return await self._ask(pair[0], 0, Measure(plan))
         except RunError as error:
             raise RunError(f"{pair[0]} could not measure {pair[1]}: {error}") from error
-        return result
 
-    async def _ask(self, client: str, number: int, method: str, *params: Any) -> Any:
+    async def _ask(self, client: str, number: int, question: Question[A]) -> A:
         """Ask the prober of ``client`` of that number."""
         try:
-            return await self._peers[client][number].ask(method, *params)
+            return await self._peers[client][number].ask(question)
         except control.ControlError as error:
             self._check()
             raise RunError(f"{error}{self._tail(client)}") from error
 
-    def _rows(self, pair: Pair, result: dict[str, Any]) -> list[dict[str, Any]]:
+    def _rows(self, pair: Pair, result: Measured) -> list[dict[str, Any]]:
         """Both directions of a pair; times scaled back to scenario time."""
         scale, mtu = self._experiment.time_scale, self._experiment.mtu
         token_bytes = self._experiment.problem.model.token_bytes
@@ -284,7 +283,7 @@ class _Links:
         wire_s = sum(link.transmission_s(token_bytes, mtu) for link in links)
         rows = []
         for (source, target), link, took_s in zip(
-            (pair, pair[::-1]), links, (result["up_s"], result["down_s"]), strict=True
+            (pair, pair[::-1]), links, (result.up_s, result.down_s), strict=True
         ):
             n_bytes = self._bulk_bytes(pair, link)
             rate: dict[str, float | None] = {
@@ -301,12 +300,12 @@ class _Links:
                 {
                     "from": source,
                     "to": target,
-                    "rtt_ms": _milliseconds(rtt_s * scale, np.array(result["rtt_s"]) * scale),
-                    "echo_ms": _milliseconds((rtt_s + wire_s) * scale, np.array(result["echo_s"]) * scale),
+                    "rtt_ms": _milliseconds(rtt_s * scale, np.array(result.rtt_s) * scale),
+                    "echo_ms": _milliseconds((rtt_s + wire_s) * scale, np.array(result.echo_s) * scale),
                     "rate_mbps": rate,
                     "jitter_ms": link.jitter_s * scale * 1e3,
                     "loss_ratio": link.loss_ratio,
-                    "failure": result["failure"],
+                    "failure": result.failure,
                     "under_load": None,
                 }
             )
@@ -318,12 +317,12 @@ class _Links:
         return ": " + " | ".join(text.splitlines()[-3:]) if text else ""
 
     async def _accept(self, peer: control.Peer) -> None:
-        async def hello(name: str, pid: int, port: int) -> None:
-            self._peers.setdefault(name, []).append(peer)
-            self._ports[name] = port
+        async def hello(message: Hello) -> None:
+            self._peers.setdefault(message.name, []).append(peer)
+            self._ports[message.name] = message.port
             self._changed.set()
 
-        peer.handlers["hello"] = hello
+        peer.take({Hello: hello})
         await peer.serve()
 
     def _check(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from nodes.chain import HopPlan
 from nodes.compute import ComputeError
 from nodes.hub import TokenSequence
+from nodes.records import AnyRecord, Plan, Replayed, Token
 from nodes.recovery import RecoveryRules
 from nodes.request import Request
 from nodes.session import HubSession, SessionRules
@@ -86,22 +86,13 @@ class _Ignores:
 
     def __init__(self) -> None:
         self.token_ids: list[int] = []
-        self.replays: list[Mapping[str, Any]] = []
+        self.replays: list[Replayed] = []
 
-    def state(self, *_: Any) -> None:
-        pass
-
-    def opening(self, *_: Any) -> None:
-        pass
-
-    def token(
-        self, request: Request, index: int, ready_at_s: float, finished_at_s: float, hops: Any, token_id: int
-    ) -> None:
-        self.token_ids.append(token_id)
-
-    def recovery(self, request: Request, event: str, at_s: float, details: Mapping[str, Any]) -> None:
-        if event == "replayed":
-            self.replays.append(details)
+    def observe(self, record: AnyRecord) -> None:
+        if isinstance(record, Token):
+            self.token_ids.append(record.token_id)
+        elif isinstance(record, Replayed):
+            self.replays.append(record)
 
 
 async def talk(
@@ -117,11 +108,11 @@ async def talk(
         for i, ((_, first, last), backend) in enumerate(zip((*CHAIN, *REPLACEMENT), backends, strict=True))
     ]
 
-    async def route(*_: Any) -> dict[str, Any]:
-        return {"hops": CHAIN, "wait_s": 0.0, "decision_s": 0.0}
+    async def route(*_: Any) -> Plan:
+        return Plan(CHAIN, 0.0, 0.0)
 
-    async def reroute(*_: Any) -> dict[str, Any]:
-        return {"hops": REPLACEMENT, "wait_s": 0.0, "decision_s": 0.0}
+    async def reroute(*_: Any) -> Plan:
+        return Plan(REPLACEMENT, 0.0, 0.0)
 
     rules = SessionRules(recovery=RecoveryRules(replay=replay or "at_once"))
     request = Request(0, 0.0, len(prompt), N_TOKENS, tuple(prompt))
@@ -135,7 +126,7 @@ async def talk(
             hub,
             rules,
             clock,
-            log,
+            log.observe,
             reroute,  # type: ignore[arg-type]
         ).run()
     for compute in (*computes, hub):

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgpack
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nodes import control
-from testbed.control.faults.live import SOCKET, FaultSocket, fault_command
+from testbed.control.faults.live import SOCKET, Fault, FaultSocket, fault_command
 from testbed.control.faults.machines import WHY_NOT
 from testbed.errors import UserError
 from testbed.scenario.experiment import KINDS_BY_HAND as KINDS
@@ -31,11 +34,11 @@ class Opened:
         self.did.append((kind, server, factor))
         return "it is dead already" if kind == "cont" else None
 
-    async def ask(self, *params: Any) -> Any:
+    async def ask(self, *fields: Any) -> Any:
         peer = await control.connect(self.path, {})
         serving = asyncio.ensure_future(peer.serve())
         try:
-            return await peer.ask("fault", *params)
+            return await peer.ask(Fault(*fields))
         finally:
             peer.close()
             await serving
@@ -72,15 +75,24 @@ ANYTHING = st.recursive(
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.sampled_from(KINDS) | ANYTHING, st.sampled_from(NAMES) | ANYTHING, ANYTHING)
+@given(st.sampled_from(KINDS) | st.text(), st.sampled_from(NAMES) | st.text(), st.floats())
 def test_nothing_but_a_known_fault_of_a_known_server_is_done(
-    tmp_path: Path, kind: Any, server: Any, factor: Any
+    tmp_path: Path, kind: str, server: str, factor: float
 ) -> None:
     opened = Opened(tmp_path)
-    why_not = asyncio.run(opened.socket._fault(kind, server, factor))
-    is_whole = kind in KINDS and server in NAMES and isinstance(factor, int | float) and 1 <= factor <= 1e12
+    why_not = asyncio.run(opened.socket._fault(Fault(kind, server, factor)))
+    is_whole = kind in KINDS and server in NAMES and 1 <= factor <= 1e12
     assert bool(opened.did) == is_whole
     assert is_whole or (isinstance(why_not, str) and why_not)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from(KINDS) | ANYTHING, st.sampled_from(NAMES) | ANYTHING, ANYTHING)
+def test_fields_of_other_types_are_no_fault(kind: Any, server: Any, factor: Any) -> None:
+    data = msgpack.packb(["Fault", kind, server, factor])
+    is_one = isinstance(kind, str) and isinstance(server, str) and type(factor) in (int, float)
+    with contextlib.nullcontext() if is_one else pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(data, type=Fault)
 
 
 async def test_garbage_ends_its_own_connection_only(opened: Opened) -> None:

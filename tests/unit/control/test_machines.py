@@ -13,6 +13,7 @@ import pytest
 
 from nodes.clock import ScaledClock
 from nodes.control import ControlError
+from nodes.messages import Drain, Emptied, GetStatus, Message, Question, Slow, Stop
 from testbed.control.coordinator import Coordinator
 from testbed.control.faults.machines import Machines
 from testbed.control.faults.schedule import Schedule
@@ -21,7 +22,7 @@ from testbed.errors import TestbedError
 from testbed.rundir import EventWriter
 from testbed.scenario import load_experiment
 from testbed.scenario.experiment import After, Fault
-from tests.support.data_plane import until
+from tests.support.data_plane import status, until
 
 LATE = [
     'servers=[{hardware="a100",site="Cluster1",count=6},{hardware="a100",site="Cluster2",name="late",present=false}]',
@@ -56,15 +57,17 @@ class FakeNodes:
         if number == signal.SIGKILL:
             self.ended(server, -9)
 
-    async def ask_server(self, server: int, method: str, *params: Any) -> Any:
-        self.did.append((method, server, *params))
-        if method == "emptied" and self.n_sessions:
+    async def ask_server(self, server: int, question: Question[Any]) -> Any:
+        self.did.append(("ask", server, question))
+        if isinstance(question, Emptied) and self.n_sessions:
             await asyncio.Event().wait()
-        return {"n_sessions": self.n_sessions} if method == "status" else None
+        if isinstance(question, GetStatus):
+            return status(n_sessions=self.n_sessions)
+        return None
 
-    def tell_server(self, server: int, method: str, *params: Any) -> None:
-        self.did.append(("tell", method, server, *params))
-        if method == "stop":
+    def tell_server(self, server: int, message: Message) -> None:
+        self.did.append(("tell", server, message))
+        if isinstance(message, Stop):
             self.ended(server, 0)
 
     def broke(self, error: TestbedError) -> None:
@@ -174,10 +177,10 @@ async def test_a_stopped_server_that_is_killed_does_not_go_on_later(rig: Rig) ->
 async def test_a_slow_server_is_told_its_factor_and_that_it_is_over(rig: Rig) -> None:
     await rig.machines.apply("slow", 2, factor=4.0, for_s=5.0)
     await until(lambda: bool(rig.lines("fault-over")))
-    assert rig.nodes.did == [("slow", 2, 4.0), ("slow", 2, 1.0)]
+    assert rig.nodes.did == [("ask", 2, Slow(4.0)), ("ask", 2, Slow(1.0))]
     await rig.machines.apply("stop", 2)
     await rig.machines.apply("slow", 2, factor=2.0)
-    assert rig.nodes.did[-1] == ("tell", "slow", 2, 2.0), "nobody waits for a halted server's answer"
+    assert rig.nodes.did[-1] == ("tell", 2, Slow(2.0)), "nobody waits for a halted server's answer"
 
 
 async def test_a_server_that_leaves_takes_no_new_sessions_and_ends_with_its_last_one(rig: Rig) -> None:
@@ -185,8 +188,7 @@ async def test_a_server_that_leaves_takes_no_new_sessions_and_ends_with_its_last
     assert 0 not in rig.coordinator.membership.believed(rig.nodes.at_s)
     assert await rig.machines.apply("leave", 0) == "a100-0 is leaving already"
     await until(lambda: bool(rig.lines("left")))
-    asked = [act[0] for act in rig.nodes.did]
-    assert asked == ["drain", "emptied", "tell"]
+    assert [act[2] for act in rig.nodes.did] == [Drain(), Emptied(), Stop()]
     assert rig.lines("left")[0]["n_sessions"] == 0
     assert not rig.machines.answers(0)
     assert await rig.machines.apply("restart", 0) is None
@@ -197,7 +199,7 @@ async def test_a_server_that_leaves_does_not_wait_for_its_sessions_for_ever(rig:
     rig.nodes.n_sessions = 2  # and its limit has passed long ago
     await rig.machines.apply("leave", 0)
     await until(lambda: bool(rig.lines("left")))
-    assert [act[0] for act in rig.nodes.did] == ["drain", "emptied", "status", "tell"]
+    assert [act[2] for act in rig.nodes.did] == [Drain(), Emptied(), GetStatus(), Stop()]
     assert rig.lines("left")[0]["n_sessions"] == 2
 
 
@@ -239,7 +241,7 @@ async def test_without_recovery_a_death_breaks_the_run(tmp_path: Path) -> None:
 
 
 async def test_a_node_that_does_not_do_as_it_is_told_breaks_the_run(rig: Rig) -> None:
-    async def refuse(server: int, method: str, *params: Any) -> Any:
+    async def refuse(server: int, question: Question[Any]) -> Any:
         raise ControlError("no")
 
     rig.nodes.ask_server = refuse  # type: ignore[method-assign]

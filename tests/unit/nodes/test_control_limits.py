@@ -14,12 +14,26 @@ import msgpack
 import pytest
 
 from nodes import control
-from nodes.control import FROM_NODES, FROM_ORCHESTRATOR, ControlError, ControlLimits, Handler, Peer
+from nodes.control import FROM_NODES, FROM_ORCHESTRATOR, ControlError, ControlLimits, Handlers, Peer
+from nodes.messages import Question, Serve
+from nodes.request import Request
 
 
-async def _listening(path: Path, handlers: dict[str, Handler]) -> asyncio.AbstractServer:
+class Fine(Question[str], frozen=True):
+    text: str = ""
+
+
+class Fail(Question[None], frozen=True):
+    pass
+
+
+class Much(Question[bytes], frozen=True):
+    pass
+
+
+async def _listening(path: Path, handlers: Handlers) -> asyncio.AbstractServer:
     async def accept(peer: Peer) -> None:
-        peer.handlers = handlers
+        peer.take(handlers)
         await peer.serve()
 
     return await control.listen(path, accept)
@@ -43,40 +57,38 @@ async def _ended(path: Path, data: bytes) -> None:
     ("data", "said"),
     [
         ((2**31).to_bytes(4, "big"), "2147483648 bytes; at most 1048576 are taken"),
-        (_framed(0, 1, "double", list(range(20_000))), "cannot be read: ValueError"),
-        ((6).to_bytes(4, "big") + b"\xdd\xff\xff\xff\xff\x00", "cannot be read: ValueError"),
-        (_framed(0, [1], "double", []), "a field of another type"),
-        (_framed(0, 1, ["double"], []), "a field of another type"),
-        (_framed(0, 1, "double", {}), "a field of another type"),
-        (_framed(1, [2], 3), "a field of another type"),
-        (_framed(True, "double", []), "an unknown form"),
-        (_framed(float("nan"), "double", []), "an unknown form"),
+        (_framed(0, 1, ["Fine", "", 3]), "cannot be read: Expected `array` of at most length"),
+        (_framed(0, 1, ["Fine", 5]), "cannot be read: Expected `str`, got `int`"),
+        (_framed(3, ["Unknown"]), "cannot be read: Invalid value 'Unknown'"),
+        (_framed(0, 1, {}), "cannot be read: Expected `array`, got `object`"),
+        ((6).to_bytes(4, "big") + b"\xdd\xff\xff\xff\xff\x00", "cannot be read: "),
+        ((3).to_bytes(4, "big") + b"\x92\x03\xc1", "cannot be read: "),
+        ((7).to_bytes(4, "big") + b"\x92\x03\x92\xa1\xff\xc0\xc0", "cannot be read: "),
+        (_framed(0, [1], ["Fine"]), "cannot be read: Expected `int`, got `array`"),
+        (_framed(1, [2], 3), "cannot be read: Expected `int`, got `array`"),
+        (_framed(True, ["Fine"]), "cannot be read: "),
+        (_framed(float("nan"), ["Fine"]), "cannot be read: "),
     ],
 )
 async def test_a_node_that_sends_too_much_or_nonsense_is_hung_up_on_and_the_log_says_why(
     data: bytes, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    listener = await _listening(tmp_path / "s", {})
+    async def fine(_: Fine) -> str:
+        return "fine"
+
+    listener = await _listening(tmp_path / "s", {Fine: fine, Fail: fine})
     await _ended(tmp_path / "s", data)
     assert "closed a control connection" in caplog.text
     assert said in caplog.text
     listener.close()
 
 
-async def test_an_unknown_method_is_answered_and_the_connection_goes_on(tmp_path: Path) -> None:
-    async def fine() -> str:
-        return "fine"
-
-    listener = await _listening(tmp_path / "s", {"fine": fine})
-    node = await control.connect(tmp_path / "s", {})
-    serving = asyncio.ensure_future(node.serve())
-    for method in ("nothing", "__class__", "", "x" * 100_000):
-        with pytest.raises(ControlError, match="there is no method") as caught:
-            await node.ask(method)
-        assert len(str(caught.value)) < 100
-    assert await node.ask("fine") == "fine"
-    node.close()
-    await serving
+async def test_a_node_may_say_nothing_where_nothing_is_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    listener = await _listening(tmp_path / "s", {})
+    await _ended(tmp_path / "s", _framed(3, ["Fine"]))
+    assert "a control message where none is taken" in caplog.text
     listener.close()
 
 
@@ -85,37 +97,35 @@ async def test_what_is_told_and_fails_is_logged_and_nothing_else_happens(
 ) -> None:
     heard = asyncio.Event()
 
-    async def fail() -> None:
+    async def fail(_: Fail) -> None:
         raise ZeroDivisionError("by itself")
 
-    async def hear() -> None:
+    async def hear(_: Fine) -> None:
         heard.set()
 
-    listener = await _listening(tmp_path / "s", {"fail": fail, "hear": hear})
+    listener = await _listening(tmp_path / "s", {Fail: fail, Fine: hear})
     node = await control.connect(tmp_path / "s", {})
-    node.tell("fail")
-    node.tell("nothing")
-    node.tell("hear")
+    node.tell(Fail())
+    node.tell(Fine())
     async with asyncio.timeout(10):
         await heard.wait()
-    assert "what was told by 'fail' could not be done" in caplog.text
+    assert "a Fail could not be carried out" in caplog.text
     assert "ZeroDivisionError: by itself" in caplog.text
-    assert "there is no method 'nothing'" in caplog.text
     node.close()
     listener.close()
 
 
 async def test_a_message_that_the_other_side_would_not_take_is_refused_to_its_sender(tmp_path: Path) -> None:
-    async def much() -> bytes:
+    async def much(_: Much) -> bytes:
         return bytes(300_000_000)
 
-    listener = await _listening(tmp_path / "s", {"much": much})
+    listener = await _listening(tmp_path / "s", {Much: much})
     node = await control.connect(tmp_path / "s", {})
     serving = asyncio.ensure_future(node.serve())
     with pytest.raises(ControlError, match=f"the other side takes {FROM_NODES.max_message_bytes}"):
-        node.tell("state", bytes(2_000_000))
+        node.tell(Fine("x" * 2_000_000))
     with pytest.raises(ControlError, match=f"the other side takes {FROM_ORCHESTRATOR.max_message_bytes}"):
-        await node.ask("much")
+        await node.ask(Much())
     node.close()
     await serving
     listener.close()
@@ -124,15 +134,15 @@ async def test_a_message_that_the_other_side_would_not_take_is_refused_to_its_se
 async def test_a_workload_of_many_megabytes_reaches_its_node(tmp_path: Path) -> None:
     heard: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
-    async def serve(requests: list[Any]) -> None:
-        heard.set_result(len(requests))
+    async def serve(message: Serve) -> None:
+        heard.set_result(len(message.requests))
 
     async def accept(peer: Peer) -> None:
-        peer.tell("serve", [[number, 0.5, 20, 128, []] for number in range(300_000)])
+        peer.tell(Serve([Request(number, 0.5, 20, 128) for number in range(300_000)], []))
         await peer.serve()
 
     listener = await control.listen(tmp_path / "s", accept)
-    node = await control.connect(tmp_path / "s", {"serve": serve})
+    node = await control.connect(tmp_path / "s", {Serve: serve})
     serving = asyncio.ensure_future(node.serve())
     async with asyncio.timeout(30):
         assert await heard == 300_000
@@ -144,14 +154,14 @@ async def test_a_workload_of_many_megabytes_reaches_its_node(tmp_path: Path) -> 
 async def test_questions_that_are_never_answered_are_bounded(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control, "FROM_NODES", ControlLimits(1000, 10, max_pending=20))
+    monkeypatch.setattr(control, "FROM_NODES", ControlLimits(1000, max_pending=20))
     never = asyncio.Event()
 
-    async def wait() -> None:
+    async def wait(_: Fail) -> None:
         await never.wait()
 
-    listener = await _listening(tmp_path / "s", {"wait": wait})
-    await _ended(tmp_path / "s", _framed(0, 1, "wait", []) * 21)
+    listener = await _listening(tmp_path / "s", {Fail: wait})
+    await _ended(tmp_path / "s", _framed(0, 1, ["Fail"]) * 21)
     assert "more than 20 control messages wait" in caplog.text
     never.set()
     listener.close()
@@ -160,17 +170,17 @@ async def test_questions_that_are_never_answered_are_bounded(
 async def test_answers_that_are_not_read_are_bounded(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control, "FROM_NODES", ControlLimits(1000, 10, max_unread_bytes=2_000_000))
+    monkeypatch.setattr(control, "FROM_NODES", ControlLimits(1000, max_unread_bytes=2_000_000))
 
-    async def much() -> bytes:
+    async def much(_: Much) -> bytes:
         return bytes(100_000)
 
-    listener = await _listening(tmp_path / "s", {"much": much})
+    listener = await _listening(tmp_path / "s", {Much: much})
     reader, writer = await asyncio.open_unix_connection(tmp_path / "s", limit=1000)
     async with asyncio.timeout(20):
         try:
             while "answers are not read" not in caplog.text:
-                writer.write(_framed(0, 1, "much", []))
+                writer.write(_framed(0, 1, ["Much"]))
                 await asyncio.sleep(0)
         except ConnectionError:
             assert "answers are not read" in caplog.text

@@ -12,18 +12,33 @@ import msgpack
 import pytest
 
 from nodes import control
-from nodes.control import ControlError, Handler, Peer
+from nodes.control import ControlError, Handlers, Peer
+from nodes.messages import Question, Stop
+
+
+class Double(Question[int], frozen=True):
+    value: int
+
+
+class Gather(Question[dict[int, list[str]]], frozen=True):
+    parts: list[str]
+
+
+class Fail(Question[None], frozen=True):
+    pass
+
+
+class Fine(Question[str], frozen=True):
+    pass
 
 
 @contextlib.asynccontextmanager
-async def pair(
-    path: Path, node: dict[str, Handler], orchestrator: dict[str, Handler]
-) -> AsyncIterator[list[Peer]]:
+async def pair(path: Path, node: Handlers, orchestrator: Handlers) -> AsyncIterator[list[Peer]]:
     """(node, orchestrator): both ends of a control connection, serving."""
     accepted: asyncio.Future[Peer] = asyncio.get_running_loop().create_future()
 
     async def accept(peer: Peer) -> None:
-        peer.handlers = orchestrator
+        peer.take(orchestrator)
         accepted.set_result(peer)
         await peer.serve()
 
@@ -40,87 +55,104 @@ async def pair(
 
 
 async def test_either_side_asks_and_gets_its_own_answer(tmp_path: Path) -> None:
-    async def double(value: int) -> int:
-        for _ in range(value % 3):  # answers come in another order than the questions
+    async def double(message: Double) -> int:
+        for _ in range(message.value % 3):  # answers come in another order than the questions
             await asyncio.sleep(0)
-        return 2 * value
+        return 2 * message.value
 
-    async def join(*parts: str) -> dict[int, list[str]]:
-        return {1: list(parts)}
+    async def join(message: Gather) -> dict[int, list[str]]:
+        return {1: message.parts}
 
-    async with pair(tmp_path / "s", {"join": join}, {"double": double}) as (node, orchestrator):
-        assert await asyncio.gather(*(node.ask("double", i) for i in range(30))) == list(range(0, 60, 2))
-        assert await orchestrator.ask("join", "a", "b") == {1: ["a", "b"]}
+    async with pair(tmp_path / "s", {Gather: join}, {Double: double}) as (node, orchestrator):
+        assert await asyncio.gather(*(node.ask(Double(i)) for i in range(30))) == list(range(0, 60, 2))
+        assert await orchestrator.ask(Gather(["a", "b"])) == {1: ["a", "b"]}
 
 
 async def test_what_is_told_arrives_in_order(tmp_path: Path) -> None:
     heard: list[int] = []
     everything = asyncio.Event()
 
-    async def hear(value: int) -> None:
-        heard.append(value)
-        if value == 99:
+    async def hear(message: Double) -> None:
+        heard.append(message.value)
+        if message.value == 99:
             everything.set()
 
-    async with pair(tmp_path / "s", {}, {"hear": hear}) as (node, _):
+    async with pair(tmp_path / "s", {}, {Double: hear}) as (node, _):
         for value in range(100):
-            node.tell("hear", value)
+            node.tell(Double(value))
         await everything.wait()
     assert heard == list(range(100))
 
 
 async def test_an_error_on_the_other_side_is_the_askers_error_and_ends_nothing_else(tmp_path: Path) -> None:
-    async def fail() -> None:
+    async def fail(_: Fail) -> None:
         raise ValueError("no such server")
 
-    async def fine() -> str:
+    async def fine(_: Fine) -> str:
         return "fine"
 
-    async def unsendable() -> object:
+    async def unsendable(_: Double) -> object:
         return object()
 
-    async with pair(tmp_path / "s", {}, {"fail": fail, "fine": fine, "unsendable": unsendable}) as (node, _):
+    async with pair(tmp_path / "s", {}, {Fail: fail, Fine: fine, Double: unsendable}) as (node, _):
         with pytest.raises(ControlError, match=r"^ValueError: no such server$"):
-            await node.ask("fail")
-        with pytest.raises(ControlError, match="there is no method 'nothing'"):
-            await node.ask("nothing")
+            await node.ask(Fail())
         with pytest.raises(ControlError, match="TypeError"):
-            await node.ask("fine", "an argument too many")
-        with pytest.raises(ControlError, match="TypeError"):
-            await node.ask("unsendable")
-        assert await node.ask("fine") == "fine"
+            await node.ask(Double(1))
+        assert await node.ask(Fine()) == "fine"
+
+
+async def test_an_answer_of_another_type_ends_the_connection_and_fails_the_question(tmp_path: Path) -> None:
+    async def lie(_: Double) -> str:
+        return "forty-two"
+
+    accepted = asyncio.get_running_loop().create_future()
+
+    async def accept(peer: Peer) -> None:
+        peer.take({Double: lie})
+        accepted.set_result(peer)
+        await peer.serve()
+
+    listener = await control.listen(tmp_path / "s", accept)
+    node = await control.connect(tmp_path / "s", {})
+    serving = asyncio.ensure_future(node.serve())
+    with pytest.raises(ControlError, match="the control connection was closed"):
+        await node.ask(Double(21))
+    with pytest.raises(ControlError, match="Expected `int`, got `str`"):
+        await serving
+    listener.close()
 
 
 async def test_a_closed_connection_fails_what_is_pending_and_takes_no_more(tmp_path: Path) -> None:
     asked = asyncio.Event()
 
-    async def never() -> None:
+    async def never(_: Fail) -> None:
         asked.set()
         await asyncio.Event().wait()
 
-    async with pair(tmp_path / "s", {}, {"never": never}) as (node, orchestrator):
-        pending = [asyncio.ensure_future(node.ask("never")) for _ in range(3)]
+    async with pair(tmp_path / "s", {}, {Fail: never}) as (node, orchestrator):
+        pending = [asyncio.ensure_future(node.ask(Fail())) for _ in range(3)]
         await asked.wait()
         orchestrator.close()
         for future in pending:
             with pytest.raises(ControlError, match="the control connection was closed"):
                 await future
         with pytest.raises(ControlError, match="closed"):
-            await node.ask("never")
+            await node.ask(Fail())
         with pytest.raises(ControlError, match="closed"):
-            node.tell("never")
+            node.tell(Fail())
 
 
 async def test_a_run_directory_deeper_than_a_socket_address_works(tmp_path: Path) -> None:
     folder = tmp_path / ("d" * 100) / ("e" * 100)
     folder.mkdir(parents=True)
 
-    async def ping() -> str:
+    async def ping(_: Fine) -> str:
         return "pong"
 
     n_open = len(os.listdir("/proc/self/fd"))
-    async with pair(folder / "control.sock", {}, {"ping": ping}) as (node, _):
-        assert await node.ask("ping") == "pong"
+    async with pair(folder / "control.sock", {}, {Fine: ping}) as (node, _):
+        assert await node.ask(Fine()) == "pong"
         assert stat.S_ISSOCK((folder / "control.sock").stat().st_mode)
     await asyncio.sleep(0)
     assert len(os.listdir("/proc/self/fd")) <= n_open + 1, "only the listening socket may still be closing"
@@ -160,7 +192,7 @@ async def test_a_message_that_breaks_the_protocol_ends_its_connection_with_a_con
     ended: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
 
     async def accept(peer: Peer) -> None:
-        pending = asyncio.ensure_future(peer.ask("anything"))
+        pending = asyncio.ensure_future(peer.ask(Fine()))
         await asyncio.sleep(0)
         try:
             await peer.serve()
@@ -194,14 +226,14 @@ async def test_a_node_stops_when_it_is_told_to_and_when_the_orchestrator_is_gone
         listener = await control.listen(tmp_path / end, accept)
         stopped = asyncio.Event()
 
-        async def stop(stopped: asyncio.Event = stopped) -> None:
+        async def stop(_: Stop, stopped: asyncio.Event = stopped) -> None:
             stopped.set()
 
-        node = await control.connect(tmp_path / end, {"stop": stop})
+        node = await control.connect(tmp_path / end, {Stop: stop})
         running = asyncio.ensure_future(control.until_stopped(node, stopped))
         orchestrator = await accepted
         if end == "told":
-            orchestrator.tell("stop")
+            orchestrator.tell(Stop())
         else:
             orchestrator.close()
         async with asyncio.timeout(10):

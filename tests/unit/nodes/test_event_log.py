@@ -7,16 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
+import msgspec
 import pytest
 
 from nodes.eventlog import EventLog, LogFullError
+from nodes.records import AnyRecord, Arrived, Failed, Token
 
-RECORDS = [["state", 0, "arrived", 0.25, {"client": "c"}], ["token", 0, 0, 0.5, 1.5, [[1, 0, 3]]], ["x" * 40]]
+RECORDS = [Arrived(0, 0.25, "c", 0.25, 20, 128), Token(0, 1.5, 0, 0.5, []), Failed(0, 2.0, "x" * 40)]
 
 # A file-size limit makes the kernel write only a part, as a full disk does. Every possible limit is tried.
 FILL = """
 import json, pathlib, resource, sys
+import msgspec
 from nodes.eventlog import EventLog, LogFullError
+from nodes.records import AnyRecord, Completed
 
 folder, records, sizes = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])
 _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -28,13 +32,13 @@ for limit in sizes:
     texts = []
     for record in records:
         try:
-            log.write(*record)
+            log.write(msgspec.convert(record, AnyRecord))
             n += 1
         except LogFullError as error:
             texts.append(str(error))
     resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     try:  # there is room again, but the log has ended
-        log.write("late")
+        log.write(Completed(9, 9.0))
         n += 1
     except LogFullError:
         pass
@@ -48,7 +52,7 @@ def read(path: Path) -> list[Any]:
     """All records; fails if the file does not end with a whole one."""
     with path.open("rb") as file:
         unpacker = msgpack.Unpacker(file)
-        records = list(unpacker)
+        records = [msgspec.convert(record, AnyRecord) for record in unpacker]
         assert unpacker.tell() == path.stat().st_size
     return records
 
@@ -56,7 +60,7 @@ def read(path: Path) -> list[Any]:
 def test_a_record_is_in_the_file_as_soon_as_it_is_written(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "log")
     for n, record in enumerate(RECORDS, 1):
-        log.write(*record)
+        log.write(record)
         assert read(log.path) == RECORDS[:n]
     log.close()
 
@@ -64,7 +68,7 @@ def test_a_record_is_in_the_file_as_soon_as_it_is_written(tmp_path: Path) -> Non
 def test_a_log_that_exists_is_continued(tmp_path: Path) -> None:
     for record in RECORDS:
         log = EventLog(tmp_path / "log")
-        log.write(*record)
+        log.write(record)
         log.close()
     assert read(tmp_path / "log") == RECORDS
 
@@ -72,10 +76,17 @@ def test_a_log_that_exists_is_continued(tmp_path: Path) -> None:
 def test_wherever_the_disk_is_full_the_file_ends_after_the_last_whole_record(tmp_path: Path) -> None:
     ends = [0]
     for record in RECORDS:
-        ends.append(ends[-1] + len(msgpack.packb(record)))
+        ends.append(ends[-1] + len(msgspec.msgpack.encode(record)))
     limits = list(range(ends[-1]))
     done = subprocess.run(
-        [sys.executable, "-c", FILL, str(tmp_path), json.dumps(RECORDS), json.dumps(limits)],
+        [
+            sys.executable,
+            "-c",
+            FILL,
+            str(tmp_path),
+            json.dumps(msgspec.to_builtins(RECORDS)),
+            json.dumps(limits),
+        ],
         capture_output=True,
         text=True,
         check=True,
@@ -92,7 +103,7 @@ def test_wherever_the_disk_is_full_the_file_ends_after_the_last_whole_record(tmp
 def test_a_disk_without_any_space_is_named_with_the_file() -> None:
     log = EventLog(Path("/dev/full"))
     with pytest.raises(LogFullError, match=r"^cannot write /dev/full: No space left on device$"):
-        log.write("state", 1)
+        log.write(RECORDS[0])
     with pytest.raises(LogFullError, match=r"^no space left for /dev/full$"):
-        log.write("state", 2)
+        log.write(RECORDS[1])
     log.close()

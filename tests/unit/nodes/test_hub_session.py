@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from nodes.compute import StubCompute, StubProfile
 from nodes.connection import Connection
 from nodes.digest import DIGEST_BYTES, apply_blocks, embed, read_rows, token_of
 from nodes.hub import HubModel, StubHub
+from nodes.records import AnyRecord, Opening, Plan, States, Token
 from nodes.request import Request, SessionError, WrongTokenError
 from nodes.server import Server
 from nodes.session import HubSession, SessionRules
@@ -47,25 +48,15 @@ class Recorder:
         self.tokens: list[tuple[int, float, float, list[Any]]] = []
         self.recoveries: list[tuple[str, dict[str, Any]]] = []
 
-    def state(self, request: Request, state: str, at_s: float, details: Mapping[str, Any]) -> None:
-        self.states.append((state, at_s, dict(details)))
-
-    def opening(self, request: Request, at_s: float, opened_at_s: float) -> None:
-        self.opened.append((at_s, opened_at_s))
-
-    def recovery(self, request: Request, event: str, at_s: float, details: Mapping[str, Any]) -> None:
-        self.recoveries.append((event, dict(details)))
-
-    def token(
-        self,
-        request: Request,
-        token: int,
-        ready_at_s: float,
-        finished_at_s: float,
-        hops: Sequence[Any],
-        token_id: int,
-    ) -> None:
-        self.tokens.append((token, ready_at_s, finished_at_s, list(hops)))
+    def observe(self, record: AnyRecord) -> None:
+        if isinstance(record, Token):
+            self.tokens.append((record.token, record.ready_at_s, record.at_s, record.hops))
+        elif isinstance(record, Opening):
+            self.opened.append((record.at_s, record.opened_at_s))
+        elif isinstance(record, States):
+            self.states.append((record.kind, record.at_s, record.details()))
+        else:
+            self.recoveries.append((record.kind, record.details()))
 
 
 class Corrupting(StubCompute):
@@ -90,8 +81,8 @@ def servers(middle: Server | None = None) -> list[Server]:
     ]
 
 
-async def always(request: Request, attempt: int) -> dict[str, Any]:
-    return {"hops": HOPS, "wait_s": 0.0, "decision_s": 0.0}
+async def always(request: Request, attempt: int) -> Plan:
+    return Plan(HOPS, 0.0, 0.0)
 
 
 def session(
@@ -104,7 +95,7 @@ def session(
     rules: SessionRules = RULES,
     model: HubModel = MODEL,
 ) -> HubSession:
-    return HubSession(request, "3", "c", connections, route, model, rules, clock, recorder)
+    return HubSession(request, "3", "c", connections, route, model, rules, clock, recorder.observe)
 
 
 def is_free(all_servers: Sequence[Server]) -> bool:
@@ -144,8 +135,9 @@ async def test_a_session_reserves_room_for_its_input_and_output_on_each_hop() ->
     seen: list[list[float]] = []
 
     class Looking(Recorder):
-        def opening(self, request: Request, at_s: float, opened_at_s: float) -> None:
-            seen.append([server.account.used_bytes for server in chain])
+        def observe(self, record: AnyRecord) -> None:
+            if isinstance(record, Opening):
+                seen.append([server.account.used_bytes for server in chain])
 
     recorder = Looking()
     async with connected(chain, clock) as connections:
@@ -211,7 +203,7 @@ async def test_without_room_it_closes_what_it_opened_backs_off_and_asks_the_rout
     async with connected(chain, clock) as connections:
         await ask(connections[1], "open", "filler", "c", 2, 3, 10)
 
-        async def route(request: Request, attempt: int) -> dict[str, Any]:
+        async def route(request: Request, attempt: int) -> Plan:
             asked.append((attempt, clock.now_s()))
             assert chain[0].account.used_bytes == chain[2].account.used_bytes == 0.0
             if attempt == 8:
@@ -238,7 +230,7 @@ async def test_jitter_makes_every_wait_of_every_request_another_within_its_share
     clock, recorder = JumpClock(), Recorder()
     rules = SessionRules(backoff_jitter_ratio=0.25, seed=7)
 
-    async def route(request: Request, attempt: int) -> dict[str, Any] | None:
+    async def route(request: Request, attempt: int) -> Plan | None:
         return None if attempt < 8 else await always(request, attempt)
 
     async with connected(servers(), clock) as connections:
@@ -256,7 +248,7 @@ async def test_jitter_makes_every_wait_of_every_request_another_within_its_share
 async def test_where_no_route_covers_the_model_it_waits_and_asks_again() -> None:
     clock, recorder = JumpClock(), Recorder()
 
-    async def route(request: Request, attempt: int) -> dict[str, Any] | None:
+    async def route(request: Request, attempt: int) -> Plan | None:
         return None if attempt < 2 else await always(request, attempt)
 
     async with connected(servers(), clock) as connections:
@@ -295,9 +287,9 @@ async def test_a_server_that_is_gone_is_asked_for_no_room_and_the_router_is_aske
         await lost.open()
         await dying.aclose()
 
-        async def route(request: Request, attempt: int) -> dict[str, Any]:
+        async def route(request: Request, attempt: int) -> Plan:
             middle = (3, 2, 5) if attempt == 0 else HOPS[1]
-            return {"hops": [HOPS[0], middle, HOPS[2]], "wait_s": 0.0, "decision_s": 0.0}
+            return Plan([HOPS[0], middle, HOPS[2]], 0.0, 0.0)
 
         await session([*connections, lost], clock, recorder, route=route).run()
         await lost.close()
@@ -367,7 +359,15 @@ async def test_other_clients_of_the_servers_do_not_change_a_sessions_tokens() ->
         await asyncio.gather(
             *(
                 HubSession(
-                    Request(i, 0.0, 3 + i, 5), str(i), "c", connections, always, MODEL, RULES, clock, recorder
+                    Request(i, 0.0, 3 + i, 5),
+                    str(i),
+                    "c",
+                    connections,
+                    always,
+                    MODEL,
+                    RULES,
+                    clock,
+                    recorder.observe,
                 ).run()
                 for i, recorder in enumerate(recorders)
             )

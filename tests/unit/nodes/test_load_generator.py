@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
+import msgspec
 import pytest
 
 from nodes.clock import Clock, ManualClock
@@ -17,6 +18,19 @@ from nodes.digest import DIGEST_BYTES, apply_blocks, embed, token_of
 from nodes.eventlog import EventLog, LogFullError
 from nodes.hub import StubHub
 from nodes.load import LoadGenerator
+from nodes.records import (
+    Admitted,
+    AnyRecord,
+    Arrived,
+    Completed,
+    Failed,
+    HopRecord,
+    Interrupted,
+    Opening,
+    Plan,
+    Routed,
+    Token,
+)
 from nodes.request import Request
 from nodes.session import HubSession, SessionRules
 from policies.steps import StepTimes
@@ -35,37 +49,30 @@ MODEL = StubHub(TOKEN_BYTES, 4)
 HOPS = [(0, 0, 2), (1, 2, 4)]
 
 
-async def route(request: Request, attempt: int) -> dict[str, Any]:
-    return {"hops": HOPS, "wait_s": 0.0, "decision_s": 0.25}
+async def route(request: Request, attempt: int) -> Plan:
+    return Plan(HOPS, 0.0, 0.25)
 
 
 class Load:
     """A generator, and what it told the progress view."""
 
     def __init__(self, clock: Clock, log: EventLog, connections: Sequence[Connection]) -> None:
-        self.progress: list[tuple[str, int, float]] = []
+        self.observed: list[AnyRecord] = []
         self.log = log
 
         def make(request: Request, generator: LoadGenerator) -> HubSession:
             return HubSession(
-                request, str(request.index), "c", connections, route, MODEL, RULES, clock, generator
+                request, str(request.index), "c", connections, route, MODEL, RULES, clock, generator.record
             )
 
-        self.generator = LoadGenerator(
-            clock, log, make, lambda state, index, at_s: self.progress.append((state, index, at_s))
-        )
+        self.generator = LoadGenerator(clock, log, make, self.observed.append)
 
-    def count(self, state: str) -> int:
-        return sum(1 for name, _, _ in self.progress if name == state)
+    def count(self, kind: str) -> int:
+        return sum(record.kind == kind for record in self.observed)
 
-    def records(self) -> list[Any]:
+    def records(self) -> list[AnyRecord]:
         with self.log.path.open("rb") as file:
-            return list(msgpack.Unpacker(file))
-
-
-def plain(value: Any) -> Any:
-    """As it comes back from msgpack, which knows no tuples."""
-    return msgpack.unpackb(msgpack.packb(value))
+            return [msgspec.convert(record, AnyRecord) for record in msgpack.Unpacker(file)]
 
 
 def tokens_of(prompt: list[int], n_tokens: int, n_blocks: int) -> list[int]:
@@ -86,20 +93,17 @@ async def test_the_log_holds_every_record_of_a_request_in_order(tmp_path: Path) 
         load.log.close()
     n_up = 3 * TOKEN_BYTES
     tokens = tokens_of([7, 8, 9], 2, 4)
-    arrived = {"client": "hub", "intended_at_s": 2.5, "n_input_tokens": 3, "n_output_tokens": 2}
-    routed = {"hops": HOPS, "wait_s": 0.0, "decision_s": 0.25, "asked_s": 0.0}
-    assert load.records() == plain(
-        [
-            ("state", 7, "arrived", 2.5, arrived),
-            ("state", 7, "routed", 2.5, routed),
-            ("state", 7, "admitted", 2.5, {"hops": HOPS}),
-            ("opening", 7, 2.5, 2.5),
-            ("token", 7, 0, 2.5, 2.5, [(*hop, 2.5, 0.0, 0.0, 2.5, n_up, n_up, 0) for hop in HOPS], tokens[0]),
-            ("token", 7, 1, 2.5, 2.5, [(*hop, 2.5, 0.0, 0.0, 2.5, 64, 64, 0) for hop in HOPS], tokens[1]),
-            ("state", 7, "completed", 2.5, {}),
-        ]
-    )
-    assert [state for state, _, _ in load.progress] == ["arrived", "routed", "admitted", "completed"]
+    hops = [[HopRecord(*hop, 2.5, 0.0, 0.0, 2.5, size, size, 0) for hop in HOPS] for size in (n_up, 64)]
+    assert load.records() == [
+        Arrived(7, 2.5, "hub", 2.5, 3, 2),
+        Routed(7, 2.5, HOPS, 0.0, 0.25, 0.0),
+        Admitted(7, 2.5, HOPS),
+        Opening(7, 2.5, 2.5),
+        Token(7, 2.5, 0, 2.5, hops[0], tokens[0]),
+        Token(7, 2.5, 1, 2.5, hops[1], tokens[1]),
+        Completed(7, 2.5),
+    ]
+    assert load.observed == load.records()
     assert load.generator.n_tokens == 2
 
 
@@ -112,15 +116,14 @@ async def test_arrivals_do_not_wait_for_slow_sessions(tmp_path: Path) -> None:
         load = Load(clock, EventLog(tmp_path / "log"), connections)
         work = asyncio.create_task(load.generator.run(requests, "c"))
         await until(lambda: load.count("admitted") == 20)
-        assert [entry for entry in load.progress if entry[0] == "arrived"] == [
-            ("arrived", i, 0.5 * i) for i in range(20)
-        ]
+        arrived = [(r.request, r.at_s) for r in load.observed if isinstance(r, Arrived)]
+        assert arrived == [(i, 0.5 * i) for i in range(20)]
         assert load.count("completed") == 0
         await drive(server_clock, work, 50.0)
         assert load.count("completed") == 20
         load.log.close()
-    completed = [record for record in load.records() if record[0] == "state" and record[2] == "completed"]
-    assert sorted(record[1] for record in completed) == list(range(20))
+    completed = [record.request for record in load.records() if isinstance(record, Completed)]
+    assert sorted(completed) == list(range(20))
 
 
 class _WrongForOne(StubCompute):
@@ -146,9 +149,9 @@ async def test_a_request_that_fails_is_logged_with_the_reason_and_the_others_com
         load.log.close()
         assert all(server.account.used_bytes == 0.0 for server in chain)
     ends = {
-        record[1]: (record[2], record[4])
+        record.request: (record.kind, record.details())
         for record in load.records()
-        if record[0] == "state" and record[2] in ("completed", "failed")
+        if isinstance(record, Completed | Failed)
     }
     assert ends == {
         10: ("completed", {}),
@@ -164,11 +167,11 @@ class _LimitedLog(EventLog):
         super().__init__(path)
         self._left = n_records
 
-    def write(self, *record: Any) -> None:
+    def write(self, record: AnyRecord) -> None:
         if not self._left:
             raise LogFullError("no space left for the log")
         self._left -= 1
-        super().write(*record)
+        super().write(record)
 
 
 @pytest.mark.parametrize("n_records", [0, 1, 4, 9, 20])
@@ -204,9 +207,9 @@ async def test_requests_that_are_running_when_the_run_is_stopped_are_logged_as_i
             await work
         load.log.close()
         assert all(server.account.used_bytes == 0.0 for server in chain)
-    assert [record[1:4] for record in load.records() if record[2] == "interrupted"] == [
-        [0, "interrupted", 1.0],
-        [1, "interrupted", 1.0],
+    assert [record for record in load.records() if record.kind == "interrupted"] == [
+        Interrupted(0, 1.0),
+        Interrupted(1, 1.0),
     ]
 
 
@@ -215,9 +218,9 @@ async def test_the_progress_view_gets_the_latest_first_token_and_the_latest_gap(
     load = Load(clock, EventLog(tmp_path / "log"), [])
     generator, request = load.generator, Request(0, 0.0, 3, 3)
     generator._arrived(request, "c")
-    generator.token(request, 0, 1.0, 4.0, [], 11)
+    generator.record(Token(0, 4.0, 0, 1.0, [], 11))
     assert (generator.n_tokens, generator.last_ttft_s) == (1, 4.0)
-    generator.token(request, 1, 4.0, 4.5, [], 12)
+    generator.record(Token(0, 4.5, 1, 4.0, [], 12))
     assert (generator.n_tokens, generator.last_ttft_s, generator.last_gap_s) == (2, 4.0, 0.5)
     load.log.close()
 

@@ -12,6 +12,7 @@ from nodes.clock import ManualClock
 from nodes.compute import StubProfile
 from nodes.connection import Connection, ServerError
 from nodes.digest import apply_blocks, write_rows
+from nodes.messages import Moved
 from nodes.moving import Moving
 from nodes.server import Server
 from policies.steps import StepTimes
@@ -73,10 +74,10 @@ async def test_sessions_on_kept_blocks_go_on_while_others_are_waited_for_and_the
         await opened(connection, "new", 4, 6)
         await step(connection, "stays", 2)
         health = server.status()
-    assert work.result() == {"closed_at_s": 0.0, "drained_at_s": 3.0, "open_at_s": 11.0, "n_cut": 0}
+    assert work.result() == Moved(0.0, 3.0, 11.0, 0)
     assert phases.told == [("draining", 0.0), ("loading", 3.0), ("serving", 11.0)]
-    assert (health["first_block"], health["last_block"], health["phase"]) == (2, 6, "serving")
-    assert health["cache_capacity_bytes"] == 500.0
+    assert (health.first_block, health.last_block, health.phase) == (2, 6, "serving")
+    assert health.cache_capacity_bytes == 500.0
 
 
 async def test_sessions_that_take_too_long_are_cut_with_a_reason_and_others_notice_nothing() -> None:
@@ -94,7 +95,7 @@ async def test_sessions_that_take_too_long_are_cut_with_a_reason_and_others_noti
         await step(connection, "stays", 0)
         assert connection.has(connection.generation)
     result = work.result()
-    assert (result["drained_at_s"], result["n_cut"]) == (5.0, 1)
+    assert (result.drained_at_s, result.n_cut) == (5.0, 1)
 
 
 async def test_room_that_goes_costs_the_sessions_that_came_last() -> None:
@@ -106,7 +107,7 @@ async def test_room_that_goes_costs_the_sessions_that_came_last() -> None:
             await opened(connection, key, 0, 4)  # 40 bytes each
         work = asyncio.ensure_future(mover.rehost(0, 4, 80.0, 1.0, 0.0))
         await drive(clock, work, 1.0)
-        assert work.result()["n_cut"] == 1
+        assert work.result().n_cut == 1
         assert await refusal(step(connection, "c", 0)) == wire.SESSION_MOVED
         await step(connection, "a", 0)
         await step(connection, "b", 0)
@@ -126,7 +127,7 @@ async def test_a_server_that_does_not_drain_cuts_everything_at_once_and_keeps_no
         assert await refusal(opened(connection, "y", 2, 4)) == wire.NO_CAPACITY
         await drive(clock, work, 1.0)
     assert phases.told == [("draining", 0.0), ("loading", 0.0), ("serving", 4.0)]
-    assert work.result()["n_cut"] == 1
+    assert work.result().n_cut == 1
 
 
 async def test_a_step_that_runs_when_its_session_is_cut_is_answered_and_the_next_is_not() -> None:

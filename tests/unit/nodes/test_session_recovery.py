@@ -79,7 +79,7 @@ async def test_step_by_step_replacements_are_sent_the_prompt_and_then_every_toke
         assert [(at, n) for server, at, n in servers.steps if server == j] == [(0, 5), (5, 1), (6, 1), (7, 1)]
     (replayed,) = log.of("replayed")
     n_all = position + 1 if position else 5
-    assert (replayed["tokens"], replayed["hops"]) == (n_all, [[4, 2, 4], [5, 4, 5]])
+    assert (replayed["tokens"], replayed["hops"]) == (n_all, [(4, 2, 4), (5, 4, 5)])
     n_done = max(0, position - 4)
     pieces = [5] + [1] * n_done
     marked = [[(row.server, row.replayed_tokens) for row in rows if row.replayed_tokens] for rows in log.rows]
@@ -108,7 +108,7 @@ async def test_the_output_of_the_first_replacement_is_the_input_of_the_next() ->
         servers.happens = Kill(servers, 1, 6, [1, 6])
         log = await Session(servers, clock, range(7)).run()
         assert log.token_ids == TOKENS
-        assert log.of("replayed")[0]["hops"] == [[4, 2, 4], [5, 4, 5]]
+        assert log.of("replayed")[0]["hops"] == [(4, 2, 4), (5, 4, 5)]
         assert [step for step in servers.steps if step[0] in (4, 5)][:2] == [(4, 0, 7), (5, 0, 7)]
 
 
@@ -159,7 +159,7 @@ async def test_a_replacement_that_dies_during_the_replay_is_replaced_as_well(sec
     assert len(log.of("detected")) == 2
     (replayed,) = log.of("replayed")
     assert replayed["detected_at_s"] == log.of("detected")[0]["at_s"], "it is one standstill"
-    assert replayed["hops"] == [[7 if second == 4 else 4, 2, 4], [8 if second == 5 else 5, 4, 5]]
+    assert replayed["hops"] == [(7 if second == 4 else 4, 2, 4), (8 if second == 5 else 5, 4, 5)]
 
 
 async def test_a_replacement_that_dies_later_is_replaced_from_its_own_inputs() -> None:

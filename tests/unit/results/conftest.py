@@ -8,14 +8,14 @@ token, prefill 0.02 + 0.005 l per block. So a decode step on two blocks takes 2 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from nodes.eventlog import EventLog
+from nodes.records import Admitted, AnyRecord, Arrived, Completed, HopRecord, Opening, Rejected, Routed, Token
 from policies.problem import ModelSpec, Problem, ServerSpec
 from policies.workload import RequestPlan
 from testbed.scenario import load_experiment
@@ -109,31 +109,27 @@ class SyntheticRun:
         }
         (self.path / "plan.json").write_text(json.dumps(plan))
 
-    def log(self, client: str, *record: Any) -> None:
+    def log(self, record: AnyRecord) -> None:
+        client = self._client(record.request)
         if client not in self._logs:
             self._logs[client] = EventLog(self.path / "events" / f"{client}.log")
-        self._logs[client].write(*record)
+        self._logs[client].write(record)
 
-    def state(self, index: int, state: str, at_s: float, details: Mapping[str, Any] | None = None) -> None:
-        self.log(self._client(index), "state", index, state, at_s, dict(details or {}))
+    def reject(self, index: int, at_s: float, server: int = 0) -> None:
+        self.log(Rejected(index, at_s, server, "no-capacity", 1.0, [], []))
 
     def arrive(self, index: int, at_s: float, intended_at_s: float | None = None) -> None:
         plan = self.experiment.requests[index]
-        details = {
-            "client": self._client(index),
-            "intended_at_s": at_s if intended_at_s is None else intended_at_s,
-            "n_input_tokens": plan.n_input_tokens,
-            "n_output_tokens": plan.n_output_tokens,
-        }
-        self.state(index, "arrived", at_s, details)
+        intended_at_s = at_s if intended_at_s is None else intended_at_s
+        lengths = plan.n_input_tokens, plan.n_output_tokens
+        self.log(Arrived(index, at_s, self._client(index), intended_at_s, *lengths))
 
     def admit(
         self, index: int, chain: Sequence[tuple[int, int, int]], attempt_at_s: float, opened_at_s: float
     ) -> None:
-        details = {"hops": chain, "wait_s": 0.0, "decision_s": 0.001, "asked_s": 0.004}
-        self.state(index, "routed", attempt_at_s, details)
-        self.state(index, "admitted", opened_at_s, {"hops": chain})
-        self.log(self._client(index), "opening", index, attempt_at_s, opened_at_s)
+        self.log(Routed(index, attempt_at_s, list(chain), 0.0, 0.001, 0.004))
+        self.log(Admitted(index, opened_at_s, list(chain)))
+        self.log(Opening(index, attempt_at_s, opened_at_s))
 
     def token(
         self,
@@ -142,10 +138,11 @@ class SyntheticRun:
         ready_at_s: float,
         hops: Sequence[Hop],
         finished_at_s: float | None = None,
+        token_id: int = 0,
     ) -> float:
         """Log one token; answers when it was finished (at the last hop's end unless given)."""
         end_s = hops[-1][6] if finished_at_s is None else finished_at_s
-        self.log(self._client(index), "token", index, token, ready_at_s, end_s, hops, 0)
+        self.log(Token(index, end_s, token, ready_at_s, [HopRecord(*hop) for hop in hops], token_id))
         return end_s
 
     def serve(
@@ -167,7 +164,7 @@ class SyntheticRun:
                 sent = hops[-1][6]
             now_s = self.token(index, token, now_s, hops)
         if n_tokens is None:
-            self.state(index, "completed", now_s)
+            self.log(Completed(index, now_s))
         return now_s
 
     def _client(self, index: int) -> str:

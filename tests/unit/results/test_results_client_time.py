@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from numpy.testing import assert_allclose
 
+from nodes.records import Completed
 from testbed.results import finish_run
 from testbed.results.logs import read_logs
 from testbed.results.model import hop_table
@@ -33,7 +34,7 @@ def run_of(path: Path, hub_token_s: float, measured_s: float) -> SyntheticRun:
             hops.append(perfect_hop(server, first, last, sent_s, 1 if token else 2, not token))
             sent_s = hops[-1][6]
         now_s = run.token(0, token, now_s, hops, sent_s + measured_s)
-    run.state(0, "completed", now_s)
+    run.log(Completed(0, now_s))
     return run
 
 

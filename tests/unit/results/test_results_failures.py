@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from nodes.records import Completed, Detected, Failed, Replayed, Rerouted
 from testbed.results import finish_run, write_report
 from testbed.results.errors import ERROR_FIGURES
 from testbed.results.figures import _held
@@ -37,11 +38,10 @@ def recovered(make_run: MakeRun) -> SyntheticRun:
     ready_s = run.token(1, 0, 100.1, [first, perfect_hop(1, 2, 4, first[6], 2, prompt=True)])
     replay = (*perfect_hop(1, 0, 2, ready_s + NOTICED_S, 3, prompt=True), 3)
     again_s = run.token(1, 1, ready_s, [replay, perfect_hop(1, 2, 4, replay[6])])
-    details = {"hops": [[1, 0, 2]], "tokens": 3}
-    run.log("c0", "recovery", 1, "replayed", replay[6], details)
+    run.log(Replayed(1, replay[6], [(1, 0, 2)], 3, 0.0, 0.0, 0.0, 1))
     last = perfect_hop(1, 0, 2, again_s)
     end_s = run.token(1, 2, again_s, [last, perfect_hop(1, 2, 4, last[6])])
-    run.state(1, "completed", end_s)
+    run.log(Completed(1, end_s))
     events(
         run,
         {"event": "fault", "at_s": ready_s, "kind": "kill", "server": "s0", "applies": True},
@@ -141,11 +141,10 @@ def test_a_session_is_with_a_lost_server_until_others_take_its_blocks(make_run: 
     run = make_run(lengths=((2, 3),))
     run.arrive(0, 0.0)
     run.admit(0, CHAIN, 0.0, 0.1)
-    run.log("c0", "recovery", 0, "detected", 5.0, {"servers": [0]})
+    run.log(Detected(0, 5.0, [0], (0, 2), 0, "gone", 4.0, False))
     for at_s, server in ((6.0, 2), (9.0, 1)):  # the first one dies before it has caught up
-        details = {"blocks": [0, 2], "hops": [[server, 0, 2]], "attempt": 1}
-        run.log("c0", "recovery", 0, "re-routed", at_s, details)
-    run.state(0, "failed", 20.0, {"reason": "server 1: gone, as is server 77"})
+        run.log(Rerouted(0, at_s, (0, 2), [(server, 0, 2)], 1, 0.0, 0.0))
+    run.log(Failed(0, 20.0, "server 1: gone, as is server 77"))
     [record] = read_logs(run.path).requests
     assert _held(record) == [(0, 0.1, 6.0), (1, 0.1, 20.0), (2, 6.0, 9.0)]
     finish_run(run.path, run.experiment)

@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from nodes.records import Failed
 from testbed.errors import RunError, UserError
 from testbed.results import finish_run, load_run, write_report
 from testbed.scenario import dump_toml, load_experiment
@@ -22,7 +23,7 @@ def mixed(make_run: MakeRun) -> SyntheticRun:
     run.serve(0, 0.0, CHAIN)
     run.serve(1, 0.05, CHAIN)
     run.arrive(2, 2.0)
-    run.state(2, "failed", 3.0, {"reason": "server 1: <gone>"})
+    run.log(Failed(2, 3.0, "server 1: <gone>"))
     run.serve(3, 3.0, CHAIN, n_tokens=2)
     return run
 

@@ -1,5 +1,6 @@
 import pytest
 
+from nodes.records import Routed
 from testbed.results.logs import read_logs
 from tests.unit.results.conftest import MakeRun
 
@@ -42,13 +43,12 @@ def test_refused_attempts_are_counted_and_the_last_chain_is_the_one_that_served(
     run = make_run()
     run.arrive(0, 0.0)
     for at_s in (0.1, 1.1):
-        routed = {"hops": [(1, 0, 4)], "wait_s": at_s, "decision_s": 0.002, "asked_s": 0.003}
-        run.state(0, "routed", at_s, routed)
-        run.state(0, "rejected", at_s + 0.1, {"server": 1, "reason": "no-capacity", "backoff_s": 1.0})
+        run.log(Routed(0, at_s, [(1, 0, 4)], at_s, 0.002, 0.003))
+        run.reject(0, at_s + 0.1, 1)
     run.admit(0, CHAIN, 3.2, 3.3)
     [request] = read_logs(run.path).requests
     assert request.n_rejections == 2
-    assert request.chain == [[0, 0, 4]]
+    assert request.chain == [(0, 0, 4)]
     assert request.opening_at_s == 3.2
     assert request.wait_expected_s == 1.1
     assert request.decision_s == [0.002, 0.002, 0.001]
@@ -60,7 +60,7 @@ def test_an_unfinished_request_was_last_seen_at_its_last_record(make_run: MakeRu
     end_s = run.serve(0, 0.0, CHAIN, n_tokens=1)
     run.arrive(1, 1.0)
     run.arrive(2, 2.0)
-    run.state(2, "rejected", 2.4, {"server": 0, "reason": "no-capacity", "backoff_s": 1.0})
+    run.reject(2, 2.4, 0)
     assert [r.last_seen_at_s for r in read_logs(run.path).requests] == [end_s, 1.0, 2.4]
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from nodes.records import Completed, Failed, Interrupted
 from testbed.errors import UserError
 from testbed.results import finish_run
 from testbed.results.errors import ERROR_FIGURES
@@ -52,11 +53,11 @@ def test_a_request_that_goes_as_modelled_has_the_metrics_of_the_definition_and_n
 def test_queue_ends_where_the_successful_attempt_begins(make_run: MakeRun) -> None:
     run = make_run()
     run.arrive(0, 10.0, intended_at_s=9.75)
-    run.state(0, "rejected", 10.1, {"server": 0, "reason": "no-capacity", "backoff_s": 1.0})
+    run.reject(0, 10.1, 0)
     run.admit(0, [(0, 0, 4)], 11.1, 11.2)
     hop = perfect_hop(0, 0, 4, 11.2, n_tokens=2, prompt=True)
     end_s = run.token(0, 0, 11.2, [hop])
-    run.state(0, "interrupted", end_s)
+    run.log(Interrupted(0, end_s))
     metrics = finish(run)["metrics"]
     assert metrics["queue_s"]["mean"] == pytest.approx(1.1)
     assert metrics["setup_s"]["mean"] == pytest.approx(0.1)
@@ -70,9 +71,9 @@ def test_every_request_of_the_scenario_is_counted_whatever_became_of_it(make_run
     run = make_run(lengths=[(2, 3)] * 5)
     run.serve(0, 0.0, CHAIN)
     run.arrive(1, 1.0)
-    run.state(1, "failed", 5.0, {"reason": "no room within 4 s"})
+    run.log(Failed(1, 5.0, "no room within 4 s"))
     run.serve(2, 10.0, CHAIN, n_tokens=2)
-    run.state(2, "interrupted", 20.0)
+    run.log(Interrupted(2, 20.0))
     run.serve(3, 20.0, CHAIN, n_tokens=1)  # killed: nothing more in the log; request 4 never arrived
     summary = finish(run)
     counts = {name: summary[name] for name in ("n_requests", "n_completed", "n_failed", "n_interrupted")}
@@ -114,7 +115,7 @@ def test_a_slow_token_shows_as_error_and_as_overhead_in_real_seconds(make_run: M
     ready_s = run.token(0, 0, 0.1, [perfect_hop(0, 0, 4, 0.1 + 0.008, 2, prompt=True)])
     hop = perfect_hop(0, 0, 4, ready_s + 0.008)  # modelled: 0.3 + 0.04
     end_s = run.token(0, 1, ready_s, [hop], finished_at_s=hop[6] + 0.026)
-    run.state(0, "completed", end_s)
+    run.log(Completed(0, end_s))
     summary = finish(run)
     assert summary["emulation_error_of"] is None and summary["emulation_error"] == {}  # it has no twin
     assert summary["hop_model_error"]["token_gap_s"]["mean_abs_ratio"] == pytest.approx(0.034 / 0.34)
@@ -136,7 +137,7 @@ def test_the_closed_form_knows_nothing_of_queueing_on_links(make_run: MakeRun) -
     firsts.append((s, a, b, sent, arrived + 0.2, departed + 0.2, received + 0.2, up, down))
     for index, first in enumerate(firsts):
         ready_s = run.token(index, 0, 0.1, [first])
-        run.state(index, "completed", run.token(index, 1, ready_s, [perfect_hop(0, 0, 4, ready_s)]))
+        run.log(Completed(index, run.token(index, 1, ready_s, [perfect_hop(0, 0, 4, ready_s)])))
     summary = finish(run)
     assert summary["model"]["ttft_s"]["max"] == pytest.approx(0.1 + 0.62 + 0.2)
     assert summary["model"]["link_queue_s"]["max"] == pytest.approx(0.2)
@@ -149,7 +150,7 @@ def test_goodput_counts_only_requests_within_every_objective_over_the_time_since
 ) -> None:
     run = make_run(lengths=[(2, 3)] * 3)
     run.arrive(0, 0.0)
-    run.state(0, "failed", 1.0, {"reason": "server 0: gone"})
+    run.log(Failed(0, 1.0, "server 0: gone"))
     run.serve(1, 10.0, CHAIN)
     run.serve(2, 17.5, [(0, 0, 4)])  # one hop: 0.1 + 0.62 + 2 x 0.34 = 1.4 s, first token after 0.72 s
     span_s = 18.9
@@ -181,7 +182,7 @@ def test_session_setup_is_shown_with_the_results_without_it_beside(make_run: Mak
     run = make_run(lengths=[(2, 1)], calibration=Calibration(session_setup_s=60.0))
     run.arrive(0, 0.0)
     run.admit(0, [(0, 0, 4)], 0.0, 0.1)
-    run.state(0, "completed", run.token(0, 0, 60.1, [perfect_hop(0, 0, 4, 60.1, 2, prompt=True)]))
+    run.log(Completed(0, run.token(0, 0, 60.1, [perfect_hop(0, 0, 4, 60.1, 2, prompt=True)])))
     summary = finish(run)
     assert summary["calibration"] == {"set": "none", "session_setup_s": 60.0}
     assert summary["metrics"]["ttft_s"]["mean"] == pytest.approx(60.72)

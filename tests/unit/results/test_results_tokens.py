@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from nodes.records import Completed
 from testbed.results import finish_run
 from testbed.results.text import summary_text
 from testbed.results.verified import VERIFY
@@ -49,7 +50,7 @@ def test_a_killed_run_keeps_the_tokens_that_it_had(make_run: MakeRun) -> None:
     run.admit(0, CHAIN, 0.0, 0.1)
     for token, token_id in enumerate((511, 0, 250_879)):
         hops = [perfect_hop(0, 0, 4, 0.1 + token)]
-        run.log("c0", "token", 0, token, 0.1 + token, hops[0][6], hops, token_id)
+        run.token(0, token, 0.1 + token, hops, token_id=token_id)
     run.arrive(1, 1.0)
     finish_run(run.path, run.experiment)
     table = pq.read_table(run.path / "requests.parquet")
@@ -60,7 +61,7 @@ def test_a_killed_run_keeps_the_tokens_that_it_had(make_run: MakeRun) -> None:
 def test_a_text_that_the_model_ended_is_measured_by_the_tokens_that_came(make_run: MakeRun) -> None:
     run = make_run(lengths=[(2, 10)])
     end_s = run.serve(0, 0.0, CHAIN, n_tokens=3)
-    run.state(0, "completed", end_s)
+    run.log(Completed(0, end_s))
     finish_run(run.path, run.experiment)
     (row,) = pq.read_table(run.path / "requests.parquet").to_pylist()
     assert (row["n_output_tokens"], row["n_tokens_done"]) == (10, 3)

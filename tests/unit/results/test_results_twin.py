@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from nodes.records import Completed
 from testbed.results import read_tables
 from testbed.results.errors import DISTRIBUTIONS, ERROR_FIGURES, REQUESTS, error, twin_errors
 from tests.unit.results.conftest import SyntheticRun, make_experiment, perfect_hop
@@ -26,7 +27,7 @@ def tables(path: Path, waits_s: Sequence[float], slow_s: float = 0.0) -> Any:
         first = perfect_hop(0, 0, 4, at_s + 0.1, 2, prompt=True)
         ready_s = run.token(index, 0, at_s + 0.1, [first], first[6] + slow_s)
         last = perfect_hop(0, 0, 4, ready_s)
-        run.state(index, "completed", run.token(index, 1, ready_s, [last], last[6] + slow_s))
+        run.log(Completed(index, run.token(index, 1, ready_s, [last], last[6] + slow_s)))
     return read_tables(path, experiment)
 
 

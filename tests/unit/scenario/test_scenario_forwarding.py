@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from nodes.messages import ServerEnd
 from policies.problem import BlockRange, Hop, Placement, RequestSpec, service_s
 from testbed.errors import ScenarioError
 from testbed.runtime.peering import followers
@@ -77,18 +78,15 @@ def test_links_between_servers_are_emulated_only_where_servers_forward() -> None
 def test_a_server_delays_what_it_sends_to_other_servers_and_nothing_else() -> None:
     experiment = small("policy.forwarding=chain")
     links = changed_links(experiment, "mig-1g-0", experiment.links)
-    assert [(entry["server"], sorted(entry)) for entry in links] == [
-        (1, ["server", "up"]),
-        (2, ["server", "up"]),
-    ]
-    assert [entry["up"][0] for entry in links] == [0.0025, 0.05]
+    assert [(link.server, link.down) for link in links] == [(1, None), (2, None)]
+    assert [link.up.delay_s for link in links] == [0.0025, 0.05]
     ends = dict.fromkeys(experiment.nodes, ("127.0.0.1", 7))
-    assert ["up" in entry for entry in node_view(experiment, "mig-1g-0", ends, experiment.links)] == [
+    assert [end.up is not None for end in node_view(experiment, "mig-1g-0", ends, experiment.links)] == [
         False,
         True,
         True,
     ]
-    assert node_view(experiment, "mig-1g-0", ends, None) == [{"address": "127.0.0.1", "port": 7}] * 3
+    assert node_view(experiment, "mig-1g-0", ends, None) == [ServerEnd("127.0.0.1", 7)] * 3
 
 
 def test_servers_connect_to_those_that_hold_the_block_after_their_last() -> None:
