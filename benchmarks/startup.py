@@ -61,10 +61,11 @@ async def _start(sets: list[str], folder: Path) -> tuple[float, list[float], str
         await emulation.start()
         took_s = time.monotonic() - started_at
         await asyncio.sleep(0.5)
-        private = [_private_bytes(emulation.nodes.pids[s.name]) for s in experiment.problem.servers]
+        private = [_private_bytes(emulation.processes.pids[s.name]) for s in experiment.problem.servers]
     finally:
         await emulation.stop()
-    return took_s, private, emulation.nodes.network["name"]
+    assert emulation.network is not None
+    return took_s, private, emulation.network.name
 
 
 def _private_bytes(pid: int) -> float:

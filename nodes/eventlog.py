@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgpack
 import msgspec
 
 from nodes.records import AnyRecord
@@ -45,3 +46,23 @@ class EventLog:
 
     def close(self) -> None:
         os.close(self._fd)
+
+
+_records: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(AnyRecord)
+
+
+def read_log(path: Path) -> tuple[list[AnyRecord], int]:
+    """Every whole record of a log, and the size in bytes of a tail that cannot be read."""
+    data = path.read_bytes()
+    unpacker = msgpack.Unpacker(max_buffer_size=max(len(data), 1))
+    unpacker.feed(data)
+    records: list[AnyRecord] = []
+    whole = 0
+    while True:
+        try:
+            unpacker.skip()
+            records.append(_records.decode(memoryview(data)[whole : unpacker.tell()]))
+        except (msgpack.OutOfData, ValueError, msgspec.DecodeError):
+            break  # cut short, or zeros of a disk that lost power: what follows means nothing
+        whole = unpacker.tell()
+    return records, len(data) - whole

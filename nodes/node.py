@@ -67,13 +67,17 @@ _PROGRESS_S, _VIRTUAL_PROGRESS_S = 0.2, 10.0
 
 @dataclass(frozen=True)
 class NodeConfig:
-    """What every node is told when it is forked. ``port`` 0 takes any free one."""
+    """What every node is told when it is forked. ``port`` 0 takes any free one.
+
+    ``name`` is that of its place in the network; ``process`` its own where several are in one place.
+    """
 
     name: str
     control_path: Path
     address: str
     port: int
     time_scale: float
+    process: str = field(kw_only=True, default="")
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgpack
-import msgspec
-
+from nodes.eventlog import read_log
 from nodes.records import (
     Admitted,
     AnyRecord,
@@ -98,27 +96,15 @@ class RunRecords:
         return [change["at_s"] for change in self.changes]
 
 
-_records: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(AnyRecord)
-
-
 def read_logs(run_dir: Path) -> RunRecords:
     """Every whole record of every client's log. A tail that cannot be read is dropped and counted."""
     requests: dict[int, RequestRecord] = {}
     dropped = 0
     for path in sorted((run_dir / "events").glob("*.log")):
-        data = path.read_bytes()
-        unpacker = msgpack.Unpacker(strict_map_key=False, max_buffer_size=max(len(data), 1))
-        unpacker.feed(data)
-        whole = 0
-        while True:
-            try:
-                unpacker.skip()
-                record = _records.decode(memoryview(data)[whole : unpacker.tell()])
-            except (msgpack.OutOfData, ValueError):
-                break  # cut short, or zeros of a disk that lost power: what follows means nothing
+        records, n_bytes = read_log(path)
+        for record in records:
             _apply(requests, record)
-            whole = unpacker.tell()
-        dropped += len(data) - whole
+        dropped += n_bytes
     return RunRecords(
         [requests[i] for i in sorted(requests)],
         dropped,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import sys
 from collections.abc import Callable, Sequence
@@ -11,21 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgpack
-
 from nodes.blocks.spec import Sampling
-from testbed.errors import EXIT_INTERRUPTED, TestbedError, UserError
-from testbed.scenario.experiment import Experiment
+from nodes.eventlog import read_log
+from nodes.records import Token
 from testbed.control.placing import place_experiment
-from testbed.runtime.blocks import RealModel, real_model, require_blocks
+from testbed.errors import EXIT_INTERRUPTED, TestbedError, UserError
 from testbed.results.logs import RequestRecord, read_logs
 from testbed.rundir import make_run_dir
-from testbed.runtime.running import emulate
-from testbed.scenario import load_experiment
-from testbed.scenario.checkpoints import checkpoint_sizes
-from testbed.scenario.families import ModelSizes
-from testbed.scenario.units import counted
-from testbed.runtime.stage import choose_stage
 from testbed.runs.up import (
     check_can_run,
     exit_code,
@@ -34,6 +25,14 @@ from testbed.runs.up import (
     undone_unless_begun,
 )
 from testbed.runs.verify import verify_tokens
+from testbed.runtime.blocks import RealModel, real_model, require_blocks
+from testbed.runtime.running import emulate
+from testbed.runtime.stage import choose_stage
+from testbed.scenario import load_experiment
+from testbed.scenario.checkpoints import checkpoint_sizes
+from testbed.scenario.experiment import Experiment
+from testbed.scenario.families import ModelSizes
+from testbed.scenario.units import counted
 
 _STREAM_PERIOD_S = 0.05
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
@@ -236,10 +235,8 @@ class _Stream:
     def _tokens(self) -> list[int]:
         tokens: list[int] = []
         for path in self._folder.glob("*.log"):
-            unpacker = msgpack.Unpacker(strict_map_key=False)
-            unpacker.feed(path.read_bytes())
-            with contextlib.suppress(ValueError):  # the last record is being written
-                tokens += [record[-1] for record in unpacker if record[0] == "token"]
+            records, _ = read_log(path)
+            tokens += [record.token_id for record in records if isinstance(record, Token)]
         return tokens
 
 

@@ -14,14 +14,14 @@ from typing import Any
 
 import tomli_w
 
-from testbed.errors import TestbedError
-from testbed.scenario.experiment import Experiment
 from testbed.control.placing import PlacedExperiment
+from testbed.errors import TestbedError
 from testbed.results import finish_run
 from testbed.rundir import TWIN, make_run_dir
 from testbed.runtime.running import run_to_end
-from testbed.scenario import load_experiment
 from testbed.runtime.stage import Stage
+from testbed.scenario import load_experiment
+from testbed.scenario.experiment import Experiment
 
 _BLOCKS_KEYS = ("model", "random_weights", "device", "dtype", "weights", "threads", "streams", "verify")
 """Of ``[compute]``: what a stub has not."""

@@ -13,20 +13,20 @@ from typing import Any
 import typer
 
 from policies.problem import PolicyError
+from testbed.control.placing import PlacedExperiment, place_experiment
 from testbed.control.steering import Steering, online_policy
 from testbed.errors import EXIT_INTERRUPTED, RunError, TestbedError, UserError
-from testbed.scenario.experiment import Experiment
-from testbed.runtime.launching import Launcher
-from testbed.control.placing import PlacedExperiment, place_experiment
-from testbed.runtime.blocks import check_model, real_model, require_blocks
 from testbed.results import finish_run, write_report
 from testbed.results.slo import parse_slo
 from testbed.results.text import summary_text
 from testbed.rundir import make_run_dir
-from testbed.runtime.running import emulate
-from testbed.runtime.stage import choose_stage
 from testbed.runs.twin import run_twin
 from testbed.runs.verify import verify_tokens
+from testbed.runtime.blocks import check_model, real_model, require_blocks
+from testbed.runtime.launching import Launcher
+from testbed.runtime.running import emulate
+from testbed.runtime.stage import choose_stage
+from testbed.scenario.experiment import Experiment
 
 
 def up_command(

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from testbed.scenario.experiment import Experiment
-from testbed.runtime.blocks import RealModel, available_bytes
 from testbed.results.logs import RequestRecord, read_logs
 from testbed.results.verified import VERIFY, unchecked
 from testbed.rundir import marks, write_json
+from testbed.runtime.blocks import RealModel, available_bytes
+from testbed.scenario.experiment import Experiment
 
 _HEADROOM_RATIO = 1.2
 

@@ -7,10 +7,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +30,14 @@ from testbed.errors import RunError, TestbedError, UserError
 from testbed.rundir import NETWORK_CHANGE, EventWriter, write_json
 from testbed.runtime import wiring
 from testbed.runtime.blocks import RealModel
-from testbed.runtime.launching import Launcher, Listener
+from testbed.runtime.launching import Launcher, OpenNetwork
 from testbed.runtime.nodeset import NodeSet
+from testbed.runtime.processes import Processes
 from testbed.runtime.progress import Progress
 from testbed.runtime.servermemory import ServerMemory
 from testbed.runtime.stage import Stage
 from testbed.scenario.experiment import Experiment
 
-_LOG_TAIL_LINES = 5
 _PATIENCE_S, _BROKEN_PATIENCE_S = 5.0, 0.5
 """How long clients may take to close their sessions, at the end of a good and of a broken run."""
 
@@ -65,23 +65,24 @@ class Emulation:
         self.stage = stage
         self.clock = run_clock(experiment.time_scale)
         self._launcher = launcher
-        self._listener: Listener | None = None
         self.has_served = False
         """Whether the workload has come to its end: what ends a run that only holds does not interrupt it."""
         self._stopping = False
-        self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._done: dict[str, str] = {}
         self._all_done = asyncio.Event()
         self._coordinator = coordinator = Coordinator(experiment, placed, self.clock.now_s)
-        self.nodes = nodes = NodeSet(
-            experiment, coordinator, launcher, self.clock, run_dir, real, self.give_up
+        self.processes = processes = Processes(
+            launcher, run_dir, self._handlers, self._survives, self.interrupted
         )
+        self.nodes = nodes = NodeSet(experiment, coordinator, launcher, processes, self.clock, run_dir, real)
         self.faults = Faults(experiment, nodes, coordinator, self.events, run_dir)
         policy = online_policy(experiment)
         self._moves: Moves | None = None
         if policy is not None:
             self._moves = Moves(experiment, policy, nodes, coordinator, self.events, real is not None)
             self.faults.when_one_dies(self._moves.mover.give_up)
+        self.network: OpenNetwork | None = None
+        """``None`` until it is open."""
         self._started_at = time.monotonic()
         self.startup_s: dict[str, float] = {}
         self.wall_s: float | None = None
@@ -96,24 +97,16 @@ class Emulation:
     async def start(self) -> None:
         """Build the network, fork the nodes, connect the clients, agree on time zero."""
         experiment = self.experiment
-        self._launcher.attach(self._node_ended)
-        self._listener = await self._launcher.listen(self.nodes.control_path, self._accept)
-        self.nodes.network = await self._guard(
-            self._launcher.open(
-                self.stage.network,
-                wiring.network_spec(experiment, self.run_dir.name, self.stage.is_virtual),
-                self.run_dir / "logs",
-                experiment.keep_cpus_awake and not self.stage.is_virtual,
-            )
-        )
+        keep_awake = experiment.keep_cpus_awake and not self.stage.is_virtual
+        spec = wiring.network_spec(experiment, self.run_dir.name, self.stage.is_virtual)
+        self.network = await self.processes.open(self.stage.network, spec, keep_awake)
         if self.stage.network_why is not None:
-            self.nodes.network = {**self.nodes.network, "why": self.stage.network_why}
+            self.network = replace(self.network, why=self.stage.network_why)
         self._mark("network")
-        network = self.nodes.network
-        self.events.write("network", name=network["name"], why=network["why"], **self._sharing())
-        await self._guard(self.nodes.start())
+        self.events.write("network", name=self.network.name, why=self.network.why, **self._sharing())
+        await self.processes.guard(self.nodes.start())
         self._mark("nodes")
-        await self._guard(self.nodes.connect())
+        await self.processes.guard(self.nodes.connect())
         await self.faults.begin()
         if self._moves is not None:
             self._moves.begin()
@@ -121,12 +114,15 @@ class Emulation:
 
     def _sharing(self) -> dict[str, bool]:
         """Whether pairs compete for the links that the scenario says they share; empty if there are none."""
-        return {"shares_links": self.nodes.network["shares_links"]} if self.experiment.shared_bps else {}
+        assert self.network is not None, "asked before the network was open"
+        return {"shares_links": self.network.shares_links} if self.experiment.shared_bps else {}
 
     def network_text(self) -> str:
         """Which network carries the run and why, in one line."""
-        text = f"clock {self.stage.clock} ({self.stage.why}); network {self.nodes.network['name']} "
-        text += f"({self.nodes.network['why']})"
+        assert self.network is not None, "asked before the network was open"
+        text = (
+            f"clock {self.stage.clock} ({self.stage.why}); network {self.network.name} ({self.network.why})"
+        )
         if self._sharing().get("shares_links") is False:
             text += ", which gives every pair the whole rate of its path: only fabric and memory share links"
         return text
@@ -149,10 +145,10 @@ class Emulation:
             ]
             await self.nodes.peers[client].ask(messages.Serve(requests, list(self.faults.watched)))
         self._serving_since = time.monotonic()
-        await self._guard(self._all_done.wait())
+        await self.processes.guard(self._all_done.wait())
         self._has_served_until_now()
-        await self._guard(self.faults.look_for_leaks())
-        self.forwarder = await self._guard(self._launcher.stats())
+        await self.processes.guard(self.faults.look_for_leaks())
+        self.forwarder = await self.processes.guard(self._launcher.stats())
         for client, failure in self._done.items():
             if failure and failure != "interrupted":
                 raise RunError(f"{client}: {failure}; all rows up to then are intact")
@@ -177,14 +173,14 @@ class Emulation:
                         n_links=len(change.links),
                     )
         except control.ControlError as error:
-            self.give_up(RunError(f"a client did not take its new links: {error}"))
+            self.processes.give_up(RunError(f"a client did not take its new links: {error}"))
         except TestbedError as error:
-            self.give_up(error)
+            self.processes.give_up(error)
 
     async def hold(self) -> None:
         """Keep everything up until interrupted."""
         self.progress.phase = "holding"
-        await self._guard(asyncio.Event().wait())
+        await self.processes.guard(asyncio.Event().wait())
 
     async def stop(self) -> None:
         """End the workload and the nodes. Safe in every phase."""
@@ -198,60 +194,29 @@ class Emulation:
             await self._moves.end()
         await self.faults.end()
         # Clients close their sessions over the network, which answers nobody if it is what broke.
-        patience_s = _BROKEN_PATIENCE_S if self._broken.done() else _PATIENCE_S
+        patience_s = _BROKEN_PATIENCE_S if self.processes.is_broken else _PATIENCE_S
         finished = (client.ask(messages.Finish()) for client in self.nodes.clients)
         await _within_real_s(patience_s, asyncio.gather(*finished, return_exceptions=True))
-        for peer in self.nodes.peers.values():
-            with contextlib.suppress(control.ControlError):  # it is gone already
-                peer.tell(messages.Stop())
         self.events.write("stopped", self.clock.known_s())
-        await self._launcher.end()
-        for peer in self.nodes.peers.values():
-            peer.close()
-        if self._listener is not None:
-            self._listener.close()
-            await self._listener.ended()
-            self.nodes.control_path.unlink(missing_ok=True)
+        await self.processes.close()
         self.faults.count_namespaces()
         self.events.close()
         self.clock.close()
 
-    async def _guard(self, work: Any) -> Any:
-        """Await ``work``, but not past a broken node or an interrupt."""
-        task = asyncio.ensure_future(work)
-        stop = asyncio.ensure_future(self.interrupted.wait())
-        try:
-            await asyncio.wait({task, stop, self._broken}, return_when=asyncio.FIRST_COMPLETED)
-            if self._broken.done():
-                self._broken.result()
-            if task.done():
-                return task.result()
-            raise KeyboardInterrupt
-        finally:
-            task.cancel()
-            stop.cancel()
-
-    async def _accept(self, peer: control.Peer) -> None:
-        async def hello(message: messages.Hello) -> None:
-            self.nodes.said_hello(message.name, peer, message.port)
-
-        peer.take(
-            {
-                messages.Hello: hello,
-                messages.Unfit: self._on_unfit,
-                messages.GetRoute: self._on_route,
-                messages.GetReplacement: self._on_reroute,
-                messages.Happened: self._on_record,
-                messages.NewToken: self._on_token,
-                messages.Progress: self._on_progress,
-                messages.Done: self._on_done,
-                messages.Phase: self._on_phase,
-            }
-        )
-        await peer.serve()
+    def _handlers(self) -> control.Handlers:
+        return {
+            messages.Unfit: self._on_unfit,
+            messages.GetRoute: self._on_route,
+            messages.GetReplacement: self._on_reroute,
+            messages.Happened: self._on_record,
+            messages.NewToken: self._on_token,
+            messages.Progress: self._on_progress,
+            messages.Done: self._on_done,
+            messages.Phase: self._on_phase,
+        }
 
     async def _on_unfit(self, message: messages.Unfit) -> None:
-        self.give_up(UserError(f"{message.name}: {message.reason}"))
+        self.processes.give_up(UserError(f"{message.name}: {message.reason}"))
 
     async def _on_route(self, asked: messages.GetRoute) -> Plan | None:
         return self._decided(asked.request, lambda: self._coordinator.route(asked.request))
@@ -271,7 +236,7 @@ class Emulation:
         except PolicyInterrupted:  # by what ends the run
             return None
         except PolicyError as error:
-            self.give_up(UserError(f"request {index}: {error}"))
+            self.processes.give_up(UserError(f"request {index}: {error}"))
             return None
         if route is None:
             return None
@@ -311,22 +276,15 @@ class Emulation:
         if len(self._done) == len(self.experiment.problem.clients):
             self._all_done.set()
 
-    def _node_ended(self, name: str, status: int) -> None:
+    def _survives(self, name: str, status: int) -> bool:
         if self._stopping or self.faults.survives(name, status):
-            return
+            return True
         self.events.write("node-ended", self.clock.known_s(), node=name, status=status)
-        tail = _log_tail(self.run_dir / "logs" / f"{name}.log")
-        self.give_up(RunError(f"{name} ended unexpectedly (status {status}){tail}"))
+        return False
 
     def sign(self) -> object:
         """Something that is different whenever the run has moved."""
         return self.clock.instant(), len(self.nodes.peers), self.progress.n_told
-
-    def give_up(self, error: TestbedError) -> None:
-        """End the run with ``error``, unless something else has ended it."""
-        if not self._broken.done():
-            self._broken.set_exception(error)
-            self._broken.exception()  # retrieved here too: nobody may be waiting yet
 
     @property
     def decisions_s(self) -> list[float]:
@@ -354,14 +312,6 @@ async def _within_real_s(seconds: float, work: asyncio.Future[Any]) -> None:
         await asyncio.gather(work, limit, return_exceptions=True)
 
 
-def _log_tail(path: Path) -> str:
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
-    return ": " + " | ".join(lines[-_LOG_TAIL_LINES:]) if lines else ""
-
-
 def plan_document(emulation: Emulation, has_ended: bool = False) -> dict[str, Any]:
     """``plan.json``: the placement, who made it, how long starting took, and in the end what was decided and left."""
     problem, placement = emulation.experiment.problem, emulation.placed.placement
@@ -371,7 +321,7 @@ def plan_document(emulation: Emulation, has_ended: bool = False) -> dict[str, An
         "servers": [s.name for s in problem.servers],
         "clients": list(problem.clients),
         "placement_decision_s": emulation.placed.decision_s,
-        "network": emulation.nodes.network.get("name", emulation.experiment.network),
+        "network": emulation.network.name if emulation.network else emulation.experiment.network,
         "clock": {"name": emulation.stage.clock, "why": emulation.stage.why},
         "wall_s": emulation.wall_s,
         "scenario_s": emulation.scenario_s,

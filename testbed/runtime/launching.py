@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,6 +13,19 @@ from nodes import control
 
 OnExit = Callable[[str, int], None]
 """Called with a node's name and its process's exit status (negative: the signal that ended it)."""
+
+
+@dataclass(frozen=True)
+class OpenNetwork:
+    """What carries a run, why it was chosen, and the address of every node."""
+
+    name: str
+    why: str
+    addresses: Mapping[str, str]
+    delays_in_client: bool = False
+    """Nodes delay messages themselves, and listen on any free port."""
+    shares_links: bool = True
+    """Pairs whose paths share a link compete for it."""
 
 
 class Listener(Protocol):
@@ -40,8 +54,8 @@ class Launcher(Protocol):
         """Take control connections of nodes: see ``nodes.control.listen``."""
         ...
 
-    async def open(self, wanted: str, spec: NetworkSpec, logs: Path, keep_awake: bool) -> dict[str, Any]:
-        """Build the network: ``{name, why, delays_in_client, shares_links, addresses}``."""
+    async def open(self, wanted: str, spec: NetworkSpec, logs: Path, keep_awake: bool) -> OpenNetwork:
+        """Build the network."""
         ...
 
     async def spawn(self, kind: str, config: Any, log: Path) -> int:

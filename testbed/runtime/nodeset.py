@@ -1,23 +1,23 @@
-"""The node processes of an emulation: spawning them, who has said hello, and asking them things."""
+"""The servers and clients of an emulation: beginning and connecting them, and asking them things."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from nodes import control
 from nodes.clock import RunClock
 from nodes.messages import A, Connect, Links, Message, Question, Reach, Start, Warm
 from testbed.control.coordinator import Coordinator
-from testbed.errors import RunError, TestbedError
+from testbed.errors import RunError
 from testbed.runtime import wiring
 from testbed.runtime.blocks import RealModel
 from testbed.runtime.launching import Launcher
 from testbed.runtime.peering import Ends, Peering
+from testbed.runtime.processes import Processes
 from testbed.scenario.experiment import Experiment, Link
 
 _START_LEAD_S, _MAX_LEAD_S = 0.1, 5.0
@@ -43,36 +43,27 @@ async def agree_on_zero(peers: Iterable[control.Peer], clock: RunClock) -> None:
 
 
 class NodeSet:
-    """The nodes of one run. ``broke`` is told what the run cannot go on after.
-
-    ``network`` is what the launcher has opened; empty until then.
-    """
+    """The servers and clients of one run, on ``processes``."""
 
     def __init__(
         self,
         experiment: Experiment,
         coordinator: Coordinator,
         launcher: Launcher,
+        processes: Processes,
         clock: RunClock,
         run_dir: Path,
         real: RealModel | None,
-        broke: Callable[[TestbedError], None],
     ) -> None:
         self._experiment = experiment
         self._coordinator = coordinator
         self._launcher = launcher
+        self._processes = processes
         self.clock = clock
         self._run_dir = run_dir
         self._real = real
-        self.broke = broke
-        self.control_path = run_dir / "control.sock"
-        self.network: Mapping[str, Any] = {}
-        self.pids: dict[str, int] = {}
-        self.peers: dict[str, control.Peer] = {}
-        """Control connections of the nodes that have said hello."""
-        self._ports: dict[str, int] = {}
-        self._hello = asyncio.Event()
-        self._begun: dict[str, asyncio.Event] = {}
+        self.broke = processes.give_up
+        self.peers = processes.peers
         self._peering = Peering(experiment, self.peers, clock.now_s)
 
     def now_s(self) -> float:
@@ -95,18 +86,12 @@ class NodeSet:
                 await self._spawn_server(server)
         for client in problem.clients:
             log = self._run_dir / "events" / f"{client}.log"
-            address = self.network["addresses"][client]
-            config = wiring.client_config(experiment, client, self.control_path, address, log, self._real)
-            await self._spawn("client", client, config)
-        try:
-            async with asyncio.timeout(self._patience_s):
-                while len(self.peers) < len(experiment.nodes) - len(experiment.absent):
-                    self._hello.clear()
-                    await self._hello.wait()
-        except TimeoutError:
-            absent = {problem.servers[server].name for server in experiment.absent}
-            missing = [name for name in experiment.nodes if name not in self.peers and name not in absent]
-            raise RunError(f"{', '.join(missing)} did not start in {self._patience_s:g} s") from None
+            control, address = self._processes.control_path, self._processes.address(client)
+            config = wiring.client_config(experiment, client, control, address, log, self._real)
+            await self._processes.spawn("client", config)
+        absent = {problem.servers[server].name for server in experiment.absent}
+        names = (name for name in experiment.nodes if name not in absent)
+        await self._processes.all_here(names, self._patience_s)
 
     @property
     def _patience_s(self) -> float:
@@ -116,7 +101,7 @@ class NodeSet:
     async def connect(self) -> None:
         """Connect the clients to the servers and agree on time zero. Raises ``RunError``."""
         experiment, ends = self._experiment, self._ends()
-        delays_in_client = self.network["delays_in_client"]
+        delays_in_client = self._delays_in_client
         n_bytes = max((r.n_input_tokens for r in experiment.requests), default=1)
         n_bytes *= experiment.problem.model.token_bytes
         for client in experiment.problem.clients:
@@ -131,17 +116,14 @@ class NodeSet:
         await self._peering.begin(ends, self._coordinator.placement, delays_in_client, n_bytes)
         await agree_on_zero(self.peers.values(), self.clock)
 
-    def said_hello(self, name: str, peer: control.Peer, port: int) -> None:
-        """A node listens on ``port`` and answers on ``peer``."""
-        self.peers[name] = peer
-        self._ports[name] = port
-        self._hello.set()
-        if name in self._begun:
-            self._begun[name].set()
+    @property
+    def _delays_in_client(self) -> bool:
+        assert self._processes.network is not None, "asked before the network was open"
+        return self._processes.network.delays_in_client
 
     def _ends(self) -> Ends:
-        addresses = self.network["addresses"]
-        return {name: (addresses[name], self._ports.get(name, 0)) for name in self._experiment.nodes}
+        processes = self._processes
+        return {name: (processes.address(name), processes.port(name)) for name in self._experiment.nodes}
 
     def _name(self, server: int) -> str:
         return self._experiment.problem.servers[server].name
@@ -152,41 +134,32 @@ class NodeSet:
             self._experiment,
             self._coordinator.placement,
             server,
-            self.control_path,
-            self.network["addresses"][name],
-            self.network["delays_in_client"],
+            self._processes.control_path,
+            self._processes.address(name),
+            self._delays_in_client,
             self._real,
         )
-        if name in self._ports:  # it is where it was
-            config = replace(config, port=self._ports[name])
-        await self._spawn("server", name, config)
-
-    async def _spawn(self, kind: str, name: str, config: Any) -> None:
-        log = self._run_dir / "logs" / f"{name}.log"
-        self.pids[name] = await self._launcher.spawn(kind, config, log)
+        if self._processes.port(name):  # it is where it was
+            config = replace(config, port=self._processes.port(name))
+        await self._processes.spawn("server", config)
 
     async def begin_server(self, server: int) -> None:
         """Spawn a server that is not there; returns when it serves and the clients know where."""
         name = self._name(server)
-        self._begun[name] = asyncio.Event()
         await self._spawn_server(server)
-        try:
-            async with asyncio.timeout(self._patience_s):
-                await self._begun[name].wait()
-        except TimeoutError:
-            raise RunError(f"{name} did not begin again in {self._patience_s:g} s") from None
+        await self._processes.all_here([name], self._patience_s)
         await self.peers[name].ask(Start(self.clock.origin_at))
         for client in self.clients:
             await client.ask(Reach(server, *self._ends()[name]))
-        await self._peering.begun(server, self._ends(), self.network["delays_in_client"])
+        await self._peering.begun(server, self._ends(), self._delays_in_client)
 
-    def descriptors(self) -> dict[str, int]:
+    def descriptors(self) -> Mapping[str, int]:
         """What nodes have open, by name; without those that have ended."""
-        return self._launcher.descriptors(self.pids)
+        return self._processes.descriptors()
 
     async def signal_server(self, server: int, number: int) -> None:
         """Raises ``RunError`` if its process has ended."""
-        await self._launcher.kill(self.pids[self._name(server)], number)
+        await self._launcher.kill(self._processes.pids[self._name(server)], number)
 
     async def ask_server(self, server: int, question: Question[A]) -> A:
         """Raises ``ControlError``."""
@@ -198,7 +171,7 @@ class NodeSet:
     async def change_links(self, links: Mapping[tuple[str, str], Link]) -> float:
         """Put other links in place; answers when it was done, by the clock of whoever did it (the last of them)."""
         experiment = self._experiment
-        if not self.network["delays_in_client"]:
+        if not self._delays_in_client:
             done_at = await self._launcher.update(wiring.scaled_links(experiment, links))
             return self.clock.scenario_s(done_at)
         changed = {

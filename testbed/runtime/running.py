@@ -62,7 +62,7 @@ async def emulate(
 
     def stalled(text: str) -> None:
         stalls.append(text)
-        loop.call_soon_threadsafe(emulation.give_up, RunError(text))
+        loop.call_soon_threadsafe(emulation.processes.give_up, RunError(text))
         _thread.interrupt_main()
 
     with ExitStack() as around:

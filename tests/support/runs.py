@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import pyarrow.parquet as pq
 import pytest
+
+from nodes.eventlog import read_log
+from nodes.records import Token
 
 COMMAND = str(Path(sys.executable).with_name("testbed"))
 
@@ -243,12 +245,9 @@ def logged_tokens(run_dir: Path) -> dict[tuple[int, int], tuple[float, int]]:
     """(seconds, number of hops) by (request, token), straight from the clients' logs."""
     tokens: dict[tuple[int, int], tuple[float, int]] = {}
     for path in sorted((run_dir / "events").glob("*.log")):
-        unpacker = msgpack.Unpacker(strict_map_key=False)
-        unpacker.feed(path.read_bytes())
-        for record in unpacker:
-            if record[0] == "token":
-                _, request, token, ready_at_s, finished_at_s, hops, _ = record
-                tokens[request, token] = (finished_at_s - ready_at_s, len(hops))
+        for record in read_log(path)[0]:
+            if isinstance(record, Token):
+                tokens[record.request, record.token] = (record.at_s - record.ready_at_s, len(record.hops))
     return tokens
 
 

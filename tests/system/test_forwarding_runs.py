@@ -7,9 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import pytest
 
+from nodes.eventlog import read_log
+from nodes.records import Token
 from tests.support.runs import Outcome, Testbed, assert_tables_hold_the_whole_log, rows_of
 
 SCENARIO = """
@@ -71,9 +72,8 @@ def token_ids(outcome: Outcome) -> dict[tuple[int, int], int]:
     """What every token was, from the clients' logs."""
     found = {}
     for path in (outcome.run_dir / "events").glob("*.log"):
-        unpacker = msgpack.Unpacker(strict_map_key=False)
-        unpacker.feed(path.read_bytes())
-        found |= {(record[1], record[2]): record[-1] for record in unpacker if record[0] == "token"}
+        records, _ = read_log(path)
+        found |= {(r.request, r.token): r.token_id for r in records if isinstance(r, Token)}
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ class Faults:
         self._schedule = Schedule(experiment.faults, self._machines)
         self._recoveries = Recoveries(experiment, self._machines, coordinator, events)
         self._socket = FaultSocket(run_dir, self._machines.names, self._machines.apply)
-        self._descriptors: dict[str, int] = {}
+        self._descriptors: Mapping[str, int] = {}
         self.leaks: dict[str, float] | None = None
         """``{sessions, cache_bytes, descriptors, namespaces}``; ``None`` before the clients were done."""
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import math
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -27,7 +27,7 @@ class Nodes(Protocol):
 
     def now_s(self) -> float: ...
 
-    def descriptors(self) -> dict[str, int]:
+    def descriptors(self) -> Mapping[str, int]:
         """What nodes have open, by name; without those that have ended."""
         ...
 

@@ -20,7 +20,7 @@ from netem.spec import LinkProfile, NetworkSpec
 from nodes import control
 from testbed.errors import RunError, UserError
 from testbed.rundir import marks
-from testbed.runtime.launching import Listener, OnExit
+from testbed.runtime.launching import Listener, OnExit, OpenNetwork
 from testbed.runtime.virtual.page import BUSY, IDLE, LAUNCHER, ORCHESTRATOR, Page, SharedLoop
 
 _END_TIMEOUT_S = 10.0
@@ -107,8 +107,8 @@ class LauncherHandle:
     async def listen(self, path: Path, accept: Callable[[control.Peer], Awaitable[None]]) -> Listener:
         return await control.listen(path, accept)
 
-    async def open(self, wanted: str, spec: NetworkSpec, logs: Path, keep_awake: bool) -> dict[str, Any]:
-        network: dict[str, Any] = await self._ask("open", wanted, spec, logs, keep_awake)
+    async def open(self, wanted: str, spec: NetworkSpec, logs: Path, keep_awake: bool) -> OpenNetwork:
+        network: OpenNetwork = await self._ask("open", wanted, spec, logs, keep_awake)
         return network
 
     async def spawn(self, kind: str, config: Any, log: Path) -> int:

@@ -35,6 +35,7 @@ from netem.probe import become_network_admin
 from netem.spec import LinkProfile, NetworkError, NetworkSpec, NetworkUnavailable
 from netem.syscalls import set_death_signal, set_process_name, set_timer_slack
 from nodes.clock import NS
+from testbed.runtime.launching import OpenNetwork
 from testbed.runtime.virtual.keeper import Keeper
 from testbed.runtime.virtual.page import ABSENT, BUSY, STOPPED, Page, SharedLoop
 
@@ -124,7 +125,7 @@ class Launcher:
         else:
             self._connection.send(("ok", value))
 
-    def _do_open(self, wanted: str, spec: NetworkSpec, logs: Path, keep_awake: bool) -> dict[str, Any]:
+    def _do_open(self, wanted: str, spec: NetworkSpec, logs: Path, keep_awake: bool) -> OpenNetwork:
         """Choose and build the network; fork its forwarder if it has one.
 
         ``keep_awake``: a spinner of idle priority on every CPU, so that none goes to sleep. Waking one
@@ -147,13 +148,8 @@ class Launcher:
         gc.freeze()
         for cpu in sorted(os.sched_getaffinity(0)) if keep_awake else ():
             self._fork(f"awake-{cpu}", logs / "launcher.log", functools.partial(_spin, cpu), None)
-        return {
-            "name": backend.name,
-            "why": why,
-            "delays_in_client": backend.delays_in_client,
-            "shares_links": backend.shares_links,
-            "addresses": {node: backend.address(node) for node in spec.nodes},
-        }
+        addresses = {node: backend.address(node) for node in spec.nodes}
+        return OpenNetwork(backend.name, why, addresses, backend.delays_in_client, backend.shares_links)
 
     def _do_spawn(self, kind: str, config: Any, log: Path) -> int:
         """Fork one node into its network; answers its process id."""

@@ -21,7 +21,7 @@ from nodes import control, node
 from nodes.clock import RunClock, run_clock
 from nodes.host import Watch
 from testbed.errors import RunError
-from testbed.runtime.launching import OnExit
+from testbed.runtime.launching import OnExit, OpenNetwork
 from testbed.runtime.virtual import wire
 from testbed.runtime.virtual.loop import MemoryLoop
 from testbed.runtime.virtual.processes import CURRENT, Process
@@ -202,15 +202,9 @@ class MemoryLauncher:
         with contextlib.suppress(control.ControlError):  # nodes of this process speak the protocol
             await self._accept(peer)
 
-    async def open(self, wanted: str, spec: NetworkSpec, logs: Path, keep_awake: bool) -> dict[str, Any]:
+    async def open(self, wanted: str, spec: NetworkSpec, logs: Path, keep_awake: bool) -> OpenNetwork:
         self._network = MemoryNetwork(spec)
-        return {
-            "name": "memory",
-            "why": "all nodes in one process",
-            "delays_in_client": False,
-            "shares_links": True,
-            "addresses": self._network.addresses,
-        }
+        return OpenNetwork("memory", "all nodes in one process", self._network.addresses)
 
     async def spawn(self, kind: str, config: Any, log: Path) -> int:
         assert self._network is not None, "spawn before open"

@@ -8,7 +8,6 @@ while others exchange tokens' hidden states, from a process of their own.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,13 +19,14 @@ import uvloop
 
 from netem.spec import LinkProfile
 from nodes import control
-from nodes.messages import A, Hello, Question
+from nodes.messages import A, Question
 from nodes.node import DATA_PORT, NodeConfig
 from nodes.probe import KeepBusy, Measure, Measured, ProbePlan, Rest
 from testbed.errors import RunError, UserError
 from testbed.results.requests import stats
 from testbed.rundir import LINKS_PREFIX, check_new_folder, claim
 from testbed.runtime import wiring
+from testbed.runtime.processes import Processes
 from testbed.runtime.real.handle import LauncherHandle
 from testbed.scenario.experiment import Experiment
 from testbed.studies.links.report import links_text, write_links
@@ -35,6 +35,7 @@ _BULK_S = 0.25
 _BULK_ROUND_TRIPS = 4
 _MIN_BULK_BYTES = 50_000
 _MAX_BULK_BYTES = 64_000_000
+_START_LIMIT_S = 30.0
 _ECHO_LIMIT_S = 10.0
 _BULK_SLACK_S = 10.0
 _ECHOES_PER_S = 100.0
@@ -72,7 +73,11 @@ def links_command(
         run_dir = Path(folder)
         claim(run_dir)
         (run_dir / "logs").mkdir()
-        answer = uvloop.run(_Links(experiment, run_dir, announce).measure(pairs, echoes, load))
+
+        async def measure() -> dict[str, Any]:
+            return await _Links(experiment, run_dir, announce).measure(pairs, echoes, load)
+
+        answer = uvloop.run(measure())
     if out is not None:
         write_links(out, answer)
     return answer, links_text(answer)
@@ -100,44 +105,48 @@ def _at_once_under_load(all_pairs: Sequence[Pair]) -> int:
     return min(max(1, len(all_pairs) // 4), _MAX_AT_ONCE)
 
 
+def _busy(client: str) -> str:
+    """The prober of a client that keeps pairs busy."""
+    return f"{client}-busy"
+
+
 class _Links:
     def __init__(self, experiment: Experiment, run_dir: Path, announce: Announce) -> None:
         self._experiment = experiment
         self._run_dir = run_dir
         self._announce = announce
-        self._launcher = LauncherHandle(run_dir)
-        self._network: dict[str, Any] = {}
-        self._peers: dict[str, list[control.Peer]] = {}
-        self._ports: dict[str, int] = {}
-        self._changed = asyncio.Event()
-        self._dead: str | None = None
+        self._stopping = False
+        self._processes = Processes(
+            LauncherHandle(run_dir), run_dir, dict, lambda *_: self._stopping, asyncio.Event()
+        )
 
     async def measure(self, pairs: int | None, echoes: int, load: bool) -> dict[str, Any]:
         experiment, problem = self._experiment, self._experiment.problem
         all_pairs = [(c, s.name) for c in problem.clients for s in problem.servers]
         wanted = all_pairs[:pairs]
-        self._launcher.attach(self._ended)
-        listener = await control.listen(self._run_dir / "control.sock", self._accept)
         try:
             await self._start(load)
+            network = self._network
             expected_s = self._expected_s(wanted, echoes, _MAX_AT_ONCE)
             if load:
                 expected_s += self._expected_s(wanted, echoes, _at_once_under_load(all_pairs))
             self._announce(
-                f"network {self._network['name']}: {len(wanted)} pairs{', idle and under load' if load else ''}; "
+                f"network {network.name}: {len(wanted)} pairs{', idle and under load' if load else ''}; "
                 f"about {expected_s:.0f} s"
             )
             started_at = time.monotonic()
-            rows = await self._idle(wanted, echoes)
-            loaded = await self._under_load(wanted, all_pairs, rows, echoes) if load else None
+            rows = await self._processes.guard(self._idle(wanted, echoes))
+            loaded = None
+            if load:
+                loaded = await self._processes.guard(self._under_load(wanted, all_pairs, rows, echoes))
             took_s = time.monotonic() - started_at
         finally:
-            listener.close()
-            self._launcher.close()
+            self._stopping = True
+            await self._processes.close()
         return {
             "scenario": experiment.name,
-            "network": self._network["name"],
-            "why": self._network["why"],
+            "network": network.name,
+            "why": network.why,
             "time_scale": experiment.time_scale,
             "echo_bytes": problem.model.token_bytes,
             "took_s": round(took_s, 2),
@@ -147,23 +156,17 @@ class _Links:
 
     async def _start(self, load: bool) -> None:
         """The network, an echo service per server, and a prober per client: two under load."""
-        experiment, problem = self._experiment, self._experiment.problem
+        experiment, problem, processes = self._experiment, self._experiment.problem, self._processes
         spec = wiring.network_spec(experiment, self._run_dir.name)
-        logs = self._run_dir / "logs"
-        self._network = network = await self._launcher.open(
-            experiment.network, spec, logs, experiment.keep_cpus_awake
-        )
-        names = [(c, "prober") for c in problem.clients] * (1 + load)
-        names += [(s.name, "echo") for s in problem.servers]
-        for name, kind in names:
-            port = 0 if network["delays_in_client"] or kind == "prober" else DATA_PORT
-            config = NodeConfig(name, self._run_dir / "control.sock", network["addresses"][name], port, 1.0)
-            await self._launcher.spawn(kind, config, logs / f"{name}.log")
-        async with asyncio.timeout(30):
-            while sum(map(len, self._peers.values())) < len(names):
-                self._check()
-                self._changed.clear()
-                await self._changed.wait()
+        self._network = network = await processes.open(experiment.network, spec, experiment.keep_cpus_awake)
+        names = [(c, process, "prober") for c in problem.clients for process in (c, _busy(c))[: 1 + load]]
+        names += [(s.name, s.name, "echo") for s in problem.servers]
+        for name, process, kind in names:
+            port = 0 if network.delays_in_client or kind == "prober" else DATA_PORT
+            address = processes.address(name)
+            config = NodeConfig(name, processes.control_path, address, port, 1.0, process=process)
+            await processes.spawn(kind, config)
+        await processes.guard(processes.all_here((process for _, process, _ in names), _START_LIMIT_S))
 
     def _rtt_s(self, pair: Pair) -> float:
         """Real seconds."""
@@ -207,10 +210,10 @@ class _Links:
             for pair in busy:
                 by_client.setdefault(pair[0], []).append(self._plan(pair, echoes))
             for client, plans in by_client.items():
-                await self._ask(client, 1, KeepBusy(plans))
+                await self._ask(_busy(client), KeepBusy(plans))
             results = await self._measure_batch(batch, echoes)
             for client in by_client:
-                n_echoes += await self._ask(client, 1, Rest())
+                n_echoes += await self._ask(_busy(client), Rest())
             for pair, result in zip(batch, results, strict=True):
                 for row, under_load in zip(rows[pair], self._rows(pair, result), strict=True):
                     keys = ("rtt_ms", "echo_ms", "rate_mbps", "failure")
@@ -238,12 +241,12 @@ class _Links:
         mtu, links = self._experiment.mtu, self._links(pair)
         sizes = [self._bulk_bytes(pair, link) for link in links]
         delays: list[tuple[float, float] | None] = [None, None]
-        if self._network["delays_in_client"]:
+        if self._network.delays_in_client:
             delays = [(link.delay_s, link.transmission_s(1_000_000, mtu) / 1_000_000) for link in links]
         sending_s = sum(2 * link.transmission_s(size, mtu) for size, link in zip(sizes, links, strict=True))
         return ProbePlan(
-            address=self._network["addresses"][pair[1]],
-            port=self._ports[pair[1]],
+            address=self._network.addresses[pair[1]],
+            port=self._processes.port(pair[1]),
             n_echoes=echoes,
             echo_bytes=self._experiment.problem.model.token_bytes,
             bulk_bytes_up=sizes[0] if bulk else 0,
@@ -262,17 +265,15 @@ class _Links:
 
     async def _probe(self, pair: Pair, plan: ProbePlan) -> Measured:
         try:
-            return await self._ask(pair[0], 0, Measure(plan))
+            return await self._ask(pair[0], Measure(plan))
         except RunError as error:
             raise RunError(f"{pair[0]} could not measure {pair[1]}: {error}") from error
 
-    async def _ask(self, client: str, number: int, question: Question[A]) -> A:
-        """Ask the prober of ``client`` of that number."""
+    async def _ask(self, prober: str, question: Question[A]) -> A:
         try:
-            return await self._peers[client][number].ask(question)
+            return await self._processes.peers[prober].ask(question)
         except control.ControlError as error:
-            self._check()
-            raise RunError(f"{error}{self._tail(client)}") from error
+            raise RunError(f"{error}{self._processes.log_tail(prober)}") from error
 
     def _rows(self, pair: Pair, result: Measured) -> list[dict[str, Any]]:
         """Both directions of a pair; times scaled back to scenario time."""
@@ -310,30 +311,6 @@ class _Links:
                 }
             )
         return rows
-
-    def _tail(self, name: str) -> str:
-        path = self._run_dir / "logs" / f"{name}.log"
-        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-        return ": " + " | ".join(text.splitlines()[-3:]) if text else ""
-
-    async def _accept(self, peer: control.Peer) -> None:
-        async def hello(message: Hello) -> None:
-            self._peers.setdefault(message.name, []).append(peer)
-            self._ports[message.name] = message.port
-            self._changed.set()
-
-        peer.take({Hello: hello})
-        await peer.serve()
-
-    def _check(self) -> None:
-        if self._dead is not None:
-            raise RunError(self._dead)
-
-    def _ended(self, name: str, status: int) -> None:
-        self._dead = self._dead or f"{name} ended unexpectedly (status {status}){self._tail(name)}"
-        self._changed.set()
-        for peer in itertools.chain.from_iterable(self._peers.values()):
-            peer.close()  # nobody need wait for an answer over a network that has lost a part
 
 
 def _milliseconds(requested_s: float, measured_s: Any) -> dict[str, float | int | None]:
