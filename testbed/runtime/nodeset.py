@@ -109,7 +109,7 @@ class NodeSet:
             view = wiring.node_view(experiment, client, ends, links)
             try:
                 await self.peers[client].ask(Connect(view))
-                if experiment.tcp_warm and not delays_in_client:
+                if experiment.tcp.warm and not delays_in_client:
                     await self.peers[client].ask(Warm(n_bytes))
             except control.ControlError as error:
                 raise RunError(f"{client} cannot reach the servers: {error}") from error

@@ -37,7 +37,7 @@ class Peering:
         if not self._is_needed:
             return
         present = [number for number, name in enumerate(self._names) if name in self._peers]
-        n_bytes = n_bytes if self._experiment.tcp_warm and not delays_in_nodes else 0
+        n_bytes = n_bytes if self._experiment.tcp.warm and not delays_in_nodes else 0
         try:
             await asyncio.gather(*(self._introduce(server, ends, delays_in_nodes) for server in present))
             await asyncio.gather(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from netem.spec import LinkProfile, NetworkSpec, TcpSpec
+from netem.spec import LinkProfile, NetworkSpec
 from nodes.compute import StubProfile
 from nodes.links import DelayProfile
 from nodes.messages import ChangedLink, ServerEnd
@@ -50,16 +50,13 @@ def network_spec(experiment: Experiment, run: str, is_virtual: bool = False) -> 
 
     ``is_virtual``: the run's time is.
     """
-    tcp = TcpSpec(
-        experiment.tcp_warm, experiment.tcp_slow_start_after_idle, experiment.tcp_congestion_control
-    )
     paths = {pair: path for pair, path in experiment.shared_paths.items() if _is_used(experiment, pair)}
     used = {link for path in paths.values() for link in path}
     return NetworkSpec(
         run,
         experiment.nodes,
         scaled_links(experiment, experiment.links),
-        tcp,
+        experiment.tcp,
         experiment.mtu,
         is_virtual,
         {link: rate * experiment.time_scale for link, rate in experiment.shared_bps.items() if link in used},

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
 import nodes.rules
+from netem.spec import TcpSpec
 from policies.membership import MembershipRules
 from policies.problem import Problem, RequestSpec
 from policies.workload import Backoff, RequestPlan
@@ -149,9 +150,7 @@ class Experiment:
     """Backend asked for: auto, netem, fabric, memory, loopback."""
     keep_cpus_awake: bool
     """Spin at idle priority while running, so that no CPU sleeps (see ``testbed.runtime.real.launcher``)."""
-    tcp_warm: bool
-    tcp_slow_start_after_idle: bool
-    tcp_congestion_control: str
+    tcp: TcpSpec
     mtu: int
     compute: str
     """Compute backend: stub or blocks."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from testbed.scenario.network_tables import MatrixTable, NetworkTable
+from testbed.scenario.network_tables import MatrixTable, NetworkTable, why_not_square
 from testbed.scenario.problems import KeyedError, explain, nearest, shown
 from testbed.scenario.units import DURATION
 
@@ -170,13 +170,9 @@ def _json(text: str) -> Measured:
 
 
 def _json_cells(key: str, matrix: Any, sites: list[str]) -> Iterator[tuple[tuple[str, str], float]]:
-    n = len(sites)
-    if (
-        not isinstance(matrix, list)
-        or len(matrix) != n
-        or any(not isinstance(row, list) or len(row) != n for row in matrix)
-    ):
-        raise _Wrong(f"{key} must be a {n} x {n} matrix, a row and a column per site")
+    why_not = why_not_square(matrix, len(sites))
+    if why_not is not None:
+        raise _Wrong(f"{key} {why_not}")
     for a, row in zip(sites, matrix, strict=True):
         for b, cell in zip(sites, row, strict=True):
             if cell is not None:

@@ -61,19 +61,18 @@ def _from_rows(table: ClustersTable) -> dict[SitePair, Link]:
 
 
 def _from_matrix(table: MatrixTable) -> dict[SitePair, Link]:
-    def cell(value: float, unit: str) -> str:
-        return f"{value!r} {unit}"
-
     links = {}
     assert table.sites is not None and table.rtt is not None and table.rate is not None
     assert table.rtt_unit is not None, "the table has checked itself"
+    one_rate_bps = RATE.parse(table.rate) if isinstance(table.rate, str) else None
     for i, a in enumerate(table.sites):
         for j, b in enumerate(table.sites):
-            delay_s = DURATION.parse(cell(table.rtt[i][j], table.rtt_unit)) / 2
-            if isinstance(table.rate, str):
-                rate_bps = RATE.parse(table.rate)
+            delay_s = DURATION.of(table.rtt[i][j], table.rtt_unit) / 2
+            if one_rate_bps is None:
+                assert not isinstance(table.rate, str) and table.rate_unit is not None
+                rate_bps = RATE.of(table.rate[i][j], table.rate_unit)
             else:
-                rate_bps = RATE.parse(cell(table.rate[i][j], table.rate_unit or ""))
+                rate_bps = one_rate_bps
             links[a, b] = _link(table, delay_s, rate_bps, None, None)
     return links
 

@@ -73,6 +73,14 @@ class PathRow(Table):
     links: Annotated[list[str], Field(min_length=1)]
 
 
+def why_not_square(matrix: Any, n: int) -> str | None:
+    """What a list of lists must be to have a row and a column for each of ``n`` sites; ``None`` if it is that."""
+    is_list = isinstance(matrix, list) and len(matrix) == n
+    if is_list and all(isinstance(row, list) and len(row) == n for row in matrix):
+        return None
+    return f"must be a {n} x {n} matrix, a row and a column per site"
+
+
 class MatrixTable(NetworkTable):
     """``[network]`` with full matrices over ``sites``, here or in ``file``.
 
@@ -135,15 +143,16 @@ class MatrixTable(NetworkTable):
         else:
             matrices.append(("rate", "rate_unit", rate, RATE, self.rate_unit))
         for key, unit_key, matrix, dimension, unit in matrices:
-            if len(matrix) != n or any(len(row) != n for row in matrix):
-                raise rule(f"must be a {n} x {n} matrix, a row and a column per site", key)
+            why_not = why_not_square(matrix, n)
+            if why_not is not None:
+                raise rule(why_not, key)
             if unit is None:
                 raise rule(f"is missing; give one of {', '.join(dimension.units)}", unit_key)
             if unit not in dimension.units:
                 raise rule(unknown("unit", unit, dimension.units), unit_key)
             for value in (min(map(min, matrix)), max(map(max, matrix))):
                 try:
-                    dimension.parse(f"{value!r} {unit}")
+                    dimension.of(value, unit)
                 except ValueError as error:
                     raise rule(str(error), key) from None
 

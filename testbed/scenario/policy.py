@@ -83,9 +83,6 @@ def settle_overrides(policy: dict[str, Any], given: Collection[str], online: Any
         for key in _ONLINE_TIMES:
             if key not in given:
                 policy.pop(key, None)
-    for key, other in (("communication", "forwarding"), ("forwarding", "communication")):
-        if key in given and other not in given:  # two spellings of one thing
-            policy.pop(other, None)
     if "name" in given:
         for half in HALVES:
             if half not in given:

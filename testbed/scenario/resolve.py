@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
+from netem.spec import TcpSpec
 from policies.problem import Problem
-from policies.workload import Backoff
+from policies.workload import Backoff, RequestPlan
 from testbed.scenario.blocks import resolve_blocks
 from testbed.scenario.events import network_changes
 from testbed.scenario.experiment import Experiment
+from testbed.scenario.fault_tables import FaultTable
 from testbed.scenario.faults import (
     churn_faults,
     membership_rules,
@@ -24,18 +27,25 @@ from testbed.scenario.hardware_files import one_hub_token, with_hardware_files
 from testbed.scenario.limits import check_counts
 from testbed.scenario.matrices import matrix_of_file
 from testbed.scenario.network import Node, node_links, node_paths, policy_times, site_links
-from testbed.scenario.network_tables import MatrixTable, TopologyNetworkTable
+from testbed.scenario.network_tables import ClustersTable, MatrixTable, TopologyNetworkTable
 from testbed.scenario.policy import has_petals_setup, resolve_policy, with_whole_paths
 from testbed.scenario.problems import Key, KeyedError
-from testbed.scenario.profiles import HardwareShelf, resolve_calibration, resolve_model, server_spec
-from testbed.scenario.schema import ClientsTable, Scenario, ServersTable
+from testbed.scenario.profiles import (
+    HardwareShelf,
+    resolve_calibration,
+    resolve_model,
+    server_spec,
+)
+from testbed.scenario.schema import ClientsTable, ComputeTable, HardwareTable, Scenario, ServersTable
 from testbed.scenario.topologies import ANY, as_matrix, choose_nodes, topology_of
 from testbed.scenario.workload import join_order, make_requests, stream
 
 GroupT = TypeVar("GroupT", ServersTable, ClientsTable)
+FolderOf = Callable[[str, str], Path]
+"""Where relative paths of a key of the scenario start."""
 
 
-def resolve(scenario: Scenario, stem: str, folder_of: Callable[[str, str], Path]) -> Experiment:
+def resolve(scenario: Scenario, stem: str, folder_of: FolderOf) -> Experiment:
     """Look every name up and make every random choice.
 
     ``stem`` names a scenario that gives no name; the relative path of a trace, topology or matrix starts
@@ -46,9 +56,121 @@ def resolve(scenario: Scenario, stem: str, folder_of: Callable[[str, str], Path]
     model_table, model = resolve_model(sized)
     policy = with_whole_paths(resolve_policy(scenario.policy))
     assert policy.placement is not None and policy.routing is not None
-    petals = has_petals_setup(policy.placement)
-    calibration_table, calibration = resolve_calibration(scenario.calibration, petals)
+    calibration_table, calibration = resolve_calibration(
+        scenario.calibration, has_petals_setup(policy.placement)
+    )
+    where = _places(scenario, folder_of)
+    hardware, compute = _hardware(scenario, compute, folder_of)
+    workload, requests, n_input_tokens, n_output_tokens = make_requests(
+        scenario.workload, scenario.seed, len(where.clients), folder_of("workload", "file")
+    )
+    assert workload.rate is not None
+    lengths = (n_input_tokens, n_output_tokens)
+    specs = tuple(
+        server_spec(node.name, group.hardware, hardware[group.hardware], group.memory, lengths)
+        for group, nodes in zip(scenario.servers, where.server_nodes, strict=True)
+        for node in nodes
+    )
+    client_names = tuple(node.name for node in where.clients)
+    server_names = [spec.name for spec in specs]
+    network = where.network
+    links = node_links(site_links(network), where.clients, where.servers)
+    is_forwarding = policy.communication == "server-to-server"
+    bases_s = [spec.step_base_s for spec in specs]
+    times = policy_times(
+        links, client_names, server_names, model, calibration, network.mtu, bases_s, is_forwarding
+    )
+    absent = _absent(scenario.servers)
+    faults = _faults(scenario, server_names, absent, requests)
+    recovery = resolve_recovery(scenario.recovery, blocks.dtype if blocks is not None else None)
+    resolved = scenario.model_copy(
+        update={
+            "name": scenario.name or stem,
+            "resolved": True,
+            "model": model_table,
+            "hardware": hardware,
+            "hardware_files": None,
+            "servers": _at_sites(scenario.servers, where.server_nodes, where.sites),
+            "clients": _at_sites(scenario.clients, where.client_nodes, where.sites),
+            "network": network,
+            "workload": workload,
+            "policy": policy,
+            "compute": compute,
+            "calibration": calibration_table,
+            "fault": faults or None,
+            "churn": None,
+            "recovery": recovery,
+        }
+    )
+    tcp, backoff = scenario.tcp, scenario.backoff
+    return Experiment(
+        name=scenario.name or stem,
+        description=scenario.description,
+        seed=scenario.seed,
+        clock=scenario.clock,
+        time_scale=scenario.time_scale,
+        problem=Problem(
+            model=model,
+            servers=specs,
+            clients=client_names,
+            **vars(times),
+            n_input_tokens=n_input_tokens,
+            n_output_tokens=n_output_tokens,
+            request_rate=workload.rate,
+            join_order=join_order(scenario.seed, len(specs)),
+            initial_delay_s=calibration.initial_delay_s,
+            forwarding=is_forwarding,
+            hub_token_s=compute.hub_token or 0.0,
+        ),
+        sites=where.sites,
+        links=links,
+        changes=network_changes(network.event or (), links, where.sites),
+        network=network.backend,
+        tcp=TcpSpec(tcp.warm, tcp.slow_start_after_idle, tcp.congestion_control),
+        mtu=network.mtu,
+        keep_cpus_awake=network.keep_cpus_awake,
+        compute=scenario.compute.backend,
+        # Real blocks compute one step after another unless they have several streams.
+        serial_compute=compute.serial or (blocks is not None and blocks.n_streams == 1),
+        placement=policy.placement,
+        routing=policy.routing,
+        design_concurrency=None if policy.design_concurrency == "auto" else policy.design_concurrency,
+        online=None if policy.online == "none" else policy.online,
+        online_period_s=policy.online_period,
+        online_patience_s=policy.online_patience,
+        load_bps=policy.load_rate,
+        state_age_s=policy.state_age,
+        calibration=calibration,
+        backoff=Backoff(backoff.first, backoff.max, backoff.give_up, backoff.jitter, scenario.seed),
+        requests=requests,
+        document=resolved.model_dump(by_alias=True, exclude_none=True),
+        shared_bps=(network.shared or {}) if isinstance(network, MatrixTable) else {},
+        shared_paths=node_paths(network, where.sites),
+        blocks=blocks,
+        faults=resolve_faults(faults, server_names, absent, requests),
+        recovery=recovery_rules(recovery, scenario.seed),
+        membership=membership_rules(scenario.membership),
+        absent=absent,
+    )
 
+
+@dataclass(frozen=True)
+class _Places:
+    """Every node at its site, by group of the scenario, and the network between the sites."""
+
+    server_nodes: list[list[Node]]
+    client_nodes: list[list[Node]]
+    servers: list[Node]
+    clients: list[Node]
+    network: ClustersTable | MatrixTable
+
+    @property
+    def sites(self) -> dict[str, str]:
+        return {node.name: node.site for node in (*self.clients, *self.servers)}
+
+
+def _places(scenario: Scenario, folder_of: FolderOf) -> _Places:
+    """Name the nodes, and draw sites where the scenario leaves them to the seed."""
     check_counts(sum(s.count for s in scenario.servers), sum(c.count for c in scenario.clients))
     taken: dict[str, Key] = {}
     server_nodes = _nodes("servers", scenario.servers, taken)
@@ -62,8 +184,13 @@ def resolve(scenario: Scenario, stem: str, folder_of: Callable[[str, str], Path]
         network = as_matrix(network, topology, [node.site for node in (*servers, *clients)])
     elif isinstance(network, MatrixTable) and network.file is not None:
         network = matrix_of_file(network, folder_of("network", "file"))
-    sites = {node.name: node.site for node in (*clients, *servers)}
+    return _Places(server_nodes, client_nodes, servers, clients, network)
 
+
+def _hardware(
+    scenario: Scenario, compute: ComputeTable, folder_of: FolderOf
+) -> tuple[dict[str, HardwareTable], ComputeTable]:
+    """The hardware that servers name, and ``compute`` with the client's time per token that its files measured."""
     files = [
         (file, folder_of("hardware_files", str(index)))
         for index, file in enumerate(scenario.hardware_files or ())
@@ -72,125 +199,33 @@ def resolve(scenario: Scenario, stem: str, folder_of: Callable[[str, str], Path]
     if compute.hub_token is None:
         compute = compute.model_copy(update={"hub_token": one_hub_token(hub_tokens)})
     shelf = HardwareShelf(own, scenario.calibration.set)
-    hardware = {
+    named = {
         group.hardware: shelf.get(group.hardware, ("servers", index, "hardware"))
         for index, group in enumerate(scenario.servers)
     }
-    workload, requests, n_input_tokens, n_output_tokens = make_requests(
-        scenario.workload, scenario.seed, len(clients), folder_of("workload", "file")
-    )
-    lengths = (n_input_tokens, n_output_tokens)
-    specs = tuple(
-        server_spec(node.name, group.hardware, hardware[group.hardware], group.memory, lengths)
-        for group, nodes in zip(scenario.servers, server_nodes, strict=True)
-        for node in nodes
-    )
+    return named, compute
 
-    links = node_links(site_links(network), clients, servers)
-    client_names = tuple(node.name for node in clients)
-    server_names, bases_s = [s.name for s in specs], [s.step_base_s for s in specs]
-    is_forwarding = policy.communication == "server-to-server"
-    times = policy_times(
-        links, client_names, server_names, model, calibration, network.mtu, bases_s, is_forwarding
-    )
-    present = [
-        group.present for group, nodes in zip(scenario.servers, server_nodes, strict=True) for _ in nodes
-    ]
-    absent = frozenset(j for j, is_present in enumerate(present) if not is_present)
-    if len(absent) == len(servers):
+
+def _absent(groups: Sequence[ServersTable]) -> frozenset[int]:
+    """The servers that join later. Raises ``KeyedError`` if all of them do."""
+    present = [group.present for group in groups for _ in range(group.count)]
+    if not any(present):
         raise KeyedError(
             ("servers",), "have present = false, all of them; at least one must be there at the start"
         )
+    return frozenset(j for j, is_present in enumerate(present) if not is_present)
+
+
+def _faults(
+    scenario: Scenario, servers: Sequence[str], absent: frozenset[int], requests: Sequence[RequestPlan]
+) -> list[FaultTable]:
+    """The scenario's faults, and those that its churn draws."""
     faults = list(scenario.fault or ())
     if scenario.churn is not None:
         last_at_s = max(request.arrival_at_s for request in requests)
         rng = stream(scenario.seed, "faults")
-        faults += churn_faults(scenario.churn, server_names, absent, last_at_s, rng)
-    recovery = resolve_recovery(scenario.recovery, blocks.dtype if blocks is not None else None)
-    name = scenario.name or stem
-    resolved = scenario.model_copy(
-        update={
-            "name": name,
-            "resolved": True,
-            "model": model_table,
-            "hardware": hardware,
-            "hardware_files": None,
-            "servers": _at_sites(scenario.servers, server_nodes, sites),
-            "clients": _at_sites(scenario.clients, client_nodes, sites),
-            "network": network,
-            "workload": workload,
-            "policy": policy,
-            "compute": compute,
-            "calibration": calibration_table,
-            "fault": faults or None,
-            "churn": None,
-            "recovery": recovery,
-        }
-    )
-    concurrency = policy.design_concurrency
-    assert workload.rate is not None
-    return Experiment(
-        name=name,
-        description=scenario.description,
-        seed=scenario.seed,
-        clock=scenario.clock,
-        time_scale=scenario.time_scale,
-        problem=Problem(
-            model=model,
-            servers=specs,
-            clients=client_names,
-            raw_rtt_s=times.raw_rtt_s,
-            token_rtt_s=times.token_rtt_s,
-            input_rtt_base_s=times.input_rtt_base_s,
-            input_rtt_slope_s=times.input_rtt_slope_s,
-            server_rtt_s=times.server_rtt_s,
-            transmissions=times.transmissions,
-            n_input_tokens=n_input_tokens,
-            n_output_tokens=n_output_tokens,
-            request_rate=workload.rate,
-            join_order=join_order(scenario.seed, len(specs)),
-            initial_delay_s=calibration.initial_delay_s,
-            forwarding=is_forwarding,
-            hub_token_s=compute.hub_token or 0.0,
-        ),
-        sites=sites,
-        links=links,
-        changes=network_changes(network.event or (), links, sites),
-        network=network.backend,
-        tcp_warm=scenario.tcp.warm,
-        tcp_slow_start_after_idle=scenario.tcp.slow_start_after_idle,
-        tcp_congestion_control=scenario.tcp.congestion_control,
-        mtu=network.mtu,
-        keep_cpus_awake=network.keep_cpus_awake,
-        compute=scenario.compute.backend,
-        # Real blocks compute one step after another unless they have several streams.
-        serial_compute=compute.serial or (blocks is not None and blocks.n_streams == 1),
-        placement=policy.placement,
-        routing=policy.routing,
-        design_concurrency=None if concurrency == "auto" else concurrency,
-        online=None if policy.online == "none" else policy.online,
-        online_period_s=policy.online_period,
-        online_patience_s=policy.online_patience,
-        load_bps=policy.load_rate,
-        state_age_s=policy.state_age,
-        calibration=calibration,
-        backoff=Backoff(
-            scenario.backoff.first,
-            scenario.backoff.max,
-            scenario.backoff.give_up,
-            scenario.backoff.jitter,
-            scenario.seed,
-        ),
-        requests=requests,
-        document=resolved.model_dump(by_alias=True, exclude_none=True),
-        shared_bps=(network.shared or {}) if isinstance(network, MatrixTable) else {},
-        shared_paths=node_paths(network, sites),
-        blocks=blocks,
-        faults=resolve_faults(faults, server_names, absent, requests),
-        recovery=recovery_rules(recovery, scenario.seed),
-        membership=membership_rules(scenario.membership),
-        absent=absent,
-    )
+        faults += churn_faults(scenario.churn, servers, absent, last_at_s, rng)
+    return faults
 
 
 def _nodes(

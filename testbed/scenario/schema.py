@@ -209,11 +209,11 @@ class PolicyTable(Table):
     """``[policy]``: a pair by ``name``, or ``placement`` and ``routing``.
 
     ``design_concurrency`` is |R|: "auto" leaves it to the placement policy, "searched" tries candidates
-    on synthetic arrivals. ``communication`` is who sends hidden states to the next server;
-    ``forwarding = "chain"`` is another way to write "server-to-server", and "hub" "hub-spoke". ``online``
+    on synthetic arrivals. ``communication`` is who sends hidden states to the next server:
+    the client ("hub-spoke") or the server before ("server-to-server"). ``online``
     names a policy that changes the placement while requests are served, or says "none"; servers then load blocks at
     ``load_rate``. ``online_period`` and ``online_patience`` replace that policy's own, if it has them.
-    ``state_age`` is the time between the reports that routers see, and only simulated.
+    ``state_age`` is the time between the reports that routers see.
     """
 
     name: str | None = None
@@ -235,20 +235,6 @@ class PolicyTable(Table):
             if self.online is None and getattr(self, key) is not None:
                 raise rule("is only for policy.online; name one", key)
         return self
-
-    @model_validator(mode="before")
-    @classmethod
-    def _one_spelling(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or "forwarding" not in data:
-            return data
-        rest = dict(data)
-        given = rest.pop("forwarding")
-        if given not in ("hub", "chain"):
-            raise rule(f'must be "chain" or "hub", not {shown(given)}', "forwarding")
-        meant = "server-to-server" if given == "chain" else "hub-spoke"
-        if rest.setdefault("communication", meant) != meant:
-            raise rule(f'"{given}" means communication = "{meant}"; give one of the two keys', "forwarding")
-        return rest
 
 
 def _device(value: Any) -> Any:

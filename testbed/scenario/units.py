@@ -46,7 +46,9 @@ class Dimension:
             what = f"unknown unit {shown(unit)}" if unit else f"{shown(text)} has no unit"
             valid = ", ".join(self.units)
             raise ValueError(f"{what}{nearest(unit, self.units)}; a {self.name} is given in {valid}")
-        value = float(Decimal(number) * self.units[unit])
+        return self._checked(float(Decimal(number) * self.units[unit]), text)
+
+    def _checked(self, value: float, text: str) -> float:
         if value < 0:
             raise ValueError(f"must not be negative, but is {shown(text)}")
         if value > self.largest:
@@ -54,6 +56,10 @@ class Dimension:
         if 0 < value < self.smallest:
             raise ValueError(f"{shown(text)} is too small; the least is {self.format(self.smallest)}")
         return value
+
+    def of(self, number: float, unit: str) -> float:
+        """``number`` of ``unit`` in the base unit. Raises ``ValueError`` as ``parse``."""
+        return self._checked(float(Decimal(repr(number)) * self.units[unit]), f"{number!r} {unit}")
 
     def format(self, value: float) -> str:
         """``value`` (base unit, not negative) in the largest unit that leaves at least 1; exact."""

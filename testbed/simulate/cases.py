@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from netem.spec import TcpSpec
 from policies.interfaces import RoutingPolicy
 from policies.petals_routing import PetalsRouting
 from policies.registry import PAIRS, resolve_pair
@@ -102,9 +103,7 @@ def instance_experiment(instance: Instance, placement: str, routing: str, sessio
         changes=(),
         network="loopback",
         keep_cpus_awake=False,
-        tcp_warm=True,
-        tcp_slow_start_after_idle=False,
-        tcp_congestion_control="cubic",
+        tcp=TcpSpec(),
         mtu=1500,
         compute="stub",
         serial_compute=False,

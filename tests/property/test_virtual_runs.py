@@ -44,7 +44,7 @@ n_input_tokens = {{ distribution = "uniform", low = 1, high = 30 }}
 n_output_tokens = {{ distribution = "uniform", low = 1, high = 6 }}
 [policy]
 name = "proposed"
-forwarding = "{"chain" if forwarding else "hub"}"
+communication = "{"server-to-server" if forwarding else "hub-spoke"}"
 [compute]
 serial = {str(serial).lower()}
 """

@@ -37,7 +37,7 @@ n_output_tokens = 8
 [policy]
 placement = "fixed:PLACEMENT"
 routing = "ws-rr"
-forwarding = "chain"
+communication = "server-to-server"
 """
 REAL = ("--time-scale", "20", "--no-twin")
 PLACEMENT = [[1, 3], [4, 3], [7, 3]] * 2

@@ -41,7 +41,7 @@ RESTLESS = (
     KILL + SLOW + CUT + '\n[[network.event]]\nat = "0 s"\nlink = ["a", "b"]\njitter = "9 ms"\nloss = "2 %"\n'
 )
 """Everything at once, with chance in every link."""
-CHAIN = ("--set", "policy.forwarding=chain")
+CHAIN = ("--set", "policy.communication=server-to-server")
 WANDERING = ("--set", "policy.online=tests.support.wandering:Draining", "--set", "policy.load_rate=40 Gbit/s")
 
 CASES: dict[str, tuple[str, tuple[str, ...], set[str]]] = {

@@ -32,7 +32,7 @@ COMMANDS = {
     "clustered": ["up", "clustered", *SHORT],
     "gts-ce": ["up", "gts-ce", *SHORT],
     "faults": ["up", "clustered", *SHORT, *KILL],
-    "forwarding": ["up", "clustered", *SHORT, *KILL, "--set", "policy.forwarding='chain'"],
+    "forwarding": ["up", "clustered", *SHORT, *KILL, "--set", "policy.communication='server-to-server'"],
     "virtual": ["up", "clustered", "--network", "fabric", *SHORT[2:], "--clock", "virtual"],
     "memory": ["up", "clustered", "--network", "memory", *SHORT[2:]],
     "links": ["links", "gts-ce", *NETEM, "--pairs", "3", "--echoes", "10"],

@@ -95,7 +95,12 @@ REAL = (
         ((*REAL, "compute.dtype='bfloat16'"), "step_by_step"),
         ((*REAL, "compute.dtype='bfloat16'", "recovery.replay='at_once'"), "at_once"),
         (
-            (*REAL, "compute.dtype='bfloat16'", "policy.name='proposed'", "policy.forwarding='chain'"),
+            (
+                *REAL,
+                "compute.dtype='bfloat16'",
+                "policy.name='proposed'",
+                "policy.communication='server-to-server'",
+            ),
             "step_by_step",
         ),
     ],

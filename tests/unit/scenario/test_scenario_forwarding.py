@@ -9,12 +9,10 @@ import pytest
 
 from nodes.messages import ServerEnd
 from policies.problem import BlockRange, Hop, Placement, RequestSpec, service_s
-from testbed.errors import ScenarioError
 from testbed.runtime.peering import followers
 from testbed.runtime.wiring import changed_links, network_spec, node_view, scaled, stub_profile
 from testbed.scenario import dump_toml, load_experiment
 from testbed.scenario.experiment import Experiment
-from testbed.scenario.sources import shipped_files
 
 SMALL = ("servers=[{hardware='mig-1g', site='Cluster2', count=2}, {hardware='a100', site='Cluster1'}]",)
 
@@ -23,48 +21,15 @@ def small(*options: str) -> Experiment:
     return load_experiment("clustered", [*SMALL, *options])
 
 
-@pytest.mark.parametrize(
-    ("option", "forwarding"),
-    [
-        ("policy.communication=server-to-server", True),
-        ("policy.forwarding=chain", True),
-        ("policy.communication=hub-spoke", False),
-        ("policy.forwarding=hub", False),
-    ],
-)
-def test_forwarding_has_two_spellings_and_is_stored_in_one(option: str, forwarding: bool) -> None:
-    experiment = small(option)
-    assert experiment.problem.forwarding is forwarding
-    policy = experiment.document["policy"]
-    assert policy["communication"] == ("server-to-server" if forwarding else "hub-spoke")
-    assert "forwarding" not in policy
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["policy.forwarding=ring"], 'policy.forwarding: must be "chain" or "hub", not "ring"'),
-        (
-            ["policy.forwarding=chain", "policy.communication=hub-spoke"],
-            'policy.forwarding: "chain" means communication = "server-to-server"; give one of the two keys',
-        ),
-    ],
-)
-def test_spellings_that_mean_nothing_or_two_things_are_refused(options: list[str], message: str) -> None:
-    with pytest.raises(ScenarioError) as error:
-        small(*options)
-    assert message in str(error.value)
-
-
-def test_an_option_wins_over_the_other_spelling_in_the_file(tmp_path: Path) -> None:
-    file = tmp_path / "chain.toml"
-    shipped = dict(shipped_files())["clustered"]
-    file.write_text(shipped.replace("[policy]", '[policy]\nforwarding = "chain"'), encoding="utf-8")
-    assert load_experiment(str(file)).problem.forwarding
-    assert not load_experiment(str(file), ["policy.communication=hub-spoke"]).problem.forwarding
+@pytest.mark.parametrize("communication", ["server-to-server", "hub-spoke"])
+def test_who_passes_hidden_states_on_is_read_and_stored(communication: str, tmp_path: Path) -> None:
+    experiment = small(f"policy.communication={communication}")
+    assert experiment.problem.forwarding is (communication == "server-to-server")
+    assert experiment.document["policy"]["communication"] == communication
     stored = tmp_path / "stored.toml"
-    stored.write_text(dump_toml(load_experiment(str(file))), encoding="utf-8")
-    assert not load_experiment(str(stored), ["policy.forwarding=hub"]).problem.forwarding
+    stored.write_text(dump_toml(experiment), encoding="utf-8")
+    assert load_experiment(str(stored)).problem.forwarding is experiment.problem.forwarding
+    assert not load_experiment(str(stored), ["policy.communication=hub-spoke"]).problem.forwarding
 
 
 def test_links_between_servers_are_emulated_only_where_servers_forward() -> None:
@@ -76,7 +41,7 @@ def test_links_between_servers_are_emulated_only_where_servers_forward() -> None
 
 
 def test_a_server_delays_what_it_sends_to_other_servers_and_nothing_else() -> None:
-    experiment = small("policy.forwarding=chain")
+    experiment = small("policy.communication=server-to-server")
     links = changed_links(experiment, "mig-1g-0", experiment.links)
     assert [(link.server, link.down) for link in links] == [(1, None), (2, None)]
     assert [link.up.delay_s for link in links] == [0.0025, 0.05]
@@ -97,7 +62,7 @@ def test_servers_connect_to_those_that_hold_the_block_after_their_last() -> None
 
 @pytest.mark.parametrize("calibration", ["none", "petals-clustered"])
 def test_a_chain_takes_what_every_one_of_its_links_takes(calibration: str) -> None:
-    experiment = small("policy.forwarding=chain", f"calibration.set={calibration}")
+    experiment = small("policy.communication=server-to-server", f"calibration.set={calibration}")
     problem, links = experiment.problem, experiment.links
     request = RequestSpec(0, 20, 3)
     hops = (Hop(0, 0, 30), Hop(1, 30, 50), Hop(2, 50, 70))

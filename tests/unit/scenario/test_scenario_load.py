@@ -83,7 +83,7 @@ def test_options_change_values_without_copying_the_file() -> None:
     assert e.problem.request_rate == 0.5
     assert e.sites["client-0"] == "Cluster1"
     assert e.problem.n_servers == 5
-    assert not e.tcp_warm
+    assert not e.tcp.warm
     assert e.problem.raw_rtt_s == ((0.1, 0.1, 0.1, 0.005, 0.005),)
 
 

@@ -1,0 +1,153 @@
+"""An open network and the node processes on it: spawning them, who has said hello, and what breaks them all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from netem.spec import NetworkSpec
+from nodes import control
+from nodes.messages import Hello, Stop
+from nodes.node import NodeConfig
+from testbed.errors import RunError, TestbedError
+from testbed.runtime.launching import Launcher, Listener, OpenNetwork
+
+T = TypeVar("T")
+_LOG_TAIL_LINES = 5
+
+
+class Processes:
+    """The nodes of one run directory; ``handlers`` are what they may ask and tell.
+
+    ``survives(name, status)`` says whether everything goes on when a process has ended. ``interrupted`` ends
+    what ``guard`` waits for. Methods raise ``TestbedError``.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        run_dir: Path,
+        handlers: Callable[[], control.Handlers],
+        survives: Callable[[str, int], bool],
+        interrupted: asyncio.Event,
+    ) -> None:
+        self._launcher = launcher
+        self._run_dir = run_dir
+        self._handlers = handlers
+        self._survives = survives
+        self._interrupted = interrupted
+        self.control_path = run_dir / "control.sock"
+        self.network: OpenNetwork | None = None
+        """``None`` until it is open."""
+        self.pids: dict[str, int] = {}
+        self.peers: dict[str, control.Peer] = {}
+        """Control connections of those that have said hello."""
+        self._ports: dict[str, int] = {}
+        self._here: set[str] = set()
+        self._hello = asyncio.Event()
+        self._listener: Listener | None = None
+        self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def open(self, wanted: str, spec: NetworkSpec, keep_awake: bool) -> OpenNetwork:
+        """Build the network. Nodes can be spawned from now on."""
+        self._launcher.attach(self._ended)
+        self._listener = await self._launcher.listen(self.control_path, self._accept)
+        logs = self._run_dir / "logs"
+        self.network = await self.guard(self._launcher.open(wanted, spec, logs, keep_awake))
+        return self.network
+
+    def address(self, node: str) -> str:
+        """Where a node listens and connects from."""
+        assert self.network is not None, "asked before the network was open"
+        return self.network.addresses[node]
+
+    def port(self, name: str) -> int:
+        """Where a process listens, or did; 0: it has never been there."""
+        return self._ports.get(name, 0)
+
+    async def spawn(self, kind: str, config: NodeConfig) -> None:
+        """Begin a node."""
+        name = config.process or config.name
+        self._here.discard(name)
+        log = self._run_dir / "logs" / f"{name}.log"
+        self.pids[name] = await self._launcher.spawn(kind, config, log)
+
+    async def all_here(self, names: Iterable[str], patience_s: float) -> None:
+        """Returns when these have said hello since they were spawned."""
+        names = list(names)
+        try:
+            async with asyncio.timeout(patience_s):
+                while not self._here.issuperset(names):
+                    self._hello.clear()
+                    await self._hello.wait()
+        except TimeoutError:
+            missing = ", ".join(name for name in names if name not in self._here)
+            raise RunError(f"{missing} did not start in {patience_s:g} s") from None
+
+    def descriptors(self) -> Mapping[str, int]:
+        """What processes have open, by name; without those that have ended."""
+        return self._launcher.descriptors(self.pids)
+
+    async def guard(self, work: Awaitable[T]) -> T:
+        """Await ``work``, but not past what breaks the run or an interrupt (``KeyboardInterrupt``)."""
+        task = asyncio.ensure_future(work)
+        stop = asyncio.ensure_future(self._interrupted.wait())
+        try:
+            await asyncio.wait({task, stop, self._broken}, return_when=asyncio.FIRST_COMPLETED)
+            if self._broken.done():
+                self._broken.result()
+            if task.done():
+                return task.result()
+            raise KeyboardInterrupt
+        finally:
+            task.cancel()
+            stop.cancel()
+
+    def give_up(self, error: TestbedError) -> None:
+        """End everything with ``error``, unless something else has ended it."""
+        if not self._broken.done():
+            self._broken.set_exception(error)
+            self._broken.exception()  # retrieved here too: nobody may be waiting yet
+
+    @property
+    def is_broken(self) -> bool:
+        return self._broken.done()
+
+    async def close(self) -> None:
+        """Stop all nodes and remove the network. Safe in every phase."""
+        for peer in self.peers.values():
+            with contextlib.suppress(control.ControlError):  # it is gone already
+                peer.tell(Stop())
+        await self._launcher.end()
+        for peer in self.peers.values():
+            peer.close()
+        if self._listener is not None:
+            self._listener.close()
+            await self._listener.ended()
+            self.control_path.unlink(missing_ok=True)
+
+    def log_tail(self, name: str) -> str:
+        """The last lines that a process has logged, to go behind a sentence."""
+        try:
+            text = (self._run_dir / "logs" / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+        lines = text.splitlines()[-_LOG_TAIL_LINES:]
+        return ": " + " | ".join(lines) if lines else ""
+
+    async def _accept(self, peer: control.Peer) -> None:
+        async def hello(message: Hello) -> None:
+            self.peers[message.name] = peer
+            self._ports[message.name] = message.port
+            self._here.add(message.name)
+            self._hello.set()
+
+        peer.take({Hello: hello, **self._handlers()})
+        await peer.serve()
+
+    def _ended(self, name: str, status: int) -> None:
+        if not self._survives(name, status):
+            self.give_up(RunError(f"{name} ended unexpectedly (status {status}){self.log_tail(name)}"))
