@@ -119,14 +119,7 @@ def _parse(text: str, label: str) -> dict[str, Any]:
     except ValueError as error:
         if not isinstance(error, tomllib.TOMLDecodeError):  # a number with thousands of digits
             raise ScenarioError(f"{label}: cannot be read: {str(error).partition(';')[0]}") from None
-        found = re.fullmatch(r"(.*) \(at (?:line (\d+), column (\d+)|end of document)\)", str(error))
-        message, line, column = found.groups() if found else (str(error), None, None)
-        message = re.sub(
-            r"\((.*?),?\)", lambda m: f"[{m[1].replace(', ', '.').replace(chr(39), '')}]", message
-        )
-        line = line or str(text.count("\n") + 1)
-        where = f"{label}:{line}:{column}" if column else f"{label}:{line}"
-        raise ScenarioError(f"{where}: not valid TOML: {message[:1].lower()}{message[1:]}") from None
+        raise ScenarioError(f"{label}: not valid TOML: {error}") from None
 
 
 def override(source: Source, options: Sequence[str]) -> None:

@@ -34,7 +34,10 @@ def test_who_passes_hidden_states_on_is_read_and_stored(communication: str, tmp_
 
 def test_links_between_servers_are_emulated_only_where_servers_forward() -> None:
     servers = {"mig-1g-0", "mig-1g-1", "a100-0"}
-    hub, chain = (network_spec(small(f"policy.forwarding={way}"), "r").links for way in ("hub", "chain"))
+    hub, chain = (
+        network_spec(small(f"policy.communication={way}"), "r").links
+        for way in ("hub-spoke", "server-to-server")
+    )
     assert not [pair for pair in hub if set(pair) <= servers]
     assert len([pair for pair in chain if set(pair) <= servers]) == 6
     assert all(chain[pair] == link for pair, link in hub.items())
