@@ -58,7 +58,7 @@ class Backend(ABC):
 
         Packets that are already on their way keep what they were given. Called by the launcher, which
         holds the network open. Raises ``NetworkError``. A backend with ``delays_in_client`` does nothing:
-        clients are told.
+        clients are notified.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""How the launcher tells the running forwarder that links change.
+"""How the launcher notifies the running forwarder of changed links.
 
 Messages are small and answered one by one, so that the forwarder, which reads them between packets,
 is never held up for long, and so that a change is in force when the launcher's call ends.

@@ -214,7 +214,7 @@ def _code(error: Any) -> int | None:
 
 
 def _try_the_parts() -> str | None:
-    """Build one port in a namespace of this process's own; answer what the kernel refuses."""
+    """Build one port in a namespace of this process's own; return what the kernel refuses."""
     probe.become_network_admin()
     with IPRoute() as ip:
         try:

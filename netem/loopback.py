@@ -32,7 +32,7 @@ class LoopbackBackend(Backend):
         return "127.0.0.1"
 
     def update(self, links: Mapping[tuple[str, str], LinkProfile]) -> None:
-        """Clients are told."""
+        """Clients are notified."""
 
     def close(self) -> None:
         """Nothing to remove."""

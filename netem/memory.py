@@ -105,7 +105,7 @@ class MemoryNetwork:
         self._streams[stream.here[0]].discard(stream)
 
     def kill(self, address: str) -> None:
-        """The process there is no more: nothing of it is called again, and those it spoke to hear of it."""
+        """The process there is no more: nothing of it is called again, and its connections end."""
         for key in [key for key in self._listeners if key[0] == address]:
             del self._listeners[key]
         for stream in sorted(self._streams[address], key=lambda stream: (stream.here, stream.there)):

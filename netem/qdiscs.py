@@ -16,7 +16,7 @@ of the sender's socket when it routed the packet.
   were bare headers (the acknowledgements of a fast link in the other direction), and a queue besides.
 - A change of options leaves the packets that netem holds, with the instants at which they leave. Later
   ones queue behind them: a shorter delay shows when the last of them has left. A cut (all lost) lets
-  them arrive too. netem keeps the rate that it has unless told another, so all options are sent always.
+  them arrive too. netem keeps the rate that it has unless given another, so all options are sent always.
 - Packets of senders without a link fall into class ``DROP_MINOR``, whose queue has no room.
 """
 

@@ -59,7 +59,7 @@ def enter_user_namespace() -> None:
 
 
 def new_network_namespace() -> int:
-    """Make an unnamed network namespace and answer a descriptor that keeps it alive.
+    """Make an unnamed network namespace and return a descriptor that keeps it alive.
 
     The caller stays where it was. The namespace vanishes with its last descriptor and process.
     """

@@ -148,7 +148,7 @@ class Chain:
     ) -> tuple[bytes, tuple[float, float, float, float]]:
         """Send ``n_tokens`` hidden states that ``hop`` has not seen.
 
-        Answers what comes out, and (sent, arrived, departed, received) in scenario seconds. Raises
+        Returns what comes out, and (sent, arrived, departed, received) in scenario seconds. Raises
         ``HopFailed`` when another server could do better, ``SessionError`` when it could not.
         """
         asked_at_s = self._clock.now_s()

@@ -16,7 +16,7 @@ from nodes import wire
 from nodes.clock import Clock
 from nodes.links import DelayLine, DelayProfile
 
-Hear = Callable[[wire.Answer | None, float], None]
+OnAnswer = Callable[[wire.Answer | None, float], None]
 """Called with (answer, received_at_s); with ``None`` when the connection is lost."""
 
 
@@ -48,7 +48,7 @@ class _Link:
     number: int
     waiting: dict[int, asyncio.Future[tuple[wire.Answer, float]]] = field(default_factory=dict)
     abandoned: dict[int, str] = field(default_factory=dict)
-    hearers: dict[int, Hear] = field(default_factory=dict)
+    listeners: dict[int, OnAnswer] = field(default_factory=dict)
     reader: asyncio.Task[None] | None = None
 
 
@@ -99,7 +99,7 @@ class Connection:
         link.reader = self._later(self._read(link))
 
     async def ready(self) -> int:
-        """Connect again if the connection is gone; answers the generation.
+        """Connect again if the connection is gone; returns the generation.
 
         Raises ``ConnectionLost`` when the server cannot be reached.
         """
@@ -135,11 +135,11 @@ class Connection:
         return self._next_id
 
     async def ask(
-        self, request: wire.Request, *, generation: int | None = None, hear: Hear | None = None
+        self, request: wire.Request, *, generation: int | None = None, on_answer: OnAnswer | None = None
     ) -> Answered:
         """Send a request with an id from ``next_id`` and return its answer.
 
-        ``hear`` gets what else is answered to it until ``unhear`` of its id.
+        ``on_answer`` gets what else is answered to it until ``ignore`` of its id.
 
         Raises ``ServerError`` for an error frame and ``ConnectionLost`` when no answer can come, or when
         the connection of ``generation`` is gone. A session whose opening is cancelled is closed.
@@ -151,9 +151,9 @@ class Connection:
             raise ConnectionLost(f"the connection to {self._url} was lost and opened again")
         future: asyncio.Future[tuple[wire.Answer, float]] = asyncio.get_running_loop().create_future()
         link.waiting[request.id] = future
-        is_heard = False
-        if hear is not None:
-            link.hearers[request.id] = hear
+        is_accepted = False
+        if on_answer is not None:
+            link.listeners[request.id] = on_answer
         data = wire.pack(request)
         sent_at_s = self._clock.now_s()
         is_sent = False
@@ -163,7 +163,7 @@ class Connection:
             is_sent = True
             await link.socket.send_bytes(data)
             frame, received_at_s = await future
-            is_heard = not isinstance(frame, wire.Error)
+            is_accepted = not isinstance(frame, wire.Error)
         except (ConnectionError, aiohttp.ClientError) as error:
             raise ConnectionLost(f"{self._url}: {error}") from error
         except asyncio.CancelledError:
@@ -172,8 +172,8 @@ class Connection:
             raise
         finally:
             link.waiting.pop(request.id, None)
-            if not is_heard:
-                link.hearers.pop(request.id, None)
+            if not is_accepted:
+                link.listeners.pop(request.id, None)
             del future  # with an error it would keep this frame, and with it what was sent
         if isinstance(frame, wire.Error):
             raise ServerError(frame.code, frame.message)
@@ -190,10 +190,10 @@ class Connection:
                 request.session, link.number
             )  # the answer came in the very moment of the cancellation
 
-    def unhear(self, request_id: int, generation: int) -> None:
-        """Tell no one any more of answers to that request."""
+    def ignore(self, request_id: int, generation: int) -> None:
+        """Drop further answers to that request."""
         if self._link is not None and self._link.number == generation:
-            self._link.hearers.pop(request_id, None)
+            self._link.listeners.pop(request_id, None)
 
     def forget(self, session: str, generation: int) -> None:
         """Have a session closed without waiting for it; one of a lost connection is closed already."""
@@ -228,15 +228,15 @@ class Connection:
             for future in link.waiting.values():
                 if not future.done():
                     future.set_exception(ConnectionLost(f"the connection to {self._url} {reason}"))
-            for hear in list(link.hearers.values()):
-                hear(None, self._clock.now_s())
-            link.hearers.clear()
+            for listener in list(link.listeners.values()):
+                listener(None, self._clock.now_s())
+            link.listeners.clear()
             await link.socket.close()  # nothing is read any more, so nothing may be asked any more
 
     async def _deliver_late(self, link: _Link, frame: wire.Answer, n_bytes: int, down: DelayLine) -> None:
         with contextlib.suppress(
             ConnectionError
-        ):  # _carry has closed the socket: everybody who waits hears it
+        ):  # _carry has closed the socket: everybody who waits gets the error
             await self._carry(link, down, n_bytes)
             self._deliver(link, frame, self._clock.now_s())
 
@@ -252,8 +252,8 @@ class Connection:
         future = link.waiting.get(frame.id)
         if future is not None and not future.done():
             future.set_result((frame, received_at_s))
-        elif frame.id in link.hearers:
-            link.hearers[frame.id](frame, received_at_s)
+        elif frame.id in link.listeners:
+            link.listeners[frame.id](frame, received_at_s)
         session = link.abandoned.pop(frame.id, None)
         if session is not None and isinstance(frame, wire.Ok):
             self.forget(session, link.number)

@@ -40,7 +40,7 @@ class _News(NamedTuple):
 
 
 class ForwardedChain(Chain):
-    """A chain whose servers push hidden states on; the client hears from every one of them."""
+    """A chain whose servers push hidden states on; every one of them may answer the client."""
 
     _news: asyncio.Queue[_News]
     _places: dict[int, _Place]
@@ -65,14 +65,14 @@ class ForwardedChain(Chain):
     ) -> None:
         news = self._news
 
-        def hear(frame: wire.Answer | None, received_at_s: float) -> None:
+        def on_answer(frame: wire.Answer | None, received_at_s: float) -> None:
             news.put_nowait(_News(server, frame, received_at_s))
 
         connection = self._connections[server]
         request = wire.Join(
             connection.next_id(), key, self._client, first, last, max_tokens, *self._places[server]
         )
-        await connection.ask(request, generation=generation, hear=hear)
+        await connection.ask(request, generation=generation, on_answer=on_answer)
         self._join_ids[server, key] = request.id
 
     async def run(
@@ -80,7 +80,7 @@ class ForwardedChain(Chain):
     ) -> tuple[bytes, list[tuple[Times, int]]]:
         """Send ``n_tokens`` hidden states that the chain has not seen through all of it.
 
-        Answers what comes out, and of every hop its times and the bytes that it was sent. Raises
+        Returns what comes out, and of every hop its times and the bytes that it was sent. Raises
         ``HopFailed`` when another chain could do better, ``SessionError`` when it could not.
         """
         asked_at_s = self._clock.now_s()
@@ -163,17 +163,17 @@ class ForwardedChain(Chain):
         return len(hops)
 
     def forget(self, hop: OpenHop) -> None:
-        self._unhear(hop)
+        self._ignore(hop)
         super().forget(hop)
 
     async def _close(self, hop: OpenHop) -> None:
-        self._unhear(hop)
+        self._ignore(hop)
         await super()._close(hop)
 
-    def _unhear(self, hop: OpenHop) -> None:
+    def _ignore(self, hop: OpenHop) -> None:
         join_id = self._join_ids.pop((hop.server, hop.key), None)
         if join_id is not None:
-            self._connections[hop.server].unhear(join_id, hop.generation)
+            self._connections[hop.server].ignore(join_id, hop.generation)
 
 
 class ForwardedSession(HubSession):

@@ -42,7 +42,7 @@ class LoadGenerator:
         tasks: dict[asyncio.Task[None], None] = {}  # in the order of arrival
 
         def ended(task: asyncio.Task[None]) -> None:
-            if not task.cancelled() and task.exception() is None:  # else it is heard of at the end
+            if not task.cancelled() and task.exception() is None:  # else gather raises it at the end
                 tasks.pop(task, None)
 
         try:

@@ -27,7 +27,7 @@ SERVING, DRAINING, LOADING = "serving", "draining", "loading"
 
 
 class Moving:
-    """Moves one server to other blocks, one move after another. ``tell(phase, at_s)`` hears of every phase."""
+    """Moves one server to other blocks, one move after another. ``tell(phase, at_s)`` is called at every phase."""
 
     def __init__(self, sessions: Sessions, tell: Callable[[str, float], None]) -> None:
         self._sessions = sessions
@@ -92,7 +92,7 @@ class Moving:
         self._sessions.account.capacity_bytes = 0.0 if self._leaves else hosted.cache_bytes
 
     async def _drain(self, most_s: float) -> int:
-        """Wait for the sessions that cannot stay, then end them; answers how many those were."""
+        """Wait for the sessions that cannot stay, then end them; returns how many those were."""
         sessions, n_cut = self._sessions, 0
         try:
             with self._watchdog.limit(most_s):

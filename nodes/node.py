@@ -67,7 +67,7 @@ _PROGRESS_S, _VIRTUAL_PROGRESS_S = 0.2, 10.0
 
 @dataclass(frozen=True)
 class NodeConfig:
-    """What every node is told when it is forked. ``port`` 0 takes any free one.
+    """The configuration of every node. ``port`` 0 takes any free one.
 
     ``name`` is that of its place in the network; ``process`` its own where several are in one place.
     """

@@ -100,7 +100,7 @@ class HubSession:
             self._chain.end()
 
     async def _open_chain(self) -> float:
-        """Ask for routes until one admits the session; answer the start of that attempt."""
+        """Ask for routes until one admits the session; return the start of that attempt."""
         rules, index = self._rules, self.request.index
         waits_s = rules.waits_s(index)
         refused: tuple[int, ...]
@@ -137,7 +137,7 @@ class HubSession:
         raise SessionError("a million attempts to open a session failed")
 
     async def _generate(self, ready_at_s: float) -> float:
-        """Prefill and decode; answer the instant of the last token."""
+        """Prefill and decode; return the instant of the last token."""
         sequence = self._model.sequence(self.request)
         position = 0
         for index in range(self.request.n_output_tokens):
@@ -159,7 +159,7 @@ class HubSession:
     ) -> tuple[bytes, list[HopRecord]]:
         """Send ``n_tokens`` hidden states through the chain, whatever happens to its hops on the way.
 
-        Answers what comes out of the last block, and a record per message.
+        Returns what comes out of the last block, and a record per message.
         """
         timings: list[HopRecord] = []
         n_all = position + n_tokens

@@ -94,7 +94,7 @@ class Sessions:
         self.phase = "serving"
         """What the server does to its blocks: see ``nodes.moving``."""
         self.may_move = False
-        """The blocks may be others than a client has heard."""
+        """The blocks may be others than a client knows."""
         self.released = asyncio.Event()
         """Set whenever a session has ended."""
         self.live: dict[int, Connection] = {}
@@ -243,7 +243,7 @@ class Sessions:
         log.warning("session %s was idle for %g s: closed", shown(key), self.limits.idle_s)
 
     async def end(self, key: tuple[int, str], code: str, reason: str) -> None:
-        """End the session of ``account`` with that key; its client hears when it asks, of a chain at once."""
+        """End the session of ``account`` with that key; its client gets the error when it next asks, that of a chain at once."""
         connection = self.live[key[0]]
         session = connection.sessions[key[1]]
         self.forget(connection, key[1], code, reason)

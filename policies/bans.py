@@ -16,7 +16,7 @@ class Bans:
         self._until_s: dict[tuple[int, int], float] = {}
 
     def failed(self, client: int, server: int, now_s: float) -> float:
-        """``server`` failed ``client``; answer until when it is banned."""
+        """``server`` failed ``client``; return until when it is banned."""
         key = client, server
         if now_s < self._until_s.get(key, now_s):
             return self._until_s[key]

@@ -18,7 +18,7 @@ class PlacementPolicy(Protocol):
     name: str
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
-        """Answer a placement that covers every block.
+        """Return a placement that covers every block.
 
         ``design_concurrency`` is |R| if the user fixed it; ``None`` lets the policy choose.
         Raises ``InfeasiblePlacement`` with one sentence that names the missing blocks and memory.

@@ -35,7 +35,7 @@ class _Spell(NamedTuple):
 
 
 class Membership:
-    """What happened to servers so far, told in the order of time, and what routers make of it.
+    """What happened to servers so far, notified in the order of time, and what routers make of it.
 
     All servers but ``absent`` are there from time 0 on. Pure: instants are given, never looked up.
     """
@@ -72,13 +72,13 @@ class Membership:
             self._spells[server][-1] = self._spells[server][-1]._replace(end_at_s=at_s, is_said=is_said)
 
     def alive(self) -> frozenset[int]:
-        """The servers that are there after all that was told."""
+        """The servers that are there after all that was notified."""
         if self._alive is None:
             self._alive = frozenset(j for j in range(len(self._spells)) if self._is_there(j))
         return self._alive
 
     def believed(self, now_s: float) -> frozenset[int]:
-        """The servers that routers take to be there at ``now_s``, not before the last thing told."""
+        """The servers that routers take to be there at ``now_s``, not before the last notification."""
         if self._rules.kind == "instant":
             return self.alive()
         seen_at_s = math.floor(now_s / self._rules.refresh_s) * self._rules.refresh_s

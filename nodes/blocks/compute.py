@@ -72,7 +72,7 @@ class BlocksCompute:
         self._models: dict[tuple[int, int], Any] = {}
         self._sessions: set[_BlocksSession] = set()
         self._idle = threading.Condition()
-        """Guards the above; told when a step ends."""
+        """Guards the above; notified when a step ends."""
         torch.set_num_threads(spec.n_threads)
         self._queue = ThreadPoolExecutor(spec.n_streams, "blocks", self._begin_thread)
         self._loader = ThreadPoolExecutor(1, "loading", self._begin_thread)

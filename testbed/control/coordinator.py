@@ -30,10 +30,10 @@ class Decisions:
 
 
 class Coordinator:
-    """Answers clients' questions for a chain, and keeps the router's view of the servers.
+    """Routes clients' requests, and keeps the router's view of the servers.
 
     A session counts from the moment that its chain is handed out until it ends or is refused; its
-    expected completion is the modelled one. Requests are named by their index. ``membership`` is told by
+    expected completion is the modelled one. Requests are named by their index. ``membership`` is notified by
     whoever does things to servers. ``now_s`` gives scenario time; ``decisions_s`` are the real seconds that
     decisions took.
     """

@@ -46,7 +46,7 @@ class Mover:
     Servers that drain go in rolling order: the next one begins as soon as fewer than ``at_once`` are under way
     and every block that it gives up is offered by another server that is there; others begin at once. Routers
     see at every moment what servers offer. When servers come or go, moves that have not begun are dropped: the
-    controller decides anew. ``write(event, at_s, details)`` is told of every phase of a move.
+    controller decides anew. ``write(event, at_s, details)`` is called at every phase of a move.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ from testbed.rundir import EventWriter
 from testbed.scenario.experiment import Experiment
 
 _NEWS_S = 2.0
-"""Seconds of the event loop's time, real or virtual, in which the launcher has told of a process that has ended."""
+"""Seconds of the event loop's time, real or virtual, in which the launcher reports a process that has ended."""
 
 
 class Moves:

@@ -101,7 +101,7 @@ class Steering:
     def check(
         self, now_s: float, load: Load, moving: Iterable[int], alive: frozenset[int] | None = None
     ) -> list[int]:
-        """Ask; answers the servers that have to move to ``target`` now, in the order in which they may.
+        """Ask; returns the servers that have to move to ``target`` now, in the order in which they may.
 
         Raises ``PolicyError`` if the policy fails, or asks for what cannot be done.
         """

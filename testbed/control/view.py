@@ -33,7 +33,7 @@ class RouterView:
         self._n_opened = 0
         self._seen: dict[int, _Held] = {}
         self._unseen: deque[tuple[float, int, _Held | None]] = deque()
-        """(instant, session, what it holds or ``None``: no longer) of what no report has told yet."""
+        """(instant, session, what it holds or ``None``: no longer) of changes since the last report."""
 
     def hold(
         self, key: int, hops: tuple[Hop, ...], bytes_per_block: float, ends_at_s: float, now_s: float

@@ -90,7 +90,7 @@ def simulate_fast(
 ) -> FastRun:
     """Serve the experiment's requests. Deterministic: same arguments, same answer.
 
-    ``online`` may change the placement; it must let sessions drain. ``on_cache`` is told every change of a server's
+    ``online`` may change the placement; it must let sessions drain. ``on_cache`` is called at every change of a server's
     account until the last request has ended. Raises ``PolicyError`` if a policy fails or breaks a rule,
     ``Disturbed`` when a session would have to be cut.
     """

@@ -29,7 +29,7 @@ def make_tiny_command(
     n_kv_heads: int | None,
     n_shards: int,
 ) -> tuple[dict[str, Any], str]:
-    """Write a checkpoint; answers what it holds, and a line about it. Raises ``UserError``."""
+    """Write a checkpoint; returns what it holds, and a line about it. Raises ``UserError``."""
     require_blocks("testbed model make-tiny")
     if family not in FAMILIES:
         raise UserError(f"--family {family}: choose one of {', '.join(FAMILIES)}")

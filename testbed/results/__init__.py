@@ -35,7 +35,7 @@ def finish_run(
     objectives: dict[str, float] | None = None,
     tables: Tables | None = None,
 ) -> dict[str, Any]:
-    """Write tables, trace and summary of a run from its logs; answers the summary.
+    """Write tables, trace and summary of a run from its logs; returns the summary.
 
     Works on a run that was interrupted or killed. ``objectives`` (``slo.parse_slo``) are those of an
     earlier summary of the same run unless given; ``tables``, if they were read before, are its logs. Every file is tried even if another cannot be
@@ -65,7 +65,7 @@ def finish_run(
 
 
 def write_report(run_dir: Path, experiment: Experiment) -> Path:
-    """Write ``report.html`` and ``figures/`` from the logs and ``summary.json``; answers the page.
+    """Write ``report.html`` and ``figures/`` from the logs and ``summary.json``; returns the page.
 
     Raises ``RunError`` if something cannot be written.
     """

@@ -29,7 +29,7 @@ _SMALL_STEPS = 0.1
 def draw_figures(
     folder: Path, experiment: Experiment, records: RunRecords, hops: HopTable, rows: Rows
 ) -> list[tuple[Path, str]]:
-    """Draw all figures as PNG and PDF; answers (PNG path, caption). Raises ``OSError``."""
+    """Draw all figures as PNG and PDF; returns (PNG path, caption). Raises ``OSError``."""
     folder.mkdir(exist_ok=True)
     drawn: list[tuple[Path, str]] = []
     with plotting(_STYLE) as plt:
@@ -52,7 +52,7 @@ def _figures(
         caption = (
             "Every request from its arrival to its end, by phase; a cross marks one that did not complete."
         )
-        more = "Red lines: a fault befell a server. Dots: a session recovered."
+        more = "Red lines: a fault hit a server. Dots: a session recovered."
         caption += _faults_caption(records, more) + _moves_caption(records)
         yield "requests", caption, _timeline(plt, records, rows)
     if any(r.opened_at_s is not None and r.last_seen_at_s > r.opened_at_s for r in records.requests):
@@ -60,7 +60,7 @@ def _figures(
             "Sessions whose chain had each server at a time (after its failure until they replace it, too), and the "
             "most it ever had."
         )
-        more = "Red: a fault befell it. Green: it serves (again)."
+        more = "Red: a fault hit it. Green: it serves (again)."
         caption += _faults_caption(records, more) + _moves_caption(records)
         yield "servers", caption, _load(plt, experiment, records)
 
@@ -74,7 +74,7 @@ def _moves_caption(records: RunRecords) -> str:
 
 
 def _bad_and_good(records: RunRecords) -> Iterator[tuple[float, str, str]]:
-    """(instant, server, colour) of what befell servers, and of their serving (again)."""
+    """(instant, server, colour) of faults of servers, and of their serving (again)."""
     for event in records.faults:
         if event.get("applies", True):
             is_bad = event["event"] == "fault" and event["kind"] != "join"

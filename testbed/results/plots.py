@@ -28,7 +28,7 @@ def plotting(style: Mapping[Any, Any]) -> Iterator[Any]:
 
 
 def save_both(plt: Any, figure: Any, folder: Path, name: str, *, dpi: int = DPI, tight: bool = False) -> Path:
-    """Write ``figure`` as PNG and PDF, and close it; answers the PNG's path. Raises ``OSError``."""
+    """Write ``figure`` as PNG and PDF, and close it; returns the PNG's path. Raises ``OSError``."""
     try:
         for ending in ("png", "pdf"):
             save(figure, folder / f"{name}.{ending}", dpi=dpi, tight=tight)

@@ -75,7 +75,7 @@ def generate_command(
     report: bool,
     echo: Callable[[str], None],
 ) -> tuple[int, dict[str, Any]]:
-    """Bring the testbed up and generate; answers the exit code and what came out.
+    """Bring the testbed up and generate; returns the exit code and what came out.
 
     ``echo`` is given the text as it comes unless ``as_json``.
     """
@@ -138,7 +138,7 @@ def generate_command(
 
 
 def answer_text(answer: dict[str, Any]) -> str:
-    """What a person is told after the text itself."""
+    """What is printed after the text itself."""
     n_tokens, token_s = len(answer["token_ids"]), answer["token_s"]
     if answer["status"] != "completed":
         return f"the request has {answer['status']} after {counted(n_tokens, 'tokens')}: {answer['reason']}"

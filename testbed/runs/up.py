@@ -39,7 +39,7 @@ def up_command(
     report: bool,
     with_twin: bool = True,
 ) -> int:
-    """Run ``experiment``; answers the exit code: 0 only when every request completed.
+    """Run ``experiment``; returns the exit code: 0 only when every request completed.
 
     ``with_twin``: a run in real time is then repeated in virtual time, and judged by that.
     """
@@ -126,7 +126,7 @@ def undone_unless_begun(run_dir: Path, launcher: Launcher) -> Iterator[None]:
 
 
 def run_quietly(experiment: Experiment, out: Path, with_twin: bool = False) -> dict[str, Any]:
-    """Run ``experiment`` into ``out``, a new folder, without a word; answers the summary. Raises what broke it."""
+    """Run ``experiment`` into ``out``, a new folder, without a word; returns the summary. Raises what broke it."""
     stage = choose_stage(experiment)
     placed = _placed(experiment)
     run_dir = make_run_dir(out, experiment.name)
@@ -149,7 +149,7 @@ def run_quietly(experiment: Experiment, out: Path, with_twin: bool = False) -> d
 def finish(
     run_dir: Path, experiment: Experiment, objectives: dict[str, float] | None, report: bool
 ) -> dict[str, Any]:
-    """Tables, summary and, if asked for, the report of a run; answers the summary. Raises ``RunError``."""
+    """Tables, summary and, if asked for, the report of a run; returns the summary. Raises ``RunError``."""
     try:
         summary = finish_run(run_dir, experiment, objectives)
         if report:

@@ -26,7 +26,7 @@ _HEADROOM_RATIO = 1.2
 def verify_tokens(
     run_dir: Path, experiment: Experiment, real: RealModel, announce: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Compare every completed request's tokens; answers and writes what was found, or why it was not tried."""
+    """Compare every completed request's tokens; returns and writes what was found, or why it was not tried."""
     answer = _verify(run_dir, experiment, real, announce)
     write_json(run_dir / VERIFY, answer)
     return answer

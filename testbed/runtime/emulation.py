@@ -337,7 +337,7 @@ def plan_document(emulation: Emulation, has_ended: bool = False) -> dict[str, An
 async def run_emulation(
     emulation: Emulation, hold: bool, announce: Callable[[str], None]
 ) -> TestbedError | None:
-    """The whole run; answers what broke it, if anything. An interrupt ends it cleanly (no error), and ends a hold."""
+    """The whole run; returns what broke it, if anything. An interrupt ends it cleanly (no error), and ends a hold."""
     try:
         plan = emulation.run_dir / "plan.json"
         write_json(plan, plan_document(emulation))

@@ -169,7 +169,7 @@ class NodeSet:
         self.peers[self._name(server)].tell(message)
 
     async def change_links(self, links: Mapping[tuple[str, str], Link]) -> float:
-        """Put other links in place; answers when it was done, by the clock of whoever did it (the last of them)."""
+        """Put other links in place; returns when it was done, by the clock of whoever did it (the last of them)."""
         experiment = self._experiment
         if not self._delays_in_client:
             done_at = await self._launcher.update(wiring.scaled_links(experiment, links))

@@ -1,4 +1,4 @@
-"""With server-to-server forwarding: tells servers where the others are, and how far away."""
+"""With server-to-server forwarding: sends servers the addresses and links of the others."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Peering:
         return followers(placement, server)
 
     async def begun(self, server: int, ends: Ends, delays_in_nodes: bool) -> None:
-        """``server`` has just begun to serve: it hears of the others, and they of it."""
+        """``server`` has just begun to serve: send it the addresses of the others, and them its own."""
         if not self._is_needed:
             return
         await self._introduce(server, ends, delays_in_nodes)
@@ -75,7 +75,7 @@ class Peering:
         await self._peers[name].ask(Peers(view, self._experiment.recovery.push_limit_s))
 
     def change(self, links: Mapping[tuple[str, str], Link]) -> None:
-        """Links that servers delay by themselves have changed. A server that halts hears of it later."""
+        """Links that servers delay by themselves have changed. A server that halts changes them when it goes on."""
         for name in self._names if self._is_needed else ():
             changed = wiring.changed_links(self._experiment, name, links)
             if changed:
@@ -83,7 +83,7 @@ class Peering:
 
     def _tell(self, name: str, message: Message) -> None:
         if name in self._peers:
-            with contextlib.suppress(ControlError):  # it is dead: it hears all when it begins again
+            with contextlib.suppress(ControlError):  # it is dead: it gets all when it begins again
                 self._peers[name].tell(message)
 
 

@@ -1,4 +1,4 @@
-"""From a resolved scenario to what the network and the nodes are told."""
+"""From a resolved scenario to the configuration of the network and the nodes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _IDLE_S = 300.0
 
 
 def idle_s(experiment: Experiment) -> float:
-    """How long a server keeps a session of which it hears nothing; scenario seconds."""
+    """How long a server keeps a session without a step; scenario seconds."""
     return _IDLE_S + experiment.calibration.session_setup_s
 
 
@@ -113,7 +113,7 @@ def server_config(
     any_port: bool,
     real: RealModel | None = None,
 ) -> ServerConfig:
-    """What server number ``server`` is told when it is forked; it has real blocks of ``real`` if given."""
+    """The configuration of server number ``server``; it has real blocks of ``real`` if given."""
     model = experiment.problem.model
     blocks = placement.ranges[server]
     spec = experiment.problem.servers[server]
@@ -139,7 +139,7 @@ def client_config(
     log: Path,
     real: RealModel | None = None,
 ) -> ClientConfig:
-    """What a client is told when it is forked; its part of the model is that of ``real`` if given."""
+    """The configuration of a client; its part of the model is that of ``real`` if given."""
     backoff, model = experiment.backoff, experiment.problem.model
     return ClientConfig(
         name=client,

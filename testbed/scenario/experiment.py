@@ -105,7 +105,7 @@ class RecoveryRules(nodes.rules.RecoveryRules):
     @property
     def push_limit_s(self) -> float:
         """How long a server waits for the next one to take a push: half as long as the client for the result,
-        so that the client hears who is overdue."""
+        so that the client knows who is overdue."""
         return self.request_timeout_s / 2
 
 

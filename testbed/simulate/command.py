@@ -46,7 +46,7 @@ class Options:
 
 
 def simulate_command(targets: Sequence[str], options: Options, *, as_json: bool) -> int:
-    """Simulate every target under every policy; answers the exit code.
+    """Simulate every target under every policy; returns the exit code.
 
     With ``as_json`` one object per target and policy goes to stdout as soon as it is there, and an
     infeasible placement is an answer like others; as text it is an error when nothing else was asked.
@@ -156,7 +156,7 @@ def _designed(case: Case, concurrency: str | None) -> Case:
 
 
 def _one(case: Case, options: Options, target: str | None) -> dict[str, Any]:
-    """Simulate one case, write its tables (below ``target`` if several are simulated), answer its object."""
+    """Simulate one case, write its tables (below ``target`` if several are simulated), return its object."""
     mode = options.mode or ("reference" if case.source is not None else "real")
     folder = _folder(case, options, target)
     is_virtual = options.clock == "virtual"

@@ -54,7 +54,7 @@ def simulate(
 ) -> Simulation:
     """Place and serve. ``is_virtual``: by the system itself, even if a faster engine would do.
 
-    ``folder`` is where a run of the system itself goes, which else is not kept. ``announce`` is told which engine
+    ``folder`` is where a run of the system itself goes, which else is not kept. ``announce`` is called with which engine
     begins, and why. Raises ``UserError`` when a policy fails or breaks a rule, or if the mode does not fit.
     """
     experiment = case.experiment

@@ -48,7 +48,7 @@ class Faults:
 
     @property
     def watched(self) -> frozenset[int]:
-        """Requests whose tokens must be told."""
+        """Requests whose tokens clients must report."""
         return self._schedule.watched
 
     @property

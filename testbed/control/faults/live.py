@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 SOCKET = "fault.sock"
 
 ApplyFault = Callable[[str, int, float], Awaitable[str | None]]
-"""Does (kind, server, factor); answers why that does not apply, or ``None``."""
+"""Does (kind, server, factor); returns why that does not apply, or ``None``."""
 
 
 class Fault(Question[str | None], frozen=True):
@@ -77,7 +77,7 @@ class FaultSocket:
 def fault_command(
     kind: str, server: str, factor: float | None, run: Path | None
 ) -> tuple[dict[str, Any], str]:
-    """Have the running testbed of the directory ``run`` do ``kind`` to ``server``; answers (JSON, text).
+    """Have the running testbed of the directory ``run`` do ``kind`` to ``server``; returns (JSON, text).
 
     Without ``run`` it is the only one, or the latest, below ``runs``. Raises ``UserError``.
     """

@@ -69,7 +69,7 @@ class _Machine:
 
 
 class Machines:
-    """Carries faults out and tells membership of them; every one becomes a line of ``events.jsonl``.
+    """Carries faults out and notifies membership; every one becomes a line of ``events.jsonl``.
 
     A fault that finds nothing to do (a kill of a server that is gone) does nothing, and nothing happens
     at its end. A process that begins anew is as fast as at first.
@@ -170,7 +170,7 @@ class Machines:
         planned_at_s: float | None = None,
         by: str = "hand",
     ) -> str | None:
-        """Do ``kind`` to ``server``; answers why it does not apply, ``None`` if it was done.
+        """Do ``kind`` to ``server``; returns why it does not apply, ``None`` if it was done.
 
         Faults that end by the instant for which this one is planned have ended before, however late they are.
         """
@@ -292,7 +292,7 @@ class Machines:
 
     async def _slow(self, server: int, machine: _Machine, factor: float) -> None:
         machine.n_slow += 1
-        if machine.is_stopped:  # it hears of it when it goes on
+        if machine.is_stopped:  # it applies that when it goes on
             self._nodes.tell_server(server, Slow(factor))
         else:
             await self._nodes.ask_server(server, Slow(factor))

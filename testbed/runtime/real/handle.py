@@ -1,4 +1,4 @@
-"""The orchestrator's end of the launcher: starts it, asks it, hears when a node process ends."""
+"""The orchestrator's end of the launcher: starts it, sends it commands, notices when a node process ends."""
 
 from __future__ import annotations
 

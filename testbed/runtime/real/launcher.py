@@ -152,7 +152,7 @@ class Launcher:
         return OpenNetwork(backend.name, why, addresses, backend.delays_in_client, backend.shares_links)
 
     def _do_spawn(self, kind: str, config: Any, log: Path) -> int:
-        """Fork one node into its network; answers its process id."""
+        """Fork one node into its network; returns its process id."""
         run = NODE_KINDS[kind]
         if self._page is not None:
             self._page.place(self._slots[config.name], BUSY)
@@ -164,7 +164,7 @@ class Launcher:
         return vars(stats()) if stats is not None else None
 
     def _do_update(self, links: Mapping[tuple[str, str], LinkProfile]) -> float:
-        """Change links; answers when that was done (``time.monotonic``), which is before anybody hears of it."""
+        """Change links; returns when that was done (``time.monotonic``), which is before anybody is notified."""
         assert self._backend is not None, "update before open"
         self._backend.update(links)
         return time.monotonic() if self._page is None else self._page.now_ns / NS

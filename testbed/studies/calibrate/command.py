@@ -72,7 +72,7 @@ def numbers(option: str, text: str | None) -> tuple[int, ...] | None:
 
 
 def calibrate_command(options: Options, announce: Announce = lambda _: None) -> tuple[dict[str, Any], str]:
-    """Calibrate; answers (JSON object, text). Raises ``UserError`` and ``RunError``."""
+    """Calibrate; returns (JSON object, text). Raises ``UserError`` and ``RunError``."""
     if options.compute != "blocks":
         raise UserError(
             f'--compute must be blocks, not "{options.compute}": only real blocks are calibrated, the stub '

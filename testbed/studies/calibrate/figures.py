@@ -26,7 +26,7 @@ _STEPS = {"decode": "decode step", "prefill": "prefill"}
 def draw_figures(
     folder: Path, fit: Fit, samples: Sequence[Sample], memory: MemoryFit | None
 ) -> list[tuple[Path, str]]:
-    """Draw all that the measurement has something for; answers (PNG path, caption). Raises ``OSError``."""
+    """Draw all that the measurement has something for; returns (PNG path, caption). Raises ``OSError``."""
     folder.mkdir(exist_ok=True)
     drawn = []
     with plotting(_STYLE) as plt:

@@ -58,7 +58,7 @@ async def measure(
     """All samples of ``plan`` in the order in which they were taken.
 
     ``compute`` holds at least blocks ``[0, plan.max_blocks)``, over which every case's chain goes.
-    ``progress`` is told how many cases are done, of how many.
+    ``progress`` is called with how many cases are done, of how many.
     """
     began_at_s = clock.now_s()
     total = len(plan.cases) * (plan.rounds + plan.n_warm_up)

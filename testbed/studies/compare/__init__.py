@@ -20,7 +20,7 @@ __all__ = ["compare_command"]
 
 
 def compare_command(path_a: Path, path_b: Path, out: Path | None) -> tuple[dict[str, Any], str]:
-    """Line up the runs of two directories; answers (JSON object, text), and writes to the new folder ``out``.
+    """Line up the runs of two directories; returns (JSON object, text), and writes to the new folder ``out``.
 
     Differences are B - A, ratios of differences (B - A) / A. Raises ``UserError`` if the runs cannot be
     compared and ``RunError`` if ``out`` cannot be written.

@@ -59,7 +59,7 @@ def links_command(
     out: Path | None = None,
     announce: Announce = lambda _: None,
 ) -> tuple[dict[str, Any], str]:
-    """Measure the first ``pairs`` client-server pairs (all by default); answers (JSON object, text).
+    """Measure the first ``pairs`` client-server pairs (all by default); returns (JSON object, text).
 
     ``load``: also measure each pair while others are busy. ``out``: a new folder for the report.
     Raises ``UserError`` and ``RunError``.
@@ -200,7 +200,7 @@ class _Links:
         rows: dict[Pair, list[dict[str, Any]]],
         echoes: int,
     ) -> dict[str, float]:
-        """Add ``under_load`` to every row; answers how many pairs were busy, and their echoes per second."""
+        """Add ``under_load`` to every row; returns how many pairs were busy, and their echoes per second."""
         n_busy, n_echoes, started_at = 0, 0, time.monotonic()
         for batch in batches(pairs, self._rtt_s, _at_once_under_load(all_pairs)):
             first = all_pairs.index(batch[-1]) + 1

@@ -97,7 +97,7 @@ class Store:
         )
 
     def append(self, setting: Setting, seed: int, result: dict[str, Any]) -> dict[str, Any]:
-        """Write one result as a line; answers the record. Raises ``RunError`` if the disk does not take it."""
+        """Write one result as a line; returns the record. Raises ``RunError`` if the disk does not take it."""
         record = {"key": [self._inputs, setting.id, seed], **result}
         with writing(self._path), open(self._path, "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
