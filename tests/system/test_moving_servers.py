@@ -66,11 +66,18 @@ def test_servers_that_drain_move_without_cutting_a_session(
     assert "Violet: a server drains" in (outcome.run_dir / "report.html").read_text()
 
 
-@pytest.mark.parametrize("forwarding", ["hub", "chain"])
+@pytest.mark.parametrize("communication", ["hub-spoke", "server-to-server"])
 def test_sessions_that_a_moving_server_cuts_replay_elsewhere(
-    forwarding: str, virtual: str, testbed: Testbed, scenario: str
+    communication: str, virtual: str, testbed: Testbed, scenario: str
 ) -> None:
-    options = ("--network", virtual, "--json", "--no-report", "--set", f"policy.forwarding={forwarding}")
+    options = (
+        "--network",
+        virtual,
+        "--json",
+        "--no-report",
+        "--set",
+        f"policy.communication={communication}",
+    )
     outcome = testbed.up(scenario, *options, *online(CUTTING), env=ENV)
     assert outcome.code == 0, outcome.stderr
     summary = outcome.json()
