@@ -41,7 +41,7 @@ class ConnectionLost(Exception):
 
 
 @dataclass(eq=False)
-class _Link:
+class _Channel:
     """One WebSocket, what waits for an answer on it, and the openings whose answer nobody awaits any more."""
 
     socket: aiohttp.ClientWebSocketResponse
@@ -75,7 +75,7 @@ class Connection:
         self._up = DelayLine(up, clock, random.Random(f"{seed}:up")) if up else None
         self._down = DelayLine(down, clock, random.Random(f"{seed}:down")) if down else None
         self._max_frame_bytes = max_frame_bytes
-        self._link: _Link | None = None
+        self._channel: _Channel | None = None
         self._opening = asyncio.Lock()
         self._next_id = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -95,8 +95,8 @@ class Connection:
         if raw is not None:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.generation += 1
-        self._link = link = _Link(ws, self.generation)
-        link.reader = self._later(self._read(link))
+        self._channel = channel = _Channel(ws, self.generation)
+        channel.reader = self._later(self._read(channel))
 
     async def ready(self) -> int:
         """Connect again if the connection is gone; returns the generation.
@@ -115,8 +115,8 @@ class Connection:
 
     def has(self, generation: int) -> bool:
         """Whether the connection of that generation is still there."""
-        link = self._link
-        return link is not None and link.number == generation and not link.socket.closed
+        channel = self._channel
+        return channel is not None and channel.number == generation and not channel.socket.closed
 
     def move(self, url: str) -> None:
         """Connect to another address from the next time on."""
@@ -126,7 +126,7 @@ class Connection:
         """Delay messages that are sent from now on by other profiles; ``None`` leaves a direction as it is."""
         for line, profile in ((self._up, up), (self._down, down)):
             if profile is not None:
-                assert line is not None, "the kernel delays messages: there is no link to change here"
+                assert line is not None, "the kernel delays messages: there is no channel to change here"
                 line.change(profile)
 
     def next_id(self) -> int:
@@ -144,56 +144,56 @@ class Connection:
         Raises ``ServerError`` for an error frame and ``ConnectionLost`` when no answer can come, or when
         the connection of ``generation`` is gone. A session whose opening is cancelled is closed.
         """
-        link = self._link
-        if link is None or link.socket.closed:
+        channel = self._channel
+        if channel is None or channel.socket.closed:
             raise ConnectionLost(f"not connected to {self._url}")
-        if generation is not None and generation != link.number:
+        if generation is not None and generation != channel.number:
             raise ConnectionLost(f"the connection to {self._url} was lost and opened again")
         future: asyncio.Future[tuple[wire.Answer, float]] = asyncio.get_running_loop().create_future()
-        link.waiting[request.id] = future
+        channel.waiting[request.id] = future
         is_accepted = False
         if on_answer is not None:
-            link.listeners[request.id] = on_answer
+            channel.listeners[request.id] = on_answer
         data = wire.pack(request)
         sent_at_s = self._clock.now_s()
         is_sent = False
         try:
             if self._up is not None:
-                await self._carry(link, self._up, len(data))
+                await self._carry(channel, self._up, len(data))
             is_sent = True
-            await link.socket.send_bytes(data)
+            await channel.socket.send_bytes(data)
             frame, received_at_s = await future
             is_accepted = not isinstance(frame, wire.Error)
         except (ConnectionError, aiohttp.ClientError) as error:
             raise ConnectionLost(f"{self._url}: {error}") from error
         except asyncio.CancelledError:
             if isinstance(request, wire.Open) and is_sent:
-                self._abandon(link, request, future)
+                self._abandon(channel, request, future)
             raise
         finally:
-            link.waiting.pop(request.id, None)
+            channel.waiting.pop(request.id, None)
             if not is_accepted:
-                link.listeners.pop(request.id, None)
+                channel.listeners.pop(request.id, None)
             del future  # with an error it would keep this frame, and with it what was sent
         if isinstance(frame, wire.Error):
             raise ServerError(frame.code, frame.message)
         return Answered(frame, sent_at_s, received_at_s)
 
     def _abandon(
-        self, link: _Link, request: wire.Open, answer: asyncio.Future[tuple[wire.Answer, float]]
+        self, channel: _Channel, request: wire.Open, answer: asyncio.Future[tuple[wire.Answer, float]]
     ) -> None:
         """Nobody takes up what is answered to an opening: close the session if it was opened."""
         if answer.cancelled() or not answer.done():
-            link.abandoned[request.id] = request.session
+            channel.abandoned[request.id] = request.session
         elif answer.exception() is None and isinstance(answer.result()[0], wire.Ok):
             self.forget(
-                request.session, link.number
+                request.session, channel.number
             )  # the answer came in the very moment of the cancellation
 
     def ignore(self, request_id: int, generation: int) -> None:
         """Drop further answers to that request."""
-        if self._link is not None and self._link.number == generation:
-            self._link.listeners.pop(request_id, None)
+        if self._channel is not None and self._channel.number == generation:
+            self._channel.listeners.pop(request_id, None)
 
     def forget(self, session: str, generation: int) -> None:
         """Have a session closed without waiting for it; one of a lost connection is closed already."""
@@ -210,61 +210,63 @@ class Connection:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _read(self, link: _Link) -> None:
+    async def _read(self, channel: _Channel) -> None:
         reason = "was closed"
         try:
-            async for message in link.socket:
+            async for message in channel.socket:
                 if message.type != aiohttp.WSMsgType.BINARY:
                     reason = f"carried a {message.type.name} message"
                     break
                 frame = wire.unpack_answer(message.data)
                 if self._down is None:
-                    self._deliver(link, frame, self._clock.now_s())
+                    self._deliver(channel, frame, self._clock.now_s())
                 else:
-                    self._later(self._deliver_late(link, frame, len(message.data), self._down))
+                    self._later(self._deliver_late(channel, frame, len(message.data), self._down))
         except wire.FrameError as error:
             reason = f"carried what is no answer: {error}"
         finally:
-            for future in link.waiting.values():
+            for future in channel.waiting.values():
                 if not future.done():
                     future.set_exception(ConnectionLost(f"the connection to {self._url} {reason}"))
-            for listener in list(link.listeners.values()):
+            for listener in list(channel.listeners.values()):
                 listener(None, self._clock.now_s())
-            link.listeners.clear()
-            await link.socket.close()  # nothing is read any more, so nothing may be asked any more
+            channel.listeners.clear()
+            await channel.socket.close()  # nothing is read any more, so nothing may be asked any more
 
-    async def _deliver_late(self, link: _Link, frame: wire.Answer, n_bytes: int, down: DelayLine) -> None:
+    async def _deliver_late(
+        self, channel: _Channel, frame: wire.Answer, n_bytes: int, down: DelayLine
+    ) -> None:
         with contextlib.suppress(
             ConnectionError
         ):  # _carry has closed the socket: everybody who waits gets the error
-            await self._carry(link, down, n_bytes)
-            self._deliver(link, frame, self._clock.now_s())
+            await self._carry(channel, down, n_bytes)
+            self._deliver(channel, frame, self._clock.now_s())
 
-    async def _carry(self, link: _Link, line: DelayLine, n_bytes: int) -> None:
+    async def _carry(self, channel: _Channel, line: DelayLine, n_bytes: int) -> None:
         """As ``DelayLine.carry``; a link that gives up ends the connection, as the kernel would."""
         try:
             await line.carry(n_bytes)
         except ConnectionError:
-            await link.socket.close()
+            await channel.socket.close()
             raise
 
-    def _deliver(self, link: _Link, frame: wire.Answer, received_at_s: float) -> None:
-        future = link.waiting.get(frame.id)
+    def _deliver(self, channel: _Channel, frame: wire.Answer, received_at_s: float) -> None:
+        future = channel.waiting.get(frame.id)
         if future is not None and not future.done():
             future.set_result((frame, received_at_s))
-        elif frame.id in link.listeners:
-            link.listeners[frame.id](frame, received_at_s)
-        session = link.abandoned.pop(frame.id, None)
+        elif frame.id in channel.listeners:
+            channel.listeners[frame.id](frame, received_at_s)
+        session = channel.abandoned.pop(frame.id, None)
         if session is not None and isinstance(frame, wire.Ok):
-            self.forget(session, link.number)
+            self.forget(session, channel.number)
 
     async def close(self) -> None:
         """End the connection for good."""
         self._is_closed = True
         reader = None
-        if self._link is not None:
-            await self._link.socket.close()
-            reader = self._link.reader
+        if self._channel is not None:
+            await self._channel.socket.close()
+            reader = self._channel.reader
         for task in self._tasks:
             if task is not reader:
                 task.cancel()

@@ -23,7 +23,7 @@ from nodes.clock import Clock, RunClock
 from nodes.compute import Compute, ComputeError, StubCompute, StubProfile
 from nodes.connection import Connection
 from nodes.eventlog import EventLog, LogFullError
-from nodes.forwarded import ForwardedSession
+from nodes.forwarding_session import ForwardingSession
 from nodes.host import Host
 from nodes.hub import HubModel, StubHub
 from nodes.load import LoadGenerator
@@ -271,7 +271,7 @@ class _Client:
         self._tell(Done(self.config.name, failure))
 
     def _session(self, request: Request, generator: LoadGenerator) -> HubSession:
-        session = ForwardedSession if self.config.forwarding else HubSession
+        session = ForwardingSession if self.config.forwarding else HubSession
         return session(
             request,
             str(request.index),

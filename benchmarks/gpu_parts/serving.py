@@ -25,7 +25,7 @@ from nodes.blocks.device import available_bytes, open_device
 from nodes.blocks.memory import amount
 from testbed.errors import RunError
 from testbed.runs.verify import verify_tokens
-from testbed.runtime.blocks import real_model
+from testbed.runtime.blocks import blocks_model
 from testbed.scenario import load_experiment
 from testbed.scenario.units import SIZE
 from testbed.studies.compare import compare_command
@@ -242,7 +242,7 @@ def _compare(record: Record, folder: Path) -> None:
 def _verify(record: Record, scenario: Path, run_dir: Path) -> None:
     """Are the tokens those of the whole model, on the same device? It is there alone now."""
     experiment = load_experiment(str(scenario), ["compute.backend=blocks"])
-    real = real_model(experiment, run_dir)
+    real = blocks_model(experiment, run_dir)
     assert real is not None, "the scenario has real blocks"
     found = verify_tokens(run_dir, experiment, real, lambda text: print(text, file=sys.stderr))
     record.put(tokens=found)

@@ -25,7 +25,7 @@ from testbed.runs.up import (
     undone_unless_begun,
 )
 from testbed.runs.verify import verify_tokens
-from testbed.runtime.blocks import RealModel, real_model, require_blocks
+from testbed.runtime.blocks import BlocksModel, blocks_model, require_blocks
 from testbed.runtime.running import emulate
 from testbed.runtime.stage import choose_stage
 from testbed.scenario import load_experiment
@@ -95,14 +95,14 @@ def generate_command(
     run_dir = make_run_dir(out, experiment.name)
     launcher = stage.begin(experiment, run_dir)
     with undone_unless_begun(run_dir, launcher):
-        model = real_model(experiment, run_dir)
+        model = blocks_model(experiment, run_dir)
         assert model is not None
         text = _Text(model)
         ids = given_ids if given_ids is not None else text.encode(options.prompt or "")
         _check_prompt(ids, options.max_new_tokens, sizes)
         experiment = load_experiment(scenario, [*overrides, _workload(len(ids), options.max_new_tokens)])
         placed = place_experiment(experiment)
-        real = dataclasses.replace(model, sampling=sampling, stops=True, prompts={0: tuple(ids)})
+        blocks = dataclasses.replace(model, sampling=sampling, stops=True, prompts={0: tuple(ids)})
     _say(f"run {run_dir}")
 
     async def run() -> tuple[TestbedError | None, bool]:
@@ -110,7 +110,7 @@ def generate_command(
         streaming = asyncio.create_task(stream.run())
         try:
             return await emulate(
-                experiment, placed, run_dir, stage, launcher, real, hold=False, announce=_say, live=False
+                experiment, placed, run_dir, stage, launcher, blocks, hold=False, announce=_say, live=False
             )
         finally:
             streaming.cancel()
@@ -123,7 +123,7 @@ def generate_command(
         _say(f"interrupted before the request; logs are in {run_dir}")
         return EXIT_INTERRUPTED, {}
     if error is None and not interrupted:
-        verify_tokens(run_dir, experiment, real, _say)
+        verify_tokens(run_dir, experiment, blocks, _say)
     summary = finish(run_dir, experiment, None, report)
     if error is not None:
         raise error
@@ -189,7 +189,7 @@ def _check_prompt(ids: list[int], n_new_tokens: int, sizes: ModelSizes) -> None:
 class _Text:
     """The model's tokenizer; a model without a checkpoint has none, and its tokens no text."""
 
-    def __init__(self, model: RealModel) -> None:
+    def __init__(self, model: BlocksModel) -> None:
         from nodes.blocks.text import Text
         from nodes.compute import ComputeError
 

@@ -22,7 +22,7 @@ from testbed.results.text import summary_text
 from testbed.rundir import make_run_dir
 from testbed.runs.twin import run_twin
 from testbed.runs.verify import verify_tokens
-from testbed.runtime.blocks import check_model, real_model, require_blocks
+from testbed.runtime.blocks import blocks_model, check_model, require_blocks
 from testbed.runtime.launching import Launcher
 from testbed.runtime.running import emulate
 from testbed.runtime.stage import choose_stage
@@ -50,16 +50,16 @@ def up_command(
     run_dir = make_run_dir(out, experiment.name)
     launcher = stage.begin(experiment, run_dir)
     with undone_unless_begun(run_dir, launcher):
-        real = real_model(experiment, run_dir)
+        blocks = blocks_model(experiment, run_dir)
     _say(f"run {run_dir}")
     error, interrupted = stage.run(
-        launcher, emulate(experiment, placed, run_dir, stage, launcher, real, hold, _say)
+        launcher, emulate(experiment, placed, run_dir, stage, launcher, blocks, hold, _say)
     )
     if not has_begun(run_dir, error):
         _say(f"interrupted before any session; logs are in {run_dir}")
         return EXIT_INTERRUPTED
-    if real is not None and error is None and not interrupted:
-        verify_tokens(run_dir, experiment, real, _say)
+    if blocks is not None and error is None and not interrupted:
+        verify_tokens(run_dir, experiment, blocks, _say)
     if with_twin and not stage.is_virtual and error is None and not interrupted:
         _say("running the twin in virtual time (--no-twin leaves it out)")
         run_twin(experiment, placed, run_dir, _say)
@@ -132,15 +132,15 @@ def run_quietly(experiment: Experiment, out: Path, with_twin: bool = False) -> d
     run_dir = make_run_dir(out, experiment.name)
     launcher = stage.begin(experiment, run_dir)
     with undone_unless_begun(run_dir, launcher):
-        real = real_model(experiment, run_dir)
+        blocks = blocks_model(experiment, run_dir)
     error, _ = stage.run(
         launcher,
-        emulate(experiment, placed, run_dir, stage, launcher, real, False, lambda _: None, live=False),
+        emulate(experiment, placed, run_dir, stage, launcher, blocks, False, lambda _: None, live=False),
     )
     if error is not None:
         raise error
-    if real is not None:
-        verify_tokens(run_dir, experiment, real, lambda _: None)
+    if blocks is not None:
+        verify_tokens(run_dir, experiment, blocks, lambda _: None)
     if with_twin and not stage.is_virtual:
         run_twin(experiment, placed, run_dir, lambda _: None)
     return finish_run(run_dir, experiment)

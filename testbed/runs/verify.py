@@ -17,31 +17,31 @@ from typing import Any
 from testbed.results.logs import RequestRecord, read_logs
 from testbed.results.verified import VERIFY, unchecked
 from testbed.rundir import marks, write_json
-from testbed.runtime.blocks import RealModel, available_bytes
+from testbed.runtime.blocks import BlocksModel, available_bytes
 from testbed.scenario.experiment import Experiment
 
 _HEADROOM_RATIO = 1.2
 
 
 def verify_tokens(
-    run_dir: Path, experiment: Experiment, real: RealModel, announce: Callable[[str], None]
+    run_dir: Path, experiment: Experiment, blocks: BlocksModel, announce: Callable[[str], None]
 ) -> dict[str, Any]:
     """Compare every completed request's tokens; returns and writes what was found, or why it was not tried."""
-    answer = _verify(run_dir, experiment, real, announce)
+    answer = _verify(run_dir, experiment, blocks, announce)
     write_json(run_dir / VERIFY, answer)
     return answer
 
 
 def _verify(
-    run_dir: Path, experiment: Experiment, real: RealModel, announce: Callable[[str], None]
+    run_dir: Path, experiment: Experiment, blocks: BlocksModel, announce: Callable[[str], None]
 ) -> dict[str, Any]:
-    if not real.settings.verify:
+    if not blocks.settings.verify:
         return unchecked("compute.verify is false")
     requests = [r for r in read_logs(run_dir).requests if r.status == "completed" and r.tokens]
     if not requests:
         return unchecked("no request completed")
-    spec = real.blocks_spec(0, 0.0)
-    needed, there = _needed_bytes(experiment, real), available_bytes()
+    spec = blocks.blocks_spec(0, 0.0)
+    needed, there = _needed_bytes(experiment, blocks), available_bytes()
     if spec.device == "cpu" and needed * _HEADROOM_RATIO > there:
         return unchecked(
             f"the whole model takes {needed / 1e9:.3g} GB, and {there / 1e9:.3g} GB of memory are free here"
@@ -49,8 +49,8 @@ def _verify(
     announce("comparing the tokens with those of the whole model on one machine")
     job = {
         "spec": dataclasses.asdict(spec),  # its threads too: how many there are can change the last bit
-        "sampling": dataclasses.asdict(real.sampling) if real.sampling is not None else None,
-        "requests": [_entry(r, real) for r in requests],
+        "sampling": dataclasses.asdict(blocks.sampling) if blocks.sampling is not None else None,
+        "requests": [_entry(r, blocks) for r in requests],
     }
     with open(run_dir / "logs" / "whole.log", "ab") as log:
         try:
@@ -69,17 +69,17 @@ def _verify(
     return {**json.loads(done.stdout), "tokens_unchecked_because": None}
 
 
-def _entry(record: RequestRecord, real: RealModel) -> dict[str, Any]:
+def _entry(record: RequestRecord, blocks: BlocksModel) -> dict[str, Any]:
     return {
         "index": record.index,
-        "prompt": real.prompts.get(record.index, ()),
+        "prompt": blocks.prompts.get(record.index, ()),
         "n_input_tokens": record.n_input_tokens,
         "tokens": [token.token_id for token in record.tokens],
     }
 
 
-def _needed_bytes(experiment: Experiment, real: RealModel) -> float:
+def _needed_bytes(experiment: Experiment, blocks: BlocksModel) -> float:
     """Blocks, embeddings and, to be safe, a head of its own."""
-    model, sizes = experiment.problem.model, real.sizes
+    model, sizes = experiment.problem.model, blocks.sizes
     vocabulary = 2 * sizes.vocabulary * sizes.hidden_size * model.value_bytes
     return model.n_blocks * model.block_bytes + vocabulary

@@ -25,7 +25,7 @@ _MAX_MADE_BYTES = 2e9
 
 
 @dataclass(frozen=True)
-class RealModel:
+class BlocksModel:
     """The model of a run, and how its client chooses tokens. ``prompts`` are token ids by request."""
 
     settings: BlocksSettings
@@ -78,7 +78,7 @@ def require_blocks(what: str) -> None:
         raise UserError(f"{what} needs what is not installed here ({missing}): {INSTALL}")
 
 
-def real_model(experiment: Experiment, run_dir: Path) -> RealModel | None:
+def blocks_model(experiment: Experiment, run_dir: Path) -> BlocksModel | None:
     """The model of a run with real blocks; ``None`` for the stub. A small one is made in ``run_dir``.
 
     Raises ``UserError``.
@@ -95,11 +95,11 @@ def real_model(experiment: Experiment, run_dir: Path) -> RealModel | None:
     else:
         folder = checkpoint_folder(settings.checkpoint)
         source = WeightSource(read_config(str(folder)), str(folder), settings.seed)
-    real = RealModel(settings, source)
-    _check(experiment, real.sizes, source.folder or "the model")
+    blocks = BlocksModel(settings, source)
+    _check(experiment, blocks.sizes, source.folder or "the model")
     if source.folder is not None:
-        require_weights(source.folder, real.sizes.n_blocks)
-    return real
+        require_weights(source.folder, blocks.sizes.n_blocks)
+    return blocks
 
 
 def check_model(settings: BlocksSettings) -> None:

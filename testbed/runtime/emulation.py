@@ -29,7 +29,7 @@ from testbed.control.steering import online_policy
 from testbed.errors import RunError, TestbedError, UserError
 from testbed.rundir import NETWORK_CHANGE, EventWriter, write_json
 from testbed.runtime import wiring
-from testbed.runtime.blocks import RealModel
+from testbed.runtime.blocks import BlocksModel
 from testbed.runtime.launching import Launcher, OpenNetwork
 from testbed.runtime.nodeset import NodeSet
 from testbed.runtime.processes import Processes
@@ -52,11 +52,11 @@ class Emulation:
         run_dir: Path,
         stage: Stage,
         launcher: Launcher,
-        real: RealModel | None = None,
+        blocks: BlocksModel | None = None,
     ) -> None:
         self.experiment = experiment
         self.placed = placed
-        self.real = real
+        self.blocks = blocks
         """The model whose real blocks the servers compute; ``None``: the stub."""
         self.run_dir = run_dir
         self.progress = Progress(len(experiment.requests))
@@ -74,12 +74,14 @@ class Emulation:
         self.processes = processes = Processes(
             launcher, run_dir, self._handlers, self._survives, self.interrupted
         )
-        self.nodes = nodes = NodeSet(experiment, coordinator, launcher, processes, self.clock, run_dir, real)
+        self.nodes = nodes = NodeSet(
+            experiment, coordinator, launcher, processes, self.clock, run_dir, blocks
+        )
         self.faults = Faults(experiment, nodes, coordinator, self.events, run_dir)
         policy = online_policy(experiment)
         self._moves: Moves | None = None
         if policy is not None:
-            self._moves = Moves(experiment, policy, nodes, coordinator, self.events, real is not None)
+            self._moves = Moves(experiment, policy, nodes, coordinator, self.events, blocks is not None)
             self.faults.when_one_dies(self._moves.mover.give_up)
         self.network: OpenNetwork | None = None
         """``None`` until it is open."""
@@ -132,9 +134,9 @@ class Emulation:
         self.progress.phase = "serving"
         self.events.write("serving", self.clock.now_s())
         self._background.append(asyncio.create_task(self._change_links()))
-        if self.real is not None:
+        if self.blocks is not None:
             self._background.append(asyncio.create_task(self.memory.watch(self.nodes.peers)))
-        prompts = self.real.prompts if self.real is not None else {}
+        prompts = self.blocks.prompts if self.blocks is not None else {}
         for number, client in enumerate(self.experiment.problem.clients):
             requests = [
                 Request(

@@ -14,7 +14,7 @@ from nodes.messages import A, Connect, Links, Message, Question, Reach, Start, W
 from testbed.control.coordinator import Coordinator
 from testbed.errors import RunError
 from testbed.runtime import wiring
-from testbed.runtime.blocks import RealModel
+from testbed.runtime.blocks import BlocksModel
 from testbed.runtime.launching import Launcher
 from testbed.runtime.peering import Ends, Peering
 from testbed.runtime.processes import Processes
@@ -53,7 +53,7 @@ class NodeSet:
         processes: Processes,
         clock: RunClock,
         run_dir: Path,
-        real: RealModel | None,
+        blocks: BlocksModel | None,
     ) -> None:
         self._experiment = experiment
         self._coordinator = coordinator
@@ -61,7 +61,7 @@ class NodeSet:
         self._processes = processes
         self.clock = clock
         self._run_dir = run_dir
-        self._real = real
+        self._blocks = blocks
         self.broke = processes.give_up
         self.peers = processes.peers
         self._peering = Peering(experiment, self.peers, clock.now_s)
@@ -87,7 +87,7 @@ class NodeSet:
         for client in problem.clients:
             log = self._run_dir / "events" / f"{client}.log"
             control, address = self._processes.control_path, self._processes.address(client)
-            config = wiring.client_config(experiment, client, control, address, log, self._real)
+            config = wiring.client_config(experiment, client, control, address, log, self._blocks)
             await self._processes.spawn("client", config)
         absent = {problem.servers[server].name for server in experiment.absent}
         names = (name for name in experiment.nodes if name not in absent)
@@ -96,7 +96,7 @@ class NodeSet:
     @property
     def _patience_s(self) -> float:
         """Weights take their time to load; a node that cannot load them says so, and one that dies is seen."""
-        return _NODE_START_TIMEOUT_S if self._real is None else _LOADING_TIMEOUT_S
+        return _NODE_START_TIMEOUT_S if self._blocks is None else _LOADING_TIMEOUT_S
 
     async def connect(self) -> None:
         """Connect the clients to the servers and agree on time zero. Raises ``RunError``."""
@@ -137,7 +137,7 @@ class NodeSet:
             self._processes.control_path,
             self._processes.address(name),
             self._delays_in_client,
-            self._real,
+            self._blocks,
         )
         if self._processes.port(name):  # it is where it was
             config = replace(config, port=self._processes.port(name))

@@ -12,7 +12,7 @@ from types import FrameType
 
 from testbed.control.placing import PlacedExperiment, deciding, interrupt_policy
 from testbed.errors import RunError, TestbedError
-from testbed.runtime.blocks import RealModel
+from testbed.runtime.blocks import BlocksModel
 from testbed.runtime.emulation import Emulation, run_emulation
 from testbed.runtime.launching import Launcher
 from testbed.runtime.live import shown
@@ -29,7 +29,7 @@ async def emulate(
     run_dir: Path,
     stage: Stage,
     launcher: Launcher,
-    real: RealModel | None,
+    blocks: BlocksModel | None,
     hold: bool,
     announce: Callable[[str], None],
     live: bool = True,
@@ -45,7 +45,7 @@ async def emulate(
         raise RunError(
             f"cannot write to {run_dir}: {full.strerror}; make room, or choose another --out"
         ) from full
-    emulation = Emulation(experiment, placed, run_dir, stage, launcher, real)
+    emulation = Emulation(experiment, placed, run_dir, stage, launcher, blocks)
     loop = asyncio.get_running_loop()
     interrupted = asyncio.Event()
 

@@ -13,7 +13,7 @@ from nodes.node import DATA_PORT, ClientConfig, ServerConfig, StubHubSpec
 from nodes.server import HostedBlocks, ServerLimits
 from nodes.session import SessionRules
 from policies.problem import Placement
-from testbed.runtime.blocks import RealModel
+from testbed.runtime.blocks import BlocksModel
 from testbed.scenario.experiment import Experiment, Link
 
 _IDLE_S = 300.0
@@ -111,11 +111,11 @@ def server_config(
     control: Path,
     address: str,
     any_port: bool,
-    real: RealModel | None = None,
+    blocks: BlocksModel | None = None,
 ) -> ServerConfig:
-    """The configuration of server number ``server``; it has real blocks of ``real`` if given."""
+    """The configuration of server number ``server``; it has real blocks of ``blocks`` if given."""
     model = experiment.problem.model
-    blocks = placement.ranges[server]
+    held = placement.ranges[server]
     spec = experiment.problem.servers[server]
     return ServerConfig(
         name=spec.name,
@@ -124,9 +124,9 @@ def server_config(
         port=0 if any_port else DATA_PORT,
         time_scale=experiment.time_scale,
         hosted=HostedBlocks(
-            blocks.first, blocks.last, placement.cache_bytes[server], model.cache_bytes_per_token
+            held.first, held.last, placement.cache_bytes[server], model.cache_bytes_per_token
         ),
-        compute=real.blocks_spec(server, spec.memory_bytes) if real else stub_profile(experiment, server),
+        compute=blocks.blocks_spec(server, spec.memory_bytes) if blocks else stub_profile(experiment, server),
         limits=ServerLimits(idle_s=idle_s(experiment)),
     )
 
@@ -137,9 +137,9 @@ def client_config(
     control: Path,
     address: str,
     log: Path,
-    real: RealModel | None = None,
+    blocks: BlocksModel | None = None,
 ) -> ClientConfig:
-    """The configuration of a client; its part of the model is that of ``real`` if given."""
+    """The configuration of a client; its part of the model is that of ``blocks`` if given."""
     backoff, model = experiment.backoff, experiment.problem.model
     return ClientConfig(
         name=client,
@@ -148,8 +148,8 @@ def client_config(
         port=0,
         time_scale=experiment.time_scale,
         log_path=log,
-        model=real.hub_spec()
-        if real
+        model=blocks.hub_spec()
+        if blocks
         else StubHubSpec(model.token_bytes, model.n_blocks, experiment.problem.hub_token_s),
         forwarding=experiment.problem.forwarding,
         rules=SessionRules(

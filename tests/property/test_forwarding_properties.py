@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodes import wire
-from nodes.forwarded import ForwardedSession
+from nodes.forwarding_session import ForwardingSession
 from nodes.request import SessionError
 from tests.property.test_recovery_properties import (
     BASE,
@@ -40,7 +40,7 @@ async def one_case(plan: dict[int, tuple[str, int]], prefer: list[int], n_sessio
                 n_input_tokens=N_INPUT,
                 n_output_tokens=N_OUTPUT,
                 index=index,
-                kind=ForwardedSession,
+                kind=ForwardingSession,
             )
             for index in range(n_sessions)
         ]

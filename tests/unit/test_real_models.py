@@ -19,7 +19,7 @@ from testbed.inspect.model import make_tiny_command
 from testbed.runs.generate import GenerateOptions, generate_command
 from testbed.runs.up import check_can_run
 from testbed.runtime import wiring
-from testbed.runtime.blocks import RealModel, real_model
+from testbed.runtime.blocks import BlocksModel, blocks_model
 from testbed.scenario import load_experiment
 from testbed.scenario.experiment import Experiment
 from testbed.scenario.families import make_config
@@ -39,9 +39,9 @@ def config_file(folder: Path, **sizes: int) -> str:
     return str(folder)
 
 
-def random_model(*options: str) -> tuple[Experiment, RealModel]:
+def random_model(*options: str) -> tuple[Experiment, BlocksModel]:
     experiment = blocks("compute.random_weights=true", *options)
-    real = real_model(experiment, Path())
+    real = blocks_model(experiment, Path())
     assert real is not None
     return experiment, real
 
@@ -80,7 +80,7 @@ def test_a_client_has_its_part_of_the_same_model_on_the_first_device() -> None:
 
 
 def test_the_stub_has_no_real_model() -> None:
-    assert real_model(load_experiment("bloom-tiny"), Path()) is None
+    assert blocks_model(load_experiment("bloom-tiny"), Path()) is None
 
 
 def test_a_large_model_is_not_made_on_the_way_into_a_run(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_checkpoint_that_has_changed_since_the_run_was_recorded_is_refused(tmp
     other = config_file(tmp_path, n_layer=9)
     changed = replace(experiment, blocks=replace(experiment.blocks, checkpoint=other))
     with pytest.raises(UserError, match="has 9 blocks of hidden size 64, but the scenario has 8 of 64"):
-        real_model(changed, tmp_path)
+        blocks_model(changed, tmp_path)
 
 
 def test_requests_longer_than_the_model_is_made_for_are_refused(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_requests_longer_than_the_model_is_made_for_are_refused(tmp_path: Path) 
     checkpoint = config_file(tmp_path, seq_length=2048)
     given = replace(experiment, blocks=replace(experiment.blocks, checkpoint=checkpoint))
     with pytest.raises(UserError, match="2049 tokens, input and output, but the model is made for 2048"):
-        real_model(given, tmp_path)
+        blocks_model(given, tmp_path)
 
 
 def test_without_torch_one_sentence_says_what_to_install(no_torch: None, tmp_path: Path) -> None:

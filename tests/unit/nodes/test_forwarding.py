@@ -11,7 +11,7 @@ import pytest
 from nodes import wire
 from nodes.clock import ManualClock
 from nodes.compute import ComputeError
-from nodes.forwarded import ForwardedSession
+from nodes.forwarding_session import ForwardingSession
 from nodes.recovery import RecoveryRules
 from nodes.request import SessionError
 from tests.support.data_plane import (
@@ -34,7 +34,7 @@ ROWS = bytes(TOKEN_BYTES)
 
 
 def session(servers: Farm, clock: Any, **options: Any) -> Session:
-    return Session(servers, clock, range(len(servers.ranges)), kind=ForwardedSession, **options)
+    return Session(servers, clock, range(len(servers.ranges)), kind=ForwardingSession, **options)
 
 
 async def test_a_chain_of_forwarding_servers_gives_the_tokens_of_the_whole_model() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nodes.clock import ManualClock
-from nodes.forwarded import ForwardedSession
+from nodes.forwarding_session import ForwardingSession
 from nodes.hub import StubHub
 from nodes.node import StubHubSpec
 from nodes.request import Request, WrongTokenError
@@ -30,7 +30,7 @@ class TickingClock(JumpClock):
         return self._now_s
 
 
-@pytest.mark.parametrize("kind", [HubSession, ForwardedSession], ids=["hub-spoke", "forwarding"])
+@pytest.mark.parametrize("kind", [HubSession, ForwardingSession], ids=["hub-spoke", "forwarding"])
 async def test_a_token_is_there_the_clients_time_after_the_last_hops_answer(kind: type[HubSession]) -> None:
     clock = JumpClock()
     async with forwarding_farm(RANGES, clock) as servers:

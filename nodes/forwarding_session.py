@@ -39,7 +39,7 @@ class _News(NamedTuple):
     received_at_s: float
 
 
-class ForwardedChain(Chain):
+class ForwardingChain(Chain):
     """A chain whose servers push hidden states on; every one of them may answer the client."""
 
     _news: asyncio.Queue[_News]
@@ -176,10 +176,10 @@ class ForwardedChain(Chain):
             self._connections[hop.server].ignore(join_id, hop.generation)
 
 
-class ForwardedSession(HubSession):
+class ForwardingSession(HubSession):
     """A session whose servers forward; everything but a step and its recovery is as for hub-spoke."""
 
-    chain_kind = ForwardedChain
+    chain_kind = ForwardingChain
 
     async def _step(
         self, position: int, n_tokens: int, rows: bytes, n_done: int
@@ -202,7 +202,7 @@ class ForwardedSession(HubSession):
 
     async def _run(self, n_new: int, rows: bytes) -> tuple[bytes, list[HopRecord]]:
         """As ``_pass``, through all hops."""
-        assert isinstance(self._chain, ForwardedChain), "the chain is made by this class's chain_kind"
+        assert isinstance(self._chain, ForwardingChain), "the chain is made by this class's chain_kind"
         is_replay = self.hops[0].lacks_history
         timings: list[HopRecord] = []
         answer, begin = b"", 0
