@@ -4,7 +4,7 @@
 - ``wire``: the data plane's frames; ``server``, ``sessions``, ``cache``, ``compute``, ``limits``: a server
 - ``connection``, ``session``, ``chain``, ``load``: the client's connections, one request, the load generator
 - ``recovery``, ``watchdog``: what a client does when a hop fails; ``moving``: a server that changes its blocks
-- ``forwarding``, ``peering``: servers that push hidden states to the next one; ``forwarded``: the client's part
+- ``forwarding``, ``peering``: servers that push hidden states to the next one; ``forwarding_session``: the client's part
 - ``eventlog``: the append-only log; ``clock``, ``timers``, ``links``: time, deadlines, delays in the client
 - ``digest``: values that prove a chain right; ``probe``: measures the network itself
 - ``device``: notices when the node's own network device is removed
