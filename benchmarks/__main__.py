@@ -1,6 +1,6 @@
 """Runs all benchmarks, or those named on the command line, and prints their figures.
 
-``fuzz`` and ``soak`` are commands of their own, with options (``benchmarks.fuzz``, ``benchmarks.soak``).
+``chaos``, ``fuzz`` and ``soak`` are commands of their own, with options (``benchmarks.fuzz``, ``benchmarks.soak``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def main() -> int:
         from benchmarks import gpu
 
         return gpu.main(sys.argv[2:])
-    if sys.argv[1:2] in (["fuzz"], ["soak"]):
+    if sys.argv[1:2] in (["chaos"], ["fuzz"], ["soak"]):
         return int(importlib.import_module(f"benchmarks.{sys.argv[1]}").run(sys.argv[2:]))
     wanted = [argument for argument in sys.argv[1:] if not argument.startswith("-")] or list(NAMES)
     unknown = [name for name in wanted if name not in NAMES]

@@ -67,8 +67,10 @@ class MemoryNetwork:
         """From now on every connection to there gets a protocol of ``accept``, in the context of this call."""
         self._listeners[address, port] = accept, contextvars.copy_context()
 
-    def stop_listening(self, address: str, port: int) -> None:
-        self._listeners.pop((address, port), None)
+    def stop_listening(self, address: str, port: int, accept: Accept) -> None:
+        """What ``accept`` has begun; another process may listen there by now."""
+        if self._listeners.get((address, port), (None, None))[0] is accept:
+            del self._listeners[address, port]
 
     async def connect(self, source: str, target: str, port: int, make: Accept) -> asyncio.BaseProtocol:
         """Connect; the protocol of ``make`` is connected when this returns. Raises ``ConnectionRefusedError``."""

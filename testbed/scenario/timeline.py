@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from testbed.scenario.experiment import Experiment, Link
 
 Pair = tuple[str, str]
+_TO_ITSELF = Link(0.0, math.inf)
+"""A server that forwards to itself, as the next hop of a chain, sends nothing over any link."""
 
 
 class Timeline:
@@ -32,6 +34,8 @@ class Timeline:
     def link(self, pair: Pair, at_s: float) -> Link:
         """The link of ``pair`` in force at ``at_s``."""
         since_s = self._since_s.get(pair)
+        if pair[0] == pair[1]:
+            return _TO_ITSELF
         return self._base[pair] if since_s is None else self._links[pair][bisect_right(since_s, at_s)]
 
     def is_cut(self, pair: Pair, at_s: float) -> bool:
@@ -42,7 +46,7 @@ class Timeline:
         """The first instant from ``at_s`` on at which ``pair`` is not cut; infinite if there is none."""
         since_s = self._since_s.get(pair)
         if since_s is None:
-            return at_s if self._base[pair].loss_ratio < 1 else math.inf
+            return at_s if self.link(pair, at_s).loss_ratio < 1 else math.inf
         links = self._links[pair]
         first = bisect_right(since_s, at_s)
         if links[first].loss_ratio < 1:

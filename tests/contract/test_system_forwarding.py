@@ -166,3 +166,19 @@ def test_without_recovery_the_request_fails_with_the_reason() -> None:
 def test_a_request_that_fails_keeps_its_tokens() -> None:
     [request] = fail(chains(), TEN, kill(1, 0.9), recovery=RecoveryRules(mode="off")).requests
     assert (request.status, request.n_done, request.ttft_s) == ("failed", 5, at(0.23))
+
+
+def test_a_server_that_begins_again_at_once_takes_new_sessions() -> None:
+    problem, placement = chains()
+    one_chain = replace(placement, ranges=placement.ranges[:2], cache_bytes=placement.cache_bytes[:2])
+    two = replace(problem, servers=problem.servers[:2])
+    two = replace(
+        two,
+        **{
+            name: tuple(tuple(row[:2]) for row in getattr(two, name)[: 1 if name != "server_rtt_s" else 2])
+            for name in ("raw_rtt_s", "token_rtt_s", "input_rtt_base_s", "input_rtt_slope_s", "server_rtt_s")
+        },
+        join_order=(0, 1),
+    )
+    run = fail((two, one_chain), arrivals(5.0), Fault("restart", 0, 1.0), recovery=RULES)
+    assert [r.status for r in run.requests] == ["completed"]

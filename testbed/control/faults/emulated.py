@@ -100,7 +100,8 @@ class Faults:
             before = self._descriptors.get(name)
             if server is not None and (before is None or self._machines.epoch(server)):
                 before = self._descriptors_of_servers() + self._n_clients
-            n_more = count - before if before is not None else 0
+            # A server that joined has a connection to everybody who needs it.
+            n_more = count - before - self._machines.n_joined if before is not None else 0
             if n_more > 0:
                 self._events.write("leak", self._nodes.now_s(), node=name, n_descriptors=n_more)
                 n_descriptors += n_more

@@ -132,6 +132,11 @@ class Machines:
         machine = self._machines[server]
         return machine.is_up and not machine.is_stopped
 
+    @property
+    def n_joined(self) -> int:
+        """Servers that were not there at the start and have come since."""
+        return sum(self._machines[server].has_been for server in self._experiment.absent)
+
     def epoch(self, server: int) -> int:
         return self._machines[server].epoch
 

@@ -68,7 +68,8 @@ class _Site(web.BaseSite):
         self._network.listen(self._address, self._port, server)
 
     async def stop(self) -> None:
-        self._network.stop_listening(self._address, self._port)
+        if self._runner.server is not None:
+            self._network.stop_listening(self._address, self._port, self._runner.server)
         await super().stop()
 
 

@@ -1,0 +1,192 @@
+"""Seeds that disturb whole systems in virtual time: ``python -m benchmarks chaos --seeds 10000``.
+
+Each seed draws a scenario and what goes wrong in it (``chaos_cases``), runs it on ``memory`` and checks numbered
+invariants (``chaos_checks``). A seed that fails is made as small as it fails with the same invariant, and named
+with the command that repeats it; ``--keep DIR`` writes its scenario there, to be run with ``testbed up``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from benchmarks import chaos_cases, chaos_checks
+from benchmarks.chaos_cases import Document
+from policies.problem import PolicyError
+from testbed.errors import TestbedError, UserError
+from testbed.runs.up import run_quietly
+from testbed.scenario import load_experiment
+from testbed.scenario.experiment import Experiment
+
+ENDED_BADLY = 0
+"""The number under which a run that did not come to its end is reported."""
+_NOT_THE_SAME = len(chaos_checks.INVARIANTS) + 1
+_EVERY_SAME = 20
+"""One seed of so many is run twice: both must leave the same record."""
+_MAX_SHRINKING = 150
+_CALM_S = 20.0
+"""Arrivals of an undisturbed system are over by then."""
+
+
+class Unplayable(Exception):
+    """The drawn system cannot hold its model; nothing can be said of it."""
+
+
+@dataclass
+class Outcome:
+    """``broken``: (invariant, what is wrong). ``document``: the smallest case that breaks the first of them."""
+
+    seed: int
+    broken: list[tuple[int, str]] = field(default_factory=list)
+    document: Document | None = None
+    played: bool = True
+    counts: Counter[str] = field(default_factory=Counter)
+
+
+def experiment_of(document: Document, folder: Path) -> Experiment:
+    """Raises ``Unplayable``."""
+    path = folder / "case.toml"
+    path.write_text(tomli_w.dumps(document), encoding="utf-8")
+    try:
+        return load_experiment(str(path))
+    except TestbedError as error:
+        raise Unplayable(str(error)) from error
+
+
+def play(document: Document) -> tuple[chaos_checks.Finished | None, list[tuple[int, str]], list[bytes]]:
+    """Run a case: what it left, the invariants that it breaks, and its record to the byte."""
+    with tempfile.TemporaryDirectory(prefix="testbed-chaos-") as name:
+        folder = Path(name)
+        experiment = experiment_of(document, folder)
+        try:
+            summary = run_quietly(experiment, folder / "run")
+        except (UserError, PolicyError) as error:
+            raise Unplayable(str(error)) from error
+        except Exception as error:
+            return None, [(ENDED_BADLY, f"{type(error).__name__}: {error}")], []
+        run = chaos_checks.finished(experiment, folder / "run", summary)
+        names = ("events.jsonl", "hops.parquet", "requests.parquet")
+        record = [(folder / "run" / file).read_bytes() for file in names]
+        return run, chaos_checks.broken(run), record
+
+
+def _instants(run: chaos_checks.Finished) -> Iterator[float]:
+    """When something happened to a session."""
+    for log in run.logs.values():
+        for record in log:
+            yield record.at_s
+            for hop in getattr(record, "hops", ()):
+                if hasattr(hop, "sent_at_s"):
+                    yield from (hop.sent_at_s, hop.arrived_at_s, hop.departed_at_s, hop.received_at_s)
+
+
+def case_of(seed: int) -> Document:
+    """The whole case of a seed. Raises ``Unplayable``."""
+    calm = chaos_cases.draw(seed)
+    undisturbed = chaos_cases.with_last_requests(calm, _CALM_S)
+    run, found, _ = play(undisturbed)
+    if run is None or found:
+        return undisturbed
+    instants = [at_s for at_s in _instants(run) if at_s < run.quiet_from_s]
+    disturbed = chaos_cases.disturb(seed, calm, instants)
+    with tempfile.TemporaryDirectory(prefix="testbed-chaos-") as folder:
+        ends_s = chaos_checks.disturbed_until_s(experiment_of(disturbed, Path(folder)))
+    return chaos_cases.with_last_requests(disturbed, ends_s)
+
+
+def try_seed(seed: int) -> Outcome:
+    """Draw, run and check one seed; a failing case is made smaller."""
+    logging.disable(logging.WARNING)
+    outcome = Outcome(seed)
+    try:
+        document = case_of(seed)
+        run, outcome.broken, record = play(document)
+        if run is not None and not outcome.broken and seed % _EVERY_SAME == 0 and play(document)[2] != record:
+            outcome.broken = [(_NOT_THE_SAME, "two runs left different records")]
+    except Unplayable:
+        outcome.played = False
+        return outcome
+    if run is not None:
+        outcome.counts.update(request.status for request in run.records.requests)
+        outcome.counts["faults"] += run.summary["n_faults"]
+        outcome.counts["changes of links"] += len(run.experiment.changes)
+        outcome.counts["recoveries"] += run.summary["n_replays"]
+        outcome.counts["moves"] += len(run.summary["moves"])
+    if outcome.broken:
+        outcome.document = shrink(document, outcome.broken[0][0])
+    return outcome
+
+
+def shrink(document: Document, invariant: int) -> Document:
+    """The smallest case found that breaks the same invariant."""
+    n_tried, goes_on = 0, True
+    while goes_on:
+        goes_on = False
+        for candidate in chaos_cases.smaller(document):
+            n_tried += 1
+            if n_tried > _MAX_SHRINKING:
+                return document
+            try:
+                _, found, _ = play(candidate)
+            except Unplayable:
+                continue
+            if any(number == invariant for number, _ in found):
+                document, goes_on = candidate, True
+                break
+    return document
+
+
+def run(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks chaos", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=200, help="how many")
+    parser.add_argument("--first", type=int, default=0, help="the first of them")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--keep", type=Path, help="a folder for the scenarios of failing seeds")
+    parser.add_argument("--json", action="store_true", help="one object at the end, and no lines")
+    options = parser.parse_args(arguments)
+    if options.seeds < 1 or options.first < 0 or options.jobs < 1:
+        parser.error("--seeds and --jobs must be at least 1, --first at least 0")
+    started_at = time.monotonic()
+    counts: Counter[str] = Counter()
+    failures: list[dict[str, Any]] = []
+    seeds = range(options.first, options.first + options.seeds)
+    with ProcessPoolExecutor(options.jobs) as pool:
+        for outcome in pool.map(try_seed, seeds, chunksize=4):
+            counts.update(outcome.counts)
+            counts["seeds"] += 1
+            counts["seeds whose system cannot hold its model"] += not outcome.played
+            if not outcome.broken:
+                continue
+            command = f"python -m benchmarks chaos --seeds 1 --first {outcome.seed}"
+            failures.append({"seed": outcome.seed, "broken": outcome.broken, "command": command})
+            if not options.json:
+                number, text = outcome.broken[0]
+                print(f"FAILED: {command}: invariant {number}: {text}", flush=True)
+            if options.keep is not None and outcome.document is not None:
+                options.keep.mkdir(parents=True, exist_ok=True)
+                path = options.keep / f"chaos-{outcome.seed}.toml"
+                path.write_text(tomli_w.dumps(outcome.document), encoding="utf-8")
+    took_s = time.monotonic() - started_at
+    if options.json:
+        print(json.dumps({"seeds": options.seeds, "took_s": took_s, "counts": counts, "failures": failures}))
+    else:
+        told = ", ".join(f"{key} {count}" for key, count in sorted(counts.items()))
+        print(f"{len(failures)} of {options.seeds} seeds failed in {took_s:.0f} s ({told})")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,213 @@
+"""Random scenarios for ``benchmarks.chaos``: systems, workloads, and what befalls them, all from one seed."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+Document = dict[str, Any]
+"""A scenario as TOML data."""
+
+SITES = ("a", "b", "c")
+PAIRS = ("petals", "proposed", "petals-optimized-rr", "petals-optimized-order", "foresight")
+QUIET_S = 2000.0
+"""So long after the last disturbance the last requests arrive."""
+_N_LAST, _BETWEEN_LAST_S = 2, 200.0
+_HORIZON_S = 40.0
+_NEAR_S = (-1e-3, -1e-6, 0.0, 1e-9, 1e-6, 1e-3)
+
+
+def draw(seed: int) -> Document:
+    """A system and its workload, with nothing that disturbs it."""
+    rng = random.Random(f"chaos:{seed}")
+    n_servers, n_clients = rng.randint(2, 6), rng.choice((1, 1, 1, 2))
+    n_requests = rng.randint(2, 7)
+    joins = rng.random() < 0.25
+    servers: list[Document] = [
+        {
+            "hardware": "drawn",
+            "site": rng.choice(SITES),
+            "name": f"s{number}",
+            "memory": f"{rng.choice((3, 4, 6, 9, 14))} GB",
+        }
+        for number in range(n_servers)
+    ]
+    if joins:
+        servers.append({"hardware": "drawn", "site": "a", "name": "late", "memory": "9 GB", "present": False})
+    arrivals = sorted(round(rng.uniform(0, 15), rng.choice((0, 3))) for _ in range(n_requests))
+    document: Document = {
+        "name": f"chaos-{seed}",
+        "seed": rng.randint(0, 1000),
+        "clock": "virtual",
+        "model": {
+            "name": "drawn",
+            "n_blocks": rng.randint(2, 8),
+            "hidden_size": 32,
+            "value_bytes": 2,
+            "petals_cache_tokens": 64,
+            "block_size": "1 GB",
+            "cache_per_token": rng.choice(("100 kB", "3 MB", "10 MB")),
+        },
+        "hardware": {"drawn": {"base": "a100", "decode": rng.choice(("1 ms", "20 ms"))}},
+        "servers": servers,
+        "clients": [{"site": rng.choice(SITES), "name": f"c{number}"} for number in range(n_clients)],
+        "network": {"backend": "memory", "kind": "clusters", "pairs": list(_pairs(rng))},
+        "workload": {
+            "arrivals": "listed",
+            "requests": [[at_s, rng.randint(1, 12), rng.randint(1, 10)] for at_s in arrivals],
+        },
+        "policy": {
+            "name": rng.choice(PAIRS),
+            "communication": rng.choice(("hub-spoke", "hub-spoke", "server-to-server")),
+            "design_concurrency": rng.choice(("auto", 1, 2, 4)),
+        },
+        "compute": {"serial": rng.random() < 0.3},
+        "backoff": {"first": "1 s", "max": "8 s", "jitter": rng.choice(("0 %", "30 %"))},
+        "recovery": {
+            "mode": rng.choice(("replay",) * 8 + ("head", "off")),
+            "request_timeout": rng.choice(("3 s", "180 s")),
+            "connect_timeout": rng.choice(("1 s", "5 s")),
+            "ban": rng.choice(("0 s", "15 s")),
+            "give_up": rng.choice(("20 s", "300 s")),
+            "replay": rng.choice(("at_once", "step_by_step")),
+        },
+    }
+    if rng.random() < 0.3:
+        document["membership"] = {
+            "kind": "announced",
+            "announce_period": "5 s",
+            "expiry": "12 s",
+            "refresh": "4 s",
+        }
+    if rng.random() < 0.25:
+        document["policy"] |= {"online": rng.choice(("two-time-scale", "petals-rebalancing"))}
+        document["policy"] |= {"online_period": "6 s", "load_rate": rng.choice(("10 Gbit/s", "1 Gbit/s"))}
+    if rng.random() < 0.15:
+        document["policy"]["state_age"] = "3 s"
+    return document
+
+
+def _pairs(rng: random.Random) -> Iterator[Document]:
+    for i, one in enumerate(SITES):
+        for other in SITES[i:]:
+            rtt_ms = rng.choice((0, 5, 80, 300))
+            yield {
+                "sites": [one, other],
+                "rtt": f"{rtt_ms} ms",
+                "rate": rng.choice(("50 kbit/s", "10 Mbit/s", "1 Gbit/s")),
+                "jitter": f"{rng.choice((0, 0, rtt_ms / 8))} ms",
+            }
+
+
+def disturb(seed: int, document: Document, instants: Iterable[float]) -> Document:
+    """The same system with things that go wrong, many of them at or beside ``instants`` of the undisturbed run."""
+    rng = random.Random(f"chaos:{seed}:faults")
+    known = sorted(set(instants)) or [0.0]
+    names = [server["name"] for server in document["servers"] if server.get("present", True)]
+    sites = sorted({place["site"] for place in (*document["servers"], *document["clients"])})
+    disturbed = copy.deepcopy(document)
+
+    def at() -> str:
+        if rng.random() < 0.3:
+            return f"{rng.uniform(0, _HORIZON_S):.6f} s"
+        if rng.random() < 0.2:
+            return f"{rng.randint(0, 20)} s"
+        return f"{max(0.0, rng.choice(known) + rng.choice(_NEAR_S)):.9f} s"
+
+    makers: list[Callable[[], Document | None]] = [
+        lambda: _fault(rng, "kill", names, at(), rng.random() < 0.8),
+        lambda: _fault(rng, "stop", names, at(), rng.random() < 0.9),
+        lambda: _fault(rng, "slow", names, at(), rng.random() < 0.7),
+        lambda: _fault(rng, "restart", names, at(), False),
+        lambda: _fault(rng, "leave", names, at(), False),
+        lambda: _event(rng, sites, at()),
+    ]
+    weights = (5, 4, 2, 2, 1, 4)
+    faults: list[Document] = []
+    events: list[Document] = []
+    for _ in range(rng.choice((1, 1, 2, 3, 5))):
+        made = rng.choices(makers, weights)[0]()
+        if made is not None:
+            (faults if "kind" in made else events).append(made)
+    if any(not server.get("present", True) for server in document["servers"]):
+        faults.append({"kind": "join", "server": "late", "at": at()})
+    if rng.random() < 0.15:
+        request = rng.randrange(len(document["workload"]["requests"]))
+        fault = {"kind": "kill", "server": rng.choice(names), "for": "4 s"}
+        faults.append(fault | {"after": {"request": request, "tokens": rng.randint(1, 4)}})
+    if faults:
+        disturbed["fault"] = faults
+    if events:
+        disturbed["network"]["event"] = events
+    return disturbed
+
+
+def _fault(rng: random.Random, kind: str, names: list[str], at: str, ends: bool) -> Document:
+    fault: Document = {"kind": kind, "server": rng.choice(names), "at": at}
+    if ends:
+        fault["for"] = f"{rng.choice((0.001, 0.5, 5, 30, 200))} s"
+    if kind == "slow":
+        fault["factor"] = rng.choice((2, 50))
+    return fault
+
+
+def _event(rng: random.Random, sites: list[str], at: str) -> Document:
+    event: Document = {"at": at, "for": f"{rng.choice((0.001, 0.3, 4, 60))} s"}
+    where = rng.choice(("link", "site", "partition"))
+    if where == "partition" and len(sites) > 1:
+        return event | {"partition": [rng.choice(sites)]}
+    if where == "link" and len(sites) > 1:
+        event["link"] = rng.sample(sites, 2)
+    else:
+        event["site"] = rng.choice(sites)
+    effects: tuple[Document, ...] = (
+        {"down": True},
+        {"loss": "20 %"},
+        {"rate_factor": rng.choice((0.1, 10))},
+        {"rtt_factor": rng.choice((0.2, 5))},
+        {"jitter": "1 ms"},
+    )
+    return event | rng.choice(effects)
+
+
+def with_last_requests(document: Document, quiet_from_s: float) -> Document:
+    """Two requests come when all has been quiet for long: whoever is there must serve them."""
+    asked = copy.deepcopy(document)
+    for number in range(_N_LAST):
+        asked["workload"]["requests"].append([quiet_from_s + QUIET_S + _BETWEEN_LAST_S * number, 3, 3])
+    return asked
+
+
+def smaller(document: Document) -> Iterator[Document]:
+    """The case with one thing less: a disturbance, then a request, then a switch."""
+    for path in (("fault",), ("network", "event"), ("workload", "requests")):
+        holder = document
+        for key in path[:-1]:
+            holder = holder[key]
+        for index in range(len(holder.get(path[-1], ()))):
+            copied = copy.deepcopy(document)
+            inner = copied
+            for key in path[:-1]:
+                inner = inner[key]
+            del inner[path[-1]][index]
+            if not inner[path[-1]]:
+                if path[-1] == "requests":
+                    continue
+                del inner[path[-1]]
+            yield copied
+    for key in ("membership", "backoff", "compute"):
+        if key in document:
+            yield {name: value for name, value in document.items() if name != key}
+    for key in ("online", "state_age"):
+        if key in document["policy"]:
+            policy = {
+                k: v for k, v in document["policy"].items() if k not in (key, "online_period", "load_rate")
+            }
+            yield document | {"policy": policy}
+    for index, fault in enumerate(document.get("fault", ())):
+        if "for" in fault:
+            copied = copy.deepcopy(document)
+            del copied["fault"][index]["for"]
+            yield copied

@@ -1,0 +1,232 @@
+"""What must hold after any run, however it was disturbed: numbered invariants, checked from what the run wrote."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from benchmarks.chaos_cases import QUIET_S
+from nodes.eventlog import read_log
+from nodes.records import ENDED, AnyRecord, Arrived, Completed, Failed, Rejected, Replayed, Token
+from policies.problem import Placement, Problem
+from testbed.control.placing import place_experiment
+from testbed.results.logs import RunRecords, read_logs
+from testbed.scenario.experiment import Experiment
+
+_BROKEN_PROTOCOL = re.compile(
+    r"differs from the whole|is not \d+ hidden|not the result of|wrong-|bad-frame|unknown-session|"
+    r"too-many-steps|a million attempts"
+)
+"""Reasons that no failure of a server or of a link explains."""
+_ROUNDING_S = 1e-9
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run that has ended, as its files show it."""
+
+    experiment: Experiment
+    run_dir: Path
+    summary: dict[str, Any]
+    records: RunRecords
+    logs: dict[str, list[AnyRecord]]
+    events: list[dict[str, Any]]
+
+    @property
+    def quiet_from_s(self) -> float:
+        """Requests that come later find nothing that disturbs them: see ``chaos_cases.with_last_requests``."""
+        return disturbed_until_s(self.experiment) + QUIET_S / 2
+
+
+def finished(experiment: Experiment, run_dir: Path, summary: dict[str, Any]) -> Finished:
+    lines = (run_dir / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    logs = {path.stem: read_log(path)[0] for path in sorted((run_dir / "events").glob("*.log"))}
+    events = [json.loads(line) for line in lines]
+    return Finished(experiment, run_dir, summary, read_logs(run_dir), logs, events)
+
+
+def _ends(run: Finished) -> Iterator[str]:
+    """1: every request has all its tokens, verified, or has failed with a reason that a failure explains."""
+    ended: dict[int, int] = {}
+    for log in run.logs.values():
+        for record in log:
+            if isinstance(record, ENDED):
+                ended[record.request] = ended.get(record.request, 0) + 1
+            if isinstance(record, Failed) and (not record.reason or _BROKEN_PROTOCOL.search(record.reason)):
+                yield f"request {record.request} failed: {record.reason!r}"
+    for plan in run.experiment.requests:
+        if ended.get(plan.index, 0) != 1:
+            yield f"request {plan.index} ended {ended.get(plan.index, 0)} times"
+    for request in run.records.requests:
+        tokens = [token.token for token in request.tokens]
+        if tokens != list(range(len(tokens))):
+            yield f"request {request.index} has the tokens {tokens}"
+        if request.status == "completed" and len(tokens) != request.n_output_tokens:
+            yield f"request {request.index} completed with {len(tokens)} of {request.n_output_tokens} tokens"
+
+
+def _nothing_left(run: Finished) -> Iterator[str]:
+    """2: sessions, caches and connections are back to zero, and nothing broke on the way."""
+    if run.summary["leaks"] is None or any(run.summary["leaks"].values()):
+        yield f"left: {run.summary['leaks']}"
+    for path in sorted((run.run_dir / "logs").glob("*.log")):
+        text = path.read_text(encoding="utf-8")
+        if "Traceback" in text or "was never retrieved" in text:
+            yield f"{path.name}: {text[-1500:]}"
+
+
+def _reachable(run: Finished) -> Iterator[str]:
+    """3: once all is quiet, a request that the servers which are there can hold is served."""
+    problem = run.experiment.problem
+    placement, there = _at_the_end(run)
+    for request in run.records.requests:
+        if request.arrived_at_s > run.quiet_from_s and request.status != "completed":
+            n_tokens = request.n_input_tokens + request.n_output_tokens
+            if chain_exists(problem, placement, there, n_tokens):
+                names = [problem.servers[j].name for j in sorted(there)]
+                yield f"request {request.index} {request.status} ({request.reason}) with {names} there"
+
+
+def _at_the_end(run: Finished) -> tuple[Placement, set[int]]:
+    """The placement and the servers that are there at the end, after the events."""
+    placement = place_experiment(run.experiment).placement
+    names = {spec.name: j for j, spec in enumerate(run.experiment.problem.servers)}
+    ranges = list(placement.ranges)
+    there = set(range(len(names))) - run.experiment.absent
+    for event in run.events:
+        server = names.get(event.get("server", ""))
+        if server is None:
+            continue
+        if event["event"] == "fault" and event["applies"] and event["kind"] != "join":
+            there.discard(server)  # a slow one may be too slow for the limits
+        elif event["event"] in ("begun", "fault-over"):
+            there.add(server)
+        if event["event"] == "moved":
+            ranges[server] = type(ranges[server])(*event["new"])
+            there.add(server)
+    moved = Placement(placement.policy, tuple(ranges), placement.cache_bytes, placement.design_concurrency)
+    return moved, there
+
+
+def chain_exists(problem: Problem, placement: Placement, servers: set[int], n_tokens: int) -> bool:
+    """Whether ``servers`` can hold one session of ``n_tokens``, each used up to its last block."""
+    reached, n_blocks = {0}, problem.model.n_blocks
+    for block in range(n_blocks):
+        if block in reached:
+            for j in servers:
+                blocks = placement.ranges[j]
+                need = (blocks.last - block) * n_tokens * problem.model.cache_bytes_per_token
+                if blocks.first <= block < blocks.last and need <= placement.cache_bytes[j]:
+                    reached.add(blocks.last)
+    return n_blocks in reached
+
+
+def _faults_once(run: Finished) -> Iterator[str]:
+    """4: every planned fault was carried out once, or the run says that it did not come; each end came."""
+    planned = [(run.experiment.problem.servers[f.server].name, f.kind, f.at_s) for f in run.experiment.faults]
+    for fault in set(planned):
+        came = sum(
+            e["event"] == "fault" and (e["server"], e["kind"], e["planned_at_s"]) == fault for e in run.events
+        )
+        n_planned = planned.count(fault)
+        if came > n_planned or (came < n_planned and fault[2] is not None):
+            yield f"{fault} came {came} times, planned {n_planned} times"
+    n_came = sum(e["event"] == "fault" and e["by"] == "scenario" for e in run.events)
+    if n_came + run.summary["n_faults_never_came"] != len(planned):
+        yield f"{n_came} faults came and {run.summary['n_faults_never_came']} did not, of {len(planned)}"
+    changes = sum(e["event"] == "network-change" for e in run.events)
+    if changes != len(run.experiment.changes):
+        yield f"{changes} changes of links, planned {len(run.experiment.changes)}"
+
+
+def _monotone(run: Finished) -> Iterator[str]:
+    """5: time never goes back, in any log, in any token and in any hop."""
+    for name, log in run.logs.items():
+        for before, after in pairwise(record for record in log if not isinstance(record, Token)):
+            if after.at_s < before.at_s - _ROUNDING_S and after.kind != "opening":
+                yield f"{name}: {after.kind} at {after.at_s} after {before.kind} at {before.at_s}"
+    timed = [e for e in run.events if e.get("at_s") is not None and e["event"] not in ("moved", "decided")]
+    for earlier, later in pairwise(timed):
+        if (
+            later["at_s"] < earlier["at_s"] - _ROUNDING_S
+            and "request" not in later
+            and "request" not in earlier
+        ):
+            yield f"events: {later['event']} at {later['at_s']} after {earlier['event']} at {earlier['at_s']}"
+    for request in run.records.requests:
+        for token in request.tokens:
+            if not request.arrived_at_s <= token.ready_at_s <= token.at_s:
+                yield f"request {request.index}, token {token.token}: {token.ready_at_s} to {token.at_s}"
+            for hop in token.hops:
+                instants = (hop.sent_at_s, hop.arrived_at_s, hop.departed_at_s, hop.received_at_s)
+                if any(b < a - _ROUNDING_S for a, b in pairwise((token.ready_at_s, *instants, token.at_s))):
+                    yield f"request {request.index}, token {token.token}, server {hop.server}: {instants}"
+
+
+def _counted(run: Finished) -> Iterator[str]:
+    """6: the summary counts what the logs hold."""
+    log = [record for records in run.logs.values() for record in records]
+
+    def count(kind: type[AnyRecord]) -> int:
+        return sum(isinstance(record, kind) for record in log)
+
+    wanted = {
+        "n_requests": count(Arrived),
+        "n_completed": count(Completed),
+        "n_failed": count(Failed),
+        "n_replays": count(Replayed),
+        "n_faults": sum(e["event"] == "fault" and e["applies"] and e["kind"] != "cont" for e in run.events),
+    }
+    for key, value in wanted.items():
+        if run.summary[key] != value:
+            yield f"{key} is {run.summary[key]}, the logs have {value}"
+    rejections = {r.index: r.n_rejections for r in run.records.requests}
+    logged: dict[int, int] = dict.fromkeys(rejections, 0)
+    for record in log:
+        if isinstance(record, Rejected):
+            logged[record.request] += 1
+    if rejections != logged:
+        yield f"rejections are {rejections}, the logs have {logged}"
+
+
+def _served_by_the_untouched(run: Finished) -> Iterator[str]:
+    """7: where servers that nothing disturbs can hold every request at once, every request completes."""
+    experiment = run.experiment
+    touched = {fault.server for fault in experiment.faults} | experiment.absent
+    if experiment.changes or experiment.online is not None or experiment.recovery.mode != "replay":
+        return
+    untouched = set(range(experiment.problem.n_servers)) - touched
+    n_tokens = sum(r.n_input_tokens + r.n_output_tokens for r in experiment.requests)
+    if chain_exists(experiment.problem, place_experiment(experiment).placement, untouched, n_tokens):
+        for request in run.records.requests:
+            if request.status != "completed":
+                yield f"request {request.index} {request.status} ({request.reason}) beside {sorted(untouched)}"
+
+
+INVARIANTS: tuple[Callable[[Finished], Iterator[str]], ...] = (
+    *(_ends, _nothing_left, _reachable, _faults_once, _monotone, _counted, _served_by_the_untouched),
+)
+
+
+def broken(run: Finished) -> list[tuple[int, str]]:
+    """(number of the invariant, what is wrong), the first finding of each."""
+    found = []
+    for number, invariant in enumerate(INVARIANTS, 1):
+        wrong = next(invariant(run), None)
+        if wrong is not None:
+            found.append((number, wrong))
+    return found
+
+
+def disturbed_until_s(experiment: Experiment) -> float:
+    """The end of the last disturbance, or of the last arrival but the quiet ones."""
+    ends = [change.at_s for change in experiment.changes]
+    ends += [(fault.at_s or 0.0) + (fault.for_s or 0.0) for fault in experiment.faults]
+    arrivals = sorted(request.arrival_at_s for request in experiment.requests)
+    before = (early for early, late in pairwise(arrivals) if late - early > QUIET_S / 2)
+    return max((0.0, *ends, *before))

@@ -1,0 +1,46 @@
+"""A share of ``python -m benchmarks chaos``: whatever disturbs a drawn system, the invariants hold."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from benchmarks import chaos
+
+PER_TEST = 20
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("first", range(0, 200, PER_TEST))
+def test_two_hundred_seeds_hold_every_invariant(first: int) -> None:
+    for seed in range(first, first + PER_TEST):
+        outcome = chaos.try_seed(seed)
+        assert not outcome.broken, f"python -m benchmarks chaos --seeds 1 --first {seed}: {outcome.broken}"
+
+
+def test_a_case_is_the_same_whenever_it_is_drawn_and_most_can_be_played() -> None:
+    assert chaos.case_of(1) == chaos.case_of(1)
+    outcomes = [chaos.try_seed(seed) for seed in range(5)]
+    assert sum(outcome.played for outcome in outcomes) >= 3
+    assert sum(outcome.counts["completed"] for outcome in outcomes) > 5
+
+
+def test_a_broken_promise_is_found_and_its_case_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_kills(run: object) -> Iterator[str]:
+        if any(fault.kind == "kill" for fault in run.experiment.faults):  # type: ignore[attr-defined]
+            yield "a server was killed"
+
+    monkeypatch.setattr(chaos.chaos_checks, "INVARIANTS", (no_kills,))
+    outcome = next(filter(lambda o: o.broken, map(chaos.try_seed, range(30))))
+    assert outcome.broken == [(1, "a server was killed")]
+    assert outcome.document is not None
+    assert [fault["kind"] for fault in outcome.document["fault"]] == ["kill"]
+    assert "event" not in outcome.document["network"]
+    assert len(outcome.document["workload"]["requests"]) <= 2
