@@ -19,8 +19,9 @@ def main() -> int:
         from benchmarks import gpu
 
         return gpu.main(sys.argv[2:])
-    if sys.argv[1:2] in (["chaos"], ["fuzz"], ["soak"]):
-        return int(importlib.import_module(f"benchmarks.{sys.argv[1]}").run(sys.argv[2:]))
+    if sys.argv[1:2] in (["chaos"], ["chaos-mutations"], ["fuzz"], ["soak"]):
+        module = sys.argv[1].replace("-", "_")
+        return int(importlib.import_module(f"benchmarks.{module}").run(sys.argv[2:]))
     wanted = [argument for argument in sys.argv[1:] if not argument.startswith("-")] or list(NAMES)
     unknown = [name for name in wanted if name not in NAMES]
     if unknown:

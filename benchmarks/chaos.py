@@ -8,6 +8,7 @@ with the command that repeats it; ``--keep DIR`` writes its scenario there, to b
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import logging
 import os
@@ -107,8 +108,8 @@ def case_of(seed: int) -> Document:
     return chaos_cases.with_last_requests(disturbed, ends_s)
 
 
-def try_seed(seed: int) -> Outcome:
-    """Draw, run and check one seed; a failing case is made smaller."""
+def try_seed(seed: int, shrinks: bool = True) -> Outcome:
+    """Draw, run and check one seed; with ``shrinks`` a failing case is made smaller."""
     logging.disable(logging.WARNING)
     outcome = Outcome(seed)
     try:
@@ -126,7 +127,7 @@ def try_seed(seed: int) -> Outcome:
         outcome.counts["recoveries"] += run.summary["n_replays"]
         outcome.counts["moves"] += len(run.summary["moves"])
     if outcome.broken:
-        outcome.document = shrink(document, outcome.broken[0][0])
+        outcome.document = shrink(document, outcome.broken[0][0]) if shrinks else document
     return outcome
 
 
@@ -155,6 +156,7 @@ def run(arguments: list[str]) -> int:
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--keep", type=Path, help="a folder for the scenarios of failing seeds")
+    parser.add_argument("--no-shrinking", action="store_true", help="leave failing cases as they are")
     parser.add_argument("--json", action="store_true", help="one object at the end, and no lines")
     options = parser.parse_args(arguments)
     if options.seeds < 1 or options.first < 0 or options.jobs < 1:
@@ -162,9 +164,10 @@ def run(arguments: list[str]) -> int:
     started_at = time.monotonic()
     counts: Counter[str] = Counter()
     failures: list[dict[str, Any]] = []
+    play_seed = functools.partial(try_seed, shrinks=not options.no_shrinking)
     seeds = range(options.first, options.first + options.seeds)
     with ProcessPoolExecutor(options.jobs) as pool:
-        for outcome in pool.map(try_seed, seeds, chunksize=4):
+        for outcome in pool.map(play_seed, seeds, chunksize=4):
             counts.update(outcome.counts)
             counts["seeds"] += 1
             counts["seeds whose system cannot hold its model"] += not outcome.played

@@ -11,12 +11,11 @@ from nodes.control import ControlError
 from nodes.messages import Rehost
 from nodes.records import ENDED, Arrived, States
 from policies.online import OnlinePolicy
-from policies.problem import PolicyError
 from testbed.control.coordinator import Coordinator
 from testbed.control.faults.machines import Nodes
+from testbed.control.guarded import guarded
 from testbed.control.mover import Mover, Way
-from testbed.control.placing import PolicyInterrupted
-from testbed.errors import RunError, TestbedError, UserError
+from testbed.errors import RunError
 from testbed.rundir import EventWriter
 from testbed.scenario.experiment import Experiment
 
@@ -79,19 +78,9 @@ class Moves:
         self._start(self._move(way))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(self._guarded(work))
+        task = asyncio.create_task(guarded(work, self._nodes.broke))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
-        try:
-            await work
-        except PolicyInterrupted:  # by what ends the run
-            return
-        except PolicyError as error:
-            self._nodes.broke(UserError(str(error)))
-        except TestbedError as error:
-            self._nodes.broke(error)
 
     async def _check_at_times(self) -> None:
         while (at_s := self.mover.next_check_at_s()) < math.inf:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from nodes.request import Request
 from policies.problem import PolicyError, Route
 from testbed.control.coordinator import Coordinator
 from testbed.control.faults.emulated import Faults
+from testbed.control.guarded import guarded
 from testbed.control.moves import Moves
 from testbed.control.placing import PlacedExperiment, PolicyInterrupted, placement_data
 from testbed.control.steering import online_policy
@@ -133,9 +134,9 @@ class Emulation:
         """Run the workload to its end. Raises ``RunError`` when the emulation breaks on the way."""
         self.progress.phase = "serving"
         self.events.write("serving", self.clock.now_s())
-        self._background.append(asyncio.create_task(self._change_links()))
+        self._in_background(self._change_links())
         if self.blocks is not None:
-            self._background.append(asyncio.create_task(self.memory.watch(self.nodes.peers)))
+            self._in_background(self.memory.watch(self.nodes.peers))
         prompts = self.blocks.prompts if self.blocks is not None else {}
         for number, client in enumerate(self.experiment.problem.clients):
             requests = [
@@ -155,29 +156,27 @@ class Emulation:
             if failure and failure != "interrupted":
                 raise RunError(f"{client}: {failure}; all rows up to then are intact")
 
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        self._background.append(asyncio.create_task(guarded(work, self.processes.give_up)))
+
     def _has_served_until_now(self) -> None:
         if self._serving_since is not None and self.wall_s is None:
             self.wall_s, self.scenario_s = time.monotonic() - self._serving_since, self.clock.now_s()
 
     async def _change_links(self) -> None:
         """Carry out the scenario's changes, each at its time, until the run ends."""
-        try:
-            for change in self.experiment.changes:
-                await self.clock.sleep_until_s(change.at_s)
-                async with self.faults.one_at_a_time():
-                    done_at_s = await self.nodes.change_links(change.links)
-                    self.events.write(
-                        NETWORK_CHANGE,
-                        done_at_s,
-                        planned_at_s=change.at_s,
-                        late_s=done_at_s - change.at_s,
-                        why=change.why,
-                        n_links=len(change.links),
-                    )
-        except control.ControlError as error:
-            self.processes.give_up(RunError(f"a client did not take its new links: {error}"))
-        except TestbedError as error:
-            self.processes.give_up(error)
+        for change in self.experiment.changes:
+            await self.clock.sleep_until_s(change.at_s)
+            async with self.faults.one_at_a_time():
+                done_at_s = await self.nodes.change_links(change.links)
+                self.events.write(
+                    NETWORK_CHANGE,
+                    done_at_s,
+                    planned_at_s=change.at_s,
+                    late_s=done_at_s - change.at_s,
+                    why=change.why,
+                    n_links=len(change.links),
+                )
 
     async def hold(self) -> None:
         """Keep everything up until interrupted."""

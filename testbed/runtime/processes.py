@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from netem.spec import NetworkSpec
 from nodes import control
 from nodes.messages import Hello, Stop
 from nodes.node import NodeConfig
+from testbed.control.guarded import unexpected
 from testbed.errors import RunError, TestbedError
 from testbed.runtime.launching import Launcher, Listener, OpenNetwork
 
@@ -145,8 +146,21 @@ class Processes:
             self._here.add(message.name)
             self._hello.set()
 
-        peer.take({Hello: hello, **self._handlers()})
+        handlers: control.Handlers = {Hello: hello, **self._handlers()}
+        peer.take({kind: self._carried_out(handler) for kind, handler in handlers.items()})
         await peer.serve()
+
+    def _carried_out(self, handler: control.Handler) -> control.Handler:
+        """``handler``, whose failure breaks the run: nobody else would notice."""
+
+        async def carry_out(message: Any) -> Any:
+            try:
+                return await handler(message)
+            except Exception as error:
+                self.give_up(unexpected(error))
+                raise
+
+        return carry_out
 
     def _ended(self, name: str, status: int) -> None:
         if not self._survives(name, status):

@@ -15,6 +15,7 @@ from nodes.clock import RunClock
 from nodes.control import ControlError
 from nodes.messages import A, Drain, Emptied, GetStatus, Message, Question, Slow, Stop
 from testbed.control.coordinator import Coordinator
+from testbed.control.guarded import guarded
 from testbed.errors import RunError, TestbedError
 from testbed.rundir import MOVED, EventWriter
 from testbed.scenario.experiment import Experiment
@@ -114,15 +115,7 @@ class Machines:
         await self._nodes.clock.sleep_until_s(at_s)
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        async def guarded() -> None:
-            try:
-                await work
-            except TestbedError as error:
-                self._nodes.broke(error)
-            except ControlError as error:
-                self._nodes.broke(RunError(f"a node did not answer: {error}"))
-
-        task = asyncio.create_task(guarded())
+        task = asyncio.create_task(guarded(work, self._nodes.broke))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
@@ -287,7 +280,8 @@ class Machines:
         machine.is_stopped = True
         machine.n_stops += 1
         machine.failed_at_s = failed_at_s
-        self._coordinator.membership.ends(server, machine.failed_at_s)
+        # In real time others may have died while the signal went out: membership is notified in order.
+        self._coordinator.membership.ends(server, self._nodes.now_s())
 
     async def _cont(self, server: int, machine: _Machine, factor: float) -> None:
         await self._nodes.signal_server(server, signal.SIGCONT)

@@ -250,6 +250,32 @@ async def test_a_node_that_does_not_do_as_it_is_told_breaks_the_run(rig: Rig) ->
     assert "a node did not answer: no" in str(rig.nodes.errors[0])
 
 
+async def test_a_stop_during_which_another_server_dies_is_done_and_ends(rig: Rig) -> None:
+    async def slow_signal(server: int, number: int) -> None:
+        rig.nodes.did.append(("signal", server, signal.Signals(number).name))
+        if number == signal.SIGKILL:
+            rig.nodes.ended(server, -9)
+        elif number == signal.SIGSTOP:
+            await rig.machines.apply("kill", 1)
+
+    rig.nodes.signal_server = slow_signal  # type: ignore[method-assign]
+    faults = [Fault("stop", 0, 1.0, for_s=5.0)]
+    await Schedule(faults, rig.machines).run()
+    await until(lambda: len(rig.nodes.did) == 3)
+    assert rig.nodes.did == [("signal", 0, "SIGSTOP"), ("signal", 1, "SIGKILL"), ("signal", 0, "SIGCONT")]
+    assert sorted(line["kind"] for line in rig.lines("fault")) == ["kill", "stop"]
+    assert rig.nodes.errors == []
+
+
+async def test_what_nobody_has_foreseen_breaks_the_run_with_its_text(rig: Rig) -> None:
+    async def stumble() -> None:
+        raise ZeroDivisionError("by itself")
+
+    rig.machines.in_background(stumble())
+    await until(lambda: bool(rig.nodes.errors))
+    assert str(rig.nodes.errors[0]) == "the testbed itself has failed: ZeroDivisionError: by itself"
+
+
 async def test_faults_wait_for_the_tokens_that_they_name(rig: Rig) -> None:
     faults = [
         Fault("kill", 0, after=After(3, 20)),

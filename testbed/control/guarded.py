@@ -1,0 +1,37 @@
+"""Work beside the run that nobody awaits: whatever it raises ends the run, with its text."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from nodes.control import ControlError
+from policies.problem import PolicyError
+from testbed.control.placing import PolicyInterrupted
+from testbed.errors import RunError, TestbedError, UserError
+
+log = logging.getLogger(__name__)
+
+
+async def guarded(work: Awaitable[None], broke: Callable[[TestbedError], None]) -> None:
+    """Await ``work``, and call ``broke`` with what it raises."""
+    try:
+        await work
+    except PolicyInterrupted:  # by what ends the run
+        return
+    except PolicyError as error:
+        broke(UserError(str(error)))
+    except TestbedError as error:
+        broke(error)
+    except ControlError as error:
+        broke(RunError(f"a node did not answer: {error}"))
+    except Exception as error:
+        broke(unexpected(error))
+
+
+def unexpected(error: Exception) -> RunError:
+    """What nobody has foreseen; but for what the system refuses (a full disk) the traceback goes to the log."""
+    if isinstance(error, OSError):
+        return RunError(f"the run ended: {error}")
+    log.error("unexpected", exc_info=error)
+    return RunError(f"the testbed itself has failed: {type(error).__name__}: {error}")
