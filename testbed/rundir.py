@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ MOVED = "moved"
 BY_SCENARIO = "scenario"
 """Whose doing a fault was that the scenario planned."""
 OWNER = "owner.json"
+HALF_WRITTEN = ".part"
+"""Ending of files that are being written."""
 RUN_VARIABLE = "TESTBED_RUN"
 """Every process of a run carries the run's directory in this environment variable."""
 OWNER_VARIABLE = "TESTBED_OWNER"
@@ -94,22 +98,43 @@ def runs(pid: int, started: str) -> bool:
 
 def owner_alive(run_dir: Path) -> bool:
     """Whether the ``testbed up`` that made ``run_dir`` is still running."""
+    path = run_dir / OWNER
     try:
-        owner = json.loads((run_dir / OWNER).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        if not path.is_file():  # a pipe of that name would be waited for
+            return False
+        owner = json.loads(path.read_text(encoding="utf-8"))
+        return runs(int(owner["pid"]), str(owner["started"]))
+    except (OSError, ValueError, TypeError, KeyError):  # nobody of ours has written that
         return False
-    return runs(owner["pid"], owner["started"])
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path beside ``path`` that takes its place when the body ends without an error.
+
+    Nothing is written through a link that stands at either path.
+    """
+    temporary = path.with_name(path.name + HALF_WRITTEN)
+    temporary.unlink(missing_ok=True)
+    try:
+        yield temporary
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def own_folder(path: Path) -> Path:
+    """Make a folder of a run, unless it is there. Raises ``OSError`` if it is a link to somewhere else."""
+    path.mkdir(exist_ok=True)
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, "it is a link, and nothing is written through links", str(path))
+    return path
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write ``value`` whole or not at all."""
-    temporary = path.with_suffix(path.suffix + ".part")
-    try:
+    with replacing(path) as temporary:
         temporary.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def read_events(run_dir: Path, *kinds: str) -> list[dict[str, Any]]:

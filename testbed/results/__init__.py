@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from testbed.errors import RunError, UserError
-from testbed.results.atomic import replacing
 from testbed.results.errors import Tables
 from testbed.results.logs import read_logs
 from testbed.results.model import hop_table
 from testbed.results.requests import request_rows
 from testbed.results.summary import summarize
 from testbed.results.verified import read_verification
-from testbed.rundir import TWIN, write_json
+from testbed.rundir import TWIN, replacing, write_json
 from testbed.scenario.experiment import Experiment
 
 __all__ = ["finish_run", "load_run", "read_tables", "write_report"]

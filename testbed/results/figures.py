@@ -13,6 +13,7 @@ from nodes.records import Rerouted
 from testbed.results.logs import RequestRecord, RunRecords
 from testbed.results.model import HopTable
 from testbed.results.plots import plotting, save_both
+from testbed.rundir import own_folder
 from testbed.scenario.experiment import Experiment
 
 Array = NDArray[np.float64]
@@ -30,7 +31,7 @@ def draw_figures(
     folder: Path, experiment: Experiment, records: RunRecords, hops: HopTable, rows: Rows
 ) -> list[tuple[Path, str]]:
     """Draw all figures as PNG and PDF; returns (PNG path, caption). Raises ``OSError``."""
-    folder.mkdir(exist_ok=True)
+    own_folder(folder)
     drawn: list[tuple[Path, str]] = []
     with plotting(_STYLE) as plt:
         for name, caption, figure in _figures(plt, experiment, records, hops, rows):

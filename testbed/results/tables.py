@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from testbed.results.atomic import replacing
 from testbed.results.model import HopTable
+from testbed.rundir import replacing
 from testbed.scenario.experiment import Experiment
 
 _TYPES = {

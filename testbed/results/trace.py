@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from testbed.results.atomic import replacing
 from testbed.results.logs import RequestRecord, RunRecords
 from testbed.results.model import HopTable
+from testbed.rundir import replacing
 from testbed.scenario.experiment import Experiment
 
 _US = 1e6

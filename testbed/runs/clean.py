@@ -18,10 +18,9 @@ from typing import Any
 
 from testbed.errors import TestbedError
 from testbed.results import finish_run, load_run
-from testbed.rundir import LINKS_PREFIX, OWNER, OWNER_VARIABLE, RUN_VARIABLE, owner_alive, runs
+from testbed.rundir import HALF_WRITTEN, LINKS_PREFIX, OWNER, OWNER_VARIABLE, RUN_VARIABLE, owner_alive, runs
 
 TABLES = ("summary.json", "requests.parquet", "hops.parquet", "trace.json")
-HALF_WRITTEN = ".part"
 _TERM_WAIT_S = 2.0
 
 
@@ -54,10 +53,15 @@ def clean_command(out: Path) -> dict[str, Any]:
             except (TestbedError, OSError) as error:
                 answer["problems"].append(f"{run}: {error}")
     for folder in sorted(Path(tempfile.gettempdir()).glob(f"{LINKS_PREFIX}*")):
-        if not owner_alive(folder):
+        if not owner_alive(folder) and _is_ours(folder):
             shutil.rmtree(folder)
             answer["folders"].append(str(folder))
     return answer
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether this user may judge a temporary folder: others' runs are theirs to clean."""
+    return not folder.is_symlink() and (os.geteuid() == 0 or folder.stat().st_uid == os.geteuid())
 
 
 def _orphans() -> list[tuple[int, Path]]:

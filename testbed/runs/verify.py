@@ -55,7 +55,7 @@ def _verify(
     with open(run_dir / "logs" / "whole.log", "ab") as log:
         try:
             done = subprocess.run(
-                [sys.executable, "-m", "nodes.blocks.whole"],
+                [sys.executable, "-P", "-m", "nodes.blocks.whole"],
                 input=json.dumps(job).encode(),
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -58,3 +59,15 @@ def test_the_doctor_says_what_is_missing(testbed: Testbed) -> None:
     assert rows["network loopback"]["works"] and rows["network memory"]["works"]
     assert rows["virtual time"]["detail"].startswith("network auto takes memory")
     assert rows["real time"]["detail"].startswith("network auto takes loopback")
+
+
+@pytest.mark.usefixtures("fabric")
+def test_what_lies_in_the_current_folder_is_no_code_of_the_tool(testbed: Testbed, tmp_path: Path) -> None:
+    planted = tmp_path / "planted"
+    planted.mkdir()
+    for name in ("aiohttp", "msgspec", "pyroute2", "select"):
+        (planted / f"{name}.py").write_text(f"raise SystemExit('planted {name} ran')\n")
+    there = ("sh", "-c", f'cd {planted} && exec "$0" "$@"')
+    outcome = testbed.up("clustered", "--network", "fabric", "--set", "workload.n_requests=1", wrapper=there)
+    assert outcome.code == 0, outcome.stderr
+    assert "planted" not in outcome.stderr.replace(str(planted), "")

@@ -61,6 +61,7 @@ class LauncherHandle:
             self._process = subprocess.Popen(
                 [
                     sys.executable,
+                    "-P",
                     "-m",
                     "testbed.runtime.real.launcher",
                     str(theirs.fileno()),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.errors import UserError
-from testbed.results.atomic import replacing
+from testbed.rundir import replacing
 from testbed.studies.reproduce.collect import Results
 from testbed.studies.reproduce.commands import settings_lines
 from testbed.studies.reproduce.disk import FIGURES, make_folder, writing

@@ -1,0 +1,83 @@
+"""Run directories that somebody else may have written: nothing is followed out of them, nothing waited for."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from testbed.errors import RunError
+from testbed.results import finish_run, write_report
+from testbed.rundir import OWNER, owner_alive, write_json
+from testbed.runs import clean
+from testbed.runs.clean import clean_command
+from tests.unit.results.conftest import SyntheticRun, make_experiment
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> SyntheticRun:
+    made = SyntheticRun(tmp_path / "run", make_experiment())
+    made.serve(0, 0.0, [(0, 0, 4)])
+    return made
+
+
+def test_tables_and_report_of_a_run_are_written_through_no_link(run: SyntheticRun, tmp_path: Path) -> None:
+    outside = tmp_path / "outside.txt"
+    outside.write_text("mine")
+    names = ("summary.json", "requests.parquet", "hops.parquet", "trace.json", "report.html")
+    for name in names:
+        (run.path / name).symlink_to(outside)
+        (run.path / f"{name}.part").symlink_to(outside)
+    finish_run(run.path, run.experiment)
+    write_report(run.path, run.experiment)
+    assert outside.read_text() == "mine"
+    assert not any((run.path / name).is_symlink() for name in names)
+
+
+def test_figures_go_into_no_folder_that_is_a_link(run: SyntheticRun, tmp_path: Path) -> None:
+    finish_run(run.path, run.experiment)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (run.path / "figures").symlink_to(outside)
+    with pytest.raises(RunError, match="it is a link"):
+        write_report(run.path, run.experiment)
+    assert list(outside.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "null", "{}", '{"pid": "x", "started": 1}', '{"pid": [], "started": ""}', "{", ""]
+)
+def test_an_owner_that_is_none_is_not_alive(text: str, tmp_path: Path) -> None:
+    (tmp_path / OWNER).write_text(text)
+    assert owner_alive(tmp_path) is False
+
+
+def test_an_owner_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / OWNER)
+    assert owner_alive(tmp_path) is False
+
+
+def test_json_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "answer.json"
+    write_json(path, {"a": 1})
+    with pytest.raises(ValueError, match="Out of range float"):
+        write_json(path, {"a": float("nan")})
+    assert json.loads(path.read_text()) == {"a": 1}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["answer.json"]
+
+
+def test_temporary_folders_of_others_are_left_to_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs, linked = tmp_path / "testbed-links-theirs", tmp_path / "testbed-links-linked"
+    theirs.mkdir()
+    linked.symlink_to(tmp_path)
+    monkeypatch.setattr(clean.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(clean.os, "geteuid", lambda: theirs.stat().st_uid + 1)
+    monkeypatch.setattr(clean, "_orphans", list)
+    assert clean_command(tmp_path / "none")["folders"] == []
+    monkeypatch.setattr(clean.os, "geteuid", lambda: theirs.stat().st_uid)
+    assert clean_command(tmp_path / "none")["folders"] == [str(theirs)]
+    assert linked.is_symlink()
