@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import logging
 import os
 import sys
 import tempfile
@@ -110,7 +109,6 @@ def case_of(seed: int) -> Document:
 
 def try_seed(seed: int, shrinks: bool = True) -> Outcome:
     """Draw, run and check one seed; with ``shrinks`` a failing case is made smaller."""
-    logging.disable(logging.WARNING)
     outcome = Outcome(seed)
     try:
         document = case_of(seed)
@@ -122,6 +120,7 @@ def try_seed(seed: int, shrinks: bool = True) -> Outcome:
         return outcome
     if run is not None:
         outcome.counts.update(request.status for request in run.records.requests)
+        outcome.counts["refusals"] += sum(request.n_rejections for request in run.records.requests)
         outcome.counts["faults"] += run.summary["n_faults"]
         outcome.counts["changes of links"] += len(run.experiment.changes)
         outcome.counts["recoveries"] += run.summary["n_replays"]

@@ -23,20 +23,21 @@ def draw(seed: int) -> Document:
     """A system and its workload, with nothing that disturbs it."""
     rng = random.Random(f"chaos:{seed}")
     n_servers, n_clients = rng.randint(2, 6), rng.choice((1, 1, 1, 2))
-    n_requests = rng.randint(2, 7)
+    n_requests = rng.randint(2, 10)
     joins = rng.random() < 0.25
     servers: list[Document] = [
         {
             "hardware": "drawn",
             "site": rng.choice(SITES),
             "name": f"s{number}",
-            "memory": f"{rng.choice((3, 4, 6, 9, 14))} GB",
+            "memory": f"{rng.choice((4, 6, 9, 14, 20))} GB",
         }
         for number in range(n_servers)
     ]
     if joins:
         servers.append({"hardware": "drawn", "site": "a", "name": "late", "memory": "9 GB", "present": False})
-    arrivals = sorted(round(rng.uniform(0, 15), rng.choice((0, 3))) for _ in range(n_requests))
+    within_s = rng.choice((1, 5, 15))
+    arrivals = sorted(round(rng.uniform(0, within_s), rng.choice((0, 3))) for _ in range(n_requests))
     document: Document = {
         "name": f"chaos-{seed}",
         "seed": rng.randint(0, 1000),
@@ -48,7 +49,7 @@ def draw(seed: int) -> Document:
             "value_bytes": 2,
             "petals_cache_tokens": 64,
             "block_size": "1 GB",
-            "cache_per_token": rng.choice(("100 kB", "3 MB", "10 MB")),
+            "cache_per_token": rng.choice(("100 kB", "10 MB", "40 MB", "60 MB")),
         },
         "hardware": {"drawn": {"base": "a100", "decode": rng.choice(("1 ms", "20 ms"))}},
         "servers": servers,
@@ -124,7 +125,7 @@ def disturb(seed: int, document: Document, instants: Iterable[float]) -> Documen
         lambda: _fault(rng, "leave", names, at(), False),
         lambda: _event(rng, sites, at()),
     ]
-    weights = (5, 4, 2, 2, 1, 4)
+    weights = (5, 4, 2, 2, 2, 4)
     faults: list[Document] = []
     events: list[Document] = []
     for _ in range(rng.choice((1, 1, 2, 3, 5))):

@@ -24,6 +24,8 @@ _BROKEN_PROTOCOL = re.compile(
 )
 """Reasons that no failure of a server or of a link explains."""
 _ROUNDING_S = 1e-9
+_WORD_S = 2.0
+"""A client's message that a session is over takes less than this, on any link that is drawn."""
 
 
 @dataclass(frozen=True)
@@ -71,13 +73,20 @@ def _ends(run: Finished) -> Iterator[str]:
 
 
 def _nothing_left(run: Finished) -> Iterator[str]:
-    """2: sessions, caches and connections are back to zero, and nothing broke on the way."""
+    """2: sessions, caches and connections are back to zero, no session was forgotten, and nothing broke on the way."""
     if run.summary["leaks"] is None or any(run.summary["leaks"].values()):
         yield f"left: {run.summary['leaks']}"
     for path in sorted((run.run_dir / "logs").glob("*.log")):
         text = path.read_text(encoding="utf-8")
         if "Traceback" in text or "was never retrieved" in text:
             yield f"{path.name}: {text[-1500:]}"
+        if "was idle for" in text and not _may_lose_words(run):
+            yield f"{path.name}: a session was left to expire: {text[-300:]}"
+
+
+def _may_lose_words(run: Finished) -> bool:
+    """Whether a client's message may take any time."""
+    return bool(run.experiment.changes) or any(fault.kind == "stop" for fault in run.experiment.faults)
 
 
 def _reachable(run: Finished) -> Iterator[str]:
@@ -208,8 +217,42 @@ def _served_by_the_untouched(run: Finished) -> Iterator[str]:
                 yield f"request {request.index} {request.status} ({request.reason}) beside {sorted(untouched)}"
 
 
+def _goes_when_it_may(run: Finished) -> Iterator[str]:
+    """8: a server that leaves, or drains to move, goes on as soon as no session holds it back."""
+    if _may_lose_words(run):
+        return
+    numbers = {spec.name: j for j, spec in enumerate(run.experiment.problem.servers)}
+    for event in run.events:
+        if event["event"] == "left":
+            began_s, gone_s = event["at_s"] - event["took_s"], event["at_s"]
+        elif event["event"] == "moved":
+            began_s, gone_s = event["closed_at_s"], event["drained_at_s"]
+        else:
+            continue
+        server = numbers[event["server"]]
+        held = [
+            request.last_seen_at_s
+            for request in run.records.requests
+            if request.arrived_at_s < gone_s
+            and any(server in _servers(record) for record in _of(run, request.index))
+        ]
+        last_s = max((began_s, *(min(at_s, gone_s) for at_s in held)))
+        if gone_s > last_s + _WORD_S:
+            yield f"{event['server']} {event['event']} at {gone_s}, its last session ended at {last_s}"
+
+
+def _of(run: Finished, request: int) -> Iterator[AnyRecord]:
+    return (record for log in run.logs.values() for record in log if record.request == request)
+
+
+def _servers(record: AnyRecord) -> set[int]:
+    """Of a record's chain."""
+    return {hop[0] for hop in getattr(record, "hops", ())}
+
+
 INVARIANTS: tuple[Callable[[Finished], Iterator[str]], ...] = (
     *(_ends, _nothing_left, _reachable, _faults_once, _monotone, _counted, _served_by_the_untouched),
+    _goes_when_it_may,
 )
 
 

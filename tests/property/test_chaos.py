@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 
 import pytest
@@ -10,12 +9,6 @@ import pytest
 from benchmarks import chaos
 
 PER_TEST = 20
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.mark.parametrize("first", range(0, 200, PER_TEST))
