@@ -69,7 +69,7 @@ def draw(seed: int) -> Document:
         "recovery": {
             "mode": rng.choice(("replay",) * 8 + ("head", "off")),
             "request_timeout": rng.choice(("3 s", "180 s")),
-            "connect_timeout": rng.choice(("1 s", "5 s")),
+            "connect_timeout": rng.choice(("4 s", "10 s")),
             "ban": rng.choice(("0 s", "15 s")),
             "give_up": rng.choice(("20 s", "300 s")),
             "replay": rng.choice(("at_once", "step_by_step")),

@@ -93,6 +93,8 @@ def _reachable(run: Finished) -> Iterator[str]:
     """3: once all is quiet, a request that the servers which are there can hold is served."""
     problem = run.experiment.problem
     placement, there = _at_the_end(run)
+    if any(fault.kind == "slow" and fault.for_s is None for fault in run.experiment.faults):
+        return  # too slow for the limits, perhaps, and still preferred
     for request in run.records.requests:
         if request.arrived_at_s > run.quiet_from_s and request.status != "completed":
             n_tokens = request.n_input_tokens + request.n_output_tokens
