@@ -65,7 +65,7 @@ def draw(seed: int) -> Document:
             "design_concurrency": rng.choice(("auto", 1, 2, 4)),
         },
         "compute": {"serial": rng.random() < 0.3},
-        "backoff": {"first": "1 s", "max": "8 s", "jitter": rng.choice(("0 %", "30 %"))},
+        "backoff": {"first": "1 s", "max": "8 s", "give_up": "1000 s", "jitter": rng.choice(("0 %", "30 %"))},
         "recovery": {
             "mode": rng.choice(("replay",) * 8 + ("head", "off")),
             "request_timeout": rng.choice(("3 s", "180 s")),
