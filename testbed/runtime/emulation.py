@@ -361,7 +361,7 @@ async def run_emulation(
     except TestbedError as error:
         emulation.events.write("broken", emulation.clock.now_s(), reason=str(error))
         return error
-    except OSError as error:
+    except (OSError, control.ControlError) as error:
         emulation.events.write("broken", emulation.clock.now_s(), reason=str(error))
         return RunError(f"the run ended: {error}")
     finally:

@@ -1,4 +1,4 @@
-"""Recorded workloads: Mooncake JSONL, Azure and BurstGPT CSV, and a run's own ``requests.parquet``.
+"""Recorded workloads: Mooncake and Qwen-Bailian JSONL, Azure and BurstGPT CSV, and a run's own ``requests.parquet``.
 
 The kind is told from the content. Every reader answers rows of (arrival, input tokens, output tokens).
 """
@@ -66,7 +66,7 @@ def _text(path: Path) -> Iterator[Row]:
         file.seek(0)
         if first.lstrip().startswith("{"):
             lines = ((n, json_line) for n, json_line in enumerate(file, 1) if json_line.strip())
-            yield from _rows(path, lines, _mooncake)
+            yield from _rows(path, lines, _json_line)
             return
         reader = csv.DictReader(file)
         columns = set(reader.fieldnames or ())
@@ -98,9 +98,12 @@ def _rows(path: Path, records: Iterator[tuple[int, Any]], read: Callable[[Any], 
             raise KeyedError(_KEY, f'"{path}" line {line} cannot be read: {what}') from None
 
 
-def _mooncake(line: str) -> Row:
+def _json_line(line: str) -> Row:
+    """Mooncake counts milliseconds; Qwen-Bailian, whose lines are turns of chats, seconds under the same key."""
     record = json.loads(line)
-    return float(record["timestamp"]) / 1000, int(record["input_length"]), int(record["output_length"])
+    is_bailian = "chat_id" in record or "turn" in record
+    at_s = float(record["timestamp"]) / (1 if is_bailian else 1000)
+    return at_s, int(record["input_length"]), int(record["output_length"])
 
 
 def _azure(record: dict[str, str]) -> Row:

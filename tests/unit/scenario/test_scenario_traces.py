@@ -1,3 +1,4 @@
+import json
 import logging
 from pathlib import Path
 
@@ -31,6 +32,30 @@ def test_mooncake_lines_are_read(tmp_path: Path) -> None:
         '{"timestamp": 30535, "input_length": 6472, "output_length": 26, "hash_ids": [46]}\n'
     )
     assert read_trace(_file(tmp_path, lines)) == [[0, 6955, 52], [pytest.approx(3.053), 6472, 26]]
+
+
+def test_qwen_bailian_lines_count_seconds(tmp_path: Path) -> None:
+    turns = [
+        {
+            "chat_id": 1,
+            "parent_chat_id": -1,
+            "timestamp": 61.2,
+            "input_length": 30,
+            "output_length": 7,
+            "turn": 1,
+        },
+        {
+            "chat_id": 2,
+            "parent_chat_id": 1,
+            "timestamp": 63.7,
+            "input_length": 45,
+            "output_length": 9,
+            "turn": 2,
+        },
+    ]
+    path = tmp_path / "bailian.jsonl"
+    path.write_text("".join(json.dumps(turn) + "\n" for turn in turns))
+    assert read_trace(path) == [[0.0, 30, 7], [pytest.approx(2.5), 45, 9]]
 
 
 def test_azure_rows_are_read(tmp_path: Path) -> None:
