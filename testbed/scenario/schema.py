@@ -167,11 +167,15 @@ class RateChange(Table):
     rate: Positive
 
 
+_OF_A_TRACE = ("rate", "n_requests", "n_input_tokens", "n_output_tokens")
+
+
 class WorkloadTable(Table):
     """``[workload]``: when requests arrive and how long they are.
 
     ``trace`` and ``listed`` have their own arrivals and lengths; ``n_requests`` cuts them, ``rate``
-    stretches time to that mean rate, and lengths replace their lengths. The other kinds arrive at ``rate``,
+    stretches time to that mean rate, and lengths replace their lengths. Each of these may say "trace": as the
+    trace has it, whatever the file said that ``--set`` changes. The other kinds arrive at ``rate``,
     for which the placement is designed, until ``changes`` say otherwise.
     """
 
@@ -184,6 +188,16 @@ class WorkloadTable(Table):
     n_requests: Annotated[int, Field(ge=1, le=MAX_REQUESTS)] | None = None
     n_input_tokens: Length | None = None
     n_output_tokens: Length | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_the_trace(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        said = [key for key in _OF_A_TRACE if data.get(key) == "trace"]
+        if said and data.get("arrivals") not in ("trace", "listed"):
+            raise rule('may only be "trace" with arrivals = "trace" or "listed"', said[0])
+        return {key: value for key, value in data.items() if key not in said}
 
     @model_validator(mode="after")
     def _keys_of_the_kind(self) -> Self:

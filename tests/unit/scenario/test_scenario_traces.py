@@ -6,6 +6,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from testbed.errors import ScenarioError
+from testbed.scenario import load_experiment
 from testbed.scenario.problems import KeyedError
 from testbed.scenario.traces import read_trace
 
@@ -134,3 +136,18 @@ def test_a_trace_that_cannot_be_read_says_why(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\xff")
     with pytest.raises(KeyedError, match="neither text nor Parquet"):
         read_trace(tmp_path / "binary")
+
+
+def test_a_trace_keeps_what_the_file_would_replace_where_an_option_says_so(tmp_path: Path) -> None:
+    trace = _file(tmp_path, AZURE, "azure.csv")
+    options = ["workload.arrivals=trace", f"workload.file={trace}"]
+    as_recorded = [
+        f"workload.{key}=trace" for key in ("rate", "n_requests", "n_input_tokens", "n_output_tokens")
+    ]
+    plans = load_experiment("clustered", [*options, *as_recorded]).requests
+    assert [(r.arrival_at_s, r.n_input_tokens, r.n_output_tokens) for r in plans] == [
+        (0.0, 374, 44),
+        (pytest.approx(1.5), 396, 109),
+    ]
+    with pytest.raises(ScenarioError, match=r'workload\.rate: may only be "trace" with arrivals'):
+        load_experiment("clustered", ["workload.rate=trace"])
