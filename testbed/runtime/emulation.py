@@ -128,7 +128,7 @@ class Emulation:
         )
         if self._sharing().get("shares_links") is False:
             text += ", which gives every pair the whole rate of its path: only fabric and memory share links"
-        return text
+        return f"{text}; {self.processes.why_asleep}" if self.processes.why_asleep else text
 
     async def serve(self) -> None:
         """Run the workload to its end. Raises ``RunError`` when the emulation breaks on the way."""

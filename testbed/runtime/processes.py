@@ -15,6 +15,7 @@ from nodes.node import NodeConfig
 from testbed.control.guarded import unexpected
 from testbed.errors import RunError, TestbedError
 from testbed.runtime.launching import Launcher, Listener, OpenNetwork
+from testbed.runtime.quota import cpu_quota
 
 T = TypeVar("T")
 _LOG_TAIL_LINES = 5
@@ -43,6 +44,8 @@ class Processes:
         self.control_path = run_dir / "control.sock"
         self.network: OpenNetwork | None = None
         """``None`` until it is open."""
+        self.why_asleep: str | None = None
+        """Why CPUs are not kept awake though that was asked for."""
         self.pids: dict[str, int] = {}
         self.peers: dict[str, control.Peer] = {}
         """Control connections of those that have said hello."""
@@ -53,7 +56,10 @@ class Processes:
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def open(self, wanted: str, spec: NetworkSpec, keep_awake: bool) -> OpenNetwork:
-        """Build the network. Nodes can be spawned from now on."""
+        """Build the network; with ``keep_awake`` no CPU sleeps. Nodes can be spawned from now on."""
+        if keep_awake and (quota := cpu_quota()) is not None:
+            self.why_asleep = f"CPUs may sleep: this container has a quota of {quota:g} CPUs"
+            keep_awake = False
         self._launcher.attach(self._ended)
         self._listener = await self._launcher.listen(self.control_path, self._accept)
         logs = self._run_dir / "logs"
