@@ -52,7 +52,7 @@ def require(capability: str, missing: str | None) -> None:
     pytest.skip(f"{capability}: {missing}", allow_module_level=True)
 
 
-def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 20.0) -> Any:
+def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
     """Poll until ``condition()`` is truthy and answer it; fail with ``what`` after ``timeout_s``."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):

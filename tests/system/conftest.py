@@ -23,7 +23,7 @@ def testbed(tmp_path: Path) -> Iterator[Testbed]:
     yield testbed
     testbed.close()
     try:
-        wait_until(lambda: not processes(tmp_path), "the end of every process of the run", 2.0)
+        wait_until(lambda: not processes(tmp_path), "the end of every process of the run")
     finally:
         for pid in processes(tmp_path):
             with contextlib.suppress(ProcessLookupError):

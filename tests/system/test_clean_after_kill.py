@@ -138,8 +138,8 @@ def test_kill_9_at_50_random_moments_leaves_nothing_that_clean_does_not_remove(
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         held = set().union(*pool.map(kill, tries()))
     assert held, "every run ended before its moment"
-    wait_until(lambda: not processes(tmp_path), "the end of all processes by their death signal", 10)
-    wait_until(lambda: not held & all_namespaces(), "the end of the runs' namespaces", 10)
+    wait_until(lambda: not processes(tmp_path), "the end of all processes by their death signal")
+    wait_until(lambda: not held & all_namespaces(), "the end of the runs' namespaces")
 
     first = testbed("clean", "--out", str(testbed.runs), "--json", env=env, timeout_s=120)
     assert first.code == 0, first.stderr

@@ -90,7 +90,7 @@ def test_hold_keeps_the_testbed_up_until_an_interrupt(testbed: Testbed) -> None:
     assert outcome.json()["n_completed"] == 3
     assert "interrupted" not in outcome.stderr and "interrupted" not in event_names(run_dir)
     assert statuses(run_dir) == ["completed"] * 3
-    wait_until(lambda: not held & all_namespaces(), "the end of the run's namespaces", 5)
+    wait_until(lambda: not held & all_namespaces(), "the end of the run's namespaces")
 
 
 def test_kill_9_leaves_no_process_and_clean_completes_the_tables(testbed: Testbed) -> None:
@@ -98,8 +98,8 @@ def test_kill_9_leaves_no_process_and_clean_completes_the_tables(testbed: Testbe
     run_dir = run.serving()
     held = namespaces(list(processes(run_dir))) - namespaces([run.process.pid])
     run.kill()
-    wait_until(lambda: not processes(run_dir), "the end of all processes by their death signal", 2)
-    wait_until(lambda: not held & all_namespaces(), "the end of the run's namespaces", 2)
+    wait_until(lambda: not processes(run_dir), "the end of all processes by their death signal")
+    wait_until(lambda: not held & all_namespaces(), "the end of the run's namespaces")
     assert not (run_dir / "summary.json").exists()
     first = testbed("clean", "--out", str(testbed.runs), "--json")
     assert first.code == 0, first.stderr

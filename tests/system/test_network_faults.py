@@ -165,8 +165,8 @@ def test_ten_runs_in_a_row_leave_no_object_behind(testbed: Testbed, two_sites: s
         held |= namespaces(list(processes(run.run_dir()))) - own
         assert run.wait().code == 0
     assert len(held) >= 5
-    wait_until(lambda: not processes(tmp_path), "the end of every process", 5)
-    wait_until(lambda: not held & all_namespaces(), "the end of the runs' namespaces", 5)
+    wait_until(lambda: not processes(tmp_path), "the end of every process")
+    wait_until(lambda: not held & all_namespaces(), "the end of the runs' namespaces")
     assert not [path for path in tmp_path.rglob("*") if path.is_socket()]
     assert not [line for line in Path("/proc/net/unix").read_text().splitlines() if str(tmp_path) in line]
     assert list(temporary.iterdir()) == []

@@ -265,7 +265,7 @@ def test_two_runs_at_once_both_succeed_and_their_namespaces_go_with_them(
     for outcome in outcomes:
         assert outcome.code == 0
         assert summary_of(outcome.run_dir)["n_completed"] == 4
-    wait_until(lambda: not (held[0] | held[1]) & all_namespaces(), "the end of the runs' namespaces", 5)
+    wait_until(lambda: not (held[0] | held[1]) & all_namespaces(), "the end of the runs' namespaces")
 
 
 def test_progress_is_shown_on_a_terminal(testbed: Testbed, tmp_path: Path) -> None:
