@@ -19,6 +19,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("benchmarks", "nodes", "netem", "policies", "scenarios", "testbed")
 _AT_ONCE = 25
+_PATIENCE_S = 300.0
 
 
 class Mutation(NamedTuple):
@@ -110,9 +111,17 @@ def first_seed(mutation: Mutation, n_seeds: int) -> tuple[int, str] | None:
         for first in range(0, n_seeds, _AT_ONCE):
             command = [sys.executable, "-m", "benchmarks", "chaos", "--jobs", "1", "--json", "--no-shrinking"]
             command += ["--seeds", str(_AT_ONCE), "--first", str(first)]
-            done = subprocess.run(
-                command, cwd=folder, env={**os.environ, "PYTHONPATH": name}, capture_output=True, text=True
-            )
+            try:
+                done = subprocess.run(
+                    command,
+                    cwd=folder,
+                    env={**os.environ, "PYTHONPATH": name},
+                    capture_output=True,
+                    text=True,
+                    timeout=_PATIENCE_S,
+                )
+            except subprocess.TimeoutExpired:
+                return first, f"one of {_AT_ONCE} seeds from here on does not end"
             if done.returncode not in (0, 1):
                 raise RuntimeError(done.stderr[-2000:])
             for failure in json.loads(done.stdout)["failures"]:
