@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from typing import Any, Protocol
 
 from nodes.clock import Clock
-from nodes.digest import apply_blocks, read_rows, write_rows
+from nodes.digest import apply_to_rows, read_rows, write_rows
 
 
 class ComputeError(Exception):
@@ -159,10 +159,7 @@ class StubCompute:
         alone_s = profile.times.step_s(position, n_tokens, len(session.caches))
         start_at_s, busy_s = self._turns.take(arrived_at_s, alone_s)
         done_at_s = start_at_s + busy_s + profile.overhead_s(session.client, position, n_tokens)
-        values = [
-            apply_blocks(value, session.first, session.caches)
-            for value in read_rows(payload, self.token_bytes)
-        ]
+        values = apply_to_rows(read_rows(payload, self.token_bytes), session.first, session.caches)
         answer = write_rows(values, self.token_bytes)
         await self._clock.sleep_until_s(done_at_s)
         return answer

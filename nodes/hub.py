@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from nodes.clock import Clock
-from nodes.digest import DIGEST_BYTES, apply_blocks, embed, read_rows, token_of, write_rows
+from nodes.digest import DIGEST_BYTES, apply_to_rows, embed, read_rows, token_of, write_rows
 from nodes.request import Request, WrongTokenError
 
 
@@ -72,7 +72,7 @@ class _StubSequence:
         done_at_s = self._hub.now_s() + self._hub.token_s - self._embedding_s
         value = read_rows(payload, self._token_bytes)[-1]
         if self._verify:
-            expected = [apply_blocks(v, 0, self._caches) for v in self._values][-1]
+            expected = apply_to_rows(self._values, 0, self._caches)[-1]
             if value != expected:
                 raise WrongTokenError(f"token {self._n_taken} differs from the whole model's")
         self._n_taken += 1

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodes.digest import DIGEST_BYTES, apply_blocks, embed, read_rows, token_of, write_rows
+from nodes.digest import DIGEST_BYTES, apply_blocks, apply_to_rows, embed, read_rows, token_of, write_rows
 
 VALUES = st.builds(embed, st.integers(0, 250_879), st.integers(0, 100_000))
 HISTORIES = st.lists(VALUES, min_size=1, max_size=8)
@@ -85,3 +85,16 @@ def test_an_embedding_fits_a_row_and_depends_on_the_token_and_its_position(token
 @given(st.integers(0, 2**64 - 1), st.integers(1, 300_000))
 def test_every_value_stands_for_a_token_of_the_vocabulary(value: int, vocabulary: int) -> None:
     assert 0 <= token_of(value, vocabulary) < vocabulary
+
+
+@given(
+    st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=100),
+    st.integers(0, 100),
+    st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=5),
+)
+def test_many_tokens_at_once_give_what_they_give_one_by_one(
+    values: list[int], first: int, caches: list[int]
+) -> None:
+    alone, together = list(caches), list(caches)
+    assert apply_to_rows(values, first, together) == [apply_blocks(value, first, alone) for value in values]
+    assert together == alone
