@@ -5,7 +5,7 @@ Whether a placement or routing policy of that name exists is for the policy regi
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,14 +54,17 @@ def resolve_policy(table: PolicyTable) -> PolicyTable:
     return table.model_copy(update={"name": None, **pair})
 
 
-def with_whole_paths(table: PolicyTable) -> PolicyTable:
-    """``fixed:FILE`` with the file's whole path, so that a resolved scenario means the same in any folder."""
+def with_whole_paths(table: PolicyTable, folder_of: Callable[[str, str], Path]) -> PolicyTable:
+    """``fixed:FILE`` with the file's whole path, so that a resolved scenario means the same in any folder.
+
+    Relative paths start at ``folder_of`` the key that has them.
+    """
     update = {}
     for half in HALVES:
         name = getattr(table, half) or ""
         file = Path(name.removeprefix(FIXED))
         if name.startswith(FIXED) and file.suffix == ".json":
-            update[half] = f"{FIXED}{file.absolute()}"
+            update[half] = f"{FIXED}{(folder_of('policy', half) / file).absolute()}"
     return table.model_copy(update=update)
 
 

@@ -54,7 +54,7 @@ def resolve(scenario: Scenario, stem: str, folder_of: FolderOf) -> Experiment:
     """
     sized, compute, blocks = resolve_blocks(scenario, folder_of("compute", "model"))
     model_table, model = resolve_model(sized)
-    policy = with_whole_paths(resolve_policy(scenario.policy))
+    policy = with_whole_paths(resolve_policy(scenario.policy), folder_of)
     assert policy.placement is not None and policy.routing is not None
     calibration_table, calibration = resolve_calibration(
         scenario.calibration, has_petals_setup(policy.placement)

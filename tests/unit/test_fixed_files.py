@@ -11,6 +11,8 @@ import pytest
 from policies.problem import BlockRange
 from testbed.control.fixed import fixed_placement, fixed_routing
 from testbed.errors import UserError
+from testbed.scenario import load_experiment
+from testbed.scenario.sources import shipped_files
 
 PAIRS = [[1, 40], [0, 0], [41, 30]]
 RANGES = (BlockRange(0, 40), BlockRange(0, 0), BlockRange(40, 70))
@@ -80,3 +82,18 @@ def test_a_file_without_a_placement_says_what_to_give(tmp_path: Path, document: 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"none\.json: cannot be read \(No such file"):
         fixed_placement(f"fixed:{tmp_path}/none.json")
+
+
+def test_a_fixed_file_is_looked_for_beside_the_scenario_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped = dict(shipped_files())["clustered"]
+    (tmp_path / "study").mkdir()
+    scenario = tmp_path / "study" / "mine.toml"
+    named = shipped.replace('name = "proposed"', 'placement = "fixed:plan.json"\nrouting = "ws-rr"')
+    assert named != shipped
+    scenario.write_text(named, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert load_experiment("study/mine.toml").placement == f"fixed:{tmp_path}/study/plan.json"
+    given = load_experiment("study/mine.toml", ["policy.placement=fixed:plan.json"])
+    assert given.placement == f"fixed:{tmp_path}/plan.json"
