@@ -356,13 +356,13 @@ async def run_emulation(
             await emulation.hold()
     except KeyboardInterrupt:
         if not emulation.has_served:
-            emulation.events.write("interrupted", emulation.clock.now_s())
+            emulation.events.write("interrupted", emulation.clock.known_s())
         emulation.interrupted.set()
     except TestbedError as error:
-        emulation.events.write("broken", emulation.clock.now_s(), reason=str(error))
+        emulation.events.write("broken", emulation.clock.known_s(), reason=str(error))
         return error
     except (OSError, control.ControlError) as error:
-        emulation.events.write("broken", emulation.clock.now_s(), reason=str(error))
+        emulation.events.write("broken", emulation.clock.known_s(), reason=str(error))
         return RunError(f"the run ended: {error}")
     finally:
         await emulation.stop()
