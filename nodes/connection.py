@@ -66,7 +66,7 @@ class Connection:
         clock: Clock,
         up: DelayProfile | None = None,
         down: DelayProfile | None = None,
-        max_frame_bytes: int = 256 * 1024**2,
+        max_frame_bytes: int = wire.MAX_PAYLOAD_BYTES,
         seed: str = "",
     ) -> None:
         self._http = http

@@ -26,7 +26,7 @@ class ServerLimits:
     more is read from that connection until it is below again: TCP then stops the sender.
     """
 
-    max_frame_bytes: int = 256 * 1024**2
+    max_frame_bytes: int = wire.MAX_PAYLOAD_BYTES
     max_sessions_per_connection: int = 4096
     max_sessions: int = 65_536
     max_session_tokens: int = 100_000_000

@@ -19,6 +19,8 @@ PATH = "/v1/sessions"
 MAX_TIMINGS = 256
 """No chain has more hops."""
 _TIMING = struct.Struct("<ddI")
+MAX_PAYLOAD_BYTES = 256 * 1024**2
+"""Hidden states in one frame."""
 FRAME_OVERHEAD_BYTES = 512 + MAX_TIMINGS * _TIMING.size
 """No frame is larger than its payload by more than this."""
 

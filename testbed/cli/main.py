@@ -220,10 +220,12 @@ def validate(scenario: ScenarioArg, overrides: SetOption = None, as_json: JsonOp
     A policy module:Class that the file names is not imported: its placement is not checked then.
     """
     from testbed.control.placing import place_experiment
+    from testbed.runtime.wiring import check_frames
     from testbed.scenario import load_experiment
     from testbed.scenario.units import counted
 
     experiment = load_experiment(scenario, overrides or [])
+    check_frames(experiment)
     placement = None if experiment.code_in_file else place_experiment(experiment).placement
     answer: dict[str, Any] = {
         "valid": True,

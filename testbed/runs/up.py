@@ -26,6 +26,7 @@ from testbed.runtime.blocks import blocks_model, check_model, require_blocks
 from testbed.runtime.launching import Launcher
 from testbed.runtime.running import emulate
 from testbed.runtime.stage import choose_stage
+from testbed.runtime.wiring import check_frames
 from testbed.scenario.experiment import Experiment
 
 
@@ -96,7 +97,8 @@ def exit_code(summary: dict[str, Any]) -> int:
 
 
 def check_can_run(experiment: Experiment) -> None:
-    """Raises ``UserError`` for real blocks without what they need."""
+    """Raises ``UserError`` for real blocks without what they need, and for messages that nobody would take."""
+    check_frames(experiment)
     if experiment.blocks is not None:
         require_blocks('compute.backend "blocks"')
         check_model(experiment.blocks)
@@ -127,6 +129,7 @@ def undone_unless_begun(run_dir: Path, launcher: Launcher) -> Iterator[None]:
 
 def run_quietly(experiment: Experiment, out: Path, with_twin: bool = False) -> dict[str, Any]:
     """Run ``experiment`` into ``out``, a new folder, without a word; returns the summary. Raises what broke it."""
+    check_frames(experiment)
     stage = choose_stage(experiment)
     placed = _placed(experiment)
     run_dir = make_run_dir(out, experiment.name)

@@ -12,7 +12,9 @@ from nodes.messages import ChangedLink, ServerEnd
 from nodes.node import DATA_PORT, ClientConfig, ServerConfig, StubHubSpec
 from nodes.server import HostedBlocks, ServerLimits
 from nodes.session import SessionRules
+from nodes.wire import MAX_PAYLOAD_BYTES
 from policies.problem import Placement
+from testbed.errors import UserError
 from testbed.runtime.blocks import BlocksModel
 from testbed.scenario.experiment import Experiment, Link
 
@@ -73,6 +75,25 @@ def transmission_s(experiment: Experiment, client: str, server: str, n_tokens: i
     n_bytes = n_tokens * experiment.problem.model.token_bytes
     ways = ((client, server),) if experiment.problem.forwarding else ((client, server), (server, client))
     return sum(scaled(experiment.links[pair], 1.0).transmission_s(n_bytes, experiment.mtu) for pair in ways)
+
+
+def check_frames(experiment: Experiment) -> None:
+    """Raises ``UserError`` for a prompt, or a replay of a history, that is too long for one message."""
+    most = MAX_PAYLOAD_BYTES // experiment.problem.model.token_bytes
+    longest = max((r.n_input_tokens for r in experiment.requests), default=0)
+    if longest > most:
+        raise UserError(
+            f"workload.n_input_tokens: a prompt of {longest:,} tokens does not fit into one message, which holds "
+            f"{most:,} hidden states of this model; make prompts shorter"
+        )
+    can_fail = experiment.faults or experiment.changes or experiment.online is not None
+    recovery = experiment.recovery
+    whole = max((r.n_input_tokens + r.n_output_tokens for r in experiment.requests), default=0)
+    if can_fail and recovery.mode == "replay" and recovery.replay == "at_once" and whole > most:
+        raise UserError(
+            f"recovery.replay: a history of {whole:,} tokens does not fit into one message, which holds {most:,} "
+            'hidden states of this model; take "step_by_step"'
+        )
 
 
 def stub_profile(experiment: Experiment, server: int) -> StubProfile:

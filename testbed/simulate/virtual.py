@@ -21,6 +21,7 @@ from testbed.rundir import make_run_dir
 from testbed.runs.twin import twin_of
 from testbed.runtime.running import run_to_end
 from testbed.runtime.stage import Stage
+from testbed.runtime.wiring import check_frames
 from testbed.scenario.experiment import Experiment
 from testbed.simulate.cases import Case, Served
 
@@ -43,6 +44,7 @@ def serve_virtually(case: Case, placed: PlacedExperiment, out: Path | None) -> S
 
 def serve_by_system(experiment: Experiment, placed: PlacedExperiment, run_dir: Path, stage: Stage) -> Served:
     """Serve on ``stage`` with the record in ``run_dir``. Raises ``TestbedError`` for what broke the run."""
+    check_frames(experiment)
     run_to_end(experiment, placed, run_dir, stage)
     tables = read_tables(run_dir, experiment)
     summary = finish_run(run_dir, experiment, tables=tables)
