@@ -24,8 +24,6 @@ class OpenNetwork:
     addresses: Mapping[str, str]
     delays_in_client: bool = False
     """Nodes delay messages themselves, and listen on any free port."""
-    has_tcp: bool = True
-    """Connections have windows that a first message opens."""
     shares_links: bool = True
     """Pairs whose paths share a link compete for it."""
 

@@ -15,7 +15,7 @@ from testbed.control.coordinator import Coordinator
 from testbed.errors import RunError
 from testbed.runtime import wiring
 from testbed.runtime.blocks import BlocksModel
-from testbed.runtime.launching import Launcher, OpenNetwork
+from testbed.runtime.launching import Launcher
 from testbed.runtime.peering import Ends, Peering
 from testbed.runtime.processes import Processes
 from testbed.scenario.experiment import Experiment, Link
@@ -101,17 +101,15 @@ class NodeSet:
     async def connect(self) -> None:
         """Connect the clients to the servers and agree on time zero. Raises ``RunError``."""
         experiment, ends = self._experiment, self._ends()
-        delays_in_client = self._network.delays_in_client
-        n_bytes = 0
-        if experiment.tcp.warm and self._network.has_tcp and not delays_in_client:
-            n_tokens = max((r.n_input_tokens for r in experiment.requests), default=1)
-            n_bytes = n_tokens * experiment.problem.model.token_bytes
+        delays_in_client = self._delays_in_client
+        n_bytes = max((r.n_input_tokens for r in experiment.requests), default=1)
+        n_bytes *= experiment.problem.model.token_bytes
         for client in experiment.problem.clients:
             links = experiment.links if delays_in_client else None
             view = wiring.node_view(experiment, client, ends, links)
             try:
                 await self.peers[client].ask(Connect(view))
-                if n_bytes:
+                if experiment.tcp.warm and not delays_in_client:
                     await self.peers[client].ask(Warm(n_bytes))
             except control.ControlError as error:
                 raise RunError(f"{client} cannot reach the servers: {error}") from error
@@ -119,9 +117,9 @@ class NodeSet:
         await agree_on_zero(self.peers.values(), self.clock)
 
     @property
-    def _network(self) -> OpenNetwork:
+    def _delays_in_client(self) -> bool:
         assert self._processes.network is not None, "asked before the network was open"
-        return self._processes.network
+        return self._processes.network.delays_in_client
 
     def _ends(self) -> Ends:
         processes = self._processes
@@ -138,7 +136,7 @@ class NodeSet:
             server,
             self._processes.control_path,
             self._processes.address(name),
-            self._network.delays_in_client,
+            self._delays_in_client,
             self._blocks,
         )
         if self._processes.port(name):  # it is where it was
@@ -153,7 +151,7 @@ class NodeSet:
         await self.peers[name].ask(Start(self.clock.origin_at))
         for client in self.clients:
             await client.ask(Reach(server, *self._ends()[name]))
-        await self._peering.begun(server, self._ends(), self._network.delays_in_client)
+        await self._peering.begun(server, self._ends(), self._delays_in_client)
 
     def descriptors(self) -> Mapping[str, int]:
         """What nodes have open, by name; without those that have ended."""
@@ -173,7 +171,7 @@ class NodeSet:
     async def change_links(self, links: Mapping[tuple[str, str], Link]) -> float:
         """Put other links in place; returns when it was done, by the clock of whoever did it (the last of them)."""
         experiment = self._experiment
-        if not self._network.delays_in_client:
+        if not self._delays_in_client:
             done_at = await self._launcher.update(wiring.scaled_links(experiment, links))
             return self.clock.scenario_s(done_at)
         changed = {

@@ -31,12 +31,13 @@ class Peering:
     async def begin(self, ends: Ends, placement: Placement, delays_in_nodes: bool, n_bytes: int) -> None:
         """Introduce all servers to each other, and have those connect that a chain can need.
 
-        ``n_bytes``, if any, go over each of these connections, both ways.
+        ``n_bytes`` go over each of these connections, both ways, where the kernel carries them.
         Raises ``RunError``.
         """
         if not self._is_needed:
             return
         present = [number for number, name in enumerate(self._names) if name in self._peers]
+        n_bytes = n_bytes if self._experiment.tcp.warm and not delays_in_nodes else 0
         try:
             await asyncio.gather(*(self._introduce(server, ends, delays_in_nodes) for server in present))
             await asyncio.gather(

@@ -149,9 +149,7 @@ class Launcher:
         for cpu in sorted(os.sched_getaffinity(0)) if keep_awake else ():
             self._fork(f"awake-{cpu}", logs / "launcher.log", functools.partial(_spin, cpu), None)
         addresses = {node: backend.address(node) for node in spec.nodes}
-        return OpenNetwork(
-            backend.name, why, addresses, backend.delays_in_client, shares_links=backend.shares_links
-        )
+        return OpenNetwork(backend.name, why, addresses, backend.delays_in_client, backend.shares_links)
 
     def _do_spawn(self, kind: str, config: Any, log: Path) -> int:
         """Fork one node into its network; returns its process id."""

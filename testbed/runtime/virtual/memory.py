@@ -205,7 +205,7 @@ class MemoryLauncher:
 
     async def open(self, wanted: str, spec: NetworkSpec, logs: Path, keep_awake: bool) -> OpenNetwork:
         self._network = MemoryNetwork(spec)
-        return OpenNetwork("memory", "all nodes in one process", self._network.addresses, has_tcp=False)
+        return OpenNetwork("memory", "all nodes in one process", self._network.addresses)
 
     async def spawn(self, kind: str, config: Any, log: Path) -> int:
         assert self._network is not None, "spawn before open"
