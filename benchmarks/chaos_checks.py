@@ -93,14 +93,19 @@ def _reachable(run: Finished) -> Iterator[str]:
     """3: once all is quiet, a request that the servers which are there can hold is served."""
     problem = run.experiment.problem
     placement, there = _at_the_end(run)
-    if any(fault.kind == "slow" and fault.for_s is None for fault in run.experiment.faults):
-        return  # too slow for the limits, perhaps, and still preferred
+    if _is_slow_for_ever(run.experiment):
+        return
     for request in run.records.requests:
         if request.arrived_at_s > run.quiet_from_s and request.status != "completed":
             n_tokens = request.n_input_tokens + request.n_output_tokens
             if chain_exists(problem, placement, there, n_tokens):
                 names = [problem.servers[j].name for j in sorted(there)]
                 yield f"request {request.index} {request.status} ({request.reason}) with {names} there"
+
+
+def _is_slow_for_ever(experiment: Experiment) -> bool:
+    """Whether a server may be too slow for the limits, and still preferred."""
+    return any(fault.kind == "slow" and fault.for_s is None for fault in experiment.faults)
 
 
 def _at_the_end(run: Finished) -> tuple[Placement, set[int]]:
@@ -115,6 +120,8 @@ def _at_the_end(run: Finished) -> tuple[Placement, set[int]]:
             continue
         if event["event"] == "fault" and event["applies"] and event["kind"] != "join":
             there.discard(server)  # a slow one may be too slow for the limits
+        elif event["event"] == "left":
+            there.discard(server)
         elif event["event"] in ("begun", "fault-over"):
             there.add(server)
         if event["event"] == "moved":
@@ -209,7 +216,14 @@ def _served_by_the_untouched(run: Finished) -> Iterator[str]:
     """7: where servers that nothing disturbs can hold every request at once, every request completes."""
     experiment = run.experiment
     touched = {fault.server for fault in experiment.faults} | experiment.absent
-    if experiment.changes or experiment.online is not None or experiment.recovery.mode != "replay":
+    recovery = experiment.recovery
+    if experiment.changes or experiment.online is not None or recovery.mode != "replay":
+        return
+    # Failures one after the other are one standstill, each noticed after a timeout and banned for longer.
+    noticed_s = sum(
+        recovery.request_timeout_s + recovery.ban_s * 2**n for n, _ in enumerate(experiment.faults)
+    )
+    if _is_slow_for_ever(experiment) or noticed_s > recovery.give_up_s:
         return
     untouched = set(range(experiment.problem.n_servers)) - touched
     n_tokens = sum(r.n_input_tokens + r.n_output_tokens for r in experiment.requests)
