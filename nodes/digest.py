@@ -9,9 +9,6 @@ against the same computation on one machine.
 from __future__ import annotations
 
 from collections.abc import MutableSequence, Sequence
-from typing import Any
-
-import numpy as np
 
 DIGEST_BYTES = 8
 _MASK = (1 << 64) - 1
@@ -47,19 +44,17 @@ def apply_to_rows(values: Sequence[int], first: int, caches: MutableSequence[int
     """As ``apply_blocks`` for one token after the other: what comes out of each."""
     if len(values) < _FEW:
         return [apply_blocks(value, first, caches) for value in values]
+    import numpy as np  # only here: nodes are forked with it, and commands that compute nothing start faster
+
     rows = np.array(values, dtype=np.uint64)
-    odds, inverses = _powers(_ODD, len(rows)), _powers(_INVERSE, len(rows))
+    odds = np.cumprod(np.full(len(rows), _ODD, dtype=np.uint64), dtype=np.uint64)
+    inverses = np.cumprod(np.full(len(rows), _INVERSE, dtype=np.uint64), dtype=np.uint64)
     for i in range(len(caches)):
         # memory_t = memory_(t-1) ODD + value_t (mod 2^64) in closed form: ODD is odd, so it has an inverse.
         memory = (np.cumsum(rows * inverses, dtype=np.uint64) + np.uint64(caches[i])) * odds
         rows = (rows ^ (memory >> np.uint64(29))) * np.uint64(_GOLDEN) + np.uint64(first + i)
         caches[i] = int(memory[-1])
     return [int(row) for row in rows]
-
-
-def _powers(base: int, n: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """``base`` to the powers 1 to n (mod 2^64)."""
-    return np.cumprod(np.full(n, base, dtype=np.uint64), dtype=np.uint64)
 
 
 def read_rows(payload: bytes, token_bytes: int) -> list[int]:

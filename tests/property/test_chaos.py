@@ -19,10 +19,11 @@ def test_two_hundred_seeds_hold_every_invariant(first: int) -> None:
 
 
 def test_a_case_is_the_same_whenever_it_is_drawn_and_most_can_be_played() -> None:
-    assert chaos.case_of(1) == chaos.case_of(1)
-    outcomes = [chaos.try_seed(seed) for seed in range(5)]
-    assert sum(outcome.played for outcome in outcomes) >= 3
-    assert sum(outcome.counts["completed"] for outcome in outcomes) > 5
+    outcomes = [chaos.try_seed(seed) for seed in range(10)]
+    played = [outcome.seed for outcome in outcomes if outcome.played]
+    assert len(played) >= 3
+    assert sum(outcome.counts["completed"] for outcome in outcomes) > 10
+    assert chaos.case_of(played[0]) == chaos.case_of(played[0])
 
 
 def test_a_broken_promise_is_found_and_its_case_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from testbed.errors import RunError, UserError
+from testbed.rundir import replacing
 from testbed.studies.reproduce import disk
 from testbed.studies.reproduce.command import reproduce_command
 from testbed.studies.reproduce.settings import STATED, settings_of
@@ -54,12 +55,21 @@ def test_a_disk_that_fills_up_while_runs_are_computed_keeps_the_finished_ones(
     "name", ["tables.md", "run-times.md", "figures/breakdown.png", "figures/breakdown.pdf"]
 )
 def test_a_disk_that_is_full_when_results_are_written_down_costs_no_results(
-    tmp_path: Path, quick_runs: list[tuple[str, int]], name: str
+    tmp_path: Path, quick_runs: list[tuple[str, int]], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "figures").mkdir()
-    (tmp_path / f"{name}.part").symlink_to(FULL)
-    with pytest.raises(RunError, match=rf"{name}: cannot be written \(No space left on device\)"):
-        tables(tmp_path)
+    @contextmanager
+    def full(path: Path) -> Iterator[Path]:
+        if path == tmp_path / name:
+            yield FULL
+            return
+        with replacing(path) as temporary:
+            yield temporary
+
+    with monkeypatch.context() as patched:
+        for module in ("testbed.studies.reproduce.command", "testbed.results.plots"):
+            patched.setattr(f"{module}.replacing", full)
+        with pytest.raises(RunError, match=rf"{name}: cannot be written \(No space left on device\)"):
+            tables(tmp_path)
     assert not (tmp_path / name).exists()
     assert tables(tmp_path)["n_found"] == 2 * N_TABLES
     assert (tmp_path / name).stat().st_size > 0
