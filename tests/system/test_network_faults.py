@@ -95,6 +95,7 @@ ip addr add 198.18.0.1/15 dev host0
 ip link set host0 up; ip link set host1 up
 ip neigh add 198.18.0.2 lladdr 02:00:00:00:00:01 nud permanent dev host0
 state() { ip -o addr; ip route; ip neigh show nud permanent; }
+for _ in $(seq 500); do ip route | grep -q linkdown || break; sleep 0.02; done  # the link comes up by itself
 state >"$0/before"
 grep host0: /proc/net/dev >"$0/sent-before"
 python3 -m http.server --bind 198.18.0.1 --directory "$0" 80 >/dev/null 2>&1 &
