@@ -25,6 +25,7 @@ import tomli_w
 
 from benchmarks import chaos_cases, chaos_checks
 from benchmarks.chaos_cases import Document
+from nodes.records import Token
 from policies.problem import PolicyError
 from testbed.errors import TestbedError, UserError
 from testbed.runs.up import run_quietly
@@ -88,9 +89,8 @@ def _instants(run: chaos_checks.Finished) -> Iterator[float]:
     for log in run.logs.values():
         for record in log:
             yield record.at_s
-            for hop in getattr(record, "hops", ()):
-                if hasattr(hop, "sent_at_s"):
-                    yield from (hop.sent_at_s, hop.arrived_at_s, hop.departed_at_s, hop.received_at_s)
+            for hop in record.hops if isinstance(record, Token) else ():
+                yield from (hop.sent_at_s, hop.arrived_at_s, hop.departed_at_s, hop.received_at_s)
 
 
 def case_of(seed: int) -> Document:
@@ -103,7 +103,9 @@ def case_of(seed: int) -> Document:
     instants = [at_s for at_s in _instants(run) if at_s < run.quiet_from_s]
     disturbed = chaos_cases.disturb(seed, calm, instants)
     with tempfile.TemporaryDirectory(prefix="testbed-chaos-") as folder:
-        ends_s = chaos_checks.disturbed_until_s(experiment_of(disturbed, Path(folder)))
+        # With the last requests: arrivals all at once tell no rate, and are refused.
+        whole = experiment_of(chaos_cases.with_last_requests(disturbed, _CALM_S), Path(folder))
+        ends_s = chaos_checks.disturbed_until_s(whole)
     return chaos_cases.with_last_requests(disturbed, ends_s)
 
 

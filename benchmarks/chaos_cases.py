@@ -117,7 +117,7 @@ def disturb(seed: int, document: Document, instants: Iterable[float]) -> Documen
             return f"{rng.randint(0, 20)} s"
         return f"{max(0.0, rng.choice(known) + rng.choice(_NEAR_S)):.9f} s"
 
-    makers: list[Callable[[], Document | None]] = [
+    makers: list[Callable[[], Document]] = [
         lambda: _fault(rng, "kill", names, at(), rng.random() < 0.8),
         lambda: _fault(rng, "stop", names, at(), rng.random() < 0.9),
         lambda: _fault(rng, "slow", names, at(), rng.random() < 0.7),
@@ -130,8 +130,7 @@ def disturb(seed: int, document: Document, instants: Iterable[float]) -> Documen
     events: list[Document] = []
     for _ in range(rng.choice((1, 1, 2, 3, 5))):
         made = rng.choices(makers, weights)[0]()
-        if made is not None:
-            (faults if "kind" in made else events).append(made)
+        (faults if "kind" in made else events).append(made)
     if any(not server.get("present", True) for server in document["servers"]):
         faults.append({"kind": "join", "server": "late", "at": at()})
     if rng.random() < 0.15:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -127,8 +127,7 @@ def _at_the_end(run: Finished) -> tuple[Placement, set[int]]:
         if event["event"] == "moved":
             ranges[server] = type(ranges[server])(*event["new"])
             there.add(server)
-    moved = Placement(placement.policy, tuple(ranges), placement.cache_bytes, placement.design_concurrency)
-    return moved, there
+    return replace(placement, ranges=tuple(ranges)), there
 
 
 def chain_exists(problem: Problem, placement: Placement, servers: set[int], n_tokens: int) -> bool:

@@ -126,7 +126,7 @@ class Connection:
         """Delay messages that are sent from now on by other profiles; ``None`` leaves a direction as it is."""
         for line, profile in ((self._up, up), (self._down, down)):
             if profile is not None:
-                assert line is not None, "the kernel delays messages: there is no channel to change here"
+                assert line is not None, "the kernel delays messages: there is no link to change here"
                 line.change(profile)
 
     def next_id(self) -> int:
@@ -186,9 +186,8 @@ class Connection:
         if answer.cancelled() or not answer.done():
             channel.abandoned[request.id] = request.session
         elif answer.exception() is None and isinstance(answer.result()[0], wire.Ok):
-            self.forget(
-                request.session, channel.number
-            )  # the answer came in the very moment of the cancellation
+            # The answer came in the very moment of the cancellation.
+            self.forget(request.session, channel.number)
 
     def ignore(self, request_id: int, generation: int) -> None:
         """Drop further answers to that request."""
@@ -236,9 +235,7 @@ class Connection:
     async def _deliver_late(
         self, channel: _Channel, frame: wire.Answer, n_bytes: int, down: DelayLine
     ) -> None:
-        with contextlib.suppress(
-            ConnectionError
-        ):  # _carry has closed the socket: everybody who waits gets the error
+        with contextlib.suppress(ConnectionError):  # _carry has closed it: everybody who waits gets the error
             await self._carry(channel, down, n_bytes)
             self._deliver(channel, frame, self._clock.now_s())
 

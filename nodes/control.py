@@ -20,7 +20,7 @@ from typing import Any, Union
 
 import msgspec
 
-from nodes.messages import A, Message, Question, answer_type
+from nodes.messages import A, Message, Question, answers
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ class Peer:
         self._limits = limits
         self._sends = sends
         self._unread_bytes = 0
-        self._waiting: dict[int, tuple[asyncio.Future[Any], Any]] = {}
+        self._waiting: dict[int, tuple[asyncio.Future[Any], msgspec.msgpack.Decoder[Any]]] = {}
         self._next_id = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -162,13 +162,17 @@ class Peer:
             case _Told():
                 self._begin(envelope.message, None)
             case _Answered():
-                future, kind = self._waiting.get(envelope.id, (None, None))
-                if future is not None and not future.done():
-                    future.set_result(_read(msgspec.msgpack.Decoder(kind), envelope.result))
+                if (asked := self._asked(envelope.id)) is not None:
+                    future, decoder = asked
+                    future.set_result(_read(decoder, envelope.result))
             case _Failed():
-                future, _ = self._waiting.get(envelope.id, (None, None))
-                if future is not None and not future.done():
-                    future.set_exception(ControlError(envelope.text))
+                if (asked := self._asked(envelope.id)) is not None:
+                    asked[0].set_exception(ControlError(envelope.text))
+
+    def _asked(self, number: int) -> tuple[asyncio.Future[Any], msgspec.msgpack.Decoder[Any]] | None:
+        """The question that an answer is for, unless nobody waits for it any more."""
+        asked = self._waiting.get(number)
+        return None if asked is None or asked[0].done() else asked
 
     def _begin(self, data: msgspec.Raw, asked_as: int | None) -> None:
         if len(self._tasks) >= self._limits.max_pending:
@@ -224,7 +228,7 @@ class Peer:
         number = self._next_id
         future: asyncio.Future[A] = asyncio.get_running_loop().create_future()
         self._send((_Asked.__struct_config__.tag, number, question))
-        self._waiting[number] = future, answer_type(type(question))
+        self._waiting[number] = future, answers(type(question))
         try:
             return await future
         finally:

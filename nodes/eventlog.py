@@ -1,7 +1,7 @@
 """A node's append-only log: what happened is in the kernel's hands before the next thing happens.
 
-One msgpack array per record (``nodes.records``), one ``write`` per record, so that a killed process loses nothing that it
-has logged. When the disk is full the file ends after the last whole record.
+One msgpack array per record (``nodes.records``), one ``write`` per record, so that a killed process loses
+nothing that it has logged. When the disk is full the file ends after the last whole record.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ Servers are numbers in the scenario's order, instants scenario seconds.
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from functools import cache
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -242,6 +243,7 @@ class Done(Message, frozen=True):
     failure: str
 
 
-def answer_type(question: type[Question[Any]]) -> Any:
-    """The ``A`` of a ``Question[A]``."""
-    return question.__orig_bases__[0].__args__[0]  # type: ignore[attr-defined]
+@cache
+def answers(question: type[Question[A]]) -> msgspec.msgpack.Decoder[A]:
+    """Reads the ``A`` that answers a ``Question[A]``."""
+    return msgspec.msgpack.Decoder(question.__orig_bases__[0].__args__[0])  # type: ignore[attr-defined]

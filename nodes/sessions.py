@@ -243,7 +243,10 @@ class Sessions:
         log.warning("session %s was idle for %g s: closed", shown(key), self.limits.idle_s)
 
     async def end(self, key: tuple[int, str], code: str, reason: str) -> None:
-        """End the session of ``account`` with that key; its client gets the error when it next asks, that of a chain at once."""
+        """End the session of ``account`` with that key.
+
+        Its client gets the error when it next asks, the client of a chain at once.
+        """
         connection = self.live[key[0]]
         session = connection.sessions[key[1]]
         self.forget(connection, key[1], code, reason)

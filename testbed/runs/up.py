@@ -129,7 +129,7 @@ def undone_unless_begun(run_dir: Path, launcher: Launcher) -> Iterator[None]:
 
 def run_quietly(experiment: Experiment, out: Path, with_twin: bool = False) -> dict[str, Any]:
     """Run ``experiment`` into ``out``, a new folder, without a word; returns the summary. Raises what broke it."""
-    check_frames(experiment)
+    check_can_run(experiment)
     stage = choose_stage(experiment)
     placed = _placed(experiment)
     run_dir = make_run_dir(out, experiment.name)

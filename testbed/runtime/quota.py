@@ -23,11 +23,8 @@ def _quotas(mounts: Path, controllers: str, path: str) -> Iterator[float]:
     """The quotas of one line of ``/proc/self/cgroup``, from the innermost group out."""
     if controllers and "cpu" not in controllers.split(","):
         return
-    top = (
-        mounts
-        if not controllers
-        else next((m for m in (mounts / controllers, mounts / "cpu") if m.is_dir()), mounts)
-    )
+    tops = (mounts / controllers, mounts / "cpu", mounts) if controllers else (mounts,)
+    top = next(folder for folder in tops if folder.is_dir() or folder == mounts)
     group = top / path.strip("/")
     for folder in (group, *group.parents):
         if not folder.is_relative_to(top):

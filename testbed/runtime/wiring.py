@@ -205,11 +205,9 @@ def node_view(
     delayed = {link.server: link for link in changed_links(experiment, node, links or {})}
     view = []
     for number, server in enumerate(experiment.problem.servers):
-        end = ServerEnd(*addresses[server.name])
-        if number in delayed:
-            seed = f"{experiment.seed}:link noise:{node}:{server.name}"
-            end = ServerEnd(end.address, end.port, delayed[number].up, delayed[number].down, seed)
-        view.append(end)
+        link = delayed.get(number, ChangedLink(number))
+        seed = f"{experiment.seed}:link noise:{node}:{server.name}" if number in delayed else ""
+        view.append(ServerEnd(*addresses[server.name], link.up, link.down, seed))
     return view
 
 

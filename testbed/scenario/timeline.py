@@ -33,9 +33,9 @@ class Timeline:
 
     def link(self, pair: Pair, at_s: float) -> Link:
         """The link of ``pair`` in force at ``at_s``."""
-        since_s = self._since_s.get(pair)
         if pair[0] == pair[1]:
             return _TO_ITSELF
+        since_s = self._since_s.get(pair)
         return self._base[pair] if since_s is None else self._links[pair][bisect_right(since_s, at_s)]
 
     def is_cut(self, pair: Pair, at_s: float) -> bool:

@@ -39,6 +39,7 @@ _MARK = "@@status"
 
 _INIT = """#!/bin/busybox sh
 export PATH=/bin:{bin} HOME=/root PYTHONDONTWRITEBYTECODE=1 LD_LIBRARY_PATH={lib} PYTHONHASHSEED=0
+export PYTHONPATH=/tmp/code
 mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev; mount -t tmpfs tmp /tmp
 mkdir -p /dev/shm /run; mount -t tmpfs shm /dev/shm
 chmod 1777 /tmp; ip link set lo up 2>/dev/null || ifconfig lo 127.0.0.1 up

@@ -60,7 +60,7 @@ def run_of(guest: GuestResult, name: str, user: int) -> dict[str, Any]:
     """What a run of the command line answered on stdout, and all that it said."""
     runs = [json.loads(line) for line in re.findall(r"@@run (.*)", part(guest, "runs"))]
     (run,) = [run for run in runs if (run["run"], run["user"]) == (name, user)]
-    assert run["status"] == 0, run
+    assert run["status"] == 0, run["stderr"]
     return {**run, "answer": json.loads(run["stdout"])}
 
 
