@@ -84,12 +84,13 @@ FRAMES: Strategy = st.one_of(
         st.integers(0, 5).map(lambda n: bytes(n * TOKEN_BYTES)),
     ),
     st.tuples(st.just("close"), number, session),
+    st.tuples(st.just("more"), number, st.sampled_from([0, 1, 2 * TOKEN_BYTES, 70_000]).map(bytes)),
     st.tuples(st.just("ping"), number, st.sampled_from([0, 1, 1000, 70_000]).map(bytes)),
 )
 OTHERS: Strategy = st.builds(
     lambda kind, fields: (kind, *fields),
     st.sampled_from(
-        ["open", "step", "close", "ping", "join", "push", "ok", "out", "result", "error", "", "fly"]
+        ["open", "step", "close", "ping", "join", "push", "more", "ok", "out", "result", "error", "", "fly"]
     ),
     st.lists(LEAVES | session | number, max_size=10),
 )

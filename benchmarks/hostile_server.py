@@ -28,7 +28,7 @@ from nodes.server import HostedBlocks, Server, ServerLimits
 from policies.steps import StepTimes
 
 LIMITS = ServerLimits(
-    max_frame_bytes=65_536,
+    max_payload_bytes=65_536,
     max_sessions_per_connection=4,
     max_sessions=8,
     max_session_tokens=1000,

@@ -14,6 +14,7 @@ from nodes.clock import Clock
 from nodes.connection import Connection, ConnectionLost, ServerError
 from nodes.records import HopPlan
 from nodes.request import Request, SessionError
+from nodes.rules import RecoveryRules
 from nodes.watchdog import Overdue, Watchdog
 
 FAILURES = (wire.SESSION_EXPIRED, wire.SESSION_MOVED, wire.COMPUTE_FAILED, wire.UNKNOWN_SESSION)
@@ -67,7 +68,7 @@ class HopFailed(Exception):
 
 
 class Chain:
-    """Speaks to the servers for one session. Limits are scenario seconds; ``math.inf`` is none."""
+    """Speaks to the servers for one session, within the limits of ``rules``."""
 
     def __init__(
         self,
@@ -76,8 +77,7 @@ class Chain:
         client: str,
         connections: Sequence[Connection],
         clock: Clock,
-        connect_timeout_s: float,
-        request_timeout_s: float,
+        rules: RecoveryRules,
     ) -> None:
         self._request = request
         self._key = key
@@ -85,8 +85,7 @@ class Chain:
         self._connections = connections
         self._clock = clock
         self._watchdog = Watchdog(clock)
-        self._connect_timeout_s = connect_timeout_s
-        self._request_timeout_s = request_timeout_s
+        self._rules = rules
         self._numbers = itertools.count()
 
     async def open(self, plan: Sequence[HopPlan], *, is_replacement: bool = False) -> list[OpenHop] | Refusal:
@@ -129,11 +128,11 @@ class Chain:
         connection = self._connections[server]
         max_tokens = self._request.n_input_tokens + self._request.n_output_tokens
         try:
-            with self._watchdog.limit(self._connect_timeout_s):
+            with self._watchdog.limit(self._rules.connect_timeout_s):
                 generation = await connection.ready()
                 await self._ask_to_open(server, first, last, key, max_tokens, generation)
         except Overdue:
-            raise ConnectionLost(f"no connection within {self._connect_timeout_s:g} s") from None
+            raise ConnectionLost(f"no connection within {self._rules.connect_timeout_s:g} s") from None
         return generation
 
     async def _ask_to_open(
@@ -151,14 +150,14 @@ class Chain:
         Returns what comes out, and (sent, arrived, departed, received) in scenario seconds. Raises
         ``HopFailed`` when another server could do better, ``SessionError`` when it could not.
         """
-        asked_at_s = self._clock.now_s()
+        asked_at_s, limit_s = self._clock.now_s(), self._rules.step_limit_s(n_tokens)
         try:
-            with self._watchdog.limit(self._request_timeout_s):
+            with self._watchdog.limit(limit_s):
                 connection = self._connections[hop.server]
                 step = wire.Step(connection.next_id(), hop.key, hop.n_cached, n_tokens, payload)
                 out, sent_at_s, received_at_s = await connection.ask(step, generation=hop.generation)
         except Overdue:
-            reason = f"no answer for {self._request_timeout_s:g} s"
+            reason = f"no answer for {limit_s:g} s"
             raise HopFailed(hop, reason, asked_at_s, is_overdue=True) from None
         except ConnectionLost as error:
             raise HopFailed(hop, str(error), asked_at_s) from error
@@ -194,7 +193,7 @@ class Chain:
         # A server that halts closes it when it goes on: the message is on its way.
         with (
             contextlib.suppress(ServerError, ConnectionLost, Overdue),
-            self._watchdog.limit(self._connect_timeout_s),
+            self._watchdog.limit(self._rules.connect_timeout_s),
         ):
             await connection.ask(wire.Close(connection.next_id(), hop.key), generation=hop.generation)
 

@@ -15,6 +15,7 @@ import aiohttp
 from nodes import wire
 from nodes.clock import Clock
 from nodes.links import DelayLine, DelayProfile
+from nodes.parts import Receiver, Sender, messages
 
 OnAnswer = Callable[[wire.Answer | None, float], None]
 """Called with (answer, received_at_s); with ``None`` when the connection is lost."""
@@ -45,6 +46,7 @@ class _Channel:
     """One WebSocket, what waits for an answer on it, and the openings whose answer nobody awaits any more."""
 
     socket: aiohttp.ClientWebSocketResponse
+    sender: Sender
     number: int
     waiting: dict[int, asyncio.Future[tuple[wire.Answer, float]]] = field(default_factory=dict)
     abandoned: dict[int, str] = field(default_factory=dict)
@@ -66,7 +68,7 @@ class Connection:
         clock: Clock,
         up: DelayProfile | None = None,
         down: DelayProfile | None = None,
-        max_frame_bytes: int = wire.MAX_PAYLOAD_BYTES,
+        max_payload_bytes: int = wire.MAX_PAYLOAD_BYTES,
         seed: str = "",
     ) -> None:
         self._http = http
@@ -74,7 +76,7 @@ class Connection:
         self._clock = clock
         self._up = DelayLine(up, clock, random.Random(f"{seed}:up")) if up else None
         self._down = DelayLine(down, clock, random.Random(f"{seed}:down")) if down else None
-        self._max_frame_bytes = max_frame_bytes
+        self._max_payload_bytes = max_payload_bytes
         self._channel: _Channel | None = None
         self._opening = asyncio.Lock()
         self._next_id = 0
@@ -89,13 +91,13 @@ class Connection:
             self._url,
             compress=0,
             autoping=True,
-            max_msg_size=self._max_frame_bytes + wire.FRAME_OVERHEAD_BYTES,
+            max_msg_size=min(self._max_payload_bytes, wire.PART_BYTES) + wire.FRAME_OVERHEAD_BYTES,
         )
         raw = ws.get_extra_info("socket")
         if raw is not None:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.generation += 1
-        self._channel = channel = _Channel(ws, self.generation)
+        self._channel = channel = _Channel(ws, Sender(ws), self.generation)
         channel.reader = self._later(self._read(channel))
 
     async def ready(self) -> int:
@@ -154,14 +156,14 @@ class Connection:
         is_accepted = False
         if on_answer is not None:
             channel.listeners[request.id] = on_answer
-        data = wire.pack(request)
+        packed = messages(request)
         sent_at_s = self._clock.now_s()
         is_sent = False
         try:
             if self._up is not None:
-                await self._carry(channel, self._up, len(data))
+                await self._carry(channel, self._up, sum(map(len, packed)))
             is_sent = True
-            await channel.socket.send_bytes(data)
+            await channel.sender.send_messages(packed)
             frame, received_at_s = await future
             is_accepted = not isinstance(frame, wire.Error)
         except (ConnectionError, aiohttp.ClientError) as error:
@@ -211,16 +213,22 @@ class Connection:
 
     async def _read(self, channel: _Channel) -> None:
         reason = "was closed"
+        receiver: Receiver[wire.Answer] = Receiver(self._max_payload_bytes)
+        n_bytes = 0
         try:
             async for message in channel.socket:
                 if message.type != aiohttp.WSMsgType.BINARY:
                     reason = f"carried a {message.type.name} message"
                     break
-                frame = wire.unpack_answer(message.data)
+                n_bytes += len(message.data)
+                frame = receiver.take(wire.unpack_answer(message.data))
+                if frame is None:
+                    continue
                 if self._down is None:
                     self._deliver(channel, frame, self._clock.now_s())
                 else:
-                    self._later(self._deliver_late(channel, frame, len(message.data), self._down))
+                    self._later(self._deliver_late(channel, frame, n_bytes, self._down))
+                n_bytes = 0
         except wire.FrameError as error:
             reason = f"carried what is no answer: {error}"
         finally:

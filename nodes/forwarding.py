@@ -13,19 +13,14 @@ import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from nodes import wire
 from nodes.clock import Clock
 from nodes.connection import Connection, ConnectionLost, ServerError
 from nodes.limits import cut
+from nodes.parts import Sender
 from nodes.watchdog import Overdue, Watchdog
-
-
-class Sender(Protocol):
-    """The server's end of a client's connection."""
-
-    async def send_bytes(self, data: bytes) -> None: ...
 
 
 @dataclass(eq=False)
@@ -46,7 +41,7 @@ class Place:
     async def answer(self, frame: wire.Answer) -> None:
         """Send the client a frame with ``join_id``, if it is still there."""
         with contextlib.suppress(ConnectionError):
-            await self.client.send_bytes(wire.pack(frame))
+            await self.client.send(frame)
 
     async def fail(self, code: str, message: str) -> None:
         """Send the client an error."""
@@ -56,12 +51,14 @@ class Place:
 class Forwarding:
     """The chains that sessions of one server belong to. ``peers`` are its connections to all servers.
 
-    A push that has not been answered after ``limit_s`` is not waited for any longer.
+    A push that has not been answered after ``limit_s``, and ``token_s`` more for every token after its first, is
+    not waited for any longer.
     """
 
     def __init__(self, clock: Clock) -> None:
         self.peers: Sequence[Connection] = ()
         self.limit_s = math.inf
+        self.token_s = 0.0
         self._watchdog = Watchdog(clock)
         self._places: dict[str, Place] = {}
 
@@ -102,13 +99,14 @@ class Forwarding:
             await place.answer(wire.Result(place.join_id, position, timings, answer))
             return
         connection = self.peers[place.peer]
+        limit_s = self.limit_s + self.token_s * (n_tokens - 1)
         try:
-            with self._watchdog.limit(self.limit_s):
+            with self._watchdog.limit(limit_s):
                 generation = await connection.ready()
                 push = wire.Push(connection.next_id(), place.next_token, position, n_tokens, timings, answer)
                 await connection.ask(push, generation=generation)
         except Overdue:
-            await place.fail(wire.NOT_PASSED_ON, f"no answer for {self.limit_s:g} s")
+            await place.fail(wire.NOT_PASSED_ON, f"no answer for {limit_s:g} s")
         except (ConnectionLost, ServerError) as error:
             await place.fail(wire.NOT_PASSED_ON, cut(error))
 

@@ -32,10 +32,10 @@ class _Place(NamedTuple):
 
 
 class _News(NamedTuple):
-    """What a server said of a session, or ``None``: its connection is lost."""
+    """What a server said of a session, or ``None``: its connection is lost; or why a push could not be made."""
 
     server: int
-    frame: wire.Answer | None
+    frame: wire.Answer | Exception | None
     received_at_s: float
 
 
@@ -83,30 +83,43 @@ class ForwardingChain(Chain):
         Returns what comes out, and of every hop its times and the bytes that it was sent. Raises
         ``HopFailed`` when another chain could do better, ``SessionError`` when it could not.
         """
-        asked_at_s = self._clock.now_s()
+        asked_at_s, limit_s = self._clock.now_s(), self._rules.step_limit_s(n_tokens, len(hops))
         try:
-            with self._watchdog.limit(self._request_timeout_s):
+            with self._watchdog.limit(limit_s):
                 return await self._run(hops, n_tokens, payload, asked_at_s)
         except Overdue:
             pass
         silent = await self._who_is_silent(hops)
         self._silent = frozenset(hop.server for hop in silent)
-        reason = f"no result for {self._request_timeout_s:g} s"
+        reason = f"no result for {limit_s:g} s"
         raise HopFailed(silent[0], reason, asked_at_s, is_overdue=True)
 
     async def _run(
         self, hops: Sequence[OpenHop], n_tokens: int, payload: bytes, asked_at_s: float
     ) -> tuple[bytes, list[tuple[Times, int]]]:
-        first = hops[0]
+        first, news = hops[0], self._news
         connection, token = self._connections[first.server], self._places[first.server].token
-        push = wire.Push(connection.next_id(), token, first.n_cached, n_tokens, b"", payload)
+        request = wire.Push(connection.next_id(), token, first.n_cached, n_tokens, b"", payload)
+        sent_at_s = self._clock.now_s()
+
+        async def push() -> None:
+            try:
+                await connection.ask(request, generation=first.generation)
+            except Exception as error:
+                news.put_nowait(_News(first.server, error, self._clock.now_s()))
+
+        # The result may be here before the first hop's word that it has the push.
+        pushing = asyncio.ensure_future(push())
         try:
-            _, sent_at_s, _ = await connection.ask(push, generation=first.generation)
-        except ConnectionLost as error:
-            raise HopFailed(first, str(error), asked_at_s) from error
-        except ServerError as error:
-            raise self._failure(hops, 0, error.code, str(error), asked_at_s) from error
-        server, frame, received_at_s = await self._news.get()
+            server, frame, received_at_s = await news.get()
+        finally:
+            pushing.cancel()
+        if isinstance(frame, ConnectionLost):
+            raise HopFailed(first, str(frame), asked_at_s) from frame
+        if isinstance(frame, ServerError):
+            raise self._failure(hops, 0, frame.code, str(frame), asked_at_s) from frame
+        if isinstance(frame, Exception):
+            raise frame
         at = next(i for i, hop in enumerate(hops) if hop.server == server)
         if frame is None:
             raise HopFailed(hops[at], "the connection was lost", asked_at_s)
@@ -142,7 +155,7 @@ class ForwardingChain(Chain):
 
     async def _who_is_silent(self, hops: Sequence[OpenHop]) -> list[OpenHop]:
         """The servers that do not answer a ping either; all of them if that tells nothing."""
-        limit_s = min(self._connect_timeout_s, self._request_timeout_s)
+        limit_s = min(self._rules.connect_timeout_s, self._rules.request_timeout_s)
 
         async def answers(hop: OpenHop) -> bool:
             try:

@@ -19,14 +19,14 @@ and to hang up."""
 
 @dataclass
 class ServerLimits:
-    """Bounds on what clients may ask. ``max_frame_bytes`` bounds the payload of one frame.
+    """Bounds on what clients may ask. ``max_payload_bytes`` bounds a frame's payload, in however many parts it comes.
 
     A step is pending until its answer is handed to the kernel. Over ``max_pending_bytes`` (payloads of a
     connection's pending steps) or ``max_unread_bytes`` (answers that its client does not take) nothing
     more is read from that connection until it is below again: TCP then stops the sender.
     """
 
-    max_frame_bytes: int = wire.MAX_PAYLOAD_BYTES
+    max_payload_bytes: int = 256 * 1024**2
     max_sessions_per_connection: int = 4096
     max_sessions: int = 65_536
     max_session_tokens: int = 100_000_000

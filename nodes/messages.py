@@ -146,10 +146,11 @@ class Emptied(Question[None], frozen=True):
 
 
 class Peers(Question[None], frozen=True):
-    """Where all servers are. ``limit_s``: see ``nodes.forwarding``."""
+    """Where all servers are. ``limit_s``, ``token_s``: see ``nodes.forwarding``."""
 
     servers: list[ServerEnd]
     limit_s: float
+    token_s: float
 
 
 # From the orchestrator to clients.

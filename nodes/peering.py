@@ -47,7 +47,7 @@ class Peering:
             url = wire.url(server.address, server.port)
             self._connections.append(Connection(self._http, url, self._clock, server.up, seed=server.seed))
         self._forwarding.peers = self._connections
-        self._forwarding.limit_s = message.limit_s
+        self._forwarding.limit_s, self._forwarding.token_s = message.limit_s, message.token_s
 
     async def reach(self, message: Reach) -> None:
         self._connections[message.server].move(wire.url(message.address, message.port))

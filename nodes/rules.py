@@ -14,8 +14,8 @@ class RecoveryRules:
 
     ``mode``: "replay"; "head": as PETALS' last commit, whose replacements cannot start at a position above
     0, so that every one of them fails; "off": the request fails. A hop has failed when its connection is
-    lost, when its server has lost the session, or when no answer came for ``request_timeout_s``;
-    a server that has not opened a session after ``connect_timeout_s`` is not there. The first attempt to
+    lost, when its server has lost the session, or when no answer came for ``request_timeout_s``, and
+    ``token_s`` more for every token of the step after its first (what the slowest hop needs for it); a server that has not opened a session after ``connect_timeout_s`` is not there. The first attempt to
     replace a hop is made at once, the next after ``retry_first_s``, doubling up to ``retry_max_s``, until
     ``give_up_s`` after the failure was noticed; ``retry_jitter_ratio`` j, 0..1, makes each of these waits
     (1 - j) to (1 + j) times as long, by ``seed``, the request and the attempt. ``replay``: the history goes to a
@@ -25,6 +25,7 @@ class RecoveryRules:
 
     mode: Literal["replay", "head", "off"] = "replay"
     request_timeout_s: float = math.inf
+    token_s: float = 0.0
     connect_timeout_s: float = math.inf
     retry_first_s: float = 1.0
     retry_max_s: float = 60.0
@@ -32,6 +33,10 @@ class RecoveryRules:
     replay: Literal["at_once", "step_by_step"] = "at_once"
     retry_jitter_ratio: float = 0.0
     seed: int = 0
+
+    def step_limit_s(self, n_tokens: int, n_hops: int = 1) -> float:
+        """How long a step may go without an answer."""
+        return self.request_timeout_s + n_hops * self.token_s * (n_tokens - 1)
 
     def retry_delay_s(self, attempt: int, request: int) -> float:
         """What ``request`` waits before attempt number ``attempt``, from 0: 0, then first, doubling."""

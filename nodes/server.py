@@ -15,6 +15,7 @@ from nodes.compute import Compute, ComputeError
 from nodes.limits import HELLO_S, LAST_WORDS_S, ServerSocket, cut, shown
 from nodes.limits import ServerLimits as ServerLimits
 from nodes.messages import ServerStatus
+from nodes.parts import Receiver, Sender
 from nodes.sessions import Connection, Session, Sessions
 from nodes.sessions import HostedBlocks as HostedBlocks
 
@@ -95,10 +96,12 @@ class Server:
             raise web.HTTPBadRequest(text="the connection is gone")
         socket = ServerSocket(
             compress=False,
-            max_msg_size=self.limits.max_frame_bytes + wire.FRAME_OVERHEAD_BYTES,
+            max_msg_size=min(self.limits.max_payload_bytes, wire.PART_BYTES) + wire.FRAME_OVERHEAD_BYTES,
         )
         self._n_accepted += 1
-        live[self._n_accepted] = connection = Connection(self._n_accepted, client, socket, transport)
+        live[self._n_accepted] = connection = Connection(
+            self._n_accepted, client, socket, transport, Sender(socket)
+        )
         try:
             await socket.prepare(request)
             self.counters.connections += 1
@@ -113,8 +116,8 @@ class Server:
         return socket
 
     async def _read(self, connection: Connection) -> None:
-        socket = connection.socket
-        async for message in socket:
+        receiver: Receiver[wire.Request] = Receiver(self.limits.max_payload_bytes)
+        async for message in connection.socket:
             arrived_at_s = self.clock.now_s()
             if message.type == WSMsgType.ERROR:  # aiohttp has closed the connection already
                 self.counters.errors += isinstance(message.data, WebSocketError)
@@ -126,12 +129,13 @@ class Server:
                 return
             await self._until_it_reads(connection)
             try:
-                answer = self._take(connection, wire.unpack_request(message.data), arrived_at_s)
+                frame = receiver.take(wire.unpack_request(message.data))
+                answer = None if frame is None else self._take(connection, frame, arrived_at_s)
             except wire.FrameError as error:
                 await self._reject(connection, error)
                 return
             if answer is not None:
-                await socket.send_bytes(wire.pack(answer))
+                await connection.sender.send(answer)
 
     def _take(self, connection: Connection, frame: wire.Request, arrived_at_s: float) -> wire.Answer | None:
         """Carry out a request; a step is answered later. Raises ``FrameError``."""
@@ -275,4 +279,4 @@ class Server:
 
 async def _answer(connection: Connection, frame: wire.Answer) -> None:
     with contextlib.suppress(ConnectionError):  # the client left; _serve_connection cleans up
-        await connection.socket.send_bytes(wire.pack(frame))
+        await connection.sender.send(frame)

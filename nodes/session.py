@@ -76,11 +76,8 @@ class HubSession:
         self._rules = rules
         self._clock = clock
         self._observe = observer
-        recovery = rules.recovery
-        self._chain = self.chain_kind(
-            request, key, client, connections, clock, recovery.connect_timeout_s, recovery.request_timeout_s
-        )
-        self._recovery = Recovery(request, self._chain, reroute, recovery, model, clock, observer)
+        self._chain = self.chain_kind(request, key, client, connections, clock, rules.recovery)
+        self._recovery = Recovery(request, self._chain, reroute, rules.recovery, model, clock, observer)
         self.hops: list[OpenHop] = []
         self._steps: list[int] = []
         """Tokens of every step, the present one included."""

@@ -16,6 +16,7 @@ from nodes.clock import Clock
 from nodes.compute import Compute, ComputeError
 from nodes.forwarding import Forwarding, Place
 from nodes.limits import ServerLimits, ServerSocket, cut, shown
+from nodes.parts import Sender
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +71,7 @@ class Connection:
     """Its address."""
     socket: ServerSocket
     transport: asyncio.Transport
+    sender: Sender
     sessions: dict[str, Session] = field(default_factory=dict)
     expired: OrderedDict[str, tuple[str, str]] = field(default_factory=OrderedDict)
     """Sessions that the server has ended: the code and the words for whoever asks for them."""
@@ -154,7 +156,7 @@ class Sessions:
         connection.sessions[key] = session
         if isinstance(frame, wire.Join):
             owner = connection, session
-            place = Place(owner, connection.socket, frame.id, frame.token, frame.peer, frame.next_token)
+            place = Place(owner, connection.sender, frame.id, frame.token, frame.peer, frame.next_token)
             session.place = self.forwarding.join(place)
         self.counters.opened += 1
         return wire.Ok(frame.id)

@@ -1,5 +1,7 @@
 """The data plane's frames: one msgpack array per binary WebSocket message, its kind first.
 
+A payload that is larger than ``PART_BYTES`` goes in several messages (``nodes.parts``).
+
 A client sends a ``Request``; each is answered once, in any order, by an ``Answer`` with the same ``id``.
 With forwarding (``nodes.forwarding``) ``Join`` and ``Push`` take the place of ``Open`` and ``Step``.
 
@@ -19,8 +21,10 @@ PATH = "/v1/sessions"
 MAX_TIMINGS = 256
 """No chain has more hops."""
 _TIMING = struct.Struct("<ddI")
-MAX_PAYLOAD_BYTES = 256 * 1024**2
-"""Hidden states in one frame."""
+MAX_PAYLOAD_BYTES = 2 * 1024**3
+"""Hidden states of one step, however many messages bring them."""
+PART_BYTES = 64 * 1024**2
+"""Hidden states in one message."""
 FRAME_OVERHEAD_BYTES = 512 + MAX_TIMINGS * _TIMING.size
 """No frame is larger than its payload by more than this."""
 
@@ -64,6 +68,13 @@ class Open(Frame, tag="open"):
     first: Count
     last: Count
     max_tokens: Count
+
+
+class More(Frame, tag="more"):
+    """The beginning of a payload, or more of it; the frame with the same ``id`` that follows has its end."""
+
+    id: int
+    payload: bytes
 
 
 class Join(Open, tag="join"):
@@ -151,8 +162,8 @@ class Error(Frame, tag="error"):
 Request = Open | Join | Step | Push | Close | Ping
 Answer = Ok | Out | Result | Error
 
-_requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
-_answers: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+_requests: msgspec.msgpack.Decoder[Request | More] = msgspec.msgpack.Decoder(Request | More)
+_answers: msgspec.msgpack.Decoder[Answer | More] = msgspec.msgpack.Decoder(Answer | More)
 
 
 class _Head(msgspec.Struct, array_like=True):
@@ -193,7 +204,7 @@ def unpack_timings(timings: bytes) -> list[tuple[float, float, int]]:
     return list(_TIMING.iter_unpack(timings))
 
 
-def unpack_request(data: bytes) -> Request:
+def unpack_request(data: bytes) -> Request | More:
     """A request of a known kind with the right fields. Raises ``FrameError`` (``bad-frame``)."""
     try:
         frame = _requests.decode(data)
@@ -204,7 +215,7 @@ def unpack_request(data: bytes) -> Request:
     return frame
 
 
-def unpack_answer(data: bytes) -> Answer:
+def unpack_answer(data: bytes) -> Answer | More:
     """An answer. Raises ``FrameError`` (``bad-frame``)."""
     try:
         return _answers.decode(data)

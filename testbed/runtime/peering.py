@@ -72,7 +72,8 @@ class Peering:
         now_s = self._now_s()
         links = {pair: timeline.link(pair, now_s) for pair in self._experiment.links if pair[0] == name}
         view = wiring.node_view(self._experiment, name, ends, links if delays_in_nodes else None)
-        await self._peers[name].ask(Peers(view, self._experiment.recovery.push_limit_s))
+        limits = self._experiment.recovery.push_limit_s, wiring.token_s(self._experiment)
+        await self._peers[name].ask(Peers(view, *limits))
 
     def change(self, links: Mapping[tuple[str, str], Link]) -> None:
         """Links that servers delay by themselves have changed. A server that halts changes them when it goes on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from netem.spec import LinkProfile, NetworkSpec
@@ -21,9 +22,27 @@ from testbed.scenario.experiment import Experiment, Link
 _IDLE_S = 300.0
 
 
+def _longest(experiment: Experiment) -> int:
+    """Tokens of the longest request, prompt and output."""
+    return max((r.n_input_tokens + r.n_output_tokens for r in experiment.requests), default=1)
+
+
+def token_s(experiment: Experiment) -> float:
+    """What each token of the longest step that may come takes on the slowest link and server; scenario seconds."""
+    n_tokens, model = _longest(experiment), experiment.problem.model
+    link = min(experiment.links.values(), key=lambda link: link.rate_bps)
+    way_s = scaled(link, 1.0).transmission_s(n_tokens * model.token_bytes, experiment.mtu)
+    step_s = max(server.step_s(0, n_tokens, model.n_blocks) for server in experiment.problem.servers)
+    return (2 * way_s + step_s) / n_tokens
+
+
 def idle_s(experiment: Experiment) -> float:
-    """How long a server keeps a session without a step; scenario seconds."""
-    return _IDLE_S + experiment.calibration.session_setup_s
+    """How long a server keeps a session without a step; scenario seconds.
+
+    That is how long all other servers of a chain may need for the longest step.
+    """
+    others_s = len(experiment.problem.servers) * token_s(experiment) * _longest(experiment)
+    return _IDLE_S + experiment.calibration.session_setup_s + others_s
 
 
 def scaled(link: Link, time_scale: float) -> LinkProfile:
@@ -78,21 +97,21 @@ def transmission_s(experiment: Experiment, client: str, server: str, n_tokens: i
 
 
 def check_frames(experiment: Experiment) -> None:
-    """Raises ``UserError`` for a prompt, or a replay of a history, that is too long for one message."""
+    """Raises ``UserError`` for a prompt, or a replay of a history, that is too long for one step."""
     most = MAX_PAYLOAD_BYTES // experiment.problem.model.token_bytes
     longest = max((r.n_input_tokens for r in experiment.requests), default=0)
     if longest > most:
         raise UserError(
-            f"workload.n_input_tokens: a prompt of {longest:,} tokens does not fit into one message, which holds "
-            f"{most:,} hidden states of this model; make prompts shorter"
+            f"workload.n_input_tokens: a prompt of {longest:,} tokens does not fit into one step, which holds "
+            f"{most:,} hidden states of this model (2 GiB); make prompts shorter"
         )
     can_fail = experiment.faults or experiment.changes or experiment.online is not None
     recovery = experiment.recovery
-    whole = max((r.n_input_tokens + r.n_output_tokens for r in experiment.requests), default=0)
+    whole = _longest(experiment)
     if can_fail and recovery.mode == "replay" and recovery.replay == "at_once" and whole > most:
         raise UserError(
-            f"recovery.replay: a history of {whole:,} tokens does not fit into one message, which holds {most:,} "
-            'hidden states of this model; take "step_by_step"'
+            f"recovery.replay: a history of {whole:,} tokens does not fit into one step, which holds {most:,} "
+            'hidden states of this model (2 GiB); take "step_by_step"'
         )
 
 
@@ -125,6 +144,13 @@ def stub_profile(experiment: Experiment, server: int) -> StubProfile:
     )
 
 
+def server_limits(experiment: Experiment) -> ServerLimits:
+    """The usual ones, with room for the longest step that this workload may bring."""
+    n_bytes = _longest(experiment) * experiment.problem.model.token_bytes
+    payload_bytes = max(n_bytes, ServerLimits.max_payload_bytes)
+    return ServerLimits(idle_s=idle_s(experiment), max_payload_bytes=payload_bytes)
+
+
 def server_config(
     experiment: Experiment,
     placement: Placement,
@@ -148,7 +174,7 @@ def server_config(
             held.first, held.last, placement.cache_bytes[server], model.cache_bytes_per_token
         ),
         compute=blocks.blocks_spec(server, spec.memory_bytes) if blocks else stub_profile(experiment, server),
-        limits=ServerLimits(idle_s=idle_s(experiment)),
+        limits=server_limits(experiment),
     )
 
 
@@ -181,7 +207,7 @@ def client_config(
             give_up_s=backoff.give_up_s,
             backoff_jitter_ratio=backoff.jitter_ratio,
             seed=backoff.seed,
-            recovery=experiment.recovery,
+            recovery=replace(experiment.recovery, token_s=token_s(experiment)),
         ),
     )
 

@@ -20,6 +20,7 @@ REQUESTS = st.one_of(
     st.tuples(st.just("step"), NATURAL, NAME, NATURAL, NATURAL, PAYLOAD),
     st.tuples(st.just("close"), NATURAL, NAME),
     st.tuples(st.just("ping"), NATURAL, PAYLOAD),
+    st.tuples(st.just("more"), st.integers(-(2**63), 2**63 - 1), PAYLOAD),
 )
 ANSWERS = st.one_of(
     st.tuples(st.just("ok"), NATURAL),

@@ -1,11 +1,13 @@
-"""Prompts and histories that no message holds are refused before anything runs."""
+"""Prompts and histories that no step holds are refused before anything runs."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
 from testbed.errors import UserError
-from testbed.runtime.wiring import check_frames
+from testbed.runtime.wiring import check_frames, client_config, idle_s
 from testbed.scenario import load_experiment
 
 KILL = 'fault=[{kind="kill",server="a100-0",at="1 s"}]'
@@ -14,19 +16,19 @@ KILL = 'fault=[{kind="kill",server="a100-0",at="1 s"}]'
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["workload.n_input_tokens=9362"], None),
+        (["workload.n_input_tokens=74898"], None),
         (
-            ["workload.n_input_tokens=9363"],
-            "a prompt of 9,363 tokens does not fit into one message, which holds 9,362",
+            ["workload.n_input_tokens=74899"],
+            "a prompt of 74,899 tokens does not fit into one step, which holds 74,898",
         ),
-        (["workload.n_input_tokens=9300", "workload.n_output_tokens=100"], None),
+        (["workload.n_input_tokens=74800", "workload.n_output_tokens=100"], None),
         (
-            ["workload.n_input_tokens=9300", "workload.n_output_tokens=100", KILL],
-            'a history of 9,400 .* "step_by_step"',
+            ["workload.n_input_tokens=74800", "workload.n_output_tokens=100", KILL],
+            'a history of 74,900 .* "step_by_step"',
         ),
         (
             [
-                "workload.n_input_tokens=9300",
+                "workload.n_input_tokens=74800",
                 "workload.n_output_tokens=100",
                 KILL,
                 "recovery.replay=step_by_step",
@@ -35,7 +37,7 @@ KILL = 'fault=[{kind="kill",server="a100-0",at="1 s"}]'
         ),
     ],
 )
-def test_what_does_not_fit_into_one_message_is_refused_with_what_to_change(
+def test_what_does_not_fit_into_one_step_is_refused_with_what_to_change(
     options: list[str], said: str | None
 ) -> None:
     experiment = load_experiment("clustered", ["workload.n_requests=1", *options])
@@ -44,3 +46,22 @@ def test_what_does_not_fit_into_one_message_is_refused_with_what_to_change(
     else:
         with pytest.raises(UserError, match=said):
             check_frames(experiment)
+
+
+def test_a_step_may_go_without_an_answer_for_as_long_as_the_slowest_hop_needs_on_top() -> None:
+    short, long = (
+        load_experiment("clustered", ["workload.n_requests=1", f"workload.n_input_tokens={n}"])
+        for n in (20, 60_000)
+    )
+    extra_s = {
+        client_config(made, "client-0", Path("s"), "", Path("l")).rules.recovery.step_limit_s(n) - 180
+        for made, n in ((short, 1), (short, 20), (long, 60_000))
+    }
+    none_s, little_s, much_s = sorted(extra_s)
+    # Twice 1.72 GB over the slowest link, with headers, and the slowest prefill of 70 blocks.
+    link_s = 60_000 * 28_672 * 8 / min(link.rate_bps for link in long.links.values())
+    prefill_s = max(server.step_s(0, 60_000, 70) for server in long.problem.servers)
+    assert none_s == 0
+    assert 0 < little_s < 20
+    assert 2 * link_s + prefill_s < much_s < 1.1 * (2 * link_s + prefill_s)
+    assert idle_s(long) > 9 * much_s, "all other servers of a chain may take as long"

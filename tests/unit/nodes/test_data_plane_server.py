@@ -141,6 +141,7 @@ OFFENCES: dict[str, tuple[bytes | str, str, int]] = {
     "open twice": (raw_frame("open", 9, "s", "c", 2, 3, 1), wire.BAD_FRAME, 9),
     "room for nothing": (raw_frame("open", 9, "t", "c", 2, 3, 0), wire.BAD_FRAME, 9),
     "text": ("hello", wire.BAD_FRAME, -1),
+    "a part that is too large": (raw_frame("more", 9, bytes(50_001)), wire.TOO_LARGE, 9),
     "garbage": (b"\xc1\xff\x00garbage", wire.BAD_FRAME, -1),
     "nothing": (b"", wire.BAD_FRAME, -1),
     "deeply nested": (b"\x91" * 1000 + b"\x01", wire.BAD_FRAME, -1),
@@ -154,7 +155,7 @@ OFFENCES: dict[str, tuple[bytes | str, str, int]] = {
 async def test_a_frame_that_breaks_the_protocol_costs_its_sender_the_connection_and_nobody_else_anything(
     data: bytes | str, code: str, request_id: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server = make_server(2, 6, limits=ServerLimits(max_frame_bytes=50_000))
+    server = make_server(2, 6, limits=ServerLimits(max_payload_bytes=50_000))
     async with serving(server) as url, raw_client(url) as bystander, raw_client(url) as offender:
         caches = [0] * 4
         await bystander.ask("open", 1, "bystander", "c", 2, 6, 10)
@@ -190,7 +191,7 @@ async def test_a_second_step_of_a_session_before_the_first_is_answered_is_a_wron
 
 async def test_a_frame_of_the_largest_size_is_served() -> None:
     n_tokens = 50
-    server = make_server(limits=ServerLimits(max_frame_bytes=n_tokens * TOKEN_BYTES))
+    server = make_server(limits=ServerLimits(max_payload_bytes=n_tokens * TOKEN_BYTES))
     async with serving(server) as url, raw_client(url) as client:
         key = "ü" * 128
         await client.ask("open", 2**40, key, "c", 0, 4, n_tokens)

@@ -17,6 +17,7 @@ from nodes.chain import Chain, Refusal
 from nodes.clock import ManualClock
 from nodes.connection import Connection, ConnectionLost
 from nodes.request import Request
+from nodes.rules import RecoveryRules
 from tests.support.data_plane import TOKEN_BYTES, ask, drive, until
 from tests.support.farm import farm
 
@@ -91,7 +92,14 @@ async def test_a_server_may_be_at_another_address_when_it_begins() -> None:
 
 
 def chain_of(connection: Connection, clock: ManualClock) -> Chain:
-    return Chain(Request(0, 0.0, 3, 3), "0", "c", [connection], clock, 5.0, 180.0)
+    return Chain(
+        Request(0, 0.0, 3, 3),
+        "0",
+        "c",
+        [connection],
+        clock,
+        RecoveryRules(connect_timeout_s=5.0, request_timeout_s=180.0),
+    )
 
 
 @contextlib.asynccontextmanager

@@ -160,7 +160,7 @@ async def test_a_connection_that_never_asks_anything_is_hung_up_on(
 
 
 async def test_a_header_that_claims_gigabytes_is_refused_before_they_come() -> None:
-    server: Server = make_server(limits=ServerLimits(max_frame_bytes=1000))
+    server: Server = make_server(limits=ServerLimits(max_payload_bytes=1000))
     for claimed in (20_000, 2**31, 2**63 - 1):
         async with serving(server) as url, raw_client(url) as client:
             transport = client.socket._response.connection.transport  # type: ignore[union-attr]
