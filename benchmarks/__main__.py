@@ -11,7 +11,7 @@ import os
 import platform
 import sys
 
-NAMES = ("dataplane", "startup", "network", "fabric", "virtual", "emulation", "simulator")
+NAMES = ("dataplane", "startup", "network", "fabric", "virtual", "emulation", "simulator", "results")
 
 
 def main() -> int:

@@ -175,14 +175,14 @@ def _monotone(run: Finished) -> Iterator[str]:
             and "request" not in earlier
         ):
             yield f"events: {later['event']} at {later['at_s']} after {earlier['event']} at {earlier['at_s']}"
-    for request in run.records.requests:
-        for token in request.tokens:
-            if not request.arrived_at_s <= token.ready_at_s <= token.at_s:
-                yield f"request {request.index}, token {token.token}: {token.ready_at_s} to {token.at_s}"
-            for hop in token.hops:
-                instants = (hop.sent_at_s, hop.arrived_at_s, hop.departed_at_s, hop.received_at_s)
-                if any(b < a - _ROUNDING_S for a, b in pairwise((token.ready_at_s, *instants, token.at_s))):
-                    yield f"request {request.index}, token {token.token}, server {hop.server}: {instants}"
+    arrived_at_s = {request.index: request.arrived_at_s for request in run.records.requests}
+    for token in (record for log in run.logs.values() for record in log if isinstance(record, Token)):
+        if not arrived_at_s[token.request] <= token.ready_at_s <= token.at_s:
+            yield f"request {token.request}, token {token.token}: {token.ready_at_s} to {token.at_s}"
+        for hop in token.hops:
+            instants = (hop.sent_at_s, hop.arrived_at_s, hop.departed_at_s, hop.received_at_s)
+            if any(b < a - _ROUNDING_S for a, b in pairwise((token.ready_at_s, *instants, token.at_s))):
+                yield f"request {token.request}, token {token.token}, server {hop.server}: {instants}"
 
 
 def _counted(run: Finished) -> Iterator[str]:

@@ -7,6 +7,7 @@ nothing that it has logged. When the disk is full the file ends after the last w
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgpack
@@ -49,20 +50,55 @@ class EventLog:
 
 
 _records: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(AnyRecord)
+_CHUNK_BYTES = 1024**2
+
+
+class LogReader:
+    """Reads a log, which may still grow: every iteration gives the whole records that have come since the last."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read_bytes = 0
+        self._is_broken = False
+
+    def __iter__(self) -> Iterator[AnyRecord]:
+        with open(self._path, "rb") as file:
+            file.seek(self._read_bytes)
+            rest = b""
+            while not self._is_broken and (chunk := file.read(_CHUNK_BYTES)):
+                data = rest + chunk
+                whole = 0
+                for end, record in self._whole(data):
+                    yield record
+                    self._read_bytes += end - whole
+                    whole = end
+                rest = data[whole:]
+
+    def _whole(self, data: bytes) -> Iterator[tuple[int, AnyRecord]]:
+        """The whole records of ``data``, and where each ends."""
+        unpacker = msgpack.Unpacker(max_buffer_size=len(data))
+        unpacker.feed(data)
+        begin = 0
+        while True:
+            try:
+                unpacker.skip()
+                end = unpacker.tell()
+                record = _records.decode(memoryview(data)[begin:end])
+            except msgpack.OutOfData:
+                return
+            except (ValueError, msgspec.DecodeError):
+                self._is_broken = True  # zeros of a disk that lost power: what follows means nothing
+                return
+            yield end, record
+            begin = end
+
+    @property
+    def unread_bytes(self) -> int:
+        """The size of a tail that cannot be read, or has not been."""
+        return self._path.stat().st_size - self._read_bytes
 
 
 def read_log(path: Path) -> tuple[list[AnyRecord], int]:
     """Every whole record of a log, and the size in bytes of a tail that cannot be read."""
-    data = path.read_bytes()
-    unpacker = msgpack.Unpacker(max_buffer_size=max(len(data), 1))
-    unpacker.feed(data)
-    records: list[AnyRecord] = []
-    whole = 0
-    while True:
-        try:
-            unpacker.skip()
-            records.append(_records.decode(memoryview(data)[whole : unpacker.tell()]))
-        except (msgpack.OutOfData, ValueError, msgspec.DecodeError):
-            break  # cut short, or zeros of a disk that lost power: what follows means nothing
-        whole = unpacker.tell()
-    return records, len(data) - whole
+    log = LogReader(path)
+    return list(log), log.unread_bytes

@@ -24,6 +24,7 @@ from testbed.cli.options import (
     SeedOption,
     SetOption,
     TimeScaleOption,
+    TraceOption,
     print_answer,
 )
 from testbed.errors import EXIT_INTERRUPTED, TestbedError, UserError
@@ -62,6 +63,7 @@ def up(
     hold: Annotated[bool, typer.Option("--hold", help="Keep the testbed up after the workload.")] = False,
     slo: Annotated[str | None, typer.Option(help="Objectives for goodput, e.g. ttft=5s,tpot=1s.")] = None,
     report: Annotated[bool, typer.Option(help="Write report.html and figures after the run.")] = True,
+    trace: TraceOption = True,
     twin: Annotated[
         bool, typer.Option(help="Judge a run in real time by the same run in virtual time, made after it.")
     ] = True,
@@ -84,7 +86,9 @@ def up(
     changes += PolicyChoice(policy, placement, routing).overrides()
     experiment = load_experiment(scenario, [*(overrides or []), *changes])
     raise typer.Exit(
-        up_command(experiment, out, as_json=as_json, hold=hold, slo=slo, report=report, with_twin=twin)
+        up_command(
+            experiment, out, as_json=as_json, hold=hold, slo=slo, report=report, trace=trace, with_twin=twin
+        )
     )
 
 
@@ -301,15 +305,16 @@ def clean(
 
 @app.command(rich_help_panel=_RESULTS)
 def report(
-    run: Annotated[Path, typer.Argument(help="A run directory.")], as_json: JsonOption = False
+    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    trace: TraceOption = True,
+    as_json: JsonOption = False,
 ) -> None:
     """Rebuild tables, summary, trace and report of a run from its logs."""
-    from testbed.results import finish_run, load_run, write_report
+    from testbed.results import load_run
     from testbed.results.text import summary_text
+    from testbed.runs.up import finish
 
-    experiment = load_run(run)
-    summary = finish_run(run, experiment)
-    write_report(run, experiment)
+    summary = finish(run, load_run(run), trace=trace)
     print_answer(summary, lambda: summary_text(summary), as_json)
 
 

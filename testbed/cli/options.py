@@ -16,6 +16,9 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a value, e.g. workload.rate=0.5. Repeatable."),
 ]
+TraceOption = Annotated[
+    bool, typer.Option(help="Write trace.json: 500 bytes per message; every figure is made without it.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
 NetworkOption = Annotated[
     str | None, typer.Option(help="auto, netem, fabric, memory or loopback; overrides network.backend.")

@@ -33,11 +33,13 @@ def finish_run(
     experiment: Experiment,
     objectives: dict[str, float] | None = None,
     tables: Tables | None = None,
+    trace: bool = True,
 ) -> dict[str, Any]:
     """Write tables, trace and summary of a run from its logs; returns the summary.
 
     Works on a run that was interrupted or killed. ``objectives`` (``slo.parse_slo``) are those of an
-    earlier summary of the same run unless given; ``tables``, if they were read before, are its logs. Every file is tried even if another cannot be
+    earlier summary of the same run unless given; ``tables``, if they were read before, are its logs. Without ``trace``
+    ``trace.json`` is left out: it is the largest file. Every file is tried even if another cannot be
     written; raises ``RunError`` naming all that could not. The logs stay as they are.
     """
     from testbed.results.tables import write_hops, write_requests
@@ -51,28 +53,28 @@ def finish_run(
     records, hops, rows = tables.records, tables.hops, tables.rows
     summary = summarize(experiment, plan, tables, objectives, _twin(run_dir))
     summary.update(read_verification(run_dir, experiment))
-    _write_all(
-        run_dir,
-        {
-            "summary.json": lambda path: write_json(path, summary),
-            "requests.parquet": lambda path: write_requests(path, rows),
-            "hops.parquet": lambda path: write_hops(path, experiment, hops),
-            "trace.json": lambda path: write_trace(path, experiment, records, hops),
-        },
-    )
+    writers: dict[str, Callable[[Path], object]] = {
+        "summary.json": lambda path: write_json(path, summary),
+        "requests.parquet": lambda path: write_requests(path, rows),
+        "hops.parquet": lambda path: write_hops(path, experiment, hops),
+    }
+    if trace:
+        writers["trace.json"] = lambda path: write_trace(path, experiment, records, hops)
+    _write_all(run_dir, writers)
     return summary
 
 
-def write_report(run_dir: Path, experiment: Experiment) -> Path:
+def write_report(run_dir: Path, experiment: Experiment, tables: Tables | None = None) -> Path:
     """Write ``report.html`` and ``figures/`` from the logs and ``summary.json``; returns the page.
 
-    Raises ``RunError`` if something cannot be written.
+    ``tables``: as for ``finish_run``. Raises ``RunError`` if something cannot be written.
     """
     from testbed.results.figures import draw_figures
     from testbed.results.report import page_text
 
     summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
-    tables = read_tables(run_dir, experiment)
+    if tables is None:
+        tables = read_tables(run_dir, experiment)
     records, hops, rows = tables.records, tables.hops, tables.rows
     failures = [
         f"request {row['request']}: {row['status']} {row['reason']}".strip()

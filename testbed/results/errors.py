@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,9 +84,7 @@ def twin_errors(run: Tables, twin: Tables) -> tuple[dict[str, dict[str, float | 
     pairing = REQUESTS if _admissions(run) == _admissions(twin) else DISTRIBUTIONS
     found = {}
     for name in ERROR_METRICS:
-        found[name] = _error_of(
-            {r["request"]: r[name] for r in run.rows}, {r["request"]: r[name] for r in twin.rows}, pairing
-        )
+        found[name] = _error_of(_column(run, name), _column(twin, name), pairing)
     found["token_gap_s"] = _error_of(_gaps(run), _gaps(twin), pairing)
     found["hop_s"] = _error_of(_hops(run), _hops(twin), pairing)
     return found, pairing
@@ -96,7 +94,7 @@ def twin_metrics(twin: Tables) -> dict[str, Any]:
     """The twin's own figures, by metric."""
     plain = ~twin.hops.is_replay
     found = {name: stats(row[name] for row in twin.rows) for name in METRICS}
-    found["token_gap_s"] = stats(_gaps(twin).values())
+    found["token_gap_s"] = stats(_gaps(twin).values)
     for name in ("network_s", "compute_s"):
         found[f"hop_{name}"] = stats(getattr(twin.hops, name)[plain])
     return found
@@ -109,33 +107,52 @@ def _admissions(run: Tables) -> list[tuple[int, str, int]]:
     return [(r.index, rows[r.index]["chain"], r.n_recoveries) for r in admitted]
 
 
-def _gaps(run: Tables) -> dict[Any, float | None]:
-    return {
-        (record.index, token.token): token.at_s - token.ready_at_s
+class _Keyed(NamedTuple):
+    """Times, and what each is of."""
+
+    keys: NDArray[np.int64]
+    values: Array
+
+
+def _column(run: Tables, name: str) -> _Keyed:
+    rows = [row for row in run.rows if row[name] is not None]
+    return _Keyed(
+        np.array([row["request"] for row in rows], dtype=np.int64), np.array([row[name] for row in rows])
+    )
+
+
+def _gaps(run: Tables) -> _Keyed:
+    found = [
+        (_key(record.index, token.token), token.at_s - token.ready_at_s)
         for record in run.records.requests
         for token in record.tokens[1:]
-    }
+    ]
+    return _Keyed(
+        np.array([key for key, _ in found], dtype=np.int64), np.array([value for _, value in found])
+    )
 
 
-def _hops(run: Tables) -> dict[Any, float | None]:
+def _hops(run: Tables) -> _Keyed:
     hops = run.hops
     plain = ~hops.is_replay
-    keys = zip(
-        hops.request[plain].tolist(), hops.token[plain].tolist(), hops.hop[plain].tolist(), strict=True
-    )
-    return dict(zip(keys, hops.measured_s[plain].tolist(), strict=True))
+    keys = _key(hops.request, hops.token) + hops.hop
+    return _Keyed(keys[plain], hops.measured_s[plain])
 
 
-def _error_of(
-    measured: dict[Any, float | None], truth: dict[Any, float | None], pairing: str
-) -> dict[str, float | None]:
+def _key(request: Any, token: Any) -> Any:
+    """A number for a token: requests up to 2^23, tokens up to 2^24; beyond it, hops up to 2^16."""
+    return (request << 40) + (token << 16)
+
+
+def _error_of(measured: _Keyed, truth: _Keyed, pairing: str) -> dict[str, float | None]:
     if pairing == REQUESTS:
-        keys = [key for key, value in measured.items() if value is not None and truth.get(key) is not None]
-        return error([measured[key] for key in keys], [truth[key] for key in keys])
-    here, there = (np.sort([v for v in values.values() if v is not None]) for values in (measured, truth))
-    if not len(here) or not len(there):
+        _, here, there = np.intersect1d(measured.keys, truth.keys, assume_unique=True, return_indices=True)
+        return error(measured.values[here], truth.values[there])
+    ours, theirs = np.sort(measured.values), np.sort(truth.values)
+    if not len(ours) or not len(theirs):
         return error([], [])
-    if len(here) != len(there):  # requests that failed in one of the two: the same shares of each
-        shares = (np.arange(min(len(here), len(there))) + 0.5) / min(len(here), len(there))
-        here, there = (np.quantile(values, shares, method="inverted_cdf") for values in (here, there))
-    return error(here, there)
+    if len(ours) != len(theirs):  # requests that failed in one of the two: the same shares of each
+        n_shares = min(len(ours), len(theirs))
+        shares = (np.arange(n_shares) + 0.5) / n_shares
+        ours, theirs = (np.quantile(values, shares, method="inverted_cdf") for values in (ours, theirs))
+    return error(ours, theirs)

@@ -109,15 +109,9 @@ def _held(record: RequestRecord) -> list[tuple[int, float, float]]:
 
 def _gaps(records: RunRecords, hops: HopTable) -> tuple[Array, Array]:
     """Decode tokens' times, measured and modelled."""
-    modelled: dict[tuple[int, int], float] = {}
-    keys = zip(hops.request.tolist(), hops.token.tolist(), hops.model_s.tolist(), strict=True)
-    for request, token, value in keys:
-        modelled[request, token] = modelled.get((request, token), 0.0) + value
-    pairs = [
-        (t.at_s - t.ready_at_s, modelled[r.index, t.token]) for r in records.requests for t in r.tokens[1:]
-    ]
-    both = np.array(pairs, dtype=np.float64).reshape(len(pairs), 2)
-    return both[:, 0], both[:, 1]
+    sums = hops.tokens()
+    measured = [t.at_s - t.ready_at_s for r in records.requests for t in r.tokens[1:]]
+    return np.array(measured), sums.model_s[sums.token > 0]
 
 
 def _cdf(plt: Any, gaps: Array, model: Array) -> Any:

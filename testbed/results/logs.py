@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nodes.eventlog import read_log
+import numpy as np
+from numpy.typing import NDArray
+
+from nodes.eventlog import LogReader
 from nodes.records import (
     Admitted,
     AnyRecord,
@@ -14,6 +18,7 @@ from nodes.records import (
     Completed,
     Failed,
     HopPlan,
+    HopRecord,
     Interrupted,
     Opening,
     Recoveries,
@@ -30,6 +35,40 @@ class Attempt(NamedTuple):
 
     chain: list[HopPlan] | None
     refusal: Rejected
+
+
+class TokenTimes(NamedTuple):
+    """An output token of a request; its hops are in ``LoggedHops``."""
+
+    token: int
+    ready_at_s: float
+    at_s: float
+    token_id: int
+
+
+class LoggedHops:
+    """Every message of every token, in the order of the logs, as numbers and not as objects: there may be millions."""
+
+    NAMES = ("request", "token", "hop", *HopRecord._fields, "client_s", "tail_s")
+
+    def __init__(self) -> None:
+        self._values = array("d")
+
+    def add(self, token: Token) -> None:
+        """``client_s`` is the client's time before the hop, ``tail_s`` that after the token's last hop."""
+        previous_s, n_after = token.ready_at_s, len(token.hops)
+        for number, hop in enumerate(token.hops):
+            n_after -= 1
+            tail_s = 0.0 if n_after else token.at_s - hop.received_at_s
+            client_s = hop.sent_at_s - previous_s
+            self._values.extend((token.request, token.token, number, *hop, client_s, tail_s))
+            previous_s = hop.received_at_s
+
+    def columns(self) -> dict[str, NDArray[np.float64]]:
+        """By name, ordered by request, and then as they were logged."""
+        rows = np.frombuffer(self._values, dtype=np.float64).reshape(-1, len(self.NAMES))
+        order = np.argsort(rows[:, 0], kind="stable")
+        return {name: rows[order, column] for column, name in enumerate(self.NAMES)}
 
 
 @dataclass
@@ -58,7 +97,7 @@ class RequestRecord:
     opened_at_s: float | None = None
     ended_at_s: float | None = None
     chain: list[HopPlan] = field(default_factory=list)
-    tokens: list[Token] = field(default_factory=list)
+    tokens: list[TokenTimes] = field(default_factory=list)
     recoveries: list[Recoveries] = field(default_factory=list)
 
     @property
@@ -81,6 +120,7 @@ class RunRecords:
 
     requests: list[RequestRecord]
     dropped_bytes: int
+    hops: LoggedHops = field(default_factory=LoggedHops)
     changes: list[dict[str, Any]] = field(default_factory=list)
     """The lines of ``events.jsonl`` about links that changed, in the order of the scenario's changes."""
 
@@ -99,15 +139,16 @@ class RunRecords:
 def read_logs(run_dir: Path) -> RunRecords:
     """Every whole record of every client's log. A tail that cannot be read is dropped and counted."""
     requests: dict[int, RequestRecord] = {}
-    dropped = 0
+    hops, dropped = LoggedHops(), 0
     for path in sorted((run_dir / "events").glob("*.log")):
-        records, n_bytes = read_log(path)
-        for record in records:
-            _apply(requests, record)
-        dropped += n_bytes
+        log = LogReader(path)
+        for record in log:
+            _apply(requests, hops, record)
+        dropped += log.unread_bytes
     return RunRecords(
         [requests[i] for i in sorted(requests)],
         dropped,
+        hops,
         read_events(run_dir, NETWORK_CHANGE),
         read_events(run_dir, "fault", "fault-over", "begun"),
         read_events(run_dir, "replayed"),
@@ -115,7 +156,7 @@ def read_logs(run_dir: Path) -> RunRecords:
     )
 
 
-def _apply(requests: dict[int, RequestRecord], record: AnyRecord) -> None:
+def _apply(requests: dict[int, RequestRecord], hops: LoggedHops, record: AnyRecord) -> None:
     if isinstance(record, Arrived):
         requests[record.request] = RequestRecord(
             record.request,
@@ -129,7 +170,8 @@ def _apply(requests: dict[int, RequestRecord], record: AnyRecord) -> None:
     request = requests[record.request]
     match record:
         case Token():
-            request.tokens.append(record)
+            request.tokens.append(TokenTimes(record.token, record.ready_at_s, record.at_s, record.token_id))
+            hops.add(record)
         case Opening():
             request.opening_at_s, request.opened_at_s = record.at_s, record.opened_at_s
         case Routed():

@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nodes.compute import Turns
-from nodes.records import HopPlan, HopRecord
+from nodes.records import HopPlan
 from testbed.results.logs import RunRecords
 from testbed.results.slow import SlowServers
 from testbed.runtime.wiring import scaled, stub_profile
@@ -39,9 +40,18 @@ _NO_BYTES = 0
 """What opening a session and its answer take on a link: as good as nothing, but they wait for what does."""
 
 
+class TokenSums(NamedTuple):
+    """One row per token."""
+
+    request: NDArray[np.int64]
+    token: NDArray[np.int64]
+    model_s: Array
+    has_replay: NDArray[np.bool_]
+
+
 @dataclass
 class HopTable:
-    """One row per token and hop, in the order of the log; scenario seconds.
+    """One row per token and hop, by request and then in the order of the log; scenario seconds.
 
     ``network_s`` is propagation, transmission and queueing on both links; ``link_queue_s`` the last of
     these alone; ``compute_s`` includes what the calibration adds.
@@ -78,6 +88,19 @@ class HopTable:
         if not len(self.model_client_s):
             self.model_client_s = np.zeros(len(self.request))
 
+    def tokens(self) -> TokenSums:
+        """What the hops of each token add up to, in the order of the rows."""
+        if not len(self.request):
+            return TokenSums(self.request, self.token, np.zeros(0), np.zeros(0, dtype=bool))
+        is_new = (np.diff(self.request, prepend=-1) != 0) | (np.diff(self.token, prepend=-1) != 0)
+        begins = np.flatnonzero(is_new)
+        return TokenSums(
+            self.request[begins],
+            self.token[begins],
+            np.add.reduceat(self.model_s, begins),
+            np.logical_or.reduceat(self.is_replay, begins),
+        )
+
     @property
     def is_replay(self) -> NDArray[np.bool_]:
         """Rows of replays: their ``client_s`` holds the noticing and the search for a replacement."""
@@ -103,32 +126,29 @@ class HopTable:
 
 def hop_table(experiment: Experiment, records: RunRecords) -> HopTable:
     """The measured hops of all requests with the model's times beside them."""
-    rows: list[tuple[float, ...]] = []
-    clients: list[str] = []
-    for request in records.requests:
-        for token in request.tokens:
-            previous_s = token.ready_at_s
-            for number, hop in enumerate(token.hops):
-                is_last = number == len(token.hops) - 1
-                tail = token.at_s - hop.received_at_s if is_last else 0.0
-                rows.append((request.index, token.token, number, *hop, hop.sent_at_s - previous_s, tail))
-                clients.append(request.client)
-                previous_s = hop.received_at_s
-    names = ("request", "token", "hop", *HopRecord._fields, "client_s", "tail_s")
-    values = np.array(rows, dtype=np.float64).reshape(len(rows), len(names)).T
-    columns: dict[str, Any] = dict(zip(names, values, strict=True))
+    columns: dict[str, Any] = records.hops.columns()
     columns |= {name: columns[name].astype(np.int64) for name in _WHOLE}
+    n_rows = len(columns["request"])
     table = HopTable(
         **columns,
-        model_network_s=np.zeros(len(rows)),
-        model_link_queue_s=np.zeros(len(rows)),
-        model_compute_s=np.zeros(len(rows)),
+        model_network_s=np.zeros(n_rows),
+        model_link_queue_s=np.zeros(n_rows),
+        model_compute_s=np.zeros(n_rows),
         model_client_s=hub_times_s(experiment, columns["last"]),
     )
-    _fill_network(experiment, records, table, np.array(clients))
+    clients = _clients(experiment, records, table)
+    _fill_network(experiment, records, table, clients)
     slow = SlowServers(records.faults, [s.name for s in experiment.problem.servers])
-    _fill_compute(experiment, table, np.array(clients), slow)
+    _fill_compute(experiment, table, clients, slow)
     return table
+
+
+def _clients(experiment: Experiment, records: RunRecords, table: HopTable) -> NDArray[np.int64]:
+    """Whose request each row is of, as a number."""
+    number = {name: i for i, name in enumerate(experiment.problem.clients)}
+    indices = np.array([record.index for record in records.requests], dtype=np.int64)
+    clients = np.array([number[record.client] for record in records.requests], dtype=np.int64)
+    return clients[np.searchsorted(indices, table.request)] if len(indices) else indices
 
 
 def hub_times_s(experiment: Experiment, last: NDArray[np.int64]) -> Array:
@@ -137,84 +157,147 @@ def hub_times_s(experiment: Experiment, last: NDArray[np.int64]) -> Array:
     return np.where(last == problem.model.n_blocks, problem.hub_token_s, 0.0)
 
 
-class _Message(NamedTuple):
-    """What one node sends another; ``opening`` is the request that it opens, else -1, ``row`` then -1."""
+class _Messages(NamedTuple):
+    """What nodes send each other, as columns. Nodes are numbers: servers first, then clients.
 
-    sent_at_s: float
-    arrived_at_s: float
-    row: int
-    n_bytes: int
-    opening: int = -1
+    ``row`` is that in the table, -1 for an opening, whose request is ``opening``.
+    """
+
+    sender: NDArray[np.int64]
+    receiver: NDArray[np.int64]
+    sent_at_s: Array
+    arrived_at_s: Array
+    row: NDArray[np.int64]
+    n_bytes: NDArray[np.int64]
+    opening: NDArray[np.int64]
 
 
 def _fill_network(
-    experiment: Experiment, records: RunRecords, table: HopTable, clients: NDArray[np.str_]
+    experiment: Experiment, records: RunRecords, table: HopTable, clients: NDArray[np.int64]
 ) -> None:
-    messages = _messages(experiment, table, clients)
-    _add_openings(experiment, records, messages)
-    timeline = Timeline(experiment, records.changed_at_s)
-    planned = Timeline(experiment, [change.at_s for change in experiment.changes[: len(records.changes)]])
+    n_servers = experiment.problem.n_servers
+    names = [*(s.name for s in experiment.problem.servers), *experiment.problem.clients]
+    messages = _joined(_messages(experiment, table, n_servers + clients), _openings(experiment, records))
+    link = _Links(experiment, records)
     # Clients first: when an opening arrives is when its server answers it.
-    for pair in sorted(messages, key=lambda pair: (pair[0] not in experiment.problem.clients, pair)):
-        free_at_s = -np.inf
-        for message in sorted(messages[pair]):
-            ready_at_s = max(message.sent_at_s, free_at_s)
-            start = up_again(timeline, pair, ready_at_s)
-            if start == ready_at_s and planned.is_cut(pair, ready_at_s):
-                # Sent while the cut was being carried out: when it arrived tells whether it was caught.
-                caught_until_s = up_again(timeline, pair, up_again(planned, pair, ready_at_s))
-                start = caught_until_s if message.arrived_at_s > caught_until_s else start
-            profile = scaled(timeline.link(pair, start), 1.0)
-            free_at_s = start + profile.transmission_s(message.n_bytes, experiment.mtu)
-            arrives_at_s = free_at_s + profile.delay_s
-            if message.opening < 0:
-                table.model_link_queue_s[message.row] += start - message.sent_at_s
-                table.model_network_s[message.row] += arrives_at_s - message.sent_at_s
-            elif pair[0] in experiment.problem.clients:
-                answer = _Message(arrives_at_s, arrives_at_s, -1, _NO_BYTES, message.opening)
-                messages[pair[::-1]].append(answer)
-            else:
-                known_s = table.model_opened_at_s.get(message.opening, -math.inf)
-                table.model_opened_at_s[message.opening] = max(known_s, arrives_at_s)
+    is_clients = messages.sender >= n_servers
+    answers = []
+    for pair, sent in _by_pair(_chosen(messages, is_clients)):
+        starts_at_s, arrives_at_s = link.carry((names[pair[0]], names[pair[1]]), sent)
+        _note(table, sent, starts_at_s, arrives_at_s)
+        is_opening = sent.row < 0
+        opened = _chosen(sent, is_opening)
+        at_s = arrives_at_s[is_opening]
+        answers.append(
+            opened._replace(sender=opened.receiver, receiver=opened.sender, sent_at_s=at_s, arrived_at_s=at_s)
+        )
+    for pair, sent in _by_pair(_joined(_chosen(messages, ~is_clients), *answers)):
+        starts_at_s, arrives_at_s = link.carry((names[pair[0]], names[pair[1]]), sent)
+        _note(table, sent, starts_at_s, arrives_at_s)
+        is_opening = sent.row < 0
+        for request, at_s in zip(
+            sent.opening[is_opening].tolist(), arrives_at_s[is_opening].tolist(), strict=True
+        ):
+            table.model_opened_at_s[request] = max(table.model_opened_at_s.get(request, -math.inf), at_s)
 
 
-def _add_openings(
-    experiment: Experiment, records: RunRecords, messages: dict[tuple[str, str], list[_Message]]
-) -> None:
-    """What opens the chain of every admitted request, to each of its servers at once."""
-    names = [server.name for server in experiment.problem.servers]
-    for record in records.requests:
-        if record.opening_at_s is None:
-            continue
-        for server, _, _ in record.chain:
-            up, down = (record.client, names[server]), (names[server], record.client)
-            sent_at_s = record.opening_at_s
-            messages.setdefault(down, [])
-            opening = _Message(sent_at_s, sent_at_s, -1, _NO_BYTES, record.index)
-            messages.setdefault(up, []).append(opening)
+def _note(table: HopTable, sent: _Messages, starts_at_s: Array, arrives_at_s: Array) -> None:
+    is_hop = sent.row >= 0
+    row, sent_at_s = sent.row[is_hop], sent.sent_at_s[is_hop]
+    # A row's messages both ways are two pairs: none is twice in one.
+    table.model_link_queue_s[row] += starts_at_s[is_hop] - sent_at_s
+    table.model_network_s[row] += arrives_at_s[is_hop] - sent_at_s
 
 
-def _messages(
-    experiment: Experiment, table: HopTable, clients: NDArray[np.str_]
-) -> dict[tuple[str, str], list[_Message]]:
-    """Every step that went from one node to another, by that pair.
+class _Links:
+    """Links as they were: FIFO, with their changes."""
+
+    def __init__(self, experiment: Experiment, records: RunRecords) -> None:
+        self._experiment = experiment
+        self._timeline = Timeline(experiment, records.changed_at_s)
+        planned_at_s = [change.at_s for change in experiment.changes[: len(records.changes)]]
+        self._planned = Timeline(experiment, planned_at_s)
+        self._is_changing = bool(records.changes)
+
+    def carry(self, pair: tuple[str, str], messages: _Messages) -> tuple[Array, Array]:
+        """When each of ``messages``, in the order in which they were sent, goes out and arrives."""
+        mtu, timeline = self._experiment.mtu, self._timeline
+        profile = scaled(timeline.link(pair, 0.0), 1.0)
+        times_s: dict[int, float] = {}
+        starts_at_s, arrives_at_s = [], []
+        free_at_s = -math.inf
+        columns = (messages.sent_at_s, messages.arrived_at_s, messages.n_bytes)
+        for sent_at_s, arrived_at_s, n_bytes in zip(*(column.tolist() for column in columns), strict=True):
+            start_s = max(sent_at_s, free_at_s)
+            if self._is_changing:
+                start_s = self._up_again(pair, start_s, arrived_at_s)
+                profile, times_s = scaled(timeline.link(pair, start_s), 1.0), {}
+            took_s = times_s.get(n_bytes)
+            if took_s is None:
+                took_s = times_s[n_bytes] = profile.transmission_s(n_bytes, mtu)
+            free_at_s = start_s + took_s
+            starts_at_s.append(start_s)
+            arrives_at_s.append(free_at_s + profile.delay_s)
+        return np.array(starts_at_s), np.array(arrives_at_s)
+
+    def _up_again(self, pair: tuple[str, str], ready_at_s: float, arrived_at_s: float) -> float:
+        start_s = up_again(self._timeline, pair, ready_at_s)
+        if start_s == ready_at_s and self._planned.is_cut(pair, ready_at_s):
+            # Sent while the cut was being carried out: when it arrived tells whether it was caught.
+            caught_until_s = up_again(self._timeline, pair, up_again(self._planned, pair, ready_at_s))
+            return caught_until_s if arrived_at_s > caught_until_s else start_s
+        return start_s
+
+
+def _messages(experiment: Experiment, table: HopTable, clients: NDArray[np.int64]) -> _Messages:
+    """Every step that went from one node to another.
 
     With forwarding the server of the row before sends to the next one, and only the last to the client.
     """
-    names = [s.name for s in experiment.problem.servers]
-    found: dict[tuple[str, str], list[_Message]] = {}
-    for row, (client, number) in enumerate(zip(clients.tolist(), table.server.tolist(), strict=True)):
-        is_pushed = experiment.problem.forwarding and table.hop[row] > 0
-        sender = names[table.server[row - 1]] if is_pushed else client
-        up = _Message(
-            float(table.sent_at_s[row]), float(table.arrived_at_s[row]), row, int(table.up_bytes[row])
-        )
-        found.setdefault((sender, names[number]), []).append(up)
-        if table.down_bytes[row]:
-            times_s = float(table.departed_at_s[row]), float(table.received_at_s[row])
-            down = _Message(*times_s, row, int(table.down_bytes[row]))
-            found.setdefault((names[number], client), []).append(down)
-    return found
+    rows = np.arange(len(table.request))
+    sender = clients
+    if experiment.problem.forwarding:
+        sender = np.where(table.hop > 0, np.roll(table.server, 1), clients)
+    none = np.full(len(rows), -1)
+    up = _Messages(sender, table.server, table.sent_at_s, table.arrived_at_s, rows, table.up_bytes, none)
+    down = _Messages(
+        table.server, clients, table.departed_at_s, table.received_at_s, rows, table.down_bytes, none
+    )
+    return _joined(up, _chosen(down, table.down_bytes > 0))
+
+
+def _openings(experiment: Experiment, records: RunRecords) -> _Messages:
+    """What opens the chain of every admitted request, to each of its servers at once."""
+    first = experiment.problem.n_servers
+    number = {name: first + i for i, name in enumerate(experiment.problem.clients)}
+    found = [
+        (number[record.client], hop[0], record.opening_at_s, record.opening_at_s, -1, _NO_BYTES, record.index)
+        for record in records.requests
+        if record.opening_at_s is not None
+        for hop in record.chain
+    ]
+    columns = np.array(found, dtype=np.float64).reshape(len(found), len(_Messages._fields)).T
+    whole = (column.astype(np.int64) for column in (*columns[:2], *columns[4:]))
+    sender, receiver, row, n_bytes, opening = whole
+    return _Messages(sender, receiver, columns[2], columns[3], row, n_bytes, opening)
+
+
+def _chosen(messages: _Messages, which: NDArray[Any]) -> _Messages:
+    return _Messages(*(column[which] for column in messages))
+
+
+def _joined(*parts: _Messages) -> _Messages:
+    return _Messages(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+
+def _by_pair(messages: _Messages) -> Iterator[tuple[tuple[int, int], _Messages]]:
+    """The messages of each pair of nodes, in the order in which they were sent."""
+    keys = (messages.row, messages.arrived_at_s, messages.sent_at_s, messages.receiver, messages.sender)
+    ordered = _chosen(messages, np.lexsort(keys))
+    pairs = np.stack([ordered.sender, ordered.receiver], axis=1)
+    begins = np.flatnonzero(np.any(np.diff(pairs, axis=0, prepend=-1), axis=1)).tolist()
+    for begin, end in pairwise([*begins, len(pairs)]):
+        yield (int(pairs[begin, 0]), int(pairs[begin, 1])), _chosen(ordered, np.arange(begin, end))
 
 
 def up_again(timeline: Timeline, pair: tuple[str, str], at_s: float) -> float:
@@ -227,28 +310,36 @@ def up_again(timeline: Timeline, pair: tuple[str, str], at_s: float) -> float:
 
 
 def _fill_compute(
-    experiment: Experiment, table: HopTable, clients: NDArray[np.str_], slow: SlowServers
+    experiment: Experiment, table: HopTable, clients: NDArray[np.int64], slow: SlowServers
 ) -> None:
     lengths = {r.index: r.n_input_tokens for r in experiment.requests}
-    for server in sorted(set(table.server)):
-        profile = stub_profile(experiment, int(server))
+    names = experiment.problem.clients
+    for server in np.unique(table.server).tolist():
+        profile = stub_profile(experiment, server)
         turns = Turns(profile.serial, profile.times.contention_ratio)
         chosen = np.flatnonzero(table.server == server)
+        chosen = chosen[np.argsort(table.arrived_at_s[chosen], kind="stable")]
         n_replayed: defaultdict[tuple[int, int, int], int] = defaultdict(int)
-        for row in chosen[np.argsort(table.arrived_at_s[chosen], kind="stable")]:
-            replayed = int(table.replayed_tokens[row])
-            token, n_input_tokens = int(table.token[row]), lengths[int(table.request[row])]
+        alone_s: dict[tuple[int, int, int], float] = {}
+        computes_s = []
+        columns = (table.request, table.token, table.first, table.last, table.replayed_tokens, clients)
+        rows = zip(*(column[chosen].tolist() for column in (*columns, table.arrived_at_s)), strict=True)
+        for request, token, first, last, replayed, client, arrived_at_s in rows:
+            n_input_tokens = lengths[request]
             position, n_tokens = (n_input_tokens + token - 1, 1) if token else (0, n_input_tokens)
             if replayed:
                 # One message, or as the steps were; after the last of them another replay would begin.
-                key = (int(table.request[row]), token, int(table.first[row]))
+                key = request, token, first
                 position, n_tokens = n_replayed[key], replayed
                 n_replayed[key] = (position + replayed) % (n_input_tokens + token)
-            alone = profile.times.step_s(position, n_tokens, int(table.last[row] - table.first[row]))
-            arrived = table.arrived_at_s[row]
-            start, busy = turns.take(arrived, alone * slow.factor(int(server), float(arrived)))
-            overhead = profile.overhead_s(str(clients[row]), position, n_tokens)
-            table.model_compute_s[row] = start - arrived + busy + overhead
+            step = position, n_tokens, last - first
+            step_s = alone_s.get(step)
+            if step_s is None:
+                step_s = alone_s[step] = profile.times.step_s(*step)
+            start_s, busy_s = turns.take(arrived_at_s, step_s * slow.factor(server, arrived_at_s))
+            overhead_s = profile.overhead_s(names[client], position, n_tokens)
+            computes_s.append(start_s - arrived_at_s + busy_s + overhead_s)
+        table.model_compute_s[chosen] = computes_s
 
 
 def model_setup_s(

@@ -23,10 +23,12 @@ def request_rows(experiment: Experiment, records: RunRecords, hops: HopTable) ->
     ``model_*`` is the closed model with queueing on links, given the chains that were asked for and refused;
     ``unqueued_*`` the paper's closed form, as if the request were alone.
     """
-    modelled: dict[int, dict[int, float]] = {}
-    for request, token, value in zip(hops.request, hops.token, hops.model_s, strict=True):
-        tokens = modelled.setdefault(int(request), {})
-        tokens[int(token)] = tokens.get(int(token), 0.0) + float(value)
+    tokens = hops.tokens()
+    is_first = tokens.token == 0
+    first_s = dict(zip(tokens.request[is_first].tolist(), tokens.model_s[is_first].tolist(), strict=True))
+    rest_s = np.bincount(
+        tokens.request[~is_first], tokens.model_s[~is_first], minlength=len(experiment.requests)
+    )
     known = {r.index: r for r in records.requests}
     timeline = Timeline(experiment, records.changed_at_s) if records.changes else None
     rows: list[dict[str, Any]] = []
@@ -54,7 +56,7 @@ def request_rows(experiment: Experiment, records: RunRecords, hops: HopTable) ->
         }
         measured = _measured(record) if record else {}
         row.update({name: measured.get(name) for name in METRICS})
-        tokens_s = modelled.get(plan.index, {})
+        tokens_s = first_s.get(plan.index), float(rest_s[plan.index])
         opened_at_s = hops.model_opened_at_s.get(plan.index)
         model = _model(experiment, timeline, record, row, tokens_s, opened_at_s) if record else {}
         row.update({f"model_{name}": model.get(name) for name in METRICS})
@@ -110,20 +112,23 @@ def _model(
     timeline: Timeline | None,
     record: RequestRecord,
     row: dict[str, Any],
-    tokens: dict[int, float],
+    tokens_s: tuple[float | None, float],
     opened_at_s: float | None,
 ) -> dict[str, float]:
-    """Modelled wherever it is measured, so that both columns are about the same requests."""
-    if row["ttft_s"] is None or record.opening_at_s is None:
+    """Modelled wherever it is measured, so that both columns are about the same requests.
+
+    ``tokens_s``: what the first token takes, and all others together.
+    """
+    first_s, rest_s = tokens_s
+    if row["ttft_s"] is None or record.opening_at_s is None or first_s is None:
         return {}
     setup_s = model_setup_s(
         experiment, record.client, record.chain, timeline, record.opening_at_s, opened_at_s
     )
     queue_s = model_queue_s(experiment, record, timeline)
-    rest_s = sum(value for token, value in tokens.items() if token)
     whole_s = rest_s if record.status == "completed" else None
     return _assemble(
-        row["queue_s"] if queue_s is None else queue_s, setup_s, tokens[0], whole_s, len(record.tokens)
+        row["queue_s"] if queue_s is None else queue_s, setup_s, first_s, whole_s, len(record.tokens)
     )
 
 

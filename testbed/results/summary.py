@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.problem import Hop, RequestSpec, decode_step_s
-from testbed.results.errors import Tables, error, model_errors, twin_errors, twin_metrics
+from testbed.results.errors import Array, Tables, error, model_errors, twin_errors, twin_metrics
 from testbed.results.failures import failure_summary
 from testbed.results.logs import RunRecords
 from testbed.results.model import HopTable
@@ -55,7 +55,7 @@ def summarize(
     unqueued = {name: stats(row[f"unqueued_{name}"] for row in rows) for name in METRICS}
     unqueued["token_gap_s"] = stats(alone_gaps)
     by_hop = {
-        "token_gap_s": error(np.array(gaps)[is_plain], np.array(model_gaps)[is_plain]),
+        "token_gap_s": error(gaps[is_plain], model_gaps[is_plain]),
         "hop_s": error(hops.measured_s[plain], hops.model_s[plain]),
     }
     clock = plan.get("clock") or {"name": "real", "why": "written before there was virtual time"}
@@ -142,29 +142,27 @@ def _memory(servers: dict[str, dict[str, float]]) -> dict[str, Any]:
 
 def _gaps(
     experiment: Experiment, records: RunRecords, hops: HopTable
-) -> tuple[list[float], list[float], list[float], NDArray[np.bool_]]:
+) -> tuple[Array, Array, Array, NDArray[np.bool_]]:
     """Decode tokens' times: measured, modelled, by the closed form without queueing, and which had no replay."""
-    modelled: dict[tuple[int, int], float] = {}
-    keys = zip(hops.request.tolist(), hops.token.tolist(), hops.model_s.tolist(), strict=True)
-    for request, token, value in keys:
-        modelled[request, token] = modelled.get((request, token), 0.0) + value
     problem = experiment.problem
     clients = {name: i for i, name in enumerate(problem.clients)}
     lengths = {r.index: r.n_input_tokens for r in experiment.requests}
+    sums = hops.tokens()  # in the order of the requests and of their tokens, as below
     measured: list[float] = []
-    model: list[float] = []
     alone: list[float] = []
-    is_plain: list[bool] = []
+    times_s: dict[tuple[int, tuple[Hop, ...], int], float] = {}
     for record in records.requests:
-        chain = [Hop(*hop) for hop in record.chain]
+        client, chain = clients[record.client], tuple(Hop(*hop) for hop in record.chain)
         n_input_tokens = lengths[record.index]
-        request = RequestSpec(clients[record.client], n_input_tokens, len(record.tokens))
+        request = RequestSpec(client, n_input_tokens, len(record.tokens))
         for token in record.tokens[1:]:
             measured.append(token.at_s - token.ready_at_s)
-            model.append(modelled[record.index, token.token])
-            alone.append(decode_step_s(problem, request, chain, n_input_tokens + token.token - 1))
-            is_plain.append(not any(hop.replayed_tokens for hop in token.hops))
-    return measured, model, alone, np.array(is_plain, dtype=bool)
+            key = client, chain, n_input_tokens + token.token - 1
+            if key not in times_s:
+                times_s[key] = decode_step_s(problem, request, chain, key[-1])
+            alone.append(times_s[key])
+    is_later = sums.token > 0
+    return np.array(measured), sums.model_s[is_later], np.array(alone), ~sums.has_replay[is_later]
 
 
 def _lacks(experiment: Experiment) -> list[str]:

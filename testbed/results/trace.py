@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import heapq
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from testbed.results.logs import RequestRecord, RunRecords
@@ -24,11 +24,11 @@ _FIRST_SESSION = 1_000_000_000
 
 def write_trace(path: Path, experiment: Experiment, records: RunRecords, hops: HopTable) -> None:
     """Stream the events of all requests, and what happened to links and servers, to ``path``; whole or not at all."""
-    with replacing(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
-        file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
+    with replacing(path) as temporary, open(temporary, "wb") as file:
+        file.write(b'{"displayTimeUnit": "ms", "traceEvents": [\n')
         for number, event in enumerate(_events(experiment, records, hops)):
-            file.write((",\n" if number else "") + json.dumps(event))
-        file.write("\n]}\n")
+            file.write((b",\n" if number else b"") + msgspec.json.encode(event))
+        file.write(b"\n]}\n")
 
 
 def _events(experiment: Experiment, records: RunRecords, hops: HopTable) -> Iterator[dict[str, Any]]:
@@ -43,10 +43,13 @@ def _events(experiment: Experiment, records: RunRecords, hops: HopTable) -> Iter
         yield from _move_events(move, names.index(move["server"]), process[experiment.sites[move["server"]]])
     for server, name in enumerate(names):
         yield from _server_events(name, server, process[experiment.sites[name]], hops)
-    for record in records.requests:
+    indices = [record.index for record in records.requests]
+    begins, ends = (np.searchsorted(hops.request, indices, side=side) for side in ("left", "right"))
+    for record, begin, end in zip(records.requests, begins, ends, strict=True):
         pid, tid = process[experiment.sites[record.client]], _FIRST_SESSION + record.index
         yield _meta("thread_name", pid, tid, f"{record.client} request {record.index}")
-        yield from _session_events(record, pid, tid, names)
+        yield from _session_events(record, pid, tid)
+        yield from _message_events(hops, slice(begin, end), pid, tid, names)
 
 
 def _move_events(move: Mapping[str, Any], server: int, pid: int) -> Iterator[dict[str, Any]]:
@@ -86,10 +89,8 @@ def _server_events(name: str, server: int, pid: int, hops: HopTable) -> Iterator
         yield _span(f"{kind} r{request}", pid, tid + lane, start_s, end_s, details)
 
 
-def _session_events(
-    record: RequestRecord, pid: int, tid: int, servers: list[str]
-) -> Iterator[dict[str, Any]]:
-    """One request: the whole, its phases inside it, tokens, and each message on the wire."""
+def _session_events(record: RequestRecord, pid: int, tid: int) -> Iterator[dict[str, Any]]:
+    """One request: the whole, its phases inside it, and tokens."""
     end_s = record.last_seen_at_s
     details = {"status": record.status, "reason": record.reason, "n_rejections": record.n_rejections}
     yield _span(f"request {record.index}", pid, tid, record.arrived_at_s, end_s, details)
@@ -101,10 +102,22 @@ def _session_events(
     yield _span("setup", pid, tid, record.opening_at_s, ready_at_s, {})
     for token in record.tokens:
         yield _span(f"token {token.token}", pid, tid, token.ready_at_s, token.at_s, {})
-        for server, _, _, sent, arrived, departed, received, up, down, replayed in token.hops:
-            of = {"server": servers[server]} | ({"replayed_tokens": replayed} if replayed else {})
-            yield _span("up", pid, tid, sent, arrived, of | {"bytes": up})
-            yield _span("down", pid, tid, departed, received, of | {"bytes": down})
+
+
+def _message_events(
+    hops: HopTable, rows: slice, pid: int, tid: int, servers: list[str]
+) -> Iterator[dict[str, Any]]:
+    """Each message of a request on the wire."""
+    columns = (
+        *(hops.server, hops.replayed_tokens, hops.up_bytes, hops.down_bytes),
+        *(hops.sent_at_s, hops.arrived_at_s, hops.departed_at_s, hops.received_at_s),
+    )
+    for server, replayed, up, down, sent, arrived, departed, received in zip(
+        *(column[rows].tolist() for column in columns), strict=True
+    ):
+        of = {"server": servers[server]} | ({"replayed_tokens": replayed} if replayed else {})
+        yield _span("up", pid, tid, sent, arrived, of | {"bytes": up})
+        yield _span("down", pid, tid, departed, received, of | {"bytes": down})
 
 
 def _change(change: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nodes.blocks.spec import Sampling
-from nodes.eventlog import read_log
+from nodes.eventlog import LogReader
 from nodes.records import Token
 from testbed.control.placing import place_experiment
 from testbed.errors import EXIT_INTERRUPTED, TestbedError, UserError
@@ -124,7 +124,7 @@ def generate_command(
         return EXIT_INTERRUPTED, {}
     if error is None and not interrupted:
         verify_tokens(run_dir, experiment, blocks, _say)
-    summary = finish(run_dir, experiment, None, report)
+    summary = finish(run_dir, experiment, report=report)
     if error is not None:
         raise error
     records = read_logs(run_dir).requests
@@ -217,6 +217,8 @@ class _Stream:
     def __init__(self, run_dir: Path, text: _Text, echo: Callable[[str], None]) -> None:
         self._folder, self._text, self._echo = run_dir / "events", text, echo
         self._shown = ""
+        self._logs: dict[Path, LogReader] = {}
+        self._tokens: list[int] = []
 
     async def run(self) -> None:
         while True:
@@ -225,19 +227,18 @@ class _Stream:
 
     def show(self, whole: bool = True) -> None:
         """Show what has come since; a last, broken character only if ``whole``."""
-        text = self._text.decode(self._tokens())
+        text = self._text.decode(self._all_tokens())
         if text is None or (text.endswith(_UNFINISHED) and not whole):
             return
         if text.startswith(self._shown):
             self._echo(text[len(self._shown) :])
             self._shown = text
 
-    def _tokens(self) -> list[int]:
-        tokens: list[int] = []
+    def _all_tokens(self) -> list[int]:
         for path in self._folder.glob("*.log"):
-            records, _ = read_log(path)
-            tokens += [record.token_id for record in records if isinstance(record, Token)]
-        return tokens
+            log = self._logs.setdefault(path, LogReader(path))
+            self._tokens += [record.token_id for record in log if isinstance(record, Token)]
+        return self._tokens
 
 
 def _answer(

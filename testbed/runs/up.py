@@ -16,7 +16,7 @@ from policies.problem import PolicyError
 from testbed.control.placing import PlacedExperiment, place_experiment
 from testbed.control.steering import Steering, online_policy
 from testbed.errors import EXIT_INTERRUPTED, RunError, TestbedError, UserError
-from testbed.results import finish_run, write_report
+from testbed.results import finish_run, read_tables, write_report
 from testbed.results.slo import parse_slo
 from testbed.results.text import summary_text
 from testbed.rundir import make_run_dir
@@ -38,6 +38,7 @@ def up_command(
     hold: bool,
     slo: str | None,
     report: bool,
+    trace: bool = True,
     with_twin: bool = True,
 ) -> int:
     """Run ``experiment``; returns the exit code: 0 only when every request completed.
@@ -65,7 +66,7 @@ def up_command(
         _say("running the twin in virtual time (--no-twin leaves it out)")
         run_twin(experiment, placed, run_dir, _say)
     try:
-        summary = finish(run_dir, experiment, objectives, report)
+        summary = finish(run_dir, experiment, objectives, report=report, trace=trace)
     except RunError:
         if error is not None:
             _say(f"testbed: {error}")
@@ -150,13 +151,19 @@ def run_quietly(experiment: Experiment, out: Path, with_twin: bool = False) -> d
 
 
 def finish(
-    run_dir: Path, experiment: Experiment, objectives: dict[str, float] | None, report: bool
+    run_dir: Path,
+    experiment: Experiment,
+    objectives: dict[str, float] | None = None,
+    *,
+    report: bool = True,
+    trace: bool = True,
 ) -> dict[str, Any]:
-    """Tables, summary and, if asked for, the report of a run; returns the summary. Raises ``RunError``."""
+    """Tables, summary and, if asked for, trace and report of a run; returns the summary. Raises ``RunError``."""
     try:
-        summary = finish_run(run_dir, experiment, objectives)
+        tables = read_tables(run_dir, experiment)
+        summary = finish_run(run_dir, experiment, objectives, tables, trace)
         if report:
-            write_report(run_dir, experiment)
+            write_report(run_dir, experiment, tables)
     except OSError as error:
         raise RunError(
             f"cannot write the tables of {run_dir} ({error.strerror}); the logs are intact: make room, then "

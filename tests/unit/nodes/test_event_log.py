@@ -10,7 +10,7 @@ import msgpack
 import msgspec
 import pytest
 
-from nodes.eventlog import EventLog, LogFullError
+from nodes.eventlog import EventLog, LogFullError, LogReader
 from nodes.records import AnyRecord, Arrived, Failed, Token
 
 RECORDS = [Arrived(0, 0.25, "c", 0.25, 20, 128), Token(0, 1.5, 0, 0.5, []), Failed(0, 2.0, "x" * 40)]
@@ -107,3 +107,27 @@ def test_a_disk_without_any_space_is_named_with_the_file() -> None:
     with pytest.raises(LogFullError, match=r"^no space left for /dev/full$"):
         log.write(RECORDS[1])
     log.close()
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 10, 1_000_000])
+def test_a_log_is_read_while_it_grows_and_to_where_it_means_something(
+    tmp_path: Path, chunk_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nodes.eventlog._CHUNK_BYTES", chunk_bytes)
+    log = EventLog(tmp_path / "log")
+    reader = LogReader(tmp_path / "log")
+    assert (list(reader), reader.unread_bytes) == ([], 0)
+    for record in RECORDS:
+        log.write(record)
+        assert list(reader) == [record]
+        assert list(reader) == []
+    data = log.path.read_bytes()
+    with log.path.open("ab") as file:
+        file.write(data[:5])
+    assert (list(reader), reader.unread_bytes) == ([], 5)
+    log.close()
+    for broken, whole in ((data + b"\0" * 40 + data, RECORDS), (data + data[:-1], RECORDS + RECORDS[:-1])):
+        log.path.write_bytes(broken)
+        again = LogReader(log.path)
+        assert list(again) == whole
+        assert again.unread_bytes > 0

@@ -188,3 +188,11 @@ def test_a_killed_run_is_read_back_with_the_experiment_that_it_ran(tmp_path: Pat
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a run directory"):
         load_run(tmp_path)
+
+
+def test_a_trace_that_is_not_wanted_is_left_out_and_nothing_else_changes(mixed: SyntheticRun) -> None:
+    whole = finish_run(mixed.path, mixed.experiment)
+    there = {path.name for path in mixed.path.iterdir()}
+    (mixed.path / "trace.json").unlink()
+    assert finish_run(mixed.path, mixed.experiment, trace=False) == whole
+    assert {path.name for path in mixed.path.iterdir()} == there - {"trace.json"}
