@@ -27,6 +27,7 @@ from testbed.cli.options import (
     TraceOption,
     print_answer,
 )
+from testbed.cli.workload import workload_app
 from testbed.errors import EXIT_INTERRUPTED, TestbedError, UserError
 
 app = typer.Typer(
@@ -342,6 +343,7 @@ for command, panel in (
     (calibrate, _MACHINE),
 ):
     app.command(rich_help_panel=panel)(command)
+app.add_typer(workload_app, name="workload", rich_help_panel=_SCENARIOS)
 app.add_typer(model_app, name="model", rich_help_panel=_MACHINE)
 
 

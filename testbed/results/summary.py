@@ -64,6 +64,7 @@ def summarize(
         "engine": "emulation",
         "scenario": experiment.name,
         "seed": experiment.seed,
+        "workload": experiment.workload,
         "n_requests": len(rows),
         "n_completed": n_completed,
         "n_failed": statuses.count("failed"),

@@ -57,6 +57,8 @@ def summary_text(summary: dict[str, Any], width: int = 110) -> str:
         + (f"time scale {summary['time_scale']:g}, " if summary["time_scale"] != 1 else "")
         + f"seed {summary['seed']}"
     )
+    if summary.get("workload"):
+        console.print(f"requests: {summary['workload']}")
     console.print(_table(summary))
     console.print(_footer(summary))
     return buffer.getvalue().rstrip()

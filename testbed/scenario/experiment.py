@@ -170,6 +170,8 @@ class Experiment:
     requests: tuple[RequestPlan, ...]
     document: Mapping[str, Any] = field(repr=False)
     """The resolved scenario as TOML data; parsing it again gives this experiment."""
+    workload: str = ""
+    """Where arrivals and lengths of ``requests`` come from, for people."""
     shared_bps: Mapping[str, float] = field(default_factory=dict)
     """Rate of every link that pairs of nodes share, by its name."""
     shared_paths: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)

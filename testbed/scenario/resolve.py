@@ -38,7 +38,7 @@ from testbed.scenario.profiles import (
 )
 from testbed.scenario.schema import ClientsTable, ComputeTable, HardwareTable, Scenario, ServersTable
 from testbed.scenario.topologies import ANY, as_matrix, choose_nodes, topology_of
-from testbed.scenario.workload import join_order, make_requests, stream
+from testbed.scenario.workload import join_order, make_requests, stream, workload_source
 
 GroupT = TypeVar("GroupT", ServersTable, ClientsTable)
 FolderOf = Callable[[str, str], Path]
@@ -143,6 +143,7 @@ def resolve(scenario: Scenario, stem: str, folder_of: FolderOf) -> Experiment:
         calibration=calibration,
         backoff=Backoff(backoff.first, backoff.max, backoff.give_up, backoff.jitter, scenario.seed),
         requests=requests,
+        workload=workload_source(workload),
         document=resolved.model_dump(by_alias=True, exclude_none=True),
         shared_bps=(network.shared or {}) if isinstance(network, MatrixTable) else {},
         shared_paths=node_paths(network, where.sites),

@@ -176,7 +176,8 @@ class WorkloadTable(Table):
     ``trace`` and ``listed`` have their own arrivals and lengths; ``n_requests`` cuts them, ``rate``
     stretches time to that mean rate, and lengths replace their lengths. Each of these may say "trace": as the
     trace has it, whatever the file said that ``--set`` changes. The other kinds arrive at ``rate``,
-    for which the placement is designed, until ``changes`` say otherwise.
+    for which the placement is designed, until ``changes`` say otherwise. ``origin`` says where listed requests come
+    from, for people.
     """
 
     arrivals: Literal["poisson", "gamma", "constant", "trace", "listed"] = "poisson"
@@ -188,6 +189,7 @@ class WorkloadTable(Table):
     n_requests: Annotated[int, Field(ge=1, le=MAX_REQUESTS)] | None = None
     n_input_tokens: Length | None = None
     n_output_tokens: Length | None = None
+    origin: Annotated[str, Field(max_length=1000)] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -207,6 +209,8 @@ class WorkloadTable(Table):
                 raise rule(f'is only for arrivals = "{kind}"; arrivals is "{self.arrivals}"', key)
             if not given and self.arrivals == kind:
                 raise rule(f'is missing; arrivals = "{kind}" needs it', key)
+        if self.origin is not None and self.arrivals != "listed":
+            raise rule(f'is only for arrivals = "listed"; arrivals is "{self.arrivals}"', "origin")
         if self.arrivals not in ("trace", "listed"):
             for key in ("rate", "n_requests", "n_input_tokens", "n_output_tokens"):
                 if getattr(self, key) is None:

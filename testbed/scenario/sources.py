@@ -72,7 +72,8 @@ def read_source(name_or_path: str) -> Source:
         if name_or_path in shipped:
             text = shipped[name_or_path]
             label = f"scenarios/{name_or_path}.toml"
-            return Source(label, name_or_path, Path(), _parse(text, label))
+            folder = Path(str(resources.files("scenarios")))
+            return Source(label, name_or_path, folder, _parse(text, label))
         if path.exists():
             raise ScenarioError(
                 f"{path}: is not a file; name a scenario file, or a shipped scenario: {', '.join(shipped)}"

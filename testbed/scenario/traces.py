@@ -1,6 +1,6 @@
 """Recorded workloads: Mooncake and Qwen-Bailian JSONL, Azure and BurstGPT CSV, and a run's own ``requests.parquet``.
 
-The kind is told from the content. Every reader answers rows of (arrival, input tokens, output tokens).
+The kind is told from the content. Every reader returns rows of (arrival, input tokens, output tokens).
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ import csv
 import json
 import logging
 import math
-from collections.abc import Callable, Iterator
-from datetime import datetime
+import re
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from policies.workload import RequestPlan
 from testbed.scenario.limits import MAX_REQUESTS, MAX_TOKENS
 from testbed.scenario.problems import KeyedError
 
@@ -23,8 +25,15 @@ _log = logging.getLogger(__name__)
 MAX_FILE_BYTES = 4 * 1024**3
 
 
-def read_trace(path: Path) -> list[list[int | float]]:
-    """Requests of ``path`` as ``[arrival in s, input tokens, output tokens]``, first arrival at 0.
+class Trace(NamedTuple):
+    """A recorded workload: of what kind, and its requests as [arrival in s, input tokens, output tokens]."""
+
+    kind: str
+    requests: list[list[int | float]]
+
+
+def read_trace(path: Path) -> Trace:
+    """The requests of ``path``, the first arrival at 0.
 
     Requests without input or output tokens (failed ones) are left out with a warning.
     Raises ``KeyedError`` if the file cannot be read or is of no known kind.
@@ -34,8 +43,11 @@ def read_trace(path: Path) -> list[list[int | float]]:
             start = file.read(4)
         if path.stat().st_size > MAX_FILE_BYTES:
             raise KeyedError(_KEY, f'"{path}" is larger than {MAX_FILE_BYTES:,} bytes; take a part of it')
+        if start[:2] == b"\x1f\x8b":
+            raise KeyedError(_KEY, f'"{path}" is compressed; unpack it first (gunzip)')
         rows = []
-        for row in _parquet(path) if start == b"PAR1" else _text(path):
+        kind, found = ("run", _parquet(path)) if start == b"PAR1" else _text(path)
+        for row in found:
             rows.append(row)
             if len(rows) > MAX_REQUESTS:
                 raise KeyedError(
@@ -57,29 +69,36 @@ def read_trace(path: Path) -> list[list[int | float]]:
             len(rows) - len(served),
             len(rows),
         )
-    return [[at_s - served[0][0], n_in, n_out] for at_s, n_in, n_out in served]
+    return Trace(kind, [[at_s - served[0][0], n_in, n_out] for at_s, n_in, n_out in served])
 
 
-def _text(path: Path) -> Iterator[Row]:
+def _text(path: Path) -> tuple[str, Iterator[Row]]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         first = file.readline()
         file.seek(0)
         if first.lstrip().startswith("{"):
-            lines = ((n, json_line) for n, json_line in enumerate(file, 1) if json_line.strip())
-            yield from _rows(path, lines, _json_line)
-            return
-        reader = csv.DictReader(file)
-        columns = set(reader.fieldnames or ())
-        for needed, read in _CSV:
-            if needed <= columns:
-                yield from _rows(path, ((reader.line_num, record) for record in reader), read)
-                return
-    kinds = "; ".join(", ".join(sorted(needed)) for needed, _ in _CSV)
+            return ("Qwen-Bailian" if _IS_TURN.search(first) else "Mooncake"), _json_lines(path)
+        columns = set(csv.DictReader(file).fieldnames or ())
+    for kind, needed, read in _CSV:
+        if needed <= columns:
+            return kind, _csv_lines(path, read)
+    kinds = "; ".join(", ".join(sorted(needed)) for _, needed, _ in _CSV)
     raise KeyedError(
         _KEY,
         f'"{path}" is no known trace: neither JSON lines (timestamp, input_length, output_length), '
         f"nor a CSV with the columns {kinds}, nor Parquet",
     )
+
+
+def _json_lines(path: Path) -> Iterator[Row]:
+    with path.open(encoding="utf-8-sig") as file:
+        yield from _rows(path, ((n, line) for n, line in enumerate(file, 1) if line.strip()), _json_line)
+
+
+def _csv_lines(path: Path, read: Callable[[dict[str, str]], Row]) -> Iterator[Row]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file)
+        yield from _rows(path, ((reader.line_num, record) for record in reader), read)
 
 
 def _rows(path: Path, records: Iterator[tuple[int, Any]], read: Callable[[Any], Row]) -> Iterator[Row]:
@@ -115,10 +134,53 @@ def _burstgpt(record: dict[str, str]) -> Row:
     return float(record["Timestamp"]), int(record["Request tokens"]), int(record["Response tokens"])
 
 
-_CSV: tuple[tuple[frozenset[str], Callable[[dict[str, str]], Row]], ...] = (
-    (frozenset({"TIMESTAMP", "ContextTokens", "GeneratedTokens"}), _azure),
-    (frozenset({"Timestamp", "Request tokens", "Response tokens"}), _burstgpt),
+_CSV: tuple[tuple[str, frozenset[str], Callable[[dict[str, str]], Row]], ...] = (
+    ("Azure", frozenset({"TIMESTAMP", "ContextTokens", "GeneratedTokens"}), _azure),
+    ("BurstGPT", frozenset({"Timestamp", "Request tokens", "Response tokens"}), _burstgpt),
 )
+_IS_TURN = re.compile(r'"(chat_id|turn)"\s*:')
+
+
+def trace_text(kind: str, requests: Sequence[RequestPlan]) -> str:
+    """``requests`` as a file of a ``kind`` of ``TRACE_KINDS``; times are rounded to what the kind can say."""
+    return _WRITERS[kind](requests)
+
+
+def _azure_text(requests: Sequence[RequestPlan]) -> str:
+    began_at = datetime(2000, 1, 1, tzinfo=UTC)  # a time zone's change of clocks would be in the arrivals
+    lines = ["TIMESTAMP,ContextTokens,GeneratedTokens"]
+    for r in requests:
+        at = began_at + timedelta(seconds=r.arrival_at_s)
+        lines.append(
+            f"{at.isoformat(sep=' ', timespec='microseconds')},{r.n_input_tokens},{r.n_output_tokens}"
+        )
+    return "\n".join([*lines, ""])
+
+
+def _burstgpt_text(requests: Sequence[RequestPlan]) -> str:
+    lines = ["Timestamp,Request tokens,Response tokens"]
+    lines += [f"{r.arrival_at_s:.6f},{r.n_input_tokens},{r.n_output_tokens}" for r in requests]
+    return "\n".join([*lines, ""])
+
+
+def _mooncake_text(requests: Sequence[RequestPlan]) -> str:
+    fields = (
+        {
+            "timestamp": round(1000 * r.arrival_at_s, 3),
+            "input_length": r.n_input_tokens,
+            "output_length": r.n_output_tokens,
+        }
+        for r in requests
+    )
+    return "".join(json.dumps(line) + "\n" for line in fields)
+
+
+_WRITERS: dict[str, Callable[[Sequence[RequestPlan]], str]] = {
+    "azure": _azure_text,
+    "burstgpt": _burstgpt_text,
+    "mooncake": _mooncake_text,
+}
+TRACE_KINDS = tuple(_WRITERS)
 
 
 def _parquet(path: Path) -> Iterator[Row]:

@@ -107,16 +107,18 @@ def _checked(listed: list[Any]) -> Listed:
     return listed
 
 
-def _replayed(table: WorkloadTable, folder: Path) -> tuple[Listed, float]:
-    """Requests of a trace file, cut to ``n_requests`` and stretched to ``rate`` where these are given."""
-    rows = (
-        read_trace(folder / (table.file or ""))
-        if table.arrivals == "trace"
-        else _checked(table.requests or [])
-    )
+def _replayed(table: WorkloadTable, folder: Path) -> tuple[Listed, float, str]:
+    """Requests of a trace file, their rate, and where they come from, cut to ``n_requests`` and stretched to ``rate`` where these are given."""
+    if table.arrivals == "trace":
+        kind, rows = read_trace(folder / (table.file or ""))
+        origin = f"{kind} trace {Path(table.file or '').name}"
+    else:
+        rows, origin = _checked(table.requests or []), table.origin or "listed"
     n = table.n_requests or len(rows)
     if n > len(rows):
         raise KeyedError(("workload", "n_requests"), f"is {n}, but there are only {len(rows)} requests")
+    if n < len(rows):
+        origin += f", the first {n:,} of {len(rows):,} requests"
     rows = rows[:n]
     span_s = rows[-1][0] - rows[0][0]
     if table.rate is None and span_s <= (n - 1) / MAX_NUMBER:
@@ -128,7 +130,30 @@ def _replayed(table: WorkloadTable, folder: Path) -> tuple[Listed, float]:
     # Rounding alone must not move arrivals: a resolved scenario has to give the same ones again.
     if not math.isclose(stretch, 1.0, rel_tol=1e-9):
         rows = [[at_s * stretch, *lengths] for at_s, *lengths in rows]
-    return rows, rate
+        origin += f", stretched to {rate:g} per second"
+    return rows, rate, origin
+
+
+def _said(table: LengthTable | None) -> str:
+    """A length as a person reads it."""
+    if table is None:
+        return "as recorded"
+    if isinstance(table, Uniform):
+        return f"{table.low} to {table.high}"
+    if isinstance(table, Lognormal):
+        return f"lognormal, mean {table.mean:g}, at most {table.max}"
+    if isinstance(table, Choice):
+        return "of " + ", ".join(map(str, table.values))
+    return str(table)
+
+
+def workload_source(table: WorkloadTable) -> str:
+    """Where arrivals and lengths of a resolved ``[workload]`` come from."""
+    if table.arrivals == "listed":
+        arrivals = table.origin or "listed"
+    else:
+        arrivals = f"{table.arrivals}, {table.rate:g} per second" + (" at first" if table.changes else "")
+    return f"{arrivals}; input tokens {_said(table.n_input_tokens)}, output tokens {_said(table.n_output_tokens)}"
 
 
 def make_requests(
@@ -142,9 +167,15 @@ def make_requests(
     replayed: Listed | None = None
     update: dict[str, Any] = {}
     if table.arrivals in ("trace", "listed"):
-        replayed, rate = _replayed(table, folder)
+        replayed, rate, origin = _replayed(table, folder)
         arrives_at_s = [float(row[0]) for row in replayed]
-        update = {"arrivals": "listed", "file": None, "rate": rate, "n_requests": len(replayed)}
+        update = {
+            "arrivals": "listed",
+            "file": None,
+            "rate": rate,
+            "n_requests": len(replayed),
+            "origin": origin,
+        }
     else:
         gap, n = _gaps(table, arrivals), table.n_requests or 1
         if table.changes:

@@ -86,6 +86,7 @@ def summarize_simulation(simulation: Simulation, objectives: dict[str, float]) -
         "mode": simulation.mode,
         "scenario": experiment.name,
         "seed": experiment.seed,
+        "workload": experiment.workload,
         "n_requests": len(rows),
         "n_completed": statuses.count("completed"),
         "n_failed": len(rows) - statuses.count("completed"),

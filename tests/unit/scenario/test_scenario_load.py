@@ -41,7 +41,10 @@ def test_a_shipped_name_and_its_file_are_the_same_scenario() -> None:
     root = Path(__file__).parents[3]
     assert load_experiment(str(root / "scenarios/clustered.toml")) == load_experiment("clustered")
     names = [name for name, _ in shipped_scenarios()]
-    assert names == ["abovenet", "bellcanada", "bloom-tiny", "churn", "clustered", "gts-ce", "load-shift"]
+    assert names == [
+        *("abovenet", "bellcanada", "bloom-tiny", "churn", "clustered"),
+        *("gts-ce", "load-shift", "trace-replay"),
+    ]
     assert all(description for _, description in shipped_scenarios())
 
 

@@ -1,16 +1,21 @@
+import gzip
 import json
 import logging
+import shlex
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from testbed.errors import ScenarioError
-from testbed.scenario import load_experiment
+import scenarios
+from testbed.errors import ScenarioError, UserError
+from testbed.inspect.workload import make_command, show_command
+from testbed.scenario import dump_toml, load_experiment
 from testbed.scenario.problems import KeyedError
 from testbed.scenario.traces import read_trace
 
+SCENARIOS = Path(scenarios.__file__).parent
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:17:03.9799600,374,44
 2023-11-16 18:17:05.4799600,396,109
@@ -33,7 +38,7 @@ def test_mooncake_lines_are_read(tmp_path: Path) -> None:
         '{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46]}\n\n'
         '{"timestamp": 30535, "input_length": 6472, "output_length": 26, "hash_ids": [46]}\n'
     )
-    assert read_trace(_file(tmp_path, lines)) == [[0, 6955, 52], [pytest.approx(3.053), 6472, 26]]
+    assert read_trace(_file(tmp_path, lines)).requests == [[0, 6955, 52], [pytest.approx(3.053), 6472, 26]]
 
 
 def test_qwen_bailian_lines_count_seconds(tmp_path: Path) -> None:
@@ -57,36 +62,36 @@ def test_qwen_bailian_lines_count_seconds(tmp_path: Path) -> None:
     ]
     path = tmp_path / "bailian.jsonl"
     path.write_text("".join(json.dumps(turn) + "\n" for turn in turns))
-    assert read_trace(path) == [[0.0, 30, 7], [pytest.approx(2.5), 45, 9]]
+    assert read_trace(path).requests == [[0.0, 30, 7], [pytest.approx(2.5), 45, 9]]
 
 
 def test_azure_rows_are_read(tmp_path: Path) -> None:
-    assert read_trace(_file(tmp_path, AZURE)) == [[0, 374, 44], [pytest.approx(1.5), 396, 109]]
+    assert read_trace(_file(tmp_path, AZURE)).requests == [[0, 374, 44], [pytest.approx(1.5), 396, 109]]
 
 
 def test_a_byte_order_mark_and_time_zones_do_no_harm(tmp_path: Path) -> None:
     text = "\ufeff" + AZURE.replace("9799600,", "979960+00:00,")
-    assert read_trace(_file(tmp_path, text))[1] == [pytest.approx(1.5), 396, 109]
+    assert read_trace(_file(tmp_path, text)).requests[1] == [pytest.approx(1.5), 396, 109]
 
 
 def test_burstgpt_rows_without_tokens_are_left_out_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        assert read_trace(_file(tmp_path, BURSTGPT)) == [[0, 472, 18], [113, 417, 276]]
+        assert read_trace(_file(tmp_path, BURSTGPT)).requests == [[0, 472, 18], [113, 417, 276]]
     assert "left out 1 of 3 requests that have no input or no output tokens" in caplog.text
 
 
 def test_requests_out_of_order_are_sorted(tmp_path: Path) -> None:
     header, first, second = AZURE.splitlines()
-    assert read_trace(_file(tmp_path, "\n".join([header, second, first])))[0][1] == 374
+    assert read_trace(_file(tmp_path, "\n".join([header, second, first]))).requests[0][1] == 374
 
 
 def test_the_requests_of_a_run_are_read(tmp_path: Path) -> None:
     path = tmp_path / "requests.parquet"
     columns = {"arrival_at_s": [0.5, 2.0], "n_input_tokens": [20, 21], "n_output_tokens": [5, 6], "x": [1, 2]}
     pq.write_table(pa.table(columns), path)
-    assert read_trace(path) == [[0, 20, 5], [1.5, 21, 6]]
+    assert read_trace(path).requests == [[0, 20, 5], [1.5, 21, 6]]
     pq.write_table(pa.table({"x": [1]}), path)
     with pytest.raises(KeyedError, match="cannot be read as requests of a run"):
         read_trace(path)
@@ -151,3 +156,73 @@ def test_a_trace_keeps_what_the_file_would_replace_where_an_option_says_so(tmp_p
     ]
     with pytest.raises(ScenarioError, match=r'workload\.rate: may only be "trace" with arrivals'):
         load_experiment("clustered", ["workload.rate=trace"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"), [("azure", "Azure"), ("burstgpt", "BurstGPT"), ("mooncake", "Mooncake")]
+)
+def test_a_workload_that_is_written_as_a_trace_is_read_as_it_was(
+    tmp_path: Path, kind: str, found: str
+) -> None:
+    file = tmp_path / "made"
+    answer, text = make_command(
+        file, "clustered", kind, ["workload.n_requests=30", "workload.n_input_tokens=77"]
+    )
+    assert (answer["kind"], answer["n_requests"]) == (found, 30)
+    assert (answer["n_input_tokens"]["mean"], answer["n_output_tokens"]["max"]) == (77, 128)
+    assert f"{found}, 30 requests" in text
+    replayed = load_experiment("trace-replay", [f"workload.file={file}"])
+    made = load_experiment("clustered", ["workload.n_requests=30", "workload.n_input_tokens=77"])
+    assert [r.arrival_at_s for r in replayed.requests] == pytest.approx(
+        [r.arrival_at_s for r in made.requests], abs=1e-6
+    )
+    assert {(r.n_input_tokens, r.n_output_tokens) for r in replayed.requests} == {(77, 128)}
+    with pytest.raises(UserError, match="exists; give the name of a new file"):
+        make_command(file, "clustered", kind, [])
+
+
+def test_the_shipped_trace_is_what_the_shipped_scenario_says_makes_it(tmp_path: Path) -> None:
+    text = (SCENARIOS / "trace-replay.toml").read_text(encoding="utf-8")
+    said = shlex.split(" ".join(line.removeprefix("#").strip(" \\") for line in text.splitlines()[2:6]))
+    assert said[:3] == ["testbed", "workload", "make"]
+    at = said.index("--like")
+    overrides = [said[i + 1] for i, word in enumerate(said) if word == "--set"]
+    make_command(
+        tmp_path / "again.csv", said[at + 1], "azure", [f"seed={said[said.index('--seed') + 1]}", *overrides]
+    )
+    assert (tmp_path / "again.csv").read_bytes() == (SCENARIOS / "traces" / said[3]).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "Azure trace bursty-chat.csv; input tokens as recorded, output tokens as recorded"),
+        (
+            ["workload.n_requests=9", "workload.rate=2", "workload.n_output_tokens=5"],
+            "Azure trace bursty-chat.csv, the first 9 of 100 requests, stretched to 2 per second; "
+            "input tokens as recorded, output tokens 5",
+        ),
+    ],
+)
+def test_where_a_workload_comes_from_is_kept(options: list[str], said: str, tmp_path: Path) -> None:
+    experiment = load_experiment("trace-replay", options)
+    assert experiment.workload == said
+    resolved = _file(tmp_path, dump_toml(experiment), "resolved.toml")
+    assert load_experiment(str(resolved)).workload == said
+    again = load_experiment(str(resolved), ["workload.rate=7"])
+    assert again.workload.startswith(said.partition(";")[0] + ", stretched to 7 per second")
+
+
+def test_a_generated_workload_is_described_as_it_is_now(tmp_path: Path) -> None:
+    lengths = 'workload.n_input_tokens={distribution="uniform",low=3,high=5}'
+    experiment = load_experiment("clustered", [lengths])
+    assert experiment.workload == "poisson, 0.1 per second; input tokens 3 to 5, output tokens 128"
+    resolved = _file(tmp_path, dump_toml(experiment), "resolved.toml")
+    assert load_experiment(str(resolved), ["workload.rate=3"]).workload.startswith("poisson, 3 per second;")
+
+
+def test_a_compressed_trace_is_named_as_such(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv.gz"
+    path.write_bytes(gzip.compress(AZURE.encode()))
+    with pytest.raises(UserError, match="is compressed; unpack it first"):
+        show_command(path)

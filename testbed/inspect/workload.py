@@ -1,0 +1,73 @@
+"""``testbed workload``: recorded workloads are made and looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from testbed.errors import UserError
+from testbed.rundir import replacing
+from testbed.scenario import load_experiment
+from testbed.scenario.problems import KeyedError
+from testbed.scenario.traces import TRACE_KINDS, read_trace, trace_text
+from testbed.scenario.units import counted
+
+_SHARES = (50, 90, 99)
+
+
+def make_command(
+    file: Path, scenario: str, kind: str, overrides: Sequence[str]
+) -> tuple[dict[str, Any], str]:
+    """Write the requests of ``scenario`` to ``file``; returns what it holds, and that as text. Raises ``UserError``."""
+    if kind not in TRACE_KINDS:
+        raise UserError(f"--kind {kind}: choose one of {', '.join(TRACE_KINDS)}")
+    if file.exists():
+        raise UserError(f"{file} exists; give the name of a new file")
+    experiment = load_experiment(scenario, overrides)
+    try:
+        with replacing(file) as temporary:
+            temporary.write_text(trace_text(kind, experiment.requests), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write {file}: {error.strerror}") from None
+    return show_command(file)
+
+
+def show_command(file: Path) -> tuple[dict[str, Any], str]:
+    """What a trace holds, and that as text. Times in seconds. Raises ``UserError``."""
+    try:
+        trace = read_trace(file)
+    except KeyedError as error:
+        raise UserError(str(error)) from None
+    at_s, *lengths = np.array(trace.requests, dtype=np.float64).T
+    gaps_s = np.diff(at_s)
+    answer: dict[str, Any] = {
+        "file": str(file),
+        "kind": trace.kind,
+        "n_requests": len(at_s),
+        "span_s": float(at_s[-1]),
+        "rate_rps": float(len(gaps_s) / at_s[-1]) if at_s[-1] > 0 else None,
+        "gap_variation": float(gaps_s.std() / gaps_s.mean()) if at_s[-1] > 0 else None,
+    }
+    for name, values in zip(("n_input_tokens", "n_output_tokens"), lengths, strict=True):
+        answer[name] = {"mean": float(values.mean()), "max": int(values.max())}
+        answer[name] |= {f"p{share}": float(np.percentile(values, share)) for share in _SHARES}
+    return answer, _text(answer)
+
+
+def _text(answer: dict[str, Any]) -> str:
+    rate = ""
+    if answer["rate_rps"] is not None:
+        rate = (
+            f", {answer['rate_rps']:.4g} per second; standard deviation of the gaps over their mean "
+            f"{answer['gap_variation']:.2f} (Poisson: 1)"
+        )
+    lines = [f"{answer['file']}: {answer['kind']}, {counted(answer['n_requests'], 'requests')}"]
+    lines.append(f"  arrivals over {answer['span_s']:,.1f} s{rate}")
+    for name, key in (("input tokens", "n_input_tokens"), ("output tokens", "n_output_tokens")):
+        row = answer[key]
+        shares = ", ".join(f"p{share} {row[f'p{share}']:g}" for share in _SHARES)
+        lines.append(f"  {name:<13} mean {row['mean']:.1f}, {shares}, max {row['max']}")
+    return "\n".join(lines)
