@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from testbed.scenario.problems import KeyedError
 from testbed.scenario.profiles import profiled
 from testbed.scenario.schema import ComputeTable, ModelTable, Scenario
 
+_log = logging.getLogger(__name__)
 VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -52,7 +54,7 @@ def resolve_blocks(
                 raise KeyedError(("compute", "model"), str(error)) from None
             checkpoint = compute.model
         else:
-            _check_agreement(full, sizes, checkpoint)
+            full = _agreeing(full, sizes, checkpoint, scenario.resolved)
     elif is_real and (known := _known_config(full)) is not None:
         config, sizes = known, sizes_of(known)
     elif full.family is not None and full.n_blocks and full.hidden_size and full.heads and full.vocab:
@@ -69,8 +71,10 @@ def resolve_blocks(
         )
     if sizes is not None:
         if is_real and not scenario.resolved:  # sizes of a profile are those of its own representation
-            keep = {key: getattr(table, key) for key in ("value_bytes", "block_size", "cache_per_token")}
-            full = full.model_copy(update=keep)
+            own = ("value_bytes", "block_size", "cache_per_token")
+            full = full.model_copy(
+                update={key: getattr(table, key) for key in own if getattr(full, key) is not None}
+            )
         full = _filled(full, sizes, dtype, weights, checkpoint)
     if not is_real:
         return full, compute, None
@@ -131,13 +135,32 @@ def _compared(table: ModelTable, sizes: ModelSizes) -> list[tuple[str, Any, Any]
     return [(key, ours, pairs[key]) for key in pairs if (ours := getattr(table, key)) is not None]
 
 
-def _check_agreement(table: ModelTable, sizes: ModelSizes, checkpoint: str) -> None:
-    for key, ours, theirs in _compared(table, sizes):
-        if ours != theirs:
-            raise KeyedError(
-                ("model", key),
-                f"is {ours}, but the checkpoint {checkpoint} has {theirs}; leave it out to take the checkpoint's",
-            )
+def _agreeing(table: ModelTable, sizes: ModelSizes, checkpoint: str, is_resolved: bool) -> ModelTable:
+    """``table`` without what is not the checkpoint's: its sizes win, which is said.
+
+    Raises ``KeyedError`` for a run's record, which another checkpoint would not repeat.
+    """
+    others = [(key, ours, theirs) for key, ours, theirs in _compared(table, sizes) if ours != theirs]
+    if not others:
+        return table
+    if is_resolved:
+        key, ours, theirs = others[0]
+        raise KeyedError(
+            ("model", key),
+            f"is {ours}, but the checkpoint {checkpoint} has {theirs}; a run's own scenario.toml needs the checkpoint "
+            "that it ran with",
+        )
+    said = ", ".join(f"{key} {theirs} (not {ours})" for key, ours, theirs in others)
+    _log.warning("%s: the checkpoint's sizes are taken: %s", checkpoint, said)
+    left_out = [
+        *(key for key, _, _ in others),
+        "name",
+        "profile",
+        "value_bytes",
+        "block_size",
+        "cache_per_token",
+    ]
+    return table.model_copy(update=dict.fromkeys(left_out))
 
 
 def _check_heads(table: ModelTable) -> None:

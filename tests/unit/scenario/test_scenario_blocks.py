@@ -77,13 +77,37 @@ def test_a_checkpoint_gives_the_sizes_that_the_scenario_leaves_out(checkpoint: C
         ("family", "llama", "bloom"),
     ],
 )
-def test_a_checkpoint_of_other_sizes_is_refused_with_both(
-    key: str, ours: str, theirs: str, checkpoint: Checkpoint
+def test_a_checkpoints_sizes_win_over_the_scenarios_which_is_said(
+    key: str, ours: str, theirs: str, checkpoint: Checkpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = checkpoint(make_config("bloom", 8, 64, 4, 512))
-    assert blocks(f"compute.model={folder}").problem.model.n_blocks == 8
-    text = complaint(f"compute.model={folder}", f"model.{key}={ours}")
-    assert f"model.{key}: is {ours}, but the checkpoint {folder} has {theirs}" in text
+    as_it_is = blocks(f"compute.model={folder}")
+    assert not caplog.messages
+    others = blocks(f"compute.model={folder}", f"model.{key}={ours}", "model.block_size=1 MB", "model.name=x")
+    assert caplog.messages == [f"{folder}: the checkpoint's sizes are taken: {key} {theirs} (not {ours})"]
+    assert others.problem.model == as_it_is.problem.model
+
+
+def test_a_shipped_scenario_of_another_model_serves_a_checkpoint(
+    checkpoint: Checkpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = checkpoint(make_config("bloom", 10, 64, 4, 512))
+    model = load_experiment("clustered", [f"compute.model={folder}"]).problem.model
+    assert (model.n_blocks, model.hidden_size, model.value_bytes) == (10, 64, 4)
+    assert model.block_bytes < 1e6
+    [said] = caplog.messages
+    assert "n_blocks 10 (not 70), hidden_size 64 (not 14336)" in said
+
+
+def test_a_record_is_not_repeated_with_another_checkpoint(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    folder = checkpoint(make_config("bloom", 8, 64, 4, 512))
+    record = tmp_path / "scenario.toml"
+    record.write_text(dump_toml(blocks(f"compute.model={folder}")), encoding="utf-8")
+    (Path(folder) / "config.json").write_text(json.dumps(make_config("bloom", 9, 64, 4, 512)))
+    with pytest.raises(
+        ScenarioError, match=r"model.n_blocks: is 8, .* has 9; a run's own scenario.toml needs"
+    ):
+        load_experiment(str(record))
 
 
 @pytest.mark.parametrize(
