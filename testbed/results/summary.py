@@ -100,6 +100,7 @@ def summarize(
         else _median(overhead_s / experiment.time_scale),
         "startup_s": plan["startup_s"].get("total"),
         "forwarder": plan.get("forwarder"),
+        "stalls": _stalls(plan.get("stalls") or []),
         "decision": {
             "placement_s": plan["placement_decision_s"],
             "routing_s": stats(
@@ -124,6 +125,12 @@ def summarize(
     if experiment.calibration.session_setup_s:
         summary["without_session_setup"] = _without_setup(experiment, rows)
     return summary
+
+
+def _stalls(stalls: list[dict[str, float]]) -> dict[str, Any]:
+    """When the whole machine stood still; real seconds."""
+    took_s = [stall["real_s"] for stall in stalls]
+    return {"n": len(stalls), "total_real_s": sum(took_s), "max_real_s": max(took_s, default=None)}
 
 
 def _memory(servers: dict[str, dict[str, float]]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from testbed.results.errors import DISTRIBUTIONS
 from testbed.results.failures import failure_text
+from testbed.scenario.units import counted
 
 _ROWS = (
     ("per_token_s", "per token, all tokens"),
@@ -123,6 +124,12 @@ def _footer(summary: dict[str, Any]) -> str:
             lines.append(
                 "that is far above the 0.3 ms of an idle machine: this one was busy, and times are not to be trusted"
             )
+    if summary["stalls"]["n"]:
+        stalls = summary["stalls"]
+        lines.append(
+            f"the machine stood still {counted(stalls['n'], 'times')}, for {stalls['max_real_s']:.2f} s (real) at most: "
+            "its host takes its CPUs away; network.keep_cpus_awake = false may help, a higher time scale does not"
+        )
     lag_s = summary["metrics"]["schedule_lag_s"]["max"]
     if lag_s is not None and lag_s / summary["time_scale"] > _LAG_S:
         lines.append(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from testbed.runtime.progress import Progress
 from testbed.runtime.servermemory import ServerMemory
 from testbed.runtime.stage import Stage
 from testbed.scenario.experiment import Experiment
+from testbed.scenario.units import counted
 
 _PATIENCE_S, _BROKEN_PATIENCE_S = 5.0, 0.5
 """How long clients may take to close their sessions, at the end of a good and of a broken run."""
@@ -96,6 +97,8 @@ class Emulation:
         self.memory = ServerMemory(experiment.problem)
         self.forwarder: dict[str, float] | None = None
         """Counters of the user-space forwarder, if the network has one."""
+        self.stalls: list[dict[str, float]] = []
+        """When the whole machine stood still while it served."""
 
     async def start(self) -> None:
         """Build the network, fork the nodes, connect the clients, agree on time zero."""
@@ -110,6 +113,9 @@ class Emulation:
         await self.processes.guard(self.nodes.start())
         self._mark("nodes")
         await self.processes.guard(self.nodes.connect())
+        if keep_awake and self.processes.why_asleep is None and (stalls := await self._launcher.stalls()):
+            await self._launcher.let_sleep()
+            self.processes.why_asleep = f"CPUs may sleep: the machine stood still {counted(len(stalls), 'times')} while they were kept awake"
         await self.faults.begin()
         if self._moves is not None:
             self._moves.begin()
@@ -152,9 +158,20 @@ class Emulation:
         self._has_served_until_now()
         await self.processes.guard(self.faults.look_for_leaks())
         self.forwarder = await self.processes.guard(self._launcher.stats())
+        self.stalls = self._in_scenario(await self.processes.guard(self._launcher.stalls()))
         for client, failure in self._done.items():
             if failure and failure != "interrupted":
                 raise RunError(f"{client}: {failure}; all rows up to then are intact")
+
+    def _in_scenario(self, stalls: Sequence[tuple[float, float]]) -> list[dict[str, float]]:
+        """Those since serving began: when, in scenario seconds, and for how many real ones."""
+        assert self._serving_since is not None, "asked before there was anything to serve"
+        now_s, now, scale = self.clock.now_s(), time.monotonic(), self.experiment.time_scale
+        return [
+            {"at_s": now_s - (now - begin) * scale, "real_s": end - begin}
+            for begin, end in stalls
+            if begin >= self._serving_since
+        ]
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         self._background.append(asyncio.create_task(guarded(work, self.processes.give_up)))
@@ -328,6 +345,7 @@ def plan_document(emulation: Emulation, has_ended: bool = False) -> dict[str, An
         "scenario_s": emulation.scenario_s,
         "startup_s": emulation.startup_s,
         "forwarder": emulation.forwarder,
+        "stalls": emulation.stalls,
         "memory": emulation.memory.largest,
         "decisions": emulation.faults.decisions if has_ended else None,
         "routing_decisions_s": [round(took_s, 7) for took_s in emulation.decisions_s] if has_ended else None,

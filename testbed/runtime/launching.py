@@ -74,6 +74,14 @@ class Launcher(Protocol):
         """The forwarder's counters, if the network has one."""
         ...
 
+    async def stalls(self) -> list[tuple[float, float]]:
+        """From when to when the whole machine stood still (``time.monotonic``); nothing in virtual time."""
+        ...
+
+    async def let_sleep(self) -> None:
+        """Keep CPUs awake no longer."""
+        ...
+
     def descriptors(self, processes: Mapping[str, int]) -> dict[str, int]:
         """What these nodes have open (descriptors, or connections), by name; without those that have ended."""
         ...

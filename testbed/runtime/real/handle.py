@@ -125,6 +125,13 @@ class LauncherHandle:
         found: dict[str, float] | None = await self._ask("stats")
         return found
 
+    async def stalls(self) -> list[tuple[float, float]]:
+        found: list[tuple[float, float]] = await self._ask("stalls")
+        return found
+
+    async def let_sleep(self) -> None:
+        await self._ask("let_sleep")
+
     def descriptors(self, processes: Mapping[str, int]) -> dict[str, int]:
         return open_descriptors(processes)
 

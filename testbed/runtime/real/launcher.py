@@ -36,6 +36,7 @@ from netem.spec import LinkProfile, NetworkError, NetworkSpec, NetworkUnavailabl
 from netem.syscalls import set_death_signal, set_process_name, set_timer_slack
 from nodes.clock import NS
 from testbed.runtime.launching import OpenNetwork
+from testbed.runtime.real.still import Span, Spans, watch
 from testbed.runtime.virtual.keeper import Keeper
 from testbed.runtime.virtual.page import ABSENT, BUSY, STOPPED, Page, SharedLoop
 
@@ -93,6 +94,9 @@ class Launcher:
         """What the slots of stopped nodes were."""
         self._backend: Backend | None = None
         self._children: dict[int, str] = {}
+        self._awake: list[int] = []
+        """Processes that keep CPUs awake."""
+        self._still = Spans()
         self._wakeup_in, self._wakeup_out = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(self._wakeup_out, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -147,7 +151,10 @@ class Launcher:
         gc.collect()
         gc.freeze()
         for cpu in sorted(os.sched_getaffinity(0)) if keep_awake else ():
-            self._fork(f"awake-{cpu}", logs / "launcher.log", functools.partial(_spin, cpu), None)
+            spin = functools.partial(_spin, cpu)
+            self._awake.append(self._fork(f"awake-{cpu}", logs / "launcher.log", spin, None))
+        if self._page is None:
+            self._fork("still", logs / "launcher.log", functools.partial(watch, self._still), None)
         addresses = {node: backend.address(node) for node in spec.nodes}
         return OpenNetwork(backend.name, why, addresses, backend.delays_in_client, backend.shares_links)
 
@@ -162,6 +169,18 @@ class Launcher:
         """The forwarder's counters, if the network has one."""
         stats = getattr(self._backend, "stats", None)
         return vars(stats()) if stats is not None else None
+
+    def _do_stalls(self) -> list[Span]:
+        """From when to when the whole machine stood still; nobody looks in virtual time."""
+        return self._still.read()
+
+    def _do_let_sleep(self) -> None:
+        """End what keeps CPUs awake."""
+        for pid in self._awake:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            del self._children[pid]
+        self._awake.clear()
 
     def _do_update(self, links: Mapping[tuple[str, str], LinkProfile]) -> float:
         """Change links; returns when that was done (``time.monotonic``), which is before anybody is notified."""

@@ -266,6 +266,12 @@ class MemoryLauncher:
     async def stats(self) -> None:
         return None
 
+    async def stalls(self) -> list[tuple[float, float]]:
+        return []
+
+    async def let_sleep(self) -> None:
+        pass
+
     def descriptors(self, processes: Mapping[str, int]) -> dict[str, int]:
         assert self._network is not None
         living = {name: self._processes[number] for name, number in processes.items()}
