@@ -313,10 +313,11 @@ def report(
     """Rebuild tables, summary, trace and report of a run from its logs."""
     from testbed.results import load_run
     from testbed.results.text import summary_text
-    from testbed.runs.up import finish
+    from testbed.runs.up import exit_code, finish
 
     summary = finish(run, load_run(run), trace=trace)
     print_answer(summary, lambda: summary_text(summary), as_json)
+    raise typer.Exit(exit_code(summary))
 
 
 @app.command(rich_help_panel=_RESULTS)

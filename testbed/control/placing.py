@@ -27,6 +27,7 @@ from testbed.scenario.experiment import Experiment
 _NONE: Mapping[str, RoutingPolicy] = MappingProxyType({})
 _SAID: set[str] = set()
 """Policies whose notice is on stderr already."""
+_OWN_CODE = Path(__file__).resolve().parents[1]
 _DECIDING: list[str] = []
 """Policies whose code runs, the innermost last."""
 _MAX_CHECKED = 65536
@@ -113,6 +114,11 @@ def policy_code(kind: str, name: str) -> Iterator[None]:
         raise PolicyInterrupted(f"{kind} policy {name} was interrupted as it decided") from None
     except (Exception, SystemExit) as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
+        if isinstance(error, TypeError) and Path(frame.filename).is_relative_to(_OWN_CODE):
+            # It has not begun: the call itself does not fit.
+            raise PolicyError(
+                f"{kind} policy {name} does not take what policies are given: {error}; policies/interfaces.py has the methods"
+            ) from error
         raise PolicyError(
             f"{kind} policy {name} failed at {Path(frame.filename).name}:{frame.lineno} with "
             f"{type(error).__name__}: {' '.join(str(error).split())}"

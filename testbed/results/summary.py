@@ -108,6 +108,7 @@ def summarize(
             ),
             "control_plane_s": stats(a / experiment.time_scale for r in records.requests for a in r.asked_s),
         },
+        "admission": _admission(records),
         "achieved_concurrency": _concurrency(records),
         "goodput_rps": goodput_rps(rows, objectives or {}),
         "objectives": objectives or {},
@@ -125,6 +126,21 @@ def summarize(
     if experiment.calibration.session_setup_s:
         summary["without_session_setup"] = _without_setup(experiment, rows)
     return summary
+
+
+def _admission(records: RunRecords) -> dict[str, Any]:
+    """How long every request that came waited to be admitted, or until it gave up or the log ends.
+
+    ``queue_s`` of the metrics is of those that were admitted alone, and so looks the better the more give up.
+    """
+    waited_s = [
+        (r.last_seen_at_s if r.opening_at_s is None else r.opening_at_s) - r.arrived_at_s
+        for r in records.requests
+    ]
+    return {
+        "n_never_admitted": sum(r.opening_at_s is None for r in records.requests),
+        "waited_s": stats(waited_s),
+    }
 
 
 def _stalls(stalls: list[dict[str, float]]) -> dict[str, Any]:

@@ -124,6 +124,12 @@ def _footer(summary: dict[str, Any]) -> str:
             lines.append(
                 "that is far above the 0.3 ms of an idle machine: this one was busy, and times are not to be trusted"
             )
+    if n_never := summary["admission"]["n_never_admitted"]:
+        waited_s = summary["admission"]["waited_s"]
+        lines.append(
+            f"{counted(n_never, 'requests')} never came to be admitted: the queue above is that of the others; all "
+            f"together waited {_number(waited_s['mean'])} s (mean), {_number(waited_s['max'])} s (max)"
+        )
     if summary["stalls"]["n"]:
         stalls = summary["stalls"]
         lines.append(

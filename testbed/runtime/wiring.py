@@ -145,10 +145,19 @@ def stub_profile(experiment: Experiment, server: int) -> StubProfile:
 
 
 def server_limits(experiment: Experiment) -> ServerLimits:
-    """The usual ones, with room for the longest step that this workload may bring."""
+    """The usual ones, with room for the longest step that this workload may bring, and for every node, twice over.
+
+    On loopback all nodes have one address.
+    """
     n_bytes = _longest(experiment) * experiment.problem.model.token_bytes
     payload_bytes = max(n_bytes, ServerLimits.max_payload_bytes)
-    return ServerLimits(idle_s=idle_s(experiment), max_payload_bytes=payload_bytes)
+    n_peers = 2 * len(experiment.nodes)
+    return ServerLimits(
+        idle_s=idle_s(experiment),
+        max_payload_bytes=payload_bytes,
+        max_connections=max(n_peers, ServerLimits.max_connections),
+        max_connections_per_client=max(n_peers, ServerLimits.max_connections_per_client),
+    )
 
 
 def server_config(

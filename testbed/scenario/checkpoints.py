@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 from testbed.errors import UserError
 from testbed.scenario.families import ConfigError, ModelSizes, sizes_of
 
+_log = logging.getLogger(__name__)
 INSTALL = "pip install 'testbed[blocks]'"
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 
@@ -84,10 +86,14 @@ def _refused() -> Iterator[None]:
 
 def _fetched_config(name: str) -> Path:
     try:
-        from huggingface_hub import hf_hub_download
+        from huggingface_hub import hf_hub_download, try_to_load_from_cache
     except ImportError:
         raise UserError(f"{name} is no folder here, and fetching it from the hub needs {INSTALL}") from None
     from nodes.blocks.files import downloading
 
+    here = try_to_load_from_cache(name, "config.json")
+    if isinstance(here, str):
+        return Path(here)
+    _log.warning("%s is no folder here: asking the Hugging Face hub for its config.json", name)
     with _refused(), downloading(name):
         return Path(hf_hub_download(name, "config.json"))

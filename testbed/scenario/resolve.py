@@ -138,7 +138,7 @@ def resolve(scenario: Scenario, stem: str, folder_of: FolderOf) -> Experiment:
         online=None if policy.online == "none" else policy.online,
         online_period_s=policy.online_period,
         online_patience_s=policy.online_patience,
-        load_bps=policy.load_rate,
+        load_bps=policy.load_rate or 1e9,
         state_age_s=policy.state_age,
         calibration=calibration,
         backoff=Backoff(backoff.first, backoff.max, backoff.give_up, backoff.jitter, scenario.seed),

@@ -230,7 +230,7 @@ class PolicyTable(Table):
     on synthetic arrivals. ``communication`` is who sends hidden states to the next server:
     the client ("hub-spoke") or the server before ("server-to-server"). ``online``
     names a policy that changes the placement while requests are served, or says "none"; servers then load blocks at
-    ``load_rate``. ``online_period`` and ``online_patience`` replace that policy's own, if it has them.
+    ``load_rate``, 1 Gbit/s if not given. ``online_period`` and ``online_patience`` replace that policy's own, if it has them.
     ``state_age`` is the time between the reports that routers see.
     """
 
@@ -244,12 +244,12 @@ class PolicyTable(Table):
     online: str | None = None
     online_period: PositiveSeconds | None = None
     online_patience: Annotated[Seconds, Field(ge=0)] | None = None
-    load_rate: BitsPerSecond = 1e9
+    load_rate: BitsPerSecond | None = None
     state_age: Annotated[Seconds, Field(ge=0)] = 0.0
 
     @model_validator(mode="after")
     def _online_keys(self) -> Self:
-        for key in ("online_period", "online_patience"):
+        for key in ("online_period", "online_patience", "load_rate"):
             if self.online is None and getattr(self, key) is not None:
                 raise rule("is only for policy.online; name one", key)
         return self

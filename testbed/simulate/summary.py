@@ -56,6 +56,8 @@ def request_rows(simulation: Simulation) -> list[dict[str, Any]]:
 
 
 def _metrics(r: SimulatedRequest) -> dict[str, float]:
+    if r.route is None:  # it was never admitted
+        return {}
     values = {"queue_s": r.waiting_s}
     if r.ttft_s is None:
         return values
@@ -101,6 +103,10 @@ def summarize_simulation(simulation: Simulation, objectives: dict[str, float]) -
             "session_setup_s": experiment.calibration.session_setup_s,
         },
         "metrics": {name: stats(row[name] for row in rows) for name in METRICS},
+        "admission": {
+            "n_never_admitted": sum(r.route is None for r in simulation.requests),
+            "waited_s": stats(r.waiting_s for r in simulation.requests),
+        },
         "decision": {"placement_s": simulation.placement_s, "routing_s": stats(simulation.served.routing_s)},
         "achieved_concurrency": {"mean": mean, "max": float(largest)},
         "goodput_rps": goodput_rps(rows, objectives),

@@ -1,4 +1,4 @@
-"""Prompts and histories that no step holds are refused before anything runs."""
+"""Large scenarios: what no step holds is refused before anything runs, and limits grow with what there is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import UserError
-from testbed.runtime.wiring import check_frames, client_config, idle_s
+from testbed.runtime.wiring import check_frames, client_config, idle_s, server_limits
 from testbed.scenario import load_experiment
 
 KILL = 'fault=[{kind="kill",server="a100-0",at="1 s"}]'
@@ -46,6 +46,12 @@ def test_what_does_not_fit_into_one_step_is_refused_with_what_to_change(
     else:
         with pytest.raises(UserError, match=said):
             check_frames(experiment)
+
+
+def test_servers_take_every_node_of_a_large_scenario() -> None:
+    usual, large = (server_limits(load_experiment("clustered", [f"clients.count={n}"])) for n in (1, 600))
+    assert (usual.max_connections, usual.max_connections_per_client) == (512, 256)
+    assert large.max_connections == large.max_connections_per_client == 2 * 609
 
 
 def test_a_step_may_go_without_an_answer_for_as_long_as_the_slowest_hop_needs_on_top() -> None:

@@ -43,6 +43,21 @@ def test_a_policy_that_overbooks_memory_is_stopped_by_name(
         place_experiment(load_experiment("clustered", settings))
 
 
+def test_a_policy_whose_method_takes_something_else_is_said_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = POLICY.replace("def place(self, problem", "def place(self, servers, links, problem")
+    assert text != POLICY
+    (tmp_path / "policy_with_other_arguments.py").write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    settings = ["policy.placement=policy_with_other_arguments:EverywhereEverything"]
+    with pytest.raises(
+        UserError, match=r"does not take what policies are given: .*missing 1 required positional"
+    ):
+        place_experiment(load_experiment("clustered", settings))
+
+
 def test_a_placement_that_searches_itself_is_not_searched_again() -> None:
     searched, own = (
         place_experiment(

@@ -219,6 +219,22 @@ def test_the_summary_says_what_was_run_and_how(make_run: MakeRun) -> None:
     assert "network fabric, compute stub, time scale 2, seed 7" in text
 
 
+def test_who_gives_up_counts_in_the_waiting_and_not_in_the_queue(make_run: MakeRun) -> None:
+    run = make_run(lengths=((2, 3), (2, 3), (2, 3)))
+    run.serve(0, 0.0, CHAIN)
+    for index, end_s in ((1, 11.0), (2, 32.0)):
+        run.arrive(index, float(index))
+        run.reject(index, index + 0.1)
+        run.log(Failed(index, end_s, "no room within 10 s"))
+    summary = finish(run)
+    assert summary["metrics"]["queue_s"]["n"] == 1
+    assert summary["admission"]["n_never_admitted"] == 2
+    assert (summary["admission"]["waited_s"]["n"], summary["admission"]["waited_s"]["max"]) == (3, 30.0)
+    text = " ".join(summary_text(summary).split())
+    assert "2 requests never came to be admitted: the queue above is that of the others" in text
+    assert "waited 13.333 s (mean), 30.000 s (max)" in text
+
+
 def test_percentiles_are_over_all_values_and_the_deviation_is_the_samples_own(make_run: MakeRun) -> None:
     run = make_run(lengths=[(2, 1)] * 5)
     for index in range(5):
