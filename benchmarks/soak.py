@@ -1,4 +1,5 @@
-"""Half an hour under churn: ``python -m benchmarks soak --minutes 30 --time-scale 20``.
+"""Half an hour under churn: ``python -m benchmarks soak --minutes 30 --time-scale 20``, or in virtual time:
+``python -m benchmarks soak --minutes 6000 --clock virtual``.
 
 The testbed comes up once, as a process of its own, and serves the scenario's rate of requests for so long while servers
 are killed and begin again. Every few seconds memory and descriptors of all its processes are read. Asks whether memory
@@ -35,12 +36,12 @@ _LEVEL_RATIO = 1.02
 """A floor that is higher in the last quarter than in the one before by more than this is growth."""
 _PREFIX, _LAUNCHER = "tb:", "launcher"
 _ROLES = (_LAUNCHER, "fabric", "client")
-_IDLE = "awake"
+_IDLE = ("awake", "still")
 _ORCHESTRATOR = "orchestrator"
 
 
 def role_of(name: str) -> str | None:
-    """Of a process, by the name that the launcher gave it; ``None``: it only keeps a CPU awake."""
+    """Of a process, by the name that the launcher gave it; ``None``: it serves nothing."""
     if name.startswith(_IDLE):
         return None
     return next((role for role in _ROLES if name.startswith(role)), SERVER)
@@ -118,13 +119,21 @@ def watch(run: subprocess.Popen[bytes], path: Path) -> list[Sample]:
     return samples
 
 
-def command(scenario: str, minutes: float, time_scale: float, run_dir: Path) -> list[str]:
-    """``testbed up`` for so many real minutes. Raises ``UserError`` if the scenario has no rate."""
+def command(
+    scenario: str,
+    minutes: float,
+    time_scale: float,
+    run_dir: Path,
+    clock: str = "real",
+    sets: Sequence[str] = (),
+) -> list[str]:
+    """``testbed up`` for so many minutes, of real time or with a virtual clock of that. Raises ``UserError`` if the scenario has no rate."""
     rate = read_source(scenario).document.get("workload", {}).get("rate")
     if not isinstance(rate, int | float):
         raise UserError(f"{scenario} has no workload.rate; take a scenario whose arrivals have one")
     n_requests = max(1, round(rate * minutes * 60 * time_scale))
     options = ["--time-scale", f"{time_scale:g}", "--set", f"workload.n_requests={n_requests}"]
+    options += ["--clock", clock, "--no-trace", *(word for one in sets for word in ("--set", one))]
     return [
         *(sys.executable, "-m", "testbed", "up", scenario),
         *(*options, "--no-report", "--json", "--out", str(run_dir)),
@@ -156,9 +165,10 @@ def judge(summary: Mapping[str, Any] | None, growth: Mapping[str, Any]) -> list[
     return wrong
 
 
-def evaluate(out: Path, samples: Sequence[Sample], minutes: float, status: int) -> dict[str, Any]:
+def evaluate(out: Path, samples: Sequence[Sample], status: int) -> dict[str, Any]:
     """``soak.json``: what was served, how memory grew, what was left, what does not hold."""
-    warm_up_s = _WARM_UP_RATIO * minutes * 60
+    real_s = samples[-1].elapsed_s if samples else 0.0
+    warm_up_s = _WARM_UP_RATIO * real_s
     kept = soak_figures.warmed_up(samples, warm_up_s)
     growth = {role: soak_figures.growth(kept, role) for role in soak_figures.roles(kept, 3)}
     try:
@@ -166,14 +176,24 @@ def evaluate(out: Path, samples: Sequence[Sample], minutes: float, status: int) 
     except FileNotFoundError:
         summary = None
     told = (
-        *("time_scale", "network", "n_requests", "n_completed", "n_failed", "n_faults", "n_replays"),
+        *(
+            "clock",
+            "scenario_s",
+            "time_scale",
+            "network",
+            "n_requests",
+            "n_completed",
+            "n_failed",
+            "n_faults",
+            "n_replays",
+        ),
         *("recovery_s", "recovery_floor_s", "decisions", "leaks", "emulation_error", "overhead_per_hop_s"),
     )
     wrong = judge(summary, growth)
     loads = [entry.load for entry in samples]
     soak = {
         "exit_status": status,
-        "real_s": samples[-1].elapsed_s if samples else 0.0,
+        "real_s": real_s,
         "n_samples": len(samples),
         "warm_up_s": warm_up_s,
         "n_cpus": os.cpu_count(),
@@ -194,7 +214,8 @@ def report(soak: Mapping[str, Any]) -> str:
     run = soak["run"]
     if run:
         lines.append(
-            f"{run['n_requests']} requests in {soak['real_s'] / 60:.1f} minutes: {run['n_completed']} completed, "
+            f"{run['n_requests']} requests in {soak['real_s'] / 60:.1f} minutes, {(run['scenario_s'] or 0) / 3600:.1f} hours "
+            f"of scenario time: {run['n_completed']} completed, "
             f"{run['n_failed']} failed; {run['n_faults']} faults, {run['n_replays']} replays; leaks {run['leaks']}"
         )
     for role, found in soak["growth"].items():
@@ -213,13 +234,18 @@ def run(arguments: list[str]) -> int:
     """Exit code 1 if anything grew, was left behind or got lost."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks soak")
     parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--time-scale", type=float, default=20.0)
+    parser.add_argument("--time-scale", type=float, help="default: 20 in real time, 1 in virtual time")
+    parser.add_argument("--clock", choices=("real", "virtual"), default="real")
+    parser.add_argument("--set", action="append", default=[], dest="sets", help="as for testbed up")
     parser.add_argument("--scenario", default="churn")
     parser.add_argument("--out", type=Path, help="a new folder; default: a temporary one")
     options = parser.parse_args(arguments)
     out = options.out or Path(tempfile.mkdtemp(prefix="soak-"))
     try:
-        words = command(options.scenario, options.minutes, options.time_scale, out / "run")
+        time_scale = options.time_scale or (20.0 if options.clock == "real" else 1.0)
+        words = command(
+            options.scenario, options.minutes, time_scale, out / "run", options.clock, options.sets
+        )
     except UserError as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 2
@@ -236,6 +262,6 @@ def run(arguments: list[str]) -> int:
         finally:
             child.terminate()  # it ends its nodes and its network
             child.wait()
-    soak = evaluate(out, samples, options.minutes, child.returncode)
+    soak = evaluate(out, samples, child.returncode)
     print(report(soak))
     return 1 if soak["wrong"] else 0

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
+import signal
 import subprocess
 import tempfile
 import threading
@@ -29,6 +32,7 @@ from tests.support.runs import (
 )
 
 N_TRIES = 50
+N_MOMENTS = 10
 SEED = 20261121
 _AT_ONCE = 3
 
@@ -151,6 +155,45 @@ def test_kill_9_at_50_random_moments_leaves_nothing_that_clean_does_not_remove(
             assert_tables_hold_the_whole_log(run_dir)
     second = testbed("clean", "--out", str(testbed.runs), env=env)
     assert (second.code, cleaned(second.stdout, testbed.folder)) == (0, "nothing was left")
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.usefixtures("fabric")
+@pytest.mark.parametrize("victim", ["launcher", "fabric", "client-0", "mig-1g-0"])
+def test_a_run_that_loses_any_of_its_processes_at_ten_moments_keeps_its_record_and_leaves_nothing(
+    victim: str, testbed: Testbed, small: str, tmp_path: Path
+) -> None:
+    rng = random.Random(f"{SEED}:{victim}")
+    moments = [(rng.choice(("nodes", "serving")), rng.uniform(0, 0.3)) for _ in range(N_MOMENTS)]
+    own = all_namespaces()
+    starting = threading.Lock()
+
+    def kill(moment: tuple[str, float]) -> tuple[int, Path, bool]:
+        """Exit code and folder of a run, and whether the process was there to be killed."""
+        phase, later_s = moment
+        with starting:
+            run = testbed.start_up(small, "--network", "fabric", "--no-report", "--no-twin", *SCALED)
+            out = Path(str(run.process.args[-1]))  # type: ignore[index]
+        wait_until(lambda: reached(phase, run, out), phase, 60)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            run.process.wait(later_s)
+        pids = [pid for pid, name in processes(out).items() if name == f"tb:{victim}"[:15]]
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):  # the run has just ended
+                os.kill(pid, signal.SIGKILL)
+        return run.wait(120).code, out, bool(pids)
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        ended = list(pool.map(kill, moments))
+    assert any(was_there for _, _, was_there in ended), "every run ended before its moment"
+    wait_until(lambda: not processes(testbed.runs), "the end of all processes")
+    wait_until(lambda: not all_namespaces() - own, "the end of the runs' namespaces")
+    for code, out, was_there in ended:
+        assert code in ((0, 1) if was_there else (0,))
+        if logged_tokens(out):
+            assert_tables_hold_the_whole_log(out)
+    answer = testbed("clean", "--out", str(testbed.runs), "--json", timeout_s=120)
+    assert (answer.code, answer.json()["problems"], answer.json()["processes"]) == (0, [], [])
 
 
 def test_clean_lists_what_it_removed(

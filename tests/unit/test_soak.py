@@ -136,14 +136,15 @@ def test_a_soak_lasts_as_many_requests_as_arrive_in_its_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "role"), [("client-0", "client"), ("awake-1", None), ("a100-3", "server"), ("fabric", "fabric")]
+    ("name", "role"),
+    [("client-0", "client"), ("awake-1", None), ("still", None), ("a100-3", "server"), ("fabric", "fabric")],
 )
 def test_processes_are_known_by_their_names(name: str, role: str | None) -> None:
     assert soak.role_of(name) == role
 
 
 def test_a_run_that_broke_early_is_said_to_have_broken(tmp_path: Path) -> None:
-    found = soak.evaluate(tmp_path, [server(100.0, 5.0, 40_000_000)], 5.0, 1)
+    found = soak.evaluate(tmp_path, [server(100.0, 5.0, 40_000_000)], 1)
     assert found["growth"] == {}
     assert found["wrong"] == ["the run broke and has no summary"]
     assert (tmp_path / "memory.png").is_file()
