@@ -104,7 +104,10 @@ def watch(run: subprocess.Popen[bytes], path: Path) -> list[Sample]:
         while run.poll() is None:
             elapsed_s = time.monotonic() - began_at
             found = list(processes(run.pid))
-            if any(role_of(name) == "client" for _, name in found):
+            # On memory all nodes are in the orchestrator.
+            if any(role_of(name) == "client" for _, name in found) or (
+                len(found) == 1 and has_log(path.parent)
+            ):
                 has_begun = True
                 now = [entry for pid, name in found if (entry := sample(pid, name, elapsed_s))]
                 writer.writerows(now)
@@ -117,6 +120,12 @@ def watch(run: subprocess.Popen[bytes], path: Path) -> list[Sample]:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 run.wait(max(pause_s, 0.1))
     return samples
+
+
+def has_log(out: Path) -> bool:
+    """Whether anything was served, and the tables are not being written yet."""
+    events = out / "run" / "events.jsonl"
+    return events.exists() and b'"event": "stopped"' not in events.read_bytes()[-1000:]
 
 
 def command(

@@ -61,7 +61,8 @@ class Server:
             first_block=self.sessions.hosted.first,
             last_block=self.sessions.hosted.last,
             phase=self.sessions.phase,
-            n_sessions=len(self.account),
+            # A session is here for as long as its cache is, or its place in a chain.
+            n_sessions=max(len(self.account), self.sessions.forwarding.n_places),
             cache_used_bytes=self.account.used_bytes,
             cache_capacity_bytes=self.account.capacity_bytes,
             **vars(self.counters),

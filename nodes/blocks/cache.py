@@ -55,6 +55,12 @@ class SessionCache(Cache):
         store = torch.empty((last - first, 2, 1, n_heads, max_tokens, head_size), dtype=dtype, device=device)
         super().__init__(layers=[_Layer(block[0], block[1]) for block in store])
         self._first = first
+        self._store = store
+
+    @property
+    def held_bytes(self) -> int:
+        """What the allocator gave for it."""
+        return self._store.untyped_storage().nbytes()
 
     def update(
         self,

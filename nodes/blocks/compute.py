@@ -74,6 +74,7 @@ class BlocksCompute:
         self._idle = threading.Condition()
         """Guards the above; notified when a step ends."""
         torch.set_num_threads(spec.n_threads)
+        self._resident_before_bytes = memory_in_use(self._device).get("resident_bytes", 0.0)
         self._queue = ThreadPoolExecutor(spec.n_streams, "blocks", self._begin_thread)
         self._loader = ThreadPoolExecutor(1, "loading", self._begin_thread)
 
@@ -230,12 +231,24 @@ class BlocksCompute:
             self._idle.notify_all()
 
     def memory(self) -> dict[str, float]:
-        """``limit_bytes`` only where there is a limit; for the rest see ``nodes.blocks.device``."""
-        account = self._account
-        answer = {"blocks_bytes": float(account.blocks_bytes), "cache_bytes": float(account.cache_bytes)}
+        """What the tensors that are there hold, not what was set aside for them, and what this process has.
+
+        ``limit_bytes`` only where there is a limit; ``grown_bytes``: how much more is resident than before the first
+        block; for the rest see ``nodes.blocks.device``.
+        """
+        with self._idle:
+            blocks_bytes = sum(map(real_bytes, self._blocks.values()))
+            caches = [session.cache for session in self._sessions if session.cache is not None]
+        answer = {
+            "blocks_bytes": float(blocks_bytes),
+            "cache_bytes": float(sum(cache.held_bytes for cache in caches)),
+        }
         if self._spec.memory_bytes:
-            answer["limit_bytes"] = float(account.limit_bytes)
-        return answer | memory_in_use(self._device)
+            answer["limit_bytes"] = float(self._account.limit_bytes)
+        in_use = memory_in_use(self._device)
+        if "resident_bytes" in in_use:
+            answer["grown_bytes"] = in_use["resident_bytes"] - self._resident_before_bytes
+        return answer | in_use
 
     def close(self) -> None:
         """Let everything go, but under a step that still runs: nobody waits for it."""

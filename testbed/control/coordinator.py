@@ -121,6 +121,11 @@ class Coordinator:
             ends_at_s += self._setup_s
         self._view.hold(index, hops, self._problem.model.cache_bytes(request.n_tokens), ends_at_s, now_s)
 
+    @property
+    def n_sessions(self) -> int:
+        """Those that it believes there are."""
+        return len(self._chains)
+
     def release(self, index: int) -> None:
         """The session has ended or was refused."""
         if self._chains.pop(index, None) is not None:

@@ -157,6 +157,7 @@ def _memory(servers: dict[str, dict[str, float]]) -> dict[str, Any]:
     return {
         "servers": servers,
         "real_bytes": real,
+        "grown_bytes": sum(s.get("grown_bytes", 0.0) for s in servers.values()) or None,
         "model_bytes": model,
         "difference_ratio": real / model - 1 if model else None,
         "worst_server": worst,

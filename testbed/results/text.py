@@ -235,6 +235,11 @@ def _blocks_lines(summary: dict[str, Any]) -> list[str]:
         lines.append(
             f"blocks and caches of all servers took {memory['real_bytes'] / 1e6:.2f} MB, {memory['difference_ratio']:+.1%} "
             f"of what the model counts; {memory['worst_server']} {memory['worst_difference_ratio']:+.1%}"
+            + (
+                f"; the processes grew by {memory['grown_bytes'] / 1e6:.2f} MB"
+                if memory["grown_bytes"]
+                else ""
+            )
         )
     return lines
 

@@ -15,7 +15,7 @@ _PERIOD_S, _PATIENCE_S = 0.5, 2.0
 class ServerMemory:
     """``largest`` has, by server, the moment at which it had most in blocks and caches.
 
-    ``real_bytes`` are those; ``model_bytes`` are ``s_m m_j + s_c sum k`` then; the rest is as the server says.
+    ``real_bytes`` are those (on a GPU all that its allocator has given out); ``model_bytes`` are ``s_m m_j + s_c sum k`` then; the rest is as the server says.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -39,7 +39,8 @@ class ServerMemory:
     def note(self, server: str, status: ServerStatus) -> None:
         """Keep a server's status if it has more than before."""
         memory = status.memory
-        real_bytes = memory["blocks_bytes"] + memory["cache_bytes"]
+        held_bytes = memory["blocks_bytes"] + memory["cache_bytes"]
+        real_bytes = memory.get("device_allocated_bytes", held_bytes)
         if server in self.largest and real_bytes <= self.largest[server]["real_bytes"]:
             return
         n_blocks = status.last_block - status.first_block

@@ -50,6 +50,15 @@ def test_the_moment_with_most_memory_is_kept_with_the_models_count_of_that_momen
     }
 
 
+def test_on_a_gpu_what_its_allocator_has_given_out_is_what_is_real() -> None:
+    problem = load_experiment("bloom-tiny").problem
+    memory = ServerMemory(problem)
+    there = with_memory(300.0, 200.0)
+    there.memory["device_allocated_bytes"] = 1400.0
+    memory.note("small-0", there)
+    assert memory.largest["small-0"]["real_bytes"] == 1400.0
+
+
 async def test_a_server_that_has_ended_does_not_end_the_watch_of_the_others() -> None:
     memory = ServerMemory(load_experiment("bloom-tiny").problem)
     peers = {"large-0": Peer(None), "small-0": Peer(with_memory(1.0, 1.0)), "client-0": Peer(None)}

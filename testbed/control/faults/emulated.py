@@ -106,7 +106,7 @@ class Faults:
                 self._events.write("leak", self._nodes.now_s(), node=name, n_descriptors=n_more)
                 n_descriptors += n_more
         self.leaks = {
-            "sessions": n_sessions,
+            "sessions": n_sessions + self._coordinator.n_sessions,
             "cache_bytes": cache_bytes,
             "descriptors": n_descriptors,
             "namespaces": 0,

@@ -263,6 +263,8 @@ async def test_real_memory_is_what_the_model_says(models: Models) -> None:
     stored = sum(s.cache.layers[i].keys.nbytes * 2 for s in sessions for i in range(s.last - s.first))
     assert stored == modelled
     assert memory["resident_bytes"] > memory["blocks_bytes"]
+    sessions[0].cache._store.untyped_storage().resize_(0)  # what is not there any more is not counted
+    assert compute.memory()["cache_bytes"] == modelled - 4 * 10 * 2 * 64 * 2
 
 
 def test_what_is_refused_takes_nothing_of_the_account() -> None:
