@@ -78,6 +78,6 @@ def test_an_emulation_is_compared_once_report_wrote_its_tables(testbed: Testbed)
     for name in ("requests.parquet", "hops.parquet", "summary.json"):
         (killed / name).unlink()
     assert_one_sentence(testbed("compare", str(run), str(killed)), f"`testbed report {killed}`")
-    assert testbed("report", str(killed)).code == 1, "not every request completed"
+    assert testbed("report", str(killed)).code == 0
     answer = testbed("compare", str(run), str(killed), "--json").json()
     assert answer["headline"]["per_token_s"]["difference_s"] == 0
