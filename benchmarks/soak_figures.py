@@ -162,15 +162,15 @@ def draw(path: Path, samples: Sequence[Sample], warm_up_s: float) -> None:
             label = f"{role} (mean, like ages)" if role == SERVER else role
             axis.plot(at_s / 60, values / unit, label=label, lw=1.2)
     servers = [sample for sample in samples if sample.role == SERVER]
-    ages = np.array([sample.age_s for sample in servers])
-    dots = axes[1].scatter(
-        [sample.elapsed_s / 60 for sample in servers],
-        [sample.rss_bytes / 1e6 for sample in servers],
-        c=np.maximum(ages, 1.0),
-        norm="log",
-        s=4,
-    )
-    figure.colorbar(dots, ax=axes[1], label="age of the process, s")
+    if servers:  # on memory they are no processes of their own
+        dots = axes[1].scatter(
+            [sample.elapsed_s / 60 for sample in servers],
+            [sample.rss_bytes / 1e6 for sample in servers],
+            c=np.maximum([sample.age_s for sample in servers], 1.0),
+            norm="log",
+            s=4,
+        )
+        figure.colorbar(dots, ax=axes[1], label="age of the process, s")
     axes[0].set_ylabel("resident memory, MB")
     axes[1].set_ylabel("each server's, MB")
     axes[2].set_ylabel("open descriptors")

@@ -148,3 +148,13 @@ def test_a_run_that_broke_early_is_said_to_have_broken(tmp_path: Path) -> None:
     assert found["growth"] == {}
     assert found["wrong"] == ["the run broke and has no summary"]
     assert (tmp_path / "memory.png").is_file()
+
+
+def test_a_soak_in_one_process_is_drawn_and_judged_too(tmp_path: Path) -> None:
+    samples = [
+        server(10.0 * i, 5.0, 40_000_000)._replace(role="orchestrator", name="orchestrator")
+        for i in range(40)
+    ]
+    found = soak.evaluate(tmp_path, samples, 0)
+    assert list(found["growth"]) == ["orchestrator"]
+    assert (tmp_path / "memory.png").is_file()
