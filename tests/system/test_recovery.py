@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import stat
 from pathlib import Path
@@ -152,7 +153,9 @@ def test_servers_stop_slow_down_leave_and_join_while_requests_are_served(
     assert (joined["server"], moved["old"], moved["new"]) == ("late", [0, 0], joined["new"])
     trace = json.loads((outcome.run_dir / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
     assert [e["args"]["new"] for e in trace if e["name"] == "load"] == [joined["new"]]
-    assert {e["reason"] for e in events(outcome.run_dir, "detected")} == {"no answer for 3 s"}
+    reasons = {e["reason"] for e in events(outcome.run_dir, "detected")}
+    # A prompt has a little more time than a token.
+    assert reasons and all(re.fullmatch(r"no answer for 3(\.[0-9]+)? s", reason) for reason in reasons)
     assert summary["recovery_s"]["min"] >= 3.0
     (left,) = events(outcome.run_dir, "left")
     assert (left["server"], left["n_sessions"]) == ("a100-2", 0)
