@@ -16,7 +16,7 @@ workload_app = typer.Typer(help="Recorded workloads: make one, or look at one (d
 def make(
     file: Annotated[Path, typer.Argument(help="A new file.")],
     like: Annotated[
-        str, typer.Option(metavar="SCENARIO", help="Whose [workload] to draw from; see --set.")
+        str, typer.Option(metavar="SCENARIO", help="Whose requests to take; --set changes them.")
     ] = "clustered",
     kind: Annotated[str, typer.Option(help="azure, burstgpt or mooncake: the form of the file.")] = "azure",
     seed: SeedOption = None,
