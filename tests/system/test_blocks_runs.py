@@ -107,7 +107,7 @@ def test_a_killed_run_keeps_its_tokens(testbed: Testbed) -> None:
     run_dir = _serving(running)
     running.kill()
     report = testbed("report", str(run_dir), "--json", timeout_s=TIMEOUT_S)
-    assert report.code == 0, report.stderr
+    assert report.code == 1, "not every request completed"
     assert "did not come to its end" in report.json()["tokens_unchecked_because"]
     rows = rows_of(run_dir / "requests.parquet")
     assert sum(len(row["token_ids"]) for row in rows) >= 20
