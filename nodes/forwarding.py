@@ -10,7 +10,6 @@ not taken tells the client. Clients name servers by number: where these are, onl
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from nodes.clock import Clock
 from nodes.connection import Connection, ConnectionLost, ServerError
 from nodes.limits import cut
 from nodes.parts import Sender
+from nodes.rules import RecoveryRules
 from nodes.watchdog import Overdue, Watchdog
 
 
@@ -51,14 +51,12 @@ class Place:
 class Forwarding:
     """The chains that sessions of one server belong to. ``peers`` are its connections to all servers.
 
-    A push that has not been answered after ``limit_s``, and ``token_s`` more for every token after its first, is
-    not waited for any longer.
+    A push that has not been answered for as long as ``rules`` give a step is not waited for any longer.
     """
 
     def __init__(self, clock: Clock) -> None:
         self.peers: Sequence[Connection] = ()
-        self.limit_s = math.inf
-        self.token_s = 0.0
+        self.rules = RecoveryRules()
         self._watchdog = Watchdog(clock)
         self._places: dict[str, Place] = {}
 
@@ -99,7 +97,7 @@ class Forwarding:
             await place.answer(wire.Result(place.join_id, position, timings, answer))
             return
         connection = self.peers[place.peer]
-        limit_s = self.limit_s + self.token_s * (n_tokens - 1)
+        limit_s = self.rules.step_limit_s(n_tokens)
         try:
             with self._watchdog.limit(limit_s):
                 generation = await connection.ready()

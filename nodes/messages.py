@@ -146,7 +146,7 @@ class Emptied(Question[None], frozen=True):
 
 
 class Peers(Question[None], frozen=True):
-    """Where all servers are. ``limit_s``, ``token_s``: see ``nodes.forwarding``."""
+    """Where all servers are. A push may take ``limit_s``, and ``token_s`` for every token after its first."""
 
     servers: list[ServerEnd]
     limit_s: float

@@ -13,6 +13,7 @@ from nodes.connection import Connection
 from nodes.control import Handlers
 from nodes.forwarding import Forwarding
 from nodes.messages import Links, Peers, Reach, Warm
+from nodes.rules import RecoveryRules
 
 
 class Peering:
@@ -47,7 +48,7 @@ class Peering:
             url = wire.url(server.address, server.port)
             self._connections.append(Connection(self._http, url, self._clock, server.up, seed=server.seed))
         self._forwarding.peers = self._connections
-        self._forwarding.limit_s, self._forwarding.token_s = message.limit_s, message.token_s
+        self._forwarding.rules = RecoveryRules(request_timeout_s=message.limit_s, token_s=message.token_s)
 
     async def reach(self, message: Reach) -> None:
         self._connections[message.server].move(wire.url(message.address, message.port))

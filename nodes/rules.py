@@ -12,15 +12,16 @@ from typing import Literal
 class RecoveryRules:
     """What a client does when a hop of its chain fails; scenario seconds.
 
-    ``mode``: "replay"; "head": as PETALS' last commit, whose replacements cannot start at a position above
-    0, so that every one of them fails; "off": the request fails. A hop has failed when its connection is
-    lost, when its server has lost the session, or when no answer came for ``request_timeout_s``, and
-    ``token_s`` more for every token of the step after its first (what the slowest hop needs for it); a server that has not opened a session after ``connect_timeout_s`` is not there. The first attempt to
-    replace a hop is made at once, the next after ``retry_first_s``, doubling up to ``retry_max_s``, until
-    ``give_up_s`` after the failure was noticed; ``retry_jitter_ratio`` j, 0..1, makes each of these waits
-    (1 - j) to (1 + j) times as long, by ``seed``, the request and the attempt. ``replay``: the history goes to a
-    replacement "at_once", in one message, or "step_by_step", the prompt and then every token on its own: then
-    its cache has every bit of the lost one, whatever the rounding, for a round trip per token.
+    ``mode``: "replay"; "head": as PETALS' last commit, whose replacements cannot start at a position above 0,
+    so that every one of them fails; "off": the request fails. A hop has failed when its connection is lost,
+    when its server has lost the session, or when no answer came for ``request_timeout_s``, and ``token_s`` more
+    for every token of the step after its first (what the slowest hop needs for it); a server that has not
+    opened a session after ``connect_timeout_s`` is not there. The first attempt to replace a hop is made at
+    once, the next after ``retry_first_s``, doubling up to ``retry_max_s``, until ``give_up_s`` after the
+    failure was noticed; ``retry_jitter_ratio`` j, 0..1, makes each of these waits (1 - j) to (1 + j) times as
+    long, by ``seed``, the request and the attempt. ``replay``: the history goes to a replacement "at_once", in
+    one message, or "step_by_step", the prompt and then every token on its own: then its cache has every bit of
+    the lost one, whatever the rounding, for a round trip per token.
     """
 
     mode: Literal["replay", "head", "off"] = "replay"

@@ -115,7 +115,10 @@ class Emulation:
         await self.processes.guard(self.nodes.connect())
         if keep_awake and self.processes.why_asleep is None and (stalls := await self._launcher.stalls()):
             await self._launcher.let_sleep()
-            self.processes.why_asleep = f"CPUs may sleep: the machine stood still {counted(len(stalls), 'times')} while they were kept awake"
+            n_times = counted(len(stalls), "times")
+            self.processes.why_asleep = (
+                f"CPUs may sleep: the machine stood still {n_times} while they were kept awake"
+            )
         await self.faults.begin()
         if self._moves is not None:
             self._moves.begin()

@@ -11,6 +11,7 @@ import aiohttp
 from nodes.clock import Clock
 from nodes.connection import Connection
 from nodes.forwarding import Forwarding
+from nodes.rules import RecoveryRules
 from tests.support.farm import Farm, farm
 
 
@@ -28,7 +29,7 @@ async def forwarding_farm(
 
         def introduce(number: int) -> None:
             forwarding = servers.servers[number].sessions.forwarding = Forwarding(clock)
-            forwarding.limit_s = limit_s
+            forwarding.rules = RecoveryRules(request_timeout_s=limit_s)
             forwarding.peers = [Connection(http, servers.url(other), clock) for other in range(len(ranges))]
             for peer in forwarding.peers:
                 stack.push_async_callback(peer.close)
