@@ -33,7 +33,7 @@ class Way:
 
 
 class Carrier(Protocol):
-    """Who has the servers. It calls ``Mover.arrived`` when a way is at its end, and ``Mover.give_up`` when its server is."""
+    """Who has the servers. It calls ``Mover.arrived`` when a way is at its end, and ``Mover.died`` when its server is."""
 
     def rehost(self, way: Way) -> None:
         """Begin ``way`` now."""
@@ -45,8 +45,9 @@ class Mover:
 
     Servers that drain go in rolling order: the next one begins as soon as fewer than ``at_once`` are under way
     and every block that it gives up is offered by another server that is there; others begin at once. Routers
-    see at every moment what servers offer. When servers come or go, moves that have not begun are dropped: the
-    controller decides anew. ``write(event, at_s, details)`` is called at every phase of a move.
+    see at every moment what servers offer. When servers come or go, moves that have not begun are dropped, since
+    they were planned with all of them: the controller decides anew. ``write(event, at_s, details)`` is called at
+    every phase of a move.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Mover:
             self._alive = alive
             self._pending.clear()
             for server in [j for j in self._under_way if j not in alive]:
-                self.give_up(server)  # one that only halts arrives by itself, if it ever goes on
+                self._give_up(server)  # one that only halts arrives by itself, if it ever goes on
         self._settle_idle()
         moving = (*self._pending, *self._under_way)
         order = self._steering.check(now_s, self.load, moving, alive)
@@ -166,7 +167,12 @@ class Mover:
         )
         self._begin_pending()
 
-    def give_up(self, server: int) -> None:
+    def died(self, server: int) -> None:
+        """``server`` is dead: what was planned with it is not begun any more."""
+        self._pending.clear()
+        self._give_up(server)
+
+    def _give_up(self, server: int) -> None:
         """A move ends with its server; if that is ever there again, then with its new blocks."""
         way = self._under_way.pop(server, None)
         if way is None:
@@ -174,7 +180,6 @@ class Mover:
         target = self._steering.target
         self._coordinator.offer(server, target.ranges[server], target.cache_bytes[server])
         self._tell("move-lost", server, self._now_s(), old=list(way.old))
-        self._begin_pending()
 
     def _tell(self, event: str, server: int, at_s: float, **details: Any) -> None:
         self._write(event, at_s, {"server": self._problem.servers[server].name, **details})

@@ -98,10 +98,11 @@ class Moves:
             self.mover.arrived(way, done.closed_at_s, done.drained_at_s, done.open_at_s, done.n_cut)
 
     async def _lost(self, way: Way, error: ControlError) -> None:
-        """The server does not answer any more: that it is dead is known in a moment."""
-        await asyncio.sleep(_NEWS_S)
+        """The server does not answer any more: it is dead, which is known already or in a moment."""
+        if way.server in self._membership.alive():
+            await asyncio.sleep(_NEWS_S)
         if not self.mover.is_on(way):
             return
         if way.server in self._membership.alive():
             raise RunError(f"{self._problem.servers[way.server].name} could not change its blocks: {error}")
-        self.mover.give_up(way.server)
+        self.mover.died(way.server)

@@ -38,10 +38,11 @@ from testbed.runtime.progress import Progress
 from testbed.runtime.servermemory import ServerMemory
 from testbed.runtime.stage import Stage
 from testbed.scenario.experiment import Experiment
-from testbed.scenario.units import counted
 
 _PATIENCE_S, _BROKEN_PATIENCE_S = 5.0, 0.5
 """How long clients may take to close their sessions, at the end of a good and of a broken run."""
+_ASLEEP_S = 1.0
+"""How long it is looked whether the machine stands still less where CPUs may sleep."""
 
 
 class Emulation:
@@ -84,7 +85,7 @@ class Emulation:
         self._moves: Moves | None = None
         if policy is not None:
             self._moves = Moves(experiment, policy, nodes, coordinator, self.events, blocks is not None)
-            self.faults.when_one_dies(self._moves.mover.give_up)
+            self.faults.when_one_dies(self._moves.mover.died)
         self.network: OpenNetwork | None = None
         """``None`` until it is open."""
         self._started_at = time.monotonic()
@@ -106,6 +107,7 @@ class Emulation:
         keep_awake = experiment.keep_cpus_awake and not self.stage.is_virtual
         spec = wiring.network_spec(experiment, self.run_dir.name, self.stage.is_virtual)
         self.network = await self.processes.open(self.stage.network, spec, keep_awake)
+        opened_at = time.monotonic()
         if self.stage.network_why is not None:
             self.network = replace(self.network, why=self.stage.network_why)
         self._mark("network")
@@ -113,16 +115,32 @@ class Emulation:
         await self.processes.guard(self.nodes.start())
         self._mark("nodes")
         await self.processes.guard(self.nodes.connect())
-        if keep_awake and self.processes.why_asleep is None and (stalls := await self._launcher.stalls()):
-            await self._launcher.let_sleep()
-            n_times = counted(len(stalls), "times")
-            self.processes.why_asleep = (
-                f"CPUs may sleep: the machine stood still {n_times} while they were kept awake"
-            )
+        if keep_awake and self.processes.about_sleep is None:
+            await self.processes.guard(self._decide_on_sleep(time.monotonic() - opened_at))
+        if self.processes.about_sleep is not None:
+            self.events.write("cpus", why=self.processes.about_sleep)
         await self.faults.begin()
         if self._moves is not None:
             self._moves.begin()
         self._mark("total")
+
+    async def _decide_on_sleep(self, awake_s: float) -> None:
+        """Let CPUs sleep if the machine stood still in these ``awake_s`` seconds, and does so less without."""
+        if not (awake := await self._launcher.stalls()):
+            return
+        await self._launcher.keep_awake(False)
+        await asyncio.sleep(_ASLEEP_S)
+        asleep = (await self._launcher.stalls())[len(awake) :]
+        with_it, without = (
+            sum(end - begin for begin, end in stalls) / in_s
+            for stalls, in_s in ((awake, awake_s), (asleep, _ASLEEP_S))
+        )
+        if without >= with_it:
+            await self._launcher.keep_awake(True)
+        self.processes.about_sleep = (
+            f"CPUs {'may sleep' if without < with_it else 'are kept awake'}: before time zero the machine stood "
+            f"still {with_it:.0%} of the time with them awake and {without:.0%} without"
+        )
 
     def _sharing(self) -> dict[str, bool]:
         """Whether pairs compete for the links that the scenario says they share; empty if there are none."""
@@ -137,7 +155,7 @@ class Emulation:
         )
         if self._sharing().get("shares_links") is False:
             text += ", which gives every pair the whole rate of its path: only fabric and memory share links"
-        return f"{text}; {self.processes.why_asleep}" if self.processes.why_asleep else text
+        return f"{text}; {self.processes.about_sleep}" if self.processes.about_sleep else text
 
     async def serve(self) -> None:
         """Run the workload to its end. Raises ``RunError`` when the emulation breaks on the way."""

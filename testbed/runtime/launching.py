@@ -78,8 +78,8 @@ class Launcher(Protocol):
         """From when to when the whole machine stood still (``time.monotonic``); nothing in virtual time."""
         ...
 
-    async def let_sleep(self) -> None:
-        """Keep CPUs awake no longer."""
+    async def keep_awake(self, on: bool) -> None:
+        """Have what keeps CPUs awake rest, or go on."""
         ...
 
     def descriptors(self, processes: Mapping[str, int]) -> dict[str, int]:

@@ -44,8 +44,8 @@ class Processes:
         self.control_path = run_dir / "control.sock"
         self.network: OpenNetwork | None = None
         """``None`` until it is open."""
-        self.why_asleep: str | None = None
-        """Why CPUs are not kept awake though that was asked for."""
+        self.about_sleep: str | None = None
+        """Why CPUs are not kept awake though that was asked for, or are in spite of what was seen."""
         self.pids: dict[str, int] = {}
         self.peers: dict[str, control.Peer] = {}
         """Control connections of those that have said hello."""
@@ -58,7 +58,7 @@ class Processes:
     async def open(self, wanted: str, spec: NetworkSpec, keep_awake: bool) -> OpenNetwork:
         """Build the network; with ``keep_awake`` no CPU sleeps. Nodes can be spawned from now on."""
         if keep_awake and (quota := cpu_quota()) is not None:
-            self.why_asleep = f"CPUs may sleep: this container has a quota of {quota:g} CPUs"
+            self.about_sleep = f"CPUs may sleep: this container has a quota of {quota:g} CPUs"
             keep_awake = False
         self._launcher.attach(self._ended)
         self._listener = await self._launcher.listen(self.control_path, self._accept)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from policies import BlockRange, Placement
+from policies.membership import MembershipRules
 from policies.online import TwoTimeScale
 from policies.petals_rebalancing import PetalsRebalancing
 from testbed.scenario import load_experiment
@@ -77,6 +78,53 @@ def test_moves_that_have_not_begun_are_dropped_when_a_server_dies() -> None:
         [0, 2, 3, 4, 5],
     ]
     assert policy.views[2].placement.ranges[0] == (2, 4)
+
+
+def test_a_lost_move_takes_those_planned_after_it_along() -> None:
+    # s2 is to hold the second half, and only then s1 the first. s2 dies as it loads: s1 stays where it is.
+    problem = make_problem([1000.0] * 3, input_rtt_s=0.1, prefill_slope_s=0.005)
+    placement = Placement("p", (BlockRange(0, 2), BlockRange(2, 4), BlockRange(0, 2)), (900.0,) * 3)
+    policy = Scripted({1.0: with_range(with_range(placement, 2, 2, 4), 1, 0, 2), 60.0: None})
+    run = fail((problem, placement), arrivals(0.0, 20.0), kill(2, 3.0), online=policy, load_bps=LOAD_BPS)
+    assert [(e["event"], e["server"]) for e in run.of_kind("moving", "moved", "move-lost")] == [
+        ("moving", "s2"),
+        ("move-lost", "s2"),
+    ]
+    assert [r.status for r in run.requests] == ["completed"] * 2
+
+
+def test_a_server_that_dies_before_its_turn_and_is_back_soon_after_is_not_moved() -> None:
+    # s0 moves until 11 s; s2's turn would come then, one second before it is there again.
+    problem, placement = pairs(3)
+    policy = Scripted({1.0: with_range(with_range(placement, 0, 2, 4), 2, 2, 4), 60.0: None})
+    run = fail(
+        (problem, placement), arrivals(0.0, 30.0), kill(2, 3.0, for_s=9.0), online=policy, load_bps=LOAD_BPS
+    )
+    assert [(e["event"], e["server"]) for e in run.of_kind("moving", "moved", "move-lost")] == [
+        ("moving", "s0"),
+        ("moved", "s0"),
+    ]
+    assert [e["blocks"] for e in run.of_kind("begun")] == [[0, 2]]
+    assert [r.status for r in run.requests] == ["completed"] * 2
+
+
+def test_a_move_of_a_server_that_only_the_controller_takes_to_be_there_is_lost() -> None:
+    problem, placement = pairs(3)
+    policy = Scripted({10.0: with_range(placement, 2, 2, 4), 60.0: None})
+    run = fail(
+        (problem, placement),
+        arrivals(0.0, 30.0),
+        kill(2, 3.0, for_s=8.0),
+        online=policy,
+        load_bps=LOAD_BPS,
+        membership=MembershipRules("announced", refresh_s=1000.0),
+    )
+    assert [(e["event"], e["at_s"]) for e in run.of_kind("moving", "moved", "move-lost")] == [
+        ("moving", 10.0),
+        ("move-lost", 10.0),
+    ]
+    assert [e["blocks"] for e in run.of_kind("begun")] == [[2, 4]]
+    assert [r.status for r in run.requests] == ["completed"] * 2
 
 
 def test_blocks_that_die_with_their_last_server_come_back_on_another_one() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import time
@@ -74,26 +75,25 @@ def test_the_machine_stood_still_where_every_cpu_did(cpus: list[list[tuple[int, 
     assert all(end - begin >= STILL_S for begin, end in found_common)
 
 
-def test_cpus_are_let_sleep_where_the_machine_stood_still_at_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("helps", [True, False], ids=["helps", "does-not-help"])
+def test_cpus_may_sleep_where_the_machine_then_stands_still_less(
+    helps: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    asleep = [] if helps else [0.9]  # seconds for which the machine stands still in that one second
+    new = iter([[0.01], asleep, [0.01]])
+    found: list[tuple[float, float]] = []
+    states: list[set[str]] = []
+
+    def state(pid: int) -> str:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")")[1].split()[0]
+
     async def stalls(handle: LauncherHandle) -> list[tuple[float, float]]:
+        states.append({state(pid) for pid, name in processes(tmp_path / "run").items() if "awake" in name})
         now = time.monotonic()
-        return [(now - 0.02, now - 0.01)]
-
-    awake: list[list[str]] = []
-    let_sleep = LauncherHandle.let_sleep
-
-    def awake_now() -> list[str]:
-        return [name for name in processes(tmp_path / "run").values() if "awake" in name]
-
-    async def watched(handle: LauncherHandle) -> None:
-        awake.append(awake_now())
-        await let_sleep(handle)
-        awake.append(awake_now())
+        found.extend((now - 0.001 - lasted_s, now - 0.001) for lasted_s in next(new))
+        return list(found)
 
     monkeypatch.setattr(LauncherHandle, "stalls", stalls)
-    monkeypatch.setattr(LauncherHandle, "let_sleep", watched)
     short = [
         "clock=real",
         "network.backend=loopback",
@@ -105,7 +105,10 @@ def test_cpus_are_let_sleep_where_the_machine_stood_still_at_the_start(
         load_experiment("clustered", [*short, "workload.n_output_tokens=8"]), tmp_path / "run"
     )
     assert summary["n_completed"] == 2
-    assert [bool(names) for names in awake] == [True, False]
+    assert states == [{"R"}, {"T"}, {"T"} if helps else {"R"}]
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    [why] = [event["why"] for event in events if event["event"] == "cpus"]
+    assert why.startswith("CPUs may sleep: " if helps else "CPUs are kept awake: ")
     assert summary["stalls"]["n"] == 1
     assert summary["stalls"]["max_real_s"] == pytest.approx(0.01)
     assert "the machine stood still 1 time, for 0.01 s (real) at most" in " ".join(

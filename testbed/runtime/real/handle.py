@@ -129,8 +129,8 @@ class LauncherHandle:
         found: list[tuple[float, float]] = await self._ask("stalls")
         return found
 
-    async def let_sleep(self) -> None:
-        await self._ask("let_sleep")
+    async def keep_awake(self, on: bool) -> None:
+        await self._ask("keep_awake", on)
 
     def descriptors(self, processes: Mapping[str, int]) -> dict[str, int]:
         return open_descriptors(processes)

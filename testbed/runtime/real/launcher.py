@@ -36,6 +36,7 @@ from netem.spec import LinkProfile, NetworkError, NetworkSpec, NetworkUnavailabl
 from netem.syscalls import set_death_signal, set_process_name, set_timer_slack
 from nodes.clock import NS
 from testbed.runtime.launching import OpenNetwork
+from testbed.runtime.real.awake import cpus_to_keep_awake, spin
 from testbed.runtime.real.still import Span, Spans, watch
 from testbed.runtime.virtual.keeper import Keeper
 from testbed.runtime.virtual.page import ABSENT, BUSY, STOPPED, Page, SharedLoop
@@ -72,14 +73,6 @@ def _preload(blocks: bool, page: Page | None = None) -> None:
         return run
 
     NODE_KINDS.update(server=on_host(serve), client=on_host(drive), echo=run_echo, prober=run_prober)
-
-
-def _spin(cpu: int) -> None:
-    """Keep one CPU from sleeping without taking time from anyone."""
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    os.sched_setaffinity(0, {cpu})
-    while True:
-        pass
 
 
 class Launcher:
@@ -132,8 +125,7 @@ class Launcher:
     def _do_open(self, wanted: str, spec: NetworkSpec, logs: Path, keep_awake: bool) -> OpenNetwork:
         """Choose and build the network; fork its forwarder if it has one.
 
-        ``keep_awake``: a spinner of idle priority on every CPU, so that none goes to sleep. Waking one
-        takes 0.1 ms on hardware and up to 15 ms in a virtual machine, which would be measured.
+        ``keep_awake``: spinners of idle priority, so that no CPU goes to sleep.
         """
         backend_class, why = choose_backend(wanted, bool(spec.shared))
         if not backend_class.delays_in_client:
@@ -150,9 +142,10 @@ class Launcher:
             self._fork(backend.name, logs / f"{backend.name}.log", worker, None)
         gc.collect()
         gc.freeze()
-        for cpu in sorted(os.sched_getaffinity(0)) if keep_awake else ():
-            spin = functools.partial(_spin, cpu)
-            self._awake.append(self._fork(f"awake-{cpu}", logs / "launcher.log", spin, None))
+        for cpu in cpus_to_keep_awake(os.sched_getaffinity(0)) if keep_awake else ():
+            self._awake.append(
+                self._fork(f"awake-{cpu}", logs / "launcher.log", functools.partial(spin, cpu), None)
+            )
         if self._page is None:
             self._fork("still", logs / "launcher.log", functools.partial(watch, self._still), None)
         addresses = {node: backend.address(node) for node in spec.nodes}
@@ -174,13 +167,11 @@ class Launcher:
         """From when to when the whole machine stood still; nobody looks in virtual time."""
         return self._still.read()
 
-    def _do_let_sleep(self) -> None:
-        """End what keeps CPUs awake."""
+    def _do_keep_awake(self, on: bool) -> None:
+        """Have what keeps CPUs awake rest, or go on."""
         for pid in self._awake:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            del self._children[pid]
-        self._awake.clear()
+            if pid in self._children:
+                os.kill(pid, signal.SIGCONT if on else signal.SIGSTOP)
 
     def _do_update(self, links: Mapping[tuple[str, str], LinkProfile]) -> float:
         """Change links; returns when that was done (``time.monotonic``), which is before anybody is notified."""

@@ -269,7 +269,7 @@ class MemoryLauncher:
     async def stalls(self) -> list[tuple[float, float]]:
         return []
 
-    async def let_sleep(self) -> None:
+    async def keep_awake(self, on: bool) -> None:
         pass
 
     def descriptors(self, processes: Mapping[str, int]) -> dict[str, int]:
