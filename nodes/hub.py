@@ -50,7 +50,9 @@ class _StubSequence:
 
     def __init__(self, hub: StubHub, request: Request) -> None:
         self._hub = hub
-        self._pending = list(request.prompt) or [request.index + i for i in range(request.n_input_tokens)]
+        self._pending = list(request.generation.prompt) or [
+            request.index + i for i in range(request.n_input_tokens)
+        ]
         self._caches = [0] * hub.n_blocks
         self._token_bytes = hub.token_bytes
         self._verify = hub.verify

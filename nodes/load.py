@@ -8,14 +8,17 @@ from collections.abc import Callable, Sequence
 
 from nodes.clock import Clock
 from nodes.eventlog import EventLog, LogFullError
-from nodes.records import AnyRecord, Arrived, Failed, Interrupted, Token
+from nodes.records import ENDED, AnyRecord, Arrived, Cancelled, Completed, Failed, Interrupted, Token
 from nodes.recovery import Observer
 from nodes.request import Request, SessionError
 from nodes.session import HubSession
 
 
 class LoadGenerator:
-    """Runs requests concurrently, logs everything, and counts tokens for the progress view."""
+    """Runs requests concurrently, logs everything, and counts tokens for the progress view.
+
+    It knows when those that have not ended have arrived.
+    """
 
     def __init__(
         self,
@@ -23,63 +26,92 @@ class LoadGenerator:
         log: EventLog,
         make_session: Callable[[Request, LoadGenerator], HubSession],
         observer: Observer,
+        client: str,
     ) -> None:
         self._clock = clock
         self._log = log
         self._make_session = make_session
         self._observer = observer
+        self._client = client
         self._failure: LogFullError | None = None
         self.n_tokens = 0
         self.last_ttft_s = 0.0
         self.last_gap_s = 0.0
         self._arrived_at_s: dict[int, float] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        """Of requests that have not ended, in the order of arrival."""
+        self._ends: dict[int, bool] = {}
+        """Requests that are being ended: whether they have tokens enough."""
+        self._broken: asyncio.Future[None] | None = None
+        """Has the error of a request, while others may still come."""
 
-    async def run(self, requests: Sequence[Request], client: str) -> None:
-        """Serve all requests; returns when each has completed or failed.
+    async def run(self, requests: Sequence[Request], *, stays_open: bool = False) -> None:
+        """Serve all requests; returns when each has ended, or if it ``stays_open``, never.
 
         Raises ``LogFullError`` when measurements can no longer be stored: the run is over then.
         """
-        tasks: dict[asyncio.Task[None], None] = {}  # in the order of arrival
-
-        def ended(task: asyncio.Task[None]) -> None:
-            if not task.cancelled() and task.exception() is None:  # else gather raises it at the end
-                tasks.pop(task, None)
-
         try:
             for request in requests:
                 await self._clock.sleep_until_s(request.arrival_at_s)
                 if self._failure is not None:
                     raise self._failure
-                self._arrived(request, client)
-                task = asyncio.create_task(self._serve(request))
-                tasks[task] = None
-                task.add_done_callback(ended)
-            await asyncio.gather(*tasks)
+                self.begin(request)
+            if stays_open:
+                self._broken = asyncio.get_running_loop().create_future()
+                await self._broken
+            await asyncio.gather(*self._tasks.values())
         finally:
+            tasks = list(self._tasks.values())
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         if self._failure is not None:
             raise self._failure
 
-    def _arrived(self, request: Request, client: str) -> None:
-        at_s = self._clock.now_s()
-        self._arrived_at_s[request.index] = at_s
+    def begin(self, request: Request) -> None:
+        """Serve ``request`` from now on. Raises ``LogFullError``."""
+        index, at_s = request.index, self._clock.now_s()
         lengths = request.n_input_tokens, request.n_output_tokens
-        self.record(Arrived(request.index, at_s, client, request.arrival_at_s, *lengths))
+        self.record(Arrived(index, at_s, self._client, request.arrival_at_s, *lengths))
+
+        def ended(task: asyncio.Task[None]) -> None:
+            if task.cancelled():
+                return
+            error = task.exception()
+            if error is None:
+                self._tasks.pop(index, None)  # else gather raises it at the end
+            elif self._broken is not None and not self._broken.done():
+                self._broken.set_exception(error)
+
+        self._tasks[index] = task = asyncio.create_task(self._serve(request))
+        task.add_done_callback(ended)
+
+    def end(self, index: int, *, enough: bool) -> None:
+        """End a request that has tokens ``enough``, or that nobody waits for; it may have ended already."""
+        if index in self._arrived_at_s and index not in self._ends:
+            self._ends[index] = enough
+            self._tasks[index].cancel()
 
     async def _serve(self, request: Request) -> None:
+        index = request.index
         try:
             await self._make_session(request, self).run()
         except SessionError as error:
             with contextlib.suppress(LogFullError):  # remembered by record, raised by run
-                self.record(Failed(request.index, self._clock.now_s(), str(error)))
+                self.record(Failed(index, self._clock.now_s(), str(error)))
         except asyncio.CancelledError:
-            with contextlib.suppress(LogFullError):
-                self.record(Interrupted(request.index, self._clock.now_s()))
-            raise
+            enough, at_s = self._ends.get(index), self._clock.now_s()
+            if index in self._arrived_at_s:  # else it had ended, and was closing its chain
+                with contextlib.suppress(LogFullError):
+                    if enough is None:
+                        self.record(Interrupted(index, at_s))
+                    else:
+                        self.record(Completed(index, at_s) if enough else Cancelled(index, at_s))
+            if enough is None:
+                raise
         finally:
-            del self._arrived_at_s[request.index]
+            self._ends.pop(index, None)
+            self._arrived_at_s.pop(index, None)
 
     def record(self, record: AnyRecord) -> None:
         """Log what happened to a request, and tell ``observer`` of it.
@@ -97,4 +129,8 @@ class LoadGenerator:
                 self.last_gap_s = record.at_s - record.ready_at_s
             else:
                 self.last_ttft_s = record.at_s - self._arrived_at_s[record.request]
+        elif isinstance(record, Arrived):
+            self._arrived_at_s[record.request] = record.at_s
+        elif isinstance(record, ENDED):
+            self._arrived_at_s.pop(record.request, None)
         self._observer(record)

@@ -163,10 +163,27 @@ class Connect(Question[None], frozen=True):
 
 
 class Serve(Question[None], frozen=True):
-    """Run a workload in the background: ``Done`` is told at its end, ``NewToken`` for ``watched`` requests."""
+    """Run a workload in the background: ``Done`` is told at its end, ``NewToken`` for ``watched`` requests.
+
+    ``stays_open``: others may be submitted, and there is no end before ``Finish``.
+    """
 
     requests: list[Request]
     watched: list[int]
+    stays_open: bool = False
+
+
+class Submit(Message, frozen=True):
+    """Serve one more request now; it is watched."""
+
+    request: Request
+
+
+class End(Message, frozen=True):
+    """A submitted request is over: it has tokens ``enough``, or else whoever asked for it has gone."""
+
+    request: int
+    enough: bool
 
 
 class Finish(Question[None], frozen=True):
@@ -222,10 +239,12 @@ class Happened(Message, frozen=True):
 
 
 class NewToken(Message, frozen=True):
-    """A watched request has ``n_tokens`` output tokens."""
+    """A watched request has ``n_tokens`` output tokens: the last one is ``token_id``, which came at ``at_s``."""
 
     request: int
     n_tokens: int
+    token_id: int
+    at_s: float
 
 
 class Progress(Message, frozen=True):

@@ -30,6 +30,7 @@ from nodes.load import LoadGenerator
 from nodes.messages import (
     Connect,
     Done,
+    End,
     Finish,
     GetReplacement,
     GetRoute,
@@ -47,12 +48,13 @@ from nodes.messages import (
     Slow,
     Start,
     Stop,
+    Submit,
     Unfit,
     Warm,
 )
 from nodes.moving import Moving
 from nodes.peering import Peering
-from nodes.records import AnyRecord, Opening, Plan, Token
+from nodes.records import ENDED, AnyRecord, Opening, Plan, Token
 from nodes.request import Request
 from nodes.server import HostedBlocks, Server, ServerLimits
 from nodes.session import HubSession, SessionRules
@@ -208,7 +210,8 @@ class _Client:
         self.stopped = asyncio.Event()
         self.peer: control.Peer | None = None
         self._work: asyncio.Task[None] | None = None
-        self._watched: frozenset[int] = frozenset()
+        self._generator: LoadGenerator | None = None
+        self._watched: set[int] = set()
         self._log = EventLog(config.log_path)
 
     def handlers(self) -> control.Handlers:
@@ -220,6 +223,8 @@ class _Client:
             Warm: self.warm,
             Start: self.start,
             Serve: self.serve,
+            Submit: self.submit,
+            End: self.end_request,
             Finish: lambda _: self.finish(),
             Stop: self.stop,
         }
@@ -251,15 +256,27 @@ class _Client:
         await _begin_time(self.clock, message)
 
     async def serve(self, message: Serve) -> None:
-        self._watched = frozenset(message.watched)
-        self._work = asyncio.create_task(self._run(message.requests))
+        self._watched = set(message.watched)
+        self._generator = LoadGenerator(
+            self.clock, self._log, self._session, self._recorded, self.config.name
+        )
+        self._work = asyncio.create_task(self._run(self._generator, message))
 
-    async def _run(self, requests: list[Request]) -> None:
-        generator = LoadGenerator(self.clock, self._log, self._session, self._recorded)
+    async def submit(self, message: Submit) -> None:
+        assert self._generator is not None, "submitted before it serves"
+        self._watched.add(message.request.index)
+        with contextlib.suppress(LogFullError):  # which ends the workload, and the run says so
+            self._generator.begin(message.request)
+
+    async def end_request(self, message: End) -> None:
+        assert self._generator is not None, "ended before it serves"
+        self._generator.end(message.request, enough=message.enough)
+
+    async def _run(self, generator: LoadGenerator, message: Serve) -> None:
         reporting = asyncio.create_task(self._report(generator))
         failure = ""
         try:
-            await generator.run(requests, self.config.name)
+            await generator.run(message.requests, stays_open=message.stays_open)
         except LogFullError as error:
             failure = str(error)
         except asyncio.CancelledError:
@@ -296,9 +313,12 @@ class _Client:
     def _recorded(self, record: AnyRecord) -> None:
         if isinstance(record, Token):
             if record.request in self._watched:
-                self._tell(NewToken(record.request, record.token + 1))
+                n_tokens = record.token + 1
+                self._tell(NewToken(record.request, n_tokens, record.token_id, record.at_s))
         elif not isinstance(record, Opening):
             self._tell(Happened(record))
+            if isinstance(record, ENDED):
+                self._watched.discard(record.request)
 
     async def _report(self, generator: LoadGenerator) -> None:
         while True:

@@ -119,6 +119,10 @@ class Failed(Record, frozen=True, tag="failed"):
     reason: str
 
 
+class Cancelled(Record, frozen=True, tag="cancelled"):
+    """Whoever asked for it has gone."""
+
+
 class Interrupted(Record, frozen=True, tag="interrupted"):
     """The run ended before it did."""
 
@@ -170,8 +174,8 @@ class Reachable(Record, frozen=True, tag="reachable"):
     servers: list[int]
 
 
-States = Arrived | Routed | Rejected | Admitted | Completed | Failed | Interrupted
+States = Arrived | Routed | Rejected | Admitted | Completed | Failed | Cancelled | Interrupted
 Recoveries = Detected | Rerouted | Replayed | Unreachable | Reachable
 AnyRecord = States | Recoveries | Opening | Token
-ENDED = (Completed, Failed, Interrupted)
+ENDED = (Completed, Failed, Cancelled, Interrupted)
 """After one of these nothing more happens to a request."""

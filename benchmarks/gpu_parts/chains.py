@@ -10,7 +10,7 @@ from typing import Any
 from nodes.blocks.compute import BlocksCompute
 from nodes.blocks.hub import BlocksHub
 from nodes.blocks.spec import BlocksSpec
-from nodes.request import Request
+from nodes.request import Generation, Request
 
 Hop = tuple[BlocksCompute, int, int]
 """A server, and the blocks that a session uses of it."""
@@ -58,7 +58,7 @@ class Walk:
         self.tokens: list[int] = []
         self._hub = hub
         self._max_tokens = len(prompt) + n_tokens
-        self._sequence = hub.sequence(Request(0, 0.0, len(prompt), n_tokens, tuple(prompt)))
+        self._sequence = hub.sequence(Request(0, 0.0, len(prompt), n_tokens, Generation(tuple(prompt))))
         self._memory = bytearray()
         self._hops: list[tuple[BlocksCompute, Any]] = []
         self._open(chain)

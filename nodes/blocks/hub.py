@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from transformers.generation.logits_process import (
     LogitsProcessorList,
+    MinNewTokensLengthLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -23,20 +25,29 @@ from nodes.blocks.loading import fill
 from nodes.blocks.spec import HubSpec, Sampling, WeightSource
 from nodes.blocks.weights import opened
 from nodes.compute import ComputeError
-from nodes.request import Request, SessionError
+from nodes.request import Generation, Request, SessionError
 
 
 def prompt_of(request: Request, vocabulary: int) -> list[int]:
     """The request's input tokens; made-up ones are drawn from the request's own stream."""
-    if request.prompt:
-        return list(request.prompt)
+    if request.generation.prompt:
+        return list(request.generation.prompt)
     chance = random.Random(f"prompt:{request.index}")
     return [chance.randrange(vocabulary) for _ in range(request.n_input_tokens)]
 
 
-def processors(sampling: Sampling) -> LogitsProcessorList:
-    """The processors that ``generate`` of transformers would use, in its order. Raises ``ComputeError``."""
+def processors(
+    sampling: Sampling | None, n_prompt: int = 0, min_tokens: int = 0, ends: Collection[int] = ()
+) -> LogitsProcessorList:
+    """The processors that ``generate`` of transformers would use, in its order. Raises ``ComputeError``.
+
+    None of ``ends`` is chosen among the first ``min_tokens`` after the prompt.
+    """
     chain = LogitsProcessorList()
+    if min_tokens and ends:
+        chain.append(MinNewTokensLengthLogitsProcessor(n_prompt, min_tokens, sorted(ends)))
+    if sampling is None:
+        return chain
     try:
         if sampling.temperature != 1.0:
             chain.append(TemperatureLogitsWarper(sampling.temperature))
@@ -67,8 +78,6 @@ class BlocksHub:
         self.token_limit: int | None = getattr(self.config, family.token_limit, None)
         """Tokens of the longest sequence that the model is made for, if it says."""
         self.end_tokens = end_tokens(spec.source, self.config)
-        if spec.sampling:
-            processors(spec.sampling)
         full = family.config_class.from_dict({**self.config.to_dict(), "num_hidden_layers": 0})
         with torch.device("meta"):
             model = family.model_class(full)
@@ -100,7 +109,10 @@ class BlocksHub:
                 f"a prompt of {len(prompt)} tokens and {request.n_output_tokens} more exceed the model's "
                 f"limit of {self.token_limit}"
             )
-        return _Sequence(self, prompt)
+        try:
+            return _Sequence(self, prompt, request.generation)
+        except ComputeError as error:
+            raise SessionError(str(error)) from error
 
     def remember(self, payload: bytes) -> bytes:
         return payload
@@ -128,13 +140,15 @@ class BlocksHub:
 
 
 class _Sequence:
-    def __init__(self, hub: BlocksHub, prompt: list[int]) -> None:
+    def __init__(self, hub: BlocksHub, prompt: list[int], generation: Generation) -> None:
         self.ended = False
         self._hub = hub
         self._tokens = prompt
         self._n_sent = 0
-        sampling = hub.spec.sampling
-        self._processors = processors(sampling) if sampling else None
+        self._ends = hub.end_tokens if generation.stops else frozenset()
+        sampling = generation.sampling
+        self._processors = processors(sampling, len(prompt), generation.min_tokens, self._ends)
+        self._samples = sampling is not None
         self._generator = torch.Generator(hub.device).manual_seed(sampling.seed) if sampling else None
 
     async def embed(self) -> bytes:
@@ -145,14 +159,14 @@ class _Sequence:
     async def take(self, payload: bytes) -> int:
         token: int = await self._hub.run(self._choose, payload)
         self._tokens.append(token)
-        self.ended = self._hub.spec.stops and token in self._hub.end_tokens
+        self.ended = token in self._ends
         return token
 
     @torch.inference_mode()
     def _choose(self, payload: bytes) -> int:
         logits = self._hub.logits(payload)
-        if self._processors is None:
-            return int(logits.argmax(dim=-1))
         scores = self._processors(torch.tensor([self._tokens], device=logits.device), logits)
+        if not self._samples:
+            return int(scores.argmax(dim=-1))
         odds = torch.nn.functional.softmax(scores, dim=-1)
         return int(torch.multinomial(odds, 1, generator=self._generator))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -49,14 +50,22 @@ class Sampling:
     top_p: float = 1.0
     seed: int = 0
 
+    def wrong(self) -> tuple[str, str] | None:
+        """Which field makes no sense, and what it must be."""
+        if not 0 < self.temperature < math.inf:
+            return "temperature", "must be a number above 0; 0 takes the most probable token each time"
+        if self.top_k < 0:
+            return "top_k", "must be 0, which takes all tokens, or more"
+        if not 0 < self.top_p <= 1:
+            return "top_p", "must be above 0 and at most 1"
+        return None
+
 
 @dataclass(frozen=True)
 class HubSpec:
-    """The client's part: embeddings, final norm and head. ``stops`` ends a request at the model's end token."""
+    """The client's part: embeddings, final norm and head."""
 
     source: WeightSource
     device: str = "cpu"
     dtype: str = "float32"
     n_threads: int = 1
-    sampling: Sampling | None = None
-    stops: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from transformers import AutoTokenizer
@@ -26,3 +27,10 @@ class Text:
     def decode(self, tokens: list[int]) -> str:
         """The text of tokens, without those that are none."""
         return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
+
+    def chat(self, messages: Sequence[tuple[str, str]]) -> str | None:
+        """The prompt that (role, text) pairs make in the model's own template; ``None`` if it has none."""
+        if not getattr(self._tokenizer, "chat_template", None):
+            return None
+        turns = [{"role": role, "content": text} for role, text in messages]
+        return str(self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))

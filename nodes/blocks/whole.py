@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from nodes.blocks.device import open_device
 from nodes.blocks.family import family_of
-from nodes.blocks.hub import prompt_of
+from nodes.blocks.hub import end_tokens, prompt_of
 from nodes.blocks.loading import fill, load_block
 from nodes.blocks.spec import BlocksSpec, Sampling, WeightSource
 from nodes.blocks.weights import opened
-from nodes.request import Request
+from nodes.request import Generation, Request
 
 _MAX_LISTED = 20
 
@@ -46,9 +47,22 @@ class WholeModel:
         # Whatever a checkpoint asks for by default: a request's own settings alone count.
         self.model.generation_config = GenerationConfig()
 
-    def tokens(self, prompt: Sequence[int], n_tokens: int, sampling: Sampling | None = None) -> list[int]:
-        """``n_tokens`` tokens after ``prompt``, the most probable or sampled; no token ends them early."""
+    def tokens(
+        self,
+        prompt: Sequence[int],
+        n_tokens: int,
+        sampling: Sampling | None = None,
+        min_tokens: int = 0,
+        ends: Collection[int] = (),
+    ) -> list[int]:
+        """At most ``n_tokens`` tokens after ``prompt``, the most probable or sampled.
+
+        One of ``ends`` ends them, and is none of the first ``min_tokens``; without ``ends`` none does.
+        """
         settings = GenerationConfig(max_new_tokens=n_tokens, do_sample=sampling is not None)
+        if ends:
+            settings.eos_token_id, settings.pad_token_id = sorted(ends), min(ends)
+            settings.min_new_tokens = min_tokens
         if sampling is not None:
             settings.temperature = sampling.temperature
             settings.top_k = sampling.top_k
@@ -86,19 +100,22 @@ def _assembled(spec: BlocksSpec, dtype: torch.dtype, device: torch.device) -> An
 def compare(job: Mapping[str, Any]) -> dict[str, Any]:
     """How many of a run's tokens are not the whole model's.
 
-    ``job``: the fields of a ``BlocksSpec`` as ``spec``, those of a ``Sampling`` or nothing as ``sampling``,
-    and ``requests``, each with ``index``, ``prompt`` (may be empty), ``n_input_tokens`` and its ``tokens``.
-    A token after one that differs is compared too: it is counted with those that differ if it does.
+    ``job``: the fields of a ``BlocksSpec`` as ``spec``, and ``requests``, each with ``index``, ``n_input_tokens``,
+    its ``tokens``, and the fields of a ``Generation`` as ``generation``. A text that ends where the whole model's
+    does not, or the other way round, differs from there on. A token after one that differs is compared too: it is counted with those that differ if it does.
     """
     spec = BlocksSpec(**{**job["spec"], "source": WeightSource(**job["spec"]["source"])})
-    sampling = Sampling(**job["sampling"]) if job["sampling"] else None
     whole = WholeModel(spec)
+    ends = end_tokens(spec.source, whole.config)
     n_checked = n_altered = 0
     altered: list[dict[str, int]] = []
     for entry in job["requests"]:
         ours = entry["tokens"]
-        request = Request(entry["index"], 0.0, entry["n_input_tokens"], len(ours), tuple(entry["prompt"]))
-        theirs = whole.tokens(prompt_of(request, whole.config.vocab_size), len(ours), sampling)
+        how = msgspec.convert(entry["generation"], Generation)
+        request = Request(entry["index"], 0.0, entry["n_input_tokens"], len(ours), how)
+        prompt = prompt_of(request, whole.config.vocab_size)
+        found = whole.tokens(prompt, len(ours), how.sampling, how.min_tokens, ends if how.stops else ())
+        theirs = found + [-1] * (len(ours) - len(found))  # a text that ended before ours
         wrong = [i for i, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1]]
         n_checked += len(ours)
         n_altered += len(wrong)

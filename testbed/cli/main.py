@@ -81,7 +81,7 @@ def up(
         "time_scale": time_scale,
         "seed": seed,
     }
-    changes = [f"{key}={value}" for key, value in options.items() if value is not None]
+    changes = _changes(options)
     changes += model_overrides(model, random_weights)
     _refuse_pair_and_half(policy is not None, placement, routing)
     changes += PolicyChoice(policy, placement, routing).overrides()
@@ -96,6 +96,102 @@ def up(
 def _refuse_pair_and_half(has_pair: bool, placement: str | None, routing: str | None) -> None:
     if has_pair and (placement is not None or routing is not None):
         raise UserError("--policy names both policies: give either it, or --placement and --routing")
+
+
+@app.command(rich_help_panel=_RUNS)
+def serve(
+    scenario: ScenarioArg,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Where to listen; 0 takes any free port.")
+    ] = 8000,
+    host: Annotated[
+        str, typer.Option(help="Where to listen; others than this machine need a key.")
+    ] = "127.0.0.1",
+    api_key: Annotated[
+        str | None,
+        typer.Option(envvar="TESTBED_API_KEY", help="What clients must send as Authorization: Bearer KEY."),
+    ] = None,
+    no_auth: Annotated[
+        bool, typer.Option("--no-auth", help="Let everybody who reaches --host use the testbed.")
+    ] = False,
+    workload: Annotated[
+        str, typer.Option(help="none, or also: serve the scenario's own requests, too.")
+    ] = "none",
+    admission: Annotated[
+        str, typer.Option(help="Without room: wait, as sessions do, or reject (HTTP 429).")
+    ] = "wait",
+    max_requests: Annotated[int, typer.Option(min=1, help="More at once are refused (HTTP 429).")] = 1024,
+    max_model_len: Annotated[
+        int | None,
+        typer.Option(
+            min=2, help="Tokens of the longest request, prompt and answer; default 4096, or the model's."
+        ),
+    ] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="A tokenizer's folder; default the model's, or a small one.")
+    ] = None,
+    policy: Annotated[str | None, typer.Option(help="A pair, see `testbed policies`.")] = None,
+    placement: Annotated[str | None, typer.Option(help="Placement policy; the other half stays.")] = None,
+    routing: Annotated[str | None, typer.Option(help="Routing policy; the other half stays.")] = None,
+    network: NetworkOption = None,
+    compute: Annotated[str | None, typer.Option(help="stub or blocks; overrides compute.backend.")] = None,
+    model: ModelOption = None,
+    random_weights: RandomOption = False,
+    time_scale: TimeScaleOption = None,
+    seed: SeedOption = None,
+    overrides: SetOption = None,
+    out: OutOption = None,
+    report: Annotated[bool, typer.Option(help="Write report.html and figures at the end.")] = True,
+    trace: TraceOption = True,
+    twin: Annotated[
+        bool,
+        typer.Option(help="Judge the run by the same requests in virtual time, served again at the end."),
+    ] = True,
+) -> None:
+    """Bring the testbed up and serve whoever asks, with OpenAI's API, until Ctrl-C."""
+    from testbed.runs.serve import ServeOptions, serve_command
+    from testbed.scenario.policy import PolicyChoice
+
+    for name, value, known in (
+        ("workload", workload, ("also", "none")),
+        ("admission", admission, ("wait", "reject")),
+    ):
+        if value not in known:
+            raise UserError(f"--{name} must be {' or '.join(known)}, not {value}")
+    changes = _changes(
+        {"network.backend": network, "compute.backend": compute, "time_scale": time_scale, "seed": seed}
+    )
+    _refuse_pair_and_half(policy is not None, placement, routing)
+    changes += [
+        *model_overrides(model, random_weights),
+        *PolicyChoice(policy, placement, routing).overrides(),
+    ]
+    options = ServeOptions(
+        host,
+        port,
+        api_key,
+        no_auth,
+        workload,
+        admission,
+        max_requests,
+        max_model_len,
+        tokenizer,
+    )
+    serve_command(
+        scenario,
+        [*(overrides or []), *changes],
+        options,
+        out,
+        report=report,
+        trace=trace,
+        with_twin=twin,
+        echo=typer.echo,
+    )
+
+
+def _changes(options: dict[str, Any]) -> list[str]:
+    """Options of the command line that override a key, as overrides."""
+    return [f"{key}={value}" for key, value in options.items() if value is not None]
 
 
 @app.command(rich_help_panel=_RUNS)

@@ -44,7 +44,8 @@ class Coordinator:
         self._whole = placed.router
         self._parts = SubrangeRouter(placed.bind_to, problem, placed.placement)
         self._first_placement = placed.placement
-        self._requests = {r.index: r for r in experiment.requests}
+        self.requests = {r.index: r for r in experiment.requests}
+        """By index; others may be added."""
         self._now_s = now_s
         self._view = RouterView(placed.placement.cache_bytes, experiment.state_age_s)
         self._chains: dict[int, tuple[Hop, ...]] = {}
@@ -80,7 +81,7 @@ class Coordinator:
 
     def _left(self, index: int, n_done: int) -> RequestSpec:
         """What is left of a request: output tokens that are there are part of its input."""
-        plan = self._requests[index]
+        plan = self.requests[index]
         return RequestSpec(plan.client, plan.n_input_tokens + n_done, plan.n_output_tokens - n_done)
 
     def _decide(self, index: int, first: int, last: int, n_done: int) -> Route | None:
@@ -117,7 +118,7 @@ class Coordinator:
         now_s = self._now_s()
         self._chains[index] = hops
         ends_at_s = now_s + self._times.of(request, hops)[1]
-        if request.n_input_tokens == self._requests[index].n_input_tokens:  # it has no token yet
+        if request.n_input_tokens == self.requests[index].n_input_tokens:  # it has no token yet
             ends_at_s += self._setup_s
         self._view.hold(index, hops, self._problem.model.cache_bytes(request.n_tokens), ends_at_s, now_s)
 
@@ -134,12 +135,12 @@ class Coordinator:
     def failed(self, index: int, servers: Sequence[int]) -> None:
         """The client of request ``index`` could not use ``servers``."""
         for server in servers:
-            self._bans.failed(self._requests[index].client, server, self._now_s())
+            self._bans.failed(self.requests[index].client, server, self._now_s())
 
     def served(self, index: int, servers: Sequence[int]) -> None:
         """``servers`` answer the client of request ``index`` again."""
         for server in servers:
-            self._bans.served(self._requests[index].client, server)
+            self._bans.served(self.requests[index].client, server)
 
     def offer(self, server: int, held: BlockRange, cache_bytes: float) -> None:
         """``server`` offers new sessions this range and this room from now on; those that are there stay."""

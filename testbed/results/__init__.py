@@ -20,6 +20,7 @@ from testbed.results.errors import Tables
 from testbed.results.logs import read_logs
 from testbed.results.model import hop_table
 from testbed.results.requests import request_rows
+from testbed.results.served import with_guests
 from testbed.results.summary import summarize
 from testbed.results.verified import read_verification
 from testbed.rundir import TWIN, replacing, write_json
@@ -124,7 +125,7 @@ def load_run(run_dir: Path) -> Experiment:
         raise UserError(
             f"{run_dir} was simulated: it has no logs to rebuild its tables from; simulate it again"
         )
-    return load_experiment(str(run_dir / "scenario.toml"))
+    return with_guests(load_experiment(str(run_dir / "scenario.toml")), run_dir)
 
 
 def _write_all(run_dir: Path, writers: dict[str, Callable[[Path], object]]) -> None:

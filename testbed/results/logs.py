@@ -15,6 +15,7 @@ from nodes.records import (
     Admitted,
     AnyRecord,
     Arrived,
+    Cancelled,
     Completed,
     Failed,
     HopPlan,
@@ -187,7 +188,7 @@ def _apply(requests: dict[int, RequestRecord], hops: LoggedHops, record: AnyReco
             request.asked_chain = None
         case Admitted():
             request.chain = record.hops
-        case Completed() | Failed() | Interrupted():
+        case Completed() | Failed() | Cancelled() | Interrupted():
             request.status, request.ended_at_s = record.kind, record.at_s
             request.reason = record.reason if isinstance(record, Failed) else ""
         case _:

@@ -68,7 +68,8 @@ def summarize(
         "n_requests": len(rows),
         "n_completed": n_completed,
         "n_failed": statuses.count("failed"),
-        "n_interrupted": len(rows) - n_completed - statuses.count("failed"),
+        "n_cancelled": statuses.count("cancelled"),
+        "n_interrupted": len(rows) - n_completed - statuses.count("failed") - statuses.count("cancelled"),
         "failed_because": dict(
             Counter(row["reason"] for row in rows if row["status"] == "failed").most_common(_MOST_REASONS)
         ),

@@ -50,6 +50,7 @@ def summary_text(summary: dict[str, Any], width: int = 110) -> str:
     console.print(
         f"{summary['scenario']}: {summary['n_completed']} of {summary['n_requests']} requests completed"
         + (f", {summary['n_failed']} failed" if summary["n_failed"] else "")
+        + (f", {summary['n_cancelled']} cancelled" if summary["n_cancelled"] else "")
         + (f", {summary['n_interrupted']} interrupted" if summary["n_interrupted"] else "")
     )
     console.print(

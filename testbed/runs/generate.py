@@ -13,6 +13,7 @@ from typing import Any
 from nodes.blocks.spec import Sampling
 from nodes.eventlog import LogReader
 from nodes.records import Token
+from nodes.request import Generation
 from testbed.control.placing import place_experiment
 from testbed.errors import EXIT_INTERRUPTED, TestbedError, UserError
 from testbed.results.logs import RequestRecord, read_logs
@@ -57,12 +58,15 @@ class GenerateOptions:
             if self.seed is not None:
                 raise UserError("--seed is for sampling: give --temperature, --top-k or --top-p with it")
             return None
-        return Sampling(
+        sampling = Sampling(
             1.0 if self.temperature is None else self.temperature,
             self.top_k or 0,
             1.0 if self.top_p is None else self.top_p,
             self.seed or 0,
         )
+        if wrong := sampling.wrong():
+            raise UserError(f"--{wrong[0].replace('_', '-')} {wrong[1]}")
+        return sampling
 
 
 def generate_command(
@@ -102,7 +106,8 @@ def generate_command(
         _check_prompt(ids, options.max_new_tokens, sizes)
         experiment = load_experiment(scenario, [*overrides, _workload(len(ids), options.max_new_tokens)])
         placed = place_experiment(experiment)
-        blocks = dataclasses.replace(model, sampling=sampling, stops=True, prompts={0: tuple(ids)})
+        generation = Generation(tuple(ids), sampling, stops=True)
+        blocks = dataclasses.replace(model, generations={0: generation})
     _say(f"run {run_dir}")
 
     async def run() -> tuple[TestbedError | None, bool]:

@@ -10,13 +10,14 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import tomli_w
 
 from testbed.control.placing import PlacedExperiment
 from testbed.errors import TestbedError
 from testbed.results import finish_run
+from testbed.results.logs import read_logs
+from testbed.results.served import replayed_document
 from testbed.rundir import TWIN, make_run_dir
 from testbed.runtime.running import run_to_end
 from testbed.runtime.stage import Stage
@@ -29,7 +30,10 @@ _BLOCKS_KEYS = ("model", "random_weights", "device", "dtype", "weights", "thread
 
 def twin_of(experiment: Experiment, folder: Path) -> Experiment:
     """``experiment`` in virtual time on ``memory``, as ``folder``'s scenario.toml has it then."""
-    document: dict[str, Any] = {**experiment.document, "clock": "virtual", "time_scale": 1}
+    document = dict(experiment.document)
+    if experiment.endpoint_tokens:
+        document = replayed_document(experiment, read_logs(folder.parent).requests)
+    document.update(clock="virtual", time_scale=1)
     document["network"] = {**document["network"], "backend": "memory"}
     compute = {key: value for key, value in document["compute"].items() if key not in _BLOCKS_KEYS}
     document["compute"] = {**compute, "backend": "stub", "serial": experiment.serial_compute}

@@ -46,9 +46,11 @@ def up_command(
     ``with_twin``: a run in real time is then repeated in virtual time, and judged by that.
     """
     objectives = parse_slo(slo) if slo is not None else None
+    if not experiment.requests:
+        raise UserError("this scenario takes its requests from outside: run it with `testbed serve`")
     check_can_run(experiment)
     stage = choose_stage(experiment, holds=hold)
-    placed = _placed(experiment)
+    placed = placed_experiment(experiment)
     run_dir = make_run_dir(out, experiment.name)
     launcher = stage.begin(experiment, run_dir)
     with undone_unless_begun(run_dir, launcher):
@@ -105,7 +107,7 @@ def check_can_run(experiment: Experiment) -> None:
         check_model(experiment.blocks)
 
 
-def _placed(experiment: Experiment) -> PlacedExperiment:
+def placed_experiment(experiment: Experiment) -> PlacedExperiment:
     """Raises ``UserError`` if a policy does not take the scenario."""
     placed = place_experiment(experiment)
     try:
@@ -132,7 +134,7 @@ def run_quietly(experiment: Experiment, out: Path, with_twin: bool = False) -> d
     """Run ``experiment`` into ``out``, a new folder, without a word; returns the summary. Raises what broke it."""
     check_can_run(experiment)
     stage = choose_stage(experiment)
-    placed = _placed(experiment)
+    placed = placed_experiment(experiment)
     run_dir = make_run_dir(out, experiment.name)
     launcher = stage.begin(experiment, run_dir)
     with undone_unless_begun(run_dir, launcher):

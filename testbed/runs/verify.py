@@ -14,6 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from nodes.request import Generation
 from testbed.results.logs import RequestRecord, read_logs
 from testbed.results.verified import VERIFY, unchecked
 from testbed.rundir import marks, write_json
@@ -49,7 +52,6 @@ def _verify(
     announce("comparing the tokens with those of the whole model on one machine")
     job = {
         "spec": dataclasses.asdict(spec),  # its threads too: how many there are can change the last bit
-        "sampling": dataclasses.asdict(blocks.sampling) if blocks.sampling is not None else None,
         "requests": [_entry(r, blocks) for r in requests],
     }
     with open(run_dir / "logs" / "whole.log", "ab") as log:
@@ -72,7 +74,7 @@ def _verify(
 def _entry(record: RequestRecord, blocks: BlocksModel) -> dict[str, Any]:
     return {
         "index": record.index,
-        "prompt": blocks.prompts.get(record.index, ()),
+        "generation": msgspec.to_builtins(blocks.generations.get(record.index, Generation())),
         "n_input_tokens": record.n_input_tokens,
         "tokens": [token.token_id for token in record.tokens],
     }

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nodes.blocks.spec import BlocksSpec, HubSpec, Sampling, WeightSource
+from nodes.blocks.spec import BlocksSpec, HubSpec, WeightSource
+from nodes.request import Generation
 from testbed.errors import UserError
 from testbed.scenario.checkpoints import (
     INSTALL,
@@ -26,13 +27,11 @@ _MAX_MADE_BYTES = 2e9
 
 @dataclass(frozen=True)
 class BlocksModel:
-    """The model of a run, and how its client chooses tokens. ``prompts`` are token ids by request."""
+    """The model of a run. ``generations``: of requests that have a prompt of their own, or settings."""
 
     settings: BlocksSettings
     source: WeightSource
-    sampling: Sampling | None = None
-    stops: bool = False
-    prompts: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    generations: Mapping[int, Generation] = field(default_factory=dict)
 
     def blocks_spec(self, server: int, memory_bytes: float) -> BlocksSpec:
         """What server number ``server`` computes with; it takes no more than ``memory_bytes``."""
@@ -55,8 +54,6 @@ class BlocksModel:
             device=settings.devices[0],
             dtype=settings.dtype,
             n_threads=settings.n_threads,
-            sampling=self.sampling,
-            stops=self.stops,
         )
 
     @property
@@ -135,6 +132,11 @@ def _check(experiment: Experiment, sizes: ModelSizes, name: str) -> None:
         raise UserError(
             f"{name} has {sizes.n_blocks} blocks of hidden size {sizes.hidden_size}, but the scenario has "
             f"{model.n_blocks} of {model.hidden_size}"
+        )
+    if sizes.max_tokens is not None and experiment.endpoint_tokens > sizes.max_tokens:
+        raise UserError(
+            f"endpoint.max_model_len is {experiment.endpoint_tokens}, but the model is made for {sizes.max_tokens} "
+            "tokens at most: take fewer"
         )
     longest = max((r.n_input_tokens + r.n_output_tokens for r in experiment.requests), default=0)
     if sizes.max_tokens is not None and longest > sizes.max_tokens:

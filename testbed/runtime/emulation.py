@@ -18,9 +18,10 @@ import msgspec
 
 from nodes import control, messages, records
 from nodes.clock import run_clock
-from nodes.records import ENDED, Failed, Interrupted, Plan, Rejected
-from nodes.request import Request
+from nodes.records import ENDED, Cancelled, Failed, Interrupted, Plan, Rejected
+from nodes.request import Generation, Request
 from policies.problem import PolicyError, Route
+from policies.workload import RequestPlan
 from testbed.control.coordinator import Coordinator
 from testbed.control.faults.emulated import Faults
 from testbed.control.guarded import guarded
@@ -31,6 +32,7 @@ from testbed.errors import RunError, TestbedError, UserError
 from testbed.rundir import NETWORK_CHANGE, EventWriter, write_json
 from testbed.runtime import wiring
 from testbed.runtime.blocks import BlocksModel
+from testbed.runtime.guests import Guests
 from testbed.runtime.launching import Launcher, OpenNetwork
 from testbed.runtime.nodeset import NodeSet
 from testbed.runtime.processes import Processes
@@ -56,8 +58,11 @@ class Emulation:
         stage: Stage,
         launcher: Launcher,
         blocks: BlocksModel | None = None,
+        guests: Guests | None = None,
     ) -> None:
         self.experiment = experiment
+        self._guests = guests
+        """Who brings requests from outside, until interrupted; ``None``: the workload is all there is."""
         self.placed = placed
         self.blocks = blocks
         """The model whose real blocks the servers compute; ``None``: the stub."""
@@ -88,6 +93,8 @@ class Emulation:
             self.faults.when_one_dies(self._moves.mover.died)
         self.network: OpenNetwork | None = None
         """``None`` until it is open."""
+        self.links = experiment.links
+        """As they are now."""
         self._started_at = time.monotonic()
         self.startup_s: dict[str, float] = {}
         self.wall_s: float | None = None
@@ -164,18 +171,29 @@ class Emulation:
         self._in_background(self._change_links())
         if self.blocks is not None:
             self._in_background(self.memory.watch(self.nodes.peers))
-        prompts = self.blocks.prompts if self.blocks is not None else {}
+        generations = self.blocks.generations if self.blocks is not None else {}
         for number, client in enumerate(self.experiment.problem.clients):
             requests = [
                 Request(
-                    r.index, r.arrival_at_s, r.n_input_tokens, r.n_output_tokens, prompts.get(r.index, ())
+                    r.index,
+                    r.arrival_at_s,
+                    r.n_input_tokens,
+                    r.n_output_tokens,
+                    generations.get(r.index, Generation()),
                 )
                 for r in self.experiment.requests
                 if r.client == number
             ]
-            await self.nodes.peers[client].ask(messages.Serve(requests, list(self.faults.watched)))
+            if self._guests is None:
+                serve = messages.Serve(requests, list(self.faults.watched))
+            else:
+                serve = messages.Serve(requests, [r.index for r in requests], stays_open=True)
+            await self.nodes.peers[client].ask(serve)
         self._serving_since = time.monotonic()
-        await self.processes.guard(self._all_done.wait())
+        if self._guests is None:
+            await self.processes.guard(self._all_done.wait())
+        else:
+            await self._serve_guests(self._guests)
         self._has_served_until_now()
         await self.processes.guard(self.faults.look_for_leaks())
         self.forwarder = await self.processes.guard(self._launcher.stats())
@@ -183,6 +201,39 @@ class Emulation:
         for client, failure in self._done.items():
             if failure and failure != "interrupted":
                 raise RunError(f"{client}: {failure}; all rows up to then are intact")
+
+    async def _serve_guests(self, guests: Guests) -> None:
+        """Serve until an interrupt, which is how this ends; what still runs then is interrupted."""
+        try:
+            await guests.begin(self)
+            self.has_served = True
+            await self.processes.guard(self._all_done.wait())
+        except KeyboardInterrupt:
+            if not self.has_served:
+                raise
+            self.interrupted.clear()  # another one interrupts what is left to do
+        finally:
+            await guests.end()
+        await self._finish_clients(_PATIENCE_S)
+
+    def submit(self, client: int, n_input_tokens: int, n_output_tokens: int, how: Generation) -> int:
+        """Serve one more request at ``client`` now; returns its index."""
+        index, now_s = len(self._coordinator.requests), self.clock.now_s()
+        self._coordinator.requests[index] = RequestPlan(index, client, now_s, n_input_tokens, n_output_tokens)
+        self.progress.n_requests += 1
+        request = Request(index, now_s, n_input_tokens, n_output_tokens, how)
+        self.nodes.peers[self.experiment.problem.clients[client]].tell(messages.Submit(request))
+        return index
+
+    def end_request(self, index: int, *, enough: bool) -> None:
+        """A submitted request has tokens ``enough``, or else whoever asked for it has gone."""
+        client = self.experiment.problem.clients[self._coordinator.requests[index].client]
+        self.nodes.peers[client].tell(messages.End(index, enough))
+
+    async def _finish_clients(self, patience_s: float) -> None:
+        """End the workload; what still runs is interrupted."""
+        finished = (client.ask(messages.Finish()) for client in self.nodes.clients)
+        await _within_real_s(patience_s, asyncio.gather(*finished, return_exceptions=True))
 
     def _in_scenario(self, stalls: Sequence[tuple[float, float]]) -> list[dict[str, float]]:
         """Those since serving began: when, in scenario seconds, and for how many real ones."""
@@ -207,6 +258,7 @@ class Emulation:
             await self.clock.sleep_until_s(change.at_s)
             async with self.faults.one_at_a_time():
                 done_at_s = await self.nodes.change_links(change.links)
+                self.links = {**self.links, **change.links}
                 self.events.write(
                     NETWORK_CHANGE,
                     done_at_s,
@@ -233,9 +285,7 @@ class Emulation:
             await self._moves.end()
         await self.faults.end()
         # Clients close their sessions over the network, which answers nobody if it is what broke.
-        patience_s = _BROKEN_PATIENCE_S if self.processes.is_broken else _PATIENCE_S
-        finished = (client.ask(messages.Finish()) for client in self.nodes.clients)
-        await _within_real_s(patience_s, asyncio.gather(*finished, return_exceptions=True))
+        await self._finish_clients(_BROKEN_PATIENCE_S if self.processes.is_broken else _PATIENCE_S)
         self.events.write("stopped", self.clock.known_s())
         await self.processes.close()
         self.faults.count_namespaces()
@@ -294,11 +344,15 @@ class Emulation:
             self._coordinator.release(record.request)
         if isinstance(record, ENDED):
             self.faults.ended(record.request)
-        if isinstance(record, Failed | Rejected | Interrupted):
+        if isinstance(record, Failed | Rejected | Cancelled | Interrupted):
             self.events.write(record.kind, record.at_s, request=record.request)
+        if self._guests is not None:
+            self._guests.recorded(record)
 
     async def _on_token(self, message: messages.NewToken) -> None:
         self.faults.token(message.request, message.n_tokens)
+        if self._guests is not None:
+            self._guests.token(message)
 
     async def _on_phase(self, message: messages.Phase) -> None:
         if self._moves is not None:
@@ -312,7 +366,7 @@ class Emulation:
 
     async def _on_done(self, message: messages.Done) -> None:
         self._done[message.client] = message.failure
-        if len(self._done) == len(self.experiment.problem.clients):
+        if self._guests is not None or len(self._done) == len(self.experiment.problem.clients):
             self._all_done.set()
 
     def _survives(self, name: str, status: int) -> bool:

@@ -102,7 +102,9 @@ class NodeSet:
         """Connect the clients to the servers and agree on time zero. Raises ``RunError``."""
         experiment, ends = self._experiment, self._ends()
         delays_in_client = self._delays_in_client
-        n_bytes = max((r.n_input_tokens for r in experiment.requests), default=1)
+        n_bytes = max(
+            (r.n_input_tokens for r in experiment.requests), default=experiment.problem.n_input_tokens
+        )
         n_bytes *= experiment.problem.model.token_bytes
         for client in experiment.problem.clients:
             links = experiment.links if delays_in_client else None

@@ -14,6 +14,7 @@ from testbed.control.placing import PlacedExperiment, deciding, interrupt_policy
 from testbed.errors import RunError, TestbedError
 from testbed.runtime.blocks import BlocksModel
 from testbed.runtime.emulation import Emulation, run_emulation
+from testbed.runtime.guests import Guests
 from testbed.runtime.launching import Launcher
 from testbed.runtime.live import shown
 from testbed.runtime.signals import handling
@@ -33,10 +34,11 @@ async def emulate(
     hold: bool,
     announce: Callable[[str], None],
     live: bool = True,
+    guests: Guests | None = None,
 ) -> tuple[TestbedError | None, bool]:
     """The run in ``run_dir``: what broke it, if anything, and whether it was interrupted before it had served all.
 
-    ``live``: show its progress while it runs.
+    ``live``: show its progress while it runs. With ``guests`` it takes their requests until it is interrupted.
     """
     try:
         (run_dir / "scenario.toml").write_text(dump_toml(experiment), encoding="utf-8")
@@ -45,7 +47,7 @@ async def emulate(
         raise RunError(
             f"cannot write to {run_dir}: {full.strerror}; make room, or choose another --out"
         ) from full
-    emulation = Emulation(experiment, placed, run_dir, stage, launcher, blocks)
+    emulation = Emulation(experiment, placed, run_dir, stage, launcher, blocks, guests)
     loop = asyncio.get_running_loop()
     interrupted = asyncio.Event()
 

@@ -99,7 +99,7 @@ def _reasons_for_real_time(experiment: Experiment, holds: bool) -> Any:
     if experiment.time_scale != 1:
         yield f"a time scale of {experiment.time_scale:g} needs real time"
     if holds:
-        yield "--hold keeps the testbed up in real time"
+        yield "it is held for others in real time"
 
 
 def _fabric_missing() -> str | None:

@@ -24,7 +24,8 @@ _IDLE_S = 300.0
 
 def _longest(experiment: Experiment) -> int:
     """Tokens of the longest request, prompt and output."""
-    return max((r.n_input_tokens + r.n_output_tokens for r in experiment.requests), default=1)
+    lengths = (r.n_input_tokens + r.n_output_tokens for r in experiment.requests)
+    return max(*lengths, experiment.endpoint_tokens, 1)
 
 
 def token_s(experiment: Experiment) -> float:
@@ -99,6 +100,11 @@ def transmission_s(experiment: Experiment, client: str, server: str, n_tokens: i
 def check_frames(experiment: Experiment) -> None:
     """Raises ``UserError`` for a prompt, or a replay of a history, that is too long for one step."""
     most = MAX_PAYLOAD_BYTES // experiment.problem.model.token_bytes
+    if experiment.endpoint_tokens > most:
+        raise UserError(
+            f"endpoint.max_model_len: {experiment.endpoint_tokens:,} tokens do not fit into one step, which holds "
+            f"{most:,} hidden states of this model (2 GiB); take fewer"
+        )
     longest = max((r.n_input_tokens for r in experiment.requests), default=0)
     if longest > most:
         raise UserError(

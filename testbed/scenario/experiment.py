@@ -188,6 +188,8 @@ class Experiment:
     """How long the load is other than designed for before the online policy acts; ``None``: its own."""
     clock: Literal["auto", "virtual", "real"] = "auto"
     """As asked for: see ``testbed.runtime.stage``."""
+    endpoint_tokens: int = 0
+    """Tokens of the longest request, prompt and output, that may come from outside; 0: none comes."""
     absent: frozenset[int] = frozenset()
     """Servers that are not there at the start: they hold nothing until they join."""
     code_in_file: tuple[str, ...] = field(default=(), compare=False)

@@ -102,7 +102,7 @@ def resolve(scenario: Scenario, stem: str, folder_of: FolderOf) -> Experiment:
             "recovery": recovery,
         }
     )
-    tcp, backoff = scenario.tcp, scenario.backoff
+    tcp, backoff, endpoint = scenario.tcp, scenario.backoff, scenario.endpoint
     return Experiment(
         name=scenario.name or stem,
         description=scenario.description,
@@ -142,7 +142,8 @@ def resolve(scenario: Scenario, stem: str, folder_of: FolderOf) -> Experiment:
         state_age_s=policy.state_age,
         calibration=calibration,
         backoff=Backoff(backoff.first, backoff.max, backoff.give_up, backoff.jitter, scenario.seed),
-        requests=requests,
+        requests=() if endpoint is not None and endpoint.workload == "none" else requests,
+        endpoint_tokens=endpoint.max_model_len if endpoint is not None else 0,
         workload=workload_source(workload),
         document=resolved.model_dump(by_alias=True, exclude_none=True),
         shared_bps=(network.shared or {}) if isinstance(network, MatrixTable) else {},

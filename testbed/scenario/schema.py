@@ -22,7 +22,7 @@ from testbed.scenario.fields import (
     Weight,
     rule,
 )
-from testbed.scenario.limits import MAX_BLOCKS, MAX_HIDDEN_SIZE, MAX_NODES, MAX_REQUESTS
+from testbed.scenario.limits import MAX_BLOCKS, MAX_HIDDEN_SIZE, MAX_NODES, MAX_REQUESTS, MAX_TOKENS
 from testbed.scenario.network_tables import ClustersTable, MatrixTable, TopologyNetworkTable
 from testbed.scenario.problems import shown
 
@@ -168,6 +168,17 @@ class RateChange(Table):
 
 
 _OF_A_TRACE = ("rate", "n_requests", "n_input_tokens", "n_output_tokens")
+
+
+class EndpointTable(Table):
+    """``[endpoint]``: requests come from outside while ``testbed serve`` runs.
+
+    Each has at most ``max_model_len`` tokens, prompt and output; ``workload`` says whether the scenario's own
+    requests are served, too. Placement is made for these either way.
+    """
+
+    max_model_len: Annotated[int, Field(ge=2, le=MAX_TOKENS)]
+    workload: Literal["also", "none"] = "none"
 
 
 class WorkloadTable(Table):
@@ -341,3 +352,4 @@ class Scenario(Table):
     churn: ChurnTable | None = None
     recovery: RecoveryTable = RecoveryTable()
     membership: MembershipTable = MembershipTable()
+    endpoint: EndpointTable | None = None

@@ -84,14 +84,14 @@ def _longest(table: LengthTable | None, seen: list[int]) -> int:
 
 
 def _is_request(row: list[Any]) -> bool:
-    if len(row) != 3 or any(isinstance(value, bool) for value in row):
+    if len(row) not in (3, 4) or any(isinstance(value, bool) for value in row):
         return False
-    at_s, *lengths = row
+    at_s, *lengths = row[:3]
     in_time = isinstance(at_s, int | float) and 0 <= at_s <= MAX_DURATION_S
     return in_time and all(isinstance(length, int) and 1 <= length <= MAX_TOKENS for length in lengths)
 
 
-def _checked(listed: list[Any]) -> Listed:
+def _checked(listed: list[Any], n_clients: int) -> Listed:
     last_s = 0.0
     for index, row in enumerate(listed):
         if not (isinstance(row, list) and _is_request(row) and row[0] >= last_s):
@@ -101,19 +101,24 @@ def _checked(listed: list[Any]) -> Listed:
                 f"none negative or after {MAX_DURATION_S:,.0f} s, and 1 to {MAX_TOKENS:,} tokens each, "
                 f"not {shown(row)}",
             )
+        if len(row) == 4 and row[3] not in range(n_clients):
+            raise KeyedError(
+                ("workload", "requests", index),
+                f"has {shown(row[3])} for its client, which must be the number of one, 0 to {n_clients - 1}",
+            )
         last_s = row[0]
     if not listed:
         raise KeyedError(("workload", "requests"), "needs at least one request")
     return listed
 
 
-def _replayed(table: WorkloadTable, folder: Path) -> tuple[Listed, float, str]:
+def _replayed(table: WorkloadTable, folder: Path, n_clients: int) -> tuple[Listed, float, str]:
     """Requests of a trace file, their rate, and where they come from, cut to ``n_requests`` and stretched to ``rate`` where these are given."""
     if table.arrivals == "trace":
         kind, rows = read_trace(folder / (table.file or ""))
         origin = f"{kind} trace {Path(table.file or '').name}"
     else:
-        rows, origin = _checked(table.requests or []), table.origin or "listed"
+        rows, origin = _checked(table.requests or [], n_clients), table.origin or "listed"
     n = table.n_requests or len(rows)
     if n > len(rows):
         raise KeyedError(("workload", "n_requests"), f"is {n}, but there are only {len(rows)} requests")
@@ -167,7 +172,7 @@ def make_requests(
     replayed: Listed | None = None
     update: dict[str, Any] = {}
     if table.arrivals in ("trace", "listed"):
-        replayed, rate, origin = _replayed(table, folder)
+        replayed, rate, origin = _replayed(table, folder, n_clients)
         arrives_at_s = [float(row[0]) for row in replayed]
         update = {
             "arrivals": "listed",
@@ -195,12 +200,18 @@ def make_requests(
             lengths.append([draw() for _ in arrives_at_s])
         else:
             lengths.append([int(row[column]) for row in replayed or []])
-    client = stream(seed, "client choice")
+    choice = stream(seed, "client choice")
+    clients = [choice.randrange(n_clients) for _ in arrives_at_s]
+    for index, row in enumerate(replayed or ()):
+        clients[index] = int(row[3]) if len(row) == 4 else clients[index]
     requests = tuple(
-        RequestPlan(index, client.randrange(n_clients), at_s, n_in, n_out)
-        for index, (at_s, n_in, n_out) in enumerate(zip(arrives_at_s, *lengths, strict=True))
+        RequestPlan(index, client, at_s, n_in, n_out)
+        for index, (client, at_s, n_in, n_out) in enumerate(zip(clients, arrives_at_s, *lengths, strict=True))
     )
     if replayed is not None:
-        update["requests"] = [[r.arrival_at_s, r.n_input_tokens, r.n_output_tokens] for r in requests]
+        update["requests"] = [
+            [r.arrival_at_s, r.n_input_tokens, r.n_output_tokens, *row[3:]]
+            for r, row in zip(requests, replayed, strict=True)
+        ]
     longest = (_longest(table.n_input_tokens, lengths[0]), _longest(table.n_output_tokens, lengths[1]))
     return table.model_copy(update=update), requests, *longest

@@ -92,6 +92,7 @@ def summarize_simulation(simulation: Simulation, objectives: dict[str, float]) -
         "n_requests": len(rows),
         "n_completed": statuses.count("completed"),
         "n_failed": len(rows) - statuses.count("completed"),
+        "n_cancelled": 0,
         "n_interrupted": 0,
         "policy": {
             "placement": experiment.placement,

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from nodes.blocks.spec import BlocksSpec, HubSpec, Sampling, WeightSource
-from nodes.request import Request
+from nodes.request import Generation, Request
 from tests.support.runs import require
 
 N_LAYERS = 6
@@ -159,12 +159,19 @@ class Walk:
     """One request through a chain: ``(compute, first, last)`` per hop."""
 
     def __init__(
-        self, hub: Any, chain: Sequence[tuple[Any, int, int]], prompt: Sequence[int], n_tokens: int
+        self,
+        hub: Any,
+        chain: Sequence[tuple[Any, int, int]],
+        prompt: Sequence[int],
+        n_tokens: int,
+        how: Generation | None = None,
     ) -> None:
         self.hub = hub
         self.tokens: list[int] = []
         self._max_tokens = len(prompt) + n_tokens
-        self._sequence = hub.sequence(Request(0, 0.0, len(prompt), n_tokens, tuple(prompt)))
+        self._sequence = hub.sequence(
+            Request(0, 0.0, len(prompt), n_tokens, how or Generation(tuple(prompt)))
+        )
         self._position = 0
         self._steps: list[int] = []
         self._open(chain)

@@ -19,7 +19,6 @@ class Recoveries:
         self, experiment: Experiment, machines: Machines, coordinator: Coordinator, events: EventWriter
     ) -> None:
         self._problem = experiment.problem
-        self._plans = {r.index: r for r in experiment.requests}
         self._rules = experiment.recovery
         self._machines = machines
         self._coordinator = coordinator
@@ -46,7 +45,7 @@ class Recoveries:
             line["failed_at_s"] = failed_at_s
             line["recovery_s"] = record.at_s - failed_at_s
             line["floor_s"] = record.detected_at_s - failed_at_s + self._replay_s(record)
-        client = self._problem.clients[self._plans[request].client]
+        client = self._problem.clients[self._coordinator.requests[request].client]
         self._events.write(record.kind, record.at_s, client=client, request=request, **line)
 
     def ended(self, request: int) -> None:
@@ -61,7 +60,7 @@ class Recoveries:
 
     def _replay_s(self, record: Replayed) -> float:
         """One connection and the modelled replay: what no client can avoid once it has noticed."""
-        plan = self._plans[record.request]
+        plan = self._coordinator.requests[record.request]
         chain = [Hop(*hop) for hop in record.hops]
         connection_s = max(self._problem.raw_rtt_s[plan.client][hop.server] for hop in chain)
         replayed = self._rules.replayed(plan, record.tokens)

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nodes.blocks.spec import Sampling
-from nodes.compute import ComputeError
-from nodes.request import Request, SessionError
+from nodes.blocks.spec import BlocksSpec, Sampling
+from nodes.request import Generation, Request, SessionError
 from tests.support.blocks import (
     BLOOM,
     LLAMA,
@@ -28,6 +27,7 @@ from tests.support.blocks import (
 need_blocks()
 
 from nodes.blocks.hub import prompt_of
+from nodes.blocks.whole import WholeModel
 
 
 @pytest.mark.parametrize("name", [BLOOM, LLAMA])
@@ -42,14 +42,32 @@ def test_a_prompt_beyond_the_models_limit_is_refused_in_one_sentence(models: Mod
 @pytest.mark.parametrize("token", [300, -1])
 def test_a_prompt_with_a_token_that_the_model_does_not_have_is_refused(models: Models, token: int) -> None:
     with pytest.raises(SessionError, match=f"the prompt has token {token}, but the model's are 0 to 299"):
-        hub_of(models.source(BLOOM)).sequence(Request(0, 0.0, 2, 4, (5, token)))
+        hub_of(models.source(BLOOM)).sequence(Request(0, 0.0, 2, 4, Generation((5, token))))
 
 
 @pytest.mark.parametrize("sampling", [Sampling(temperature=0.0), Sampling(top_k=-1), Sampling(top_p=1.5)])
-def test_sampling_that_makes_no_sense_is_refused_at_the_start(models: Models, sampling: Sampling) -> None:
-    with pytest.raises(ComputeError) as caught:
-        hub_of(models.source(BLOOM), sampling=sampling)
+def test_sampling_that_makes_no_sense_is_refused(models: Models, sampling: Sampling) -> None:
+    assert sampling.wrong() is not None
+    with pytest.raises(SessionError) as caught:
+        hub_of(models.source(BLOOM)).sequence(Request(0, 0.0, 2, 4, Generation((5, 9), sampling)))
     assert "\n" not in str(caught.value)
+
+
+async def test_a_text_goes_on_past_the_end_token_until_it_is_long_enough(
+    models: Models, tmp_path: Path
+) -> None:
+    prompt = (5, 9, 200, 11, 7, 8)
+    end = generated(models.whole(BLOOM, "float32"), prompt, 1)[0]
+    folder = Path(shutil.copytree(models.folder(BLOOM), tmp_path / "bloom"))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": end}), encoding="utf-8")
+    source = source_of(folder)
+    compute = await served(source, 0, N_LAYERS)
+    how = Generation(prompt, stops=True, min_tokens=4)
+    walk = Walk(hub_of(source), [(compute, 0, N_LAYERS)], prompt, 12, how)
+    while not walk.ended and len(walk.tokens) < 12:
+        await walk.go(1)
+    assert end not in walk.tokens[:4]
+    assert walk.tokens == WholeModel(BlocksSpec(source)).tokens(prompt, 12, None, 4, [end])
 
 
 def test_a_made_up_prompt_is_the_same_for_the_same_request() -> None:
@@ -64,9 +82,9 @@ async def test_a_text_ends_where_the_checkpoint_says_that_one_does(models: Model
     end = next(token for i, token in enumerate(expected) if i > 2 and token not in expected[:i])
     folder = Path(shutil.copytree(models.folder(LLAMA), tmp_path / "llama"))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, end]}), encoding="utf-8")
-    hub = hub_of(source_of(folder), stops=True)
     compute = await served(source_of(folder), 0, N_LAYERS)
-    walk = Walk(hub, [(compute, 0, N_LAYERS)], prompt, 12)
+    how = Generation(prompt, stops=True)
+    walk = Walk(hub_of(source_of(folder)), [(compute, 0, N_LAYERS)], prompt, 12, how)
     while not walk.ended:
         await walk.go(1)
     assert walk.tokens == expected[: expected.index(end) + 1]

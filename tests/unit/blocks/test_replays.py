@@ -12,7 +12,7 @@ from nodes.compute import ComputeError
 from nodes.hub import TokenSequence
 from nodes.records import AnyRecord, Plan, Replayed, Token
 from nodes.recovery import RecoveryRules
-from nodes.request import Request
+from nodes.request import Generation, Request
 from nodes.session import HubSession, SessionRules
 from tests.support.blocks import (
     BLOOM,
@@ -115,7 +115,7 @@ async def talk(
         return Plan(REPLACEMENT, 0.0, 0.0)
 
     rules = SessionRules(recovery=RecoveryRules(replay=replay or "at_once"))
-    request = Request(0, 0.0, len(prompt), N_TOKENS, tuple(prompt))
+    request = Request(0, 0.0, len(prompt), N_TOKENS, Generation(tuple(prompt)))
     async with connected(servers, clock) as connections:
         await HubSession(
             request,

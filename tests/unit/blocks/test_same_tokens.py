@@ -8,6 +8,7 @@ import contextlib
 import pytest
 
 from nodes.blocks.spec import Sampling
+from nodes.request import Generation
 from tests.support.blocks import (
     BLOOM,
     CONFIGS,
@@ -35,13 +36,13 @@ SPLIT = ((0, 3), (3, 4), (4, 6))
 async def walk(models: Models, name: str, dtype: str, sampling: Sampling | None, n_tokens: int) -> list[int]:
     source = models.source(name)
     async with contextlib.AsyncExitStack() as stack:
-        hub = stack.enter_context(contextlib.closing(hub_of(source, dtype=dtype, sampling=sampling)))
+        hub = stack.enter_context(contextlib.closing(hub_of(source, dtype=dtype)))
         chain = []
         for first, last in SPLIT:
             compute = await served(source, first, last, dtype=dtype)
             stack.enter_context(contextlib.closing(compute))
             chain.append((compute, first, last))
-        return await Walk(hub, chain, PROMPT, n_tokens).go(n_tokens)
+        return await Walk(hub, chain, PROMPT, n_tokens, Generation(PROMPT, sampling)).go(n_tokens)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -59,7 +59,7 @@ async def test_random_and_quantised_weights_say_what_a_chain_of_servers_says(
 def job(models: Models, requests: list[dict[str, Any]]) -> dict[str, Any]:
     source = models.source(BLOOM)
     spec = {"source": {"config": source.config, "folder": source.folder, "seed": 0}, "dtype": "float32"}
-    return {"spec": spec, "sampling": None, "requests": requests}
+    return {"spec": spec, "requests": requests}
 
 
 def test_every_altered_token_is_counted_and_the_first_of_a_request_is_named(models: Models) -> None:
@@ -67,8 +67,8 @@ def test_every_altered_token_is_counted_and_the_first_of_a_request_is_named(mode
     right = generated(whole, PROMPT, 6)
     wrong = [*right[:2], (right[2] + 1) % 300, right[3], (right[4] + 1) % 300, right[5]]
     entries = [
-        {"index": 0, "prompt": PROMPT, "n_input_tokens": 6, "tokens": right},
-        {"index": 1, "prompt": PROMPT, "n_input_tokens": 6, "tokens": wrong},
+        {"index": 0, "generation": {"prompt": PROMPT}, "n_input_tokens": 6, "tokens": right},
+        {"index": 1, "generation": {"prompt": PROMPT}, "n_input_tokens": 6, "tokens": wrong},
     ]
     assert compare(job(models, entries)) == {
         "n_tokens_checked": 12,
@@ -80,5 +80,5 @@ def test_every_altered_token_is_counted_and_the_first_of_a_request_is_named(mode
 def test_a_request_without_a_prompt_is_compared_with_the_one_that_its_client_makes_up(models: Models) -> None:
     prompt = prompt_of(Request(4, 0.0, 5, 3), 300)
     tokens = generated(models.whole(BLOOM, "float32"), prompt, 3)
-    entry = {"index": 4, "prompt": [], "n_input_tokens": 5, "tokens": tokens}
+    entry = {"index": 4, "generation": {}, "n_input_tokens": 5, "tokens": tokens}
     assert compare(job(models, [entry]))["n_tokens_altered"] == 0

@@ -65,7 +65,7 @@ class Load:
                 request, str(request.index), "c", connections, route, MODEL, RULES, clock, generator.record
             )
 
-        self.generator = LoadGenerator(clock, log, make, self.observed.append)
+        self.generator = LoadGenerator(clock, log, make, self.observed.append, "hub")
 
     def count(self, kind: str) -> int:
         return sum(record.kind == kind for record in self.observed)
@@ -89,7 +89,7 @@ async def test_the_log_holds_every_record_of_a_request_in_order(tmp_path: Path) 
     clock = JumpClock()
     async with connected([make_server(0, 2), make_server(2, 4)], clock) as connections:
         load = Load(clock, EventLog(tmp_path / "log"), connections)
-        await load.generator.run([Request(7, 2.5, 3, 2)], "hub")
+        await load.generator.run([Request(7, 2.5, 3, 2)])
         load.log.close()
     n_up = 3 * TOKEN_BYTES
     tokens = tokens_of([7, 8, 9], 2, 4)
@@ -114,7 +114,7 @@ async def test_arrivals_do_not_wait_for_slow_sessions(tmp_path: Path) -> None:
     requests = [Request(i, 0.5 * i, 3, 2) for i in range(20)]
     async with connected(chain, clock) as connections:
         load = Load(clock, EventLog(tmp_path / "log"), connections)
-        work = asyncio.create_task(load.generator.run(requests, "c"))
+        work = asyncio.create_task(load.generator.run(requests))
         await until(lambda: load.count("admitted") == 20)
         arrived = [(r.request, r.at_s) for r in load.observed if isinstance(r, Arrived)]
         assert arrived == [(i, 0.5 * i) for i in range(20)]
@@ -145,7 +145,7 @@ async def test_a_request_that_fails_is_logged_with_the_reason_and_the_others_com
     chain = [make_server(0, 2, compute=_WrongForOne(20)), make_server(2, 4)]
     async with connected(chain, clock) as connections:
         load = Load(clock, EventLog(tmp_path / "log"), connections)
-        await load.generator.run([Request(i, float(i), 3, 2) for i in (10, 20, 30)], "c")
+        await load.generator.run([Request(i, float(i), 3, 2) for i in (10, 20, 30)])
         load.log.close()
         assert all(server.account.used_bytes == 0.0 for server in chain)
     ends = {
@@ -183,7 +183,7 @@ async def test_a_full_disk_ends_the_run_and_every_server_is_free_once_the_client
     async with connected(chain, clock) as connections:
         load = Load(clock, _LimitedLog(tmp_path / "log", n_records), connections)
         with pytest.raises(LogFullError, match="no space left for the log"):
-            await load.generator.run([Request(i, float(i), 3, 20) for i in range(5)], "c")
+            await load.generator.run([Request(i, float(i), 3, 20) for i in range(5)])
         load.log.close()
         await asyncio.gather(*(connection.close() for connection in connections))
         await until(lambda: all(server.account.used_bytes == 0.0 for server in chain))
@@ -199,7 +199,7 @@ async def test_requests_that_are_running_when_the_run_is_stopped_are_logged_as_i
     async with connected(chain, clock) as connections:
         load = Load(clock, EventLog(tmp_path / "log"), connections)
         requests = [Request(0, 0.0, 3, 2), Request(1, 1.0, 3, 2), Request(2, 1e6, 3, 2)]
-        work = asyncio.create_task(load.generator.run(requests, "c"))
+        work = asyncio.create_task(load.generator.run(requests))
         await clock.advance(1.0)
         await until(lambda: load.count("admitted") == 2)
         work.cancel()
@@ -216,8 +216,8 @@ async def test_requests_that_are_running_when_the_run_is_stopped_are_logged_as_i
 async def test_the_progress_view_gets_the_latest_first_token_and_the_latest_gap(tmp_path: Path) -> None:
     clock = ManualClock()
     load = Load(clock, EventLog(tmp_path / "log"), [])
-    generator, request = load.generator, Request(0, 0.0, 3, 3)
-    generator._arrived(request, "c")
+    generator = load.generator
+    generator.record(Arrived(0, 0.0, "c", 0.0, 3, 3))
     generator.record(Token(0, 4.0, 0, 1.0, [], 11))
     assert (generator.n_tokens, generator.last_ttft_s) == (1, 4.0)
     generator.record(Token(0, 4.5, 1, 4.0, [], 12))
@@ -230,7 +230,7 @@ async def test_requests_that_have_ended_are_not_kept(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "c.log")
     async with connected([make_server(0, 2), make_server(2, 4)], clock) as connections:
         load = Load(clock, log, connections)
-        await load.generator.run([Request(i, float(i), 2, 2) for i in range(5)], "c")
+        await load.generator.run([Request(i, float(i), 2, 2) for i in range(5)])
     assert load.count("completed") == 5
     assert load.generator._arrived_at_s == {}
     log.close()

@@ -1,0 +1,55 @@
+"""Requests that came from outside: what a serving testbed's logs know of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from policies.workload import RequestPlan
+from testbed.results.logs import RequestRecord, read_logs
+from testbed.scenario.experiment import Experiment
+
+
+def with_guests(experiment: Experiment, run_dir: Path) -> Experiment:
+    """``experiment`` with the requests that came while it ran; as it is if none could."""
+    if not experiment.endpoint_tokens:
+        return experiment
+    clients = {name: number for number, name in enumerate(experiment.problem.clients)}
+    plans = {plan.index: plan for plan in experiment.requests}
+    for r in read_logs(run_dir).requests:
+        client, arrival_at_s = clients[r.client], r.intended_at_s
+        plans[r.index] = RequestPlan(r.index, client, arrival_at_s, r.n_input_tokens, r.n_output_tokens)
+    return replace(
+        experiment,
+        requests=tuple(plans[index] for index in sorted(plans)),
+        workload=_source(len(plans) - len(experiment.requests), experiment),
+    )
+
+
+def _source(n_guests: int, experiment: Experiment) -> str:
+    outside = f"from outside, {n_guests:,} requests"
+    return f"{outside}; and {experiment.workload}" if experiment.requests else outside
+
+
+def replayed_document(experiment: Experiment, records: Sequence[RequestRecord]) -> dict[str, Any]:
+    """The scenario that has the requests of a serving testbed as its own, each with as many tokens as it got.
+
+    One that got none has one.
+    """
+    rows = [
+        [
+            r.intended_at_s,
+            r.n_input_tokens,
+            max(len(r.tokens), 1),
+            experiment.problem.clients.index(r.client),
+        ]
+        for r in records
+    ]
+    document = {key: value for key, value in experiment.document.items() if key != "endpoint"}
+    span_s = rows[-1][0] - rows[0][0]
+    # Any other rate would stretch time.
+    rate = (len(rows) - 1) / span_s if span_s > 0 else experiment.problem.request_rate
+    workload = {"arrivals": "listed", "rate": rate, "requests": rows}
+    return {**document, "workload": {**workload, "origin": experiment.workload}}

@@ -1,0 +1,171 @@
+"""``testbed serve``: a testbed that takes requests from outside, at an endpoint that speaks OpenAI's API."""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from nodes.request import Generation
+from testbed.errors import UserError
+from testbed.results.served import with_guests
+from testbed.results.text import summary_text
+from testbed.rundir import make_run_dir
+from testbed.runs.twin import run_twin
+from testbed.runs.up import check_can_run, finish, has_begun, placed_experiment, undone_unless_begun
+from testbed.runs.verify import verify_tokens
+from testbed.runtime.blocks import BlocksModel, blocks_model
+from testbed.runtime.running import emulate
+from testbed.runtime.stage import choose_stage
+from testbed.scenario import load_experiment
+from testbed.scenario.checkpoints import checkpoint_sizes
+from testbed.scenario.experiment import Experiment
+from testbed.serving.app import Endpoint, Rules
+from testbed.serving.text import SMALL, BlocksCodec, Codec, StubCodec
+
+_MAX_MODEL_LEN = 4096
+"""Of a model that does not say how long a sequence may be."""
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """What is asked for on the command line. ``tokenizer`` is a folder."""
+
+    host: str
+    port: int
+    api_key: str | None
+    no_auth: bool
+    workload: str
+    """also or none"""
+    admission: str
+    """wait or reject"""
+    max_requests: int
+    max_model_len: int | None
+    tokenizer: Path | None
+
+
+def serve_command(
+    scenario: str,
+    overrides: list[str],
+    options: ServeOptions,
+    out: Path | None,
+    *,
+    report: bool,
+    trace: bool,
+    with_twin: bool,
+    echo: Callable[[str], None],
+) -> None:
+    """Serve until interrupted, and leave a run directory. ``echo`` is given the URL once it can be used.
+
+    Raises ``UserError`` for what cannot be, before anything runs, and what broke the testbed.
+    """
+    _check_host(options)
+    experiment = _experiment(scenario, overrides, options)
+    check_can_run(experiment)
+    stage = choose_stage(experiment, holds=True)
+    placed = placed_experiment(experiment)
+    bound = _bound(options.host, options.port)
+    run_dir = make_run_dir(out, experiment.name)
+    launcher = stage.begin(experiment, run_dir)
+    with undone_unless_begun(run_dir, launcher):
+        blocks = blocks_model(experiment, run_dir)
+        codec = _codec(blocks, options.tokenizer)
+        rules = Rules(options.api_key, options.admission == "reject", options.max_requests)
+        endpoint = Endpoint(experiment, codec, rules, bound)
+    _say(f"run {run_dir}")
+
+    def ready() -> None:
+        host, port = bound.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        echo(f"http://{shown}:{port}/v1")
+
+    endpoint.when_ready(ready)
+    error, _ = stage.run(
+        launcher,
+        emulate(*(experiment, placed, run_dir, stage, launcher, blocks, False, _say), guests=endpoint.guests),
+    )
+    if not has_begun(run_dir, error):
+        _say(f"interrupted before any request; logs are in {run_dir}")
+        return
+    experiment = with_guests(experiment, run_dir)
+    if blocks is not None and error is None:
+        asked: dict[int, Generation] = endpoint.generations
+        verify_tokens(run_dir, experiment, dataclasses.replace(blocks, generations=asked), _say)
+    if with_twin and error is None and experiment.requests:
+        if options.workload == "also":
+            _say("no twin: requests of the workload and from outside came mixed")
+        else:
+            _say("running the twin in virtual time (--no-twin leaves it out)")
+            run_twin(experiment, placed, run_dir, _say)
+    summary = finish(run_dir, experiment, report=report, trace=trace)
+    _say(summary_text(summary))
+    if error is not None:
+        raise error
+
+
+def _experiment(scenario: str, overrides: list[str], options: ServeOptions) -> Experiment:
+    """The scenario with its ``[endpoint]``."""
+
+    def load(max_model_len: int) -> Experiment:
+        table = f'endpoint={{max_model_len = {max_model_len}, workload = "{options.workload}"}}'
+        return load_experiment(scenario, [*overrides, table])
+
+    if options.max_model_len is not None:
+        return load(options.max_model_len)
+    experiment = load(_MAX_MODEL_LEN)
+    if experiment.blocks is None:
+        return experiment
+    sizes = checkpoint_sizes(experiment.blocks.config, experiment.problem.model.name)
+    return load(min(_MAX_MODEL_LEN, sizes.max_tokens or _MAX_MODEL_LEN))
+
+
+def _codec(blocks: BlocksModel | None, folder: Path | None) -> Codec:
+    if blocks is None:
+        return StubCodec(folder or SMALL)
+    if folder is not None:
+        return BlocksCodec(folder)
+    if blocks.source.folder is None:
+        raise UserError("a model of random weights has no tokenizer: give one with --tokenizer DIR")
+    return BlocksCodec(Path(blocks.source.folder))
+
+
+def _check_host(options: ServeOptions) -> None:
+    """Raises ``UserError`` if anybody on the network could use the testbed without being asked for a key."""
+    if options.api_key is not None and options.no_auth:
+        raise UserError("--api-key and --no-auth contradict each other: leave one of them out")
+    if options.api_key == "":
+        raise UserError("--api-key must not be empty")
+    try:
+        is_open = not ipaddress.ip_address(options.host).is_loopback
+    except ValueError:
+        is_open = options.host != "localhost"
+    if is_open and options.api_key is None and not options.no_auth:
+        raise UserError(
+            f"--host {options.host} lets others in: give --api-key KEY, or --no-auth if everybody may use it"
+        )
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """A socket bound to ``host`` and ``port``, which nobody listens at yet. Raises ``UserError``."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        bound.listen()  # two that are only bound could have the same port
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(
+            f"cannot listen at {host} port {port}: {reason}; choose another --port or --host"
+        ) from error
+    return bound
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,333 @@
+"""The endpoint's HTTP: routes, limits, who may ask, streams."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import math
+import socket
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import TypeVar
+
+from aiohttp import web
+
+from nodes.control import ControlError
+from nodes.messages import GetStatus, ServerStatus
+from nodes.request import Generation
+from testbed.runtime.emulation import Emulation
+from testbed.scenario.experiment import Experiment
+from testbed.serving.guests import Came, Guests, Over, Refused, Stream
+from testbed.serving.metrics import Metrics
+from testbed.serving.openai import (
+    DONE,
+    ApiError,
+    Body,
+    ChatBody,
+    CompletionBody,
+    Finish,
+    Writer,
+    event,
+    read_body,
+)
+from testbed.serving.text import BlocksSaid, Codec, Said, Stops, StubCodec, StubSaid
+
+_MAX_BODY_BYTES = 16 * 1024**2
+_PLAIN_TOKENS = 16
+"""Of a completion that does not say how many, as OpenAI has it; a chat goes on to the model's limit."""
+_STATUS_S = 1.0
+"""How long a server may take to say how it is."""
+_LAST_WORDS_S = 2.0
+"""How long streams may take to end when the testbed does."""
+CLIENT_HEADER = "X-Testbed-Client"
+_REQUEST_ID = "X-Request-Id"
+_MAX_ID = 200
+B = TypeVar("B", bound=Body)
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How the endpoint behaves. ``api_key`` ``None``: everybody may ask. ``rejects``: 429 where there is no room."""
+
+    api_key: str | None = None
+    rejects: bool = False
+    max_requests: int = 1024
+
+
+class Endpoint:
+    """Listens on ``bound`` while the testbed serves. Its ``guests`` are what the testbed is given."""
+
+    def __init__(self, experiment: Experiment, codec: Codec, rules: Rules, bound: socket.socket) -> None:
+        self._experiment = experiment
+        self._codec = codec
+        self._rules = rules
+        self._bound = bound
+        self._model = experiment.problem.model.name
+        self._clients = experiment.problem.clients
+        self._metrics = Metrics(self._model, experiment.time_scale)
+        self._begun_at = int(time.time())
+        self._ready: Callable[[], None] = lambda: None
+        self.generations: dict[int, Generation] = {}
+        """What real blocks were asked for, by request."""
+        self.guests = Guests(self._metrics, self._listen, self._hang_up, rules.max_requests)
+        self._runner = web.AppRunner(
+            self._app(), access_log=None, handler_cancellation=True, shutdown_timeout=_LAST_WORDS_S
+        )
+
+    def _app(self) -> web.Application:
+        app = web.Application(middlewares=[self._guarded], client_max_size=_MAX_BODY_BYTES)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_post("/v1/completions", self._completions)
+        app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/health/ready", self._is_ready)
+        app.router.add_get("/metrics", self._show_metrics)
+        app.router.add_get("/version", self._version)
+        return app
+
+    def when_ready(self, call: Callable[[], None]) -> None:
+        """Have ``call`` called once requests are taken."""
+        self._ready = call
+
+    async def _listen(self) -> None:
+        await self._runner.setup()
+        await web.SockSite(self._runner, self._bound, backlog=1024).start()
+        self._ready()
+
+    async def _hang_up(self) -> None:
+        await self._runner.cleanup()
+
+    @web.middleware
+    async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Checks the key, and puts what is wrong into OpenAI's form."""
+        key = request.headers.get(_REQUEST_ID, "")[:_MAX_ID] or uuid.uuid4().hex
+        request["id"] = key
+        try:
+            self._check_key(request)
+            response = await handler(request)
+        except ApiError as error:
+            response = web.json_response(error.body(), status=error.status)
+            if error.retry_after_s is not None:
+                response.headers["Retry-After"] = str(math.ceil(error.retry_after_s))
+        except web.HTTPException as error:
+            wrong = ApiError(error.status, error.reason)
+            response = web.json_response(wrong.body(), status=error.status, headers=_allowed(error))
+        if not response.prepared:
+            response.headers.update(self._headers(request))
+        return response
+
+    def _headers(self, request: web.Request) -> dict[str, str]:
+        headers = {_REQUEST_ID: request["id"]}
+        if self._experiment.time_scale != 1:
+            headers["X-Testbed-Time-Scale"] = f"{self._experiment.time_scale:g}"
+        return headers
+
+    def _check_key(self, request: web.Request) -> None:
+        key = self._rules.api_key
+        if key is None or request.path.startswith("/health"):
+            return
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(given.encode(), key.encode()):
+            raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
+
+    async def _models(self, _: web.Request) -> web.Response:
+        names = [self._model]
+        if len(self._clients) > 1:
+            names += [f"{self._model}@{client}" for client in self._clients]
+        rows = [
+            {
+                "id": name,
+                "object": "model",
+                "created": self._begun_at,
+                "owned_by": "testbed",
+                "root": self._model,
+                "max_model_len": self._experiment.endpoint_tokens,
+            }
+            for name in names
+        ]
+        return web.json_response({"object": "list", "data": rows})
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _is_ready(self, _: web.Request) -> web.Response:
+        return web.Response(status=200 if self.guests.is_ready else 503)
+
+    async def _version(self, _: web.Request) -> web.Response:
+        return web.json_response({"version": version("testbed")})
+
+    async def _show_metrics(self, _: web.Request) -> web.Response:
+        emulation = self.guests.emulation
+        if emulation is not None:
+            names = [server.name for server in self._experiment.problem.servers]
+            found = await asyncio.gather(*(_status(emulation, name) for name in names))
+            self._metrics.servers(dict(zip(names, found, strict=True)))
+            self._metrics.links(emulation.links)
+        return web.Response(body=self._metrics.text(), content_type="text/plain", charset="utf-8")
+
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
+        body = await _read(request, CompletionBody)
+        client = self._client(request, body)
+        prompt = body.asked()
+        tokens = self._codec.encode(prompt) if isinstance(prompt, str) else prompt
+        return await self._answer(request, body, client, tokens, _PLAIN_TOKENS)
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        body = await _read(request, ChatBody)
+        client = self._client(request, body)
+        tokens = self._codec.encode(self._codec.chat(body.turns()))
+        return await self._answer(request, body, client, tokens, None)
+
+    def _client(self, request: web.Request, body: Body) -> int:
+        """The number of the client at which the user asks. Raises ``ApiError``."""
+        model, _, name = body.model.partition("@")
+        if model != self._model:
+            text = f"there is no model {body.model[:200]!r} here, only {self._model!r}"
+            raise ApiError(404, text, "model", "model_not_found")
+        name = name or request.headers.get(CLIENT_HEADER, "") or self._clients[0]
+        if name not in self._clients:
+            known = ", ".join(self._clients)
+            raise ApiError(404, f"there is no client {name[:200]!r} here; they are {known}", "model")
+        return self._clients.index(name)
+
+    async def _answer(
+        self, request: web.Request, body: Body, client: int, tokens: list[int], plain: int | None
+    ) -> web.StreamResponse:
+        n_prompt, most = len(tokens), self._experiment.endpoint_tokens
+        room = most - n_prompt
+        if room < 1 or not tokens:
+            text = f"the prompt has {n_prompt:,} tokens; it must have 1 to {most - 1:,} here"
+            raise ApiError(400, text, "prompt", "context_length_exceeded")
+        n_tokens = body.limit() or min(plain or room, room)
+        if n_tokens > room:
+            raise ApiError(
+                400,
+                f"a prompt of {n_prompt:,} tokens and {n_tokens:,} new ones are more than {most:,}; ask for fewer",
+                "max_tokens",
+                "context_length_exceeded",
+            )
+        how = Generation()
+        if self._experiment.blocks is not None:
+            how = Generation(tuple(tokens), body.sampling(), not body.ignore_eos, body.min_tokens)
+        stream = self.guests.open(client, n_prompt, n_tokens, how)
+        if self._experiment.blocks is not None:
+            self.generations[stream.index] = how
+        talk = _Talk(stream, body, self._said(stream.index), n_tokens)
+        try:
+            await talk.begin(self._rules.rejects, self._experiment.time_scale)
+            writer = Writer(
+                is_chat=isinstance(body, ChatBody),
+                key=request["id"],
+                model=body.model,
+                created=int(time.time()),
+                n_prompt=n_prompt,
+            )
+            if body.stream:
+                return await self._stream(request, body, talk, writer)
+            return await self._whole(talk, writer)
+        finally:
+            self.guests.close(stream, enough=talk.finish is not None)
+
+    def _said(self, index: int) -> Said:
+        return StubSaid(self._codec, index) if isinstance(self._codec, StubCodec) else BlocksSaid(self._codec)
+
+    async def _whole(self, talk: _Talk, writer: Writer) -> web.Response:
+        texts = []
+        while talk.finish is None:
+            texts.append(await talk.next())
+        return web.json_response(writer.whole("".join(texts), talk.finish, talk.n_tokens))
+
+    async def _stream(
+        self, request: web.Request, body: Body, talk: _Talk, writer: Writer
+    ) -> web.StreamResponse:
+        usage = body.usage_in_stream
+        headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+        response = web.StreamResponse(headers={**headers, **self._headers(request)})
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionError):  # its reader has gone
+            try:
+                while talk.finish is None:
+                    text = await talk.next()
+                    n_tokens = talk.n_tokens if usage.continuous_usage_stats else None
+                    await response.write(writer.chunk(text, talk.finish, n_tokens))
+                if usage.include_usage:
+                    await response.write(writer.last(talk.n_tokens))
+            except ApiError as error:
+                await response.write(event(error.body()))
+            await response.write(DONE)
+            await response.write_eof()
+        return response
+
+
+class _Talk:
+    """One request's answer as it comes: ``next`` gives text until ``finish`` says why it is done."""
+
+    def __init__(self, stream: Stream, body: Body, said: Said, n_asked: int) -> None:
+        self._stream = stream
+        self._said = said
+        self._stops = Stops(body.stops)
+        self._n_asked = n_asked
+        self._min_tokens = body.min_tokens
+        self._first: Came | Over | None = None
+        self.n_tokens = 0
+        self.finish: Finish | None = None
+
+    async def begin(self, rejects: bool, time_scale: float) -> None:
+        """Wait for the first token. Raises ``ApiError``: from then on it is too late for another status."""
+        while self._first is None:
+            news = await self._stream.get()
+            if not isinstance(news, Refused):
+                self._first = news
+            elif rejects:
+                text = f"there is no room: {news.reason}"
+                raise ApiError(429, text, code="no_room", retry_after_s=news.backoff_s / time_scale)
+        if isinstance(self._first, Over) and self._first.why is not None:
+            raise ApiError(503, self._first.why)
+
+    async def next(self) -> str:
+        """The text of the next token, or what was held back after the last. Raises ``ApiError``."""
+        news, self._first = self._first or await self._stream.get(), None
+        if isinstance(news, Came):
+            self.n_tokens += 1
+            text = self._said.add(news.token_id)
+            if self.n_tokens > self._min_tokens:
+                text = self._stops.add(text)
+            if self._stops.found:
+                self.finish = "stop"
+            elif self.n_tokens == self._n_asked:
+                self.finish = "length"
+                text += self._rest()
+            return text
+        if isinstance(news, Over):
+            if news.why is not None:
+                raise ApiError(500, news.why)
+            self.finish = "stop"  # the model has ended its text
+            return self._rest()
+        return ""  # it waits for room for a hop that it has lost
+
+    def _rest(self) -> str:
+        return self._stops.add(self._said.rest()) + self._stops.rest()
+
+
+def _allowed(error: web.HTTPException) -> dict[str, str]:
+    return {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
+
+
+async def _read(request: web.Request, kind: type[B]) -> B:
+    """Raises ``ApiError``."""
+    if request.content_type != "application/json":
+        raise ApiError(415, "the body must be JSON, with Content-Type: application/json")
+    return read_body(await request.read(), kind)
+
+
+async def _status(emulation: Emulation, name: str) -> ServerStatus | None:
+    try:
+        async with asyncio.timeout(_STATUS_S):
+            return await emulation.nodes.peers[name].ask(GetStatus())
+    except (TimeoutError, ControlError, KeyError):
+        return None
