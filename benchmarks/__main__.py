@@ -11,7 +11,17 @@ import os
 import platform
 import sys
 
-NAMES = ("dataplane", "startup", "network", "fabric", "virtual", "emulation", "simulator", "results")
+NAMES = (
+    "dataplane",
+    "startup",
+    "network",
+    "fabric",
+    "virtual",
+    "emulation",
+    "simulator",
+    "results",
+    "endpoint",
+)
 
 
 def main() -> int:

@@ -70,21 +70,27 @@ class Server:
         )
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        """Prometheus text; vLLM's names where one exists."""
-        label = f'{{server="{self.name}"}}'
-        rows: tuple[tuple[str, str, float], ...] = (
-            ("vllm:num_requests_running", "gauge", len(self.account)),
-            ("vllm:kv_cache_usage_perc", "gauge", self.account.used_ratio),
-            ("testbed_sessions_opened_total", "counter", self.counters.opened),
-            ("testbed_sessions_refused_total", "counter", self.counters.refused),
-            ("testbed_sessions_expired_total", "counter", self.counters.expired),
-            ("testbed_steps_total", "counter", self.counters.steps),
-            ("testbed_protocol_errors_total", "counter", self.counters.errors),
-            ("testbed_compute_seconds_total", "counter", self.counters.compute_s),
-            ("testbed_hosted_blocks", "gauge", self.sessions.hosted.last - self.sessions.hosted.first),
-        )
-        text = "".join(f"# TYPE {name} {kind}\n{name}{label} {value}\n" for name, kind, value in rows)
-        return web.Response(text=text, content_type="text/plain")
+        """What Prometheus reads; vLLM's names where one exists."""
+        page = generate_latest(_Page(self))
+        return web.Response(body=page, content_type="text/plain", charset="utf-8")
+
+    def collect(self) -> Iterator[Metric]:
+        """As ``prometheus_client`` asks for it."""
+        counters, hosted = self.counters, self.sessions.hosted
+        for kind, name, text, value in (
+            (GaugeMetricFamily, "vllm:num_requests_running", "Sessions with cache here", len(self.account)),
+            (GaugeMetricFamily, "vllm:kv_cache_usage_perc", "Share of the cache room that is used", self.account.used_ratio),
+            (GaugeMetricFamily, "testbed_hosted_blocks", "Blocks held", hosted.last - hosted.first),
+            (CounterMetricFamily, "testbed_sessions_opened", "Sessions opened", counters.opened),
+            (CounterMetricFamily, "testbed_sessions_refused", "Sessions refused", counters.refused),
+            (CounterMetricFamily, "testbed_sessions_expired", "Sessions closed as idle", counters.expired),
+            (CounterMetricFamily, "testbed_steps", "Steps computed", counters.steps),
+            (CounterMetricFamily, "testbed_protocol_errors", "Connections that broke the protocol", counters.errors),
+            (CounterMetricFamily, "testbed_compute_seconds", "Scenario seconds of computing", counters.compute_s),
+        ):
+            family = kind(name, text, labels=("server",))
+            family.add_metric((self.name,), value)
+            yield family
 
     async def _serve_connection(self, request: web.Request) -> web.StreamResponse:
         client, live = request.remote or "", self.sessions.live

@@ -94,8 +94,8 @@ def has_begun(run_dir: Path, error: TestbedError | None) -> bool:
 
 
 def exit_code(summary: dict[str, Any]) -> int:
-    """0 only if every request completed, with the tokens that it should have."""
-    is_whole = summary["n_completed"] == summary["n_requests"]
+    """0 only if every request completed, with the tokens that it should have, or was not wanted any more."""
+    is_whole = summary["n_completed"] + summary["n_cancelled"] == summary["n_requests"]
     return 0 if is_whole and not summary["n_tokens_altered"] else 1
 
 

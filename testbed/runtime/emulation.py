@@ -205,6 +205,7 @@ class Emulation:
     async def _serve_guests(self, guests: Guests) -> None:
         """Serve until an interrupt, which is how this ends; what still runs then is interrupted."""
         try:
+            await self.processes.guard(self.clock.sleep_until_s(0.0))
             await guests.begin(self)
             self.has_served = True
             await self.processes.guard(self._all_done.wait())

@@ -21,7 +21,7 @@ from nodes.messages import GetStatus, ServerStatus
 from nodes.request import Generation
 from testbed.runtime.emulation import Emulation
 from testbed.scenario.experiment import Experiment
-from testbed.serving.guests import Came, Guests, Over, Refused, Stream
+from testbed.serving.guests import Came, Guests, Opened, Over, Refused, Stream
 from testbed.serving.metrics import Metrics
 from testbed.serving.openai import (
     DONE,
@@ -45,6 +45,8 @@ _LAST_WORDS_S = 2.0
 """How long streams may take to end when the testbed does."""
 CLIENT_HEADER = "X-Testbed-Client"
 _REQUEST_ID = "X-Request-Id"
+INDEX_HEADER = "X-Testbed-Request"
+"""The request's number in the run's tables."""
 _MAX_ID = 200
 B = TypeVar("B", bound=Body)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -122,7 +124,7 @@ class Endpoint:
         return response
 
     def _headers(self, request: web.Request) -> dict[str, str]:
-        headers = {_REQUEST_ID: request["id"]}
+        headers = {_REQUEST_ID: request["id"], **request.get("headers", {})}
         if self._experiment.time_scale != 1:
             headers["X-Testbed-Time-Scale"] = f"{self._experiment.time_scale:g}"
         return headers
@@ -227,6 +229,7 @@ class Endpoint:
                 created=int(time.time()),
                 n_prompt=n_prompt,
             )
+            request["headers"] = {INDEX_HEADER: str(stream.index)}
             if body.stream:
                 return await self._stream(request, body, talk, writer)
             return await self._whole(talk, writer)
@@ -273,25 +276,21 @@ class _Talk:
         self._stops = Stops(body.stops)
         self._n_asked = n_asked
         self._min_tokens = body.min_tokens
-        self._first: Came | Over | None = None
         self.n_tokens = 0
         self.finish: Finish | None = None
 
     async def begin(self, rejects: bool, time_scale: float) -> None:
-        """Wait for the first token. Raises ``ApiError``: from then on it is too late for another status."""
-        while self._first is None:
-            news = await self._stream.get()
-            if not isinstance(news, Refused):
-                self._first = news
-            elif rejects:
+        """Wait until there is room. Raises ``ApiError``: from then on it is too late for another status."""
+        while not isinstance(news := await self._stream.get(), Opened):
+            if isinstance(news, Over):
+                raise ApiError(503, news.why or "the testbed ends")
+            if isinstance(news, Refused) and rejects:
                 text = f"there is no room: {news.reason}"
                 raise ApiError(429, text, code="no_room", retry_after_s=news.backoff_s / time_scale)
-        if isinstance(self._first, Over) and self._first.why is not None:
-            raise ApiError(503, self._first.why)
 
     async def next(self) -> str:
         """The text of the next token, or what was held back after the last. Raises ``ApiError``."""
-        news, self._first = self._first or await self._stream.get(), None
+        news = await self._stream.get()
         if isinstance(news, Came):
             self.n_tokens += 1
             text = self._said.add(news.token_id)

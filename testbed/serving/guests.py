@@ -8,11 +8,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from nodes.messages import NewToken
-from nodes.records import ENDED, Completed, Failed, Rejected, States
+from nodes.records import ENDED, Admitted, Completed, Failed, Rejected, States
 from nodes.request import Generation
 from testbed.runtime.emulation import Emulation
 from testbed.serving.metrics import Metrics
 from testbed.serving.openai import ApiError
+
+
+class Opened(NamedTuple):
+    """Its chain is open: tokens will come."""
 
 
 class Came(NamedTuple):
@@ -34,7 +38,7 @@ class Over(NamedTuple):
     why: str | None
 
 
-News = Came | Refused | Over
+News = Opened | Came | Refused | Over
 
 
 class Stream:
@@ -108,7 +112,9 @@ class Guests:
         stream = self._streams.get(record.request)
         if stream is None:
             return
-        if isinstance(record, Rejected):
+        if isinstance(record, Admitted):
+            stream.put(Opened())
+        elif isinstance(record, Rejected):
             stream.put(Refused(record.reason, record.backoff_s))
         elif isinstance(record, ENDED):
             why = record.reason if isinstance(record, Failed) else "the testbed ends"

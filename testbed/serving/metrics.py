@@ -41,6 +41,7 @@ class Metrics:
 
     def __init__(self, model: str, time_scale: float) -> None:
         self._open: dict[int, _Open] = {}
+        self._n_running = 0
         self._model = model
         self._registry = CollectorRegistry()
         self._first = self._histogram(
@@ -130,11 +131,10 @@ class Metrics:
                 request.asked_at_s = record.at_s
             elif isinstance(record, Admitted):
                 request.is_admitted = True
+                self._n_running += 1
             elif isinstance(record, ENDED):
+                self._n_running -= request.is_admitted
                 self._ended(self._open.pop(record.request), record)
-        n_running = sum(request.is_admitted for request in self._open.values())
-        self._running.set(n_running)
-        self._waiting.set(len(self._open) - n_running)
 
     def token(self, message: NewToken) -> None:
         """A request has one more token."""
@@ -193,4 +193,6 @@ class Metrics:
 
     def text(self) -> bytes:
         """The page that Prometheus reads."""
+        self._running.set(self._n_running)
+        self._waiting.set(len(self._open) - self._n_running)
         return generate_latest(self._registry)

@@ -5,7 +5,6 @@ Settings that would change the answer and that are not there are refused, never 
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
@@ -258,7 +257,7 @@ class Writer:
 
 def event(data: dict[str, Any]) -> bytes:
     """A server-sent event."""
-    return f"data: {json.dumps(data, ensure_ascii=False)}\n\n".encode(errors="replace")
+    return b"data: " + msgspec.json.encode(data) + b"\n\n"
 
 
 DONE = b"data: [DONE]\n\n"

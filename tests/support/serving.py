@@ -1,0 +1,93 @@
+"""A serving testbed for tests: the command as a process, asked over HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+from tests.support.runs import COMMAND
+
+PATIENCE_S = 120.0
+
+
+@dataclass
+class Answer:
+    """What came back: a JSON body, or the events of a stream."""
+
+    status: int
+    headers: dict[str, str]
+    text: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.text)
+
+    @property
+    def events(self) -> list[Any]:
+        """The data of every event of a stream; ``[DONE]`` as ``None``."""
+        lines = [line.removeprefix("data: ") for line in self.text.split("\n\n") if line]
+        return [None if line == "[DONE]" else json.loads(line) for line in lines]
+
+
+@dataclass
+class Serving:
+    """A testbed that serves at ``url``."""
+
+    process: subprocess.Popen[str]
+    url: str
+    run_dir: Path
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, _, port = self.url.removeprefix("http://").removesuffix("/v1").rpartition(":")
+        return host, int(port)
+
+    def ask(self, path: str, body: Any = None, **headers: str) -> Answer:
+        """A GET, or a POST of ``body``: as JSON unless it is bytes."""
+        data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        request = Request(
+            self.url.removesuffix("/v1") + path, data, {"Content-Type": "application/json", **named}
+        )
+        try:
+            with urlopen(request, timeout=PATIENCE_S) as response:
+                return Answer(response.status, dict(response.headers), response.read().decode())
+        except HTTPError as error:
+            with error:
+                return Answer(error.code, dict(error.headers), error.read().decode())
+
+    def end(self) -> str:
+        """As Ctrl-C does; returns what was said on the way. Fails unless it ends with 0."""
+        self.process.send_signal(signal.SIGINT)
+        _, said = self.process.communicate(timeout=PATIENCE_S)
+        assert self.process.returncode == 0, said
+        return said
+
+
+@contextlib.contextmanager
+def serving(folder: Path, scenario: str, *options: str) -> Iterator[Serving]:
+    """``testbed serve`` into ``folder``, on any free port; it is ended, if the body has not done that."""
+    with subprocess.Popen(
+        [COMMAND, "serve", scenario, "--port", "0", "--out", str(folder), *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            url = process.stdout.readline().strip()
+            if not url:
+                raise AssertionError(process.communicate(timeout=PATIENCE_S)[1])
+            yield Serving(process, url, folder)
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+                process.communicate(timeout=PATIENCE_S)
