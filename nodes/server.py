@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Iterator
 
 import msgspec
 from aiohttp import WebSocketError, WSCloseCode, WSMsgType, web
+from prometheus_client import generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from nodes import wire
 from nodes.clock import Clock
@@ -25,7 +29,7 @@ _LOOK_AGAIN_S = 0.005
 """Seconds of the event loop's time, real or virtual, between two looks at a client that does not read."""
 
 
-class Server:
+class Server(Collector):
     """What goes over the wire to ``sessions`` and back. ``app()`` is the aiohttp application."""
 
     def __init__(
@@ -71,23 +75,38 @@ class Server:
 
     async def _metrics(self, _: web.Request) -> web.Response:
         """What Prometheus reads; vLLM's names where one exists."""
-        page = generate_latest(_Page(self))
-        return web.Response(body=page, content_type="text/plain", charset="utf-8")
+        return web.Response(body=generate_latest(self), content_type="text/plain", charset="utf-8")
 
     def collect(self) -> Iterator[Metric]:
         """As ``prometheus_client`` asks for it."""
         counters, hosted = self.counters, self.sessions.hosted
-        for kind, name, text, value in (
+        rows: tuple[tuple[type[GaugeMetricFamily | CounterMetricFamily], str, str, float], ...] = (
             (GaugeMetricFamily, "vllm:num_requests_running", "Sessions with cache here", len(self.account)),
-            (GaugeMetricFamily, "vllm:kv_cache_usage_perc", "Share of the cache room that is used", self.account.used_ratio),
+            (
+                GaugeMetricFamily,
+                "vllm:kv_cache_usage_perc",
+                "Share of the cache room that is used",
+                self.account.used_ratio,
+            ),
             (GaugeMetricFamily, "testbed_hosted_blocks", "Blocks held", hosted.last - hosted.first),
             (CounterMetricFamily, "testbed_sessions_opened", "Sessions opened", counters.opened),
             (CounterMetricFamily, "testbed_sessions_refused", "Sessions refused", counters.refused),
             (CounterMetricFamily, "testbed_sessions_expired", "Sessions closed as idle", counters.expired),
             (CounterMetricFamily, "testbed_steps", "Steps computed", counters.steps),
-            (CounterMetricFamily, "testbed_protocol_errors", "Connections that broke the protocol", counters.errors),
-            (CounterMetricFamily, "testbed_compute_seconds", "Scenario seconds of computing", counters.compute_s),
-        ):
+            (
+                CounterMetricFamily,
+                "testbed_protocol_errors",
+                "Connections that broke the protocol",
+                counters.errors,
+            ),
+            (
+                CounterMetricFamily,
+                "testbed_compute_seconds",
+                "Scenario seconds of computing",
+                counters.compute_s,
+            ),
+        )
+        for kind, name, text, value in rows:
             family = kind(name, text, labels=("server",))
             family.add_metric((self.name,), value)
             yield family

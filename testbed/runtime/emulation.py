@@ -43,6 +43,8 @@ from testbed.scenario.experiment import Experiment
 
 _PATIENCE_S, _BROKEN_PATIENCE_S = 5.0, 0.5
 """How long clients may take to close their sessions, at the end of a good and of a broken run."""
+_STATUS_S = 1.0
+"""How long a server may take to say how it is."""
 _ASLEEP_S = 1.0
 """How long it is looked whether the machine stands still less where CPUs may sleep."""
 
@@ -230,6 +232,21 @@ class Emulation:
         """A submitted request has tokens ``enough``, or else whoever asked for it has gone."""
         client = self.experiment.problem.clients[self._coordinator.requests[index].client]
         self.nodes.peers[client].tell(messages.End(index, enough))
+
+    async def statuses(self) -> dict[str, messages.ServerStatus | None]:
+        """How every server is, by name; ``None``: it does not answer."""
+        names = [server.name for server in self.experiment.problem.servers]
+        return dict(zip(names, await asyncio.gather(*map(self._status, names)), strict=True))
+
+    async def _status(self, name: str) -> messages.ServerStatus | None:
+        peer = self.nodes.peers.get(name)
+        if peer is None:  # it has not joined yet
+            return None
+        try:
+            async with asyncio.timeout(_STATUS_S):
+                return await peer.ask(messages.GetStatus())
+        except (TimeoutError, control.ControlError):
+            return None
 
     async def _finish_clients(self, patience_s: float) -> None:
         """End the workload; what still runs is interrupted."""

@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping
+from typing import Protocol
 
-from nodes.messages import NewToken
+from nodes.messages import NewToken, ServerStatus
 from nodes.records import States
+from nodes.request import Generation
+from testbed.scenario.experiment import Link
 
-if TYPE_CHECKING:
-    from testbed.runtime.emulation import Emulation
+
+class Host(Protocol):
+    """What a running testbed does for its guests."""
+
+    @property
+    def links(self) -> Mapping[tuple[str, str], Link]:
+        """As they are now."""
+        ...
+
+    def submit(self, client: int, n_input_tokens: int, n_output_tokens: int, how: Generation) -> int:
+        """Serve one more request at ``client`` now; returns its index."""
+        ...
+
+    def end_request(self, index: int, *, enough: bool) -> None:
+        """A submitted request has tokens ``enough``, or else whoever asked for it has gone."""
+        ...
+
+    async def statuses(self) -> Mapping[str, ServerStatus | None]:
+        """How every server is, by name; ``None``: it does not answer."""
+        ...
 
 
 class Guests(Protocol):
-    """Brings requests with ``Emulation.submit`` and ``Emulation.end_request``, and is told what becomes of them."""
+    """Brings requests to a ``Host``, and is told what becomes of them."""
 
-    async def begin(self, emulation: Emulation) -> None:
+    async def begin(self, host: Host) -> None:
         """The testbed takes requests. Raises ``TestbedError``."""
         ...
 

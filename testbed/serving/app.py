@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hmac
 import math
@@ -16,10 +15,7 @@ from typing import TypeVar
 
 from aiohttp import web
 
-from nodes.control import ControlError
-from nodes.messages import GetStatus, ServerStatus
 from nodes.request import Generation
-from testbed.runtime.emulation import Emulation
 from testbed.scenario.experiment import Experiment
 from testbed.serving.guests import Came, Guests, Opened, Over, Refused, Stream
 from testbed.serving.metrics import Metrics
@@ -39,8 +35,6 @@ from testbed.serving.text import BlocksSaid, Codec, Said, Stops, StubCodec, Stub
 _MAX_BODY_BYTES = 16 * 1024**2
 _PLAIN_TOKENS = 16
 """Of a completion that does not say how many, as OpenAI has it; a chat goes on to the model's limit."""
-_STATUS_S = 1.0
-"""How long a server may take to say how it is."""
 _LAST_WORDS_S = 2.0
 """How long streams may take to end when the testbed does."""
 CLIENT_HEADER = "X-Testbed-Client"
@@ -164,12 +158,9 @@ class Endpoint:
         return web.json_response({"version": version("testbed")})
 
     async def _show_metrics(self, _: web.Request) -> web.Response:
-        emulation = self.guests.emulation
-        if emulation is not None:
-            names = [server.name for server in self._experiment.problem.servers]
-            found = await asyncio.gather(*(_status(emulation, name) for name in names))
-            self._metrics.servers(dict(zip(names, found, strict=True)))
-            self._metrics.links(emulation.links)
+        if (host := self.guests.host) is not None:
+            self._metrics.servers(await host.statuses())
+            self._metrics.links(host.links)
         return web.Response(body=self._metrics.text(), content_type="text/plain", charset="utf-8")
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
@@ -322,11 +313,3 @@ async def _read(request: web.Request, kind: type[B]) -> B:
     if request.content_type != "application/json":
         raise ApiError(415, "the body must be JSON, with Content-Type: application/json")
     return read_body(await request.read(), kind)
-
-
-async def _status(emulation: Emulation, name: str) -> ServerStatus | None:
-    try:
-        async with asyncio.timeout(_STATUS_S):
-            return await emulation.nodes.peers[name].ask(GetStatus())
-    except (TimeoutError, ControlError, KeyError):
-        return None

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from nodes.messages import NewToken
 from nodes.records import ENDED, Admitted, Completed, Failed, Rejected, States
 from nodes.request import Generation
-from testbed.runtime.emulation import Emulation
+from testbed.runtime.guests import Host
 from testbed.serving.metrics import Metrics
 from testbed.serving.openai import ApiError
 
@@ -68,41 +68,41 @@ class Guests:
     listen: Callable[[], Awaitable[None]]
     hang_up: Callable[[], Awaitable[None]]
     max_requests: int
-    emulation: Emulation | None = None
+    host: Host | None = None
 
     def __post_init__(self) -> None:
         self._streams: dict[int, Stream] = {}
 
     @property
     def is_ready(self) -> bool:
-        return self.emulation is not None
+        return self.host is not None
 
     def open(self, client: int, n_prompt: int, n_tokens: int, how: Generation) -> Stream:
         """Ask for ``n_tokens`` tokens after a prompt of ``n_prompt`` at the client of that number.
 
         Raises ``ApiError`` if the testbed takes no more.
         """
-        if self.emulation is None:
+        if self.host is None:
             raise ApiError(503, "the testbed is not ready", retry_after_s=1.0)
         if len(self._streams) >= self.max_requests:
             text = f"{self.max_requests} requests are under way, and no more are taken"
             raise ApiError(429, text, retry_after_s=1.0)
-        stream = Stream(self.emulation.submit(client, n_prompt, n_tokens, how))
+        stream = Stream(self.host.submit(client, n_prompt, n_tokens, how))
         self._streams[stream.index] = stream
         return stream
 
     def close(self, stream: Stream, *, enough: bool) -> None:
         """Nobody waits for the rest of ``stream``: there is ``enough`` of it, or its reader has gone."""
         if self._streams.pop(stream.index, None) is not None and not stream.is_over:
-            assert self.emulation is not None, "a stream before there was a testbed"
-            self.emulation.end_request(stream.index, enough=enough)
+            assert self.host is not None, "a stream before there was a testbed"
+            self.host.end_request(stream.index, enough=enough)
 
-    async def begin(self, emulation: Emulation) -> None:
-        self.emulation = emulation
+    async def begin(self, host: Host) -> None:
+        self.host = host
         await self.listen()
 
     async def end(self) -> None:
-        self.emulation = None
+        self.host = None
         for stream in list(self._streams.values()):
             stream.put(Over("the testbed ends"))
         await self.hang_up()

@@ -404,7 +404,7 @@ async def test_metrics_are_prometheus_text_with_the_names_of_vllm_where_one_exis
         if line.startswith("# TYPE "):
             _, _, name, form = line.split(" ")
             types[name] = form
-        else:
+        elif not line.startswith("# HELP "):
             name, value = line.split(" ")
             assert name.endswith('{server="a100-0"}')
             values[name.partition("{")[0]] = float(value)
