@@ -219,6 +219,19 @@ class Emulation:
             await guests.end()
         await self._finish_clients(_PATIENCE_S)
 
+    @property
+    def most_tokens(self) -> int:
+        """Tokens of the longest request whose caches could be held, if there were no other.
+
+        A server that holds a block may be asked for that block alone.
+        """
+        model, placement = self.experiment.problem.model, self._coordinator.placement
+        rooms = [0.0] * model.n_blocks
+        for held, room_bytes in zip(placement.ranges, placement.cache_bytes, strict=True):
+            for block in range(*held):
+                rooms[block] = max(rooms[block], room_bytes)
+        return int(min(rooms) / model.cache_bytes(1))
+
     def submit(self, client: int, n_input_tokens: int, n_output_tokens: int, how: Generation) -> int:
         """Serve one more request at ``client`` now; returns its index."""
         index, now_s = len(self._coordinator.requests), self.clock.now_s()

@@ -19,6 +19,11 @@ class Host(Protocol):
         """As they are now."""
         ...
 
+    @property
+    def most_tokens(self) -> int:
+        """Tokens of the longest request whose caches could be held, if there were no other."""
+        ...
+
     def submit(self, client: int, n_input_tokens: int, n_output_tokens: int, how: Generation) -> int:
         """Serve one more request at ``client`` now; returns its index."""
         ...

@@ -84,6 +84,12 @@ class Guests:
         """
         if self.host is None:
             raise ApiError(503, "the testbed is not ready", retry_after_s=1.0)
+        if n_prompt + n_tokens > self.host.most_tokens:
+            text = (
+                f"{n_prompt + n_tokens:,} tokens, prompt and answer, are more than the servers' caches could ever "
+                f"hold ({self.host.most_tokens:,}); ask for fewer"
+            )
+            raise ApiError(400, text, "max_tokens", "context_length_exceeded")
         if len(self._streams) >= self.max_requests:
             text = f"{self.max_requests} requests are under way, and no more are taken"
             raise ApiError(429, text, retry_after_s=1.0)

@@ -284,6 +284,13 @@ def test_without_room_requests_wait_or_are_rejected(tmp_path: Path) -> None:
         assert (error["type"], error["code"]) == ("rate_limit_error", "no_room")
 
 
+def test_what_no_cache_can_hold_is_refused_at_once(tmp_path: Path) -> None:
+    with serving(tmp_path / "run", "clustered", *SLOW, "--max-model-len", "70000") as testbed:
+        answer = testbed.ask("/v1/completions", {**HELLO, "max_tokens": 60_000})
+        assert (answer.status, answer.json["error"]["code"]) == (400, "context_length_exceeded")
+        assert "more than the servers' caches could ever hold" in answer.json["error"]["message"]
+
+
 def test_a_key_is_asked_for_where_one_is_set(tmp_path: Path) -> None:
     with serving(tmp_path / "run", "clustered", *SLOW, "--api-key", "s3cret") as testbed:
         assert testbed.ask("/v1/models").status == 401

@@ -13,7 +13,7 @@ from tests.support.serving import serving
 
 need_blocks()
 
-OPTIONS = ("--network", "loopback", "--no-report", "--no-twin")
+OPTIONS = ("--compute", "blocks", "--network", "loopback", "--no-report", "--no-twin")
 PROMPT = "The chain of servers"
 
 
