@@ -70,6 +70,14 @@ class Coordinator:
         self.release(index)
         return self._decide(index, 0, self._problem.model.n_blocks, 0)
 
+    def could_route(self, request: RequestSpec) -> bool:
+        """Whether there is a chain for ``request`` where no session holds any cache, and all servers are there."""
+        placement, now_s = self.placement, self._now_s()
+        state = RouterView(placement.cache_bytes, 0.0).state(-1, now_s)
+        everybody = frozenset(range(self._problem.n_servers))
+        n_blocks = self._problem.model.n_blocks
+        return self._parts.route(request, state, now_s, everybody, 0, n_blocks) is not None
+
     def reroute(self, index: int, first: int, last: int, n_done: int) -> Route | None:
         """Other hops for the blocks ``[first, last)`` of request ``index``, which has ``n_done`` tokens.
 

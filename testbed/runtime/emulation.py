@@ -20,7 +20,7 @@ from nodes import control, messages, records
 from nodes.clock import run_clock
 from nodes.records import ENDED, Cancelled, Failed, Interrupted, Plan, Rejected
 from nodes.request import Generation, Request
-from policies.problem import PolicyError, Route
+from policies.problem import PolicyError, RequestSpec, Route
 from policies.workload import RequestPlan
 from testbed.control.coordinator import Coordinator
 from testbed.control.faults.emulated import Faults
@@ -219,18 +219,15 @@ class Emulation:
             await guests.end()
         await self._finish_clients(_PATIENCE_S)
 
-    @property
-    def most_tokens(self) -> int:
-        """Tokens of the longest request whose caches could be held, if there were no other.
+    def could_hold(self, client: int, n_input_tokens: int, n_output_tokens: int) -> bool:
+        """Whether there would be a chain for such a request if there were no other.
 
-        A server that holds a block may be asked for that block alone.
+        What is no longer than the placement is designed for is taken to have one.
         """
-        model, placement = self.experiment.problem.model, self._coordinator.placement
-        rooms = [0.0] * model.n_blocks
-        for held, room_bytes in zip(placement.ranges, placement.cache_bytes, strict=True):
-            for block in range(*held):
-                rooms[block] = max(rooms[block], room_bytes)
-        return int(min(rooms) / model.cache_bytes(1))
+        problem = self.experiment.problem
+        if n_input_tokens + n_output_tokens <= problem.n_input_tokens + problem.n_output_tokens:
+            return True
+        return self._coordinator.could_route(RequestSpec(client, n_input_tokens, n_output_tokens))
 
     def submit(self, client: int, n_input_tokens: int, n_output_tokens: int, how: Generation) -> int:
         """Serve one more request at ``client`` now; returns its index."""

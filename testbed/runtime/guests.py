@@ -19,9 +19,8 @@ class Host(Protocol):
         """As they are now."""
         ...
 
-    @property
-    def most_tokens(self) -> int:
-        """Tokens of the longest request whose caches could be held, if there were no other."""
+    def could_hold(self, client: int, n_input_tokens: int, n_output_tokens: int) -> bool:
+        """Whether there would be a chain for such a request if there were no other."""
         ...
 
     def submit(self, client: int, n_input_tokens: int, n_output_tokens: int, how: Generation) -> int:

@@ -84,10 +84,10 @@ class Guests:
         """
         if self.host is None:
             raise ApiError(503, "the testbed is not ready", retry_after_s=1.0)
-        if n_prompt + n_tokens > self.host.most_tokens:
+        if not self.host.could_hold(client, n_prompt, n_tokens):
             text = (
-                f"{n_prompt + n_tokens:,} tokens, prompt and answer, are more than the servers' caches could ever "
-                f"hold ({self.host.most_tokens:,}); ask for fewer"
+                f"{n_prompt + n_tokens:,} tokens, prompt and answer, are more than any chain of these servers could "
+                "hold; ask for fewer"
             )
             raise ApiError(400, text, "max_tokens", "context_length_exceeded")
         if len(self._streams) >= self.max_requests:
