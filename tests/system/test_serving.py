@@ -272,7 +272,7 @@ def test_without_room_requests_wait_or_are_rejected(tmp_path: Path) -> None:
         for _ in range(100):
             connection = http.client.HTTPConnection(*testbed.address, timeout=60)
             open_streams.callback(connection.close)
-            body = json.dumps({**HELLO, "stream": True, "max_tokens": 600})
+            body = json.dumps({**HELLO, "stream": True, "max_tokens": 120})
             connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
             answers.append(connection.getresponse())
             if answers[-1].status != 200:
