@@ -321,6 +321,22 @@ def report(
 
 
 @app.command(rich_help_panel=_RESULTS)
+def view(
+    run: Annotated[
+        Path, typer.Argument(help="A run directory, of a finished run, a running one or a simulation.")
+    ],
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Default 8765 if it is free; 0: any free one.")
+    ] = None,
+    browser: Annotated[bool, typer.Option(help="Open the page in this machine's browser.")] = True,
+) -> None:
+    """Serve the page of a run in the browser, to watch or to replay, until Ctrl-C."""
+    from testbed.page.view import view_command
+
+    view_command(run, port, browser, typer.echo)
+
+
+@app.command(rich_help_panel=_RESULTS)
 def compare(
     run_a: Annotated[Path, typer.Argument(help="A run directory; differences are in percent of it.")],
     run_b: Annotated[Path, typer.Argument(help="Another one.")],

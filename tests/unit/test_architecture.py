@@ -35,7 +35,19 @@ def test_a_package_imports_only_what_its_place_allows(package: str) -> None:
 
 
 LAYERS = (
-    *("cli", "inspect", "studies", "simulate", "runs", "results", "runtime", "fast", "control", "scenario"),
+    *(
+        "cli",
+        "inspect",
+        "studies",
+        "simulate",
+        "runs",
+        "page",
+        "results",
+        "runtime",
+        "fast",
+        "control",
+        "scenario",
+    ),
     *("rundir", "errors"),
 )
 """The folders of ``testbed``: each may import those after it."""
