@@ -26,6 +26,7 @@ from testbed.cli.options import (
     TimeScaleOption,
     TraceOption,
     print_answer,
+    with_page_port,
 )
 from testbed.cli.workload import workload_app
 from testbed.errors import EXIT_INTERRUPTED, TestbedError, UserError
@@ -68,6 +69,15 @@ def up(
     twin: Annotated[
         bool, typer.Option(help="Judge a run in real time by the same run in virtual time, made after it.")
     ] = True,
+    page: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            metavar="[PORT]",
+            help="Serve the run's page while it runs, on this port or on any free one.",
+        ),
+    ] = None,
 ) -> None:
     """Bring the testbed up, serve the scenario's workload, write a trace, print a summary."""
     from testbed.runs.up import up_command
@@ -88,7 +98,15 @@ def up(
     experiment = load_experiment(scenario, [*(overrides or []), *changes])
     raise typer.Exit(
         up_command(
-            experiment, out, as_json=as_json, hold=hold, slo=slo, report=report, trace=trace, with_twin=twin
+            experiment,
+            out,
+            as_json=as_json,
+            hold=hold,
+            slo=slo,
+            report=report,
+            trace=trace,
+            with_twin=twin,
+            page_port=page,
         )
     )
 
@@ -367,7 +385,7 @@ app.add_typer(model_app, name="model", rich_help_panel=_MACHINE)
 def main() -> NoReturn:
     """Entry point: a user's mistake is one sentence on stderr and exit code 2."""
     try:
-        code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+        code = app(with_page_port(sys.argv[1:]) or ["--help"], standalone_mode=False)
     except _UsageError as error:
         command = error.ctx.command_path if error.ctx else "testbed"
         _fail(f"{error.format_message().rstrip('.')} (see `{command} --help`)", 2)

@@ -44,6 +44,16 @@ RandomOption = Annotated[
 ]
 
 
+def with_page_port(arguments: list[str]) -> list[str]:
+    """``--page`` without a port is ``--page 0``, which Typer has no way to say."""
+    found = []
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        found.append(argument)
+        if argument == "--page" and not following.lstrip("-").isdigit():
+            found.append("0")
+    return found
+
+
 def print_answer(answer: dict[str, Any], text: Callable[[], str], as_json: bool) -> None:
     """One JSON object, or ``text()``."""
     typer.echo(json.dumps(answer) if as_json else text())

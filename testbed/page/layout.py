@@ -57,9 +57,10 @@ def site_rtts_s(experiment: Experiment) -> dict[tuple[str, str], float]:
 def by_round_trips(sites: Sequence[str], rtts_s: Mapping[tuple[str, str], float]) -> dict[str, Point]:
     """Points whose distances follow the round trips as well as a plane can (classical multidimensional scaling).
 
-    Pairs without a link are as far apart as the shortest way through others. The larger extent is 1.
+    Pairs without a link are as far apart as the shortest way through others. The first site is on the left, the
+    second not above it; the larger extent is 1.
     """
-    points = _scaled(_distances(sites, rtts_s))
+    points = _turned(_scaled(_distances(sites, rtts_s)))
     centred = points - (points.max(axis=0) + points.min(axis=0)) / 2
     extent = float(np.ptp(centred, axis=0).max()) or 1.0
     return {site: (float(x), float(y)) for site, (x, y) in zip(sites, centred / extent, strict=True)}
@@ -75,6 +76,18 @@ def _distances(sites: Sequence[str], rtts_s: Mapping[tuple[str, str], float]) ->
         distance = np.minimum(distance, distance[:, [through]] + distance[[through], :])
     reached = distance[np.isfinite(distance)]
     return np.where(np.isfinite(distance), distance, 2 * reached.max() or 1.0)
+
+
+def _turned(points: Array) -> Array:
+    """The same figure with its first point due left of the middle, and the second not above that."""
+    points = points - points.mean(axis=0)
+    length = float(np.hypot(*points[0]))
+    if length < 1e-9:
+        return points
+    cosine, sine = -points[0] / length
+    turned = points @ np.array([[cosine, -sine], [sine, cosine]])
+    below = next((y for y in turned[1:, 1] if abs(y) > 1e-9), 1.0)
+    return np.asarray(turned * [1.0, np.sign(below)])
 
 
 def _scaled(distance: Array) -> Array:

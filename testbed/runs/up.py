@@ -16,6 +16,7 @@ from policies.problem import PolicyError
 from testbed.control.placing import PlacedExperiment, place_experiment
 from testbed.control.steering import Steering, online_policy
 from testbed.errors import EXIT_INTERRUPTED, RunError, TestbedError, UserError
+from testbed.page.beside import bind_page, page_beside
 from testbed.results import finish_run, read_tables, write_report
 from testbed.results.slo import parse_slo
 from testbed.results.text import summary_text
@@ -25,7 +26,7 @@ from testbed.runs.verify import verify_tokens
 from testbed.runtime.blocks import blocks_model, check_model, require_blocks
 from testbed.runtime.launching import Launcher
 from testbed.runtime.running import emulate
-from testbed.runtime.stage import choose_stage
+from testbed.runtime.stage import Stage, choose_stage
 from testbed.runtime.wiring import check_frames
 from testbed.scenario.experiment import Experiment
 
@@ -40,16 +41,35 @@ def up_command(
     report: bool,
     trace: bool = True,
     with_twin: bool = True,
+    page_port: int | None = None,
 ) -> int:
     """Run ``experiment``; returns the exit code: 0 only when every request completed.
 
-    ``with_twin``: a run in real time is then repeated in virtual time, and judged by that.
+    ``with_twin``: a run in real time is then repeated in virtual time, and judged by that. ``page_port``: serve the
+    run's page there while it runs (0: on any free port).
     """
     objectives = parse_slo(slo) if slo is not None else None
     check_can_run(experiment)
     stage = choose_stage(experiment, holds=hold)
     placed = _placed(experiment)
+    listener = bind_page(page_port)
     run_dir = make_run_dir(out, experiment.name)
+    with page_beside(run_dir, listener, _say):
+        return _up(experiment, placed, run_dir, stage, objectives, as_json, hold, report, trace, with_twin)
+
+
+def _up(
+    experiment: Experiment,
+    placed: PlacedExperiment,
+    run_dir: Path,
+    stage: Stage,
+    objectives: dict[str, float] | None,
+    as_json: bool,
+    hold: bool,
+    report: bool,
+    trace: bool,
+    with_twin: bool,
+) -> int:
     launcher = stage.begin(experiment, run_dir)
     with undone_unless_begun(run_dir, launcher):
         blocks = blocks_model(experiment, run_dir)

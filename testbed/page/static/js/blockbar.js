@@ -40,7 +40,7 @@ export class BlockBar {
           { class: 'coverage-row' },
           h('th', { scope: 'row', text: 'Servers per block' }),
           h('td', {}, this.coverage),
-          h('td'),
+          h('td', { class: 'number' }),
           h('td'),
         ),
         ...this.rows.map((row) => row.element),

@@ -19,6 +19,7 @@ const TOPICS = {
 export const BAD = ['fault', 'detected', 'unreachable', 'failed', 'move-lost', 'node-ended', 'broken', 'leak'];
 
 function text(value) {
+  if (Array.isArray(value) && value.every((item) => typeof item === 'string')) return value.join(', ');
   return typeof value === 'string' ? value : JSON.stringify(value);
 }
 

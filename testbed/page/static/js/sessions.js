@@ -24,9 +24,9 @@ export class SessionList {
     );
     head.append(this.note, choice);
     this.body = h('tbody');
-    const names = ['Request', 'State', 'Position', 'Chain', 'Queue', 'TTFT', 'Per token', 'Recoveries'];
-    const numbers = ['Queue', 'TTFT', 'Per token', 'Recoveries'];
-    const columns = names.map((name) => h('th', { scope: 'col', class: numbers.includes(name) ? 'number' : null, text: name }));
+    const names = ['Request', 'State', 'Position', 'Chain', 'Queue', 'TTFT', 'Per token', 'Recov.'];
+    const numbers = ['Queue', 'TTFT', 'Per token', 'Recov.'];
+    const columns = names.map((name) => h('th', { scope: 'col', class: numbers.includes(name) ? 'number' : null, text: name, title: name === 'Recov.' ? 'Recoveries: how often it lost hops and went on' : null }));
     const table = h('table', { class: 'sessions' }, h('thead', {}, h('tr', {}, ...columns)), this.body);
     this.empty = h('p', { class: 'empty', text: 'No session yet.' });
     body.append(h('div', { class: 'scroll', tabindex: '0', role: 'group', 'aria-label': 'Sessions' }, table, this.empty));
