@@ -32,7 +32,7 @@ class ServerStates:
 
     def take(self, event: Mapping[str, Any]) -> list[Any] | None:
         """``[server, at_s, state, first, last, factor, kept first, kept last]`` if ``event`` changes a server."""
-        server = self._number.get(event.get("server", ""))
+        server = self._number.get(str(event.get("server")))
         if server is None or not isinstance(event.get("at_s"), int | float):
             return None
         before = self._now[server]
