@@ -11,7 +11,7 @@ import os
 import platform
 import sys
 
-NAMES = ("dataplane", "startup", "network", "fabric", "virtual", "emulation", "simulator", "results")
+NAMES = ("dataplane", "startup", "network", "fabric", "virtual", "emulation", "simulator", "results", "page")
 
 
 def main() -> int:
