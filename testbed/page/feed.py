@@ -127,16 +127,8 @@ class Feed:
         if follower is None:
             return {"phase": "simulated", "is_live": False, "faults": False, "twin": False, "why": ""}
         is_live = owner_alive(self.run_dir)
-        if follower.failure == "interrupted":
-            phase = "interrupted"
-        elif follower.failure:
-            phase = "broken"
-        elif follower.has_stopped:
-            phase = "ended"
-        else:
-            phase = "running" if is_live else "killed"
         return {
-            "phase": phase,
+            "phase": follower.phase(is_live),
             "is_live": is_live,
             "faults": is_live and (self.run_dir / SOCKET).exists(),
             "twin": (self.run_dir / TWIN / "summary.json").exists(),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nodes.eventlog import LogReader
-from testbed.page.history import History
+from testbed.page.history import MAX_TOKENS, History
 from testbed.page.servers import ServerStates
 from testbed.rundir import EVENTS
 
@@ -42,8 +42,11 @@ class EventReader:
 class Follower:
     """Fills ``history`` from the logs of ``run_dir``, whose header is ``header``."""
 
-    def __init__(self, run_dir: Path, header: dict[str, Any], n_tokens_planned: int) -> None:
-        self.history = History([client["name"] for client in header["clients"]], n_tokens_planned)
+    def __init__(
+        self, run_dir: Path, header: dict[str, Any], n_tokens_planned: int, max_tokens: int = MAX_TOKENS
+    ) -> None:
+        clients = [client["name"] for client in header["clients"]]
+        self.history = History(clients, n_tokens_planned, max_tokens)
         self._run_dir = run_dir
         self._states = ServerStates(header["servers"])
         self._events = EventReader(run_dir)
@@ -65,6 +68,14 @@ class Follower:
                 for record in self._logs.setdefault(path, LogReader(path)):
                     self.history.record(record)
         return self.history.position != before
+
+    def phase(self, is_live: bool) -> str:
+        """How far the run is; ``is_live``: its owner is there."""
+        if self.failure:
+            return "interrupted" if self.failure == "interrupted" else "broken"
+        if self.has_stopped:
+            return "ended"
+        return "running" if is_live else "killed"
 
     def _has_grown(self, path: Path) -> bool:
         try:

@@ -63,11 +63,11 @@ class Position(NamedTuple):
 
 
 class History:
-    """The run so far. ``n_tokens_planned``: all output tokens of the workload."""
+    """The run so far. ``n_tokens_planned``: all output tokens of the workload, of which a page gets ``max_tokens``."""
 
-    def __init__(self, clients: list[str], n_tokens_planned: int) -> None:
+    def __init__(self, clients: list[str], n_tokens_planned: int, max_tokens: int = MAX_TOKENS) -> None:
         self._clients = {name: number for number, name in enumerate(clients)}
-        self._every = max(1, math.ceil(n_tokens_planned / MAX_TOKENS))
+        self._every = max(1, math.ceil(n_tokens_planned / max_tokens))
         self.records: list[list[Any]] = []
         self._token_request: list[int] = []
         self._token_number: list[int] = []

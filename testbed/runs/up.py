@@ -17,7 +17,8 @@ from testbed.control.placing import PlacedExperiment, place_experiment
 from testbed.control.steering import Steering, online_policy
 from testbed.errors import EXIT_INTERRUPTED, RunError, TestbedError, UserError
 from testbed.page.beside import bind_page, page_beside
-from testbed.results import finish_run, read_tables, write_report
+from testbed.page.report import write_report
+from testbed.results import finish_run, read_tables
 from testbed.results.slo import parse_slo
 from testbed.results.text import summary_text
 from testbed.rundir import make_run_dir

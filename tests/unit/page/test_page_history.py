@@ -9,7 +9,6 @@ import pytest
 
 from nodes.eventlog import EventLog
 from nodes.records import Admitted, AnyRecord, Arrived, Completed, HopRecord, Opening, Token
-from testbed.page import history as history_module
 from testbed.page.follow import EventReader, Follower
 from testbed.page.history import History, Position
 
@@ -62,11 +61,8 @@ def test_the_parts_of_tokens_are_sent_again_only_where_they_differ() -> None:
     assert (up, compute, down) == pytest.approx((0.1, 0.7, 0.1))
 
 
-def test_of_a_run_with_too_many_tokens_every_so_many_are_kept_and_the_last(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(history_module, "MAX_TOKENS", 4)
-    history = History(["c0"], 12)
+def test_of_a_run_with_too_many_tokens_every_so_many_are_kept_and_the_last() -> None:
+    history = History(["c0"], 12, max_tokens=4)
     for record in session(n_tokens=12):
         history.record(record)
     assert history.since(Position())["tokens"]["number"] == [0, 3, 6, 9, 11]
