@@ -30,13 +30,15 @@ def report_body(summary: dict[str, Any], figures: list[tuple[Path, str]], failur
         parts += [f"<li>{html.escape(text)}</li>" for text in failures]
         parts.append("</ul>")
     if figures:
-        parts.append("<h2>Figures</h2>")
+        parts.append("<h2>Figures</h2><div class=figures>")
     for image, caption in figures:
         data = base64.b64encode(image.read_bytes()).decode()
         parts.append(
             f'<figure><img alt="{html.escape(caption)}" src="data:image/png;base64,{data}">'
             f"<figcaption>{html.escape(caption)}</figcaption></figure>"
         )
+    if figures:
+        parts.append("</div>")
     return "\n".join(parts) + "\n"
 
 

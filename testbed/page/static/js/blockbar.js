@@ -38,7 +38,7 @@ export class BlockBar {
         h(
           'tr',
           { class: 'coverage-row' },
-          h('th', { scope: 'row', text: 'Servers per block' }),
+          h('th', { scope: 'row', text: 'Coverage', title: 'How many servers offer each block' }),
           h('td', {}, this.coverage),
           h('td', { class: 'number' }),
           h('td'),

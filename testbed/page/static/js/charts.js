@@ -138,6 +138,7 @@ export class Charts {
     ctx.save();
     ctx.strokeStyle = colour('--now');
     ctx.lineWidth = 1.5 * devicePixelRatio;
+    ctx.setLineDash([]);
     ctx.beginPath();
     ctx.moveTo(x, bbox.top);
     ctx.lineTo(x, bbox.top + bbox.height);

@@ -93,7 +93,7 @@ export class HeatMap {
     context.textBaseline = 'middle';
     const every = Math.ceil(12 / rowHeight);
     servers.forEach((server, row) => {
-      if (row % every === 0) context.fillText(shortened(context, server.name, LEFT - 8), 0, (row + 0.5) * rowHeight);
+      if (row % every === 0) context.fillText(shortened(context, server.name, LEFT - 8), 0, Math.max(6, (row + 0.5) * rowHeight));
     });
     context.textBaseline = 'alphabetic';
     context.textAlign = 'right';

@@ -4,8 +4,8 @@ import { count, milliseconds, percent, scaled } from './format.js';
 import { chainAt, isRecovering, linksAt, stepAt } from './run.js';
 
 const WIDTH = 800;
-const [LOWEST, HIGHEST] = [330, 470];
-const MARGIN = { left: 90, right: 90, top: 46, bottom: 46 };
+const [FLATTEST, LOWEST, HIGHEST] = [240, 330, 470];
+const MARGIN = { side: 90, over: 46 };
 const SPREAD = 9.5; // between servers of a site
 const GOLDEN = Math.PI * (3 - Math.sqrt(5));
 const CLOSEST = 8000;
@@ -59,15 +59,21 @@ export class RunMap {
   // Screen positions of sites, and of the servers and clients around each.
   place(isPlaced) {
     const { sites, servers, clients } = this.run.header;
+    const bySite = sites.map(() => []);
+    clients.forEach((client, number) => bySite[client.site].push(['client', number]));
+    servers.forEach((server, number) => bySite[server.site].push(['server', number]));
+    this.radius = bySite.map((members) => 7 + SPREAD * Math.sqrt(Math.max(0, members.length - 1)));
+    const widest = Math.max(...this.radius);
+    const [side, over] = [Math.max(MARGIN.side, widest + 16), Math.max(MARGIN.over, widest + 30)];
     const points = sites.map((site) => [site.x, site.y]);
     this.height = HIGHEST;
     if (isPlaced) {
       const shape = { type: 'MultiPoint', coordinates: points };
       const fitted = (height) => d3.geoEqualEarth()
         .rotate([-middle(points.map((point) => point[0])), 0])
-        .fitExtent([[MARGIN.left, MARGIN.top], [WIDTH - MARGIN.right, height - MARGIN.bottom]], shape);
+        .fitExtent([[side, over], [WIDTH - side, height - over]], shape);
       const [[, top], [, bottom]] = d3.geoPath(fitted(HIGHEST)).bounds(shape);
-      this.height = Math.max(LOWEST, Math.min(HIGHEST, bottom - top + 4 * MARGIN.top));
+      this.height = Math.max(LOWEST, Math.min(HIGHEST, bottom - top + 4 * over));
       this.projection = fitted(this.height);
       if (!(this.projection.scale() < CLOSEST)) {
         // One place, or places that are all but one: a map around them rather than none.
@@ -76,21 +82,19 @@ export class RunMap {
       }
       this.at = points.map((point) => this.projection(point));
     } else {
-      const scale = Math.min(WIDTH - MARGIN.left - MARGIN.right, HIGHEST - MARGIN.top - MARGIN.bottom);
-      this.at = points.map(([x, y]) => [WIDTH / 2 + x * scale * (points.length > 3 ? 1.25 : 1.1), HIGHEST / 2 + y * scale]);
+      const scale = Math.min((WIDTH - 2 * side) / 1.2, HIGHEST - 2 * over);
+      const tall = 2 * Math.max(...points.map(([, y]) => Math.abs(y)));
+      this.height = Math.max(FLATTEST, tall * scale + 2 * over);
+      this.at = points.map(([x, y]) => [WIDTH / 2 + x * scale * 1.2, this.height / 2 + y * scale]);
     }
-    const bySite = sites.map(() => []);
-    clients.forEach((client, number) => bySite[client.site].push(['client', number]));
-    servers.forEach((server, number) => bySite[server.site].push(['server', number]));
     this.clientAt = [];
     this.serverAt = [];
-    this.radius = bySite.map((members, site) => {
+    bySite.forEach((members, site) => {
       members.forEach(([kind, number], place) => {
         const out = place === 0 ? 0 : SPREAD * Math.sqrt(place);
         const [x, y] = [this.at[site][0] + out * Math.cos(place * GOLDEN), this.at[site][1] + out * Math.sin(place * GOLDEN)];
         (kind === 'client' ? this.clientAt : this.serverAt)[number] = [x, y];
       });
-      return 7 + SPREAD * Math.sqrt(Math.max(0, members.length - 1));
     });
   }
 
@@ -167,7 +171,7 @@ export class RunMap {
   linkTable() {
     this.tableBody = h('tbody');
     const names = ['Link', 'RTT', 'Rate', 'Loss', 'Messages now', 'Event'];
-    const { sites, links } = this.run.header;
+    const { sites, links, servers } = this.run.header;
     this.tableRows = new Map(
       links.map(([a, b]) => {
         const cells = Array.from({ length: 5 }, (_, i) => h('td', { class: i < 4 ? 'number' : null }));
@@ -178,7 +182,8 @@ export class RunMap {
     );
     const heads = names.map((name, i) => h('th', { scope: 'col', class: i > 0 && i < 5 ? 'number' : null, text: name }));
     const table = h('table', { class: 'links' }, h('thead', {}, h('tr', {}, ...heads)), this.tableBody);
-    this.details = h('details', { class: 'links', on: { toggle: () => this.updatePanel(this.t, this.load) } }, h('summary', { text: `Links (${links.length})` }), h('div', { class: 'scroll', tabindex: '0', role: 'group', 'aria-label': 'Links' }, table));
+    const isOpen = servers.length > 12 && links.length > 1 && innerWidth > 1080; // beside a tall block bar there is room
+    this.details = h('details', { class: 'links', open: isOpen, on: { toggle: () => this.updatePanel(this.t, this.load) } }, h('summary', { text: `Links (${links.length})` }), h('div', { class: 'scroll', tabindex: '0', role: 'group', 'aria-label': 'Links' }, table));
     return this.details;
   }
 
@@ -259,27 +264,33 @@ export class RunMap {
       setAttribute(dot, 'class', `server ${now.state}`);
       setText(title, `${this.run.header.servers[number].name}: ${now.state}, ${count(load.servers[number].sessions, 'session')}`);
     });
-    setText(this.note, `${load.active.length} active, ${load.waiting.length} waiting${nChanged ? `, ${count(nChanged, 'link')} changed` : ''}`);
-    this.drawChain(t);
+    const shares = this.drawChain(t);
+    const numbers = `${load.active.length} active, ${load.waiting.length} waiting${nChanged ? `, ${count(nChanged, 'link')} changed` : ''}`;
+    setText(this.note, this.selected ? `request ${this.selected.index}: ${shares || 'no chain now'}` : numbers);
   }
 
-  // The chain of the selected session, with the share of a token's time that each hop has.
+  // The chain of the selected session, with the share of a token's time that each hop has; returns it in words.
   drawChain(t) {
     const session = this.selected;
     const chain = session ? chainAt(session, t) : [];
     const parts = chain.length ? stepAt(session, t)?.parts : null;
     const total = parts ? parts.hops.reduce((sum, hop) => sum + hop[1] + hop[2] + hop[3] + hop[4], 0) : 0;
-    const marks = [];
+    const [marks, shares] = [[], []];
     let from = session ? this.clientAt[session.client] : null;
     chain.forEach(([server], i) => {
       const to = this.serverAt[server];
       if (!to) return;
       marks.push(s('line', { class: 'chain', x1: from[0], y1: from[1], x2: to[0], y2: to[1] }));
       const hop = parts?.hops[i];
-      if (hop && total) marks.push(s('text', { class: 'share', x: to[0] + 9, y: to[1] - 8, text: percent((hop[1] + hop[2] + hop[3] + hop[4]) / total) }));
+      if (hop && total) {
+        const share = percent((hop[1] + hop[2] + hop[3] + hop[4]) / total);
+        marks.push(s('text', { class: 'share', x: to[0] + 9, y: to[1] - 8, text: share }));
+        shares.push(`${this.run.header.servers[server].name} ${share}`);
+      }
       if (this.run.header.forwarding) from = to;
     });
     this.layer.chain.replaceChildren(...marks);
+    return shares.join(', ');
   }
 
   // Every frame: the sessions.

@@ -1,12 +1,13 @@
 // Columns for charts: what a run was like over its time, in equal steps.
 import { spansOf } from './run.js';
 
-const STEPS = 240;
+const [FEWEST, MOST] = [40, 240];
 
-// The instants of the steps up to end.
+// The instants of the steps up to end; in short runs a step is a second, so that few tokens are no noise.
 export function stepsUntil(end) {
-  const size = Math.max(end, 1e-6) / STEPS;
-  return { size, times: Float64Array.from({ length: STEPS }, (_, i) => (i + 0.5) * size) };
+  const length = Math.max(FEWEST, Math.min(MOST, Math.floor(end)));
+  const size = Math.max(end, 1e-6) / length;
+  return { size, times: Float64Array.from({ length }, (_, i) => (i + 0.5) * size) };
 }
 
 function quantile(sorted, share) {
