@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,8 +59,13 @@ class Follower:
         """What broke it."""
 
     def poll(self) -> bool:
-        """Read what has come; returns whether there was anything."""
+        """Read what has come; returns whether there was anything. A file that goes away in between is read no more."""
         before = self.history.position
+        with contextlib.suppress(FileNotFoundError):  # the folder of a run that came to nothing is removed
+            self._read()
+        return self.history.position != before
+
+    def _read(self) -> None:
         if self._has_grown(self._run_dir / EVENTS):
             for event in self._events:
                 self._take(event)
@@ -67,7 +73,6 @@ class Follower:
             if self._has_grown(path):
                 for record in self._logs.setdefault(path, LogReader(path)):
                     self.history.record(record)
-        return self.history.position != before
 
     def phase(self, is_live: bool) -> str:
         """How far the run is; ``is_live``: its owner is there."""

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.browser.conftest import CHURN
 from tests.support.browser import need_browser
-from tests.support.runs import LONG, Testbed, wait_until
+from tests.support.runs import FAST, LONG, MEMORY, Testbed, wait_until
 
 need_browser()
 
@@ -148,6 +149,46 @@ def test_text_of_a_run_directory_is_shown_as_text(
     expect(page.get_by_test_id("phase")).to_contain_text("run broke")
     assert page.locator("#app img, #app script").count() == 0
     assert page.title().startswith("churn ")
+
+
+def test_a_report_is_the_page_in_one_file(page: Page, command: Testbed) -> None:
+    run_dir = command.up(*CHURN).run_dir
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto((run_dir / "report.html").as_uri())
+    for part in PARTS:
+        expect(page.get_by_test_id(part)).to_be_visible()
+    expect(page.get_by_test_id("phase")).to_have_text("run has ended")
+    expect(page.get_by_role("heading", name="Summary")).to_be_visible()
+    assert page.locator(".chart canvas").count() == 6
+    page.locator(".chart[data-chart='rate'] .u-over").hover()
+    page.locator(".chart[data-chart='rate'] .u-over").click()
+    middle = float(page.locator(".time-slider .end").inner_text().split()[1]) / 2
+    now = float(page.locator(".time-slider .now").inner_text().split()[0])
+    assert now == pytest.approx(middle, rel=0.05)
+    page.get_by_test_id("sessions").locator("button.link").first.click()
+    expect(page.get_by_test_id("waterfall").locator(".bar").first).to_be_visible()
+    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
+    assert len(asked) == 1 + sum(url.startswith(("data:", "blob:")) for url in asked)
+
+
+def test_a_map_shows_land_where_the_scenario_knows_coordinates(page: Page, command: Testbed) -> None:
+    run_dir = command.up("gts-ce", *MEMORY, *FAST).run_dir
+    viewing = command.start("view", str(run_dir), "--port", "0", "--no-browser")
+    page.goto(wait_until(lambda: viewing.stdout.strip(), "the page's address"))
+    expect(page.locator(".shore")).to_have_attribute("d", re.compile("^M"))
+    expect(page.get_by_test_id("map")).to_contain_text("Sites at their coordinates.")
+
+
+def test_a_link_that_is_down_is_shown_while_it_is(page: Page, command: Testbed) -> None:
+    event = 'network.event=[{link=["Cluster0","Cluster1"], at="2 s", for="2 s", down=true}]'
+    run_dir = command.up("clustered", *MEMORY, *FAST, "--set", event).run_dir
+    viewing = command.start("view", str(run_dir), "--port", "0", "--no-browser")
+    page.goto(wait_until(lambda: viewing.stdout.strip(), "the page's address"))
+    down = page.locator(".map-frame .link.down")
+    for t, n_down in ((1, 0), (3, 1), (5, 0)):
+        go_to(page, t)
+        expect(down).to_have_count(n_down)
 
 
 @pytest.mark.usefixtures("fabric")

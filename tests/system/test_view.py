@@ -77,6 +77,11 @@ def test_view_of_a_simulation_reads_its_tables(testbed: Testbed, tmp_path: Path)
     assert [len(row[3]) for row in hops] == [len(row[3]) for row in hops[:1]] * 4
 
 
+def test_a_report_of_a_hundred_requests_is_small_enough_to_send(testbed: Testbed) -> None:
+    run = testbed.up("abovenet", *MEMORY, "--no-trace")
+    assert (run.run_dir / "report.html").stat().st_size < 2_000_000
+
+
 def test_view_of_no_run_directory_says_so(testbed: Testbed, tmp_path: Path) -> None:
     assert_one_sentence(testbed("view", str(tmp_path), "--no-browser"), "is not a run directory")
     assert_one_sentence(testbed("view", str(tmp_path / "none"), "--no-browser"), "is not a run directory")
