@@ -27,7 +27,7 @@ from testbed.runs.verify import verify_tokens
 from testbed.runtime.blocks import blocks_model, check_model, require_blocks
 from testbed.runtime.launching import Launcher
 from testbed.runtime.running import emulate
-from testbed.runtime.stage import Stage, choose_stage
+from testbed.runtime.stage import choose_stage
 from testbed.runtime.wiring import check_frames
 from testbed.scenario.experiment import Experiment
 
@@ -56,49 +56,34 @@ def up_command(
     listener = bind_page(page_port)
     run_dir = make_run_dir(out, experiment.name)
     with page_beside(run_dir, listener, _say):
-        return _up(experiment, placed, run_dir, stage, objectives, as_json, hold, report, trace, with_twin)
-
-
-def _up(
-    experiment: Experiment,
-    placed: PlacedExperiment,
-    run_dir: Path,
-    stage: Stage,
-    objectives: dict[str, float] | None,
-    as_json: bool,
-    hold: bool,
-    report: bool,
-    trace: bool,
-    with_twin: bool,
-) -> int:
-    launcher = stage.begin(experiment, run_dir)
-    with undone_unless_begun(run_dir, launcher):
-        blocks = blocks_model(experiment, run_dir)
-    _say(f"run {run_dir}")
-    error, interrupted = stage.run(
-        launcher, emulate(experiment, placed, run_dir, stage, launcher, blocks, hold, _say)
-    )
-    if not has_begun(run_dir, error):
-        _say(f"interrupted before any session; logs are in {run_dir}")
-        return EXIT_INTERRUPTED
-    if blocks is not None and error is None and not interrupted:
-        verify_tokens(run_dir, experiment, blocks, _say)
-    if with_twin and not stage.is_virtual and error is None and not interrupted:
-        _say("running the twin in virtual time (--no-twin leaves it out)")
-        run_twin(experiment, placed, run_dir, _say)
-    try:
-        summary = finish(run_dir, experiment, objectives, report=report, trace=trace)
-    except RunError:
+        launcher = stage.begin(experiment, run_dir)
+        with undone_unless_begun(run_dir, launcher):
+            blocks = blocks_model(experiment, run_dir)
+        _say(f"run {run_dir}")
+        error, interrupted = stage.run(
+            launcher, emulate(experiment, placed, run_dir, stage, launcher, blocks, hold, _say)
+        )
+        if not has_begun(run_dir, error):
+            _say(f"interrupted before any session; logs are in {run_dir}")
+            return EXIT_INTERRUPTED
+        if blocks is not None and error is None and not interrupted:
+            verify_tokens(run_dir, experiment, blocks, _say)
+        if with_twin and not stage.is_virtual and error is None and not interrupted:
+            _say("running the twin in virtual time (--no-twin leaves it out)")
+            run_twin(experiment, placed, run_dir, _say)
+        try:
+            summary = finish(run_dir, experiment, objectives, report=report, trace=trace)
+        except RunError:
+            if error is not None:
+                _say(f"testbed: {error}")
+            raise
+        typer.echo(json.dumps(summary) if as_json else summary_text(summary))
         if error is not None:
-            _say(f"testbed: {error}")
-        raise
-    typer.echo(json.dumps(summary) if as_json else summary_text(summary))
-    if error is not None:
-        raise error
-    if interrupted:
-        _say(f"interrupted: the record up to now is in {run_dir}")
-        return EXIT_INTERRUPTED
-    return exit_code(summary)
+            raise error
+        if interrupted:
+            _say(f"interrupted: the record up to now is in {run_dir}")
+            return EXIT_INTERRUPTED
+        return exit_code(summary)
 
 
 def has_begun(run_dir: Path, error: TestbedError | None) -> bool:
