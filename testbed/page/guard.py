@@ -35,9 +35,12 @@ def refusal(request: web.BaseRequest, token: str) -> str | None:
     origin = request.headers.get("Origin")
     if origin is not None and urlsplit(origin).netloc != host:
         return "requests from other sites are refused"
-    if request.headers.get("Sec-Fetch-Site", "none") not in ("same-origin", "none"):
+    is_reading = request.method in ("GET", "HEAD")
+    # A link in a terminal that is itself a web page leads here: the browser then shows nothing to that page.
+    is_link = is_reading and request.headers.get("Sec-Fetch-Mode") == "navigate"
+    if request.headers.get("Sec-Fetch-Site", "none") not in ("same-origin", "none") and not is_link:
         return "requests from other sites are refused"
-    if request.method in ("GET", "HEAD"):
+    if is_reading:
         return None
     given = request.headers.get(TOKEN_HEADER, "")
     if not hmac.compare_digest(given.encode(), token.encode()):

@@ -32,6 +32,11 @@ def test_a_request_from_another_site_is_refused_even_with_the_token() -> None:
     assert refused("POST", Origin=f"http://{HOST.replace('8765', '1')}", **token)
     assert refused("POST", Sec_Fetch_Site="cross-site", **token)
     assert refused("GET", Sec_Fetch_Site="cross-site")
+    assert refused("POST", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate", **token)
+
+
+def test_a_link_on_another_site_may_lead_to_the_page() -> None:
+    assert not refused("GET", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate")
 
 
 def test_a_change_needs_the_token() -> None:

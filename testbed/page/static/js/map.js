@@ -19,16 +19,18 @@ export class RunMap {
     this.section = section;
     this.note = h('p', { class: 'hint' });
     head.append(this.note);
-    this.layer = Object.fromEntries(['land', 'links', 'chain', 'sites', 'labels'].map((name) => [name, s('g', { class: name })]));
+    this.layer = Object.fromEntries(['land', 'links', 'chain', 'sites', 'labels', 'shares'].map((name) => [name, s('g', { class: name })]));
     this.svg = s(
       'svg',
       { role: 'img', 'aria-label': this.description(isPlaced) },
-      ...Object.values(this.layer),
+      ...Object.values(this.layer).filter((layer) => layer !== this.layer.shares),
     );
+    // Shares of hops lie over the sessions.
+    this.over = s('svg', { class: 'over', 'aria-hidden': 'true' }, this.layer.shares);
     this.canvas = h('canvas', { class: 'moving', 'aria-hidden': 'true' });
-    body.append(h('div', { class: 'map-frame' }, this.svg, this.canvas), this.keys(isPlaced), this.linkTable());
+    body.append(h('div', { class: 'map-frame' }, this.svg, this.canvas, this.over), this.keys(isPlaced), this.linkTable());
     this.place(isPlaced);
-    this.svg.setAttribute('viewBox', `0 0 ${WIDTH} ${this.height}`);
+    for (const svg of [this.svg, this.over]) svg.setAttribute('viewBox', `0 0 ${WIDTH} ${this.height}`);
     this.drawLinks();
     this.drawSites();
     if (isPlaced) this.drawLand(source);
@@ -275,7 +277,7 @@ export class RunMap {
     const chain = session ? chainAt(session, t) : [];
     const parts = chain.length ? stepAt(session, t)?.parts : null;
     const total = parts ? parts.hops.reduce((sum, hop) => sum + hop[1] + hop[2] + hop[3] + hop[4], 0) : 0;
-    const [marks, shares] = [[], []];
+    const [marks, labels, shares] = [[], [], []];
     let from = session ? this.clientAt[session.client] : null;
     chain.forEach(([server], i) => {
       const to = this.serverAt[server];
@@ -284,12 +286,14 @@ export class RunMap {
       const hop = parts?.hops[i];
       if (hop && total) {
         const share = percent((hop[1] + hop[2] + hop[3] + hop[4]) / total);
-        marks.push(s('text', { class: 'share', x: to[0] + 9, y: to[1] - 8, text: share }));
+        const near = labels.filter((label) => Math.abs(label.x - to[0]) < 44 && Math.abs(label.y - to[1]) < 44).length;
+        labels.push({ x: to[0], y: to[1], mark: s('text', { class: 'share', x: to[0] + 11, y: to[1] - 9 + 16 * near, text: share }) });
         shares.push(`${this.run.header.servers[server].name} ${share}`);
       }
       if (this.run.header.forwarding) from = to;
     });
     this.layer.chain.replaceChildren(...marks);
+    this.layer.shares.replaceChildren(...labels.map((label) => label.mark));
     return shares.join(', ');
   }
 

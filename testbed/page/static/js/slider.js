@@ -21,7 +21,7 @@ export class TimeSlider {
       },
     });
     this.marks = h('canvas', { class: 'marks', 'aria-hidden': 'true' });
-    this.now = h('output', { class: 'now' });
+    this.now = h('output', { class: 'now', 'aria-live': 'off' });
     this.end = h('span', { class: 'end' });
     this.speed = h(
       'select',
