@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import html
 import secrets
 import signal
 import socket
+import tempfile
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from testbed.errors import UserError
@@ -17,6 +20,8 @@ from testbed.page.serve import PageServer, address_of, bind
 from testbed.rundir import OWNER
 
 DEFAULT_PORT = 8765
+_TEXT_BROWSERS = ("www-browser", "lynx", "w3m", "links", "elinks")
+"""They would take the terminal, and cannot show the page."""
 
 
 def new_token() -> str:
@@ -36,9 +41,8 @@ def view_command(run_dir: Path, port: int | None, browser: bool, say: Callable[[
     token = new_token()
     url = address_of(listener, token)
     say(url)
-    if browser:
-        _open_browser(url)
-    serve_until_signalled(feed, listener, token, (signal.SIGINT, signal.SIGTERM))
+    with _shown(url) if browser else contextlib.nullcontext():
+        serve_until_signalled(feed, listener, token, (signal.SIGINT, signal.SIGTERM))
 
 
 def check_run_dir(run_dir: Path) -> None:
@@ -74,8 +78,20 @@ def serve_until_signalled(
     asyncio.run(serve())
 
 
-def _open_browser(url: str) -> None:
-    """Show ``url``, if there is a browser: the address is printed anyway."""
-    with contextlib.suppress(webbrowser.Error):
-        if webbrowser.get().name not in ("www-browser", "lynx", "w3m", "links", "elinks"):
-            webbrowser.open(url)
+@contextmanager
+def _shown(url: str) -> Iterator[None]:
+    """Show ``url`` in this machine's browser, if there is one; the body runs meanwhile.
+
+    The browser is given a file of this user's alone that leads there: who else is on this machine can read the
+    arguments of its processes, and so the page's secret.
+    """
+    with tempfile.TemporaryDirectory(prefix="testbed-page-") as folder:
+        leading = Path(folder) / "page.html"
+        place = html.escape(url)
+        leading.write_text(
+            f'<!doctype html><meta http-equiv=refresh content="0; url={place}">', encoding="utf-8"
+        )
+        with contextlib.suppress(webbrowser.Error):  # there is none: the address is printed anyway
+            if getattr(webbrowser.get(), "name", "") not in _TEXT_BROWSERS:
+                webbrowser.open(leading.as_uri())
+        yield

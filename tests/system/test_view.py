@@ -55,6 +55,23 @@ def test_view_serves_a_finished_run_and_ends_with_ctrl_c(finished: Outcome, test
     assert (outcome.code, outcome.stdout.strip(), outcome.stderr) == (0, url, "")
 
 
+def test_view_shows_the_page_in_a_browser_without_its_secret_in_the_arguments(
+    finished: Outcome, testbed: Testbed, tmp_path: Path
+) -> None:
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {tmp_path}/asked; cat "${{1#file://}}" > {tmp_path}/file\n')
+    browser.chmod(0o755)
+    viewing = testbed.start("view", str(finished.run_dir), "--port", "0", env={"BROWSER": str(browser)})
+    url = address(viewing)
+    shown = wait_until(
+        lambda: (tmp_path / "file").exists() and (tmp_path / "file").read_text(), "the browser"
+    )
+    assert url in shown
+    assert token_of(url) not in (tmp_path / "asked").read_text()
+    viewing.interrupt()
+    assert viewing.wait().code == 0
+
+
 def test_view_lets_nobody_change_a_run_that_is_over(finished: Outcome, testbed: Testbed) -> None:
     url = address(testbed.start("view", str(finished.run_dir), "--port", "0", "--no-browser"))
     fault = json.dumps({"kind": "kill", "server": "a100-0"})
