@@ -21,6 +21,7 @@ NAMES = (
     "simulator",
     "results",
     "endpoint",
+    "page",
 )
 
 

@@ -29,6 +29,8 @@ OWNER_VARIABLE = "TESTBED_OWNER"
 """And in this one whose run it is: the owner's pid, a colon, and when it started."""
 TWIN = "twin"
 """Folder of the same run in virtual time: a run directory of its own."""
+PAGE = "page.json"
+"""Where the page of a run is served while it runs: ``url``, ``pid``."""
 LINKS_PREFIX = "testbed-links-"
 """Name of the temporary folders of ``testbed links``."""
 

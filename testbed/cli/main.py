@@ -18,7 +18,9 @@ from testbed.cli.options import (
     JsonOption,
     ModelOption,
     NetworkOption,
+    NoPageOption,
     OutOption,
+    PageOption,
     RandomOption,
     ScenarioArg,
     SeedOption,
@@ -26,6 +28,7 @@ from testbed.cli.options import (
     TimeScaleOption,
     TraceOption,
     print_answer,
+    with_page_port,
 )
 from testbed.cli.workload import workload_app
 from testbed.errors import EXIT_INTERRUPTED, TestbedError, UserError
@@ -68,6 +71,8 @@ def up(
     twin: Annotated[
         bool, typer.Option(help="Judge a run in real time by the same run in virtual time, made after it.")
     ] = True,
+    page: PageOption = None,
+    no_page: NoPageOption = False,
 ) -> None:
     """Bring the testbed up, serve the scenario's workload, write a trace, print a summary."""
     from testbed.runs.up import up_command
@@ -88,7 +93,15 @@ def up(
     experiment = load_experiment(scenario, [*(overrides or []), *changes])
     raise typer.Exit(
         up_command(
-            experiment, out, as_json=as_json, hold=hold, slo=slo, report=report, trace=trace, with_twin=twin
+            experiment,
+            out,
+            as_json=as_json,
+            hold=hold,
+            slo=slo,
+            report=report,
+            trace=trace,
+            with_twin=twin,
+            page_port=None if no_page else 0 if hold and page is None else page,
         )
     )
 
@@ -147,6 +160,8 @@ def serve(
         bool,
         typer.Option(help="Judge the run by the same requests in virtual time, served again at the end."),
     ] = True,
+    page: PageOption = 0,
+    no_page: NoPageOption = False,
 ) -> None:
     """Bring the testbed up and serve whoever asks, with OpenAI's API, until Ctrl-C."""
     from testbed.runs.serve import ServeOptions, serve_command
@@ -176,6 +191,7 @@ def serve(
         max_requests,
         max_model_len,
         tokenizer,
+        None if no_page else page,
     )
     serve_command(
         scenario,
@@ -417,6 +433,22 @@ def report(
 
 
 @app.command(rich_help_panel=_RESULTS)
+def view(
+    run: Annotated[
+        Path, typer.Argument(help="A run directory, of a finished run, a running one or a simulation.")
+    ],
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Default 8765 if it is free; 0: any free one.")
+    ] = None,
+    browser: Annotated[bool, typer.Option(help="Open the page in this machine's browser.")] = True,
+) -> None:
+    """Serve the page of a run in the browser, to watch or to replay, until Ctrl-C."""
+    from testbed.page.view import view_command
+
+    view_command(run, port, browser, typer.echo)
+
+
+@app.command(rich_help_panel=_RESULTS)
 def compare(
     run_a: Annotated[Path, typer.Argument(help="A run directory; differences are in percent of it.")],
     run_b: Annotated[Path, typer.Argument(help="Another one.")],
@@ -447,7 +479,7 @@ app.add_typer(model_app, name="model", rich_help_panel=_MACHINE)
 def main() -> NoReturn:
     """Entry point: a user's mistake is one sentence on stderr and exit code 2."""
     try:
-        code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+        code = app(with_page_port(sys.argv[1:]) or ["--help"], standalone_mode=False)
     except _UsageError as error:
         command = error.ctx.command_path if error.ctx else "testbed"
         _fail(f"{error.format_message().rstrip('.')} (see `{command} --help`)", 2)

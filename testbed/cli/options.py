@@ -42,6 +42,26 @@ ModelOption = Annotated[
 RandomOption = Annotated[
     bool, typer.Option("--random-weights", help="Blocks of the model table's size without a checkpoint.")
 ]
+PageOption = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=65535,
+        metavar="[PORT]",
+        help="Serve the run's page while it runs, on this port or on any free one; on with --hold and `serve`.",
+    ),
+]
+NoPageOption = Annotated[bool, typer.Option("--no-page", help="Serve no page.")]
+
+
+def with_page_port(arguments: list[str]) -> list[str]:
+    """``--page`` without a port is ``--page 0``, which Typer has no way to say."""
+    found = []
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        found.append(argument)
+        if argument == "--page" and not following.lstrip("-").isdigit():
+            found.append("0")
+    return found
 
 
 def print_answer(answer: dict[str, Any], text: Callable[[], str], as_json: bool) -> None:

@@ -1,9 +1,10 @@
-"""From a run's append-only logs to tables, summary, trace and report.
+"""From a run's append-only logs to tables, summary and trace.
 
 - ``logs`` reads what clients wrote; ``model`` puts the modelled time beside every hop
 - ``requests`` has a row and its metrics per request; ``summary`` aggregates; ``slo`` reads objectives
 - ``errors``: how far the run is from its twin, or from the closed model
-- ``tables`` (Parquet), ``trace`` (Perfetto), ``text`` (terminal), ``figures`` and ``report`` write;
+- ``tables`` (Parquet), ``trace`` (Perfetto), ``text`` (terminal), ``figures`` and ``report``
+  (the part of ``report.html`` that needs no script) write;
   ``atomic`` lets no file be left half written; ``intervals``: means over runs
 - ``verified`` reads whether a run's tokens are those of the whole model
 """
@@ -23,10 +24,10 @@ from testbed.results.requests import request_rows
 from testbed.results.served import with_guests
 from testbed.results.summary import summarize
 from testbed.results.verified import read_verification
-from testbed.rundir import TWIN, replacing, write_json
+from testbed.rundir import TWIN, write_json
 from testbed.scenario.experiment import Experiment
 
-__all__ = ["finish_run", "load_run", "read_tables", "write_report"]
+__all__ = ["finish_run", "load_run", "read_tables", "write_all"]
 
 
 def finish_run(
@@ -61,35 +62,8 @@ def finish_run(
     }
     if trace:
         writers["trace.json"] = lambda path: write_trace(path, experiment, records, hops)
-    _write_all(run_dir, writers)
+    write_all(run_dir, writers)
     return summary
-
-
-def write_report(run_dir: Path, experiment: Experiment, tables: Tables | None = None) -> Path:
-    """Write ``report.html`` and ``figures/`` from the logs and ``summary.json``; returns the page.
-
-    ``tables``: as for ``finish_run``. Raises ``RunError`` if something cannot be written.
-    """
-    from testbed.results.figures import draw_figures
-    from testbed.results.report import page_text
-
-    summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
-    if tables is None:
-        tables = read_tables(run_dir, experiment)
-    records, hops, rows = tables.records, tables.hops, tables.rows
-    failures = [
-        f"request {row['request']}: {row['status']} {row['reason']}".strip()
-        for row in rows
-        if row["status"] != "completed"
-    ]
-
-    def write_page(path: Path) -> None:
-        figures = draw_figures(run_dir / "figures", experiment, records, hops, rows)
-        with replacing(path) as temporary:
-            temporary.write_text(page_text(summary, figures, failures), encoding="utf-8")
-
-    _write_all(run_dir, {"report.html": write_page})
-    return run_dir / "report.html"
 
 
 def read_tables(run_dir: Path, experiment: Experiment) -> Tables:
@@ -128,7 +102,8 @@ def load_run(run_dir: Path) -> Experiment:
     return with_guests(load_experiment(str(run_dir / "scenario.toml")), run_dir)
 
 
-def _write_all(run_dir: Path, writers: dict[str, Callable[[Path], object]]) -> None:
+def write_all(run_dir: Path, writers: dict[str, Callable[[Path], object]]) -> None:
+    """Write every file of a run that is named; every one is tried. Raises ``RunError`` naming those that failed."""
     problems: dict[str, str] = {}
     for name, write in writers.items():
         try:

@@ -1,4 +1,4 @@
-"""``report.html``: one self-contained page of a run."""
+"""What ``report.html`` says without a script; ``testbed.page.report`` makes the page around it."""
 
 from __future__ import annotations
 
@@ -9,23 +9,16 @@ from typing import Any
 
 from testbed.results.text import VIRTUAL_TIME, summary_text
 
-_STYLE = """
-body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}
-table{border-collapse:collapse;font-variant-numeric:tabular-nums}
-td,th{padding:.2rem .8rem .2rem 0;text-align:right;border-bottom:1px solid #ddd}
-td:first-child,th:first-child{text-align:left}
-pre{background:#f6f6f6;padding:1rem;overflow-x:auto;font-size:13px}
-img{max-width:100%}figure{margin:2rem 0}figcaption{color:#555}
-"""
+
+def report_title(summary: dict[str, Any]) -> str:
+    """What the report is called."""
+    return f"{summary['scenario']}: {summary['policy']['placement']} + {summary['policy']['routing']}"
 
 
-def page_text(summary: dict[str, Any], figures: list[tuple[Path, str]], failures: list[str]) -> str:
-    """The page with everything inline: it can be sent as one file. Figures are (PNG, caption)."""
-    title = f"{summary['scenario']}: {summary['policy']['placement']} + {summary['policy']['routing']}"
+def report_body(summary: dict[str, Any], figures: list[tuple[Path, str]], failures: list[str]) -> str:
+    """HTML of what needs no script: the summary, parts of a hop, failures, figures. Figures are (PNG, caption)."""
     parts = [
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(title)}</title>",
-        f"<style>{_STYLE}</style><h1>{html.escape(title)}</h1>",
-        f"<pre>{html.escape(summary_text(summary))}</pre>",
+        f"<h2>Summary</h2><pre tabindex=0>{html.escape(summary_text(summary))}</pre>",
         f"<p>{html.escape(VIRTUAL_TIME[0].upper() + VIRTUAL_TIME[1:])}.</p>"
         if summary["clock"] == "virtual"
         else "",
@@ -36,18 +29,22 @@ def page_text(summary: dict[str, Any], figures: list[tuple[Path, str]], failures
         parts.append("<h2>Requests that did not complete</h2><ul>")
         parts += [f"<li>{html.escape(text)}</li>" for text in failures]
         parts.append("</ul>")
+    if figures:
+        parts.append("<h2>Figures</h2><div class=figures>")
     for image, caption in figures:
         data = base64.b64encode(image.read_bytes()).decode()
         parts.append(
             f'<figure><img alt="{html.escape(caption)}" src="data:image/png;base64,{data}">'
             f"<figcaption>{html.escape(caption)}</figcaption></figure>"
         )
+    if figures:
+        parts.append("</div>")
     return "\n".join(parts) + "\n"
 
 
 def _parts_table(summary: dict[str, Any]) -> str:
     rows = [
-        "<table><tr><th>milliseconds of scenario time<th>mean<th>p50<th>p99<th>model mean<th>model p99</tr>"
+        "<table class=parts><tr><th>milliseconds of scenario time<th>mean<th>p50<th>p99<th>model mean<th>model p99</tr>"
     ]
     for name, label in (
         ("hop_compute_s", "compute"),

@@ -18,7 +18,16 @@ from typing import Any
 
 from testbed.errors import TestbedError
 from testbed.results import finish_run, load_run
-from testbed.rundir import HALF_WRITTEN, LINKS_PREFIX, OWNER, OWNER_VARIABLE, RUN_VARIABLE, owner_alive, runs
+from testbed.rundir import (
+    HALF_WRITTEN,
+    LINKS_PREFIX,
+    OWNER,
+    OWNER_VARIABLE,
+    PAGE,
+    RUN_VARIABLE,
+    owner_alive,
+    runs,
+)
 
 TABLES = ("summary.json", "requests.parquet", "hops.parquet", "trace.json")
 _TERM_WAIT_S = 2.0
@@ -27,7 +36,7 @@ _TERM_WAIT_S = 2.0
 def clean_command(out: Path) -> dict[str, Any]:
     """What was removed, and what was completed; every value is a list, of paths unless said otherwise.
 
-    ``processes`` (``{pid, run}``) that outlived their run, ``sockets``, half-written ``files``, temporary
+    ``processes`` (``{pid, run}``) that outlived their run, ``sockets``, half-written ``files`` and addresses of pages, temporary
     ``folders``; runs ``completed``: their tables are made; ``problems``, a sentence each. Touches only
     what carries this tool's run variable or lies in a run's folder, and only where the run's owner is gone.
     """
@@ -43,7 +52,7 @@ def clean_command(out: Path) -> dict[str, Any]:
         for socket in sorted(path for path in run.iterdir() if path.is_socket()):
             socket.unlink()
             answer["sockets"].append(str(socket))
-        for half in sorted(run.rglob(f"*{HALF_WRITTEN}")):
+        for half in sorted([*run.rglob(f"*{HALF_WRITTEN}"), *run.glob(PAGE)]):
             half.unlink()
             answer["files"].append(str(half))
         if any((run / "events").glob("*.log")) and not all((run / name).exists() for name in TABLES):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
-import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +11,8 @@ from pathlib import Path
 
 from nodes.request import Generation
 from testbed.errors import UserError
+from testbed.page.beside import bind_page, page_beside
+from testbed.page.serve import bind
 from testbed.results.served import with_guests
 from testbed.results.text import summary_text
 from testbed.rundir import make_run_dir
@@ -46,6 +47,8 @@ class ServeOptions:
     max_requests: int
     max_model_len: int | None
     tokenizer: Path | None
+    page_port: int | None
+    """Of the run's page; ``None``: none."""
 
 
 def serve_command(
@@ -68,43 +71,47 @@ def serve_command(
     check_can_run(experiment)
     stage = choose_stage(experiment, holds=True)
     placed = placed_experiment(experiment)
-    bound = _bound(options.host, options.port)
+    bound = bind(options.port, options.host)
+    listener = bind_page(options.page_port)
     run_dir = make_run_dir(out, experiment.name)
-    launcher = stage.begin(experiment, run_dir)
-    with undone_unless_begun(run_dir, launcher):
-        blocks = blocks_model(experiment, run_dir)
-        codec = _codec(blocks, options.tokenizer)
-        rules = Rules(options.api_key, options.admission == "reject", options.max_requests)
-        endpoint = Endpoint(experiment, codec, rules, bound)
-    _say(f"run {run_dir}")
+    with page_beside(run_dir, listener, _say):
+        launcher = stage.begin(experiment, run_dir)
+        with undone_unless_begun(run_dir, launcher):
+            blocks = blocks_model(experiment, run_dir)
+            codec = _codec(blocks, options.tokenizer)
+            rules = Rules(options.api_key, options.admission == "reject", options.max_requests)
+            endpoint = Endpoint(experiment, codec, rules, bound)
+        _say(f"run {run_dir}")
 
-    def ready() -> None:
-        host, port = bound.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
-        echo(f"http://{shown}:{port}/v1")
+        def ready() -> None:
+            host, port = bound.getsockname()[:2]
+            shown = f"[{host}]" if ":" in host else host
+            echo(f"http://{shown}:{port}/v1")
 
-    endpoint.when_ready(ready)
-    error, _ = stage.run(
-        launcher,
-        emulate(*(experiment, placed, run_dir, stage, launcher, blocks, False, _say), guests=endpoint.guests),
-    )
-    if not has_begun(run_dir, error):
-        _say(f"interrupted before any request; logs are in {run_dir}")
-        return
-    experiment = with_guests(experiment, run_dir)
-    if blocks is not None and error is None:
-        asked: dict[int, Generation] = endpoint.generations
-        verify_tokens(run_dir, experiment, dataclasses.replace(blocks, generations=asked), _say)
-    if with_twin and error is None and experiment.requests:
-        if options.workload == "also":
-            _say("no twin: requests of the workload and from outside came mixed")
-        else:
-            _say("running the twin in virtual time (--no-twin leaves it out)")
-            run_twin(experiment, placed, run_dir, _say)
-    summary = finish(run_dir, experiment, report=report, trace=trace)
-    _say(summary_text(summary))
-    if error is not None:
-        raise error
+        endpoint.when_ready(ready)
+        error, _ = stage.run(
+            launcher,
+            emulate(
+                *(experiment, placed, run_dir, stage, launcher, blocks, False, _say), guests=endpoint.guests
+            ),
+        )
+        if not has_begun(run_dir, error):
+            _say(f"interrupted before any request; logs are in {run_dir}")
+            return
+        experiment = with_guests(experiment, run_dir)
+        if blocks is not None and error is None:
+            asked: dict[int, Generation] = endpoint.generations
+            verify_tokens(run_dir, experiment, dataclasses.replace(blocks, generations=asked), _say)
+        if with_twin and error is None and experiment.requests:
+            if options.workload == "also":
+                _say("no twin: requests of the workload and from outside came mixed")
+            else:
+                _say("running the twin in virtual time (--no-twin leaves it out)")
+                run_twin(experiment, placed, run_dir, _say)
+        summary = finish(run_dir, experiment, report=report, trace=trace)
+        _say(summary_text(summary))
+        if error is not None:
+            raise error
 
 
 def _experiment(scenario: str, overrides: list[str], options: ServeOptions) -> Experiment:
@@ -147,24 +154,6 @@ def _check_host(options: ServeOptions) -> None:
         raise UserError(
             f"--host {options.host} lets others in: give --api-key KEY, or --no-auth if everybody may use it"
         )
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    """A socket bound to ``host`` and ``port``, which nobody listens at yet. Raises ``UserError``."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        bound = socket.socket(family, kind, protocol)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-        bound.listen()  # two that are only bound could have the same port
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(
-            f"cannot listen at {host} port {port}: {reason}; choose another --port or --host"
-        ) from error
-    return bound
 
 
 def _say(text: str) -> None:

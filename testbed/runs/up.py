@@ -16,7 +16,9 @@ from policies.problem import PolicyError
 from testbed.control.placing import PlacedExperiment, place_experiment
 from testbed.control.steering import Steering, online_policy
 from testbed.errors import EXIT_INTERRUPTED, RunError, TestbedError, UserError
-from testbed.results import finish_run, read_tables, write_report
+from testbed.page.beside import bind_page, page_beside
+from testbed.page.report import write_report
+from testbed.results import finish_run, read_tables
 from testbed.results.slo import parse_slo
 from testbed.results.text import summary_text
 from testbed.rundir import make_run_dir
@@ -40,10 +42,12 @@ def up_command(
     report: bool,
     trace: bool = True,
     with_twin: bool = True,
+    page_port: int | None = None,
 ) -> int:
     """Run ``experiment``; returns the exit code: 0 only when every request completed.
 
-    ``with_twin``: a run in real time is then repeated in virtual time, and judged by that.
+    ``with_twin``: a run in real time is then repeated in virtual time, and judged by that. ``page_port``: serve the
+    run's page there while it runs (0: on any free port).
     """
     objectives = parse_slo(slo) if slo is not None else None
     if not experiment.requests:
@@ -51,35 +55,37 @@ def up_command(
     check_can_run(experiment)
     stage = choose_stage(experiment, holds=hold)
     placed = placed_experiment(experiment)
+    listener = bind_page(page_port)
     run_dir = make_run_dir(out, experiment.name)
-    launcher = stage.begin(experiment, run_dir)
-    with undone_unless_begun(run_dir, launcher):
-        blocks = blocks_model(experiment, run_dir)
-    _say(f"run {run_dir}")
-    error, interrupted = stage.run(
-        launcher, emulate(experiment, placed, run_dir, stage, launcher, blocks, hold, _say)
-    )
-    if not has_begun(run_dir, error):
-        _say(f"interrupted before any session; logs are in {run_dir}")
-        return EXIT_INTERRUPTED
-    if blocks is not None and error is None and not interrupted:
-        verify_tokens(run_dir, experiment, blocks, _say)
-    if with_twin and not stage.is_virtual and error is None and not interrupted:
-        _say("running the twin in virtual time (--no-twin leaves it out)")
-        run_twin(experiment, placed, run_dir, _say)
-    try:
-        summary = finish(run_dir, experiment, objectives, report=report, trace=trace)
-    except RunError:
+    with page_beside(run_dir, listener, _say):
+        launcher = stage.begin(experiment, run_dir)
+        with undone_unless_begun(run_dir, launcher):
+            blocks = blocks_model(experiment, run_dir)
+        _say(f"run {run_dir}")
+        error, interrupted = stage.run(
+            launcher, emulate(experiment, placed, run_dir, stage, launcher, blocks, hold, _say)
+        )
+        if not has_begun(run_dir, error):
+            _say(f"interrupted before any session; logs are in {run_dir}")
+            return EXIT_INTERRUPTED
+        if blocks is not None and error is None and not interrupted:
+            verify_tokens(run_dir, experiment, blocks, _say)
+        if with_twin and not stage.is_virtual and error is None and not interrupted:
+            _say("running the twin in virtual time (--no-twin leaves it out)")
+            run_twin(experiment, placed, run_dir, _say)
+        try:
+            summary = finish(run_dir, experiment, objectives, report=report, trace=trace)
+        except RunError:
+            if error is not None:
+                _say(f"testbed: {error}")
+            raise
+        typer.echo(json.dumps(summary) if as_json else summary_text(summary))
         if error is not None:
-            _say(f"testbed: {error}")
-        raise
-    typer.echo(json.dumps(summary) if as_json else summary_text(summary))
-    if error is not None:
-        raise error
-    if interrupted:
-        _say(f"interrupted: the record up to now is in {run_dir}")
-        return EXIT_INTERRUPTED
-    return exit_code(summary)
+            raise error
+        if interrupted:
+            _say(f"interrupted: the record up to now is in {run_dir}")
+            return EXIT_INTERRUPTED
+        return exit_code(summary)
 
 
 def has_begun(run_dir: Path, error: TestbedError | None) -> bool:

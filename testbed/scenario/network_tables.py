@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
 
 from testbed.scenario.event_table import EventTable
 from testbed.scenario.fields import BitsPerSecond, Name, Positive, Ratio, Seconds, Table, quantity, rule
@@ -14,10 +14,20 @@ from testbed.scenario.units import DURATION, RATE, Dimension
 Loss = Annotated[Ratio, Field(lt=1)]
 
 
+def _place(value: list[float]) -> list[float]:
+    if not (abs(value[0]) <= 180 and abs(value[1]) <= 90):
+        raise rule("must be a longitude from -180 to 180 and a latitude from -90 to 90")
+    return value
+
+
+Place = Annotated[list[float], Field(min_length=2, max_length=2), AfterValidator(_place)]
+"""Longitude and latitude in degrees, east and north positive."""
+
+
 class NetworkTable(Table):
     """What every kind of network has. ``jitter`` and ``loss`` are those of links that state none.
 
-    A link's jitter is at most its one-way delay: a larger one counts as that.
+    ``places``: where sites are, for maps alone. A link's jitter is at most its one-way delay: a larger one counts as that.
     """
 
     backend: Literal["auto", "netem", "fabric", "memory", "loopback"] = "auto"
@@ -26,6 +36,7 @@ class NetworkTable(Table):
     jitter: Seconds = 0.0
     loss: Loss = 0.0
     event: list[EventTable] | None = None
+    places: dict[Name, Place] | None = None
 
 
 class PairRow(Table):

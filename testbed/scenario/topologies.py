@@ -201,6 +201,13 @@ def as_matrix(table: TopologyNetworkTable, topology: Topology, sites: Iterable[s
         "rtt_unit": "s",
         "rate": RATE.format(rates_bps[0][0]) if one_rate else rates_bps,
     }
+    known = {
+        node.name: [node.longitude_deg, node.latitude_deg]
+        for node in topology.nodes
+        if node.name in used and node.longitude_deg is not None
+    }
+    if known:
+        document["places"] = {**known, **document.get("places", {})}
     if not one_rate:
         document["rate_unit"] = "bit/s"
     if table.share_links and paths:

@@ -96,6 +96,10 @@ class Running:
             )
 
     @property
+    def stdout(self) -> str:
+        return self._out.read_text(encoding="utf-8")
+
+    @property
     def stderr(self) -> str:
         return self._err.read_text(encoding="utf-8")
 

@@ -42,6 +42,7 @@ LAYERS = (
         "simulate",
         "runs",
         "serving",
+        "page",
         "results",
         "runtime",
         "fast",
@@ -119,7 +120,7 @@ def test_the_files_where_contributing_says_that_changes_begin_are_there() -> Non
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     table = text.partition("### Where a change goes")[2].partition("###")[0]
     named = re.findall(r"`([^`]+\.py)`", table)
-    assert len(named) == 20
+    assert len(named) == 21
     assert [name for name in named if not (ROOT / name).exists()] == []
     named = re.findall(r"`((?:testbed|nodes|netem|policies|tests)/[\w/.]+)`", text)
     assert [name for name in named if not (ROOT / name).exists()] == []

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import RunError
-from testbed.results import finish_run, write_report
+from testbed.page.report import write_report
+from testbed.results import finish_run
 from testbed.rundir import OWNER, owner_alive, write_json
 from testbed.runs import clean
 from testbed.runs.clean import clean_command

@@ -81,15 +81,10 @@ def fault_command(
 
     Without ``run`` it is the only one, or the latest, below ``runs``. Raises ``UserError``.
     """
-    if kind not in KINDS_BY_HAND:
-        raise UserError(unknown("fault", kind, KINDS_BY_HAND))
-    if kind == "slow" and factor is None:
-        raise UserError("slow needs --factor, for example --factor 4 (1: as fast as at first)")
-    if kind != "slow" and factor is not None:
-        raise UserError(f"--factor is only for slow, not for {kind}; leave it out")
+    checked_factor = check_fault(kind, factor)
     run_dir = _running(run)
     try:
-        why_not = asyncio.run(_ask(run_dir / SOCKET, kind, server, factor or 1.0))
+        why_not = asyncio.run(ask_fault(run_dir, kind, server, checked_factor))
     except (OSError, control.ControlError) as error:
         raise RunError(f"the testbed of {run_dir} did not answer: {error}") from error
     if why_not is not None:
@@ -98,8 +93,23 @@ def fault_command(
     return done, f"{kind} {server}: done in {run_dir}"
 
 
-async def _ask(path: Path, kind: str, server: str, factor: float) -> str | None:
-    peer = await control.connect(path, {})
+def check_fault(kind: str, factor: float | None) -> float:
+    """The factor of a fault of ``kind``. Raises ``UserError`` for a kind or a factor that makes no sense."""
+    if kind not in KINDS_BY_HAND:
+        raise UserError(unknown("fault", kind, KINDS_BY_HAND))
+    if kind == "slow" and factor is None:
+        raise UserError("slow needs --factor, for example --factor 4 (1: as fast as at first)")
+    if kind != "slow" and factor is not None:
+        raise UserError(f"--factor is only for slow, not for {kind}; leave it out")
+    return 1.0 if factor is None else factor
+
+
+async def ask_fault(run_dir: Path, kind: str, server: str, factor: float) -> str | None:
+    """Have the running testbed of ``run_dir`` do ``kind`` to ``server``; returns why it did not, or ``None``.
+
+    Raises ``OSError`` or ``ControlError`` if it does not answer.
+    """
+    peer = await control.connect(run_dir / SOCKET, {})
     serving = asyncio.ensure_future(peer.serve())
     try:
         return await peer.ask(Fault(kind, server, factor))

@@ -101,7 +101,12 @@ class SyntheticRun:
 
     def _write_plan(self, clock: str) -> None:
         plan = {
-            "placement": {"policy": "cg-bp", "design_concurrency": 5},
+            "placement": {
+                "policy": "cg-bp",
+                "design_concurrency": 5,
+                "ranges": [[0, 2], [2, 4]],
+                "cache_bytes": [98.0, 98.0],
+            },
             "placement_decision_s": 0.002,
             "network": "fabric",
             "clock": {"name": clock, "why": "asked for"},

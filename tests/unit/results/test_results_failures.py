@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from nodes.records import Completed, Detected, Failed, Replayed, Rerouted
-from testbed.results import finish_run, write_report
+from testbed.page.report import write_report
+from testbed.results import finish_run
 from testbed.results.errors import ERROR_FIGURES
 from testbed.results.figures import _held
 from testbed.results.logs import read_logs

@@ -1,0 +1,150 @@
+"""CPU of the page's server: 60 servers, 200 sessions that decode all the time, two pages that watch.
+
+The logs are written as clients would, in real time. Baseline: reading the same logs afterwards, all at once.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figure import figure
+from nodes.eventlog import EventLog, LogReader
+from nodes.records import Admitted, Arrived, HopRecord, Opening, Token
+from testbed.control.placing import place_experiment, placement_data
+from testbed.rundir import EventWriter, make_run_dir, write_json
+from testbed.scenario import dump_toml, load_experiment
+
+_SETS = ["servers.0.count=40", "servers.1.count=20", "workload.n_requests=200", "clock=real"]
+_SESSIONS = 200
+_TOKEN_S = 0.44
+"""As in the paper's clustered experiment."""
+_SECONDS = 20.0
+_WARM_S = 3.0
+
+
+def measure() -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as name:
+        return _measure(Path(name) / "run")
+
+
+def _measure(folder: Path) -> list[dict[str, Any]]:
+    experiment = load_experiment("clustered", _SETS)
+    run_dir = make_run_dir(folder, experiment.name)
+    (run_dir / "scenario.toml").write_text(dump_toml(experiment), encoding="utf-8")
+    placement = placement_data(place_experiment(experiment).placement)
+    write_json(
+        run_dir / "plan.json",
+        {"placement": placement, "network": "fabric", "clock": {"name": "real", "why": "asked for"}},
+    )
+    events = EventWriter(run_dir)
+    events.write("serving", 0.0)
+    clients = _Clients(run_dir / "events" / "client-0.log", experiment.problem.n_servers)
+    command = [sys.executable, "-m", "testbed", "view", str(run_dir), "--port", "0", "--no-browser"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None, "it was asked for"
+            url = server.stdout.readline().partition("#")[0]
+            pages = [_Watching(url) for _ in range(2)]
+            clients.run_for(_WARM_S)
+            before_s, n_before = _cpu_s(server.pid), pages[0].n_updates
+            started = time.monotonic()
+            clients.run_for(_SECONDS)
+            took_s = time.monotonic() - started
+            used_s, n_updates = _cpu_s(server.pid) - before_s, pages[0].n_updates - n_before
+            size = pages[0].n_bytes
+        finally:
+            server.terminate()
+    events.close()
+    return [
+        figure("60 servers, 200 sessions, 2 pages: share of a core", 100 * used_s / took_s, "%", "<= 10 %"),
+        figure("updates per second to each page", n_updates / took_s, "1/s", "<= 10"),
+        figure("sent to a page", size / (took_s + _WARM_S) / 1e3, "kB/s"),
+        figure("tokens per second in the logs", clients.n_tokens / (took_s + _WARM_S), "1/s"),
+        figure("reading the same logs at once (baseline)", 100 * clients.reading_s() / took_s, "%"),
+    ]
+
+
+class _Clients:
+    """Writes what the clients of 200 sessions would, a token of each every 0.44 s."""
+
+    def __init__(self, path: Path, n_servers: int) -> None:
+        self._path = path
+        self._log = EventLog(path)
+        self._since = time.monotonic()
+        self._n_servers = n_servers
+        self._numbers = [0] * _SESSIONS
+        self.n_tokens = 0
+        for request in range(_SESSIONS):
+            self._log.write(Arrived(request, 0.0, "client-0", 0.0, 20, 1_000_000))
+            self._log.write(
+                Admitted(request, 0.0, [(self._server(request, i), 14 * i, 14 * i + 14) for i in range(5)])
+            )
+            self._log.write(Opening(request, 0.0, 0.0))
+
+    def _server(self, request: int, hop: int) -> int:
+        return (7 * request + hop) % self._n_servers
+
+    def run_for(self, seconds: float) -> None:
+        end_at = time.monotonic() + seconds
+        while (now := time.monotonic()) < end_at:
+            at_s = now - self._since
+            for request in range(_SESSIONS):
+                due_s = _TOKEN_S * (self._numbers[request] + 1 + request / _SESSIONS)
+                if due_s <= at_s:
+                    self._log.write(self._token(request, due_s))
+                    self._numbers[request] += 1
+                    self.n_tokens += 1
+            time.sleep(0.002)
+
+    def _token(self, request: int, at_s: float) -> Token:
+        hops = []
+        begin_s = ready_at_s = at_s - _TOKEN_S
+        for i in range(5):
+            step_s = _TOKEN_S / 5
+            # Times on a real machine are never twice the same.
+            late_s = 0.004 * ((self._numbers[request] * 31 + request * 17 + i) % 7)
+            arrived_s, departed_s = begin_s + 0.3 * step_s + late_s, begin_s + 0.7 * step_s
+            hop = (self._server(request, i), 14 * i, 14 * i + 14, begin_s, arrived_s, departed_s)
+            hops.append(HopRecord(*hop, begin_s + step_s, 28672, 28672))
+            begin_s += step_s
+        return Token(request, at_s, self._numbers[request], ready_at_s, hops, 1)
+
+    def reading_s(self) -> float:
+        before_s = time.process_time()
+        for _ in LogReader(self._path):
+            pass
+        return time.process_time() - before_s
+
+
+class _Watching:
+    """A page: reads what the server sends, and counts."""
+
+    def __init__(self, url: str) -> None:
+        self.n_updates = self.n_bytes = 0
+        with urllib.request.urlopen(url + "api/run") as answer:
+            text = answer.read().decode()
+        feed = text.rpartition('"feed":"')[2].partition('"')[0]
+        place = text.rpartition('"position":[')[2].partition("]")[0].replace(",", ".")
+        self._stream = urllib.request.urlopen(f"{url}api/news?from={feed}.{place}")
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        try:
+            for line in self._stream:
+                self.n_bytes += len(line)
+                self.n_updates += line.startswith(b"data:")
+        except (OSError, ValueError):  # the server has ended
+            return
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

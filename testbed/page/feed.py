@@ -1,0 +1,176 @@
+"""One run for all pages that watch it: header, history so far, and what has come since."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from testbed.control.faults.live import SOCKET
+from testbed.errors import TestbedError, UserError
+from testbed.page.follow import Follower
+from testbed.page.header import header, read_plan
+from testbed.page.history import History, Position
+from testbed.page.simulated import is_simulated, read_simulation
+from testbed.results import load_run
+from testbed.rundir import OWNER, TWIN, owner_alive
+
+UPDATE_S = 0.1
+"""A page hears of news at most so often."""
+_KEPT_UPDATES = 8
+
+
+class Feed:
+    """Follows ``run_dir``. ``open`` it first; ``watch`` then runs for as long as pages may ask.
+
+    A run that has only begun has no plan for a moment: until then ``header`` is ``None``.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.name = os.urandom(6).hex()
+        """Positions mean something within this feed only."""
+        self.header: dict[str, Any] | None = None
+        self.twin: bytes | None = None
+        """The twin's whole history, as soon as there is one."""
+        self._follower: Follower | None = None
+        self._history: History | None = None
+        self._status: dict[str, Any] = {}
+        self._encoded: dict[tuple[Position, Position, int], bytes] = {}
+        self._n_statuses = 0
+        self._changed = asyncio.Event()
+        self._is_real = False
+        self._ahead_s: float | None = None
+
+    def open(self) -> bool:
+        """Read what is there; returns whether the run has got so far that there is something to show.
+
+        Raises ``UserError`` if it is no run directory.
+        """
+        if is_simulated(self.run_dir):
+            self.header, self._history = read_simulation(self.run_dir)
+        elif not self._is_ready():
+            return False
+        else:
+            experiment = load_run(self.run_dir)
+            self.header = header(experiment, read_plan(self.run_dir))
+            n_tokens = sum(request.n_output_tokens for request in experiment.requests)
+            self._follower = Follower(self.run_dir, self.header, n_tokens)
+            self._history = self._follower.history
+            self._is_real = self.header["clock"] == "real"
+            self._follower.poll()
+            self._read_twin()
+        self._look()
+        return True
+
+    def _is_ready(self) -> bool:
+        if owner_alive(self.run_dir) and not (self.run_dir / "plan.json").exists():
+            return False
+        load = (self.run_dir / OWNER).exists() or (self.run_dir / "plan.json").exists()
+        if not load:
+            raise UserError(
+                f"{self.run_dir} is not a run directory (no scenario.toml and plan.json in it); give the folder "
+                "that `testbed up` or `testbed simulate --out` has written"
+            )
+        return True
+
+    @property
+    def history(self) -> History:
+        assert self._history is not None, "asked before the feed was open"
+        return self._history
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the run's owner was there when it was last looked at."""
+        return bool(self._status.get("is_live"))
+
+    async def watch(self) -> None:
+        """Look for news again and again, and wake the pages that wait."""
+        while True:
+            await asyncio.sleep(UPDATE_S)
+            if self._follower is None:
+                if self.header is None:
+                    with contextlib.suppress(TestbedError):
+                        self.open()
+                        self._notify()
+                continue
+            has_news = self._follower.poll()
+            if self._look() or has_news:
+                self._notify()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def news(self, at: Position, n_statuses: int) -> None:
+        """Wait until there is more than ``at``."""
+        while self.header is None or (at == self.history.position and n_statuses == self._n_statuses):
+            await self._changed.wait()
+
+    def _look(self) -> bool:
+        """Whether the run's status is another than before."""
+        now = self._status_now()
+        if now == self._status:
+            return False
+        self._status, self._n_statuses = now, self._n_statuses + 1
+        if now["twin"] and self.twin is None:
+            self._read_twin()
+        return True
+
+    def _status_now(self) -> dict[str, Any]:
+        follower = self._follower
+        if follower is None:
+            return {"phase": "simulated", "is_live": False, "faults": False, "twin": False, "why": ""}
+        is_live = owner_alive(self.run_dir)
+        return {
+            "phase": follower.phase(is_live),
+            "is_live": is_live,
+            "faults": is_live and (self.run_dir / SOCKET).exists(),
+            "twin": (self.run_dir / TWIN / "summary.json").exists(),
+            "why": follower.failure,
+        }
+
+    def _read_twin(self) -> None:
+        folder = self.run_dir / TWIN
+        if not (folder / "summary.json").exists():
+            return
+        with contextlib.suppress(TestbedError):
+            experiment = load_run(folder)
+            n_tokens = sum(request.n_output_tokens for request in experiment.requests)
+            follower = Follower(folder, header(experiment, read_plan(folder)), n_tokens)
+            follower.poll()
+            self.twin = msgspec.json.encode(follower.history.since(Position()))
+
+    def update(self, at: Position) -> tuple[bytes, Position, int]:
+        """What a page at ``at`` is sent as JSON, where it is then, and which status it knows."""
+        now = self.history.position
+        key = at, now, self._n_statuses
+        if key not in self._encoded:
+            while len(self._encoded) >= _KEPT_UPDATES:
+                del self._encoded[next(iter(self._encoded))]
+            self._encoded[key] = msgspec.json.encode(self.everything(at))
+        return self._encoded[key], now, self._n_statuses
+
+    def everything(self, at: Position) -> dict[str, Any]:
+        """What has come after ``at``, and how the run is."""
+        return {
+            **self.history.since(at),
+            "feed": self.name,
+            "position": list(self.history.position),
+            "status": {**self._status, "now_s": self._now_s()},
+        }
+
+    def _now_s(self) -> float | None:
+        """The run's clock in real time, as far as its records tell; ``None`` where it jumps or has stopped."""
+        if not self._is_real or not self._status["is_live"] or self._status["phase"] != "running":
+            return None
+        assert self.header is not None
+        scaled_s = time.monotonic() * float(self.header["time_scale"])
+        ahead_s = self.history.last_at_s - scaled_s
+        self._ahead_s = ahead_s if self._ahead_s is None else max(self._ahead_s, ahead_s)
+        return scaled_s + self._ahead_s

@@ -1,0 +1,109 @@
+"""What never changes of a run: its servers, sites, links, and what the scenario plans for them."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from testbed.errors import UserError
+from testbed.page.layout import beside_nearest, by_round_trips, places, site_rtts_s, sites_of
+from testbed.scenario.experiment import Experiment, Link
+
+
+def read_plan(run_dir: Path) -> dict[str, Any]:
+    """``plan.json``. Raises ``UserError`` if it is not what runs write."""
+    try:
+        plan = json.loads((run_dir / "plan.json").read_text(encoding="utf-8"))
+        _ = plan["placement"]["ranges"], plan["placement"]["cache_bytes"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"cannot read {run_dir / 'plan.json'}; give another run directory") from error
+    return dict(plan)
+
+
+def header(experiment: Experiment, plan: dict[str, Any]) -> dict[str, Any]:
+    """The run's unchanging part as JSON data. Servers, clients and sites are known by their numbers from here on."""
+    problem = experiment.problem
+    sites = sites_of(experiment)
+    number = {site: i for i, site in enumerate(sites)}
+    known, rtts_s = places(experiment), site_rtts_s(experiment)
+    points = by_round_trips(sites, rtts_s) if known is None else beside_nearest(sites, rtts_s, known)
+    ranges, cache_bytes = plan["placement"]["ranges"], plan["placement"]["cache_bytes"]
+    clock = plan.get("clock") or {"name": "virtual", "why": "simulated"}
+    return {
+        "name": experiment.name,
+        "description": experiment.description,
+        "model": problem.model.name,
+        "n_blocks": problem.model.n_blocks,
+        "cache_bytes_per_token": problem.model.cache_bytes_per_token,
+        "placement": str(plan["placement"].get("policy", experiment.placement)),
+        "routing": experiment.routing,
+        "design_concurrency": plan["placement"].get("design_concurrency"),
+        "network": str(plan.get("network", "")),
+        "clock": str(clock["name"]),
+        "clock_why": str(clock["why"]),
+        "time_scale": experiment.time_scale,
+        "seed": experiment.seed,
+        "workload": experiment.workload,
+        "n_requests": len(experiment.requests),
+        "forwarding": problem.forwarding,
+        "layout": "rtt" if known is None else "places",
+        "sites": [
+            {
+                "name": site,
+                "x": points[site][0],
+                "y": points[site][1],
+                "is_placed": known is None or site in known,
+            }
+            for site in sites
+        ],
+        "servers": [
+            {
+                "name": server.name,
+                "hardware": server.hardware,
+                "site": number[experiment.sites[server.name]],
+                "memory_bytes": server.memory_bytes,
+                "cache_bytes": cache_bytes[j],
+                "first": ranges[j][0],
+                "last": ranges[j][1],
+                "state": "absent" if j in experiment.absent else "online",
+            }
+            for j, server in enumerate(problem.servers)
+        ],
+        "clients": [{"name": name, "site": number[experiment.sites[name]]} for name in problem.clients],
+        **_links(experiment, number),
+    }
+
+
+def _links(experiment: Experiment, number: dict[str, int]) -> dict[str, Any]:
+    """Links between sites that messages may take, and how the scenario changes them: ``[a, b, rtt, rate, loss]``."""
+    present = dict(experiment.links)
+    clients = set(experiment.problem.clients)
+    pairs: dict[tuple[int, int], tuple[str, str]] = {}
+    for a, b in present:
+        if a in clients or (experiment.problem.forwarding and b not in clients):
+            first, second = number[experiment.sites[a]], number[experiment.sites[b]]
+            pairs.setdefault((min(first, second), max(first, second)), (a, b))
+    pair_of = {nodes: pair for pair, nodes in pairs.items()}
+
+    def row(a: str, b: str) -> list[float]:
+        return [*pair_of[a, b], *_both(present[a, b], present[b, a])]
+
+    links = [row(a, b) for a, b in pair_of]
+    changes = []
+    for change in experiment.changes:
+        present.update(change.links)
+        changed = [row(a, b) for a, b in pair_of if (a, b) in change.links or (b, a) in change.links]
+        changes.append([change.at_s, change.why, changed])
+    return {"links": links, "changes": changes}
+
+
+def _both(there: Link, back: Link) -> tuple[float, float, float]:
+    """Round trip, rate and loss of a pair: the worse of its directions."""
+    rate_bps = min(there.rate_bps, back.rate_bps)
+    return (
+        there.delay_s + back.delay_s,
+        rate_bps if math.isfinite(rate_bps) else 0.0,
+        max(there.loss_ratio, back.loss_ratio),
+    )

@@ -1,0 +1,226 @@
+"""The page's HTTP server: files, the run's history, its news as they come, and faults by hand. Loopback only."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from nodes import control
+from testbed.control.faults.live import SOCKET, ask_fault, check_fault
+from testbed.errors import UserError
+from testbed.page.feed import UPDATE_S, Feed
+from testbed.page.guard import add_headers, refusal
+from testbed.page.history import Position
+from testbed.page.waterfall import request_hops
+
+ADDRESS = "127.0.0.1"
+_PING_S = 15.0
+_MAX_BODY_BYTES = 4096
+_TYPES = {
+    ".html": "text/html",
+    ".js": "text/javascript",
+    ".css": "text/css",
+    ".json": "application/json",
+    ".svg": "image/svg+xml",
+}
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def bind(port: int, host: str = ADDRESS) -> socket.socket:
+    """A socket that listens there; port 0: any free one. Raises ``UserError``."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(64)
+        except BaseException:
+            listener.close()
+            raise
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UserError(f"cannot listen at {host} port {port}: {reason}; give another port") from error
+    return listener
+
+
+def address_of(listener: socket.socket, token: str) -> str:
+    """What to open in a browser."""
+    return f"http://{ADDRESS}:{listener.getsockname()[1]}/#token={token}"
+
+
+class PageServer:
+    """Serves ``feed``; who has ``token`` may do to servers what ``testbed fault`` can."""
+
+    def __init__(self, feed: Feed, token: str) -> None:
+        self._feed = feed
+        self._token = token
+        self._static = _static_files()
+        self._streams: set[asyncio.Task[Any]] = set()
+
+    def app(self) -> web.Application:
+        """The application; it follows the run for as long as it is up."""
+        app = web.Application(middlewares=[self._guarded], client_max_size=_MAX_BODY_BYTES)
+        app.on_response_prepare.append(add_headers)
+        app.cleanup_ctx.append(self._watching)
+        app.router.add_get("/api/run", self._run)
+        app.router.add_get("/api/news", self._news)
+        app.router.add_get("/api/twin", self._twin)
+        app.router.add_get("/api/requests/{request}/hops", self._hops)
+        app.router.add_post("/api/faults", self._fault)
+        app.router.add_get("/{path:.*}", self._file)
+        return app
+
+    async def serve(self, listener: socket.socket, until: asyncio.Event) -> None:
+        """Serve on ``listener`` until ``until`` is set."""
+        runner = web.AppRunner(self.app(), access_log=None, shutdown_timeout=0.5)
+        await runner.setup()
+        await web.SockSite(runner, listener).start()
+        await until.wait()
+        for stream in self._streams:
+            stream.cancel()
+        await runner.cleanup()
+
+    @web.middleware
+    async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        why = refusal(request, self._token)
+        if why is not None:
+            return _error(403, why)
+        return await handler(request)
+
+    async def _watching(self, app: web.Application) -> AsyncIterator[None]:
+        watching = asyncio.create_task(self._feed.watch())
+        yield
+        watching.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watching
+
+    async def _run(self, request: web.Request) -> web.Response:
+        """Header and history so far."""
+        if self._feed.header is None:
+            return _error(503, "the run is starting")
+        body, _, _ = self._feed.update(Position())
+        head = msgspec.json.encode(self._feed.header)
+        return _json(b'{"header":' + head + b',"update":' + body + b"}")
+
+    async def _twin(self, request: web.Request) -> web.Response:
+        if self._feed.twin is None:
+            return _error(404, "this run has no twin yet")
+        return _json(self._feed.twin)
+
+    async def _hops(self, request: web.Request) -> web.Response:
+        """Every token's hops of one request."""
+        try:
+            number = int(request.match_info["request"])
+        except ValueError:
+            return _error(404, "requests are numbers")
+        rows = await asyncio.to_thread(request_hops, self._feed.run_dir, number)
+        return _json(msgspec.json.encode(rows))
+
+    async def _news(self, request: web.Request) -> web.StreamResponse:
+        """Server-sent events: what comes after the position that the page has."""
+        at = self._position(request)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        task = asyncio.current_task()
+        assert task is not None, "aiohttp runs handlers in tasks"
+        self._streams.add(task)
+        try:
+            if at is None:
+                await response.write(b"event: again\ndata: {}\n\n")  # of an earlier server: load anew
+                return response
+            n_statuses = -1
+            while True:
+                try:
+                    await asyncio.wait_for(self._feed.news(at, n_statuses), _PING_S)
+                except TimeoutError:
+                    await response.write(b": still here\n\n")
+                    continue
+                body, at, n_statuses = self._feed.update(at)
+                place = ".".join(map(str, at))
+                await response.write(
+                    b"id: %s.%s\ndata: %s\n\n" % (self._feed.name.encode(), place.encode(), body)
+                )
+                await asyncio.sleep(UPDATE_S)
+        except (ConnectionError, asyncio.CancelledError):
+            return response
+        finally:
+            self._streams.discard(task)
+
+    def _position(self, request: web.Request) -> Position | None:
+        said = request.headers.get("Last-Event-ID") or request.query.get("from", "")
+        name, *numbers = said.split(".")
+        if name != self._feed.name or self._feed.header is None or len(numbers) != len(Position()):
+            return None
+        try:
+            at = Position(*map(int, numbers))
+        except ValueError:
+            return None
+        inside = all(0 <= have <= there for have, there in zip(at, self._feed.history.position, strict=True))
+        return at if inside else None
+
+    async def _fault(self, request: web.Request) -> web.Response:
+        """Do something to a server, as ``testbed fault``."""
+        try:
+            asked = msgspec.json.decode(await request.read(), type=FaultAsked)
+            factor = check_fault(asked.kind, asked.factor)
+        except (msgspec.DecodeError, UserError) as error:
+            return _error(400, str(error))
+        if not self._feed.is_live or not (self._feed.run_dir / SOCKET).exists():
+            return _error(409, "the run does not serve: nothing can be done to its servers")
+        try:
+            why_not = await ask_fault(self._feed.run_dir, asked.kind, asked.server, factor)
+        except (OSError, control.ControlError) as error:
+            return _error(502, f"the run did not answer: {error}")
+        if why_not is not None:
+            return _error(409, why_not)
+        return _json(msgspec.json.encode({"done": f"{asked.kind} {asked.server}"}))
+
+    async def _file(self, request: web.Request) -> web.Response:
+        path = request.match_info["path"] or "index.html"
+        found = self._static.get(path)
+        if found is None:
+            return _error(404, "there is no such page")
+        kind, body, packed = found
+        headers = {"Content-Type": f"{kind}; charset=utf-8"}
+        if "gzip" in request.headers.get("Accept-Encoding", ""):
+            return web.Response(body=packed, headers={**headers, "Content-Encoding": "gzip"})
+        return web.Response(body=body, headers=headers)
+
+
+class FaultAsked(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a request for a fault."""
+
+    kind: str
+    server: str
+    factor: float | None = None
+
+
+def _static_files() -> dict[str, tuple[str, bytes, bytes]]:
+    """(type, content, compressed) of what the browser may get, by path; read once, nothing else is served."""
+    root = Path(str(resources.files("testbed.page") / "static"))
+    found = {}
+    for path in sorted(root.rglob("*")):
+        if path.suffix in _TYPES:
+            body = path.read_bytes()
+            found[path.relative_to(root).as_posix()] = _TYPES[path.suffix], body, gzip.compress(body, 6)
+    return found
+
+
+def _json(body: bytes) -> web.Response:
+    response = web.Response(body=body, content_type="application/json")
+    response.enable_compression()
+    return response
+
+
+def _error(status: int, sentence: str) -> web.Response:
+    return web.json_response({"error": sentence}, status=status)

@@ -1,0 +1,109 @@
+"""Reads the tables of a simulation into a ``History``: it has no logs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from testbed.errors import UserError
+from testbed.page.header import header, read_plan
+from testbed.page.history import History
+from testbed.scenario import load_experiment
+from testbed.scenario.experiment import Experiment
+
+_HOPS = (
+    *("request", "token", "hop", "server", "sent_at_s", "arrived_at_s", "departed_at_s", "received_at_s"),
+    "hop_client_s",
+)
+
+
+def is_simulated(run_dir: Path) -> bool:
+    """Whether ``testbed simulate --out`` wrote ``run_dir``."""
+    return (run_dir / "plan.json").is_file() and not (run_dir / "events").is_dir()
+
+
+def read_simulation(run_dir: Path) -> tuple[dict[str, Any], History]:
+    """Header and history of a simulation with tables. Raises ``UserError`` if it has none."""
+    if not (run_dir / "scenario.toml").is_file():
+        raise UserError(
+            f"{run_dir} was simulated from an instance file, which has neither sites nor links; "
+            "give a run of a scenario"
+        )
+    if not (run_dir / "requests.parquet").is_file():
+        raise UserError(f"{run_dir} has no requests.parquet; simulate it again with --out")
+    experiment = load_experiment(str(run_dir / "scenario.toml"))
+    head = header(experiment, read_plan(run_dir))
+    n_tokens = sum(request.n_output_tokens for request in experiment.requests)
+    history = History(list(experiment.problem.clients), n_tokens)
+    _read_requests(run_dir, history, experiment)
+    return head, history
+
+
+def _read_requests(run_dir: Path, history: History, experiment: Experiment) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        rows = pq.read_table(run_dir / "requests.parquet").to_pylist()
+        table = run_dir / "hops.parquet"
+        hops = pq.read_table(table, columns=list(_HOPS)) if table.is_file() else None
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(f"cannot read the tables of {run_dir} ({error}); simulate it again") from error
+    number = {name: i for i, name in enumerate(experiment.problem.clients)}
+    for row in rows:
+        _take_request(history, row, number)
+    if hops is not None:
+        _take_hops(history, hops, {s.name: j for j, s in enumerate(experiment.problem.servers)})
+    for row in rows:
+        if row["arrived_at_s"] is not None and row["status"] != "not-started":
+            history.ended(row["request"], _ended_at_s(row), row["status"], row["reason"] or "")
+
+
+def _take_request(history: History, row: dict[str, Any], client: dict[str, int]) -> None:
+    at_s, request = row["arrived_at_s"], row["request"]
+    if at_s is None:
+        return
+    history.add(
+        "a", request, at_s, client.get(row["client"], 0), row["n_input_tokens"], row["n_output_tokens"]
+    )
+    if row["queue_s"] is None:
+        return
+    opened_at_s = at_s + row["queue_s"]
+    hops = []
+    for text in (row["chain"] or "").split():
+        server, _, blocks = text.partition(":")
+        first, _, last = blocks.partition("-")
+        hops.append([int(server), int(first), int(last)])
+    history.add("m", request, opened_at_s, hops)
+    history.add("o", request, opened_at_s, at_s + (row["queue_s"] or 0.0) + (row["setup_s"] or 0.0))
+
+
+def _ended_at_s(row: dict[str, Any]) -> float:
+    spans = (row["e2e_s"], row["ttft_s"], row["queue_s"], 0.0)
+    return float(row["arrived_at_s"] + next(span for span in spans if span is not None))
+
+
+def _take_hops(history: History, table: Any, number: dict[str, int]) -> None:
+    """Tokens and their parts; rows of a token follow each other."""
+    columns = table.to_pydict()
+    begin, n_rows = 0, table.num_rows
+    request, token = columns["request"], columns["token"]
+    while begin < n_rows:
+        end = begin
+        while end < n_rows and request[end] == request[begin] and token[end] == token[begin]:
+            end += 1
+        parts = []
+        for i in range(begin, end):
+            parts.append(
+                [
+                    number.get(columns["server"][i], 0),
+                    columns["hop_client_s"][i],
+                    columns["arrived_at_s"][i] - columns["sent_at_s"][i],
+                    columns["departed_at_s"][i] - columns["arrived_at_s"][i],
+                    columns["received_at_s"][i] - columns["departed_at_s"][i],
+                ]
+            )
+        ready_at_s = columns["sent_at_s"][begin] - columns["hop_client_s"][begin]
+        history.token(request[begin], token[begin], columns["received_at_s"][end - 1])
+        history.token_parts(request[begin], token[begin], ready_at_s, parts)
+        begin = end

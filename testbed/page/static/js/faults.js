@@ -1,0 +1,89 @@
+// What there is to know and to do about one server.
+import { h, setAttribute, setText } from './dom.js';
+import { blocks, percent, scaled } from './format.js';
+
+const KINDS = [
+  ['kill', 'Ends the process: its caches are gone'],
+  ['stop', 'Halts the process: nothing is answered'],
+  ['cont', 'A stopped server goes on'],
+  ['slow', 'Every step takes so many times as long'],
+  ['restart', 'Ends the process and begins it anew'],
+  ['leave', 'Takes no new sessions, lets those that it has finish, and ends'],
+  ['join', 'Begins a server that is not there'],
+];
+
+export class ServerDialog {
+  // source.fault does it, where there is a run that serves.
+  constructor(run, source) {
+    this.run = run;
+    this.source = source;
+    this.server = null;
+    this.title = h('h2', { id: 'server-title' });
+    this.facts = h('dl', { class: 'facts' });
+    this.factor = h('input', { type: 'number', min: '1', step: '0.5', value: '4', 'aria-label': 'Factor of slow' });
+    this.buttons = KINDS.map(([kind, what]) =>
+      h('button', { type: 'button', text: kind, title: what, 'data-fault': kind, on: { click: () => this.act(kind) } }),
+    );
+    const controls = this.buttons.flatMap((button) => (button.textContent === 'slow' ? [h('span', { class: 'slow' }, button, '×', this.factor)] : [button]));
+    this.said = h('p', { class: 'said', role: 'status' });
+    this.why = h('p', { class: 'hint' });
+    const close = h('button', { type: 'button', class: 'close', text: 'Close', on: { click: () => this.dialog.close() } });
+    this.dialog = h(
+      'dialog',
+      { 'aria-labelledby': 'server-title', class: 'server', 'data-testid': 'server' },
+      h('div', { class: 'dialog-head' }, this.title, close),
+      this.facts,
+      h('h3', { text: 'Faults by hand' }),
+      h('div', { class: 'faults', role: 'group', 'aria-label': 'Faults by hand' }, ...controls),
+      this.why,
+      this.said,
+    );
+  }
+
+  open(server) {
+    this.server = server;
+    setText(this.said, '');
+    setText(this.title, this.run.header.servers[server].name);
+    this.dialog.showModal();
+  }
+
+  setStatus(status, hasToken) {
+    const isPossible = Boolean(status.faults) && hasToken;
+    for (const button of this.buttons) button.disabled = !isPossible;
+    this.factor.disabled = !isPossible;
+    const why = isPossible ? '' : status.faults ? 'Open the whole address that was printed, with what follows #: it holds the page’s token.' : 'Only while a run in real time serves.';
+    setText(this.why, why);
+    setAttribute(this.why, 'class', why ? 'hint' : 'hint hidden');
+  }
+
+  update(t, load) {
+    if (this.server === null || !this.dialog.open) return;
+    const server = this.run.header.servers[this.server];
+    const now = this.run.serverAt(this.server, t);
+    const used = load.servers[this.server];
+    const facts = [
+      ['state', now.factor > 1 ? `${now.state}, ×${now.factor}` : now.state],
+      ['site', this.run.header.sites[server.site].name],
+      ['hardware', server.hardware],
+      ['blocks', blocks(now.first, now.last)],
+      ['sessions', String(used.sessions)],
+      ['cache', `${scaled(used.cache, 'B')} of ${scaled(server.cache_bytes, 'B')} (${percent(server.cache_bytes ? used.cache / server.cache_bytes : 0)})`],
+    ];
+    const key = JSON.stringify(facts);
+    if (key === this.factsKey) return;
+    this.factsKey = key;
+    this.facts.replaceChildren(...facts.map(([name, value]) => h('div', {}, h('dt', { text: name }), h('dd', { text: value }))));
+  }
+
+  async act(kind) {
+    const name = this.run.header.servers[this.server].name;
+    setText(this.said, `${kind} ${name} …`);
+    setAttribute(this.said, 'class', 'said');
+    try {
+      setText(this.said, `${await this.source.fault(kind, name, kind === 'slow' ? Number(this.factor.value) : null)}: done`);
+    } catch (error) {
+      setText(this.said, error.message);
+      setAttribute(this.said, 'class', 'said bad');
+    }
+  }
+}

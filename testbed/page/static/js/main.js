@@ -1,0 +1,247 @@
+// The page: opens the run, makes its parts, and keeps them at the instant that is shown.
+import { h, setAttribute, setText } from './dom.js';
+import { count, seconds } from './format.js';
+import { Run, loadAt, stateAt } from './run.js';
+import { Player } from './player.js';
+import { openSource, pageToken } from './source.js';
+import { BlockBar } from './blockbar.js';
+import { Charts } from './charts.js';
+import { EventList } from './events.js';
+import { RunMap } from './map.js';
+import { ServerDialog } from './faults.js';
+import { SessionList } from './sessions.js';
+import { TimeSlider } from './slider.js';
+import { Waterfall } from './waterfall.js';
+
+const PANEL_MS = 100;
+const CHART_MS = 1000;
+
+const PHASES = {
+  running: 'running',
+  ended: 'run has ended',
+  interrupted: 'interrupted',
+  broken: 'run broke',
+  killed: 'run was killed',
+  simulated: 'simulation',
+};
+
+class Page {
+  constructor(app, source, data) {
+    this.app = app;
+    this.source = source;
+    this.run = new Run(data.header);
+    this.run.apply(data.update);
+    this.player = new Player();
+    this.status = data.update.status;
+    this.isLost = false;
+    this.hasTwin = false;
+    this.clockSet = performance.now();
+    this.first = data.update;
+    this.build();
+  }
+
+  begin() {
+    this.setStatus(this.status);
+    this.player.setEnd(this.endNow());
+    if (this.status.phase === 'running') this.player.follow();
+    else this.player.seek(busiest(this.run, this.player.end));
+    this.charts.redraw();
+    this.drawAll();
+    this.player.onChange((isJump) => {
+      this.isDirty = true;
+      if (isJump) this.drawAll();
+    });
+    this.source.watch(this.first, (update) => this.take(update), (isLost) => this.lose(isLost));
+    this.first = null;
+    this.lastFrame = performance.now();
+    requestAnimationFrame((now) => this.frame(now));
+  }
+
+  build() {
+    const { run, player, source } = this;
+    const { header } = run;
+    this.waterfall = new Waterfall(run, source);
+    this.serverDialog = new ServerDialog(run, source);
+    this.bar = new BlockBar(run, (server) => {
+      this.serverDialog.open(server);
+      this.drawAll();
+    });
+    this.map = new RunMap(run, source);
+    this.charts = new Charts(run, player);
+    this.sessions = new SessionList(run, (session) => this.waterfall.open(session, player.t), (session) => this.map.select(session));
+    this.events = new EventList(run, (t) => player.seek(t));
+    this.slider = new TimeSlider(run, player);
+    this.pill = h('span', { class: 'pill', role: 'status', 'data-testid': 'phase' });
+    this.tiles = new Map(['active', 'waiting', 'done', 'not completed', 'tokens per second', 'TTFT', 'per token'].map((name) => [name, h('dd')]));
+    const facts = [
+      `${header.placement} + ${header.routing}`,
+      header.design_concurrency ? `|R| = ${header.design_concurrency}` : '',
+      `${header.model}, ${count(header.n_blocks, 'block')}`,
+      `clock ${header.clock}${header.time_scale !== 1 ? ` ×${header.time_scale}` : ''}`,
+      header.network ? `network ${header.network}` : '',
+      `seed ${header.seed}`,
+    ].filter(Boolean);
+    const top = h(
+      'header',
+      { class: 'top' },
+      h('div', { class: 'name' }, h('h1', { text: header.name }), this.pill, h('p', { class: 'description', text: header.description })),
+      h('ul', { class: 'run-facts', 'aria-label': 'Settings' }, ...facts.map((text) => h('li', { text }))),
+      h('dl', { class: 'tiles' }, ...[...this.tiles].map(([name, value]) => h('div', {}, h('dt', { text: name }), value))),
+    );
+    const main = h('main', {}, this.bar.section, this.map.section, this.charts.section, this.sessions.section, this.events.section);
+    this.app.replaceChildren(top, main, this.slider.section, this.waterfall.dialog, this.serverDialog.dialog);
+    document.title = `${header.name} – testbed`;
+  }
+
+  take(update) {
+    this.run.apply(update);
+    this.setStatus(update.status);
+    this.isDirty = true;
+  }
+
+  lose(isLost) {
+    if (this.isLost === isLost) return;
+    this.isLost = isLost;
+    this.setStatus(this.status);
+  }
+
+  setStatus(status) {
+    this.status = status;
+    this.clockSet = performance.now();
+    const isRunning = status.phase === 'running' && !this.isLost;
+    let text = PHASES[status.phase] || status.phase;
+    if (status.phase === 'broken') text = `${text}: ${status.why}`;
+    // The page's server ends with the run that it was started beside.
+    if (this.isLost) text = status.phase === 'running' ? 'connection lost: the run or its page has ended' : `${text}; its page’s server, too`;
+    setText(this.pill, text);
+    setAttribute(this.pill, 'class', `pill ${isRunning ? 'running' : status.phase === 'broken' || status.phase === 'killed' || this.isLost ? 'bad' : ''}`);
+    this.serverDialog.setStatus(this.isLost ? { ...status, faults: false } : status, Boolean(pageToken()) && !this.source.isReport);
+    this.slider.setLive(isRunning);
+    if (!isRunning && this.player.isFollowing) {
+      this.player.setEnd(this.endNow());
+      this.player.pause();
+    }
+    if (status.twin && !this.hasTwin) this.loadTwin();
+  }
+
+  async loadTwin() {
+    this.hasTwin = true;
+    try {
+      const data = await this.source.twin();
+      if (!data) return;
+      const twin = new Run(this.run.header);
+      twin.apply(data);
+      this.charts.setTwin(twin);
+    } catch {
+      this.hasTwin = false;
+    }
+  }
+
+  // The run's clock, which in real time goes on between two pieces of news.
+  endNow() {
+    const { now_s: now, phase } = this.status;
+    if (now === null || now === undefined || phase !== 'running' || this.isLost) return this.run.lastAt;
+    return Math.max(this.run.lastAt, now + ((performance.now() - this.clockSet) / 1000) * this.run.header.time_scale);
+  }
+
+  frame(now) {
+    const elapsed = (now - this.lastFrame) / 1000;
+    this.lastFrame = now;
+    this.player.setEnd(this.endNow());
+    this.player.tick(elapsed);
+    if (this.isDirty) {
+      this.drawMoving();
+      if (now - (this.lastPanels ?? 0) >= PANEL_MS) {
+        this.lastPanels = now;
+        this.drawPanels();
+        this.isDirty = this.player.isPlaying || this.player.isFollowing;
+      }
+    }
+    if (this.charts.drawnVersion !== this.run.version && now - (this.lastCharts ?? 0) >= CHART_MS) {
+      this.lastCharts = now;
+      this.charts.redraw();
+    }
+    requestAnimationFrame((next) => this.frame(next));
+  }
+
+  drawAll() {
+    this.drawMoving();
+    this.drawPanels();
+  }
+
+  drawMoving() {
+    this.load = loadAt(this.run, this.player.t);
+    this.map.updateMoving(this.player.t, this.load);
+    this.slider.update();
+  }
+
+  drawPanels() {
+    const { t } = this.player;
+    this.bar.update(t, this.load);
+    this.map.updatePanel(t, this.load);
+    this.sessions.update(t);
+    this.events.update(t);
+    this.charts.update();
+    this.serverDialog.update(t, this.load);
+    this.drawTiles(t);
+  }
+
+  drawTiles(t) {
+    const { active, waiting, done, failed } = this.load;
+    const window = Math.max(1, Math.min(10, this.player.end / 20));
+    let tokens = 0;
+    const [firsts, gaps] = [[], []];
+    for (const session of this.run.ordered) {
+      if (session.at > t) break;
+      const { times, numbers } = session;
+      if (times.length && times[0] <= t) firsts.push(times[0] - session.at);
+      if (session.end && session.end.at < t - window) continue;
+      for (let i = times.length - 1; i >= 0 && times[i] > t - window; i -= 1) {
+        if (times[i] > t) continue;
+        const passed = i ? numbers[i] - numbers[i - 1] : 1;
+        tokens += passed;
+        if (i) gaps.push((times[i] - times[i - 1]) / passed);
+      }
+    }
+    const values = {
+      ...{ active: String(active.length), waiting: String(waiting.length) },
+      ...{ done: `${done} of ${this.run.header.n_requests}`, 'not completed': String(failed) },
+      ...{ 'tokens per second': (tokens / window).toFixed(1), TTFT: seconds(median(firsts)), 'per token': seconds(median(gaps)) },
+    };
+    for (const [name, element] of this.tiles) setText(element, values[name]);
+  }
+}
+
+function median(values) {
+  if (!values.length) return null;
+  values.sort((a, b) => a - b);
+  return values[Math.floor(values.length / 2)];
+}
+
+// The first instant with the most sessions: a page of a finished run opens where there is something to see.
+function busiest(run, end) {
+  let [best, most] = [0, -1];
+  for (let step = 1; step < 200; step += 1) {
+    const t = (step / 200) * end;
+    let active = 0;
+    for (const session of run.ordered) {
+      if (session.at > t) break;
+      if (stateAt(session, t) === 'active') active += 1;
+    }
+    if (active > most) [best, most] = [t, active];
+  }
+  return best;
+}
+
+async function main() {
+  const app = document.getElementById('app');
+  try {
+    const source = await openSource();
+    new Page(app, source, await source.open()).begin();
+  } catch (error) {
+    app.replaceChildren(h('p', { class: 'starting', role: 'alert', text: `The run cannot be shown: ${error.message}` }));
+    throw error;
+  }
+}
+
+main();

@@ -1,0 +1,225 @@
+// What is known of a run, and what was so at an instant of it. Updates are those of testbed/page/history.py.
+
+export const ENDED = ['completed', 'failed', 'interrupted', 'unfinished'];
+
+// The number of values at or before t in an ascending list.
+export function countUntil(values, t) {
+  let low = 0;
+  let high = values.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (values[middle] <= t) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+// Puts item into a list that is ordered by at, which it nearly always ends.
+function insert(list, item) {
+  let place = list.length;
+  while (place > 0 && list[place - 1].at > item.at) place -= 1;
+  list.splice(place, 0, item);
+}
+
+export class Run {
+  constructor(header) {
+    this.header = header;
+    this.requests = new Map();
+    this.ordered = [];
+    this.events = [];
+    this.lastAt = 0;
+    this.version = 0;
+    this.servers = header.servers.map((server) => [
+      { at: -Infinity, state: server.state, first: server.first, last: server.last, factor: 1, kept: [0, 0] },
+    ]);
+  }
+
+  apply(update) {
+    for (const record of update.records) this.applyRecord(record);
+    const { request, number, at_s: times } = update.tokens;
+    for (let i = 0; i < times.length; i += 1) {
+      const session = this.request(request[i]);
+      session.times.push(times[i]);
+      session.numbers.push(number[i]);
+    }
+    for (const [index, token, readyAt, hops] of update.parts) {
+      this.request(index).parts.push({ token, readyAt, hops });
+    }
+    for (const [server, at, state, first, last, factor, keptFirst, keptLast] of update.servers) {
+      insert(this.servers[server], { at, state, first, last, factor, kept: [keptFirst, keptLast] });
+    }
+    for (const event of update.events) {
+      const at = Number.isFinite(event.at_s) ? event.at_s : -Infinity;
+      insert(this.events, { at, event, number: this.events.length });
+    }
+    this.lastAt = Math.max(this.lastAt, update.last_at_s);
+    this.version += 1;
+  }
+
+  request(index) {
+    let session = this.requests.get(index);
+    if (!session) {
+      session = {
+        ...{ index, at: null, client: 0, nIn: 0, nOut: 0, refusals: [], admits: [], openAt: null },
+        ...{ changes: [], end: null, times: [], numbers: [], parts: [], spans: null, spansOf: -1 },
+      };
+      this.requests.set(index, session);
+    }
+    return session;
+  }
+
+  applyRecord([kind, index, at, ...rest]) {
+    const session = this.request(index);
+    session.spans = null;
+    if (kind === 'a') {
+      [session.client, session.nIn, session.nOut] = rest;
+      session.at = at;
+      insert(this.ordered, session);
+    } else if (kind === 'x') {
+      session.refusals.push({ at, server: rest[0], reason: rest[1], pause: rest[2] });
+    } else if (kind === 'm') {
+      session.admits.push({ at, hops: rest[0] });
+    } else if (kind === 'o') {
+      session.openingAt = at;
+      [session.openAt] = rest;
+    } else if (kind === 'e') {
+      session.end = { at, status: rest[0], reason: rest[1] };
+    } else if (kind === 'd') {
+      insert(session.changes, { kind, at, servers: rest[0], blocks: rest[1], position: rest[2], reason: rest[3] });
+    } else if (kind === 'r') {
+      insert(session.changes, { kind, at, blocks: rest[0], hops: rest[1] });
+    } else if (kind === 'p') {
+      insert(session.changes, { kind, at, hops: rest[0], failedAt: rest[1] });
+    }
+  }
+
+  serverAt(server, t) {
+    const states = this.servers[server];
+    let i = states.length - 1;
+    while (i > 0 && states[i].at > t) i -= 1;
+    return states[i];
+  }
+}
+
+// future, waiting, active, or how it ended.
+export function stateAt(session, t) {
+  if (session.at === null || t < session.at) return 'future';
+  if (session.end && t >= session.end.at) return session.end.status;
+  return session.admits.length && session.admits[0].at <= t ? 'active' : 'waiting';
+}
+
+// The hops [server, first, last] of a session at an instant, in the order of their blocks.
+export function chainAt(session, t) {
+  let hops = null;
+  for (const admit of session.admits) if (admit.at <= t) hops = admit.hops;
+  if (!hops) return [];
+  for (const change of session.changes) {
+    if (change.kind === 'r' && change.at <= t) {
+      const [first, last] = change.blocks;
+      hops = hops.filter((hop) => hop[1] >= last || hop[2] <= first).concat(change.hops);
+    }
+  }
+  return [...hops].sort((a, b) => a[1] - b[1]);
+}
+
+export function recoveriesAt(session, t) {
+  return session.changes.filter((change) => change.kind === 'p' && change.at <= t).length;
+}
+
+// Whether a hop has failed and the session does not go on yet.
+export function isRecovering(session, t) {
+  let failed = false;
+  for (const change of session.changes) {
+    if (change.at > t) break;
+    if (change.kind === 'd') failed = true;
+    if (change.kind === 'p') failed = false;
+  }
+  return failed;
+}
+
+// How many output tokens there are.
+export function tokensAt(session, t) {
+  const n = countUntil(session.times, t);
+  return n ? session.numbers[n - 1] + 1 : 0;
+}
+
+// The parts of the token that a session works on, as far as they are known: {token, hops, ...}.
+export function partsOf(session, token) {
+  let found = null;
+  for (const parts of session.parts) {
+    if (parts.token > token) break;
+    found = parts;
+  }
+  return found || session.parts[0] || null;
+}
+
+// How far the token under way is at t: {share, parts}, share from 0 to 1; null if none is.
+export function stepAt(session, t) {
+  const n = countUntil(session.times, t);
+  const parts = partsOf(session, n ? session.numbers[n - 1] + 1 : 0);
+  if (!parts) return null;
+  const from = n ? session.times[n - 1] : session.parts[0].readyAt;
+  let took = 0;
+  for (const [, client, up, compute, down] of parts.hops) took += client + up + compute + down;
+  // Of a token that has not come yet it is taken that it goes as the one before.
+  const until = n < session.times.length ? session.times[n] : from + took;
+  if (t < from || until <= from) return null;
+  return { share: Math.min(1, (t - from) / (until - from)), parts, took };
+}
+
+// [server, blocks, from, until] of a session: what it held where.
+export function spansOf(session, now) {
+  if (!session.spans) {
+    const marks = [...session.admits.map((admit) => admit.at)];
+    for (const change of session.changes) if (change.kind === 'r') marks.push(change.at);
+    marks.sort((a, b) => a - b);
+    session.spans = marks.map((at, i) => ({ at, until: marks[i + 1] ?? null, hops: chainAt(session, at) }));
+  }
+  const end = session.end ? session.end.at : now;
+  const spans = [];
+  for (const { at, until, hops } of session.spans) {
+    for (const [server, first, last] of hops) spans.push([server, last - first, at, until ?? end]);
+  }
+  return spans;
+}
+
+// Sessions, cache bytes by server, and sessions by state, at an instant.
+export function loadAt(run, t) {
+  const servers = run.header.servers.map(() => ({ sessions: 0, cache: 0 }));
+  const active = [];
+  const waiting = [];
+  let done = 0;
+  let failed = 0;
+  for (const session of run.ordered) {
+    if (session.at > t) break;
+    const state = stateAt(session, t);
+    if (state === 'waiting') waiting.push(session);
+    else if (state === 'completed') done += 1;
+    else if (state !== 'active') failed += 1;
+    else {
+      active.push(session);
+      const perBlock = run.header.cache_bytes_per_token * (session.nIn + session.nOut);
+      const seen = new Set();
+      for (const [server, first, last] of chainAt(session, t)) {
+        if (!servers[server]) continue;
+        if (!seen.has(server)) servers[server].sessions += 1;
+        seen.add(server);
+        servers[server].cache += perBlock * (last - first);
+      }
+    }
+  }
+  return { servers, active, waiting, done, failed };
+}
+
+// The links [a, b, rtt, rate, loss] that are in force, and why those are not the scenario's own, by 'a-b'.
+export function linksAt(run, t) {
+  const links = new Map(run.header.links.map((link) => [`${link[0]}-${link[1]}`, { link, why: '' }]));
+  for (const [at, why, changed] of run.header.changes) {
+    if (at > t) break;
+    for (const link of changed) {
+      const over = why.startsWith('the end of: ');
+      links.set(`${link[0]}-${link[1]}`, { link, why: over ? '' : why });
+    }
+  }
+  return links;
+}

@@ -1,0 +1,96 @@
+// Columns for charts: what a run was like over its time, in equal steps.
+import { spansOf } from './run.js';
+
+const [FEWEST, MOST] = [40, 240];
+
+// The instants of the steps up to end; in short runs a step is a second, so that few tokens are no noise.
+export function stepsUntil(end) {
+  const length = Math.max(FEWEST, Math.min(MOST, Math.floor(end)));
+  const size = Math.max(end, 1e-6) / length;
+  return { size, times: Float64Array.from({ length }, (_, i) => (i + 0.5) * size) };
+}
+
+function quantile(sorted, share) {
+  return sorted.length ? sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))] : null;
+}
+
+// Requests waiting, active and done at every step.
+export function requestCounts(run, steps) {
+  const n = steps.times.length;
+  const [waiting, active, done] = [new Float64Array(n + 1), new Float64Array(n + 1), new Float64Array(n + 1)];
+  const place = (at) => Math.max(0, Math.min(n, Math.ceil(at / steps.size - 0.5)));
+  for (const session of run.ordered) {
+    const end = session.end ? session.end.at : Infinity;
+    const admitted = session.admits.length ? Math.min(session.admits[0].at, end) : end;
+    waiting[place(session.at)] += 1;
+    waiting[place(Math.min(admitted, 1e12))] -= 1;
+    if (admitted < end) {
+      active[place(admitted)] += 1;
+      active[place(Math.min(end, 1e12))] -= 1;
+    }
+    if (session.end?.status === 'completed') done[place(end)] += 1;
+  }
+  for (const column of [waiting, active, done]) for (let i = 1; i <= n; i += 1) column[i] += column[i - 1];
+  return [waiting, active, done].map((column) => Array.from(column.subarray(0, n)));
+}
+
+// Tokens per second, and the median and 95th percentile of the times between tokens, at every step.
+export function tokenSeries(run, steps) {
+  const n = steps.times.length;
+  const gaps = Array.from({ length: n }, () => []);
+  const tokens = new Array(n).fill(0);
+  for (const session of run.requests.values()) {
+    const { times, numbers } = session;
+    for (let i = 0; i < times.length; i += 1) {
+      const step = Math.min(n - 1, Math.floor(times[i] / steps.size));
+      const passed = i ? numbers[i] - numbers[i - 1] : numbers[i] + 1;
+      tokens[step] += passed;
+      if (i) gaps[step].push((times[i] - times[i - 1]) / passed);
+    }
+  }
+  gaps.forEach((values) => values.sort((a, b) => a - b));
+  return {
+    rate: tokens.map((count) => count / steps.size),
+    median: gaps.map((values) => quantile(values, 0.5)),
+    high: gaps.map((values) => quantile(values, 0.95)),
+  };
+}
+
+// [instants, values] of a figure of every request, ordered by instant.
+function perRequest(run, figure) {
+  const points = run.ordered.map(figure).filter((point) => point !== null);
+  points.sort((a, b) => a[0] - b[0]);
+  return [points.map((point) => point[0]), points.map((point) => point[1])];
+}
+
+export function firstTokens(run) {
+  return perRequest(run, (session) => (session.times.length ? [session.times[0], session.times[0] - session.at] : null));
+}
+
+export function queues(run) {
+  return perRequest(run, (session) => {
+    const opening = session.openingAt ?? session.admits[0]?.at;
+    return opening === undefined ? null : [opening, Math.max(0, opening - session.at)];
+  });
+}
+
+// Sessions and cache bytes of every server at every step: [server][step].
+export function serverLoads(run, steps) {
+  const n = steps.times.length;
+  const make = () => run.header.servers.map(() => new Float64Array(n));
+  const [sessions, cache] = [make(), make()];
+  for (const session of run.ordered) {
+    const perBlock = run.header.cache_bytes_per_token * (session.nIn + session.nOut);
+    for (const [server, blocks, from, until] of spansOf(session, run.lastAt)) {
+      if (!sessions[server]) continue;
+      const last = Math.min(n - 1, Math.floor(until / steps.size));
+      for (let step = Math.max(0, Math.floor(from / steps.size)); step <= last; step += 1) {
+        const begin = step * steps.size;
+        const share = (Math.min(until, begin + steps.size) - Math.max(from, begin)) / steps.size;
+        sessions[server][step] += share;
+        cache[server][step] += share * perBlock * blocks;
+      }
+    }
+  }
+  return { sessions, cache };
+}

@@ -1,0 +1,102 @@
+// Where the run comes from: the page's server, or this file itself if it is a report.
+
+export function pageToken() {
+  return new URLSearchParams(location.hash.slice(1)).get('token') || '';
+}
+
+async function unpacked(id) {
+  const element = document.getElementById(id);
+  if (!element) return null;
+  const bytes = Uint8Array.from(atob(element.textContent), (character) => character.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream('gzip'));
+  return JSON.parse(await new Response(stream).text());
+}
+
+async function fetched(path) {
+  const answer = await fetch(path);
+  if (!answer.ok) throw new Error((await answer.json()).error);
+  return answer.json();
+}
+
+// A report holds its run: nothing is asked for, nothing changes.
+class FileSource {
+  constructor(data) {
+    this.data = data;
+    this.isReport = true;
+  }
+
+  async open() {
+    return this.data;
+  }
+
+  watch() {}
+
+  async twin() {
+    return this.data.twin || null;
+  }
+
+  async hops() {
+    return null;
+  }
+
+  async atlas() {
+    return unpacked('atlas-data');
+  }
+}
+
+class ServerSource {
+  constructor() {
+    this.isReport = false;
+  }
+
+  // The run so far; waits for one that has only begun.
+  async open() {
+    for (;;) {
+      const answer = await fetch('api/run');
+      if (answer.ok) return answer.json();
+      if (answer.status !== 503) throw new Error((await answer.json()).error);
+      await new Promise((resolve) => setTimeout(resolve, 300));
+    }
+  }
+
+  // Calls take(update) for all that comes, and lost(isLost) when the server goes or is there again.
+  watch(update, take, lost) {
+    const from = `${update.feed}.${update.position.join('.')}`;
+    const stream = new EventSource(`api/news?from=${encodeURIComponent(from)}`);
+    stream.onmessage = (message) => {
+      lost(false);
+      take(JSON.parse(message.data));
+    };
+    stream.onerror = () => lost(true);
+    stream.addEventListener('again', () => location.reload());
+  }
+
+  async twin() {
+    return fetched('api/twin');
+  }
+
+  async hops(request) {
+    return fetched(`api/requests/${request}/hops`);
+  }
+
+  async atlas() {
+    return fetched('vendor/countries-50m.json');
+  }
+
+  // Does what `testbed fault` does; returns a sentence, or throws one.
+  async fault(kind, server, factor) {
+    const answer = await fetch('api/faults', {
+      method: 'POST',
+      headers: { 'Content-Type': 'application/json', 'X-Testbed-Token': pageToken() },
+      body: JSON.stringify(factor === null ? { kind, server } : { kind, server, factor }),
+    });
+    const said = await answer.json();
+    if (!answer.ok) throw new Error(said.error);
+    return said.done;
+  }
+}
+
+export async function openSource() {
+  const data = await unpacked('run-data');
+  return data ? new FileSource(data) : new ServerSource();
+}

@@ -1,0 +1,218 @@
+"""What a person sees and does on the page of a run."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.browser.conftest import CHURN
+from tests.support.browser import need_browser
+from tests.support.runs import FAST, LONG, MEMORY, Testbed, wait_until
+
+need_browser()
+
+from playwright.sync_api import expect  # noqa: E402
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+PARTS = ("block-bar", "map", "sessions", "events", "charts", "time-slider")
+
+
+def go_to(page: Page, t: float) -> None:
+    """Move the slider, as a hand does."""
+    end = float(page.locator(".time-slider .end").inner_text().split()[1])
+    page.get_by_label("Time in the run").evaluate(
+        "(range, value) => { range.value = value; range.dispatchEvent(new Event('input')); }",
+        str(round(10000 * t / end)),
+    )
+
+
+def test_the_page_of_a_finished_run_has_all_its_parts(page: Page, served: str) -> None:
+    page.goto(served)
+    for part in PARTS:
+        expect(page.get_by_test_id(part)).to_be_visible()
+    expect(page.get_by_test_id("phase")).to_have_text("run has ended")
+    assert page.locator("tr[data-server]").count() == 15
+    assert page.locator(".chart").count() == 6
+    expect(page.get_by_test_id("map").locator("svg .server")).to_have_count(15)
+
+
+def test_the_slider_shows_what_was_so_at_its_instant(page: Page, served: str) -> None:
+    page.goto(served)
+    row = page.locator("tr[data-server='a100-5']")
+    go_to(page, 5)
+    expect(row).to_have_attribute("data-state", "online")
+    expect(page.get_by_test_id("events").locator("li")).to_have_count(2)
+    go_to(page, 15)
+    expect(row).to_have_attribute("data-state", "dead")
+    expect(row.locator(".track")).to_have_attribute("aria-label", re.compile(r"blocks \d+.69, dead"))
+    expect(page.get_by_test_id("events").locator("li").first).to_contain_text("a100-5: kill, for 20.0 s")
+    go_to(page, 35)
+    expect(row).to_have_attribute("data-state", "online")
+
+
+def test_play_moves_on_and_pause_stops_by_keyboard_alone(page: Page, served: str) -> None:
+    page.goto(served)
+    go_to(page, 3)
+    now = page.locator(".time-slider .now")
+    play = page.get_by_role("button", name="Play")
+    play.focus()
+    page.keyboard.press("Enter")
+    expect(now).not_to_have_text("3.0 s")
+    page.get_by_role("button", name="Pause").focus()
+    page.keyboard.press("Space")
+    expect(page.get_by_role("button", name="Play")).to_be_visible()
+    page.get_by_label("Time in the run").focus()
+    page.keyboard.press("Home")
+    expect(now).to_have_text("0.0 s")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Shift+ArrowRight")
+    expect(now).to_have_text("11.0 s")
+
+
+def test_a_session_opens_its_waterfall(page: Page, served: str) -> None:
+    page.goto(served)
+    go_to(page, 1e9)
+    page.get_by_label("Hops of request 0", exact=True).click()
+    dialog = page.get_by_test_id("waterfall")
+    expect(dialog.get_by_role("heading", name="Request 0")).to_be_visible()
+    dialog.get_by_label("Token").focus()
+    page.keyboard.press("Home")
+    expect(dialog.locator("output")).to_contain_text("token 0 of 32 (prefill)")
+    shares = [float(text.split("·")[1].split()[0]) for text in dialog.locator(".took").all_inner_texts()]
+    assert len(shares) >= 2
+    assert sum(shares) == pytest.approx(100, abs=len(shares))
+    page.keyboard.press("Escape")
+    expect(dialog).to_be_hidden()
+
+
+def test_faults_are_disabled_in_a_replay(page: Page, served: str) -> None:
+    page.goto(served)
+    page.get_by_role("button", name="a100-5").click()
+    dialog = page.get_by_test_id("server")
+    for kind in ("kill", "stop", "cont", "slow", "restart", "leave", "join"):
+        expect(dialog.get_by_role("button", name=kind, exact=True)).to_be_disabled()
+    expect(dialog).to_contain_text("Only while a run in real time serves.")
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_is_wider_than_the_screen(width: int, scheme: str, browser: Browser, served: str) -> None:
+    context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme)
+    page = context.new_page()
+    page.goto(served)
+    expect(page.get_by_test_id("block-bar")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    context.close()
+
+
+def test_everything_that_can_be_done_has_a_name(page: Page, served: str) -> None:
+    page.goto(served)
+    expect(page.get_by_test_id("block-bar")).to_be_visible()
+    unnamed = page.evaluate(
+        """() => [...document.querySelectorAll('button, select, input, [role=img], svg[role]')]
+            .filter((e) => !e.getAttribute('aria-label') && !e.textContent.trim())
+            .map((e) => e.outerHTML.slice(0, 80))"""
+    )
+    assert unnamed == []
+
+
+def test_text_of_a_run_directory_is_shown_as_text(
+    page: Page, churned: Path, tmp_path: Path, command: Testbed
+) -> None:
+    """Run directories may come from anybody."""
+    foreign = tmp_path / "foreign"
+    shutil.copytree(churned, foreign)
+    bad = "<img src=x onerror=document.title='taken'><script>document.title='taken'</script>"
+    scenario = (foreign / "scenario.toml").read_text()
+    scenario = re.sub(r"^description = .*$", f"description = {json.dumps(bad)}", scenario, flags=re.M)
+    (foreign / "scenario.toml").write_text(scenario)
+    lines = [
+        {"event": bad, "at_s": 1.0, bad: bad},
+        {"event": "broken", "at_s": 1.0, "reason": bad},
+        {"event": "fault", "at_s": 1.0, "server": bad, "kind": bad},
+        {"event": "detected", "at_s": 1.0, "servers": [bad], "blocks": [bad, bad], "reason": {bad: bad}},
+    ]
+    with (foreign / "events.jsonl").open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+    viewing = command.start("view", str(foreign), "--port", "0", "--no-browser")
+    page.goto(wait_until(lambda: viewing.stdout.strip(), "the page's address"))
+    expect(page.locator(".description")).to_have_text(bad)
+    go_to(page, 2)
+    expect(page.get_by_test_id("events")).to_contain_text(bad)
+    expect(page.get_by_test_id("phase")).to_contain_text("run broke")
+    assert page.locator("#app img, #app script").count() == 0
+    assert page.title().startswith("churn ")
+
+
+def test_a_report_is_the_page_in_one_file(page: Page, command: Testbed) -> None:
+    run_dir = command.up(*CHURN).run_dir
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto((run_dir / "report.html").as_uri())
+    for part in PARTS:
+        expect(page.get_by_test_id(part)).to_be_visible()
+    expect(page.get_by_test_id("phase")).to_have_text("run has ended")
+    expect(page.get_by_role("heading", name="Summary")).to_be_visible()
+    assert page.locator(".chart canvas").count() == 6
+    page.locator(".chart[data-chart='rate'] .u-over").hover()
+    page.locator(".chart[data-chart='rate'] .u-over").click()
+    middle = float(page.locator(".time-slider .end").inner_text().split()[1]) / 2
+    now = float(page.locator(".time-slider .now").inner_text().split()[0])
+    assert now == pytest.approx(middle, rel=0.05)
+    page.get_by_test_id("sessions").locator("button.link").first.click()
+    expect(page.get_by_test_id("waterfall").locator(".bar").first).to_be_visible()
+    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
+    assert len(asked) == 1 + sum(url.startswith(("data:", "blob:")) for url in asked)
+
+
+def test_a_map_shows_land_where_the_scenario_knows_coordinates(page: Page, command: Testbed) -> None:
+    run_dir = command.up("gts-ce", *MEMORY, *FAST).run_dir
+    viewing = command.start("view", str(run_dir), "--port", "0", "--no-browser")
+    page.goto(wait_until(lambda: viewing.stdout.strip(), "the page's address"))
+    expect(page.locator(".shore")).to_have_attribute("d", re.compile("^M"))
+    expect(page.get_by_test_id("map")).to_contain_text("Sites at their coordinates.")
+
+
+def test_a_link_that_is_down_is_shown_while_it_is(page: Page, command: Testbed) -> None:
+    event = 'network.event=[{link=["Cluster0","Cluster1"], at="2 s", for="2 s", down=true}]'
+    run_dir = command.up("clustered", *MEMORY, *FAST, "--set", event).run_dir
+    viewing = command.start("view", str(run_dir), "--port", "0", "--no-browser")
+    page.goto(wait_until(lambda: viewing.stdout.strip(), "the page's address"))
+    down = page.locator(".map-frame .link.down")
+    for t, n_down in ((1, 0), (3, 1), (5, 0)):
+        go_to(page, t)
+        expect(down).to_have_count(n_down)
+
+
+@pytest.mark.usefixtures("fabric")
+def test_two_pages_follow_a_run_do_a_fault_and_see_its_end(
+    browser: Browser, page: Page, testbed: Testbed
+) -> None:
+    run = testbed.start_up("clustered", *LONG, "--page", "--network", "fabric")
+    run_dir = run.serving()
+    url = json.loads((run_dir / "page.json").read_text())["url"]
+    other = browser.new_context().new_page()
+    for one in (page, other):
+        one.goto(url)
+        expect(one.get_by_test_id("phase")).to_have_text("running")
+    page.get_by_role("button", name="mig-1g-0").click()
+    dialog = page.get_by_test_id("server")
+    dialog.get_by_role("button", name="stop", exact=True).click()
+    expect(dialog.get_by_role("status")).to_have_text("stop mig-1g-0: done")
+    for one in (page, other):
+        expect(one.locator("tr[data-server='mig-1g-0']")).to_have_attribute("data-state", "halted")
+    dialog.get_by_role("button", name="cont", exact=True).click()
+    expect(dialog.get_by_role("status")).to_have_text("cont mig-1g-0: done")
+    run.interrupt()
+    run.wait()
+    for one in (page, other):
+        expect(one.get_by_test_id("phase")).to_contain_text(re.compile("interrupted|ended"))
+    expect(dialog.get_by_role("button", name="kill", exact=True)).to_be_disabled()
+    other.context.close()

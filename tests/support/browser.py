@@ -1,0 +1,29 @@
+"""A real browser for tests of the page: Debian's chromium, driven by playwright.
+
+A test module calls ``need_browser`` before it imports playwright.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+
+from tests.support.runs import require
+
+
+def chromium() -> str | None:
+    """Where the browser is: ``TESTBED_CHROMIUM``, or what is on the path."""
+    return os.environ.get("TESTBED_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+def need_browser() -> None:
+    """Skip the module, by name, where there is no browser; fail where there has to be."""
+    missing = None
+    try:
+        importlib.import_module("playwright.sync_api")
+    except ModuleNotFoundError:
+        missing = "playwright is not installed"
+    if missing is None and chromium() is None:
+        missing = "there is no chromium"
+    require("browser", missing)
