@@ -46,7 +46,7 @@ def header(experiment: Experiment, plan: dict[str, Any]) -> dict[str, Any]:
         "time_scale": experiment.time_scale,
         "seed": experiment.seed,
         "workload": experiment.workload,
-        "n_requests": len(experiment.requests),
+        "n_requests": None if experiment.endpoint_tokens else len(experiment.requests),
         "forwarding": problem.forwarding,
         "layout": "rtt" if known is None else "places",
         "sites": [

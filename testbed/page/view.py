@@ -40,9 +40,8 @@ def view_command(run_dir: Path, port: int | None, browser: bool, say: Callable[[
     listener = bind_somewhere(port)
     token = new_token()
     url = address_of(listener, token)
-    say(url)
     with _shown(url) if browser else contextlib.nullcontext():
-        serve_until_signalled(feed, listener, token, (signal.SIGINT, signal.SIGTERM))
+        serve_until_signalled(feed, listener, token, (signal.SIGINT, signal.SIGTERM), lambda: say(url))
 
 
 def check_run_dir(run_dir: Path) -> None:
@@ -64,15 +63,20 @@ def bind_somewhere(port: int | None) -> socket.socket:
 
 
 def serve_until_signalled(
-    feed: Feed, listener: socket.socket, token: str, signals: tuple[signal.Signals, ...]
+    feed: Feed,
+    listener: socket.socket,
+    token: str,
+    signals: tuple[signal.Signals, ...],
+    ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serve ``feed`` on ``listener`` until one of ``signals`` comes."""
+    """Serve ``feed`` on ``listener`` until one of ``signals`` comes; ``ready`` is called once they may."""
 
     async def serve() -> None:
         until = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in signals:
             loop.add_signal_handler(number, until.set)
+        ready()
         await PageServer(feed, token).serve(listener, until)
 
     asyncio.run(serve())

@@ -71,6 +71,7 @@ def serve_command(
     check_can_run(experiment)
     stage = choose_stage(experiment, holds=True)
     placed = placed_experiment(experiment)
+    words = StubCodec(options.tokenizer or SMALL) if experiment.blocks is None else None
     bound = bind(options.port, options.host)
     listener = bind_page(options.page_port)
     run_dir = make_run_dir(out, experiment.name)
@@ -78,7 +79,7 @@ def serve_command(
         launcher = stage.begin(experiment, run_dir)
         with undone_unless_begun(run_dir, launcher):
             blocks = blocks_model(experiment, run_dir)
-            codec = _codec(blocks, options.tokenizer)
+            codec = words or _codec(blocks, options.tokenizer)
             rules = Rules(options.api_key, options.admission == "reject", options.max_requests)
             endpoint = Endpoint(experiment, codec, rules, bound)
         _say(f"run {run_dir}")
@@ -131,8 +132,7 @@ def _experiment(scenario: str, overrides: list[str], options: ServeOptions) -> E
 
 
 def _codec(blocks: BlocksModel | None, folder: Path | None) -> Codec:
-    if blocks is None:
-        return StubCodec(folder or SMALL)
+    assert blocks is not None, "the stub has its words"
     if folder is not None:
         return BlocksCodec(folder)
     if blocks.source.folder is None:

@@ -348,7 +348,7 @@ def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         outcome = run("serve", "clustered", "--port", str(port), "--out", str(tmp_path / "run"))
-    assert_one_sentence(outcome, f"port {port}", "choose another --port")
+    assert_one_sentence(outcome, f"port {port}", "give another port")
     assert not (tmp_path / "run").exists()
 
 

@@ -108,7 +108,7 @@ def test_a_port_that_is_taken_is_one_sentence(finished: Outcome, testbed: Testbe
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         view = testbed("view", str(finished.run_dir), "--port", port, "--no-browser")
-        assert_one_sentence(view, f"port {port}", "--port")
+        assert_one_sentence(view, f"port {port}", "give another port")
         up = testbed.up("clustered", "--page", port, *MEMORY, *FAST)
         assert_one_sentence(up, f"port {port}")
         assert list(testbed.runs.glob("*")) == []

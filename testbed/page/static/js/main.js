@@ -203,9 +203,10 @@ class Page {
         if (i) gaps.push((times[i] - times[i - 1]) / passed);
       }
     }
+    const planned = this.run.header.n_requests; // null: requests come from outside
     const values = {
       ...{ active: String(active.length), waiting: String(waiting.length) },
-      ...{ done: `${done} of ${this.run.header.n_requests}`, 'not completed': String(failed) },
+      ...{ done: planned === null ? String(done) : `${done} of ${planned}`, 'not completed': String(failed) },
       ...{ 'tokens per second': (tokens / window).toFixed(1), TTFT: seconds(median(firsts)), 'per token': seconds(median(gaps)) },
     };
     for (const [name, element] of this.tiles) setText(element, values[name]);
