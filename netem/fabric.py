@@ -88,6 +88,9 @@ class FabricBackend(Backend):
         self._close_devices()
         self._close_changes()
 
+    def namespaces(self) -> Mapping[str, int]:
+        return self._namespaces
+
     def address(self, node: str) -> str:
         return socket.inet_ntoa((_FIRST_ADDRESS + self._index[node]).to_bytes(4, "big"))
 

@@ -81,6 +81,9 @@ class NetemBackend(Backend):
     def enter(self, node: str) -> None:
         setns(self._namespaces[node])
 
+    def namespaces(self) -> Mapping[str, int]:
+        return self._namespaces
+
     def address(self, node: str) -> str:
         return str(NETWORK[self._minor[node]])
 

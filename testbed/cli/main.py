@@ -20,6 +20,7 @@ from testbed.cli.options import (
     NetworkOption,
     OutOption,
     RandomOption,
+    RunOption,
     ScenarioArg,
     SeedOption,
     SetOption,
@@ -105,16 +106,33 @@ def fault(
     factor: Annotated[
         float | None, typer.Option(help="With slow: so many times slower; 1 is as fast as at first.")
     ] = None,
-    run: Annotated[
-        Path | None,
-        typer.Option("--run", help="The running testbed's run directory; default the latest in runs/."),
-    ] = None,
+    run: RunOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Do something to a server of a running testbed, whether it serves or holds."""
-    from testbed.control.faults.live import fault_command
+    from testbed.control.faults.byhand import fault_command
 
     answer, text = fault_command(kind, server, factor, run)
+    print_answer(answer, lambda: text, as_json)
+
+
+@app.command(rich_help_panel=_RUNS)
+def link(
+    action: Annotated[str, typer.Argument(help="cut, restore (as the scenario has it now) or set.")],
+    a: Annotated[str, typer.Argument(help="A node's or a site's name.")],
+    b: Annotated[str, typer.Argument(help="Another one's.")],
+    rtt: Annotated[str | None, typer.Option(help='With set: half of it each way, e.g. "40 ms".')] = None,
+    rate: Annotated[str | None, typer.Option(help='With set: e.g. "100 Mbit/s".')] = None,
+    loss: Annotated[
+        str | None, typer.Option(help='With set: the share of packets that is lost, 0.01 or "1 %".')
+    ] = None,
+    run: RunOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Change the link between two nodes of a running testbed, in both directions, whether it serves or holds."""
+    from testbed.control.links import link_command
+
+    answer, text = link_command(action, a, b, rtt, rate, loss, run)
     print_answer(answer, lambda: text, as_json)
 
 

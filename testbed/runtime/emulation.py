@@ -22,13 +22,16 @@ from nodes.records import ENDED, Failed, Interrupted, Plan, Rejected
 from nodes.request import Request
 from policies.problem import PolicyError, Route
 from testbed.control.coordinator import Coordinator
+from testbed.control.faults.byhand import Fault
 from testbed.control.faults.emulated import Faults
 from testbed.control.guarded import guarded
+from testbed.control.links import ChangeLink, LinkChanges
+from testbed.control.live import LiveSocket
 from testbed.control.moves import Moves
 from testbed.control.placing import PlacedExperiment, PolicyInterrupted, placement_data
 from testbed.control.steering import online_policy
 from testbed.errors import RunError, TestbedError, UserError
-from testbed.rundir import NETWORK_CHANGE, EventWriter, write_json
+from testbed.rundir import EventWriter, write_json
 from testbed.runtime import wiring
 from testbed.runtime.blocks import BlocksModel
 from testbed.runtime.launching import Launcher, OpenNetwork
@@ -38,6 +41,7 @@ from testbed.runtime.progress import Progress
 from testbed.runtime.servermemory import ServerMemory
 from testbed.runtime.stage import Stage
 from testbed.scenario.experiment import Experiment
+from testbed.scenario.whole import whole_network
 
 _PATIENCE_S, _BROKEN_PATIENCE_S = 5.0, 0.5
 """How long clients may take to close their sessions, at the end of a good and of a broken run."""
@@ -81,6 +85,13 @@ class Emulation:
             experiment, coordinator, launcher, processes, self.clock, run_dir, blocks
         )
         self.faults = Faults(experiment, nodes, coordinator, self.events, run_dir)
+        whole = whole_network(experiment, stage.is_virtual)
+        self.links = LinkChanges(
+            *(experiment, whole, self.clock, nodes.change_links, self.faults.one_at_a_time, self.events),
+            nodes.is_used,
+        )
+        nodes.link_now = self.links.link
+        self._socket = LiveSocket(run_dir, {Fault: self.faults.by_hand, ChangeLink: self.links.by_hand})
         policy = online_policy(experiment)
         self._moves: Moves | None = None
         if policy is not None:
@@ -119,7 +130,9 @@ class Emulation:
             await self.processes.guard(self._decide_on_sleep(time.monotonic() - opened_at))
         if self.processes.about_sleep is not None:
             self.events.write("cpus", why=self.processes.about_sleep)
-        await self.faults.begin()
+        self.faults.begin()
+        if not self.stage.is_virtual:  # nobody's hand is as fast, and a run should repeat itself
+            await self._socket.open()
         if self._moves is not None:
             self._moves.begin()
         self._mark("total")
@@ -161,7 +174,7 @@ class Emulation:
         """Run the workload to its end. Raises ``RunError`` when the emulation breaks on the way."""
         self.progress.phase = "serving"
         self.events.write("serving", self.clock.now_s())
-        self._in_background(self._change_links())
+        self._in_background(self.links.run())
         if self.blocks is not None:
             self._in_background(self.memory.watch(self.nodes.peers))
         prompts = self.blocks.prompts if self.blocks is not None else {}
@@ -201,24 +214,10 @@ class Emulation:
         if self._serving_since is not None and self.wall_s is None:
             self.wall_s, self.scenario_s = time.monotonic() - self._serving_since, self.clock.now_s()
 
-    async def _change_links(self) -> None:
-        """Carry out the scenario's changes, each at its time, until the run ends."""
-        for change in self.experiment.changes:
-            await self.clock.sleep_until_s(change.at_s)
-            async with self.faults.one_at_a_time():
-                done_at_s = await self.nodes.change_links(change.links)
-                self.events.write(
-                    NETWORK_CHANGE,
-                    done_at_s,
-                    planned_at_s=change.at_s,
-                    late_s=done_at_s - change.at_s,
-                    why=change.why,
-                    n_links=len(change.links),
-                )
-
     async def hold(self) -> None:
         """Keep everything up until interrupted."""
         self.progress.phase = "holding"
+        self.events.write("holding", self.clock.now_s())
         await self.processes.guard(asyncio.Event().wait())
 
     async def stop(self) -> None:
@@ -231,6 +230,7 @@ class Emulation:
         await asyncio.gather(*self._background, return_exceptions=True)
         if self._moves is not None:
             await self._moves.end()
+        self._socket.close()
         await self.faults.end()
         # Clients close their sessions over the network, which answers nobody if it is what broke.
         patience_s = _BROKEN_PATIENCE_S if self.processes.is_broken else _PATIENCE_S

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,6 +26,9 @@ class OpenNetwork:
     """Nodes delay messages themselves, and listen on any free port."""
     shares_links: bool = True
     """Pairs whose paths share a link compete for it."""
+    namespaces: Mapping[str, int] = field(default_factory=dict)
+    """Descriptors of the nodes' network namespaces in the process ``holder``; empty if they have none."""
+    holder: int | None = None
 
 
 class Listener(Protocol):

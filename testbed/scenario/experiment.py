@@ -15,6 +15,7 @@ from netem.spec import TcpSpec
 from policies.membership import MembershipRules
 from policies.problem import Problem, RequestSpec
 from policies.workload import Backoff, RequestPlan
+from testbed.scenario.event_table import EventTable
 
 
 @dataclass(frozen=True)
@@ -172,6 +173,10 @@ class Experiment:
     """The resolved scenario as TOML data; parsing it again gives this experiment."""
     workload: str = ""
     """Where arrivals and lengths of ``requests`` come from, for people."""
+    site_links: Mapping[tuple[str, str], Link] = field(default_factory=dict)
+    """The network between sites, from which ``links`` come; ``testbed.scenario.whole`` has what else follows."""
+    events: tuple[EventTable, ...] = ()
+    """From which ``changes`` come."""
     shared_bps: Mapping[str, float] = field(default_factory=dict)
     """Rate of every link that pairs of nodes share, by its name."""
     shared_paths: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)

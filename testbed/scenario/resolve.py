@@ -13,7 +13,7 @@ from netem.spec import TcpSpec
 from policies.problem import Problem
 from policies.workload import Backoff, RequestPlan
 from testbed.scenario.blocks import resolve_blocks
-from testbed.scenario.events import network_changes
+from testbed.scenario.events import check_events, network_changes
 from testbed.scenario.experiment import Experiment
 from testbed.scenario.fault_tables import FaultTable
 from testbed.scenario.faults import (
@@ -74,7 +74,9 @@ def resolve(scenario: Scenario, stem: str, folder_of: FolderOf) -> Experiment:
     client_names = tuple(node.name for node in where.clients)
     server_names = [spec.name for spec in specs]
     network = where.network
-    links = node_links(site_links(network), where.clients, where.servers)
+    by_site = site_links(network)
+    links = node_links(by_site, where.clients, where.servers)
+    check_events(network.event or (), links, where.sites)
     is_forwarding = policy.communication == "server-to-server"
     bases_s = [spec.step_base_s for spec in specs]
     times = policy_times(
@@ -125,6 +127,8 @@ def resolve(scenario: Scenario, stem: str, folder_of: FolderOf) -> Experiment:
         sites=where.sites,
         links=links,
         changes=network_changes(network.event or (), links, where.sites),
+        site_links=by_site,
+        events=tuple(network.event or ()),
         network=network.backend,
         tcp=TcpSpec(tcp.warm, tcp.slow_start_after_idle, tcp.congestion_control),
         mtu=network.mtu,

@@ -32,6 +32,7 @@ from netem.backend import Backend
 from netem.choose import choose_backend
 from netem.fabric import FabricBackend
 from netem.probe import become_network_admin
+from netem.programs import end_all_in
 from netem.spec import LinkProfile, NetworkError, NetworkSpec, NetworkUnavailable
 from netem.syscalls import set_death_signal, set_process_name, set_timer_slack
 from nodes.clock import NS
@@ -149,7 +150,15 @@ class Launcher:
         if self._page is None:
             self._fork("still", logs / "launcher.log", functools.partial(watch, self._still), None)
         addresses = {node: backend.address(node) for node in spec.nodes}
-        return OpenNetwork(backend.name, why, addresses, backend.delays_in_client, backend.shares_links)
+        return OpenNetwork(
+            backend.name,
+            why,
+            addresses,
+            backend.delays_in_client,
+            backend.shares_links,
+            dict(backend.namespaces()),
+            os.getpid(),
+        )
 
     def _do_spawn(self, kind: str, config: Any, log: Path) -> int:
         """Fork one node into its network; returns its process id."""
@@ -265,6 +274,8 @@ class Launcher:
             os.waitpid(pid, 0)
         self._children.clear()
         if self._backend is not None:
+            if self._page is None:  # programs of the user's, and what these have begun
+                end_all_in(self._backend.namespaces().values())
             self._backend.close()
 
 
