@@ -21,8 +21,14 @@ MOVED = "moved"
 BY_HAND, BY_SCENARIO = "hand", "scenario"
 """Whose doing a fault or a change of links was."""
 OWNER = "owner.json"
+NETWORK = "network.json"
+"""Where the nodes of a run in real time are: addresses, and who holds their namespaces."""
+HOSTS = "hosts"
+"""Their names, as ``/etc/hosts`` has them for programs on a node."""
 HALF_WRITTEN = ".part"
 """Ending of files that are being written."""
+NODE_VARIABLE = "TESTBED_NODE"
+"""Programs of the user's find the name of their node in this environment variable."""
 RUN_VARIABLE = "TESTBED_RUN"
 """Every process of a run carries the run's directory in this environment variable."""
 OWNER_VARIABLE = "TESTBED_OWNER"
@@ -86,9 +92,10 @@ def process_start(pid: int) -> str:
     return text.rpartition(")")[2].split()[19]
 
 
-def marks(run_dir: Path) -> dict[str, str]:
-    """What the environment of every process of a run says: which run it is, and that it is this process's."""
-    return {RUN_VARIABLE: str(run_dir), OWNER_VARIABLE: f"{os.getpid()}:{process_start(os.getpid())}"}
+def marks(run_dir: Path, owner: int | None = None) -> dict[str, str]:
+    """What the environment of every process of a run says: which run it is, and that it is its owner's (this process's)."""
+    owner = os.getpid() if owner is None else owner
+    return {RUN_VARIABLE: str(run_dir), OWNER_VARIABLE: f"{owner}:{process_start(owner)}"}
 
 
 def runs(pid: int, started: str) -> bool:

@@ -116,6 +116,31 @@ def fault(
     print_answer(answer, lambda: text, as_json)
 
 
+NodeArg = Annotated[str, typer.Argument(help="The node's name: a server, a client or a [[node]].")]
+
+
+@app.command("exec", rich_help_panel=_RUNS)
+def execute(
+    node: NodeArg,
+    command: Annotated[
+        list[str], typer.Argument(metavar="-- COMMAND...", help="The program and what it takes.")
+    ],
+    run: RunOption = None,
+) -> None:
+    """Run a program of yours on a node of a running testbed (--hold); the exit code is the program's."""
+    from testbed.runs.inside import exec_command
+
+    raise typer.Exit(exec_command(node, command, run))
+
+
+@app.command(rich_help_panel=_RUNS)
+def shell(node: NodeArg, run: RunOption = None) -> None:
+    """Open your shell ($SHELL) on a node of a running testbed (--hold)."""
+    from testbed.runs.inside import shell_command
+
+    raise typer.Exit(shell_command(node, run))
+
+
 @app.command(rich_help_panel=_RUNS)
 def link(
     action: Annotated[str, typer.Argument(help="cut, restore (as the scenario has it now) or set.")],

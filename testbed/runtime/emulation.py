@@ -40,6 +40,7 @@ from testbed.runtime.processes import Processes
 from testbed.runtime.progress import Progress
 from testbed.runtime.servermemory import ServerMemory
 from testbed.runtime.stage import Stage
+from testbed.runtime.whereabouts import write_whereabouts
 from testbed.scenario.experiment import Experiment
 from testbed.scenario.whole import whole_network
 
@@ -122,6 +123,8 @@ class Emulation:
         if self.stage.network_why is not None:
             self.network = replace(self.network, why=self.stage.network_why)
         self._mark("network")
+        if not self.stage.is_virtual:
+            write_whereabouts(self.run_dir, self.network)
         self.events.write("network", name=self.network.name, why=self.network.why, **self._sharing())
         await self.processes.guard(self.nodes.start())
         self._mark("nodes")
