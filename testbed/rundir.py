@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,8 @@ def check_new_folder(out: Path, option: str = "--out") -> None:
 
 def claim(run_dir: Path) -> None:
     """Note in ``run_dir`` that this process owns it."""
-    write_json(run_dir / OWNER, {"pid": os.getpid(), "started": process_start(os.getpid())})
+    since = datetime.now().astimezone().isoformat(timespec="seconds")
+    write_json(run_dir / OWNER, {"pid": os.getpid(), "started": process_start(os.getpid()), "since": since})
 
 
 def process_start(pid: int) -> str:

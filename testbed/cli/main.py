@@ -116,6 +116,15 @@ def fault(
     print_answer(answer, lambda: text, as_json)
 
 
+@app.command(rich_help_panel=_RUNS)
+def ps(as_json: JsonOption = False) -> None:
+    """List the testbeds that run on this machine."""
+    from testbed.runs.ps import ps_command, ps_text
+
+    answer = ps_command()
+    print_answer(answer, lambda: ps_text(answer), as_json)
+
+
 NodeArg = Annotated[str, typer.Argument(help="The node's name: a server, a client or a [[node]].")]
 
 
