@@ -143,6 +143,7 @@ class LinkChanges:
             said = {pair: _said(before.get(pair, _NOTHING), asked) for pair in pairs}
             self._by_hand = {**before, **said}
             links = {pair: self.link(pair) for pair in pairs}
+            asked_at_s = self._clock.now_s()
             try:
                 done_at_s = await self._change(links)
             except TestbedError as error:  # the network cannot play such a link
@@ -156,6 +157,7 @@ class LinkChanges:
                 why=_in_words(asked),
                 n_links=len(links),
                 by=BY_HAND,
+                asked_at_s=asked_at_s,
                 links=_rows(links),
             )
         return LinkChanged(done_at_s, len(links))

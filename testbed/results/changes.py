@@ -17,10 +17,10 @@ def as_carried_out(experiment: Experiment, records: RunRecords) -> list[NetworkC
 
 
 def as_intended(experiment: Experiment, records: RunRecords) -> list[NetworkChange]:
-    """The same changes at the instants for which they were planned; those by hand when they were done."""
+    """The same changes at the instants for which they were planned; those by hand when they were asked for."""
     changes = zip(as_carried_out(experiment, records), records.changes, strict=True)
     intended = [
-        change if line["planned_at_s"] is None else replace(change, at_s=line["planned_at_s"])
+        replace(change, at_s=line["asked_at_s"] if line["planned_at_s"] is None else line["planned_at_s"])
         for change, line in changes
     ]
     return sorted(intended, key=lambda change: change.at_s)

@@ -221,7 +221,14 @@ def test_changes_of_links_are_instants_of_the_trace(make_run: MakeRun, tmp_path:
 def note_by_hand(run: SyntheticRun, at_s: float, **links: Any) -> None:
     """Write what the emulation writes when links are changed by hand, or are not as planned."""
     writer = EventWriter(run.path)
-    details = {"planned_at_s": None, "late_s": None, "why": "by hand", "n_links": 2, "by": "hand"}
+    details = {
+        "planned_at_s": None,
+        "late_s": None,
+        "why": "by hand",
+        "n_links": 2,
+        "by": "hand",
+        "asked_at_s": at_s,
+    }
     writer.write(NETWORK_CHANGE, at_s, **(details | links))
     writer.close()
 
