@@ -91,6 +91,7 @@ def network_spec(experiment: Experiment, run: str, is_virtual: bool = False) -> 
         is_virtual,
         {link: rate * experiment.time_scale for link, rate in experiment.shared_bps.items() if link in used},
         paths,
+        experiment.subnet,
     )
 
 

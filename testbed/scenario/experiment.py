@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from ipaddress import IPv4Network
 from typing import Any, Literal, NamedTuple, get_args
 
 import nodes.rules
-from netem.spec import TcpSpec
+from netem.spec import SUBNET, TcpSpec
 from policies.membership import MembershipRules
 from policies.problem import Problem, RequestSpec
 from policies.workload import Backoff, RequestPlan
@@ -177,6 +178,8 @@ class Experiment:
     """The network between sites, from which ``links`` come; ``testbed.scenario.whole`` has what else follows."""
     events: tuple[EventTable, ...] = ()
     """From which ``changes`` come."""
+    subnet: IPv4Network = SUBNET
+    """Where the nodes' addresses come from."""
     shared_bps: Mapping[str, float] = field(default_factory=dict)
     """Rate of every link that pairs of nodes share, by its name."""
     shared_paths: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)

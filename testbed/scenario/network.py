@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import IPv4Network
 
-from netem.spec import HEADER_BYTES, LinkProfile
+from netem.spec import HEADER_BYTES, SPARE_ADDRESSES, LinkProfile
 from policies.problem import Linear, Matrix, ModelSpec, Transmissions
 from testbed.scenario.experiment import Calibration, Link
 from testbed.scenario.network_tables import ClustersTable, MatrixTable, NetworkTable
@@ -75,6 +76,26 @@ def _from_matrix(table: MatrixTable) -> dict[SitePair, Link]:
                 rate_bps = one_rate_bps
             links[a, b] = _link(table, delay_s, rate_bps, None, None)
     return links
+
+
+def subnet_of(text: str, n_nodes: int) -> IPv4Network:
+    """The network of addresses that ``network.subnet`` names. Raises ``KeyedError`` if it cannot hold so many nodes."""
+    key = ("network", "subnet")
+    try:
+        subnet = IPv4Network(text)
+    except ValueError as error:
+        raise KeyedError(key, f'must be an IPv4 network such as "10.77.0.0/16" ({error})') from None
+    if subnet.is_loopback or subnet.is_multicast or subnet.is_link_local or subnet.is_unspecified:
+        raise KeyedError(
+            key, f'"{text}" has a meaning of its own on every machine; take one such as "10.77.0.0/16"'
+        )
+    room = max(0, subnet.num_addresses - SPARE_ADDRESSES)
+    if n_nodes > room:
+        raise KeyedError(
+            key,
+            f'"{text}" has room for {room:,} nodes, but there are {n_nodes:,}; take one such as "10.77.0.0/16"',
+        )
+    return subnet
 
 
 def site_links(table: ClustersTable | MatrixTable) -> dict[SitePair, Link]:

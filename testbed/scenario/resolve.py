@@ -26,7 +26,7 @@ from testbed.scenario.faults import (
 from testbed.scenario.hardware_files import one_hub_token, with_hardware_files
 from testbed.scenario.limits import check_counts
 from testbed.scenario.matrices import matrix_of_file
-from testbed.scenario.network import Node, node_links, node_paths, policy_times, site_links
+from testbed.scenario.network import Node, node_links, node_paths, policy_times, site_links, subnet_of
 from testbed.scenario.network_tables import ClustersTable, MatrixTable, TopologyNetworkTable
 from testbed.scenario.policy import has_petals_setup, resolve_policy, with_whole_paths
 from testbed.scenario.problems import Key, KeyedError
@@ -132,6 +132,7 @@ def resolve(scenario: Scenario, stem: str, folder_of: FolderOf) -> Experiment:
         network=network.backend,
         tcp=TcpSpec(tcp.warm, tcp.slow_start_after_idle, tcp.congestion_control),
         mtu=network.mtu,
+        subnet=subnet_of(network.subnet, len(where.sites)),
         keep_cpus_awake=network.keep_cpus_awake,
         compute=scenario.compute.backend,
         # Real blocks compute one step after another unless they have several streams.
