@@ -11,8 +11,9 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from netem.syscalls import CLONE_NEWNS, CLONE_NEWUTS, bind_mount, make_mounts_private, unshare
 
@@ -31,6 +32,24 @@ def live_as(node: str, hosts: Path) -> None:
     if HOSTS.exists():
         bind_mount(str(hosts), str(HOSTS))
     socket.sethostname(node)
+
+
+def become(node: str, hosts: Path, command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    """Become the program ``command`` in the network that this process is in; what it starts has the same.
+
+    Returns only by ``OSError``.
+    """
+    live_as(node, hosts)
+    for number in (
+        signal.SIGINT,
+        signal.SIGQUIT,
+        signal.SIGTERM,
+        signal.SIGHUP,
+        signal.SIGPIPE,
+        signal.SIGXFSZ,
+    ):
+        signal.signal(number, signal.SIG_DFL)  # Python ignores some, its callers others
+    os.execvpe(command[0], list(command), dict(environment))
 
 
 def end_all_in(namespaces: Iterable[int]) -> list[int]:

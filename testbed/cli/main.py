@@ -117,6 +117,21 @@ def fault(
 
 
 @app.command(rich_help_panel=_RUNS)
+def net(
+    scenario: ScenarioArg,
+    network: NetworkOption = None,
+    overrides: SetOption = None,
+    out: OutOption = None,
+) -> None:
+    """Hold a scenario's network alone until Ctrl-C, with the programs of its [[node]] tables."""
+    from testbed.runs.net import net_command
+    from testbed.scenario import load_experiment
+
+    changes = [f"network.backend={network}"] if network is not None else []
+    net_command(load_experiment(scenario, [*(overrides or []), *changes]), out)
+
+
+@app.command(rich_help_panel=_RUNS)
 def ps(as_json: JsonOption = False) -> None:
     """List the testbeds that run on this machine."""
     from testbed.runs.ps import ps_command, ps_text

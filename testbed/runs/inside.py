@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from netem.programs import end_all_in, live_as
+from netem.programs import become, end_all_in
 from netem.syscalls import CLONE_NEWUSER, set_death_signal, setns
 from testbed.control.live import keeps_virtual_time, running_testbed
 from testbed.errors import RunError, UserError
@@ -79,7 +79,6 @@ class Entrance:
         if self.user is not None:
             setns(self.user, CLONE_NEWUSER)
         setns(self.network)
-        live_as(self.node, self.run_dir / HOSTS)
 
 
 def _whereabouts(run_dir: Path) -> dict[str, Any]:
@@ -124,14 +123,12 @@ def exec_command(node: str, command: Sequence[str], run: Path | None) -> int:
 
 def _become(entrance: Entrance, command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
     try:
-        for number in (*_OF_THE_TERMINAL, *_PASSED_ON):
-            signal.signal(number, signal.SIG_DFL)
         parent = os.getppid()
         entrance.enter()
         set_death_signal(signal.SIGKILL)  # after the last change of credentials
         if os.getppid() != parent:
             os._exit(_FAILED)
-        os.execvpe(command[0], list(command), environment)
+        become(entrance.node, entrance.run_dir / HOSTS, command, environment)
     except OSError as error:
         print(f"testbed: cannot run {command[0]} on {entrance.node}: {error}", file=sys.stderr)
     finally:

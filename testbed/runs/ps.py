@@ -11,7 +11,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from testbed.rundir import EVENTS, OWNER, owner_alive, read_events
+from testbed.rundir import EVENTS, NETWORK, OWNER, owner_alive, read_events
 
 _PHASES = {
     "network": "starting",
@@ -49,15 +49,15 @@ def _running(proc: Path) -> set[Path]:
 
 
 def _described(run_dir: Path) -> dict[str, Any]:
-    owner, plan = _read(run_dir / OWNER), _read(run_dir / "plan.json")
+    owner, plan, network = (_read(run_dir / name) for name in (OWNER, "plan.json", NETWORK))
     events = read_events(run_dir, *_PHASES)
     clock = plan.get("clock") or {}
     return {
         "run": str(run_dir),
         "scenario": _scenario(run_dir),
         "phase": _PHASES[events[-1]["event"]] if events else "starting",
-        "network": plan.get("network"),
-        "clock": clock.get("name"),
+        "network": network.get("name", plan.get("network")),
+        "clock": clock.get("name", "real" if network else None),  # the network alone has no plan
         "pid": owner.get("pid"),
         "since": owner.get("since"),
         **{key: owner.get(key, plan.get(key)) for key in ("endpoint", "page")},

@@ -24,6 +24,7 @@ from testbed.runs.twin import run_twin
 from testbed.runs.verify import verify_tokens
 from testbed.runtime.blocks import blocks_model, check_model, require_blocks
 from testbed.runtime.launching import Launcher
+from testbed.runtime.programs import check_programs
 from testbed.runtime.running import emulate
 from testbed.runtime.stage import choose_stage
 from testbed.runtime.wiring import check_frames
@@ -48,6 +49,7 @@ def up_command(
     objectives = parse_slo(slo) if slo is not None else None
     check_can_run(experiment)
     stage = choose_stage(experiment, holds=hold)
+    check_programs(experiment, _say)
     placed = _placed(experiment)
     run_dir = make_run_dir(out, experiment.name)
     launcher = stage.begin(experiment, run_dir)

@@ -37,6 +37,7 @@ from testbed.runtime.blocks import BlocksModel
 from testbed.runtime.launching import Launcher, OpenNetwork
 from testbed.runtime.nodeset import NodeSet
 from testbed.runtime.processes import Processes
+from testbed.runtime.programs import Programs, check_namespaces
 from testbed.runtime.progress import Progress
 from testbed.runtime.servermemory import ServerMemory
 from testbed.runtime.stage import Stage
@@ -92,6 +93,7 @@ class Emulation:
             nodes.is_used,
         )
         nodes.link_now = self.links.link
+        self._programs = Programs(experiment, launcher, run_dir, self.events, self.clock.known_s)
         self._socket = LiveSocket(run_dir, {Fault: self.faults.by_hand, ChangeLink: self.links.by_hand})
         policy = online_policy(experiment)
         self._moves: Moves | None = None
@@ -125,7 +127,11 @@ class Emulation:
         self._mark("network")
         if not self.stage.is_virtual:
             write_whereabouts(self.run_dir, self.network)
+            if self.experiment.programs:
+                check_namespaces(self.network)
         self.events.write("network", name=self.network.name, why=self.network.why, **self._sharing())
+        if not self.stage.is_virtual:
+            await self.processes.guard(self._programs.start())
         await self.processes.guard(self.nodes.start())
         self._mark("nodes")
         await self.processes.guard(self.nodes.connect())
@@ -234,6 +240,7 @@ class Emulation:
         if self._moves is not None:
             await self._moves.end()
         self._socket.close()
+        await self._programs.end()
         await self.faults.end()
         # Clients close their sessions over the network, which answers nobody if it is what broke.
         patience_s = _BROKEN_PATIENCE_S if self.processes.is_broken else _PATIENCE_S
@@ -319,7 +326,7 @@ class Emulation:
             self._all_done.set()
 
     def _survives(self, name: str, status: int) -> bool:
-        if self._stopping or self.faults.survives(name, status):
+        if self._programs.ended(name, status) or self._stopping or self.faults.survives(name, status):
             return True
         self.events.write("node-ended", self.clock.known_s(), node=name, status=status)
         return False

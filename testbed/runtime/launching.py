@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -63,6 +63,19 @@ class Launcher(Protocol):
 
     async def spawn(self, kind: str, config: Any, log: Path) -> int:
         """Begin a node; returns its process's number."""
+        ...
+
+    async def run_program(
+        self, node: str, command: Sequence[str], environment: Mapping[str, str], hosts: Path, log: Path
+    ) -> int:
+        """Begin a program of the user's on ``node``, in a process group of its own; returns its process's number.
+
+        ``hosts`` are the names that it knows.
+        """
+        ...
+
+    async def signal_program(self, process: int, signal: int) -> None:
+        """Send a signal to a program's process group."""
         ...
 
     async def kill(self, process: int, signal: int) -> None:

@@ -55,6 +55,8 @@ def scaled(link: Link, time_scale: float) -> LinkProfile:
 
 def is_used(experiment: Experiment, pair: tuple[str, str]) -> bool:
     """Whether packets go between these two: a client and a server, or with forwarding two servers."""
+    if experiment.program_nodes.keys() & pair:
+        return False
     n_clients = sum(node in experiment.problem.clients for node in pair)
     return n_clients == 1 or (n_clients == 0 and experiment.problem.forwarding)
 
@@ -84,7 +86,7 @@ def network_spec(experiment: Experiment, run: str, is_virtual: bool = False) -> 
     used = {link for path in paths.values() for link in path}
     return NetworkSpec(
         run,
-        experiment.nodes,
+        experiment.nodes if is_virtual else (*experiment.nodes, *experiment.program_nodes),
         links,
         experiment.tcp,
         experiment.mtu,

@@ -104,22 +104,27 @@ def site_links(table: ClustersTable | MatrixTable) -> dict[SitePair, Link]:
 
 
 def node_links(
-    by_site: Mapping[SitePair, Link], clients: Sequence[Node], servers: Sequence[Node]
+    by_site: Mapping[SitePair, Link],
+    clients: Sequence[Node],
+    servers: Sequence[Node],
+    others: Sequence[Node] = (),
 ) -> dict[tuple[str, str], Link]:
-    """Links of every client-server and server-server pair, both directions, by node names.
+    """Links of every client-server and server-server pair, both directions, by node names; and of ``others`` to all.
 
     Raises ``KeyedError`` for a site that no row knows and for a pair of sites without a row.
     """
     known = sorted({site for pair in by_site for site in pair})
-    for node in (*clients, *servers):
+    for node in (*clients, *servers, *others):
         if node.site not in known:
             raise KeyedError(node.key, f"{unknown('site', node.site, known)}; or give it rows in network")
     links = {}
-    for server in servers:
-        for other in (*clients, *servers):
-            if other.name == server.name:
+    ends = [(server, (*clients, *servers)) for server in servers]
+    ends += [(node, (*clients, *servers, *others)) for node in others]
+    for one, all_others in ends:
+        for other in all_others:
+            if other.name == one.name:
                 continue
-            for a, b in ((other, server), (server, other)):
+            for a, b in ((other, one), (one, other)):
                 if (a.site, b.site) not in by_site:
                     raise KeyedError(
                         ("network", "pairs"),
