@@ -16,7 +16,8 @@ from testbed.rundir import HOSTS, NODE_VARIABLE, EventWriter, marks
 from testbed.runtime.launching import Launcher, OpenNetwork
 from testbed.scenario.experiment import Experiment, Program
 
-_TERM_WAIT_S = 5.0
+_WAIT_S = 5.0
+"""How long programs may take to end."""
 _RESTART_AFTER_S = 1.0
 
 
@@ -114,15 +115,21 @@ class Programs:
         for task in self._restarts:
             task.cancel()
         await asyncio.gather(*self._restarts, return_exceptions=True)
-        await self._signal(signal.SIGTERM)
-        with contextlib.suppress(TimeoutError):  # they do not take that as an end
-            async with asyncio.timeout(_TERM_WAIT_S):
-                while self._running:
-                    self._ended.clear()
-                    await self._ended.wait()
-        await self._signal(signal.SIGKILL)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            await self._signal(number)
+            if self._running:
+                with contextlib.suppress(TimeoutError):  # they do not take the first as an end
+                    await asyncio.wait_for(self._all_ended(), _WAIT_S)
+
+    async def _all_ended(self) -> None:
+        while self._running:
+            self._ended.clear()
+            await self._ended.wait()
 
     async def _signal(self, number: int) -> None:
-        for process in [process for process in self._running.values() if process is not None]:
-            with contextlib.suppress(RunError):  # it has just ended, or the launcher has
-                await self._launcher.signal_program(process, number)
+        for node, process in list(self._running.items()):
+            try:
+                if process is not None:
+                    await self._launcher.signal_program(process, number)
+            except RunError:  # it has just ended, or the launcher has
+                self._running.pop(node, None)
