@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -47,9 +47,8 @@ def up_command(
     ``with_twin``: a run in real time is then repeated in virtual time, and judged by that.
     """
     objectives = parse_slo(slo) if slo is not None else None
-    check_can_run(experiment)
+    check_can_run(experiment, _say)
     stage = choose_stage(experiment, holds=hold)
-    check_programs(experiment, _say)
     placed = _placed(experiment)
     run_dir = make_run_dir(out, experiment.name)
     launcher = stage.begin(experiment, run_dir)
@@ -99,9 +98,14 @@ def exit_code(summary: dict[str, Any]) -> int:
     return 0 if is_whole and not summary["n_tokens_altered"] else 1
 
 
-def check_can_run(experiment: Experiment) -> None:
-    """Raises ``UserError`` for real blocks without what they need, and for messages that nobody would take."""
+def check_can_run(experiment: Experiment, announce: Callable[[str], None] = lambda _: None) -> None:
+    """Announce the programs of the user's that will run.
+
+    Raises ``UserError`` for real blocks without what they need, for messages that nobody would take, and for programs
+    that are not there.
+    """
     check_frames(experiment)
+    check_programs(experiment, announce)
     if experiment.blocks is not None:
         require_blocks('compute.backend "blocks"')
         check_model(experiment.blocks)
