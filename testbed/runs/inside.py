@@ -13,7 +13,7 @@ import select
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -113,11 +113,11 @@ def exec_command(node: str, command: Sequence[str], run: Path | None) -> int:
     owner = json.loads((entrance.run_dir / OWNER).read_text(encoding="utf-8"))["pid"]
     environment = {**os.environ, **marks(entrance.run_dir.resolve(), owner), NODE_VARIABLE: node}
     sys.stdout.flush()
-    with _passing_on() as child:
+    with _passing_on() as pass_to:
         pid = os.fork()
         if pid == 0:
             _become(entrance, command, environment)
-        child(pid)
+        pass_to(pid)
         return _until_ended(pid, entrance)
 
 
@@ -136,8 +136,11 @@ def _become(entrance: Entrance, command: Sequence[str], environment: Mapping[str
 
 
 @contextlib.contextmanager
-def _passing_on() -> Any:
-    """Signals to this process are the program's: those of the terminal it gets anyway, others are passed on."""
+def _passing_on() -> Iterator[Callable[[int], None]]:
+    """Signals to this process are the program's: those of the terminal it gets anyway, others are passed on.
+
+    Yields what is to be called with the program's process.
+    """
     pids: list[int] = []
 
     def pass_on(number: int, _: object) -> None:
@@ -147,9 +150,8 @@ def _passing_on() -> Any:
 
     before = {number: signal.signal(number, signal.SIG_IGN) for number in _OF_THE_TERMINAL}
     before |= {number: signal.signal(number, pass_on) for number in _PASSED_ON}
-    child: Callable[[int], None] = pids.append
     try:
-        yield child
+        yield pids.append
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
