@@ -28,6 +28,7 @@ from testbed.cli.options import (
     TraceOption,
     print_answer,
 )
+from testbed.cli.programs import execute, link, net, ps, shell
 from testbed.cli.workload import workload_app
 from testbed.errors import EXIT_INTERRUPTED, TestbedError, UserError
 
@@ -113,75 +114,6 @@ def fault(
     from testbed.control.faults.byhand import fault_command
 
     answer, text = fault_command(kind, server, factor, run)
-    print_answer(answer, lambda: text, as_json)
-
-
-@app.command(rich_help_panel=_RUNS)
-def net(
-    scenario: ScenarioArg,
-    network: NetworkOption = None,
-    overrides: SetOption = None,
-    out: OutOption = None,
-) -> None:
-    """Hold a scenario's network alone until Ctrl-C, with the programs of its [[node]] tables."""
-    from testbed.runs.net import net_command
-    from testbed.scenario import load_experiment
-
-    changes = [f"network.backend={network}"] if network is not None else []
-    net_command(load_experiment(scenario, [*(overrides or []), *changes]), out)
-
-
-@app.command(rich_help_panel=_RUNS)
-def ps(as_json: JsonOption = False) -> None:
-    """List the testbeds that run on this machine."""
-    from testbed.runs.ps import ps_command, ps_text
-
-    answer = ps_command()
-    print_answer(answer, lambda: ps_text(answer), as_json)
-
-
-NodeArg = Annotated[str, typer.Argument(help="The node's name: a server, a client or a [[node]].")]
-
-
-@app.command("exec", rich_help_panel=_RUNS)
-def execute(
-    node: NodeArg,
-    command: Annotated[
-        list[str], typer.Argument(metavar="-- COMMAND...", help="The program and what it takes.")
-    ],
-    run: RunOption = None,
-) -> None:
-    """Run a program of yours on a node of a running testbed (--hold); the exit code is the program's."""
-    from testbed.runs.inside import exec_command
-
-    raise typer.Exit(exec_command(node, command, run))
-
-
-@app.command(rich_help_panel=_RUNS)
-def shell(node: NodeArg, run: RunOption = None) -> None:
-    """Open your shell ($SHELL) on a node of a running testbed (--hold)."""
-    from testbed.runs.inside import shell_command
-
-    raise typer.Exit(shell_command(node, run))
-
-
-@app.command(rich_help_panel=_RUNS)
-def link(
-    action: Annotated[str, typer.Argument(help="cut, restore (as the scenario has it now) or set.")],
-    a: Annotated[str, typer.Argument(help="A node's or a site's name.")],
-    b: Annotated[str, typer.Argument(help="Another one's.")],
-    rtt: Annotated[str | None, typer.Option(help='With set: half of it each way, e.g. "40 ms".')] = None,
-    rate: Annotated[str | None, typer.Option(help='With set: e.g. "100 Mbit/s".')] = None,
-    loss: Annotated[
-        str | None, typer.Option(help='With set: the share of packets that is lost, 0.01 or "1 %".')
-    ] = None,
-    run: RunOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Change the link between two nodes of a running testbed, in both directions, whether it serves or holds."""
-    from testbed.control.links import link_command
-
-    answer, text = link_command(action, a, b, rtt, rate, loss, run)
     print_answer(answer, lambda: text, as_json)
 
 
@@ -404,6 +336,10 @@ def compare(
 
 
 for command, panel in (
+    (net, _RUNS),
+    (ps, _RUNS),
+    (shell, _RUNS),
+    (link, _RUNS),
     (generate, _RUNS),
     (topology, _SCENARIOS),
     (reproduce, _RESULTS),
@@ -411,6 +347,7 @@ for command, panel in (
     (calibrate, _MACHINE),
 ):
     app.command(rich_help_panel=panel)(command)
+app.command("exec", rich_help_panel=_RUNS)(execute)
 app.add_typer(workload_app, name="workload", rich_help_panel=_SCENARIOS)
 app.add_typer(model_app, name="model", rich_help_panel=_MACHINE)
 

@@ -25,8 +25,8 @@ from tests.system.conftest import TWO_SITES
 HELD = ("--hold", "--clock", "real", "--no-twin", "--no-report", "--set", "workload.n_requests=1")
 
 
-def hold(testbed: Testbed, scenario: str, network: str = "fabric") -> Running:
-    running = testbed.start_up(scenario, "--network", network, *HELD)
+def hold(testbed: Testbed, scenario: str, network: str = "fabric", *options: str) -> Running:
+    running = testbed.start_up(scenario, "--network", network, *HELD, *options)
     running.says("holding the testbed up")
     return running
 
@@ -37,7 +37,7 @@ def held(fabric: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tup
     folder = tmp_path_factory.mktemp("held")
     (folder / "two-sites.toml").write_text(TWO_SITES, encoding="utf-8")
     testbed = Testbed(folder)
-    running = hold(testbed, str(folder / "two-sites.toml"))
+    running = hold(testbed, str(folder / "two-sites.toml"), "fabric", "--set", "network.subnet=10.77.0.0/16")
     yield testbed, str(running.run_dir())
     running.interrupt()
     assert running.wait().code == 0
@@ -64,6 +64,7 @@ def test_a_program_finds_all_nodes_by_name_and_its_own_as_the_machines(held: tup
     hostname, node, *addresses = outcome.stdout.split()
     assert (hostname, node) == ("a100-0", "a100-0")
     document = json.loads((Path(held[1]) / "network.json").read_text(encoding="utf-8"))
+    assert all(address.startswith("10.77.0.") for address in addresses)
     assert addresses == sorted(entry["address"] for entry in document["nodes"].values())
 
 
