@@ -4,5 +4,6 @@
 - ``spec``: what a network must look like; ``backend``: what every implementation must do
 - ``kernel`` (with ``qdiscs``, ``rtnetlink``): netem; ``fabric`` (with ``forwarder*``, ``tun``); ``loopback``
 - ``choose``: the best that works here; ``probe``: what works here
+- ``programs``: programs of the user's in the network of a node
 - ``tcp``: TCP's settings inside a namespace; ``syscalls``: namespaces and process calls that Python lacks
 """

@@ -48,6 +48,10 @@ class Backend(ABC):
     def address(self, node: str) -> str:
         """IPv4 address on which ``node`` listens and from which it connects."""
 
+    def namespaces(self) -> Mapping[str, int]:
+        """Descriptors of the nodes' network namespaces, by node; empty if they have none of their own."""
+        return {}
+
     def worker(self) -> Callable[[], None] | None:
         """What to run in a process of its own, if anything."""
         return None

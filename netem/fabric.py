@@ -25,8 +25,6 @@ from netem.spec import LinkProfile, NetworkError, NetworkSpec, NetworkUnavailabl
 from netem.syscalls import inside, new_network_namespace, setns
 from netem.tun import open_tun
 
-_SUBNET = "198.18.0.0/15"
-_FIRST_ADDRESS = int.from_bytes(socket.inet_aton("198.18.0.1"), "big")
 DEVICE = "testbed0"
 
 _CLOSERS = 32
@@ -81,15 +79,18 @@ class FabricBackend(Backend):
             index = ip.link_lookup(ifname=DEVICE)[0]
             ip.addr("add", index=index, address=self.address(node), prefixlen=32)
             ip.link("set", index=index, state="up", mtu=self.spec.mtu, txqlen=10000)
-            ip.route("add", dst=_SUBNET, oif=index, **tcp.route_options(self.spec))
+            ip.route("add", dst=str(self.spec.subnet), oif=index, **tcp.route_options(self.spec))
 
     def enter(self, node: str) -> None:
         setns(self._namespaces[node])
         self._close_devices()
         self._close_changes()
 
+    def namespaces(self) -> Mapping[str, int]:
+        return self._namespaces
+
     def address(self, node: str) -> str:
-        return socket.inet_ntoa((_FIRST_ADDRESS + self._index[node]).to_bytes(4, "big"))
+        return str(self.spec.subnet[1 + self._index[node]])
 
     def worker(self) -> Callable[[], None]:
         assert self._page is not None and self._changes is not None, "worker() before open()"

@@ -134,7 +134,9 @@ class Forwarder:
                     f"the network device of {self._owners[fd]} is gone: {error.strerror}"
                 ) from error
             pipe = pipes.get(packet[26:30])
-            if pipe is None or packet[10] >> 4 != 4 or (packet[1] and not is_whole(packet)):
+            if pipe is None or packet[10] >> 4 != 4:
+                stats.astray += 1
+            elif packet[1] and not is_whole(packet):
                 stats.dropped += 1
             elif pipe.loses:
                 survivors, n_lost = pipe.survivors(packet)

@@ -17,8 +17,8 @@ _BINS = struct.Struct(f"<{len(LATE_BOUNDS_S) + 1}Q")
 class ForwarderStats:
     """Counters since start.
 
-    ``dropped``: packets that found no room or no link; ``lost``: segments lost at random, as the links
-    say. Lateness: how long after its due time a packet was handed to its receiver, in real seconds; its
+    ``dropped``: packets that found no room or are broken; ``lost``: segments lost at random, as the links
+    say; ``astray``: packets to where no link goes, which only programs of users send. Lateness: how long after its due time a packet was handed to its receiver, in real seconds; its
     ``late_p99_s`` is exact to 15 %. ``cpu_s``: the forwarder's own CPU time, the kernel's work for it
     included; ``spun_s`` of it went by waiting for the next packet's instant. ``busy_max_ratio``: the
     largest share of one CPU that work took over a second. ``asked_max_bps``: the fastest link's rate.
@@ -35,6 +35,7 @@ class ForwarderStats:
     spun_s: float = 0.0
     busy_max_ratio: float = 0.0
     asked_max_bps: float = 0.0
+    astray: int = 0
 
 
 _STATS = struct.Struct("<" + "".join("Q" if field.type == "int" else "d" for field in fields(ForwarderStats)))

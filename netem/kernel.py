@@ -16,7 +16,6 @@ random, they must be lost one by one: a node with such a link cuts its super-pac
 from __future__ import annotations
 
 import errno
-import ipaddress
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,10 +29,6 @@ from netem.backend import Backend
 from netem.spec import LinkProfile, NetworkError, NetworkSpec, NetworkUnavailable
 from netem.syscalls import inside, new_network_namespace, setns
 
-NETWORK = ipaddress.IPv4Network("198.18.0.0/15")
-"""Set aside for benchmarks by RFC 2544: in no real network, and here only inside the namespaces."""
-
-GATEWAY = "198.19.255.254"
 DEVICE = "eth0"
 """Name of a node's device, the same in every namespace."""
 
@@ -81,8 +76,11 @@ class NetemBackend(Backend):
     def enter(self, node: str) -> None:
         setns(self._namespaces[node])
 
+    def namespaces(self) -> Mapping[str, int]:
+        return self._namespaces
+
     def address(self, node: str) -> str:
-        return str(NETWORK[self._minor[node]])
+        return str(self.spec.subnet[self._minor[node]])
 
     def update(self, links: Mapping[tuple[str, str], LinkProfile]) -> None:
         for sender, receiver in links:
@@ -123,7 +121,9 @@ class NetemBackend(Backend):
                 with inside(self._namespaces[node]):
                     self._configure_node(node)
                 self._ports[node] = self._configure_port(switch, node)
-                rtnetlink.send(qdiscs.receiver_tree(self._ports[node], incoming[node], self.spec.mtu))
+                rtnetlink.send(
+                    qdiscs.receiver_tree(self._ports[node], incoming[node], self.spec.mtu, self.spec.subnet)
+                )
         self._cut_where_packets_are_lost()
 
     def _links_by_receiver(self) -> dict[str, dict[int, LinkProfile]]:
@@ -172,11 +172,12 @@ class NetemBackend(Backend):
             index = _index(ip, DEVICE)
             ip.addr("add", index=index, address=self.address(node), prefixlen=32)
             ip.link("set", index=index, state="up")
-            _pin_neighbour(ip, index, GATEWAY, self._hardware(node, 2))
+            gateway = str(self.spec.subnet[-2])  # it exists only as this neighbour
+            _pin_neighbour(ip, index, gateway, self._hardware(node, 2))
             ip.route(
                 "add",
-                dst=str(NETWORK),
-                gateway=GATEWAY,
+                dst=str(self.spec.subnet),
+                gateway=gateway,
                 oif=index,
                 flags=_RTNH_F_ONLINK,
                 **tcp.route_options(self.spec),

@@ -26,7 +26,6 @@ _SEND_BUFFER_BYTES = 4 * 1024**2
 _RECEIVE_WINDOW_BYTES = 2 * 1024**2
 _HIGH_WATER_BYTES, _LOW_WATER_BYTES = 64 * 1024, 16 * 1024
 """Of what finds no room in the send buffer: as asyncio has it."""
-_SUBNET, _PER_SUBNET = "198.18", 250
 _FIRST_PORT = 40_000
 
 Accept = Callable[[], asyncio.BaseProtocol]
@@ -40,10 +39,7 @@ class MemoryNetwork:
         self.mss = spec.mtu - HEADER_BYTES
         self.first_flight_bytes = WARM_FLIGHT_BYTES if spec.tcp.warm else COLD_FLIGHT_SEGMENTS * self.mss
         self.restarts_after_idle = spec.tcp.slow_start_after_idle
-        self.addresses = {
-            node: f"{_SUBNET}.{number // _PER_SUBNET}.{number % _PER_SUBNET + 1}"
-            for number, node in enumerate(spec.nodes)
-        }
+        self.addresses = {node: str(spec.subnet[1 + number]) for number, node in enumerate(spec.nodes)}
         shared = {name: SharedLink(rate_bps) for name, rate_bps in spec.shared.items()}
         self._pipes: dict[tuple[str, str], Pipe] = {}
         for (source, target), profile in spec.links.items():

@@ -5,8 +5,8 @@ class, a netem leaf that plays that sender's link: rate, then delay. A packet wa
 receiver's side, where it no longer counts against its sender's TCP small queue: the switch has let go
 of the sender's socket when it routed the packet.
 
-- One BPF filter of four instructions finds the class: its minor number is the low half of the source
-  address. Its cost does not grow with the number of nodes (a list of filters, one per sender, would).
+- One BPF filter of five instructions finds the class: its minor number is the place of the source address
+  in the subnet. Its cost does not grow with the number of nodes (a list of filters, one per sender, would).
 - netem serialises, not HTB. HTB lets a whole GSO super-packet of 64 kB go at once and charges it
   afterwards, so a token's 28 kB would arrive up to 2.3 ms early at 100 Mbit/s; netem delivers each
   packet at the end of its transmission. HTB's own rate is therefore above every link's.
@@ -26,9 +26,10 @@ import math
 import struct
 from collections.abc import Mapping
 from dataclasses import replace
+from ipaddress import IPv4Network
 
 from netem.rtnetlink import NEW_CLASS, NEW_FILTER, NEW_QDISC, TcRequest, attribute
-from netem.spec import HEADER_BYTES, LinkProfile, NetworkError
+from netem.spec import HEADER_BYTES, SUBNET, LinkProfile, NetworkError
 
 DROP_MINOR = 1
 FIRST_NODE_MINOR = 2
@@ -48,13 +49,15 @@ _ETH_P_IP_BIG_ENDIAN = 0x0008
 _IPV4_SOURCE_OFFSET = _ETHERNET_BYTES + 12
 
 
-def receiver_tree(device: int, links: Mapping[int, LinkProfile], mtu: int) -> list[TcRequest]:
+def receiver_tree(
+    device: int, links: Mapping[int, LinkProfile], mtu: int, subnet: IPv4Network = SUBNET
+) -> list[TcRequest]:
     """All requests for the switch's ``device`` towards one receiver.
 
-    ``links`` maps a sender's minor number (low 16 bits of its address) to its link to the receiver.
+    ``links`` maps a sender's minor number (its address's place in ``subnet``) to its link to the receiver.
     Raises ``NetworkError`` for a link that netem cannot express.
     """
-    requests = [_htb(device), _htb_class(device, DROP_MINOR), _drop_leaf(device), _filter(device)]
+    requests = [_htb(device), _htb_class(device, DROP_MINOR), _drop_leaf(device), _filter(device, subnet)]
     for minor, link in links.items():
         requests += [_htb_class(device, minor), _netem_leaf(device, minor, link, mtu)]
     return requests
@@ -120,11 +123,12 @@ def _drop_leaf(device: int) -> TcRequest:
     return TcRequest(NEW_QDISC, device, 0xFFFE << 16, _MAJOR | DROP_MINOR, "pfifo", no_room)
 
 
-def _filter(device: int) -> TcRequest:
+def _filter(device: int, subnet: IPv4Network) -> TcRequest:
     program = b"".join(
         struct.pack("=HBBI", code, 0, 0, operand)
         for code, operand in (
             (0x20, _IPV4_SOURCE_OFFSET),  # A = 32-bit word of the packet
+            (0x14, int(subnet.network_address)),  # A -= operand
             (0x54, 0xFFFF),  # A &= operand
             (0x44, _MAJOR),  # A |= operand
             (0x16, 0),  # return A

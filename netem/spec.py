@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from ipaddress import IPv4Network
 
 HEADER_BYTES = 52
 """IPv4 (20) + TCP (20) + the timestamp option (12), per segment."""
 MIN_RETRANSMISSION_S = 0.2
+SUBNET = IPv4Network("198.18.0.0/15")
+"""Set aside for benchmarks by RFC 2544: in no real network, and here only inside the namespaces."""
+SPARE_ADDRESSES = 4
+"""Of a subnet, that no node can have: the first two, and the last two."""
 
 
 class NetworkError(Exception):
@@ -65,7 +70,7 @@ class NetworkSpec:
     its way, in order (one name per direction, such as ``a>b``). A packet of such a pair passes the pair's
     own link first, then waits its turn on each of these (first come, first served, stored and forwarded);
     the pair's delay is the propagation of the whole way. Raises ``NetworkError`` for a path over a link
-    that is not shared.
+    that is not shared, and for a subnet without room for all nodes.
     """
 
     run: str
@@ -77,8 +82,12 @@ class NetworkSpec:
     """Time is virtual: TCP's own timers, which know only real time, must not do anything."""
     shared: Mapping[str, float] = field(default_factory=dict)
     paths: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
+    subnet: IPv4Network = SUBNET
+    """Where the nodes' addresses come from."""
 
     def __post_init__(self) -> None:
+        if len(self.nodes) > self.subnet.num_addresses - SPARE_ADDRESSES:
+            raise NetworkError(f"the subnet {self.subnet} has no room for {len(self.nodes)} nodes")
         for pair, path in self.paths.items():
             for name in path:
                 if name not in self.shared:

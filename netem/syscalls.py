@@ -8,8 +8,10 @@ import os
 from collections.abc import Iterator
 
 CLONE_NEWNS = 0x00020000
+CLONE_NEWUTS = 0x04000000
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWNET = 0x40000000
+_MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_TIMERSLACK = 29
@@ -32,6 +34,17 @@ def unshare(flags: int) -> None:
 def setns(fd: int, kind: int = CLONE_NEWNET) -> None:
     """Move the calling thread into the namespace that ``fd`` refers to (``setns(2)``)."""
     _check(_libc.setns(fd, kind), "setns")
+
+
+def make_mounts_private() -> None:
+    """From now on nothing that is mounted in this mount namespace is seen in any other."""
+    _check(_libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None), "mount --make-rprivate /")
+
+
+def bind_mount(source: str, target: str) -> None:
+    """Have ``source`` stand at ``target``, too (``mount --bind``)."""
+    result = _libc.mount(os.fsencode(source), os.fsencode(target), None, _MS_BIND, None)
+    _check(result, f"mount --bind {source} {target}")
 
 
 def set_death_signal(signal: int) -> None:

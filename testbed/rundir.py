@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,20 @@ from testbed.errors import UserError
 
 EVENTS = "events.jsonl"
 NETWORK_CHANGE = "network-change"
-"""The event of a link that changes as the scenario says."""
+"""The event of links that change."""
 MOVED = "moved"
 """The event of a server that has changed its blocks."""
-BY_SCENARIO = "scenario"
-"""Whose doing a fault was that the scenario planned."""
+BY_HAND, BY_SCENARIO = "hand", "scenario"
+"""Whose doing a fault or a change of links was."""
 OWNER = "owner.json"
+NETWORK = "network.json"
+"""Where the nodes of a run in real time are: addresses, and who holds their namespaces."""
+HOSTS = "hosts"
+"""Their names, as ``/etc/hosts`` has them for programs on a node."""
 HALF_WRITTEN = ".part"
 """Ending of files that are being written."""
+NODE_VARIABLE = "TESTBED_NODE"
+"""Programs of the user's find the name of their node in this environment variable."""
 RUN_VARIABLE = "TESTBED_RUN"
 """Every process of a run carries the run's directory in this environment variable."""
 OWNER_VARIABLE = "TESTBED_OWNER"
@@ -31,6 +38,8 @@ TWIN = "twin"
 """Folder of the same run in virtual time: a run directory of its own."""
 PAGE = "page.json"
 """Where the page of a run is served while it runs: ``url``, ``pid``."""
+ENDPOINT = "endpoint.json"
+"""Where a run takes requests from outside while it serves: ``url``."""
 LINKS_PREFIX = "testbed-links-"
 """Name of the temporary folders of ``testbed links``."""
 
@@ -76,7 +85,8 @@ def check_new_folder(out: Path, option: str = "--out") -> None:
 
 def claim(run_dir: Path) -> None:
     """Note in ``run_dir`` that this process owns it."""
-    write_json(run_dir / OWNER, {"pid": os.getpid(), "started": process_start(os.getpid())})
+    since = datetime.now().astimezone().isoformat(timespec="seconds")
+    write_json(run_dir / OWNER, {"pid": os.getpid(), "started": process_start(os.getpid()), "since": since})
 
 
 def process_start(pid: int) -> str:
@@ -88,9 +98,10 @@ def process_start(pid: int) -> str:
     return text.rpartition(")")[2].split()[19]
 
 
-def marks(run_dir: Path) -> dict[str, str]:
-    """What the environment of every process of a run says: which run it is, and that it is this process's."""
-    return {RUN_VARIABLE: str(run_dir), OWNER_VARIABLE: f"{os.getpid()}:{process_start(os.getpid())}"}
+def marks(run_dir: Path, owner: int | None = None) -> dict[str, str]:
+    """What the environment of every process of a run says: which run it is, and that it is its owner's (this process's)."""
+    owner = os.getpid() if owner is None else owner
+    return {RUN_VARIABLE: str(run_dir), OWNER_VARIABLE: f"{owner}:{process_start(owner)}"}
 
 
 def runs(pid: int, started: str) -> bool:

@@ -1,5 +1,5 @@
 """The command line: ``main`` has the commands of runs, scenarios and results, ``blocks`` those of real blocks,
-``measure`` those that measure; ``options`` what several of them share."""
+``measure`` those that measure, ``programs`` those around a running testbed; ``options`` what several of them share."""
 
 from testbed.cli.main import main
 

@@ -22,6 +22,7 @@ from testbed.cli.options import (
     OutOption,
     PageOption,
     RandomOption,
+    RunOption,
     ScenarioArg,
     SeedOption,
     SetOption,
@@ -30,6 +31,7 @@ from testbed.cli.options import (
     print_answer,
     with_page_port,
 )
+from testbed.cli.programs import execute, link, net, ps, shell
 from testbed.cli.workload import workload_app
 from testbed.errors import EXIT_INTERRUPTED, TestbedError, UserError
 
@@ -217,14 +219,11 @@ def fault(
     factor: Annotated[
         float | None, typer.Option(help="With slow: so many times slower; 1 is as fast as at first.")
     ] = None,
-    run: Annotated[
-        Path | None,
-        typer.Option("--run", help="The running testbed's run directory; default the latest in runs/."),
-    ] = None,
+    run: RunOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Do something to a server of a running testbed, whether it serves or holds."""
-    from testbed.control.faults.live import fault_command
+    from testbed.control.faults.byhand import fault_command
 
     answer, text = fault_command(kind, server, factor, run)
     print_answer(answer, lambda: text, as_json)
@@ -465,6 +464,10 @@ def compare(
 
 
 for command, panel in (
+    (net, _RUNS),
+    (ps, _RUNS),
+    (shell, _RUNS),
+    (link, _RUNS),
     (generate, _RUNS),
     (topology, _SCENARIOS),
     (reproduce, _RESULTS),
@@ -472,6 +475,7 @@ for command, panel in (
     (calibrate, _MACHINE),
 ):
     app.command(rich_help_panel=panel)(command)
+app.command("exec", rich_help_panel=_RUNS)(execute)
 app.add_typer(workload_app, name="workload", rich_help_panel=_SCENARIOS)
 app.add_typer(model_app, name="model", rich_help_panel=_MACHINE)
 

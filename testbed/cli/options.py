@@ -36,6 +36,10 @@ SeedOption = Annotated[int | None, typer.Option(help="Overrides the scenario's s
 OutOption = Annotated[
     Path | None, typer.Option("--out", help="The run directory; default runs/<scenario>-<time>.")
 ]
+RunOption = Annotated[
+    Path | None,
+    typer.Option("--run", help="The running testbed's run directory; default the latest in runs/."),
+]
 ModelOption = Annotated[
     str | None, typer.Option("--model", metavar="DIR", help="A checkpoint's folder, or its name on the hub.")
 ]

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from testbed.control.faults.live import SOCKET
+from testbed.control.live import SOCKET
 from testbed.errors import TestbedError, UserError
 from testbed.page.follow import Follower
 from testbed.page.header import header, read_plan

@@ -15,7 +15,8 @@ import msgspec
 from aiohttp import web
 
 from nodes import control
-from testbed.control.faults.live import SOCKET, ask_fault, check_fault
+from testbed.control.faults.byhand import Fault, check_fault
+from testbed.control.live import SOCKET, ask
 from testbed.errors import UserError
 from testbed.page.feed import UPDATE_S, Feed
 from testbed.page.guard import add_headers, refusal
@@ -178,7 +179,7 @@ class PageServer:
         if not self._feed.is_live or not (self._feed.run_dir / SOCKET).exists():
             return _error(409, "the run does not serve: nothing can be done to its servers")
         try:
-            why_not = await ask_fault(self._feed.run_dir, asked.kind, asked.server, factor)
+            why_not = await ask(self._feed.run_dir, Fault(asked.kind, asked.server, factor))
         except (OSError, control.ControlError) as error:
             return _error(502, f"the run did not answer: {error}")
         if why_not is not None:

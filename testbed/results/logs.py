@@ -123,7 +123,7 @@ class RunRecords:
     dropped_bytes: int
     hops: LoggedHops = field(default_factory=LoggedHops)
     changes: list[dict[str, Any]] = field(default_factory=list)
-    """The lines of ``events.jsonl`` about links that changed, in the order of the scenario's changes."""
+    """The lines of ``events.jsonl`` about links that changed, in the order in which they did."""
 
     faults: list[dict[str, Any]] = field(default_factory=list)
     """The lines about what happened to servers: faults, their ends, servers that began again."""
@@ -131,10 +131,6 @@ class RunRecords:
     """The lines about sessions that went on after a failure."""
     moves: list[dict[str, Any]] = field(default_factory=list)
     """The lines about servers that have changed their blocks."""
-
-    @property
-    def changed_at_s(self) -> list[float]:
-        return [change["at_s"] for change in self.changes]
 
 
 def read_logs(run_dir: Path) -> RunRecords:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from nodes.compute import Turns
 from nodes.records import HopPlan
+from testbed.results.changes import as_carried_out, as_intended
 from testbed.results.logs import RunRecords
 from testbed.results.slow import SlowServers
 from testbed.runtime.wiring import scaled, stub_profile
@@ -214,9 +215,8 @@ class _Links:
 
     def __init__(self, experiment: Experiment, records: RunRecords) -> None:
         self._experiment = experiment
-        self._timeline = Timeline(experiment, records.changed_at_s)
-        planned_at_s = [change.at_s for change in experiment.changes[: len(records.changes)]]
-        self._planned = Timeline(experiment, planned_at_s)
+        self._timeline = Timeline(experiment, as_carried_out(experiment, records))
+        self._planned = Timeline(experiment, as_intended(experiment, records))
         self._is_changing = bool(records.changes)
 
     def carry(self, pair: tuple[str, str], messages: _Messages) -> tuple[Array, Array]:

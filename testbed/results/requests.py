@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from policies.problem import Hop, RequestSpec, service_s
+from testbed.results.changes import as_carried_out
 from testbed.results.logs import RequestRecord, RunRecords
 from testbed.results.model import HopTable, model_setup_s, round_trip_s
 from testbed.scenario.experiment import Experiment
@@ -30,7 +31,7 @@ def request_rows(experiment: Experiment, records: RunRecords, hops: HopTable) ->
         tokens.request[~is_first], tokens.model_s[~is_first], minlength=len(experiment.requests)
     )
     known = {r.index: r for r in records.requests}
-    timeline = Timeline(experiment, records.changed_at_s) if records.changes else None
+    timeline = Timeline(experiment, as_carried_out(experiment, records)) if records.changes else None
     rows: list[dict[str, Any]] = []
     servers = [server.name for server in experiment.problem.servers]
     for plan in experiment.requests:

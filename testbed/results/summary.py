@@ -9,12 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.problem import Hop, RequestSpec, decode_step_s
+from testbed.results.changes import as_carried_out
 from testbed.results.errors import Array, Tables, error, model_errors, twin_errors, twin_metrics
 from testbed.results.failures import failure_summary
 from testbed.results.logs import RunRecords
 from testbed.results.model import HopTable
 from testbed.results.requests import METRICS, stats
 from testbed.results.slo import goodput_rps
+from testbed.rundir import BY_HAND
 from testbed.scenario.experiment import Experiment
 
 _MOST_REASONS = 3
@@ -94,7 +96,7 @@ def summarize(
         "model_unqueued": unqueued,
         **_emulation_error(clock["name"], run, by_hop, twin),
         "hop_model_error": by_hop,
-        "closed_model_lacks": _lacks(experiment),
+        "closed_model_lacks": _lacks(experiment, records),
         # In virtual time nothing takes any: what is left is what the closed model leaves out.
         "overhead_per_hop_s": None
         if clock["name"] == "virtual"
@@ -113,6 +115,7 @@ def summarize(
         "achieved_concurrency": _concurrency(records),
         "goodput_rps": goodput_rps(rows, objectives or {}),
         "objectives": objectives or {},
+        "n_link_changes_by_hand": sum(change.get("by") == BY_HAND for change in records.changes),
         "dropped_log_bytes": records.dropped_bytes,
         **failure_summary(
             [f for f in records.faults if f["event"] == "fault"],
@@ -191,9 +194,10 @@ def _gaps(
     return np.array(measured), sums.model_s[is_later], np.array(alone), ~sums.has_replay[is_later]
 
 
-def _lacks(experiment: Experiment) -> list[str]:
-    """What this scenario's links do and the closed model does not know."""
-    links = [*experiment.links.values(), *(x for change in experiment.changes for x in change.links.values())]
+def _lacks(experiment: Experiment, records: RunRecords) -> list[str]:
+    """What the links of this run do and the closed model does not know."""
+    changes = [*experiment.changes, *as_carried_out(experiment, records)]
+    links = [*experiment.links.values(), *(x for change in changes for x in change.links.values())]
     found = {
         "jitter": any(x.jitter_s for x in links),
         "random loss": any(0 < x.loss_ratio < 1 for x in links),

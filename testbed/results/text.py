@@ -212,6 +212,9 @@ def _clock_lines(summary: dict[str, Any]) -> list[str]:
         lines.append(text)
     else:
         lines.append("no errors are stated: the run has no twin")
+    if n_by_hand := summary["n_link_changes_by_hand"]:
+        text = f"{counted(n_by_hand, 'changes')} of links by hand: the closed model knows them"
+        lines.append(f"{text}, the twin does not" if summary["emulation_error_of"] == "twin" else text)
     return lines
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from testbed.results.logs import RequestRecord, RunRecords
 from testbed.results.model import HopTable
-from testbed.rundir import replacing
+from testbed.rundir import BY_HAND, replacing
 from testbed.scenario.experiment import Experiment
 
 _US = 1e6
@@ -121,7 +121,10 @@ def _message_events(
 
 
 def _change(change: Mapping[str, Any]) -> dict[str, Any]:
-    details = {"planned_at_s": change["planned_at_s"], "late_ms": 1e3 * change["late_s"]}
+    planned_at_s, late_s = change["planned_at_s"], change["late_s"]
+    details = (
+        {"by": BY_HAND} if planned_at_s is None else {"planned_at_s": planned_at_s, "late_ms": 1e3 * late_s}
+    )
     at_us = round(change["at_s"] * _US, 3)
     return {"ph": "i", "s": "g", "name": change["why"], "pid": 1, "tid": 0, "ts": at_us, "args": details}
 

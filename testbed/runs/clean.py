@@ -19,6 +19,7 @@ from typing import Any
 from testbed.errors import TestbedError
 from testbed.results import finish_run, load_run
 from testbed.rundir import (
+    ENDPOINT,
     HALF_WRITTEN,
     LINKS_PREFIX,
     OWNER,
@@ -52,7 +53,7 @@ def clean_command(out: Path) -> dict[str, Any]:
         for socket in sorted(path for path in run.iterdir() if path.is_socket()):
             socket.unlink()
             answer["sockets"].append(str(socket))
-        for half in sorted([*run.rglob(f"*{HALF_WRITTEN}"), *run.glob(PAGE)]):
+        for half in sorted([*run.rglob(f"*{HALF_WRITTEN}"), *run.glob(PAGE), *run.glob(ENDPOINT)]):
             half.unlink()
             answer["files"].append(str(half))
         if any((run / "events").glob("*.log")) and not all((run / name).exists() for name in TABLES):

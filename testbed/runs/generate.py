@@ -90,7 +90,7 @@ def generate_command(
         raise UserError("testbed generate computes real blocks: leave out --set compute.backend")
     overrides = [*overrides, "compute.backend=blocks"]
     experiment = load_experiment(scenario, [*overrides, _workload(1, options.max_new_tokens)])
-    check_can_run(experiment)
+    check_can_run(experiment, _say)
     assert experiment.blocks is not None
     sizes = checkpoint_sizes(experiment.blocks.config, experiment.problem.model.name)
     if given_ids is not None or not options.prompt:

@@ -15,7 +15,7 @@ from testbed.page.beside import bind_page, page_beside
 from testbed.page.serve import bind
 from testbed.results.served import with_guests
 from testbed.results.text import summary_text
-from testbed.rundir import make_run_dir
+from testbed.rundir import ENDPOINT, make_run_dir, write_json
 from testbed.runs.twin import run_twin
 from testbed.runs.up import check_can_run, finish, has_begun, placed_experiment, undone_unless_begun
 from testbed.runs.verify import verify_tokens
@@ -87,7 +87,9 @@ def serve_command(
         def ready() -> None:
             host, port = bound.getsockname()[:2]
             shown = f"[{host}]" if ":" in host else host
-            echo(f"http://{shown}:{port}/v1")
+            url = f"http://{shown}:{port}/v1"
+            write_json(run_dir / ENDPOINT, {"url": url})
+            echo(url)
 
         endpoint.when_ready(ready)
         error, _ = stage.run(
@@ -96,6 +98,7 @@ def serve_command(
                 *(experiment, placed, run_dir, stage, launcher, blocks, False, _say), guests=endpoint.guests
             ),
         )
+        (run_dir / ENDPOINT).unlink(missing_ok=True)
         if not has_begun(run_dir, error):
             _say(f"interrupted before any request; logs are in {run_dir}")
             return

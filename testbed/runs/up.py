@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from testbed.runs.twin import run_twin
 from testbed.runs.verify import verify_tokens
 from testbed.runtime.blocks import blocks_model, check_model, require_blocks
 from testbed.runtime.launching import Launcher
+from testbed.runtime.programs import check_programs
 from testbed.runtime.running import emulate
 from testbed.runtime.stage import choose_stage
 from testbed.runtime.wiring import check_frames
@@ -52,7 +53,7 @@ def up_command(
     objectives = parse_slo(slo) if slo is not None else None
     if not experiment.requests:
         raise UserError("this scenario takes its requests from outside: run it with `testbed serve`")
-    check_can_run(experiment)
+    check_can_run(experiment, _say)
     stage = choose_stage(experiment, holds=hold)
     placed = placed_experiment(experiment)
     listener = bind_page(page_port)
@@ -105,9 +106,14 @@ def exit_code(summary: dict[str, Any]) -> int:
     return 0 if is_whole and not summary["n_tokens_altered"] else 1
 
 
-def check_can_run(experiment: Experiment) -> None:
-    """Raises ``UserError`` for real blocks without what they need, and for messages that nobody would take."""
+def check_can_run(experiment: Experiment, announce: Callable[[str], None] = lambda _: None) -> None:
+    """Announce the programs of the user's that will run.
+
+    Raises ``UserError`` for real blocks without what they need, for messages that nobody would take, and for programs
+    that are not there.
+    """
     check_frames(experiment)
+    check_programs(experiment, announce)
     if experiment.blocks is not None:
         require_blocks('compute.backend "blocks"')
         check_model(experiment.blocks)

@@ -23,23 +23,29 @@ from nodes.request import Generation, Request
 from policies.problem import PolicyError, RequestSpec, Route
 from policies.workload import RequestPlan
 from testbed.control.coordinator import Coordinator
+from testbed.control.faults.byhand import Fault
 from testbed.control.faults.emulated import Faults
 from testbed.control.guarded import guarded
+from testbed.control.links import ChangeLink, LinkChanges
+from testbed.control.live import LiveSocket
 from testbed.control.moves import Moves
 from testbed.control.placing import PlacedExperiment, PolicyInterrupted, placement_data
 from testbed.control.steering import online_policy
 from testbed.errors import RunError, TestbedError, UserError
-from testbed.rundir import NETWORK_CHANGE, EventWriter, write_json
+from testbed.rundir import EventWriter, write_json
 from testbed.runtime import wiring
 from testbed.runtime.blocks import BlocksModel
 from testbed.runtime.guests import Guests
 from testbed.runtime.launching import Launcher, OpenNetwork
 from testbed.runtime.nodeset import NodeSet
 from testbed.runtime.processes import Processes
+from testbed.runtime.programs import Programs, check_namespaces
 from testbed.runtime.progress import Progress
 from testbed.runtime.servermemory import ServerMemory
 from testbed.runtime.stage import Stage
-from testbed.scenario.experiment import Experiment
+from testbed.runtime.whereabouts import write_whereabouts
+from testbed.scenario.experiment import Experiment, Link
+from testbed.scenario.whole import whole_network
 
 _PATIENCE_S, _BROKEN_PATIENCE_S = 5.0, 0.5
 """How long clients may take to close their sessions, at the end of a good and of a broken run."""
@@ -88,6 +94,14 @@ class Emulation:
             experiment, coordinator, launcher, processes, self.clock, run_dir, blocks
         )
         self.faults = Faults(experiment, nodes, coordinator, self.events, run_dir)
+        whole = whole_network(experiment, stage.is_virtual)
+        self.links = LinkChanges(
+            *(experiment, whole, self.clock, nodes.change_links, self.faults.one_at_a_time, self.events),
+            nodes.is_used,
+        )
+        nodes.link_now = self.links.link
+        self._programs = Programs(experiment, launcher, run_dir, self.events, self.clock.known_s)
+        self._socket = LiveSocket(run_dir, {Fault: self.faults.by_hand, ChangeLink: self.links.by_hand})
         policy = online_policy(experiment)
         self._moves: Moves | None = None
         if policy is not None:
@@ -95,8 +109,6 @@ class Emulation:
             self.faults.when_one_dies(self._moves.mover.died)
         self.network: OpenNetwork | None = None
         """``None`` until it is open."""
-        self.links = experiment.links
-        """As they are now."""
         self._started_at = time.monotonic()
         self.startup_s: dict[str, float] = {}
         self.wall_s: float | None = None
@@ -120,7 +132,13 @@ class Emulation:
         if self.stage.network_why is not None:
             self.network = replace(self.network, why=self.stage.network_why)
         self._mark("network")
+        if not self.stage.is_virtual:
+            write_whereabouts(self.run_dir, self.network)
+            if self.experiment.programs:
+                check_namespaces(self.network)
         self.events.write("network", name=self.network.name, why=self.network.why, **self._sharing())
+        if not self.stage.is_virtual:
+            await self.processes.guard(self._programs.start())
         await self.processes.guard(self.nodes.start())
         self._mark("nodes")
         await self.processes.guard(self.nodes.connect())
@@ -128,7 +146,9 @@ class Emulation:
             await self.processes.guard(self._decide_on_sleep(time.monotonic() - opened_at))
         if self.processes.about_sleep is not None:
             self.events.write("cpus", why=self.processes.about_sleep)
-        await self.faults.begin()
+        self.faults.begin()
+        if not self.stage.is_virtual:  # nobody's hand is as fast, and a run should repeat itself
+            await self._socket.open()
         if self._moves is not None:
             self._moves.begin()
         self._mark("total")
@@ -170,7 +190,7 @@ class Emulation:
         """Run the workload to its end. Raises ``RunError`` when the emulation breaks on the way."""
         self.progress.phase = "serving"
         self.events.write("serving", self.clock.now_s())
-        self._in_background(self._change_links())
+        self._in_background(self.links.run())
         if self.blocks is not None:
             self._in_background(self.memory.watch(self.nodes.peers))
         generations = self.blocks.generations if self.blocks is not None else {}
@@ -243,6 +263,10 @@ class Emulation:
         client = self.experiment.problem.clients[self._coordinator.requests[index].client]
         self.nodes.peers[client].tell(messages.End(index, enough))
 
+    def links_now(self) -> dict[tuple[str, str], Link]:
+        """The scenario's links as they are now."""
+        return {pair: self.links.link(pair) for pair in self.experiment.links}
+
     async def statuses(self) -> dict[str, messages.ServerStatus | None]:
         """How every server is, by name; ``None``: it does not answer."""
         names = [server.name for server in self.experiment.problem.servers]
@@ -280,25 +304,10 @@ class Emulation:
         if self._serving_since is not None and self.wall_s is None:
             self.wall_s, self.scenario_s = time.monotonic() - self._serving_since, self.clock.now_s()
 
-    async def _change_links(self) -> None:
-        """Carry out the scenario's changes, each at its time, until the run ends."""
-        for change in self.experiment.changes:
-            await self.clock.sleep_until_s(change.at_s)
-            async with self.faults.one_at_a_time():
-                done_at_s = await self.nodes.change_links(change.links)
-                self.links = {**self.links, **change.links}
-                self.events.write(
-                    NETWORK_CHANGE,
-                    done_at_s,
-                    planned_at_s=change.at_s,
-                    late_s=done_at_s - change.at_s,
-                    why=change.why,
-                    n_links=len(change.links),
-                )
-
     async def hold(self) -> None:
         """Keep everything up until interrupted."""
         self.progress.phase = "holding"
+        self.events.write("holding", self.clock.now_s())
         await self.processes.guard(asyncio.Event().wait())
 
     async def stop(self) -> None:
@@ -311,6 +320,8 @@ class Emulation:
         await asyncio.gather(*self._background, return_exceptions=True)
         if self._moves is not None:
             await self._moves.end()
+        self._socket.close()
+        await self._programs.end()
         await self.faults.end()
         # Clients close their sessions over the network, which answers nobody if it is what broke.
         await self._finish_clients(_BROKEN_PATIENCE_S if self.processes.is_broken else _PATIENCE_S)
@@ -398,7 +409,7 @@ class Emulation:
             self._all_done.set()
 
     def _survives(self, name: str, status: int) -> bool:
-        if self._stopping or self.faults.survives(name, status):
+        if self._programs.ended(name, status) or self._stopping or self.faults.survives(name, status):
             return True
         self.events.write("node-ended", self.clock.known_s(), node=name, status=status)
         return False

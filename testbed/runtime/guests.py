@@ -14,9 +14,8 @@ from testbed.scenario.experiment import Link
 class Host(Protocol):
     """What a running testbed does for its guests."""
 
-    @property
-    def links(self) -> Mapping[tuple[str, str], Link]:
-        """As they are now."""
+    def links_now(self) -> Mapping[tuple[str, str], Link]:
+        """The scenario's links as they are now."""
         ...
 
     def could_hold(self, client: int, n_input_tokens: int, n_output_tokens: int) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,6 +26,9 @@ class OpenNetwork:
     """Nodes delay messages themselves, and listen on any free port."""
     shares_links: bool = True
     """Pairs whose paths share a link compete for it."""
+    namespaces: Mapping[str, int] = field(default_factory=dict)
+    """Descriptors of the nodes' network namespaces in the process ``holder``; empty if they have none."""
+    holder: int | None = None
 
 
 class Listener(Protocol):
@@ -60,6 +63,19 @@ class Launcher(Protocol):
 
     async def spawn(self, kind: str, config: Any, log: Path) -> int:
         """Begin a node; returns its process's number."""
+        ...
+
+    async def run_program(
+        self, node: str, command: Sequence[str], environment: Mapping[str, str], hosts: Path, log: Path
+    ) -> int:
+        """Begin a program of the user's on ``node``, in a process group of its own; returns its process's number.
+
+        ``hosts`` are the names that it knows.
+        """
+        ...
+
+    async def signal_program(self, process: int, signal: int) -> None:
+        """Send a signal to a program's process group."""
         ...
 
     async def kill(self, process: int, signal: int) -> None:

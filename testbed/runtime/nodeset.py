@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +19,8 @@ from testbed.runtime.launching import Launcher
 from testbed.runtime.peering import Ends, Peering
 from testbed.runtime.processes import Processes
 from testbed.scenario.experiment import Experiment, Link
+
+Pair = tuple[str, str]
 
 _START_LEAD_S, _MAX_LEAD_S = 0.1, 5.0
 _NODE_START_TIMEOUT_S, _LOADING_TIMEOUT_S = 30.0, 3600.0
@@ -64,7 +66,9 @@ class NodeSet:
         self._blocks = blocks
         self.broke = processes.give_up
         self.peers = processes.peers
-        self._peering = Peering(experiment, self.peers, clock.now_s)
+        self.link_now: Callable[[Pair], Link] = experiment.links.__getitem__
+        """The link of a pair that is in force."""
+        self._peering = Peering(experiment, self.peers, lambda pair: self.link_now(pair))
 
     def now_s(self) -> float:
         """Scenario time."""
@@ -155,6 +159,10 @@ class NodeSet:
             await client.ask(Reach(server, *self._ends()[name]))
         await self._peering.begun(server, self._ends(), self._delays_in_client)
 
+    def is_used(self, pair: Pair) -> bool:
+        """Whether anything may pass from one node to another: in the kernel's networks programs of the user's."""
+        return not self._delays_in_client or wiring.is_used(self._experiment, pair)
+
     def descriptors(self) -> Mapping[str, int]:
         """What nodes have open, by name; without those that have ended."""
         return self._processes.descriptors()
@@ -174,7 +182,8 @@ class NodeSet:
         """Put other links in place; returns when it was done, by the clock of whoever did it (the last of them)."""
         experiment = self._experiment
         if not self._delays_in_client:
-            done_at = await self._launcher.update(wiring.scaled_links(experiment, links))
+            scaled = wiring.scaled_links(experiment, links, self.clock.is_virtual)
+            done_at = await self._launcher.update(scaled)
             return self.clock.scenario_s(done_at)
         changed = {
             client: wiring.changed_links(experiment, client, links) for client in experiment.problem.clients

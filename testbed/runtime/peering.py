@@ -12,19 +12,24 @@ from policies.problem import Placement
 from testbed.errors import RunError
 from testbed.runtime import wiring
 from testbed.scenario.experiment import Experiment, Link
-from testbed.scenario.timeline import Timeline
 
+Pair = tuple[str, str]
 Ends = Mapping[str, tuple[str, int]]
 """Address and port of every node; port 0: it is not there."""
 
 
 class Peering:
-    """Does nothing in runs with hub-spoke communication. ``peers`` are the nodes' control connections."""
+    """Does nothing in runs with hub-spoke communication.
 
-    def __init__(self, experiment: Experiment, peers: Mapping[str, Peer], now_s: Callable[[], float]) -> None:
+    ``peers`` are the nodes' control connections; ``link_now`` says which link of a pair is in force.
+    """
+
+    def __init__(
+        self, experiment: Experiment, peers: Mapping[str, Peer], link_now: Callable[[Pair], Link]
+    ) -> None:
         self._experiment = experiment
         self._peers = peers
-        self._now_s = now_s
+        self._link_now = link_now
         self._is_needed = experiment.problem.forwarding
         self._names = [server.name for server in experiment.problem.servers]
 
@@ -68,9 +73,7 @@ class Peering:
 
     async def _introduce(self, server: int, ends: Ends, delays_in_nodes: bool) -> None:
         name = self._names[server]
-        timeline = Timeline(self._experiment)
-        now_s = self._now_s()
-        links = {pair: timeline.link(pair, now_s) for pair in self._experiment.links if pair[0] == name}
+        links = {pair: self._link_now(pair) for pair in self._experiment.links if pair[0] == name}
         view = wiring.node_view(self._experiment, name, ends, links if delays_in_nodes else None)
         limits = self._experiment.recovery.push_limit_s, wiring.token_s(self._experiment)
         await self._peers[name].ask(Peers(view, *limits))

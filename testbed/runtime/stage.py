@@ -98,6 +98,8 @@ def _reasons_for_real_time(experiment: Experiment, holds: bool) -> Any:
         yield f"the {experiment.network} network needs real time"
     if experiment.time_scale != 1:
         yield f"a time scale of {experiment.time_scale:g} needs real time"
+    if experiment.programs:
+        yield "programs of [[node]] run in real time"
     if holds:
         yield "it is held for others in real time"
 

@@ -18,6 +18,7 @@ from policies.problem import Placement
 from testbed.errors import UserError
 from testbed.runtime.blocks import BlocksModel
 from testbed.scenario.experiment import Experiment, Link
+from testbed.scenario.whole import whole_network
 
 _IDLE_S = 300.0
 
@@ -53,36 +54,47 @@ def scaled(link: Link, time_scale: float) -> LinkProfile:
     )
 
 
-def _is_used(experiment: Experiment, pair: tuple[str, str]) -> bool:
+def is_used(experiment: Experiment, pair: tuple[str, str]) -> bool:
     """Whether packets go between these two: a client and a server, or with forwarding two servers."""
+    if experiment.program_nodes.keys() & pair:
+        return False
     n_clients = sum(node in experiment.problem.clients for node in pair)
     return n_clients == 1 or (n_clients == 0 and experiment.problem.forwarding)
 
 
 def scaled_links(
-    experiment: Experiment, links: Mapping[tuple[str, str], Link]
+    experiment: Experiment, links: Mapping[tuple[str, str], Link], is_virtual: bool
 ) -> dict[tuple[str, str], LinkProfile]:
-    """Those of ``links`` that the machine must emulate, as it must emulate them."""
+    """Those of ``links`` that the machine must emulate, as it must emulate them.
+
+    In real time these are all: programs of the user's may run on any node.
+    """
     scale = experiment.time_scale
-    return {pair: scaled(link, scale) for pair, link in links.items() if _is_used(experiment, pair)}
+    return {
+        pair: scaled(link, scale)
+        for pair, link in links.items()
+        if not is_virtual or is_used(experiment, pair)
+    }
 
 
 def network_spec(experiment: Experiment, run: str, is_virtual: bool = False) -> NetworkSpec:
-    """All nodes, the pairs that exchange packets in both directions, and what their paths share.
+    """All nodes, the links between them in both directions, and what their paths share.
 
-    ``is_virtual``: the run's time is.
+    ``is_virtual``: the run's time is; then only pairs of which ours exchange packets have links.
     """
-    paths = {pair: path for pair, path in experiment.shared_paths.items() if _is_used(experiment, pair)}
+    links = scaled_links(experiment, whole_network(experiment, is_virtual).links, is_virtual)
+    paths = {pair: path for pair, path in experiment.shared_paths.items() if pair in links}
     used = {link for path in paths.values() for link in path}
     return NetworkSpec(
         run,
-        experiment.nodes,
-        scaled_links(experiment, experiment.links),
+        experiment.nodes if is_virtual else (*experiment.nodes, *experiment.program_nodes),
+        links,
         experiment.tcp,
         experiment.mtu,
         is_virtual,
         {link: rate * experiment.time_scale for link, rate in experiment.shared_bps.items() if link in used},
         paths,
+        experiment.subnet,
     )
 
 

@@ -9,7 +9,7 @@ in even steps, and stays there.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from testbed.scenario.event_table import EventTable
@@ -29,10 +29,10 @@ def network_changes(
     """What changes when, in the order of time; ``links`` and ``sites`` are those of an ``Experiment``.
 
     Every change holds the complete new links of the pairs that change. Raises ``KeyedError`` for a name
-    that is neither a site nor a node, and for an event that concerns no link.
+    that is neither a site nor a node.
     """
     found = [
-        _Event(event, frozenset(_pairs(event, ("network", "event", number), links, sites)))
+        _Event(event, frozenset(_pairs(event, ("network", "event", number), links, sites)[0]))
         for number, event in enumerate(events)
     ]
     instants: dict[float, list[str]] = {}
@@ -111,17 +111,29 @@ def _in_force(
     return replace(link, jitter_s=min(link.jitter_s, link.delay_s), loss_ratio=loss_ratio)
 
 
+def check_events(events: Sequence[EventTable], links: Mapping[Pair, Link], sites: Mapping[str, str]) -> None:
+    """Raises ``KeyedError`` for an event that concerns none of ``links``."""
+    for number, event in enumerate(events):
+        key = ("network", "event", number)
+        pairs, where = _pairs(event, key, links, sites)
+        if not pairs:
+            raise KeyedError(key, f"concerns no link: there is none {where} that a server uses")
+
+
+def between(
+    a: Collection[str], b: Collection[str], links: Iterable[Pair], both_ways: bool = True
+) -> list[Pair]:
+    """Those of ``links`` that go from one of ``a`` to one of ``b``, or with ``both_ways`` also back."""
+    return [(x, y) for x, y in links if (x in a and y in b) or (both_ways and x in b and y in a)]
+
+
 def _pairs(
     event: EventTable, key: Key, links: Mapping[Pair, Link], sites: Mapping[str, str]
-) -> Iterable[Pair]:
-    """The ordered pairs that an event concerns."""
+) -> tuple[list[Pair], str]:
+    """The ordered pairs that an event concerns, and which these are, in a few words."""
     if event.link is not None:
         a, b = (_members(name, (*key, "link", i), sites) for i, name in enumerate(event.link))
-        pairs = [
-            (x, y)
-            for x, y in links
-            if (x in a and y in b) or (event.direction == "both" and x in b and y in a)
-        ]
+        pairs = between(a, b, links, event.direction == "both")
         where = f"between {event.link[0]} and {event.link[1]}"
     elif event.site is not None:
         members = _members(event.site, (*key, "site"), sites)
@@ -134,18 +146,24 @@ def _pairs(
         )
         pairs = [(x, y) for x, y in links if (x in inside) != (y in inside)]
         where = f"between {' or '.join(names)} and the rest"
-    if not pairs:
-        raise KeyedError(key, f"concerns no link: there is none {where} that a server uses")
-    return pairs
+    return pairs, where
 
 
 def _members(name: str, key: Key, sites: Mapping[str, str]) -> frozenset[str]:
-    """The nodes at the site ``name``, or else the node of that name."""
+    if members := members_of(name, sites):
+        return members
+    raise KeyedError(key, unknown_place(name, sites))
+
+
+def members_of(name: str, sites: Mapping[str, str]) -> frozenset[str]:
+    """The nodes at the site ``name``, or else the node of that name; empty if there is neither."""
     at_site = frozenset(node for node, site in sites.items() if site == name)
-    if at_site or name in sites:
-        return at_site or frozenset((name,))
-    valid = [*dict.fromkeys(sites.values()), *sites]
-    raise KeyedError(key, unknown("site or node", name, valid))
+    return at_site or frozenset({name} & sites.keys())
+
+
+def unknown_place(name: str, sites: Mapping[str, str]) -> str:
+    """Sentence for a name that is neither a site nor a node."""
+    return unknown("site or node", name, [*dict.fromkeys(sites.values()), *sites])
 
 
 def said(event: EventTable) -> str:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from ipaddress import IPv4Network
 from typing import Any, Literal, NamedTuple, get_args
 
 import nodes.rules
-from netem.spec import TcpSpec
+from netem.spec import SUBNET, TcpSpec
 from policies.membership import MembershipRules
 from policies.problem import Problem, RequestSpec
 from policies.workload import Backoff, RequestPlan
+from testbed.scenario.event_table import EventTable
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,16 @@ class Fault:
 
 
 @dataclass(frozen=True)
+class Program:
+    """What a node of the user's runs: nothing, or ``command`` with ``environment`` beside the caller's."""
+
+    node: str
+    command: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    restarts_on_failure: bool = False
+
+
+@dataclass(frozen=True)
 class RecoveryRules(nodes.rules.RecoveryRules):
     """What a client does when a hop fails, with limits, and what routers do.
 
@@ -143,7 +156,7 @@ class Experiment:
     sites: Mapping[str, str]
     """Site of every node, by node name."""
     links: Mapping[tuple[str, str], Link]
-    """Both directions of every client-server pair and every server-server pair."""
+    """Both directions of every client-server pair, every server-server pair, and every pair with a ``[[node]]``."""
     changes: tuple[NetworkChange, ...]
     """What happens to links while the workload is served, in the order of time."""
     network: str
@@ -172,6 +185,14 @@ class Experiment:
     """The resolved scenario as TOML data; parsing it again gives this experiment."""
     workload: str = ""
     """Where arrivals and lengths of ``requests`` come from, for people."""
+    site_links: Mapping[tuple[str, str], Link] = field(default_factory=dict)
+    """The network between sites, from which ``links`` come; ``testbed.scenario.whole`` has what else follows."""
+    events: tuple[EventTable, ...] = ()
+    """From which ``changes`` come."""
+    programs: tuple[Program, ...] = ()
+    """One for every ``[[node]]``; they are there in real time alone."""
+    subnet: IPv4Network = SUBNET
+    """Where the nodes' addresses come from."""
     shared_bps: Mapping[str, float] = field(default_factory=dict)
     """Rate of every link that pairs of nodes share, by its name."""
     shared_paths: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
@@ -195,6 +216,12 @@ class Experiment:
     code_in_file: tuple[str, ...] = field(default=(), compare=False)
     """Policies ``module:Class`` that the file names, not the command line: placing runs their code."""
 
+    @cached_property
+    def program_nodes(self) -> Mapping[str, Program]:
+        """The nodes of the user's, by name."""
+        return {program.node: program for program in self.programs}
+
     @property
     def nodes(self) -> tuple[str, ...]:
+        """Clients and servers."""
         return (*self.problem.clients, *(s.name for s in self.problem.servers))

@@ -75,20 +75,21 @@ Name = Annotated[
 _PERCENT = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*%\s*", re.ASCII)
 
 
-def _ratio(value: Any) -> float:
+def ratio(value: Any) -> float:
+    """A share as "0.1 %" or 0.001. Raises ``ValueError`` with what is wrong."""
     percent = _PERCENT.fullmatch(value) if isinstance(value, str) else None
     if percent is not None:
-        ratio = float(Decimal(percent[1]) / 100)
+        share = float(Decimal(percent[1]) / 100)
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        ratio = float(value)
+        share = float(value)
     else:
         raise rule(f'must be text such as "0.1 %" or a number from 0 to 1, not {shown(value)}')
-    if not 0 <= ratio <= 1:
+    if not 0 <= share <= 1:
         raise rule(f"must be from 0 to 1 (0 % to 100 %), not {shown(value)}")
-    return ratio
+    return share
 
 
-Ratio = Annotated[float, BeforeValidator(_ratio)]
+Ratio = Annotated[float, BeforeValidator(ratio)]
 """A share as "0.1 %" or 0.001."""
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import IPv4Network
 
-from netem.spec import HEADER_BYTES, LinkProfile
+from netem.spec import HEADER_BYTES, SPARE_ADDRESSES, LinkProfile
 from policies.problem import Linear, Matrix, ModelSpec, Transmissions
 from testbed.scenario.experiment import Calibration, Link
 from testbed.scenario.network_tables import ClustersTable, MatrixTable, NetworkTable
@@ -77,28 +78,53 @@ def _from_matrix(table: MatrixTable) -> dict[SitePair, Link]:
     return links
 
 
+def subnet_of(text: str, n_nodes: int) -> IPv4Network:
+    """The network of addresses that ``network.subnet`` names. Raises ``KeyedError`` if it cannot hold so many nodes."""
+    key = ("network", "subnet")
+    try:
+        subnet = IPv4Network(text)
+    except ValueError as error:
+        raise KeyedError(key, f'must be an IPv4 network such as "10.77.0.0/16" ({error})') from None
+    if subnet.is_loopback or subnet.is_multicast or subnet.is_link_local or subnet.is_unspecified:
+        raise KeyedError(
+            key, f'"{text}" has a meaning of its own on every machine; take one such as "10.77.0.0/16"'
+        )
+    room = max(0, subnet.num_addresses - SPARE_ADDRESSES)
+    if n_nodes > room:
+        raise KeyedError(
+            key,
+            f'"{text}" has room for {room:,} nodes, but there are {n_nodes:,}; take one such as "10.77.0.0/16"',
+        )
+    return subnet
+
+
 def site_links(table: ClustersTable | MatrixTable) -> dict[SitePair, Link]:
     """One link per ordered pair of sites. Raises ``KeyedError`` where rows contradict each other."""
     return _from_rows(table) if isinstance(table, ClustersTable) else _from_matrix(table)
 
 
 def node_links(
-    by_site: Mapping[SitePair, Link], clients: Sequence[Node], servers: Sequence[Node]
+    by_site: Mapping[SitePair, Link],
+    clients: Sequence[Node],
+    servers: Sequence[Node],
+    others: Sequence[Node] = (),
 ) -> dict[tuple[str, str], Link]:
-    """Links of every client-server and server-server pair, both directions, by node names.
+    """Links of every client-server and server-server pair, both directions, by node names; and of ``others`` to all.
 
     Raises ``KeyedError`` for a site that no row knows and for a pair of sites without a row.
     """
     known = sorted({site for pair in by_site for site in pair})
-    for node in (*clients, *servers):
+    for node in (*clients, *servers, *others):
         if node.site not in known:
             raise KeyedError(node.key, f"{unknown('site', node.site, known)}; or give it rows in network")
     links = {}
-    for server in servers:
-        for other in (*clients, *servers):
-            if other.name == server.name:
+    ends = [(server, (*clients, *servers)) for server in servers]
+    ends += [(node, (*clients, *servers, *others)) for node in others]
+    for one, all_others in ends:
+        for other in all_others:
+            if other.name == one.name:
                 continue
-            for a, b in ((other, server), (server, other)):
+            for a, b in ((other, one), (one, other)):
                 if (a.site, b.site) not in by_site:
                     raise KeyedError(
                         ("network", "pairs"),

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
 
+from netem.spec import SUBNET
 from testbed.scenario.event_table import EventTable
 from testbed.scenario.fields import BitsPerSecond, Name, Positive, Ratio, Seconds, Table, quantity, rule
 from testbed.scenario.problems import unknown
@@ -28,10 +29,12 @@ class NetworkTable(Table):
     """What every kind of network has. ``jitter`` and ``loss`` are those of links that state none.
 
     ``places``: where sites are, for maps alone. A link's jitter is at most its one-way delay: a larger one counts as that.
+    ``subnet`` has the nodes' addresses.
     """
 
     backend: Literal["auto", "netem", "fabric", "memory", "loopback"] = "auto"
     mtu: Annotated[int, Field(ge=576, le=65535)] = 1500
+    subnet: str = str(SUBNET)
     keep_cpus_awake: bool = True
     jitter: Seconds = 0.0
     loss: Loss = 0.0

@@ -13,8 +13,8 @@ from netem.spec import TcpSpec
 from policies.problem import Problem
 from policies.workload import Backoff, RequestPlan
 from testbed.scenario.blocks import resolve_blocks
-from testbed.scenario.events import network_changes
-from testbed.scenario.experiment import Experiment
+from testbed.scenario.events import check_events, network_changes
+from testbed.scenario.experiment import Experiment, Program
 from testbed.scenario.fault_tables import FaultTable
 from testbed.scenario.faults import (
     churn_faults,
@@ -26,7 +26,7 @@ from testbed.scenario.faults import (
 from testbed.scenario.hardware_files import one_hub_token, with_hardware_files
 from testbed.scenario.limits import check_counts
 from testbed.scenario.matrices import matrix_of_file
-from testbed.scenario.network import Node, node_links, node_paths, policy_times, site_links
+from testbed.scenario.network import Node, node_links, node_paths, policy_times, site_links, subnet_of
 from testbed.scenario.network_tables import ClustersTable, MatrixTable, TopologyNetworkTable
 from testbed.scenario.policy import has_petals_setup, resolve_policy, with_whole_paths
 from testbed.scenario.problems import Key, KeyedError
@@ -36,11 +36,20 @@ from testbed.scenario.profiles import (
     resolve_model,
     server_spec,
 )
-from testbed.scenario.schema import ClientsTable, ComputeTable, HardwareTable, Scenario, ServersTable
-from testbed.scenario.topologies import ANY, as_matrix, choose_nodes, topology_of
+from testbed.scenario.schema import (
+    ClientsTable,
+    ComputeTable,
+    HardwareTable,
+    NodeTable,
+    Scenario,
+    ServersTable,
+)
+from testbed.scenario.topologies import ANY, as_matrix, choose_nodes, topology_of, unknown_node
 from testbed.scenario.workload import join_order, make_requests, stream, workload_source
 
 GroupT = TypeVar("GroupT", ServersTable, ClientsTable)
+_OUR_PROCESSES = ("launcher", "fabric", "still")
+"""Of a run; their logs stand beside those of nodes."""
 FolderOf = Callable[[str, str], Path]
 """Where relative paths of a key of the scenario start."""
 
@@ -74,7 +83,9 @@ def resolve(scenario: Scenario, stem: str, folder_of: FolderOf) -> Experiment:
     client_names = tuple(node.name for node in where.clients)
     server_names = [spec.name for spec in specs]
     network = where.network
-    links = node_links(site_links(network), where.clients, where.servers)
+    by_site = site_links(network)
+    links = node_links(by_site, where.clients, where.servers, where.others)
+    check_events(network.event or (), links, where.sites)
     is_forwarding = policy.communication == "server-to-server"
     bases_s = [spec.step_base_s for spec in specs]
     times = policy_times(
@@ -125,9 +136,16 @@ def resolve(scenario: Scenario, stem: str, folder_of: FolderOf) -> Experiment:
         sites=where.sites,
         links=links,
         changes=network_changes(network.event or (), links, where.sites),
+        site_links=by_site,
+        programs=tuple(
+            Program(node.name, tuple(node.command or ()), node.environment, node.restart == "on-failure")
+            for node in scenario.node or ()
+        ),
+        events=tuple(network.event or ()),
         network=network.backend,
         tcp=TcpSpec(tcp.warm, tcp.slow_start_after_idle, tcp.congestion_control),
         mtu=network.mtu,
+        subnet=subnet_of(network.subnet, len(where.sites)),
         keep_cpus_awake=network.keep_cpus_awake,
         compute=scenario.compute.backend,
         # Real blocks compute one step after another unless they have several streams.
@@ -164,11 +182,13 @@ class _Places:
     client_nodes: list[list[Node]]
     servers: list[Node]
     clients: list[Node]
+    others: list[Node]
+    """Those of the user's programs."""
     network: ClustersTable | MatrixTable
 
     @property
     def sites(self) -> dict[str, str]:
-        return {node.name: node.site for node in (*self.clients, *self.servers)}
+        return {node.name: node.site for node in (*self.clients, *self.servers, *self.others)}
 
 
 def _places(scenario: Scenario, folder_of: FolderOf) -> _Places:
@@ -177,16 +197,20 @@ def _places(scenario: Scenario, folder_of: FolderOf) -> _Places:
     taken: dict[str, Key] = {}
     server_nodes = _nodes("servers", scenario.servers, taken)
     client_nodes = _nodes("clients", scenario.clients, taken)
+    others = _program_nodes(scenario.node or (), taken)
     servers = list(chain.from_iterable(server_nodes))
     clients = list(chain.from_iterable(client_nodes))
     network = scenario.network
     if isinstance(network, TopologyNetworkTable):
         topology = topology_of(network, folder_of("network", "topology"))
         servers, clients = choose_nodes(topology, scenario.seed, servers, clients)
-        network = as_matrix(network, topology, [node.site for node in (*servers, *clients)])
+        for node in others:
+            if node.site not in topology.node_names:
+                raise KeyedError(node.key, unknown_node(node.site, topology.name, topology.node_names))
+        network = as_matrix(network, topology, [node.site for node in (*servers, *clients, *others)])
     elif isinstance(network, MatrixTable) and network.file is not None:
         network = matrix_of_file(network, folder_of("network", "file"))
-    return _Places(server_nodes, client_nodes, servers, clients, network)
+    return _Places(server_nodes, client_nodes, servers, clients, others, network)
 
 
 def _hardware(
@@ -240,17 +264,32 @@ def _nodes(
         members = []
         for position in range(group.count):
             name = _node_name(group, position, counter)
-            if name in taken:
-                first = ".".join(str(part) for part in taken[name])
-                raise KeyedError(
-                    (kind, index), f'makes a second node "{name}" beside {first}; change its name'
-                )
-            taken[name] = (kind, index)
+            _take(name, (kind, index), taken)
             members.append(Node(name, group.site, (kind, index, "site")))
         nodes.append(members)
     if not any(nodes):
         raise KeyedError((kind,), f"there are no {kind}; give at least one entry a count of 1 or more")
     return nodes
+
+
+def _program_nodes(tables: Sequence[NodeTable], taken: dict[str, Key]) -> list[Node]:
+    """Of the user's programs, each named."""
+    nodes = []
+    for index, table in enumerate(tables):
+        if table.name in _OUR_PROCESSES:
+            raise KeyedError(
+                ("node", index, "name"), f'"{table.name}" is a process of the testbed; take another'
+            )
+        _take(table.name, ("node", index), taken)
+        nodes.append(Node(table.name, table.site, ("node", index, "site")))
+    return nodes
+
+
+def _take(name: str, key: Key, taken: dict[str, Key]) -> None:
+    if name in taken:
+        first = ".".join(str(part) for part in taken[name])
+        raise KeyedError(key, f'makes a second node "{name}" beside {first}; change its name')
+    taken[name] = key
 
 
 def _at_sites(

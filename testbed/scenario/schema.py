@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
@@ -105,6 +106,40 @@ class ClientsTable(Table):
     site: Name
     count: Annotated[int, Field(ge=0, le=MAX_NODES)] = 1
     name: Name | None = None
+
+
+def _words(value: Any) -> Any:
+    """A command as a list: text is split as a shell would, and no shell reads it."""
+    if isinstance(value, str):
+        try:
+            value = shlex.split(value)
+        except ValueError as error:
+            raise rule(f"cannot be split into words: {str(error).lower()}") from None
+    if value == []:
+        raise rule("names no program")
+    if isinstance(value, list) and any("\0" in word for word in value if isinstance(word, str)):
+        raise rule("has a NUL character in it")
+    return value
+
+
+def _variables(value: Any) -> Any:
+    for name, text in value.items() if isinstance(value, dict) else ():
+        if not name or "=" in name or "\0" in name or (isinstance(text, str) and "\0" in text):
+            raise rule(f"{shown(name)} cannot be an environment variable")
+    return value
+
+
+class NodeTable(Table):
+    """``[[node]]``: a node of its own for a program of the user's, linked to all others as its site is.
+
+    ``command`` is text, split as a shell would, or a list; without it the node is empty, for ``testbed exec``.
+    """
+
+    name: Name
+    site: Name
+    command: Annotated[list[str], BeforeValidator(_words)] | None = None
+    environment: Annotated[dict[str, str], BeforeValidator(_variables)] = Field(default_factory=dict)
+    restart: Literal["no", "on-failure"] = "no"
 
 
 class TcpTable(Table):
@@ -341,6 +376,7 @@ class Scenario(Table):
     hardware_files: list[str] | None = None
     servers: Annotated[list[ServersTable], Field(min_length=1)]
     clients: Annotated[list[ClientsTable], BeforeValidator(_as_list), Field(min_length=1)]
+    node: list[NodeTable] | None = None
     network: Annotated[ClustersTable | MatrixTable | TopologyNetworkTable, Field(discriminator="kind")]
     tcp: TcpTable = TcpTable()
     workload: WorkloadTable

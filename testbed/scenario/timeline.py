@@ -6,7 +6,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from testbed.scenario.experiment import Experiment, Link
+from testbed.scenario.experiment import Experiment, Link, NetworkChange
 
 Pair = tuple[str, str]
 _TO_ITSELF = Link(0.0, math.inf)
@@ -16,19 +16,16 @@ _TO_ITSELF = Link(0.0, math.inf)
 class Timeline:
     """Looks up the links of ``experiment`` at instants; scenario seconds.
 
-    Its ``changes`` happen as planned, or at ``changed_at_s``: then those beyond its end never happened.
+    Its ``changes`` happen as planned unless others are given, in the order of time.
     """
 
-    def __init__(self, experiment: Experiment, changed_at_s: Sequence[float] | None = None) -> None:
+    def __init__(self, experiment: Experiment, changes: Sequence[NetworkChange] | None = None) -> None:
         self._base = experiment.links
         self._since_s: dict[Pair, list[float]] = {}
         self._links: dict[Pair, list[Link]] = {}
-        planned_at_s = [change.at_s for change in experiment.changes]
-        for at_s, change in zip(
-            planned_at_s if changed_at_s is None else changed_at_s, experiment.changes, strict=False
-        ):
+        for change in experiment.changes if changes is None else changes:
             for pair, link in change.links.items():
-                self._since_s.setdefault(pair, []).append(at_s)
+                self._since_s.setdefault(pair, []).append(change.at_s)
                 self._links.setdefault(pair, [self._base[pair]]).append(link)
 
     def link(self, pair: Pair, at_s: float) -> Link:

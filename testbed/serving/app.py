@@ -160,7 +160,7 @@ class Endpoint:
     async def _show_metrics(self, _: web.Request) -> web.Response:
         if (host := self.guests.host) is not None:
             self._metrics.servers(await host.statuses())
-            self._metrics.links(host.links)
+            self._metrics.links(host.links_now())
         return web.Response(body=self._metrics.text(), content_type="text/plain", charset="utf-8")
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:

@@ -93,6 +93,35 @@ def test_tcp_brings_the_delayed_tokens_through_an_outage_on_fabric(testbed: Test
     assert_the_outage_delays_exactly_the_tokens_in_it(outcome)
 
 
+@pytest.mark.parametrize("network", ["loopback", "fabric"])
+def test_an_outage_by_hand_is_in_the_record_the_trace_and_the_model(
+    network: str, testbed: Testbed, outage: str, request: pytest.FixtureRequest
+) -> None:
+    """Cut and restored by hand while the requests decode, to what the scenario has changed before."""
+    if network == "fabric":
+        request.getfixturevalue(network)
+    event = "network.event=[{at='0.1 s', link=['Here','There'], rtt='80 ms'}]"
+    running = testbed.start_up(outage, "--network", network, "--no-report", "--set", event, *REAL)
+    run_dir = running.serving(20)
+    assert testbed("link", "cut", "Here", "There", "--run", str(run_dir)).code == 0
+    assert testbed("link", "restore", "Here", "There", "--run", str(run_dir)).code == 0
+    outcome = running.wait()
+    assert outcome.code == 0, outcome.stderr
+    assert "2 changes of links by hand: the closed model knows them" in outcome.stdout
+    cut, up, planned = sorted(lines(outcome, "network-change"), key=lambda line: line["by"])
+    assert [line["by"] for line in (cut, up, planned)] == ["hand", "hand", "scenario"]
+    summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
+    assert summary["n_link_changes_by_hand"] == 2
+    assert summary["model"]["token_gap_s"]["max"] > (up["at_s"] - cut["at_s"]) / 2
+    assert {tuple(row[:2]): row[2] for row in up["links"]}["client-0", "a100-0"] == 0.04
+    trace = json.loads((run_dir / "trace.json").read_text(encoding="utf-8"))
+    instants = [event["name"] for event in trace["traceEvents"] if event["ph"] == "i"]
+    assert sorted(instants) == sorted(line["why"] for line in (cut, up, planned))
+    tables = {name: (run_dir / name).read_bytes() for name in ("hops.parquet", "requests.parquet")}
+    assert testbed("report", str(run_dir)).code == 0
+    assert {name: (run_dir / name).read_bytes() for name in tables} == tables
+
+
 def test_the_delayed_tokens_come_through_an_outage_in_virtual_time(
     virtual: str, testbed: Testbed, outage: str
 ) -> None:

@@ -198,7 +198,7 @@ def test_a_running_testbed_takes_faults_by_hand_from_its_owner_only(testbed: Tes
     run = testbed.start_up(scenario(), "--network", "fabric", "--hold", "--no-report", *REAL)
     run_dir = run.serving()
     where = ("--run", str(run_dir))
-    assert stat.S_IMODE((run_dir / "fault.sock").stat().st_mode) & 0o077 == 0
+    assert stat.S_IMODE((run_dir / "live.sock").stat().st_mode) & 0o077 == 0
     killed = testbed("fault", "kill", "a100-0", *where, "--json")
     assert (killed.code, killed.json()["server"]) == (0, "a100-0"), killed.stderr
     assert_one_sentence(testbed("fault", "kill", "a100-0", *where), "a100-0 is dead already")

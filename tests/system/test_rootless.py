@@ -43,7 +43,10 @@ def _closed_ancestor(path: Path) -> Path | None:
 
 def _as_user(folder: Path, arguments: list[str]) -> list[str]:
     """A command line that runs ``testbed`` with ``arguments`` as an unprivileged user."""
-    command = [COMMAND, *arguments]
+    return _run_as_user(folder, [COMMAND, *arguments])
+
+
+def _run_as_user(folder: Path, command: list[str]) -> list[str]:
     if os.geteuid() != 0:
         return command
     needed = sorted({Path(sys.base_prefix).resolve(), Path(sys.prefix).resolve(), _ROOT})
@@ -86,6 +89,30 @@ def test_an_unprivileged_user_runs_the_same_command(
     assert summary["n_completed"] == 3
     if os.geteuid() == 0:
         assert (folder / "run" / "summary.json").stat().st_uid == _USER
+
+
+_HELD_AND_USED = """
+testbed=$1 run=$2; shift 2
+"$testbed" up clustered --network fabric --hold --out "$run" "$@" 2> "$run.err" &
+until grep -q 'holding the testbed up' "$run.err" || ! kill -0 $!; do sleep 0.05; done
+"$testbed" exec a100-0 --run "$run" -- sh -c 'id -u; hostname; getent hosts client-0; exit 5'
+echo "code $?"
+"$testbed" exec a100-1 --run "$run" -- sleep 1000 2> "$run.sleep" &
+until pgrep -x sleep -P $! > /dev/null; do sleep 0.05; done
+kill -INT %1; wait %2; echo "code $?"; wait %1; cat "$run.err" >&2
+"""
+
+
+def test_an_unprivileged_user_runs_programs_on_the_nodes_of_a_testbed(folder: Path) -> None:
+    require("rootless", probe_rootless())
+    script = ["bash", "-m", "-c", _HELD_AND_USED, "held", COMMAND, str(folder / "run")]
+    options = [*FAST, "--set", "workload.n_requests=1", *REAL]
+    done = subprocess.run(
+        _run_as_user(folder, [*script, *options]), capture_output=True, text=True, timeout=60
+    )
+    lines = done.stdout.splitlines()
+    assert lines[:4] == ["0", "a100-0", "198.18.0.1      client-0", "code 5"], done.stdout + done.stderr
+    assert lines[4] == "code 143", "the program ended with the testbed"
 
 
 def test_the_doctor_tells_an_unprivileged_user_that_no_root_is_needed(folder: Path) -> None:

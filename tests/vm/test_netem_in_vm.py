@@ -30,6 +30,7 @@ passed contract-0 $pytest -k netem {" ".join(CONTRACT)}
 passed contract-{NOBODY} as_nobody $pytest -k netem {" ".join(CONTRACT)}
 passed accuracy python3 -m tests.vm.guest_accuracy
 passed runs python3 -m tests.vm.guest_runs
+passed programs sh tests/vm/guest_programs.sh
 """
 
 pytestmark = pytest.mark.timeout(900)
@@ -80,6 +81,16 @@ def test_netem_keeps_every_promise_of_the_network_contract(guest: GuestResult, u
     kept = set(re.findall(r"::(test_\w+)\[netem\] PASSED", part(guest, f"contract-{user}")))
     assert kept == promised
     assert len(kept) > 10
+
+
+def test_programs_on_any_two_nodes_find_the_links_of_the_scenario_and_those_set_by_hand(
+    guest: GuestResult,
+) -> None:
+    text = part(guest, "programs")
+    found = [float(ms) for ms in re.findall(r"@@rtt \w+ round-trip min/avg/max = [\d.]+/([\d.]+)/", text)]
+    for rtt_ms, asked_ms in zip(found, [100, 5, 40, 5], strict=True):
+        assert asked_ms <= rtt_ms < asked_ms + 5
+    assert re.search(r"^10\.77\.\d+\.\d+ a100-1$", text, re.MULTILINE)
 
 
 @as_either_user

@@ -3,6 +3,6 @@
 - ``emulated``: all of it for one run; ``machines``: what can be done to a server's process, by a scenario or by hand
 - ``schedule``: the scenario's faults, by time and by tokens
 - ``recoveries``: what clients tell of failures, as lines of ``events.jsonl``
-- ``live``: the socket of a running testbed, and ``testbed fault``
+- ``byhand``: what the socket of a running testbed takes, and ``testbed fault``
 - ``leaks``: what is left of sessions at the end
 """

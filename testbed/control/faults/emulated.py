@@ -13,7 +13,7 @@ from nodes.control import ControlError
 from nodes.messages import GetStatus, ServerStatus
 from testbed.control.coordinator import Coordinator
 from testbed.control.faults import leaks
-from testbed.control.faults.live import FaultSocket
+from testbed.control.faults.byhand import Fault, fault_by_hand
 from testbed.control.faults.machines import Machines, Nodes
 from testbed.control.faults.recoveries import Recoveries
 from testbed.control.faults.schedule import Schedule
@@ -41,7 +41,6 @@ class Faults:
         self._numbers = {name: number for number, name in enumerate(self._machines.names)}
         self._schedule = Schedule(experiment.faults, self._machines)
         self._recoveries = Recoveries(experiment, self._machines, coordinator, events)
-        self._socket = FaultSocket(run_dir, self._machines.names, self._machines.apply)
         self._descriptors: Mapping[str, int] = {}
         self.leaks: dict[str, float] | None = None
         """``{sessions, cache_bytes, descriptors, namespaces}``; ``None`` before the clients were done."""
@@ -55,13 +54,15 @@ class Faults:
     def decisions(self) -> dict[str, int]:
         return dict(vars(self._coordinator.decisions))
 
-    async def begin(self) -> None:
+    def begin(self) -> None:
         """Time has begun."""
         self._machines.begin()
         self._descriptors = self._nodes.descriptors()
         self._machines.in_background(self._schedule.run())
-        if not self._nodes.clock.is_virtual:  # nobody's hand is as fast, and a run should repeat itself
-            await self._socket.open()
+
+    async def by_hand(self, fault: Fault) -> str | None:
+        """Do what somebody asks for; returns why not, if so."""
+        return await fault_by_hand(fault, self._machines.names, self._machines.apply)
 
     def when_one_dies(self, call: Callable[[int], None]) -> None:
         """Have ``call`` called with the number of every server whose process has ended."""
@@ -126,7 +127,6 @@ class Faults:
 
     async def end(self) -> None:
         """Nothing more happens to servers. Safe in every phase."""
-        self._socket.close()
         await self._machines.end()
 
     def count_namespaces(self) -> None:

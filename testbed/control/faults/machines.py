@@ -17,7 +17,7 @@ from nodes.messages import A, Drain, Emptied, GetStatus, Message, Question, Slow
 from testbed.control.coordinator import Coordinator
 from testbed.control.guarded import guarded
 from testbed.errors import RunError, TestbedError
-from testbed.rundir import MOVED, EventWriter
+from testbed.rundir import BY_HAND, MOVED, EventWriter
 from testbed.scenario.experiment import Experiment
 
 
@@ -166,7 +166,7 @@ class Machines:
         factor: float = 1.0,
         for_s: float | None = None,
         planned_at_s: float | None = None,
-        by: str = "hand",
+        by: str = BY_HAND,
     ) -> str | None:
         """Do ``kind`` to ``server``; returns why it does not apply, ``None`` if it was done.
 

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -114,6 +114,14 @@ class LauncherHandle:
 
     async def spawn(self, kind: str, config: Any, log: Path) -> int:
         return int(await self._ask("spawn", kind, config, log))
+
+    async def run_program(
+        self, node: str, command: Sequence[str], environment: Mapping[str, str], hosts: Path, log: Path
+    ) -> int:
+        return int(await self._ask("program", node, command, environment, hosts, log))
+
+    async def signal_program(self, process: int, signal: int) -> None:
+        await self._ask("kill_group", process, signal)
 
     async def kill(self, process: int, signal: int) -> None:
         await self._ask("kill", process, signal)

@@ -21,7 +21,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ from netem.backend import Backend
 from netem.choose import choose_backend
 from netem.fabric import FabricBackend
 from netem.probe import become_network_admin
+from netem.programs import become, end_all_in
 from netem.spec import LinkProfile, NetworkError, NetworkSpec, NetworkUnavailable
 from netem.syscalls import set_death_signal, set_process_name, set_timer_slack
 from nodes.clock import NS
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
 
 _NODE_NICENESS = -10
 """What else runs on the machine should wait for the nodes, not be measured."""
+
+_NO_PROGRAM = 127
+"""Exit status of a program that could not be begun, as shells have it."""
 
 NODE_KINDS: dict[str, Callable[[Any], None]] = {}
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
@@ -149,7 +153,15 @@ class Launcher:
         if self._page is None:
             self._fork("still", logs / "launcher.log", functools.partial(watch, self._still), None)
         addresses = {node: backend.address(node) for node in spec.nodes}
-        return OpenNetwork(backend.name, why, addresses, backend.delays_in_client, backend.shares_links)
+        return OpenNetwork(
+            backend.name,
+            why,
+            addresses,
+            backend.delays_in_client,
+            backend.shares_links,
+            dict(backend.namespaces()),
+            os.getpid(),
+        )
 
     def _do_spawn(self, kind: str, config: Any, log: Path) -> int:
         """Fork one node into its network; returns its process id."""
@@ -157,6 +169,28 @@ class Launcher:
         if self._page is not None:
             self._page.place(self._slots[config.name], BUSY)
         return self._fork(config.name, log, lambda: run(config), config.name)
+
+    def _do_program(
+        self, node: str, command: Sequence[str], environment: Mapping[str, str], hosts: Path, log: Path
+    ) -> int:
+        """Fork a program of the user's into the network of ``node``; returns its process id."""
+
+        def run() -> None:
+            os.setsid()
+            set_timer_slack(0)  # the default again: it is no node of ours
+            try:
+                become(node, hosts, command, environment)
+            except OSError as error:
+                print(f"cannot run {command[0]}: {error.strerror}", file=sys.stderr)
+                sys.exit(_NO_PROGRAM)
+
+        return self._fork(node, log, run, node, is_ours=False)
+
+    def _do_kill_group(self, pid: int, number: int) -> None:
+        """Send a signal to the process group of a program."""
+        if pid not in self._children:
+            raise NetworkError(f"process {pid} is not a program of this run")
+        os.killpg(pid, number)
 
     def _do_stats(self) -> dict[str, float] | None:
         """The forwarder's counters, if the network has one."""
@@ -202,13 +236,15 @@ class Launcher:
             self._stopped[slot] = page.state(slot)
             page.place(slot, STOPPED)
 
-    def _fork(self, name: str, log: Path, run: Callable[[], None], node: str | None) -> int:
+    def _fork(
+        self, name: str, log: Path, run: Callable[[], None], node: str | None, is_ours: bool = True
+    ) -> int:
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
             status = 1
             try:
-                self._become_child(name, log, node, parent)
+                self._become_child(name, log, node, parent, is_ours)
                 run()
                 status = 0
             except SystemExit as error:
@@ -224,7 +260,7 @@ class Launcher:
         self._children[pid] = name
         return pid
 
-    def _become_child(self, name: str, log: Path, node: str | None, parent: int) -> None:
+    def _become_child(self, name: str, log: Path, node: str | None, parent: int, is_ours: bool) -> None:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._connection.close()
@@ -237,7 +273,7 @@ class Launcher:
         if node is not None:
             assert self._backend is not None, "spawn before open"
             with contextlib.suppress(PermissionError):  # only root may; others run at normal priority
-                if self._page is None:
+                if self._page is None and is_ours:
                     os.setpriority(os.PRIO_PROCESS, 0, _NODE_NICENESS)
             self._backend.enter(node)
         set_timer_slack(1)
@@ -265,6 +301,8 @@ class Launcher:
             os.waitpid(pid, 0)
         self._children.clear()
         if self._backend is not None:
+            if self._page is None:  # programs of the user's, and what these have begun
+                end_all_in(self._backend.namespaces().values())
             self._backend.close()
 
 

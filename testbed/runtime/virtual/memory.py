@@ -7,7 +7,7 @@ import contextlib
 import contextvars
 import logging
 import traceback
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGSTOP
 from typing import Any
@@ -20,7 +20,7 @@ from netem.spec import LinkProfile, NetworkError, NetworkSpec
 from nodes import control, node
 from nodes.clock import RunClock, run_clock
 from nodes.host import Watch
-from testbed.errors import RunError
+from testbed.errors import RunError, UserError
 from testbed.runtime.launching import OnExit, OpenNetwork
 from testbed.runtime.virtual import wire
 from testbed.runtime.virtual.loop import MemoryLoop
@@ -243,6 +243,14 @@ class MemoryLauncher:
         for task in list(process.tasks):
             task.cancel()
         self._loop.call_soon(self._on_exit, process.name, status, context=self._context)
+
+    async def run_program(
+        self, node: str, command: Sequence[str], environment: Mapping[str, str], hosts: Path, log: Path
+    ) -> int:
+        raise UserError("the memory network has no namespaces for programs: take --network fabric or netem")
+
+    async def signal_program(self, process: int, signal: int) -> None:
+        raise RunError(f"there is no program {process}")
 
     async def kill(self, process: int, signal: int) -> None:
         victim = self._processes[process]

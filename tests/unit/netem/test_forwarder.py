@@ -162,6 +162,15 @@ def test_a_lossy_link_loses_some_and_counts_them_as_lost_not_as_dropped(fabric: 
     assert stats.dropped == 0
 
 
+def test_packets_to_where_no_link_goes_are_astray_and_not_dropped(fabric: Make) -> None:
+    running = fabric({("a", "b"): LinkProfile(0.001, 1e9)})
+    running.nodes["a"].send(tcp_packet(b"lost", source=_ADDRESSES["a"], target="198.18.0.9"))
+    while not running.page.read().packets:  # the page is written while packets flow
+        running.send(1)
+        running.receive()
+    assert (running.page.read().astray, running.page.read().dropped) == (1, 0)
+
+
 def test_a_path_over_an_unknown_shared_link_is_refused_in_one_sentence() -> None:
     with pytest.raises(NetworkError, match="the path from a to b names 'x>y', which is no shared link"):
         NetworkSpec("test", ("a", "b"), {}, paths={("a", "b"): ("x>y",)})

@@ -12,6 +12,7 @@ import termios
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from ipaddress import IPv4Network
 from pathlib import Path
 
 import pytest
@@ -105,7 +106,7 @@ def test_the_kernel_reads_back_one_filter_per_receiver(network: NetemBackend) ->
                 for f in ip.get_filters(network._ports[node], parent=0x10000)
                 if f.get_attr("TCA_OPTIONS") is not None
             ]
-            assert [f.get_attr("TCA_BPF_OPS_LEN") for f in filters] == [4]
+            assert [f.get_attr("TCA_BPF_OPS_LEN") for f in filters] == [5]
 
 
 def test_a_packet_goes_through_the_class_of_its_sender(network: NetemBackend) -> None:
@@ -117,6 +118,19 @@ def test_a_packet_goes_through_the_class_of_its_sender(network: NetemBackend) ->
         network._minor["near"]: 1,
         network._minor["far"]: 0,
     }
+
+
+@pytest.mark.parametrize("subnet", ["10.77.0.0/16", "172.20.144.0/24"])
+def test_packets_find_their_classes_in_any_subnet(subnet: str, without_leaves: list[TcRequest]) -> None:
+    network = NetemBackend(NetworkSpec("test", NODES, LINKS, subnet=IPv4Network(subnet)))
+    network.open()
+    try:
+        assert network.address("near").startswith(subnet[:7])
+        assert exchange(network, "near", "hub") == b"hello"
+        counted = packets_by_class(network, "hub")
+    finally:
+        network.close()
+    assert (counted[network._minor["near"]], counted[qdiscs.DROP_MINOR]) == (1, 0)
 
 
 def test_each_of_150_nodes_has_its_own_class_behind_one_filter(without_leaves: list[TcRequest]) -> None:

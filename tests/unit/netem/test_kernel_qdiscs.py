@@ -1,5 +1,6 @@
 """What the netem backend asks of the kernel: the numbers alone, no kernel needed."""
 
+import ipaddress
 import struct
 from dataclasses import replace
 
@@ -121,3 +122,12 @@ def test_the_class_for_senders_without_a_link_has_a_queue_without_room() -> None
     (leaf,) = [request for request in tree if request.kind == "pfifo"]
     assert leaf.parent == 0x10000 | DROP_MINOR
     assert leaf.options == bytes(4)
+
+
+@pytest.mark.parametrize("subnet", ["198.18.0.0/15", "10.77.0.0/16", "172.20.144.0/24"])
+def test_the_filter_finds_the_class_of_a_sender_by_its_place_in_the_subnet(subnet: str) -> None:
+    network = ipaddress.IPv4Network(subnet)
+    (program,) = [r for r in receiver_tree(3, {}, 1500, network) if r.message == NEW_FILTER]
+    codes = [(0x20, 26), (0x14, int(network.network_address)), (0x54, 0xFFFF), (0x44, 0x10000), (0x16, 0)]
+    assert b"".join(struct.pack("=HBBI", code, 0, 0, operand) for code, operand in codes) in program.options
+    assert (int(network[7]) - int(network.network_address)) & 0xFFFF == 7

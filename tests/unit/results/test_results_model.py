@@ -1,6 +1,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -217,12 +218,72 @@ def test_changes_of_links_are_instants_of_the_trace(make_run: MakeRun, tmp_path:
     assert_allclose(instant["args"]["late_ms"], 250.0)
 
 
+def note_by_hand(run: SyntheticRun, at_s: float, **links: Any) -> None:
+    """Write what the emulation writes when links are changed by hand, or are not as planned."""
+    writer = EventWriter(run.path)
+    details = {
+        "planned_at_s": None,
+        "late_s": None,
+        "why": "by hand",
+        "n_links": 2,
+        "by": "hand",
+        "asked_at_s": at_s,
+    }
+    writer.write(NETWORK_CHANGE, at_s, **(details | links))
+    writer.close()
+
+
+BOTH = (("c0", "s0"), ("s0", "c0"))
+SLOW_BY_HAND = [[*pair, 0.25, 84_160.0, 0.0, 0.0] for pair in BOTH]
+
+
+def test_the_model_knows_of_links_changed_by_hand_among_planned_changes(make_run: MakeRun) -> None:
+    """Slow from 1.1 s by hand; what was planned for 1.5 s finds it so; restored at 3 s to what was planned."""
+    run = make_run(lengths=[(2, 3)] * 2)
+    planned = dict.fromkeys(BOTH, Link(0.15, 84_160.0))
+    run.experiment = replace(run.experiment, changes=(NetworkChange(1.5, planned, "planned"),))
+    note_by_hand(run, 1.1, links=SLOW_BY_HAND)
+    note_by_hand(run, 1.6, planned_at_s=1.5, late_s=0.1, by="scenario", links=SLOW_BY_HAND)
+    note_by_hand(run, 3.0, links=[[*pair, 0.15, 84_160.0, 0.0, 0.0] for pair in BOTH])
+    run.arrive(0, 0.0)
+    step(run, 0, 1.0)  # sent before anything, answered after the change by hand
+    step(run, 0, 2.0, arrived=2.35, departed=2.39, received=2.74)
+    step(run, 0, 4.0, arrived=4.25, departed=4.29, received=4.54)
+    assert_allclose(table_of(run).model_network_s, [0.15 + 0.35, 0.7, 0.5])
+
+
+def test_a_change_by_hand_of_a_pair_that_serves_nothing_does_not_disturb_the_model(make_run: MakeRun) -> None:
+    run = make_run()
+    run.serve(0, 0.0, CHAIN)
+    before = table_of(run).model_network_s
+    note_by_hand(run, 0.1, links=[["c0", "c1", 9.0, 1.0, 0.0, 1.0]])
+    assert_allclose(table_of(run).model_network_s, before)
+
+
+def test_a_change_by_hand_is_an_instant_of_the_trace(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run()
+    run.serve(0, 0.0, CHAIN)
+    note_by_hand(run, 1.25, links=SLOW_BY_HAND)
+    write_trace(tmp_path / "trace.json", run.experiment, read_logs(run.path), table_of(run))
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert [(e["name"], e["ts"], e["args"]) for e in events if e["ph"] == "i"] == [
+        ("by hand", 1.25e6, {"by": "hand"})
+    ]
+
+
 def note_changes(run: SyntheticRun, *at_s: float) -> None:
     """Write what the emulation writes when it carries out a change; a kill cuts the last line short."""
     writer = EventWriter(run.path)
     writer.write("serving", 0.0)
+    planned_at_s = [change.at_s for change in run.experiment.changes] or [1.0]
     for number, now_s in enumerate(at_s):
-        details = {"planned_at_s": 1.0, "late_s": now_s - 1.0, "why": f"change {number}", "n_links": 1}
+        late_s = now_s - planned_at_s[number]
+        details = {
+            "planned_at_s": planned_at_s[number],
+            "late_s": late_s,
+            "why": f"change {number}",
+            "n_links": 1,
+        }
         writer.write(NETWORK_CHANGE, now_s, **details)
     writer.close()
     with open(run.path / "events.jsonl", "a") as file:

@@ -32,10 +32,10 @@ def test_who_passes_hidden_states_on_is_read_and_stored(communication: str, tmp_
     assert not load_experiment(str(stored), ["policy.communication=hub-spoke"]).problem.forwarding
 
 
-def test_links_between_servers_are_emulated_only_where_servers_forward() -> None:
+def test_in_virtual_time_links_between_servers_are_emulated_only_where_servers_forward() -> None:
     servers = {"mig-1g-0", "mig-1g-1", "a100-0"}
     hub, chain = (
-        network_spec(small(f"policy.communication={way}"), "r").links
+        network_spec(small(f"policy.communication={way}"), "r", is_virtual=True).links
         for way in ("hub-spoke", "server-to-server")
     )
     assert not [pair for pair in hub if set(pair) <= servers]

@@ -1,4 +1,4 @@
-"""The socket for faults by hand: whoever may write to it can say anything, and only faults are done."""
+"""The socket for what is done by hand: whoever may write to it can say anything, and only that is done."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nodes import control
-from testbed.control.faults.live import SOCKET, Fault, FaultSocket, fault_command
+from testbed.control.faults.byhand import Fault, fault_by_hand, fault_command
 from testbed.control.faults.machines import WHY_NOT
+from testbed.control.live import SOCKET, LiveSocket
 from testbed.errors import UserError
 from testbed.scenario.experiment import KINDS_BY_HAND as KINDS
 
@@ -28,7 +29,10 @@ class Opened:
     def __init__(self, folder: Path) -> None:
         self.did: list[tuple[str, int, float]] = []
         self.path = folder / SOCKET
-        self.socket = FaultSocket(folder, NAMES, self._apply)
+        self.socket = LiveSocket(folder, {Fault: self.fault})
+
+    async def fault(self, fault: Fault) -> str | None:
+        return await fault_by_hand(fault, NAMES, self._apply)
 
     async def _apply(self, kind: str, server: int, factor: float) -> str | None:
         self.did.append((kind, server, factor))
@@ -80,7 +84,7 @@ def test_nothing_but_a_known_fault_of_a_known_server_is_done(
     tmp_path: Path, kind: str, server: str, factor: float
 ) -> None:
     opened = Opened(tmp_path)
-    why_not = asyncio.run(opened.socket._fault(Fault(kind, server, factor)))
+    why_not = asyncio.run(opened.fault(Fault(kind, server, factor)))
     is_whole = kind in KINDS and server in NAMES and 1 <= factor <= 1e12
     assert bool(opened.did) == is_whole
     assert is_whole or (isinstance(why_not, str) and why_not)

@@ -1,0 +1,61 @@
+"""Faults by hand: what the socket of a running testbed takes, and what ``testbed fault`` does."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from nodes.messages import Question
+from testbed.control.live import ask_running
+from testbed.errors import UserError
+from testbed.scenario.experiment import KINDS_BY_HAND
+from testbed.scenario.limits import MAX_NUMBER
+from testbed.scenario.problems import unknown
+
+ApplyFault = Callable[[str, int, float], Awaitable[str | None]]
+"""Does (kind, server, factor); returns why that does not apply, or ``None``."""
+
+
+class Fault(Question[str | None], frozen=True):
+    """Do ``kind`` to ``server``. Answered with the reason, in one sentence, if it was not done."""
+
+    kind: str
+    server: str
+    factor: float = 1.0
+
+
+async def fault_by_hand(fault: Fault, names: Sequence[str], apply: ApplyFault) -> str | None:
+    """Do what is asked to the server of that name; returns why not, if so."""
+    if fault.kind not in KINDS_BY_HAND:
+        return f"there is no fault {fault.kind[:40]!r}; they are {', '.join(KINDS_BY_HAND)}"
+    if fault.server not in names:
+        return unknown("server", fault.server[:200], names)
+    if not 1 <= fault.factor <= MAX_NUMBER:
+        return f"--factor must be a number from 1 (as fast as at first) to {MAX_NUMBER:g}"
+    return await apply(fault.kind, names.index(fault.server), fault.factor)
+
+
+def check_fault(kind: str, factor: float | None) -> float:
+    """The factor of a fault of ``kind``. Raises ``UserError`` for a kind or a factor that makes no sense."""
+    if kind not in KINDS_BY_HAND:
+        raise UserError(unknown("fault", kind, KINDS_BY_HAND))
+    if kind == "slow" and factor is None:
+        raise UserError("slow needs --factor, for example --factor 4 (1: as fast as at first)")
+    if kind != "slow" and factor is not None:
+        raise UserError(f"--factor is only for slow, not for {kind}; leave it out")
+    return 1.0 if factor is None else factor
+
+
+def fault_command(
+    kind: str, server: str, factor: float | None, run: Path | None
+) -> tuple[dict[str, Any], str]:
+    """Have the running testbed of the directory ``run`` do ``kind`` to ``server``; returns (JSON, text).
+
+    Without ``run`` it is the latest below ``runs``. Raises ``UserError``.
+    """
+    run_dir, why_not = ask_running(run, Fault(kind, server, check_fault(kind, factor)))
+    if why_not is not None:
+        raise UserError(why_not)
+    done = {"run": str(run_dir), "kind": kind, "server": server, "factor": factor}
+    return done, f"{kind} {server}: done in {run_dir}"

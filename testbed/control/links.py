@@ -1,0 +1,263 @@
+"""Links that change while requests are served: as the scenario plans it, and by hand (``testbed link``).
+
+What is said by hand of a pair of nodes holds until it is restored, whatever the scenario changes meanwhile. Every
+change is a line of ``events.jsonl``, with the links that came of it wherever these are not those of the plan.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from nodes.clock import Clock
+from nodes.messages import Question
+from testbed.control.live import ask_running
+from testbed.errors import TestbedError, UserError
+from testbed.rundir import BY_HAND, BY_SCENARIO, NETWORK_CHANGE, EventWriter
+from testbed.scenario.events import between, members_of, unknown_place
+from testbed.scenario.experiment import Experiment, Link
+from testbed.scenario.fields import ratio
+from testbed.scenario.units import DURATION, RATE
+from testbed.scenario.whole import WholeNetwork
+
+Pair = tuple[str, str]
+Action = Literal["cut", "restore", "set"]
+ACTIONS: tuple[Action, ...] = ("cut", "restore", "set")
+
+
+class LinkChanged(msgspec.Struct, frozen=True):
+    """When links were changed, in scenario seconds, and how many; or why they were not."""
+
+    at_s: float = 0.0
+    n_links: int = 0
+    why_not: str | None = None
+
+
+class ChangeLink(Question[LinkChanged], frozen=True):
+    """Cut, restore or set the links between the sites or nodes ``a`` and ``b``, in both directions."""
+
+    action: Action
+    a: str
+    b: str
+    rtt_s: float | None = None
+    rate_bps: float | None = None
+    loss_ratio: float | None = None
+
+
+@dataclass(frozen=True)
+class _ByHand:
+    """What is said of a pair; ``None``: nothing."""
+
+    is_cut: bool = False
+    delay_s: float | None = None
+    rate_bps: float | None = None
+    loss_ratio: float | None = None
+
+    def on(self, link: Link) -> Link:
+        delay_s = link.delay_s if self.delay_s is None else self.delay_s
+        loss_ratio = link.loss_ratio if self.loss_ratio is None else self.loss_ratio
+        return Link(
+            delay_s,
+            link.rate_bps if self.rate_bps is None else self.rate_bps,
+            min(link.jitter_s, delay_s),
+            1.0 if self.is_cut else loss_ratio,
+        )
+
+
+_NOTHING = _ByHand()
+
+
+class LinkChanges:
+    """Changes the links of ``network`` by ``change``, which returns when it was done.
+
+    ``turn`` is held meanwhile. ``is_used`` says whether anything passes between two nodes.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        network: WholeNetwork,
+        clock: Clock,
+        change: Callable[[Mapping[Pair, Link]], Awaitable[float]],
+        turn: Callable[[], AbstractAsyncContextManager[Any]],
+        events: EventWriter,
+        is_used: Callable[[Pair], bool] = lambda _: True,
+    ) -> None:
+        self._sites = experiment.sites
+        self._network = network
+        self._clock = clock
+        self._change = change
+        self._turn = turn
+        self._events = events
+        self._is_used = is_used
+        self._planned: dict[Pair, Link] = {}
+        self._by_hand: dict[Pair, _ByHand] = {}
+        self._one_at_a_time = asyncio.Lock()
+
+    def link(self, pair: Pair) -> Link:
+        """The link of ``pair`` in force."""
+        planned = self._planned.get(pair) or self._network.links[pair]
+        return self._by_hand.get(pair, _NOTHING).on(planned)
+
+    async def run(self) -> None:
+        """Carry out what the scenario plans, each at its time; returns after the last."""
+        for change in self._network.changes:
+            await self._clock.sleep_until_s(change.at_s)
+            async with self._one_at_a_time, self._turn():
+                self._planned |= change.links
+                links = {pair: self.link(pair) for pair in change.links}
+                done_at_s = await self._change(links)
+                otherwise = {pair: link for pair, link in links.items() if link != change.links[pair]}
+                self._events.write(
+                    NETWORK_CHANGE,
+                    done_at_s,
+                    planned_at_s=change.at_s,
+                    late_s=done_at_s - change.at_s,
+                    why=change.why,
+                    n_links=len(links),
+                    by=BY_SCENARIO,
+                    **({"links": _rows(otherwise)} if otherwise else {}),
+                )
+
+    async def by_hand(self, asked: ChangeLink) -> LinkChanged:
+        """Do what is asked; the answer says why not, if so."""
+        for name in (asked.a, asked.b):
+            if not members_of(name, self._sites):
+                return LinkChanged(why_not=unknown_place(name[:200], self._sites))
+        if (why_not := _why_not(asked)) is not None:
+            return LinkChanged(why_not=why_not)
+        a, b = (members_of(name, self._sites) for name in (asked.a, asked.b))
+        pairs = [pair for pair in between(a, b, self._network.links) if self._is_used(pair)]
+        if not pairs:
+            return LinkChanged(
+                why_not=f"there is no link between {asked.a} and {asked.b} that anything passes"
+            )
+        async with self._one_at_a_time, self._turn():
+            before = self._by_hand
+            said = {pair: _said(before.get(pair, _NOTHING), asked) for pair in pairs}
+            self._by_hand = {**before, **said}
+            links = {pair: self.link(pair) for pair in pairs}
+            asked_at_s = self._clock.now_s()
+            try:
+                done_at_s = await self._change(links)
+            except TestbedError as error:  # the network cannot play such a link
+                self._by_hand = before
+                return LinkChanged(why_not=str(error))
+            self._events.write(
+                NETWORK_CHANGE,
+                done_at_s,
+                planned_at_s=None,
+                late_s=None,
+                why=_in_words(asked),
+                n_links=len(links),
+                by=BY_HAND,
+                asked_at_s=asked_at_s,
+                links=_rows(links),
+            )
+        return LinkChanged(done_at_s, len(links))
+
+
+def _said(before: _ByHand, asked: ChangeLink) -> _ByHand:
+    if asked.action == "restore":
+        return _NOTHING
+    if asked.action == "cut":
+        return replace(before, is_cut=True)
+    return _ByHand(
+        is_cut=False,
+        delay_s=before.delay_s if asked.rtt_s is None else asked.rtt_s / 2,
+        rate_bps=before.rate_bps if asked.rate_bps is None else asked.rate_bps,
+        loss_ratio=before.loss_ratio if asked.loss_ratio is None else asked.loss_ratio,
+    )
+
+
+def _why_not(asked: ChangeLink) -> str | None:
+    """What is wrong with what is asked, whoever asks."""
+    values = (asked.rtt_s, asked.rate_bps, asked.loss_ratio)
+    if asked.action != "set":
+        is_bare = values == (None, None, None)
+        return None if is_bare else f"--rtt, --rate and --loss are only for set, not for {asked.action}"
+    if values == (None, None, None):
+        return "set needs at least one of --rtt, --rate and --loss"
+    if asked.rtt_s is not None and not 0 <= asked.rtt_s <= DURATION.largest:
+        return f"--rtt must be from 0 s to {DURATION.format(DURATION.largest)}"
+    if asked.rate_bps is not None and not 1 <= asked.rate_bps <= RATE.largest:
+        return f"--rate must be from 1 bit/s to {RATE.format(RATE.largest)}"
+    if asked.loss_ratio is not None and not 0 <= asked.loss_ratio < 1:
+        return "--loss must be from 0 to less than 1; `testbed link cut` loses everything"
+    return None
+
+
+def _in_words(asked: ChangeLink) -> str:
+    if asked.action != "set":
+        return f"link {asked.a} and {asked.b}: {asked.action} by hand"
+    said = [f"RTT {DURATION.format(asked.rtt_s)}"] if asked.rtt_s is not None else []
+    said += [f"rate {RATE.format(asked.rate_bps)}"] if asked.rate_bps is not None else []
+    said += [f"loss {100 * asked.loss_ratio:g} %"] if asked.loss_ratio is not None else []
+    return f"link {asked.a} and {asked.b}: {', '.join(said)} by hand"
+
+
+def _rows(links: Mapping[Pair, Link]) -> list[list[Any]]:
+    """As ``events.jsonl`` has links: from, to, delay, rate, jitter, loss."""
+    return [
+        [*pair, link.delay_s, link.rate_bps, link.jitter_s, link.loss_ratio] for pair, link in links.items()
+    ]
+
+
+def link_command(
+    action: str,
+    a: str,
+    b: str,
+    rtt: str | None,
+    rate: str | None,
+    loss: str | None,
+    run: Path | None,
+) -> tuple[dict[str, Any], str]:
+    """Change the link between two nodes or sites of the running testbed of ``run``; returns (JSON, text).
+
+    Without ``run`` it is the latest below ``runs``. Raises ``UserError``.
+    """
+    known = next((one for one in ACTIONS if one == action), None)
+    if known is None:
+        raise UserError(f"there is no link {action!r}; take cut, restore or set")
+    asked = ChangeLink(
+        known,
+        a,
+        b,
+        _parsed("--rtt", DURATION.parse, rtt),
+        _parsed("--rate", RATE.parse, rate),
+        _parsed("--loss", _loss, loss),
+    )
+    if (why_not := _why_not(asked)) is not None:
+        raise UserError(why_not)
+    run_dir, answer = ask_running(run, asked)
+    if answer.why_not is not None:
+        raise UserError(answer.why_not)
+    done = {
+        "run": str(run_dir),
+        "action": action,
+        "link": [a, b],
+        "at_s": answer.at_s,
+        "n_links": answer.n_links,
+    }
+    return done, f"{_in_words(asked)}, done at {answer.at_s:.3f} s in {run_dir}"
+
+
+def _loss(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        return ratio(text)
+    return ratio(number)
+
+
+def _parsed(option: str, parse: Callable[[str], float], text: str | None) -> float | None:
+    try:
+        return None if text is None else parse(text)
+    except ValueError as error:
+        raise UserError(f"{option} {error}") from error

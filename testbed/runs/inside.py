@@ -1,0 +1,174 @@
+"""``testbed exec`` and ``testbed shell``: a program of the user's on a node of a running testbed.
+
+The program has the network of its node, the names of all nodes and the caller's files, terminal and environment. This
+process stays beside it: it passes signals on, and ends the program when the testbed has ended, however it did.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from netem.programs import become, end_all_in
+from netem.syscalls import CLONE_NEWUSER, set_death_signal, setns
+from testbed.control.live import keeps_virtual_time, running_testbed
+from testbed.errors import RunError, UserError
+from testbed.rundir import HOSTS, NETWORK, NODE_VARIABLE, OWNER, marks, process_start
+from testbed.scenario.problems import unknown
+
+_FAILED = 126
+"""Status of a child that could not become the program; it has said why."""
+_PASSED_ON = (signal.SIGTERM, signal.SIGHUP)
+_OF_THE_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
+"""The terminal sends these to the program as well, which decides what they mean."""
+
+
+@dataclass(frozen=True)
+class Entrance:
+    """How to get to a node: descriptors of its network and, where the testbed runs rootless, of its user namespace."""
+
+    run_dir: Path
+    node: str
+    network: int
+    user: int | None
+    holder: int
+    """A descriptor of the process that holds the namespaces: readable when it has ended."""
+
+    @classmethod
+    def open(cls, run: Path | None, node: str) -> Entrance:
+        """To ``node`` of the running testbed of ``run`` (``running_testbed``). Raises ``UserError``, ``RunError``."""
+        run_dir = running_testbed(run)
+        document = _whereabouts(run_dir)
+        if node not in document["nodes"]:
+            raise UserError(unknown("node", node, document["nodes"]))
+        namespace = document["nodes"][node]["namespace"]
+        if namespace is None:
+            raise UserError(
+                f"{_no_namespace(document['name'])}; start one with `testbed up SCENARIO --hold --network fabric`"
+            )
+        pid = document["holder"]["pid"]
+        try:
+            holder = os.pidfd_open(pid)
+            network = os.open(f"/proc/{pid}/fd/{namespace}", os.O_RDONLY | os.O_CLOEXEC)
+            user: int | None = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+        except PermissionError as error:
+            raise UserError(
+                f"the testbed of {run_dir} is another user's: run this as the user who started it, or as root"
+            ) from error
+        except OSError as error:
+            raise RunError(f"the testbed of {run_dir} has just ended") from error
+        if process_start(pid) != document["holder"]["started"]:
+            raise RunError(f"the testbed of {run_dir} has just ended")
+        assert user is not None
+        if os.path.samestat(os.fstat(user), Path("/proc/self/ns/user").stat()):
+            os.close(user)
+            user = None
+        return cls(run_dir, node, network, user, holder)
+
+    def enter(self) -> None:
+        """Move the calling process, which must be single-threaded, there. Raises ``OSError``."""
+        if self.user is not None:
+            setns(self.user, CLONE_NEWUSER)
+        setns(self.network)
+
+
+def _whereabouts(run_dir: Path) -> dict[str, Any]:
+    if keeps_virtual_time(run_dir):
+        raise UserError(
+            f"the testbed of {run_dir} keeps virtual time, in which no program of yours can run; start one with --hold"
+        )
+    try:
+        document: dict[str, Any] = json.loads((run_dir / NETWORK).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise UserError(f"the testbed of {run_dir} has no network yet: try again") from None
+    return document
+
+
+def _no_namespace(network: str) -> str:
+    return f"on the network {network} a node has no namespace of its own to run a program in"
+
+
+def shell_command(node: str, run: Path | None) -> int:
+    """As ``exec_command``, with the user's shell."""
+    return exec_command(node, [os.environ.get("SHELL") or "/bin/sh"], run)
+
+
+def exec_command(node: str, command: Sequence[str], run: Path | None) -> int:
+    """Run ``command`` on ``node`` of a running testbed; returns its exit status, or 128 + the signal that ended it.
+
+    Raises ``UserError`` for a node or program that is not there, ``RunError`` if the namespace cannot be entered.
+    """
+    entrance = Entrance.open(run, node)
+    if shutil.which(command[0]) is None:
+        raise UserError(f"there is no program {command[0]!r} on this machine; install it, or give its path")
+    owner = json.loads((entrance.run_dir / OWNER).read_text(encoding="utf-8"))["pid"]
+    environment = {**os.environ, **marks(entrance.run_dir.resolve(), owner), NODE_VARIABLE: node}
+    sys.stdout.flush()
+    with _passing_on() as pass_to:
+        pid = os.fork()
+        if pid == 0:
+            _become(entrance, command, environment)
+        pass_to(pid)
+        return _until_ended(pid, entrance)
+
+
+def _become(entrance: Entrance, command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    try:
+        parent = os.getppid()
+        entrance.enter()
+        set_death_signal(signal.SIGKILL)  # after the last change of credentials
+        if os.getppid() != parent:
+            os._exit(_FAILED)
+        become(entrance.node, entrance.run_dir / HOSTS, command, environment)
+    except OSError as error:
+        print(f"testbed: cannot run {command[0]} on {entrance.node}: {error}", file=sys.stderr)
+    finally:
+        os._exit(_FAILED)
+
+
+@contextlib.contextmanager
+def _passing_on() -> Iterator[Callable[[int], None]]:
+    """Signals to this process are the program's: those of the terminal it gets anyway, others are passed on.
+
+    Yields what is to be called with the program's process.
+    """
+    pids: list[int] = []
+
+    def pass_on(number: int, _: object) -> None:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in _OF_THE_TERMINAL}
+    before |= {number: signal.signal(number, pass_on) for number in _PASSED_ON}
+    try:
+        yield pids.append
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _until_ended(pid: int, entrance: Entrance) -> int:
+    """The program's status. If the testbed ends first, so does whatever is left in its node."""
+    program = os.pidfd_open(pid)
+    poller = select.poll()
+    for descriptor in (program, entrance.holder):
+        poller.register(descriptor, select.POLLIN)
+    ready = [descriptor for descriptor, _ in poller.poll()]
+    if program not in ready:
+        print(
+            f"testbed: the testbed of {entrance.run_dir} has ended, and with it {entrance.node}",
+            file=sys.stderr,
+        )
+        end_all_in([entrance.network])
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return status if status >= 0 else 128 - status

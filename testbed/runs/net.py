@@ -1,0 +1,51 @@
+"""``testbed net``: the network of a scenario alone, with the programs of its ``[[node]]`` tables, until Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+from pathlib import Path
+
+from testbed.errors import RunError, TestbedError, UserError
+from testbed.rundir import make_run_dir
+from testbed.runtime.bare import hold_network
+from testbed.runtime.programs import check_programs
+from testbed.runtime.real.handle import LauncherHandle
+from testbed.scenario import dump_toml
+from testbed.scenario.experiment import Experiment
+
+
+def net_command(experiment: Experiment, out: Path | None) -> None:
+    """Hold the network of ``experiment`` until interrupted. Raises ``TestbedError``."""
+    if experiment.network in ("memory", "loopback"):
+        raise UserError(
+            f"on the network {experiment.network} nodes have no namespaces, which programs need: take --network "
+            "fabric or netem"
+        )
+    if experiment.clock == "virtual":
+        raise UserError("programs run in real time: leave out clock virtual")
+    check_programs(experiment, _say)
+    run_dir = make_run_dir(out, experiment.name)
+    launcher = LauncherHandle(run_dir)
+    try:
+        (run_dir / "scenario.toml").write_text(dump_toml(experiment), encoding="utf-8")
+    except OSError as full:
+        launcher.close()
+        raise RunError(f"cannot write to {run_dir}: {full.strerror}; choose another --out") from full
+    _say(f"run {run_dir}")
+    try:
+        with asyncio.Runner(loop_factory=launcher.new_loop) as runner:
+            runner.run(hold_network(experiment, run_dir, launcher, _say))
+    except UserError:
+        shutil.rmtree(run_dir)  # nothing began: the corrected command may take the same folder
+        raise
+    except TestbedError as error:
+        raise RunError(f"{error}; logs are in {run_dir}") from error
+    finally:
+        launcher.dispose()
+    _say(f"the network has ended; the programs' output is in {run_dir / 'logs'}")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

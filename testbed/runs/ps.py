@@ -1,0 +1,103 @@
+"""``testbed ps``: the testbeds that run on this machine.
+
+A running testbed has its ``events.jsonl`` open: the kernel knows who has. Other users' are seen by root alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from testbed.rundir import ENDPOINT, EVENTS, NETWORK, OWNER, PAGE, owner_alive, read_events
+
+_PHASES = {
+    "network": "starting",
+    "serving": "serving",
+    "holding": "holding",
+    "interrupted": "ending",
+    "broken": "ending",
+    "stopped": "ending",
+}
+"""By the last of these events."""
+
+
+def ps_command(proc: Path = Path("/proc")) -> dict[str, Any]:
+    """``testbeds``, those that began first, first, and whether they ``share_cpus`` because there are several.
+
+    Each with ``run``, ``scenario``, ``phase``, ``network``, ``clock``, ``pid``, ``since``, and the addresses of
+    its ``endpoint`` and its ``page``; null: none, or not known yet.
+    """
+    found = [_described(run_dir) for run_dir in sorted(_running(proc))]
+    testbeds = sorted(found, key=lambda testbed: (str(testbed["since"]), testbed["pid"]))
+    return {"testbeds": testbeds, "share_cpus": len(testbeds) > 1}
+
+
+def _running(proc: Path) -> set[Path]:
+    """The run directories that their owners write events to."""
+    found = set()
+    for process in proc.iterdir() if proc.is_dir() else ():
+        if process.name.isdigit():
+            with contextlib.suppress(OSError):  # it has just ended, or is another user's
+                for descriptor in (process / "fd").iterdir():
+                    path = descriptor.readlink()
+                    if path.name == EVENTS and _read(path.parent / OWNER).get("pid") == int(process.name):
+                        found.add(path.parent)
+    return {run_dir for run_dir in found if owner_alive(run_dir)}
+
+
+def _described(run_dir: Path) -> dict[str, Any]:
+    owner, plan, network = (_read(run_dir / name) for name in (OWNER, "plan.json", NETWORK))
+    events = read_events(run_dir, *_PHASES)
+    clock = plan.get("clock") or {}
+    return {
+        "run": str(run_dir),
+        "scenario": _scenario(run_dir),
+        "phase": _PHASES[events[-1]["event"]] if events else "starting",
+        "network": network.get("name", plan.get("network")),
+        "clock": clock.get("name", "real" if network else None),  # the network alone has no plan
+        "pid": owner.get("pid"),
+        "since": owner.get("since"),
+        "endpoint": _read(run_dir / ENDPOINT).get("url"),
+        "page": _read(run_dir / PAGE).get("url"),
+    }
+
+
+def _scenario(run_dir: Path) -> str | None:
+    try:
+        name = tomllib.loads((run_dir / "scenario.toml").read_text(encoding="utf-8")).get("name")
+    except (OSError, ValueError):  # it is not written yet
+        return None
+    return str(name)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What a file of a run says; empty if it is not there, or is no such file."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def ps_text(answer: dict[str, Any]) -> str:
+    """The testbeds, for the terminal."""
+    testbeds = answer["testbeds"]
+    if not testbeds:
+        return "no testbed is running"
+    keys = ("run", "scenario", "phase", "network", "pid", "since")
+    rows = [keys, *(tuple(str(testbed[key] or "-") for key in keys) for testbed in testbeds)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(keys))]
+    lines = [
+        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    for testbed in testbeds:
+        lines += [f"{testbed['run']}: {key} {testbed[key]}" for key in ("endpoint", "page") if testbed[key]]
+    if answer["share_cpus"]:
+        lines.append(
+            f"{len(testbeds)} testbeds share this machine's CPUs: in real time each disturbs what the others measure"
+        )
+    return "\n".join(lines)
