@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import logging
 import math
 import socket
 import time
@@ -31,6 +32,8 @@ from testbed.serving.openai import (
     read_body,
 )
 from testbed.serving.text import BlocksSaid, Codec, Said, Stops, StubCodec, StubSaid
+
+log = logging.getLogger(__name__)
 
 _MAX_BODY_BYTES = 16 * 1024**2
 _PLAIN_TOKENS = 16
@@ -113,6 +116,13 @@ class Endpoint:
         except web.HTTPException as error:
             wrong = ApiError(error.status, error.reason)
             response = web.json_response(wrong.body(), status=error.status, headers=_allowed(error))
+        except Exception:
+            if request.get("streams"):  # too late for another answer: the connection is closed
+                raise
+            log.exception("a request could not be answered")
+            response = web.json_response(
+                ApiError(500, "the endpoint has failed; its log says why").body(), status=500
+            )
         if not response.prepared:
             response.headers.update(self._headers(request))
         return response
@@ -242,6 +252,7 @@ class Endpoint:
         usage = body.usage_in_stream
         headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
         response = web.StreamResponse(headers={**headers, **self._headers(request)})
+        request["streams"] = True
         await response.prepare(request)
         with contextlib.suppress(ConnectionError):  # its reader has gone
             try:
