@@ -6,7 +6,8 @@ run=/tmp/net
 testbed() { python3 -m testbed "$@"; }
 on() { node=$1; shift; testbed exec "$node" --run $run -- "$@"; }
 round_trip() { echo "@@rtt $3 $(on "$1" ping -c 3 "$2" | tail -n 1)"; }
-testbed net clustered --network netem --set network.keep_cpus_awake=false --set network.subnet=10.77.0.0/16 \
+# Not by the function: the signal at the end is for the command, not for a shell around it.
+python3 -m testbed net clustered --network netem --set network.keep_cpus_awake=false --set network.subnet=10.77.0.0/16 \
     --out $run 2> $run.err &
 until grep -q "is up" $run.err 2> /dev/null; do kill -0 $!; sleep 0.2; done
 round_trip client-0 a100-0 before
