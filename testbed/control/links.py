@@ -209,19 +209,10 @@ def _rows(links: Mapping[Pair, Link]) -> list[list[Any]]:
     ]
 
 
-def link_command(
-    action: str,
-    a: str,
-    b: str,
-    rtt: str | None,
-    rate: str | None,
-    loss: str | None,
-    run: Path | None,
-) -> tuple[dict[str, Any], str]:
-    """Change the link between two nodes or sites of the running testbed of ``run``; returns (JSON, text).
-
-    Without ``run`` it is the latest below ``runs``. Raises ``UserError``.
-    """
+def link_change(
+    action: str, a: str, b: str, rtt: str | None, rate: str | None, loss: str | None
+) -> ChangeLink:
+    """What is asked for in words, with units. Raises ``UserError``."""
     known = next((one for one in ACTIONS if one == action), None)
     if known is None:
         raise UserError(f"there is no link {action!r}; take cut, restore or set")
@@ -235,6 +226,23 @@ def link_command(
     )
     if (why_not := _why_not(asked)) is not None:
         raise UserError(why_not)
+    return asked
+
+
+def link_command(
+    action: str,
+    a: str,
+    b: str,
+    rtt: str | None,
+    rate: str | None,
+    loss: str | None,
+    run: Path | None,
+) -> tuple[dict[str, Any], str]:
+    """Change the link between two nodes or sites of the running testbed of ``run``; returns (JSON, text).
+
+    Without ``run`` it is the latest below ``runs``. Raises ``UserError``.
+    """
+    asked = link_change(action, a, b, rtt, rate, loss)
     run_dir, answer = ask_running(run, asked)
     if answer.why_not is not None:
         raise UserError(answer.why_not)

@@ -29,6 +29,7 @@ from nodes.records import (
     Admitted,
     AnyRecord,
     Arrived,
+    Cancelled,
     Completed,
     Detected,
     Failed,
@@ -136,7 +137,7 @@ class History:
                 self.add("r", request, at_s, record.blocks, record.hops)
             case Replayed():
                 self.add("p", request, at_s, record.hops, _short(record.failed_at_s))
-            case Completed() | Failed() | Interrupted():
+            case Completed() | Failed() | Cancelled() | Interrupted():
                 reason = record.reason if isinstance(record, Failed) else ""
                 self.ended(request, at_s, record.kind, reason)
             case _:

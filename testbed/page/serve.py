@@ -15,7 +15,9 @@ import msgspec
 from aiohttp import web
 
 from nodes import control
+from nodes.messages import A, Question
 from testbed.control.faults.byhand import Fault, check_fault
+from testbed.control.links import link_change
 from testbed.control.live import SOCKET, ask
 from testbed.errors import UserError
 from testbed.page.feed import UPDATE_S, Feed
@@ -78,6 +80,7 @@ class PageServer:
         app.router.add_get("/api/twin", self._twin)
         app.router.add_get("/api/requests/{request}/hops", self._hops)
         app.router.add_post("/api/faults", self._fault)
+        app.router.add_post("/api/links", self._link)
         app.router.add_get("/{path:.*}", self._file)
         return app
 
@@ -173,18 +176,34 @@ class PageServer:
         """Do something to a server, as ``testbed fault``."""
         try:
             asked = msgspec.json.decode(await request.read(), type=FaultAsked)
-            factor = check_fault(asked.kind, asked.factor)
+            fault = Fault(asked.kind, asked.server, check_fault(asked.kind, asked.factor))
         except (msgspec.DecodeError, UserError) as error:
             return _error(400, str(error))
-        if not self._feed.is_live or not (self._feed.run_dir / SOCKET).exists():
-            return _error(409, "the run does not serve: nothing can be done to its servers")
+        return await self._by_hand(fault, lambda why_not: why_not, f"{asked.kind} {asked.server}")
+
+    async def _link(self, request: web.Request) -> web.Response:
+        """Change a link, as ``testbed link``."""
         try:
-            why_not = await ask(self._feed.run_dir, Fault(asked.kind, asked.server, factor))
+            asked = msgspec.json.decode(await request.read(), type=LinkAsked)
+            change = link_change(*msgspec.structs.astuple(asked))
+        except (msgspec.DecodeError, UserError) as error:
+            return _error(400, str(error))
+        done = f"{asked.action} {asked.a} and {asked.b}"
+        return await self._by_hand(change, lambda changed: changed.why_not, done)
+
+    async def _by_hand(
+        self, question: Question[A], why_not: Callable[[A], str | None], done: str
+    ) -> web.Response:
+        """Have the run do what is asked."""
+        if not self._feed.is_live or not (self._feed.run_dir / SOCKET).exists():
+            return _error(409, "the run does not serve: nothing can be done to it")
+        try:
+            reason = why_not(await ask(self._feed.run_dir, question))
         except (OSError, control.ControlError) as error:
             return _error(502, f"the run did not answer: {error}")
-        if why_not is not None:
-            return _error(409, why_not)
-        return _json(msgspec.json.encode({"done": f"{asked.kind} {asked.server}"}))
+        if reason is not None:
+            return _error(409, reason)
+        return _json(msgspec.json.encode({"done": done}))
 
     async def _file(self, request: web.Request) -> web.Response:
         path = request.match_info["path"] or "index.html"
@@ -204,6 +223,17 @@ class FaultAsked(msgspec.Struct, forbid_unknown_fields=True):
     kind: str
     server: str
     factor: float | None = None
+
+
+class LinkAsked(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a request for a link; values have units, as in scenarios."""
+
+    action: str
+    a: str
+    b: str
+    rtt: str | None = None
+    rate: str | None = None
+    loss: str | None = None
 
 
 def _static_files() -> dict[str, tuple[str, bytes, bytes]]:

@@ -128,6 +128,11 @@ def test_a_page_beside_a_run_shows_it_takes_faults_and_ends_with_it(testbed: Tes
     token = {"X_Testbed_Token": token_of(url)}
     assert ask(url, "/api/faults", "POST", fault, Origin="http://evil.example", **token)[0] == 403
     assert ask(url, "/api/faults", "POST", '{"kind": "slow", "server": "a100-0"}', **token)[0] == 400
+    link = {"action": "set", "a": "Cluster0", "b": "Cluster1", "loss": "150 %"}
+    assert ask(url, "/api/links", "POST", json.dumps(link), **token)[0] == 400
+    assert ask(url, "/api/links", "POST", json.dumps({**link, "loss": "1 %"}))[0] == 403
+    assert ask(url, "/api/links", "POST", json.dumps({**link, "loss": "1 %"}), **token)[0] == 200
+    assert ask(url, "/api/links", "POST", json.dumps({**link, "loss": "1 %", "a": "Mars"}), **token)[0] == 409
     status, answer = ask(url, "/api/faults", "POST", fault, **token)
     assert (status, answer) == (200, {"done": "kill a100-0"})
     status, answer = ask(url, "/api/faults", "POST", '{"kind": "kill", "server": "nobody"}', **token)

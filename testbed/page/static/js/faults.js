@@ -12,6 +12,15 @@ const KINDS = [
   ['join', 'Begins a server that is not there'],
 ];
 
+// Enables controls where something can be done by hand; else the hint says why not.
+export function byHandStatus(hint, controls, status, hasToken) {
+  const isPossible = Boolean(status.faults) && hasToken;
+  for (const control of controls) control.disabled = !isPossible;
+  const why = isPossible ? '' : status.faults ? 'Open the whole address that was printed, with what follows #: it holds the page’s token.' : 'Only while a run in real time serves.';
+  setText(hint, why);
+  setAttribute(hint, 'class', why ? 'hint' : 'hint hidden');
+}
+
 export class ServerDialog {
   // source.fault does it, where there is a run that serves.
   constructor(run, source) {
@@ -48,12 +57,7 @@ export class ServerDialog {
   }
 
   setStatus(status, hasToken) {
-    const isPossible = Boolean(status.faults) && hasToken;
-    for (const button of this.buttons) button.disabled = !isPossible;
-    this.factor.disabled = !isPossible;
-    const why = isPossible ? '' : status.faults ? 'Open the whole address that was printed, with what follows #: it holds the page’s token.' : 'Only while a run in real time serves.';
-    setText(this.why, why);
-    setAttribute(this.why, 'class', why ? 'hint' : 'hint hidden');
+    byHandStatus(this.why, [...this.buttons, this.factor], status, hasToken);
   }
 
   update(t, load) {

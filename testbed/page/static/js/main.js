@@ -9,6 +9,7 @@ import { Charts } from './charts.js';
 import { EventList } from './events.js';
 import { RunMap } from './map.js';
 import { ServerDialog } from './faults.js';
+import { LinkDialog } from './links.js';
 import { SessionList } from './sessions.js';
 import { TimeSlider } from './slider.js';
 import { Waterfall } from './waterfall.js';
@@ -66,7 +67,8 @@ class Page {
       this.serverDialog.open(server);
       this.drawAll();
     });
-    this.map = new RunMap(run, source);
+    this.linkDialog = new LinkDialog(run, source);
+    this.map = new RunMap(run, source, (a, b) => this.linkDialog.open(a, b));
     this.charts = new Charts(run, player);
     this.sessions = new SessionList(run, (session) => this.waterfall.open(session, player.t), (session) => this.map.select(session));
     this.events = new EventList(run, (t) => player.seek(t));
@@ -89,7 +91,7 @@ class Page {
       h('dl', { class: 'tiles' }, ...[...this.tiles].map(([name, value]) => h('div', {}, h('dt', { text: name }), value))),
     );
     const main = h('main', {}, this.bar.section, this.map.section, this.charts.section, this.sessions.section, this.events.section);
-    this.app.replaceChildren(top, main, this.slider.section, this.waterfall.dialog, this.serverDialog.dialog);
+    this.app.replaceChildren(top, main, this.slider.section, this.waterfall.dialog, this.serverDialog.dialog, this.linkDialog.dialog);
     document.title = `${header.name} – testbed`;
   }
 
@@ -115,7 +117,9 @@ class Page {
     if (this.isLost) text = status.phase === 'running' ? 'connection lost: the run or its page has ended' : `${text}; its page’s server, too`;
     setText(this.pill, text);
     setAttribute(this.pill, 'class', `pill ${isRunning ? 'running' : status.phase === 'broken' || status.phase === 'killed' || this.isLost ? 'bad' : ''}`);
-    this.serverDialog.setStatus(this.isLost ? { ...status, faults: false } : status, Boolean(pageToken()) && !this.source.isReport);
+    for (const dialog of [this.serverDialog, this.linkDialog]) {
+      dialog.setStatus(this.isLost ? { ...status, faults: false } : status, Boolean(pageToken()) && !this.source.isReport);
+    }
     this.slider.setLive(isRunning);
     if (!isRunning && this.player.isFollowing) {
       this.player.setEnd(this.endNow());

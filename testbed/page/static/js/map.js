@@ -11,8 +11,10 @@ const GOLDEN = Math.PI * (3 - Math.sqrt(5));
 const CLOSEST = 8000;
 
 export class RunMap {
-  constructor(run, source) {
+  // choose(a, b) is called for a link whose name is clicked.
+  constructor(run, source, choose) {
     this.run = run;
+    this.choose = choose;
     this.selected = null;
     const isPlaced = run.header.layout === 'places';
     const [section, body, head] = panel('map', 'Map');
@@ -178,7 +180,8 @@ export class RunMap {
       links.map(([a, b]) => {
         const cells = Array.from({ length: 5 }, (_, i) => h('td', { class: i < 4 ? 'number' : null }));
         const name = a === b ? `inside ${sites[a].name}` : `${sites[a].name} – ${sites[b].name}`;
-        this.tableBody.append(h('tr', {}, h('th', { scope: 'row', text: name }), ...cells));
+        const button = h('button', { type: 'button', class: 'link', text: name, on: { click: () => this.choose(a, b) } });
+        this.tableBody.append(h('tr', {}, h('th', { scope: 'row' }, button), ...cells));
         return [`${a}-${b}`, cells];
       }),
     );

@@ -1,6 +1,6 @@
 // What is known of a run, and what was so at an instant of it. Updates are those of testbed/page/history.py.
 
-export const ENDED = ['completed', 'failed', 'interrupted', 'unfinished'];
+export const ENDED = ['completed', 'failed', 'cancelled', 'interrupted', 'unfinished'];
 
 // The number of values at or before t in an ascending list.
 export function countUntil(values, t) {
@@ -29,6 +29,8 @@ export class Run {
     this.events = [];
     this.lastAt = 0;
     this.version = 0;
+    this.siteOf = new Map([...header.clients, ...header.servers].map(({ name, site }) => [name, site]));
+    this.linkChanges = header.changes.map(([at, why, changed]) => ({ at, why: why.startsWith('the end of: ') ? '' : why, changed }));
     this.servers = header.servers.map((server) => [
       { at: -Infinity, state: server.state, first: server.first, last: server.last, factor: 1, kept: [0, 0] },
     ]);
@@ -51,9 +53,29 @@ export class Run {
     for (const event of update.events) {
       const at = Number.isFinite(event.at_s) ? event.at_s : -Infinity;
       insert(this.events, { at, event, number: this.events.length });
+      if (event.event === 'network-change' && Array.isArray(event.links)) insert(this.linkChanges, this.changeByHand(at, event));
     }
     this.lastAt = Math.max(this.lastAt, update.last_at_s);
     this.version += 1;
+  }
+
+  // Links between sites as a change left them that is not the scenario's own: [a, b, rtt, rate, loss], the worst of their nodes.
+  changeByHand(at, event) {
+    const pairs = new Map();
+    for (const [from, to, delay, rate, , loss] of event.links) {
+      const key = [from, to].sort().join(' ');
+      const known = pairs.get(key) || { sites: [this.siteOf.get(from), this.siteOf.get(to)], rtt: 0, rate: Infinity, loss: 0 };
+      pairs.set(key, { ...known, rtt: known.rtt + delay, rate: Math.min(known.rate, rate), loss: Math.max(known.loss, loss) });
+    }
+    const found = new Map();
+    for (const { sites, rtt, rate, loss } of pairs.values()) {
+      if (sites.includes(undefined)) continue; // a node of the user's
+      const [a, b] = sites.sort((x, y) => x - y);
+      const known = found.get(`${a}-${b}`) || [a, b, 0, Infinity, 0];
+      found.set(`${a}-${b}`, [a, b, Math.max(known[2], rtt), Math.min(known[3], rate), Math.max(known[4], loss)]);
+    }
+    const isOver = event.by === 'hand' && event.why.endsWith(': restore by hand');
+    return { at, why: isOver ? '' : event.why, changed: [...found.values()] };
   }
 
   request(index) {
@@ -214,11 +236,10 @@ export function loadAt(run, t) {
 // The links [a, b, rtt, rate, loss] that are in force, and why those are not the scenario's own, by 'a-b'.
 export function linksAt(run, t) {
   const links = new Map(run.header.links.map((link) => [`${link[0]}-${link[1]}`, { link, why: '' }]));
-  for (const [at, why, changed] of run.header.changes) {
+  for (const { at, why, changed } of run.linkChanges) {
     if (at > t) break;
     for (const link of changed) {
-      const over = why.startsWith('the end of: ');
-      links.set(`${link[0]}-${link[1]}`, { link, why: over ? '' : why });
+      if (links.has(`${link[0]}-${link[1]}`)) links.set(`${link[0]}-${link[1]}`, { link, why });
     }
   }
   return links;

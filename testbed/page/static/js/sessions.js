@@ -4,7 +4,7 @@ import { blocks, count, seconds } from './format.js';
 import { chainAt, isRecovering, recoveriesAt, stateAt, tokensAt } from './run.js';
 
 const SHOWN = 100;
-const ORDER = { active: 0, waiting: 1, failed: 2, interrupted: 2, unfinished: 2, completed: 3 };
+const ORDER = { active: 0, waiting: 1, failed: 2, cancelled: 2, interrupted: 2, unfinished: 2, completed: 3 };
 
 export class SessionList {
   // open(session, button) shows a session's hops; hover(session or null) shows its way on the map.
@@ -40,7 +40,7 @@ export class SessionList {
   wanted(state) {
     if (state === 'future') return false;
     if (this.which === 'all') return true;
-    if (this.which === 'not completed') return ['failed', 'interrupted', 'unfinished'].includes(state);
+    if (this.which === 'not completed') return ['failed', 'cancelled', 'interrupted', 'unfinished'].includes(state);
     return state === this.which;
   }
 

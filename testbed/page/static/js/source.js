@@ -85,10 +85,19 @@ class ServerSource {
 
   // Does what `testbed fault` does; returns a sentence, or throws one.
   async fault(kind, server, factor) {
-    const answer = await fetch('api/faults', {
+    return this.change('api/faults', factor === null ? { kind, server } : { kind, server, factor });
+  }
+
+  // Does what `testbed link` does; returns a sentence, or throws one.
+  async link(asked) {
+    return this.change('api/links', asked);
+  }
+
+  async change(path, asked) {
+    const answer = await fetch(path, {
       method: 'POST',
       headers: { 'Content-Type': 'application/json', 'X-Testbed-Token': pageToken() },
-      body: JSON.stringify(factor === null ? { kind, server } : { kind, server, factor }),
+      body: JSON.stringify(asked),
     });
     const said = await answer.json();
     if (!answer.ok) throw new Error(said.error);
