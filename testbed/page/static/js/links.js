@@ -9,7 +9,7 @@ export class LinkDialog {
     this.source = source;
     this.sites = null;
     this.title = h('h2', { id: 'link-title' });
-    const value = (name, unit) => h('label', {}, name, h('input', { type: 'number', min: '0', step: 'any', 'data-unit': unit, 'data-name': name.toLowerCase() }), unit);
+    const value = (name, unit) => h('label', {}, name, h('input', { type: 'number', min: '0', step: 'any', 'aria-label': name, 'data-unit': unit, 'data-name': name.toLowerCase() }), unit);
     this.values = [value('RTT', 'ms'), value('Rate', 'Mbit/s'), value('Loss', '%')];
     this.inputs = this.values.map((label) => label.querySelector('input'));
     const button = (action, what) => h('button', { type: 'button', text: action, title: what, on: { click: () => this.act(action) } });
