@@ -101,7 +101,7 @@ def _reasons_for_real_time(experiment: Experiment, holds: bool) -> Any:
     if experiment.programs:
         yield "programs of [[node]] run in real time"
     if holds:
-        yield "it is held for others in real time"
+        yield "--hold and `serve` keep the testbed up in real time"
 
 
 def _fabric_missing() -> str | None:

@@ -20,8 +20,9 @@ __all__ = ["fabric", "testbed"]
 CHURN = ("churn", *MEMORY, "--set", "workload.n_requests=12", "--set", "workload.n_output_tokens=32")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """Playwright keeps an event loop running: no test of another module may meet it."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:

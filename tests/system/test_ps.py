@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from tests.support.runs import Testbed
+from tests.support.serving import serving
 from tests.system.test_programs import HELD, hold
 
 
@@ -29,21 +29,21 @@ def test_running_testbeds_are_listed_until_they_end(testbed: Testbed, two_sites:
     for row in rows:
         assert (row["scenario"], row["phase"]) == ("two-sites", "holding")
         assert (row["network"], row["clock"]) == ("loopback", "real")
-        assert row["since"] and row["endpoint"] is None and row["page"] is None
+        assert row["since"] and row["endpoint"] is None
+        assert row["page"].startswith("http://127.0.0.1:")
     assert "testbeds share this machine's CPUs" in testbed("ps").stdout
     first.interrupt()
     assert first.wait().code == 0
     assert [row["run"] for row in listed(testbed, one, two)] == [str(two)]
 
 
-def test_addresses_that_a_testbed_notes_of_itself_are_listed(testbed: Testbed, two_sites: str) -> None:
-    running = hold(testbed, two_sites, "loopback")
-    owner = running.run_dir() / "owner.json"
-    said = {**json.loads(owner.read_text(encoding="utf-8")), "page": "http://127.0.0.1:8000"}
-    owner.write_text(json.dumps(said), encoding="utf-8")
-    [row] = listed(testbed, running.run_dir())
-    assert (row["page"], row["endpoint"]) == ("http://127.0.0.1:8000", None)
-    assert "page http://127.0.0.1:8000" in testbed("ps").stdout
+def test_an_endpoint_is_listed_while_it_can_be_used(testbed: Testbed, two_sites: str, tmp_path: Path) -> None:
+    with serving(tmp_path / "served", two_sites, "--network", "loopback", "--no-page") as serves:
+        [row] = listed(testbed, serves.run_dir)
+        assert (row["page"], row["endpoint"]) == (None, serves.url)
+        assert f"endpoint {serves.url}" in testbed("ps").stdout
+        serves.end()
+    assert not (serves.run_dir / "endpoint.json").exists()
 
 
 def test_a_run_in_virtual_time_is_listed_too(testbed: Testbed, two_sites: str) -> None:
