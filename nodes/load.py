@@ -50,14 +50,15 @@ class LoadGenerator:
 
         Raises ``LogFullError`` when measurements can no longer be stored: the run is over then.
         """
+        if stays_open:
+            self._broken = asyncio.get_running_loop().create_future()
         try:
             for request in requests:
                 await self._clock.sleep_until_s(request.arrival_at_s)
                 if self._failure is not None:
                     raise self._failure
                 self.begin(request)
-            if stays_open:
-                self._broken = asyncio.get_running_loop().create_future()
+            if self._broken is not None:
                 await self._broken
             await asyncio.gather(*self._tasks.values())
         finally:

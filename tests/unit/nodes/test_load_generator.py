@@ -19,6 +19,7 @@ from nodes.eventlog import EventLog, LogFullError
 from nodes.hub import StubHub
 from nodes.load import LoadGenerator
 from nodes.records import (
+    ENDED,
     Admitted,
     AnyRecord,
     Arrived,
@@ -66,6 +67,9 @@ class Load:
             )
 
         self.generator = LoadGenerator(clock, log, make, self.observed.append, "hub")
+
+    def count_of(self, request: int, kind: str) -> int:
+        return sum((record.request, record.kind) == (request, kind) for record in self.observed)
 
     def count(self, kind: str) -> int:
         return sum(record.kind == kind for record in self.observed)
@@ -222,6 +226,43 @@ async def test_the_progress_view_gets_the_latest_first_token_and_the_latest_gap(
     assert (generator.n_tokens, generator.last_ttft_s) == (1, 4.0)
     generator.record(Token(0, 4.5, 1, 4.0, [], 12))
     assert (generator.n_tokens, generator.last_ttft_s, generator.last_gap_s) == (2, 4.0, 0.5)
+    load.log.close()
+
+
+async def test_requests_that_come_later_are_served_until_there_is_enough_or_nobody_waits(
+    tmp_path: Path,
+) -> None:
+    clock = ManualClock()
+    chain = [make_server(0, 2), make_server(2, 4)]
+    async with connected(chain, clock) as connections:
+        load = Load(clock, EventLog(tmp_path / "c.log"), connections)
+        work = asyncio.create_task(load.generator.run([], stays_open=True))
+        await asyncio.sleep(0)
+        for index in range(3):
+            load.generator.begin(Request(index, 0.0, 3, 1000))
+        await until(lambda: all(load.count_of(index, "token") >= 2 for index in range(3)))
+        load.generator.end(0, enough=True)
+        load.generator.end(1, enough=False)
+        load.generator.end(1, enough=True)  # too late: it is ending already
+        load.generator.end(77, enough=True)  # nobody knows it
+        await until(lambda: load.count("completed") + load.count("cancelled") == 2)
+        assert not work.done()
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+        load.log.close()
+        await until(lambda: all(server.account.used_bytes == 0.0 for server in chain))
+    ends = {record.request: record.kind for record in load.records() if isinstance(record, ENDED)}
+    assert ends == {0: "completed", 1: "cancelled", 2: "interrupted"}
+
+
+async def test_what_breaks_a_later_request_ends_the_run(tmp_path: Path) -> None:
+    load = Load(ManualClock(), EventLog(tmp_path / "c.log"), [])  # without the connections that a chain needs
+    work = asyncio.create_task(load.generator.run([], stays_open=True))
+    await asyncio.sleep(0)
+    load.generator.begin(Request(0, 0.0, 3, 5))
+    with pytest.raises(IndexError):
+        await asyncio.wait_for(work, 60)
     load.log.close()
 
 
