@@ -74,9 +74,13 @@ class Serving:
 
 @contextlib.contextmanager
 def serving(folder: Path, scenario: str, *options: str) -> Iterator[Serving]:
-    """``testbed serve`` into ``folder``, on any free port; it is ended, if the body has not done that."""
+    """``testbed serve`` into ``folder``, on any free port; it is ended, if the body has not done that.
+
+    Without its page, whose process takes time to begin, unless that is asked for.
+    """
+    page = () if "--page" in options else ("--no-page",)
     with subprocess.Popen(
-        [COMMAND, "serve", scenario, "--port", "0", "--out", str(folder), *options],
+        [COMMAND, "serve", scenario, "--port", "0", "--out", str(folder), *page, *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -79,7 +79,7 @@ def test_an_interrupt_while_serving_keeps_the_record_up_to_that_moment(testbed: 
 
 
 def test_hold_keeps_the_testbed_up_until_an_interrupt(testbed: Testbed) -> None:
-    run = testbed.start_up("clustered", "--hold", "--json", *FAST, *REAL)
+    run = testbed.start_up("clustered", "--hold", "--no-page", "--json", *FAST, *REAL)
     run.says("holding the testbed up")
     run_dir = run.run_dir()
     assert sum(name.startswith("tb:") for name in processes(run_dir).values()) >= 11
@@ -123,7 +123,7 @@ def test_kill_9_of_the_launcher_ends_the_run_with_a_message(testbed: Testbed) ->
 
 
 def test_clean_does_not_touch_a_live_run(testbed: Testbed) -> None:
-    run = testbed.start_up("clustered", "--hold", *FAST, *REAL)
+    run = testbed.start_up("clustered", "--hold", "--no-page", *FAST, *REAL)
     run.says("holding the testbed up")
     run_dir = run.run_dir()
     alive, elsewhere = processes(run_dir), run_dir.with_name("elsewhere")

@@ -22,7 +22,16 @@ from tests.support.runs import (
 )
 from tests.system.conftest import TWO_SITES
 
-HELD = ("--hold", "--clock", "real", "--no-twin", "--no-report", "--set", "workload.n_requests=1")
+HELD = (
+    "--hold",
+    "--no-page",
+    "--clock",
+    "real",
+    "--no-twin",
+    "--no-report",
+    "--set",
+    "workload.n_requests=1",
+)
 
 
 def hold(testbed: Testbed, scenario: str, network: str = "fabric", *options: str) -> Running:

@@ -29,8 +29,7 @@ def test_running_testbeds_are_listed_until_they_end(testbed: Testbed, two_sites:
     for row in rows:
         assert (row["scenario"], row["phase"]) == ("two-sites", "holding")
         assert (row["network"], row["clock"]) == ("loopback", "real")
-        assert row["since"] and row["endpoint"] is None
-        assert row["page"].startswith("http://127.0.0.1:")
+        assert row["since"] and row["endpoint"] is None and row["page"] is None
     assert "testbeds share this machine's CPUs" in testbed("ps").stdout
     first.interrupt()
     assert first.wait().code == 0
@@ -38,7 +37,7 @@ def test_running_testbeds_are_listed_until_they_end(testbed: Testbed, two_sites:
 
 
 def test_an_endpoint_is_listed_while_it_can_be_used(testbed: Testbed, two_sites: str, tmp_path: Path) -> None:
-    with serving(tmp_path / "served", two_sites, "--network", "loopback", "--no-page") as serves:
+    with serving(tmp_path / "served", two_sites, "--network", "loopback") as serves:
         [row] = listed(testbed, serves.run_dir)
         assert (row["page"], row["endpoint"]) == (None, serves.url)
         assert f"endpoint {serves.url}" in testbed("ps").stdout
@@ -47,7 +46,7 @@ def test_an_endpoint_is_listed_while_it_can_be_used(testbed: Testbed, two_sites:
 
 
 def test_a_run_in_virtual_time_is_listed_too(testbed: Testbed, two_sites: str) -> None:
-    long = ("--clock", "virtual", "--network", "memory", "--set", "workload.n_output_tokens=20000", *HELD[4:])
+    long = ("--clock", "virtual", "--network", "memory", "--set", "workload.n_output_tokens=20000", *HELD[5:])
     running = testbed.start_up(two_sites, *long)
     run_dir = running.serving()
     [row] = listed(testbed, run_dir)

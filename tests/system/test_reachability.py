@@ -66,9 +66,9 @@ def _addresses(pid: int) -> list[str]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="entering another namespace needs root")
 def test_a_server_is_reached_by_its_own_run_and_by_nobody_else(fabric: None, testbed: Testbed) -> None:
-    one = testbed.start_up("clustered", "--network", "fabric", *LONG, "--hold").serving()
+    one = testbed.start_up("clustered", "--network", "fabric", *LONG, "--hold", "--no-page").serving()
     few = ("--set", "servers.0.count=4")
-    two = testbed.start_up("clustered", "--network", "fabric", *few, *LONG, "--hold").serving()
+    two = testbed.start_up("clustered", "--network", "fabric", *few, *LONG, "--hold", "--no-page").serving()
     names = sorted(name.removeprefix("tb:") for name in processes(one).values() if name.startswith("tb:"))
     servers = [name for name in names if name.startswith(("mig-", "a100-"))]
     assert len(servers) >= 6
@@ -90,7 +90,7 @@ def test_a_server_is_reached_by_its_own_run_and_by_nobody_else(fabric: None, tes
 
 
 def test_on_the_loopback_network_servers_listen_on_127_0_0_1_only(testbed: Testbed) -> None:
-    run = testbed.start_up("clustered", "--network", "loopback", *LONG, "--hold").serving()
+    run = testbed.start_up("clustered", "--network", "loopback", *LONG, "--hold", "--no-page").serving()
     pids = {pid for pid, name in processes(run).items() if name.startswith("tb:")}
     inodes = set()
     for pid in pids:

@@ -195,7 +195,7 @@ def test_decisions_that_rely_on_the_announcement_of_a_dead_server_are_counted(
 
 @pytest.mark.usefixtures("fabric")
 def test_a_running_testbed_takes_faults_by_hand_from_its_owner_only(testbed: Testbed, scenario: Any) -> None:
-    run = testbed.start_up(scenario(), "--network", "fabric", "--hold", "--no-report", *REAL)
+    run = testbed.start_up(scenario(), "--network", "fabric", "--hold", "--no-page", "--no-report", *REAL)
     run_dir = run.serving()
     where = ("--run", str(run_dir))
     assert stat.S_IMODE((run_dir / "live.sock").stat().st_mode) & 0o077 == 0

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 
@@ -68,7 +69,10 @@ def events_of(run_dir: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def test_a_run_that_served_has_every_request_as_a_row_and_a_twin_beside_it(tmp_path: Path) -> None:
-    with serving(tmp_path / "run", "clustered", *QUICK) as testbed:
+    with serving(tmp_path / "run", "clustered", *QUICK, "--page") as testbed:
+        page = json.loads((testbed.run_dir / "page.json").read_text(encoding="utf-8"))["url"]
+        with urlopen(page) as response:
+            assert b"<!doctype html>" in response.read()
         first = testbed.ask("/v1/completions", {**HELLO, "max_tokens": 8}, X_Request_Id="mine")
         assert (first.status, first.headers["X-Request-Id"], first.headers[INDEX_HEADER]) == (
             200,

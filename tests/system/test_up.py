@@ -249,7 +249,7 @@ def test_a_server_that_computes_serially_serves_gamma_arrivals_of_mixed_lengths(
 def test_two_runs_at_once_both_succeed_and_their_namespaces_go_with_them(
     testbed: Testbed, two_sites: str
 ) -> None:
-    held_up = ("--network", "fabric", "--no-report", "--hold", *REAL)
+    held_up = ("--network", "fabric", "--no-report", "--hold", "--no-page", *REAL)
     runs = [testbed.start_up(two_sites, *held_up) for _ in range(2)]
     held: list[set[str]] = []
     for run in runs:

@@ -122,6 +122,7 @@ def test_a_page_beside_a_run_shows_it_takes_faults_and_ends_with_it(testbed: Tes
     assert f"page {page['url']}" in run.stderr
     assert (run_dir / "page.json").stat().st_mode & 0o077 == 0
     url = page["url"]
+    assert url in [row["page"] for row in testbed("ps", "--json").json()["testbeds"]]
     status, answer = ask(url, "/api/run")
     assert answer["update"]["status"]["phase"] == "running"
     fault = json.dumps({"kind": "kill", "server": "a100-0"})
