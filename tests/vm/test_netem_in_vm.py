@@ -90,7 +90,7 @@ def test_programs_on_any_two_nodes_find_the_links_of_the_scenario_and_those_set_
     found = [float(ms) for ms in re.findall(r"@@rtt \w+ round-trip min/avg/max = [\d.]+/([\d.]+)/", text)]
     for rtt_ms, asked_ms in zip(found, [100, 5, 40, 5], strict=True):
         assert asked_ms <= rtt_ms < asked_ms + 5
-    assert re.search(r"^10\.77\.\d+\.\d+ a100-1$", text, re.MULTILINE)
+    assert re.search(r"^10\.77\.\d+\.\d+ a100-1\s*$", text, re.MULTILINE)
 
 
 @as_either_user
