@@ -3,6 +3,7 @@
 # make setup  .venv with everything (development tools, real blocks)
 # make check  format, lint, types
 # make bench  measure speed and accuracy; prints the figures
+# make petals an environment for the real PETALS (docs/petals.md)
 
 PYTHON ?= python3
 VENV := .venv
@@ -12,10 +13,13 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 EXTRAS ?= dev,blocks
 # Extras of `make test`: tests of real blocks are skipped, by name, without TEST_EXTRAS=dev,quantised.
 TEST_EXTRAS ?= dev
+# For `make petals`: its folder, and where its torch comes from.
+PETALS_VENV := .venv-petals
+PETALS_TORCH ?= torch==2.13.0
 # Extra arguments for the run, e.g. make run ARGS="--policy petals"
 ARGS ?=
 
-.PHONY: setup run test check format bench clean
+.PHONY: setup run test check format bench petals clean
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "testbed needs Python 3.11 or newer")'
@@ -54,5 +58,13 @@ test: $(VENV)/.test-$(TEST_EXTRAS) check
 bench: $(VENV)/.test-$(TEST_EXTRAS)
 	$(BIN)/python -m benchmarks $(ARGS)
 
+petals: $(PETALS_VENV)/.done
+
+$(PETALS_VENV)/.done: scenarios/petals/requirements.txt
+	$(PYTHON) -m venv $(PETALS_VENV)
+	$(PETALS_VENV)/bin/python -m pip --disable-pip-version-check install --quiet $(PETALS_TORCH)
+	$(PETALS_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --requirement $<
+	touch $@
+
 clean:
-	rm -rf $(VENV) .cache build dist
+	rm -rf $(VENV) $(PETALS_VENV) .cache build dist

@@ -29,8 +29,8 @@ def check_programs(experiment: Experiment, announce: Callable[[str], None]) -> N
         path = program.environment.get("PATH", os.environ.get("PATH"))
         if shutil.which(program.command[0], path=path) is None:
             raise UserError(
-                f"node {program.node}: there is no program {program.command[0]!r} on this machine; install it, or "
-                "give its path in command"
+                f"node {program.node}: there is no program {program.command[0]!r} here; install it (the scenario's file "
+                "may say how), or give its path in command"
             )
         announce(f"node {program.node} will run {shlex.join(program.command)}")
 

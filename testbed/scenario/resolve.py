@@ -50,7 +50,7 @@ from testbed.scenario.workload import join_order, make_requests, stream, workloa
 GroupT = TypeVar("GroupT", ServersTable, ClientsTable)
 _OUR_PROCESSES = ("launcher", "fabric", "still")
 """Of a run; their logs stand beside those of nodes."""
-FolderOf = Callable[[str, str], Path]
+FolderOf = Callable[..., Path]
 """Where relative paths of a key of the scenario start."""
 
 
@@ -138,8 +138,13 @@ def resolve(scenario: Scenario, stem: str, folder_of: FolderOf) -> Experiment:
         changes=network_changes(network.event or (), links, where.sites),
         site_links=by_site,
         programs=tuple(
-            Program(node.name, tuple(node.command or ()), node.environment, node.restart == "on-failure")
-            for node in scenario.node or ()
+            Program(
+                node.name,
+                _beside(folder_of("node", str(index), "command"), node.command or ()),
+                node.environment,
+                node.restart == "on-failure",
+            )
+            for index, node in enumerate(scenario.node or ())
         ),
         events=tuple(network.event or ()),
         network=network.backend,
@@ -189,6 +194,11 @@ class _Places:
     @property
     def sites(self) -> dict[str, str]:
         return {node.name: node.site for node in (*self.clients, *self.servers, *self.others)}
+
+
+def _beside(folder: Path, command: Sequence[str]) -> tuple[str, ...]:
+    """``command`` with whole paths for its words ``./FILE``, which lie in ``folder``."""
+    return tuple(str((folder / word).absolute()) if word.startswith("./") else word for word in command)
 
 
 def _places(scenario: Scenario, folder_of: FolderOf) -> _Places:

@@ -133,6 +133,7 @@ class NodeTable(Table):
     """``[[node]]``: a node of its own for a program of the user's, linked to all others as its site is.
 
     ``command`` is text, split as a shell would, or a list; without it the node is empty, for ``testbed exec``.
+    Words that begin with ``./`` are files beside the scenario's.
     """
 
     name: Name

@@ -57,6 +57,17 @@ def test_a_stored_scenario_has_the_same_nodes(load: Load, tmp_path: Path) -> Non
     assert (again.programs, again.links, again.sites) == (e.programs, e.links, e.sites)
 
 
+def test_words_that_begin_with_a_dot_and_a_slash_are_files_beside_the_scenario(tmp_path: Path) -> None:
+    file = tmp_path / "own.toml"
+    text = Path("scenarios/petals-real.toml").read_text(encoding="utf-8")
+    file.write_text(text.replace("swarm.py dht", "swarm.py dht .hidden a./b"), encoding="utf-8")
+    words = load_experiment(str(file)).programs[0].command
+    assert words[1:] == (str(tmp_path / "petals" / "swarm.py"), "dht", ".hidden", "a./b")
+    by_hand = load_experiment(str(file), ["node.0.command='./run it'"]).programs
+    assert by_hand[0].command == (str(Path("run").absolute()), "it")
+    assert by_hand[1].command[1] == str(tmp_path / "petals" / "swarm.py")
+
+
 def test_in_virtual_time_these_nodes_are_not_there_and_the_others_are_as_without_them(load: Load) -> None:
     spec = network_spec(with_nodes(load), "run", is_virtual=True)
     without = network_spec(load(INSIDE_B), "run", is_virtual=True)
