@@ -1,10 +1,13 @@
-"""CPU of the page's server: 60 servers, 200 sessions that decode all the time, two pages that watch.
+"""What the page costs: CPU of its server, and a run's fidelity with a page open.
 
-The logs are written as clients would, in real time. Baseline: reading the same logs afterwards, all at once.
+CPU: 60 servers and 200 sessions that decode all the time, two pages that watch; the logs are written as clients
+would, in real time. Baseline: reading the same logs afterwards, all at once. Fidelity: the errors of ``clustered`` in
+real time against its twin, with two pages that watch; baseline: the same without a page, each twice, by turns.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -30,9 +33,43 @@ _SECONDS = 20.0
 _WARM_S = 3.0
 
 
+_RUN = ("workload.rate=0.5", "workload.n_requests=12", "workload.n_output_tokens=64")
+
+
 def measure() -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as name:
-        return _measure(Path(name) / "run")
+        return _measure(Path(name) / "run") + _fidelity(Path(name))
+
+
+def _fidelity(folder: Path) -> list[dict[str, Any]]:
+    figures = []
+    for turn in ("first", "second"):
+        for is_open in (False, True):
+            run_dir = folder / f"{turn}-{is_open}"
+            error = _error_of_a_run(run_dir, is_open)
+            label = f"token gaps against the twin, {'a page open' if is_open else 'no page (baseline)'}, {turn} turn"
+            figures.append(figure(f"{label}: mean", 100 * error["mean_abs_ratio"], "%"))
+            figures.append(figure(f"{label}: p99", 100 * error["p99_abs_ratio"], "%"))
+    return figures
+
+
+def _error_of_a_run(run_dir: Path, is_open: bool) -> dict[str, float]:
+    options = [text for option in _RUN for text in ("--set", option)]
+    command = [sys.executable, "-m", "testbed", "up", "clustered", "--clock", "real", "--no-report", *options]
+    page = ["--page", "0"] if is_open else ["--no-page"]
+    with subprocess.Popen([*command, *page, "--out", str(run_dir)], stderr=subprocess.PIPE, text=True) as run:
+        assert run.stderr is not None, "it was asked for"
+        if is_open:
+            url = run.stderr.readline().split()[1].partition("#")[0]
+            while not (run_dir / "plan.json").exists():
+                time.sleep(0.1)
+            pages = [_Watching(url) for _ in range(2)]
+        run.stderr.read()
+    if is_open:
+        assert all(page.n_updates > 100 for page in pages), "a page that shows nothing costs nothing"
+    summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
+    error: dict[str, float] = summary["emulation_error"]["token_gap_s"]
+    return error
 
 
 def _measure(folder: Path) -> list[dict[str, Any]]:

@@ -68,6 +68,8 @@ class Times:
 
     first_ms: dict[int, list[float]] = field(default_factory=dict)
     gaps_ms: list[float] = field(default_factory=list)
+    opening_ms: list[float] = field(default_factory=list)
+    """Of ours, until the prompt goes out: asking all servers for room. PETALS asks with the prompt."""
 
     def add(self, n_input: int, at_s: Sequence[float]) -> None:
         """A request that began at ``at_s[0]``, whose tokens came at the others."""
@@ -81,6 +83,10 @@ class Times:
 
     def first(self, n_input: int) -> float:
         return statistics.median(self.first_ms[n_input])
+
+    def prefill(self, n_input: int) -> float:
+        """``first`` without what comes before the prompt goes out."""
+        return self.first(n_input) - statistics.median(self.opening_ms)
 
 
 CASES = (
@@ -171,7 +177,7 @@ class _Bench:
         (per_hop, per_token), *_ = np.linalg.lstsq(rows, own, rcond=None)
         lengths = sorted(set(_INPUTS))
         rows = np.array([[case.n_servers, case.n_servers * n, 1.0] for case, *_ in fitted for n in lengths])
-        own = np.array([petals.first(n) - twin.first(n) for _, petals, twin in fitted for n in lengths])
+        own = np.array([petals.first(n) - twin.prefill(n) for _, petals, twin in fitted for n in lengths])
         (first, slope, once), *_ = np.linalg.lstsq(rows, own, rcond=None)
         self.figures["fit_ms"] = {
             "token_per_hop": per_hop,
@@ -185,7 +191,7 @@ class _Bench:
             said = twin.gap_ms + case.n_servers * per_hop + per_token
             error = said / petals.gap_ms - 1
             firsts = [
-                (twin.first(n) + case.n_servers * (first + slope * n) + once) / petals.first(n) - 1
+                (twin.prefill(n) + case.n_servers * (first + slope * n) + once) / petals.first(n) - 1
                 for n in lengths
             ]
             self.figures[case.name]["error"] = {
@@ -290,6 +296,7 @@ def _times_of(folder: Path) -> Times:
     for record in read_tables(folder, load_run(folder)).records.requests[1:]:
         n_input = _INPUTS[record.index]
         times.add(n_input, [record.arrived_at_s, *(token.at_s for token in record.tokens)])
+        times.opening_ms.append(1e3 * (record.tokens[0].ready_at_s - record.arrived_at_s))
     return times
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +33,17 @@ class Tables:
     records: RunRecords
     hops: HopTable
     rows: list[dict[str, Any]]
+
+    @cached_property
+    def ranks(self) -> NDArray[np.int64]:
+        """Of requests by index: their place in the order of planned arrivals.
+
+        A request from outside that came before one of the workload has the greater index, but not in the twin.
+        """
+        planned = sorted(self.records.requests, key=lambda record: (record.intended_at_s, record.index))
+        ranks = np.zeros(1 + max((record.index for record in planned), default=0), dtype=np.int64)
+        ranks[[record.index for record in planned]] = np.arange(len(planned))
+        return ranks
 
 
 def error(measured: Any, truth: Any) -> dict[str, float | None]:
@@ -104,7 +116,7 @@ def _admissions(run: Tables) -> list[tuple[int, str, int]]:
     rows = {row["request"]: row for row in run.rows}
     admitted = [record for record in run.records.requests if record.opening_at_s is not None]
     admitted.sort(key=lambda record: (record.opening_at_s, record.index))
-    return [(r.index, rows[r.index]["chain"], r.n_recoveries) for r in admitted]
+    return [(int(run.ranks[r.index]), rows[r.index]["chain"], r.n_recoveries) for r in admitted]
 
 
 class _Keyed(NamedTuple):
@@ -116,14 +128,13 @@ class _Keyed(NamedTuple):
 
 def _column(run: Tables, name: str) -> _Keyed:
     rows = [row for row in run.rows if row[name] is not None]
-    return _Keyed(
-        np.array([row["request"] for row in rows], dtype=np.int64), np.array([row[name] for row in rows])
-    )
+    requests = np.array([row["request"] for row in rows], dtype=np.int64)
+    return _Keyed(run.ranks[requests], np.array([row[name] for row in rows]))
 
 
 def _gaps(run: Tables) -> _Keyed:
     found = [
-        (_key(record.index, token.token), token.at_s - token.ready_at_s)
+        (_key(int(run.ranks[record.index]), token.token), token.at_s - token.ready_at_s)
         for record in run.records.requests
         for token in record.tokens[1:]
     ]
@@ -135,7 +146,7 @@ def _gaps(run: Tables) -> _Keyed:
 def _hops(run: Tables) -> _Keyed:
     hops = run.hops
     plain = ~hops.is_replay
-    keys = _key(hops.request, hops.token) + hops.hop
+    keys = _key(run.ranks[hops.request], hops.token) + hops.hop
     return _Keyed(keys[plain], hops.measured_s[plain])
 
 

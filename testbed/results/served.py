@@ -45,7 +45,7 @@ def replayed_document(experiment: Experiment, records: Sequence[RequestRecord]) 
             max(len(r.tokens), 1),
             experiment.problem.clients.index(r.client),
         ]
-        for r in records
+        for r in sorted(records, key=lambda record: (record.intended_at_s, record.index))
     ]
     document = {key: value for key, value in experiment.document.items() if key != "endpoint"}
     span_s = rows[-1][0] - rows[0][0]

@@ -107,11 +107,8 @@ def serve_command(
             asked: dict[int, Generation] = endpoint.generations
             verify_tokens(run_dir, experiment, dataclasses.replace(blocks, generations=asked), _say)
         if with_twin and error is None and experiment.requests:
-            if options.workload == "also":
-                _say("no twin: requests of the workload and from outside came mixed")
-            else:
-                _say("running the twin in virtual time (--no-twin leaves it out)")
-                run_twin(experiment, placed, run_dir, _say)
+            _say("running the twin in virtual time (--no-twin leaves it out)")
+            run_twin(experiment, placed, run_dir, _say)
         summary = finish(run_dir, experiment, report=report, trace=trace)
         _say(summary_text(summary))
         if error is not None:

@@ -317,10 +317,15 @@ def test_the_workload_of_the_scenario_may_be_served_too(tmp_path: Path) -> None:
     with serving(tmp_path / "run", "clustered", *QUICK, "--workload", "also", *own) as testbed:
         assert testbed.ask("/v1/completions", HELLO).status == 200
         wait_until(lambda: _n_ended(testbed) == 4, "all requests to end")
-        assert "no twin" in testbed.end()
+        testbed.end()
     rows = rows_of(tmp_path / "run" / "requests.parquet")
     assert [row["status"] for row in rows] == ["completed"] * 4
     assert [row["n_tokens_done"] for row in rows] == [4, 4, 4, 5]
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
+    assert summary["emulation_error_of"] == "twin"
+    twin = rows_of(tmp_path / "run" / "twin" / "requests.parquet")
+    assert [row["arrival_at_s"] for row in twin] == sorted(row["arrival_at_s"] for row in rows)
+    assert sorted(row["n_tokens_done"] for row in twin) == [4, 4, 4, 5]
 
 
 def _n_ended(testbed: Serving) -> float:

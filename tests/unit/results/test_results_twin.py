@@ -16,13 +16,18 @@ from tests.unit.results.conftest import SyntheticRun, make_experiment, perfect_h
 CHAIN = [(0, 0, 4)]
 
 
-def tables(path: Path, waits_s: Sequence[float], slow_s: float = 0.0) -> Any:
-    """Requests that arrive at 0, 1, ... s, wait as long as given, and take ``slow_s`` longer per token."""
+def tables(
+    path: Path, waits_s: Sequence[float], slow_s: float = 0.0, order: Sequence[int] | None = None
+) -> Any:
+    """Requests that arrive at 0, 1, ... s, wait as long as given, and take ``slow_s`` longer per token.
+
+    ``order``: their numbers, in the order of arrival.
+    """
     experiment = make_experiment([(2, 2)] * len(waits_s))
     run = SyntheticRun(path, experiment)
-    for index, wait_s in enumerate(waits_s):
-        at_s = index + wait_s
-        run.arrive(index, float(index))
+    for place, (index, wait_s) in enumerate(zip(order or range(len(waits_s)), waits_s, strict=True)):
+        at_s = place + wait_s
+        run.arrive(index, float(place))
         run.admit(index, CHAIN, at_s, at_s + 0.1)
         first = perfect_hop(0, 0, 4, at_s + 0.1, 2, prompt=True)
         ready_s = run.token(index, 0, at_s + 0.1, [first], first[6] + slow_s)
@@ -67,6 +72,17 @@ def test_admissions_in_another_order_are_compared_as_distributions(tmp_path: Pat
     assert pairing == DISTRIBUTIONS
     assert errors["queue_s"]["mean_abs_ratio"] == 0
     assert errors["e2e_s"]["mean_abs_ratio"] == pytest.approx(0, abs=1e-9)
+
+
+def test_a_request_from_outside_is_compared_with_itself_although_the_twin_numbers_by_arrival(
+    tmp_path: Path,
+) -> None:
+    """The last of the run's three came from outside, before the workload's second."""
+    run = tables(tmp_path / "a", [0, 3, 0], slow_s=0.034, order=[0, 2, 1])
+    errors, pairing = twin_errors(run, tables(tmp_path / "b", [0, 3, 0]))
+    assert pairing == REQUESTS
+    assert errors["queue_s"]["mean_abs_s"] == 0
+    assert errors["token_gap_s"]["mean_ratio"] == pytest.approx(0.1)
 
 
 def test_distributions_of_different_sizes_are_compared_at_the_same_shares(tmp_path: Path) -> None:
