@@ -31,9 +31,9 @@ from testbed.results import load_run, read_tables
 _BLOCKS = 8
 _SITES = ("East", "West", "South")
 _PYTHON = Path(".venv-petals/bin/python")
-_INPUTS = (8, 8, 64, 256, 8, 64, 256)
-"""Tokens of the prompts, one request after another. The first meets what is not there yet, and does not count."""
 _OUTPUT = 24
+_LARGE = 4096
+"""Hidden size from which on less is asked for."""
 _FURTHER_MS = 4.0
 """How much further away a spare server is, so that both systems choose the other one first."""
 _KILL_AFTER = 12
@@ -54,6 +54,15 @@ class Case:
     @property
     def name(self) -> str:
         return f"{self.n_servers}-servers-{self.rtt_ms:g}ms-{self.hidden}"
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """Tokens of the prompts, one request after another; the first meets what is not there yet, and does not count."""
+        return (8, 8, 64, 256, 8, 64, 256) if self.hidden < _LARGE else (8, 8, 64)
+
+    @property
+    def lengths(self) -> list[int]:
+        return sorted(set(self.inputs))
 
     @property
     def blocks(self) -> list[tuple[int, int]]:
@@ -144,9 +153,9 @@ class _Bench:
         }
         print(
             f"{case.n_servers} servers, RTT {case.rtt_ms:g} ms, hidden size {case.hidden}: a token takes PETALS "
-            f"{petals.gap_ms:.1f} ms, ours {ours.gap_ms:.1f}, simulated {twin.gap_ms:.1f}; the first after 8, 64, 256 "
+            f"{petals.gap_ms:.1f} ms, ours {ours.gap_ms:.1f}, simulated {twin.gap_ms:.1f}; the first after {', '.join(map(str, case.lengths))} "
             f"PETALS {_firsts(petals)}, ours {_firsts(ours)}, simulated {_firsts(twin)}; "
-            f"{n_other} of PETALS' {len(_INPUTS)} requests with other tokens than transformers'",
+            f"{n_other} of PETALS' {len(case.inputs)} requests with other tokens than transformers'",
             flush=True,
         )
 
@@ -175,9 +184,13 @@ class _Bench:
         rows = np.array([[case.n_servers, 1.0] for case, *_ in fitted])
         own = np.array([petals.gap_ms - twin.gap_ms for _, petals, twin in fitted])
         (per_hop, per_token), *_ = np.linalg.lstsq(rows, own, rcond=None)
-        lengths = sorted(set(_INPUTS))
-        rows = np.array([[case.n_servers, case.n_servers * n, 1.0] for case, *_ in fitted for n in lengths])
-        own = np.array([petals.first(n) - twin.prefill(n) for _, petals, twin in fitted for n in lengths])
+        firsts_of = [
+            (case.n_servers, n, petals.first(n) - twin.prefill(n))
+            for case, petals, twin in fitted
+            for n in case.lengths
+        ]
+        rows = np.array([[n_hops, n_hops * n, 1.0] for n_hops, n, _ in firsts_of])
+        own = np.array([own_ms for *_, own_ms in firsts_of])
         (first, slope, once), *_ = np.linalg.lstsq(rows, own, rcond=None)
         self.figures["fit_ms"] = {
             "token_per_hop": per_hop,
@@ -192,11 +205,11 @@ class _Bench:
             error = said / petals.gap_ms - 1
             firsts = [
                 (twin.prefill(n) + case.n_servers * (first + slope * n) + once) / petals.first(n) - 1
-                for n in lengths
+                for n in case.lengths
             ]
             self.figures[case.name]["error"] = {
                 "token": error,
-                "first": dict(zip(lengths, firsts, strict=True)),
+                "first": dict(zip(case.lengths, firsts, strict=True)),
             }
             role = "fitted" if case.fits else "judge"
             errors = ", ".join(f"{100 * e:+.1f}" for e in firsts)
@@ -212,20 +225,21 @@ class _Bench:
     def _profile(self, hidden: int) -> Path:
         folder = self._out / f"profile-{hidden}"
         if not folder.exists():
-            few = ("--blocks", "4", "--lengths", "8,64,256", "--sessions", "1", "--rounds", "3")
+            blocks, lengths = ("4", "8,64,256") if hidden < _LARGE else ("2", "8,64")
             _testbed(
-                *("calibrate", "--model", str(self._model(hidden)), "--name", "measured", *few),
-                *("--output-tokens", "32", "--out", str(folder)),
+                *("calibrate", "--model", str(self._model(hidden)), "--name", "measured", "--blocks", blocks),
+                *("--lengths", lengths, "--sessions", "1", "--rounds", "3", "--output-tokens", "32"),
+                *("--out", str(folder)),
             )
         return folder / "profile.toml"
 
     def _petals(self, case: Case, model: Path) -> tuple[Times, int]:
-        given = f"--input {' '.join(map(str, _INPUTS))} --output {_OUTPUT}"
+        given = f"--input {' '.join(map(str, case.inputs))} --output {_OUTPUT}"
         folder = self._out / f"{case.name}-petals"
         with _swarm(folder, case, model, case.blocks, given) as lines:
             events = _until_ended(lines, 600)
         times = Times()
-        for index in range(1, len(_INPUTS)):
+        for index in range(1, len(case.inputs)):
             own = [event for event in events if event.get("request") == index]
             assert len(own) == 1 + _OUTPUT
             times.add(own[0]["n_input"], [event["at_s"] for event in own])
@@ -233,8 +247,8 @@ class _Bench:
 
     def _ours(self, case: Case, model: Path, profile: Path) -> tuple[Times, Times]:
         # One after another, with some time to spare: a request's round trips, and what it computes.
-        every_s = 2 + 1.3e-3 * _OUTPUT * case.n_servers * (case.rtt_ms + 10) + 60 * (case.hidden / 4096) ** 2
-        requests = [[k * every_s, n, _OUTPUT] for k, n in enumerate(_INPUTS)]
+        every_s = 2 + 1.3e-3 * _OUTPUT * case.n_servers * (case.rtt_ms + 10) + 40 * (case.hidden / 4096) ** 2
+        requests = [[k * every_s, n, _OUTPUT] for k, n in enumerate(case.inputs)]
         folder = self._out / f"{case.name}-ours"
         _up(folder, case, model, profile, case.blocks, requests)
         summary = json.loads((folder / "summary.json").read_text())
@@ -288,14 +302,13 @@ def _server_in_use(folder: Path) -> str:
 
 
 def _firsts(times: Times) -> str:
-    return "/".join(f"{times.first(n):.0f}" for n in sorted(set(_INPUTS)))
+    return "/".join(f"{times.first(n):.0f}" for n in sorted(times.first_ms))
 
 
 def _times_of(folder: Path) -> Times:
     times = Times()
     for record in read_tables(folder, load_run(folder)).records.requests[1:]:
-        n_input = _INPUTS[record.index]
-        times.add(n_input, [record.arrived_at_s, *(token.at_s for token in record.tokens)])
+        times.add(record.n_input_tokens, [record.arrived_at_s, *(token.at_s for token in record.tokens)])
         times.opening_ms.append(1e3 * (record.tokens[0].ready_at_s - record.arrived_at_s))
     return times
 

@@ -126,7 +126,7 @@ class Chain:
 
     async def _open(self, server: int, first: int, last: int, key: str) -> int:
         connection = self._connections[server]
-        max_tokens = self._request.n_input_tokens + self._request.n_output_tokens
+        max_tokens = self._request.n_reserved_tokens
         try:
             with self._watchdog.limit(self._rules.connect_timeout_s):
                 generation = await connection.ready()

@@ -22,13 +22,23 @@ class Generation(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
-    """What the load generator asks for. ``arrival_at_s`` is the intended instant."""
+    """What the load generator asks for. ``arrival_at_s`` is the intended instant.
+
+    Caches are reserved for ``max_new_tokens``; ``None``: for the ``n_output_tokens`` that come.
+    """
 
     index: int
     arrival_at_s: float
     n_input_tokens: int
     n_output_tokens: int
     generation: Generation = Generation()
+    max_new_tokens: int | None = None
+
+    @property
+    def n_reserved_tokens(self) -> int:
+        """Prompt and output that a server keeps cache for."""
+        most = self.n_output_tokens if self.max_new_tokens is None else self.max_new_tokens
+        return self.n_input_tokens + most
 
 
 class SessionError(Exception):

@@ -6,16 +6,34 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from policies.problem import RequestSpec
+
 
 @dataclass(frozen=True)
 class RequestPlan:
-    """One request of the workload. ``client`` indexes ``problem.clients``."""
+    """One request of the workload. ``client`` indexes ``problem.clients``.
+
+    ``n_output_tokens`` come. What is known of that before they have is ``max_new_tokens``, for which caches are
+    reserved; ``None``: it is known exactly.
+    """
 
     index: int
     client: int
     arrival_at_s: float
     n_input_tokens: int
     n_output_tokens: int
+    max_new_tokens: int | None = None
+
+    @property
+    def known(self) -> RequestSpec:
+        """What policies, admission and servers may see."""
+        most = self.n_output_tokens if self.max_new_tokens is None else self.max_new_tokens
+        return RequestSpec(self.client, self.n_input_tokens, most)
+
+    @property
+    def served(self) -> RequestSpec:
+        """What it takes in the end."""
+        return RequestSpec(self.client, self.n_input_tokens, self.n_output_tokens)
 
 
 @dataclass(frozen=True)

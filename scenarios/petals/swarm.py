@@ -10,10 +10,8 @@ docs/petals.md describes it.
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
-import runpy
 import shutil
 import subprocess
 import sys
@@ -65,24 +63,19 @@ def main() -> None:
 
 def patch() -> None:
     """Make PETALS 2.2 run with hivemind 1.1.12 and without the Internet. What it computes and sends stays its own."""
-    import hivemind
-    import hivemind.utils
+    import hivemind.compression.serialization
+    import hivemind.p2p
+    import hivemind.utils.asyncio
+    import hivemind.utils.logging
+    import hivemind.utils.nested
+    import hivemind.utils.serializer
+    import hivemind.utils.streaming
+    import hivemind.utils.tensor_descr
+    import hivemind.utils.timed_storage
 
-    for name in (
-        "compression",
-        "compression.serialization",
-        "dht",
-        "p2p",
-        "utils",
-        "utils.asyncio",
-        "utils.logging",
-        "utils.nested",
-        "utils.serializer",
-        "utils.streaming",
-        "utils.tensor_descr",
-        "utils.timed_storage",
-    ):  # names that this version has, but no longer where PETALS looks for them
-        for key, value in vars(importlib.import_module(f"hivemind.{name}")).items():
+    # Names that this version has, but no longer where PETALS looks for them.
+    for module in [module for name, module in sys.modules.items() if name.startswith("hivemind.")]:
+        for key, value in vars(module).items():
             if not key.startswith("_"):
                 vars(hivemind).setdefault(key, value)
                 vars(hivemind.utils).setdefault(key, value)
@@ -102,7 +95,10 @@ def dht() -> None:
     P2P.generate_identity(str(HOME / "new.id"))
     (HOME / "new.id").rename(_identity(FIRST))
     _make_checkpoint()
-    _become("petals.cli.run_dht", *_peer())
+    from petals.cli import run_dht
+
+    sys.argv = ["run_dht", *_peer()]
+    run_dht.main()
 
 
 def serve(blocks: str) -> None:
@@ -110,12 +106,15 @@ def serve(blocks: str) -> None:
     (HOME / f"{NODE}.pid").write_text(f"{os.getpid()}\n")
     _wait_for(CHECKPOINT)
     sizes = json.loads((CHECKPOINT / "config.json").read_text())
-    _become(
-        *("petals.cli.run_server", str(CHECKPOINT), "--initial_peers", _first_peer(), *_peer()),
+    from petals.cli import run_server
+
+    sys.argv = [
+        *("run_server", str(CHECKPOINT), "--initial_peers", _first_peer(), *_peer()),
         *("--block_indices", blocks, "--balance_quality", "0", "--dht_prefix", PREFIX),
         *("--torch_dtype", sizes["torch_dtype"], "--device", "cpu", "--attn_cache_tokens", "4096"),
         *("--num_handlers", "1", "--throughput", "1", "--no_auto_relay", "--skip_reachability_check"),
-    )
+    ]
+    run_server.main()
 
 
 def generate(n_inputs: list[int], n_output: int, is_mended: bool) -> None:
@@ -279,12 +278,6 @@ def _wait_for(path: Path) -> None:
         if time.monotonic() > until:
             sys.exit(f"{path} did not appear within {_WAIT_S:g} s; see logs/{FIRST}.log")
         time.sleep(0.1)
-
-
-def _become(module: str, *arguments: str) -> None:
-    """Run a command line of PETALS' in this process."""
-    sys.argv = [module, *arguments]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

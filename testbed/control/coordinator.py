@@ -33,7 +33,7 @@ class Coordinator:
     """Routes clients' requests, and keeps the router's view of the servers.
 
     A session counts from the moment that its chain is handed out until it ends or is refused; its
-    expected completion is the modelled one. Requests are named by their index. ``membership`` is notified by
+    expected completion is the modelled one, for what is known of its length. Requests are named by their index. ``membership`` is notified by
     whoever does things to servers. ``now_s`` gives scenario time; ``decisions_s`` are the real seconds that
     decisions took.
     """
@@ -88,9 +88,9 @@ class Coordinator:
         return self._decide(index, first, last, n_done)
 
     def _left(self, index: int, n_done: int) -> RequestSpec:
-        """What is left of a request: output tokens that are there are part of its input."""
-        plan = self.requests[index]
-        return RequestSpec(plan.client, plan.n_input_tokens + n_done, plan.n_output_tokens - n_done)
+        """What is known to be left of a request: output tokens that are there are part of its input."""
+        known = self.requests[index].known
+        return RequestSpec(known.client, known.n_input_tokens + n_done, known.n_output_tokens - n_done)
 
     def _decide(self, index: int, first: int, last: int, n_done: int) -> Route | None:
         request, now_s = self._left(index, n_done), self._now_s()

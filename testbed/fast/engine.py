@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from policies.online import OnlinePolicy
-from policies.problem import BlockRange, PolicyError, RequestSpec, Route
+from policies.problem import BlockRange, PolicyError, Route
 from policies.replay import ServiceTimes
 from policies.workload import RequestPlan
 from testbed.control.coordinator import Coordinator
@@ -104,7 +104,6 @@ class _Session:
 
     number: int
     plan: RequestPlan
-    request: RequestSpec
     waits_s: Iterator[float]
     """Between one attempt to open it and the next."""
     opening: int = 0
@@ -160,8 +159,7 @@ class _Run:
     def _arrive(self, number: int, plan: RequestPlan) -> None:
         if self._mover is not None:
             self._mover.load.arrive(self._queue.now_s)
-        request = RequestSpec(plan.client, plan.n_input_tokens, plan.n_output_tokens)
-        self._ask(_Session(number, plan, request, self._experiment.backoff.waits_s(plan.index)))
+        self._ask(_Session(number, plan, self._experiment.backoff.waits_s(plan.index)))
 
     def _ask(self, session: _Session) -> None:
         """Ask for a chain and send an opening to all of its servers."""
@@ -179,7 +177,7 @@ class _Run:
             return
         session.route = route
         rtt_s = self._problem.raw_rtt_s[plan.client]
-        block_bytes = self._problem.model.cache_bytes(session.request.n_tokens)
+        block_bytes = self._problem.model.cache_bytes(plan.known.n_tokens)
         slowest_s = 0.0
         for hop in route.hops:
             n_bytes = (hop.last - hop.first) * block_bytes
@@ -210,7 +208,7 @@ class _Run:
             return
         assert session.route is not None
         ready_at_s = max(now_s, session.asked_at_s + self._problem.initial_delay_s) + self._setup_s
-        first_s, all_s = self._times.of(session.request, session.route.hops)
+        first_s, all_s = self._times.of(plan.served, session.route.hops)
         self._queue.free_at(ready_at_s + all_s, self._finish, session, ready_at_s, first_s)
 
     def _refused(self, session: _Session) -> None:

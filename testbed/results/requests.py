@@ -45,6 +45,7 @@ def request_rows(experiment: Experiment, records: RunRecords, hops: HopTable) ->
             "arrived_at_s": record.arrived_at_s if record else None,
             "n_input_tokens": plan.n_input_tokens,
             "n_output_tokens": plan.n_output_tokens,
+            "max_new_tokens": plan.known.n_output_tokens,
             "n_tokens_done": len(record.tokens) if record else 0,
             "n_rejections": record.n_rejections if record else 0,
             "n_recoveries": record.n_recoveries if record else 0,

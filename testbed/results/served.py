@@ -36,7 +36,7 @@ def _source(n_guests: int, experiment: Experiment) -> str:
 def replayed_document(experiment: Experiment, records: Sequence[RequestRecord]) -> dict[str, Any]:
     """The scenario that has the requests of a serving testbed as its own, each with as many tokens as it got.
 
-    One that got none has one.
+    One that got none has one. What each asked for is what is known of it before.
     """
     rows = [
         [
@@ -44,6 +44,7 @@ def replayed_document(experiment: Experiment, records: Sequence[RequestRecord]) 
             r.n_input_tokens,
             max(len(r.tokens), 1),
             experiment.problem.clients.index(r.client),
+            experiment.requests[r.index].known.n_output_tokens,
         ]
         for r in sorted(records, key=lambda record: (record.intended_at_s, record.index))
     ]
@@ -51,5 +52,5 @@ def replayed_document(experiment: Experiment, records: Sequence[RequestRecord]) 
     span_s = rows[-1][0] - rows[0][0]
     # Any other rate would stretch time.
     rate = (len(rows) - 1) / span_s if span_s > 0 else experiment.problem.request_rate
-    workload = {"arrivals": "listed", "rate": rate, "requests": rows}
+    workload = {"arrivals": "listed", "rate": rate, "requests": rows, "lengths": "hidden"}
     return {**document, "workload": {**workload, "origin": experiment.workload}}

@@ -15,7 +15,10 @@ from testbed.scenario.experiment import Experiment
 _TYPES = {
     **dict.fromkeys(("client", "status", "reason", "chain"), pa.string()),
     **dict.fromkeys(
-        ("request", "n_input_tokens", "n_output_tokens", "n_tokens_done", "n_rejections", "n_recoveries"),
+        (
+            *("request", "n_input_tokens", "n_output_tokens", "max_new_tokens"),
+            *("n_tokens_done", "n_rejections", "n_recoveries"),
+        ),
         pa.int64(),
     ),
     "token_ids": pa.list_(pa.int32()),

@@ -202,6 +202,7 @@ class Emulation:
                     r.n_input_tokens,
                     r.n_output_tokens,
                     generations.get(r.index, Generation()),
+                    r.max_new_tokens,
                 )
                 for r in self.experiment.requests
                 if r.client == number

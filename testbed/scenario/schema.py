@@ -225,6 +225,10 @@ class WorkloadTable(Table):
     trace has it, whatever the file said that ``--set`` changes. The other kinds arrive at ``rate``,
     for which the placement is designed, until ``changes`` say otherwise. ``origin`` says where listed requests come
     from, for people.
+
+    ``lengths`` "known": a request's output length is known before it is served, as the paper assumes. "hidden":
+    policies, admission and servers know ``max_new_tokens`` (by default the longest output that can occur), reserve
+    for it and end no earlier than tokens do; a longer output is cut off there.
     """
 
     arrivals: Literal["poisson", "gamma", "constant", "trace", "listed"] = "poisson"
@@ -236,6 +240,8 @@ class WorkloadTable(Table):
     n_requests: Annotated[int, Field(ge=1, le=MAX_REQUESTS)] | None = None
     n_input_tokens: Length | None = None
     n_output_tokens: Length | None = None
+    lengths: Literal["known", "hidden"] = "known"
+    max_new_tokens: Tokens | None = None
     origin: Annotated[str, Field(max_length=1000)] | None = None
 
     @model_validator(mode="before")
@@ -256,6 +262,8 @@ class WorkloadTable(Table):
                 raise rule(f'is only for arrivals = "{kind}"; arrivals is "{self.arrivals}"', key)
             if not given and self.arrivals == kind:
                 raise rule(f'is missing; arrivals = "{kind}" needs it', key)
+        if self.max_new_tokens is not None and self.lengths == "known":
+            raise rule('is only for lengths = "hidden"; lengths is "known"', "max_new_tokens")
         if self.origin is not None and self.arrivals != "listed":
             raise rule(f'is only for arrivals = "listed"; arrivals is "{self.arrivals}"', "origin")
         if self.arrivals not in ("trace", "listed"):

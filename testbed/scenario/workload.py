@@ -84,14 +84,14 @@ def _longest(table: LengthTable | None, seen: list[int]) -> int:
 
 
 def _is_request(row: list[Any]) -> bool:
-    if len(row) not in (3, 4) or any(isinstance(value, bool) for value in row):
+    if len(row) not in (3, 4, 5) or any(isinstance(value, bool) for value in row):
         return False
-    at_s, *lengths = row[:3]
+    at_s, *lengths = *row[:3], *row[4:]
     in_time = isinstance(at_s, int | float) and 0 <= at_s <= MAX_DURATION_S
     return in_time and all(isinstance(length, int) and 1 <= length <= MAX_TOKENS for length in lengths)
 
 
-def _checked(listed: list[Any], n_clients: int) -> Listed:
+def _checked(listed: list[Any], n_clients: int, is_hidden: bool) -> Listed:
     last_s = 0.0
     for index, row in enumerate(listed):
         if not (isinstance(row, list) and _is_request(row) and row[0] >= last_s):
@@ -101,10 +101,15 @@ def _checked(listed: list[Any], n_clients: int) -> Listed:
                 f"none negative or after {MAX_DURATION_S:,.0f} s, and 1 to {MAX_TOKENS:,} tokens each, "
                 f"not {shown(row)}",
             )
-        if len(row) == 4 and row[3] not in range(n_clients):
+        if len(row) > 3 and row[3] not in range(n_clients):
             raise KeyedError(
                 ("workload", "requests", index),
                 f"has {shown(row[3])} for its client, which must be the number of one, 0 to {n_clients - 1}",
+            )
+        if len(row) == 5 and not is_hidden:
+            raise KeyedError(
+                ("workload", "requests", index),
+                'has its own max_new_tokens, which needs lengths = "hidden"; leave the fifth number out',
             )
         last_s = row[0]
     if not listed:
@@ -118,7 +123,10 @@ def _replayed(table: WorkloadTable, folder: Path, n_clients: int) -> tuple[Liste
         kind, rows = read_trace(folder / (table.file or ""))
         origin = f"{kind} trace {Path(table.file or '').name}"
     else:
-        rows, origin = _checked(table.requests or [], n_clients), table.origin or "listed"
+        rows, origin = (
+            _checked(table.requests or [], n_clients, table.lengths == "hidden"),
+            table.origin or "listed",
+        )
     n = table.n_requests or len(rows)
     if n > len(rows):
         raise KeyedError(("workload", "n_requests"), f"is {n}, but there are only {len(rows)} requests")
@@ -158,14 +166,18 @@ def workload_source(table: WorkloadTable) -> str:
         arrivals = table.origin or "listed"
     else:
         arrivals = f"{table.arrivals}, {table.rate:g} per second" + (" at first" if table.changes else "")
-    return f"{arrivals}; input tokens {_said(table.n_input_tokens)}, output tokens {_said(table.n_output_tokens)}"
+    lengths = f"input tokens {_said(table.n_input_tokens)}, output tokens {_said(table.n_output_tokens)}"
+    if table.lengths == "hidden":
+        lengths += f", of which at most {table.max_new_tokens} are known of before"
+    return f"{arrivals}; {lengths}"
 
 
 def make_requests(
     table: WorkloadTable, seed: int, n_clients: int, folder: Path
 ) -> tuple[WorkloadTable, tuple[RequestPlan, ...], int, int]:
-    """The resolved table, the requests, and the largest input and output lengths that can occur.
+    """The resolved table, the requests, and the largest input and output lengths to plan for.
 
+    Of outputs that is what requests may ask for, or where lengths are known the largest that can occur.
     The first generated request arrives at 0 s. A relative trace file is looked for in ``folder``.
     """
     arrivals = stream(seed, "arrivals")
@@ -202,16 +214,26 @@ def make_requests(
             lengths.append([int(row[column]) for row in replayed or []])
     choice = stream(seed, "client choice")
     clients = [choice.randrange(n_clients) for _ in arrives_at_s]
+    limits: list[int | None] = [None] * len(clients)
+    longest = (_longest(table.n_input_tokens, lengths[0]), _longest(table.n_output_tokens, lengths[1]))
+    if table.lengths == "hidden":
+        most = table.max_new_tokens or longest[1]
+        limits = [most] * len(clients)
+        update["max_new_tokens"] = most
     for index, row in enumerate(replayed or ()):
-        clients[index] = int(row[3]) if len(row) == 4 else clients[index]
+        clients[index] = int(row[3]) if len(row) > 3 else clients[index]
+        limits[index] = int(row[4]) if len(row) > 4 else limits[index]
     requests = tuple(
-        RequestPlan(index, client, at_s, n_in, n_out)
-        for index, (client, at_s, n_in, n_out) in enumerate(zip(clients, arrives_at_s, *lengths, strict=True))
+        RequestPlan(index, client, at_s, n_in, n_out if limit is None else min(n_out, limit), limit)
+        for index, (client, at_s, n_in, n_out, limit) in enumerate(
+            zip(clients, arrives_at_s, *lengths, limits, strict=True)
+        )
     )
     if replayed is not None:
         update["requests"] = [
             [r.arrival_at_s, r.n_input_tokens, r.n_output_tokens, *row[3:]]
             for r, row in zip(requests, replayed, strict=True)
         ]
-    longest = (_longest(table.n_input_tokens, lengths[0]), _longest(table.n_output_tokens, lengths[1]))
+    if table.lengths == "hidden":
+        longest = (longest[0], max(r.known.n_output_tokens for r in requests))
     return table.model_copy(update=update), requests, *longest

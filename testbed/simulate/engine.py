@@ -93,6 +93,7 @@ def _engine(case: Case, mode: str, online: OnlinePolicy | None) -> tuple[str, st
             (experiment.backoff.jitter_ratio > 0, "backoff.jitter"),
             (experiment.state_age_s > 0, "policy.state_age"),
             (experiment.problem.hub_token_s > 0, "compute.hub_token"),
+            (any(r.max_new_tokens is not None for r in experiment.requests), 'workload.lengths = "hidden"'),
             (disturbance is not None, disturbance),
         ):
             if is_asked:

@@ -34,6 +34,7 @@ def request_rows(simulation: Simulation) -> list[dict[str, Any]]:
                 "arrived_at_s": r.plan.arrival_at_s,
                 "n_input_tokens": r.plan.n_input_tokens,
                 "n_output_tokens": r.plan.n_output_tokens,
+                "max_new_tokens": r.plan.known.n_output_tokens,
                 "n_tokens_done": r.plan.n_output_tokens if done else r.n_done,
                 "n_rejections": r.n_rejections,
                 "n_recoveries": r.n_replays,

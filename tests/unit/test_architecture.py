@@ -106,7 +106,8 @@ def test_policies_know_neither_clock_nor_files_nor_network() -> None:
 def test_only_the_blocks_backend_may_import_torch() -> None:
     for package in MAY_IMPORT:
         for module in (ROOT / package).rglob("*.py"):
-            if not module.is_relative_to(ROOT / "nodes" / "blocks"):
+            # What runs in PETALS' own environment is no part of the testbed.
+            if not module.is_relative_to(ROOT / "nodes" / "blocks") and module.parent.name != "petals":
                 assert not imported(module) & {"torch", "transformers"}, module
 
 

@@ -87,10 +87,14 @@ def test_cpus_may_sleep_where_the_machine_then_stands_still_less(
     def state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")")[1].split()[0]
 
+    def spinners() -> set[str]:
+        return {state(pid) for pid, name in processes(tmp_path / "run").items() if "awake" in name}
+
     async def stalls(handle: LauncherHandle) -> list[tuple[float, float]]:
-        states.append({state(pid) for pid, name in processes(tmp_path / "run").items() if "awake" in name})
-        now = time.monotonic()
-        found.extend((now - 0.001 - lasted_s, now - 0.001) for lasted_s in next(new))
+        wait_until(lambda: len(spinners()) == 1, "the signal, which takes until the next tick", timeout_s=5)
+        states.append(spinners())
+        until = time.monotonic() - 0.001
+        found.extend((until - lasted_s, until) for lasted_s in next(new))
         return list(found)
 
     monkeypatch.setattr(LauncherHandle, "stalls", stalls)

@@ -204,3 +204,34 @@ def test_changes_of_the_rate_that_make_no_sense_are_refused(load: Load, changes:
 def test_listed_requests_have_no_rate_to_change(load: Load) -> None:
     with pytest.raises(UserError, match=r"workload\.changes: are for generated arrivals"):
         load("workload={arrivals='listed', requests=[[0, 1, 1], [1, 1, 1]], changes=[{at='1 s', rate=1}]}")
+
+
+HIDDEN = 'workload.lengths="hidden"'
+
+
+def test_hidden_lengths_are_known_as_their_maximum_which_caches_are_reserved_for(load: Load) -> None:
+    drawn = 'workload.n_output_tokens={distribution="uniform",low=5,high=90}'
+    e = load(HIDDEN, drawn)
+    assert {r.max_new_tokens for r in e.requests} == {90}
+    assert e.problem.n_output_tokens == 90
+    assert [r.n_output_tokens for r in e.requests] == [r.n_output_tokens for r in load(drawn).requests]
+    own = load(HIDDEN, drawn, "workload.max_new_tokens=40")
+    assert own.problem.n_output_tokens == 40
+    assert {r.known.n_output_tokens for r in own.requests} == {40}
+    assert [r.n_output_tokens for r in own.requests] == [min(r.n_output_tokens, 40) for r in e.requests]
+    assert "of which at most 40 are known of before" in own.workload
+    assert {r.max_new_tokens for r in load(drawn).requests} == {None}
+
+
+def test_a_listed_request_may_have_its_own_maximum(load: Load) -> None:
+    rows = "workload.requests=[[0,1,2,0,7],[2.0,3,4],[2.5,3,9,0,4]]"
+    listed = ["workload.arrivals=listed", "workload.n_requests=3", rows]
+    without = ("n_input_tokens = 20\nn_output_tokens = 64\n", "")
+    e = load(*listed, HIDDEN, replace=without)
+    assert [(r.n_output_tokens, r.max_new_tokens) for r in e.requests] == [(2, 7), (4, 9), (4, 4)]
+    assert e.problem.n_output_tokens == 9
+
+
+def test_a_maximum_means_nothing_where_lengths_are_known(complaint: Complain) -> None:
+    assert 'is only for lengths = "hidden"' in complaint("workload.max_new_tokens=7")
+    assert 'needs lengths = "hidden"' in complaint(*LISTED, "workload.requests=[[0,1,2,0,7],[2.0,3,4]]")
