@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import uvloop
 
 from benchmarks.figure import figure
 from testbed.results import load_run, read_tables
@@ -65,7 +66,8 @@ def measure() -> list[dict[str, Any]]:
         assert process.stdout is not None
         url = process.stdout.readline().strip()
         try:
-            seen, health_s = asyncio.run(_load(url))
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                seen, health_s = runner.run(_load(url))
         finally:
             process.send_signal(signal.SIGINT)
             code = process.wait(60)
