@@ -436,6 +436,12 @@ def view(
     run: Annotated[
         Path, typer.Argument(help="A run directory, of a finished run, a running one or a simulation.")
     ],
+    others: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="Finished runs with other seeds: charts then have the 95 % interval of the mean over all."
+        ),
+    ] = None,
     port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Default 8765 if it is free; 0: any free one.")
     ] = None,
@@ -444,7 +450,7 @@ def view(
     """Serve the page of a run in the browser, to watch or to replay, until Ctrl-C."""
     from testbed.page.view import view_command
 
-    view_command(run, port, browser, typer.echo)
+    view_command(run, others or (), port, browser, typer.echo)
 
 
 @app.command(rich_help_panel=_RESULTS)

@@ -16,6 +16,7 @@ from testbed.errors import TestbedError, UserError
 from testbed.page.follow import Follower
 from testbed.page.header import header, read_plan
 from testbed.page.history import History, Position
+from testbed.page.others import finished_history
 from testbed.page.simulated import is_simulated, read_simulation
 from testbed.results import load_run
 from testbed.rundir import OWNER, TWIN, owner_alive
@@ -31,8 +32,10 @@ class Feed:
     A run that has only begun has no plan for a moment: until then ``header`` is ``None``.
     """
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, others: bytes = b"[]") -> None:
         self.run_dir = run_dir
+        self.others = others
+        """Histories of other runs, for intervals in charts."""
         self.name = os.urandom(6).hex()
         """Positions mean something within this feed only."""
         self.header: dict[str, Any] | None = None
@@ -140,11 +143,7 @@ class Feed:
         if not (folder / "summary.json").exists():
             return
         with contextlib.suppress(TestbedError):
-            experiment = load_run(folder)
-            n_tokens = sum(request.n_output_tokens for request in experiment.requests)
-            follower = Follower(folder, header(experiment, read_plan(folder)), n_tokens)
-            follower.poll()
-            self.twin = msgspec.json.encode(follower.history.since(Position()))
+            self.twin = msgspec.json.encode(finished_history(folder).since(Position()))
 
     def update(self, at: Position) -> tuple[bytes, Position, int]:
         """What a page at ``at`` is sent as JSON, where it is then, and which status it knows."""

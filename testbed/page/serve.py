@@ -78,6 +78,7 @@ class PageServer:
         app.router.add_get("/api/run", self._run)
         app.router.add_get("/api/news", self._news)
         app.router.add_get("/api/twin", self._twin)
+        app.router.add_get("/api/others", self._others)
         app.router.add_get("/api/requests/{request}/hops", self._hops)
         app.router.add_post("/api/faults", self._fault)
         app.router.add_post("/api/links", self._link)
@@ -120,6 +121,9 @@ class PageServer:
         if self._feed.twin is None:
             return _error(404, "this run has no twin yet")
         return _json(self._feed.twin)
+
+    async def _others(self, request: web.Request) -> web.Response:
+        return _json(self._feed.others)
 
     async def _hops(self, request: web.Request) -> web.Response:
         """Every token's hops of one request."""

@@ -10,12 +10,13 @@ import signal
 import socket
 import tempfile
 import webbrowser
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from testbed.errors import UserError
 from testbed.page.feed import Feed
+from testbed.page.others import read_others
 from testbed.page.serve import PageServer, address_of, bind
 from testbed.rundir import OWNER
 
@@ -29,13 +30,16 @@ def new_token() -> str:
     return secrets.token_urlsafe(18)
 
 
-def view_command(run_dir: Path, port: int | None, browser: bool, say: Callable[[str], None]) -> None:
+def view_command(
+    run_dir: Path, others: Sequence[Path], port: int | None, browser: bool, say: Callable[[str], None]
+) -> None:
     """Serve the page of ``run_dir`` until SIGINT or SIGTERM. Raises ``UserError``.
 
-    Without ``port`` it is the usual one, or any if that is taken.
+    Charts show the interval of the mean over it and ``others``. Without ``port`` it is the usual one, or any if that is taken.
     """
-    check_run_dir(run_dir)
-    feed = Feed(run_dir.resolve())
+    for folder in (run_dir, *others):
+        check_run_dir(folder)
+    feed = Feed(run_dir.resolve(), read_others(run_dir, others))
     feed.open()
     listener = bind_somewhere(port)
     token = new_token()

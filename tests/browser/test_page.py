@@ -12,7 +12,7 @@ import pytest
 
 from tests.browser.conftest import CHURN
 from tests.support.browser import need_browser
-from tests.support.runs import FAST, LONG, MEMORY, Testbed, wait_until
+from tests.support.runs import FAST, LONG, MEMORY, Testbed, assert_one_sentence, wait_until
 
 need_browser()
 
@@ -240,3 +240,39 @@ def test_a_link_is_changed_by_hand_and_every_page_shows_it(page: Page, testbed: 
     run.interrupt()
     run.wait()
     expect(dialog.get_by_role("button", name="cut", exact=True)).to_be_disabled()
+
+
+def test_several_runs_give_charts_the_interval_of_their_mean(page: Page, testbed: Testbed) -> None:
+    runs = [testbed.runs / f"seed-{seed}" for seed in (1, 2, 3)]
+    for seed, run in enumerate(runs, 1):
+        arguments = ("simulate", "clustered", "--set", f"seed={seed}", "--set", "workload.n_requests=12")
+        assert testbed(*arguments, "--out", str(run)).code == 0
+    viewing = testbed.start("view", *map(str, runs), "--port", "0", "--no-browser")
+    page.goto(str(wait_until(lambda: viewing.stdout.strip(), "the page's address")))
+    charts = page.get_by_test_id("charts")
+    expect(charts).to_contain_text("95 % interval of the mean over 3 runs")
+    expect(charts.locator("[data-chart=requests] .values")).to_contain_text("interval from")
+    found = page.evaluate(
+        "import('/js/series.js').then((m) => m.interval([[1, 5, null], [2, null, 3], [4, null, 3]]))"
+    )
+    # Mean 7/3, standard deviation 1.5275, Student's t of two degrees of freedom 4.303; of one value there is none.
+    assert found[0] == [0, None, 3] and found[1][1:] == [None, 3]
+    assert found[1][0] == pytest.approx(7 / 3 + 4.303 * 1.52753 / 3**0.5, rel=1e-4)
+
+
+def test_an_interval_over_the_same_run_twice_is_refused(testbed: Testbed) -> None:
+    runs = [testbed.runs / name for name in ("a", "b", "c")]
+    for run, seed in zip(runs, (1, 2, 2), strict=True):
+        testbed(
+            "simulate",
+            "clustered",
+            "--set",
+            f"seed={seed}",
+            "--set",
+            "workload.n_requests=3",
+            "--out",
+            str(run),
+        )
+    again = testbed("view", *map(str, runs), "--no-browser")
+    assert_one_sentence(again, "the same requests and times", "other seeds")
+    assert_one_sentence(testbed("view", str(runs[0]), str(runs[0]), "--no-browser"), "given twice")

@@ -2,7 +2,7 @@
 import { colour, h, panel } from './dom.js';
 import { seconds } from './format.js';
 import { HeatMap } from './heat.js';
-import { firstTokens, queues, requestCounts, stepsUntil, tokenSeries } from './series.js';
+import { firstTokens, inSteps, interval, queues, requestCounts, stepsUntil, tokenSeries } from './series.js';
 
 const HEIGHT = 168;
 
@@ -23,11 +23,14 @@ const KINDS = [
   { id: 'rate', title: 'Tokens per second', unit: number, series: [['measured', '--measured']], twin: [['twin', '--twin']] },
 ];
 
+const BAND = [['interval from', '--band'], ['to', '--band']];
+
 export class Charts {
   constructor(run, player) {
     this.run = run;
     this.player = player;
     this.twin = null;
+    this.others = [];
     const [section, body, head] = panel('charts', 'Over time');
     this.section = section;
     this.note = h('p', { class: 'hint', text: 'Click a chart to go to that instant.' });
@@ -42,6 +45,12 @@ export class Charts {
 
   setTwin(twin) {
     this.twin = twin;
+    this.rebuild();
+  }
+
+  setOthers(runs) {
+    this.others = runs;
+    this.note.textContent = `Bands: 95 % interval of the mean over ${runs.length + 1} runs. Click a chart to go to that instant.`;
     this.rebuild();
   }
 
@@ -62,7 +71,13 @@ export class Charts {
   }
 
   lines(kind) {
-    return this.twin ? [...kind.series, ...kind.twin] : kind.series;
+    const own = this.twin ? [...kind.series, ...kind.twin] : kind.series;
+    return this.others.length ? [...own, ...BAND] : own;
+  }
+
+  // [lowest, highest] of the band of a figure at every step, or nothing where there is one run alone.
+  band(steps, figure) {
+    return this.others.length ? interval([this.run, ...this.others].map((run) => figure(run, steps))) : [];
   }
 
   // What every chart shows, as uPlot's columns.
@@ -74,13 +89,21 @@ export class Charts {
     const twin = this.twin;
     const twinTokens = twin ? tokenSeries(twin, steps) : null;
     const known = (column) => column.map((value, i) => (times[i] - steps.size / 2 <= this.run.lastAt ? value : null));
-    const both = (figure) => (twin ? joined(figure(this.run), figure(twin)) : figure(this.run));
+    const points = (figure) => {
+      const columns = twin ? [figure(this.run), figure(twin)] : [figure(this.run)];
+      if (this.others.length) columns.push([times, ...this.band(steps, (run) => inSteps(figure(run), steps))]);
+      return uPlot.join(columns);
+    };
+    const band = (figure) => this.band(steps, figure);
     return {
-      requests: [times, known(waiting), known(active), known(done), ...(twin ? [requestCounts(twin, steps)[1]] : [])],
-      ttft: both(firstTokens),
-      gaps: [times, tokens.median, tokens.high, ...(twin ? [twinTokens.median] : [])],
-      queue: both(queues),
-      rate: [times, known(tokens.rate), ...(twin ? [twinTokens.rate] : [])],
+      requests: [
+        times, known(waiting), known(active), known(done), ...(twin ? [requestCounts(twin, steps)[1]] : []),
+        ...band((run) => requestCounts(run, steps)[1]),
+      ],
+      ttft: points(firstTokens),
+      gaps: [times, tokens.median, tokens.high, ...(twin ? [twinTokens.median] : []), ...band((run) => tokenSeries(run, steps).median)],
+      queue: points(queues),
+      rate: [times, known(tokens.rate), ...(twin ? [twinTokens.rate] : []), ...band((run) => tokenSeries(run, steps).rate)],
     };
   }
 
@@ -101,9 +124,11 @@ export class Charts {
     const { kind } = chart;
     const [ink, grid] = [colour('--muted'), colour('--grid')];
     const axis = { stroke: ink, font: '11px system-ui, sans-serif', grid: { stroke: grid, width: 1 }, ticks: { show: false } };
-    const series = this.lines(kind).map(([label, name, more = {}]) => {
+    const lines = this.lines(kind);
+    const series = lines.map(([label, name, more = {}]) => {
       const isTwin = name === '--twin';
       const stroke = colour(name);
+      if (name === '--band') return { label, stroke: 'transparent', points: { show: false }, spanGaps: true };
       const points = kind.points
         ? { show: true, size: isTwin ? 8 : 5, width: 1.4, fill: isTwin ? 'transparent' : stroke, stroke }
         : { show: false };
@@ -123,6 +148,7 @@ export class Charts {
         ...(hasRight ? [{ ...axis, scale: 'done', side: 1, size: 40, grid: { show: false }, stroke: colour('--done') }] : []),
       ],
       series: [{}, ...series],
+      bands: this.others.length ? [{ series: [lines.length, lines.length - 1], fill: colour('--band') }] : [],
       hooks: {
         setCursor: [(plot) => this.showValues(chart, plot.cursor.idx)],
         draw: [(plot) => this.drawNow(plot)],
@@ -179,10 +205,6 @@ export class Charts {
 
 function fromZero(plot, low, high) {
   return [0, high > 0 ? high * 1.08 : 1];
-}
-
-function joined(a, b) {
-  return uPlot.join([a, b]);
 }
 
 function nearest(times, t) {

@@ -52,6 +52,7 @@ class Page {
       this.isDirty = true;
       if (isJump) this.drawAll();
     });
+    this.loadOthers();
     this.source.watch(this.first, (update) => this.take(update), (isLost) => this.lose(isLost));
     this.first = null;
     this.lastFrame = performance.now();
@@ -139,6 +140,15 @@ class Page {
     } catch {
       this.hasTwin = false;
     }
+  }
+
+  async loadOthers() {
+    const runs = (await this.source.others()).map((data) => {
+      const run = new Run(this.run.header);
+      run.apply(data);
+      return run;
+    });
+    if (runs.length) this.charts.setOthers(runs);
   }
 
   // The run's clock, which in real time goes on between two pieces of news.

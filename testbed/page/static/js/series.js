@@ -94,3 +94,32 @@ export function serverLoads(run, steps) {
   }
   return { sessions, cache };
 }
+
+// The mean of [instants, values] within every step; null where there are none.
+export function inSteps([instants, values], steps) {
+  const n = steps.times.length;
+  const [sums, counts] = [new Float64Array(n), new Float64Array(n)];
+  instants.forEach((at, i) => {
+    const step = Math.min(n - 1, Math.floor(at / steps.size));
+    sums[step] += values[i];
+    counts[step] += 1;
+  });
+  return Array.from(sums, (sum, i) => (counts[i] ? sum / counts[i] : null));
+}
+
+// Student's t for 95 % by degrees of freedom, from 1 on.
+const STUDENT = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.16, 2.145, 2.131, 2.12, 2.11, 2.101, 2.093, 2.086];
+
+// [low, high] of the 95 % interval of the mean over runs, step by step; null where fewer than two have a value.
+export function interval(columns) {
+  const ends = columns[0].map((_, step) => {
+    const values = columns.map((column) => column[step]).filter((value) => value !== null);
+    const n = values.length;
+    if (n < 2) return [null, null];
+    const mean = values.reduce((sum, value) => sum + value, 0) / n;
+    const variance = values.reduce((sum, value) => sum + (value - mean) ** 2, 0) / (n - 1);
+    const half = (STUDENT[n - 2] ?? 1.96 + 2.4 / (n - 1)) * Math.sqrt(variance / n);
+    return [Math.max(0, mean - half), mean + half];
+  });
+  return [ends.map(([low]) => low), ends.map(([, high]) => high)];
+}

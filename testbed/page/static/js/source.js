@@ -35,6 +35,10 @@ class FileSource {
     return this.data.twin || null;
   }
 
+  async others() {
+    return [];
+  }
+
   async hops() {
     return null;
   }
@@ -73,6 +77,11 @@ class ServerSource {
 
   async twin() {
     return fetched('api/twin');
+  }
+
+  // Histories of other runs.
+  async others() {
+    return fetched('api/others');
   }
 
   async hops(request) {

@@ -1,0 +1,47 @@
+"""Other runs beside the one that a page shows: what their spread says about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from testbed.errors import UserError
+from testbed.page.follow import Follower
+from testbed.page.header import header, read_plan
+from testbed.page.history import History, Position
+from testbed.page.simulated import is_simulated, read_simulation
+from testbed.results import load_run
+from testbed.rundir import owner_alive
+
+
+def finished_history(run_dir: Path) -> History:
+    """All that happened in a run that is over, or a simulation. Raises ``UserError`` if it is none."""
+    if is_simulated(run_dir):
+        return read_simulation(run_dir)[1]
+    experiment = load_run(run_dir)
+    n_tokens = sum(request.n_output_tokens for request in experiment.requests)
+    follower = Follower(run_dir, header(experiment, read_plan(run_dir)), n_tokens)
+    follower.poll()
+    return follower.history
+
+
+def read_others(run_dir: Path, others: Sequence[Path]) -> bytes:
+    """The histories of ``others`` as JSON, a list. Raises ``UserError`` if they say nothing about the run's spread."""
+    seen = {run_dir.resolve(): run_dir}
+    found: dict[bytes, Path] = {}
+    for other in others:
+        if (known := seen.get(other.resolve())) is not None:
+            raise UserError(f"{other} is given twice, also as {known}; leave one out")
+        seen[other.resolve()] = other
+        if owner_alive(other):
+            raise UserError(f"{other} has not ended; only the first run may still be running")
+        body = msgspec.json.encode(finished_history(other).since(Position()))
+        if body in found:
+            raise UserError(
+                f"{other} and {found[body]} are the same requests and times: an interval needs other seeds or another "
+                "part of a trace"
+            )
+        found[body] = other
+    return b"[" + b",".join(found) + b"]"
