@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 
 from benchmarks.hostile_codec import CodecTarget
 from benchmarks.hostile_control import ControlTarget
+from benchmarks.hostile_endpoint import EndpointTarget
 from benchmarks.hostile_packets import PacketTarget
 from benchmarks.hostile_server import ServerTarget
 
@@ -55,6 +56,7 @@ TARGETS: dict[str, Callable[[], Target]] = {
     "server": ServerTarget,
     "control": ControlTarget,
     "packets": PacketTarget,
+    "endpoint": EndpointTarget,
 }
 
 
