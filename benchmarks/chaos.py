@@ -8,6 +8,8 @@ with the command that repeats it; ``--keep DIR`` writes its scenario there, to b
 from __future__ import annotations
 
 import argparse
+import asyncio
+import contextlib
 import functools
 import json
 import os
@@ -15,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +27,9 @@ import tomli_w
 
 from benchmarks import chaos_cases, chaos_checks
 from benchmarks.chaos_cases import Document
+from nodes.load import LoadGenerator
 from nodes.records import Token
+from nodes.request import Request
 from policies.problem import PolicyError
 from testbed.errors import TestbedError, UserError
 from testbed.runs.up import run_quietly
@@ -57,10 +61,41 @@ class Outcome:
     counts: Counter[str] = field(default_factory=Counter)
 
 
+def scenario_of(document: Document) -> str:
+    """The case as a scenario file, without the readers that hang up: a comment says who would."""
+    cancels = "".join(
+        f"# request {cancel['request']} is cancelled at {cancel['at_s']} s\n"
+        for cancel in document.get(chaos_cases.CANCELS, ())
+    )
+    rest = {key: value for key, value in document.items() if key != chaos_cases.CANCELS}
+    return cancels + tomli_w.dumps(rest)
+
+
+@contextlib.contextmanager
+def hanging_up(cancels: Sequence[Document]) -> Iterator[None]:
+    """Have readers of these requests hang up, as an endpoint's do: each client ends its own."""
+    begin = LoadGenerator.begin
+    at_s = {cancel["request"]: cancel["at_s"] for cancel in cancels}
+
+    def begun(self: LoadGenerator, request: Request) -> None:
+        begin(self, request)
+        if request.index in at_s:
+            after_s = max(0.0, at_s[request.index] - request.arrival_at_s)
+            asyncio.get_running_loop().call_later(
+                after_s, functools.partial(self.end, request.index, enough=False)
+            )
+
+    LoadGenerator.begin = begun  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        LoadGenerator.begin = begin  # type: ignore[method-assign]
+
+
 def experiment_of(document: Document, folder: Path) -> Experiment:
     """Raises ``Unplayable``."""
     path = folder / "case.toml"
-    path.write_text(tomli_w.dumps(document), encoding="utf-8")
+    path.write_text(scenario_of(document), encoding="utf-8")
     try:
         return load_experiment(str(path))
     except TestbedError as error:
@@ -73,7 +108,8 @@ def play(document: Document) -> tuple[chaos_checks.Finished | None, list[tuple[i
         folder = Path(name)
         experiment = experiment_of(document, folder)
         try:
-            summary = run_quietly(experiment, folder / "run")
+            with hanging_up(document.get(chaos_cases.CANCELS, ())):
+                summary = run_quietly(experiment, folder / "run")
         except (UserError, PolicyError) as error:
             raise Unplayable(str(error)) from error
         except Exception as error:
@@ -182,7 +218,7 @@ def run(arguments: list[str]) -> int:
             if options.keep is not None and outcome.document is not None:
                 options.keep.mkdir(parents=True, exist_ok=True)
                 path = options.keep / f"chaos-{outcome.seed}.toml"
-                path.write_text(tomli_w.dumps(outcome.document), encoding="utf-8")
+                path.write_text(scenario_of(outcome.document), encoding="utf-8")
     took_s = time.monotonic() - started_at
     if options.json:
         print(json.dumps({"seeds": options.seeds, "took_s": took_s, "counts": counts, "failures": failures}))

@@ -12,6 +12,8 @@ Document = dict[str, Any]
 
 SITES = ("a", "b", "c")
 PAIRS = ("petals", "proposed", "petals-optimized-rr", "petals-optimized-order", "foresight")
+CANCELS = "cancel"
+"""A table of a case that is none of a scenario: which requests nobody waits for any more, and from when on."""
 QUIET_S = 2000.0
 """So long after the last disturbance the last requests arrive."""
 _N_LAST, _BETWEEN_LAST_S = 2, 200.0
@@ -141,7 +143,23 @@ def disturb(seed: int, document: Document, instants: Iterable[float]) -> Documen
         disturbed["fault"] = faults
     if events:
         disturbed["network"]["event"] = events
+    if cancels := _cancels(seed, len(document["workload"]["requests"]), known):
+        disturbed[CANCELS] = cancels
     return disturbed
+
+
+def _cancels(seed: int, n_requests: int, known: list[float]) -> list[Document]:
+    """Requests whose reader hangs up, most of them as something happens; from a stream of chance of their own."""
+    rng = random.Random(f"chaos:{seed}:cancels")
+    if rng.random() < 0.5:
+        return []
+    cancels = []
+    for request in sorted(rng.sample(range(n_requests), rng.randint(1, min(3, n_requests)))):
+        at_s = rng.uniform(0, _HORIZON_S)
+        if rng.random() < 0.7:
+            at_s = max(0.0, rng.choice(known) + rng.choice(_NEAR_S))
+        cancels.append({"request": request, "at_s": at_s})
+    return cancels
 
 
 def _fault(rng: random.Random, kind: str, names: list[str], at: str, ends: bool) -> Document:
@@ -182,7 +200,7 @@ def with_last_requests(document: Document, quiet_from_s: float) -> Document:
 
 def smaller(document: Document) -> Iterator[Document]:
     """The case with one thing less: a disturbance, then a request, then a switch."""
-    for path in (("fault",), ("network", "event"), ("workload", "requests")):
+    for path in (("fault",), ("network", "event"), (CANCELS,), ("workload", "requests")):
         holder = document
         for key in path[:-1]:
             holder = holder[key]

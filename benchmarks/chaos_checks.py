@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.chaos_cases import QUIET_S
 from nodes.eventlog import read_log
-from nodes.records import ENDED, AnyRecord, Arrived, Completed, Failed, Rejected, Replayed, Token
+from nodes.records import ENDED, AnyRecord, Arrived, Cancelled, Completed, Failed, Rejected, Replayed, Token
 from policies.problem import Placement, Problem
 from testbed.control.placing import place_experiment
 from testbed.results.logs import RunRecords, read_logs
@@ -196,6 +196,7 @@ def _counted(run: Finished) -> Iterator[str]:
         "n_requests": count(Arrived),
         "n_completed": count(Completed),
         "n_failed": count(Failed),
+        "n_cancelled": count(Cancelled),
         "n_replays": count(Replayed),
         "n_faults": sum(e["event"] == "fault" and e["applies"] and e["kind"] != "cont" for e in run.events),
     }
@@ -228,7 +229,7 @@ def _served_by_the_untouched(run: Finished) -> Iterator[str]:
     n_tokens = sum(r.n_input_tokens + r.n_output_tokens for r in experiment.requests)
     if chain_exists(experiment.problem, place_experiment(experiment).placement, untouched, n_tokens):
         for request in run.records.requests:
-            if request.status != "completed":
+            if request.status not in ("completed", "cancelled"):
                 yield f"request {request.index} {request.status} ({request.reason}) beside {sorted(untouched)}"
 
 

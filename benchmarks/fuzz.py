@@ -1,7 +1,8 @@
 """Hostile input by the hundred thousand: ``python -m benchmarks fuzz --cases 100000 --seed 0``.
 
-Cases go to four targets: the codecs, a server (``hostile_server``), the control plane's two ends
-(``hostile_control``) and the forwarder (``hostile_packets``). They come from Hypothesis in batches; a batch
+Cases go to six targets: the codecs, a server (``hostile_server``), the control plane's two ends
+(``hostile_control``), the forwarder (``hostile_packets``), and the endpoint of ``testbed serve``, in this process
+(``hostile_endpoint``) and as a command (``hostile_serve``). They come from Hypothesis in batches; a batch
 that fails is named by its target and seed, with its case as small as it could be made, and can be run alone:
 ``--target server --seed 12345 --cases 1``.
 """
@@ -25,11 +26,16 @@ from hypothesis import strategies as st
 
 from benchmarks.hostile_codec import CodecTarget
 from benchmarks.hostile_control import ControlTarget
+from benchmarks.hostile_endpoint import EndpointTarget
 from benchmarks.hostile_packets import PacketTarget
+from benchmarks.hostile_serve import ServeTarget
 from benchmarks.hostile_server import ServerTarget
 
 BATCH = 250
-SHARES: dict[str, float] = {"codec": 0.4, "server": 0.25, "control": 0.15, "packets": 0.2}
+SHARES: dict[str, float] = {
+    **{"codec": 0.35, "server": 0.2, "control": 0.145, "packets": 0.2, "endpoint": 0.1},
+    "serve": 0.005,
+}
 
 
 class Target(Protocol):
@@ -55,6 +61,8 @@ TARGETS: dict[str, Callable[[], Target]] = {
     "server": ServerTarget,
     "control": ControlTarget,
     "packets": PacketTarget,
+    "endpoint": EndpointTarget,
+    "serve": ServeTarget,
 }
 
 

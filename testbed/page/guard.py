@@ -43,7 +43,7 @@ def refusal(request: web.BaseRequest, token: str) -> str | None:
     if is_reading:
         return None
     given = request.headers.get(TOKEN_HEADER, "")
-    if not hmac.compare_digest(given.encode(), token.encode()):
+    if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), token.encode()):
         return "the page's token is missing or wrong: open the whole address that was printed, with what follows #"
     return None
 

@@ -10,11 +10,13 @@ import socket
 import time
 import uuid
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import TypeVar
 
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from nodes.request import Generation
 from testbed.scenario.experiment import Experiment
@@ -34,10 +36,24 @@ from testbed.serving.openai import (
 from testbed.serving.text import BlocksSaid, Codec, Said, Stops, StubCodec, StubSaid
 
 log = logging.getLogger(__name__)
+_http_log = logging.getLogger(f"{__name__}.http")
+"""Of aiohttp, which tells with a traceback of every client that speaks no HTTP."""
+
+
+def _is_no_clients(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
+
+
+_http_log.addFilter(_is_no_clients)
 
 _MAX_BODY_BYTES = 16 * 1024**2
 _PLAIN_TOKENS = 16
 """Of a completion that does not say how many, as OpenAI has it; a chat goes on to the model's limit."""
+_ANY_TOKEN = 2**31
+"""More than any model has."""
+_LONGEST_TOKEN = 32
+"""Characters that no text has in every token."""
 _LAST_WORDS_S = 2.0
 """How long streams may take to end when the testbed does."""
 CLIENT_HEADER = "X-Testbed-Client"
@@ -58,6 +74,19 @@ class Rules:
     max_requests: int = 1024
 
 
+@dataclass
+class _Asked:
+    """What is known of a request beside what it says. ``streams``: its answer has begun."""
+
+    id: str
+    headers: dict[str, str] = field(default_factory=dict)
+    streams: bool = False
+
+
+_asked: ContextVar[_Asked] = ContextVar("asked")
+"""Each request has a task of its own."""
+
+
 class Endpoint:
     """Listens on ``bound`` while the testbed serves. Its ``guests`` are what the testbed is given."""
 
@@ -70,12 +99,19 @@ class Endpoint:
         self._clients = experiment.problem.clients
         self._metrics = Metrics(self._model, experiment.time_scale)
         self._begun_at = int(time.time())
+        blocks = experiment.blocks
+        self._n_known: int = _ANY_TOKEN if blocks is None else blocks.config.get("vocab_size", _ANY_TOKEN)
+        """Token ids are less."""
         self._ready: Callable[[], None] = lambda: None
         self.generations: dict[int, Generation] = {}
         """What real blocks were asked for, by request."""
         self.guests = Guests(self._metrics, self._listen, self._hang_up, rules.max_requests)
         self._runner = web.AppRunner(
-            self._app(), access_log=None, handler_cancellation=True, shutdown_timeout=_LAST_WORDS_S
+            self._app(),
+            logger=_http_log,
+            access_log=None,
+            handler_cancellation=True,
+            shutdown_timeout=_LAST_WORDS_S,
         )
 
     def _app(self) -> web.Application:
@@ -88,6 +124,11 @@ class Endpoint:
         app.router.add_get("/metrics", self._show_metrics)
         app.router.add_get("/version", self._version)
         return app
+
+    @property
+    def n_connections(self) -> int:
+        """Of clients."""
+        return len(self._runner.server.connections) if self._runner.server is not None else 0
 
     def when_ready(self, call: Callable[[], None]) -> None:
         """Have ``call`` called once requests are taken."""
@@ -104,8 +145,8 @@ class Endpoint:
     @web.middleware
     async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Checks the key, and puts what is wrong into OpenAI's form."""
-        key = request.headers.get(_REQUEST_ID, "")[:_MAX_ID] or uuid.uuid4().hex
-        request["id"] = key
+        asked = _Asked(_id(request.headers.get(_REQUEST_ID, "")))
+        _asked.set(asked)
         try:
             self._check_key(request)
             response = await handler(request)
@@ -117,18 +158,19 @@ class Endpoint:
             wrong = ApiError(error.status, error.reason)
             response = web.json_response(wrong.body(), status=error.status, headers=_allowed(error))
         except Exception:
-            if request.get("streams"):  # too late for another answer: the connection is closed
+            if asked.streams:  # too late for another answer: the connection is closed
                 raise
             log.exception("a request could not be answered")
             response = web.json_response(
                 ApiError(500, "the endpoint has failed; its log says why").body(), status=500
             )
         if not response.prepared:
-            response.headers.update(self._headers(request))
+            response.headers.update(self._headers())
         return response
 
-    def _headers(self, request: web.Request) -> dict[str, str]:
-        headers = {_REQUEST_ID: request["id"], **request.get("headers", {})}
+    def _headers(self) -> dict[str, str]:
+        asked = _asked.get()
+        headers = {_REQUEST_ID: asked.id, **asked.headers}
         if self._experiment.time_scale != 1:
             headers["X-Testbed-Time-Scale"] = f"{self._experiment.time_scale:g}"
         return headers
@@ -138,7 +180,7 @@ class Endpoint:
         if key is None or request.path.startswith("/health"):
             return
         given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(given.encode(), key.encode()):
+        if not hmac.compare_digest(*(text.encode("utf-8", "surrogateescape") for text in (given, key))):
             raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
 
     async def _models(self, _: web.Request) -> web.Response:
@@ -177,14 +219,27 @@ class Endpoint:
         body = await _read(request, CompletionBody)
         client = self._client(request, body)
         prompt = body.asked()
-        tokens = self._codec.encode(prompt) if isinstance(prompt, str) else prompt
+        if isinstance(prompt, str):
+            tokens = self._tokens(prompt)
+        elif all(0 <= token < self._n_known for token in prompt):
+            tokens = prompt
+        else:
+            raise ApiError(400, f"token ids are numbers from 0 to {self._n_known - 1}", "prompt")
         return await self._answer(request, body, client, tokens, _PLAIN_TOKENS)
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = await _read(request, ChatBody)
         client = self._client(request, body)
-        tokens = self._codec.encode(self._codec.chat(body.turns()))
+        tokens = self._tokens(self._codec.chat(body.turns()))
         return await self._answer(request, body, client, tokens, None)
+
+    def _tokens(self, text: str) -> list[int]:
+        """Raises ``ApiError`` if reading a text that is far too long would hold up the whole run."""
+        most = self._experiment.endpoint_tokens - 1
+        if len(text) > _LONGEST_TOKEN * most:
+            said = f"the prompt has {len(text):,} characters; it must have 1 to {most:,} tokens here"
+            raise ApiError(400, said, "prompt", "context_length_exceeded")
+        return self._codec.encode(text)
 
     def _client(self, request: web.Request, body: Body) -> int:
         """The number of the client at which the user asks. Raises ``ApiError``."""
@@ -214,6 +269,10 @@ class Endpoint:
                 "max_tokens",
                 "context_length_exceeded",
             )
+        if body.min_tokens > n_tokens:
+            raise ApiError(
+                400, f"min_tokens must be from 0 to {n_tokens:,}, as many as are asked for", "min_tokens"
+            )
         how = Generation()
         if self._experiment.blocks is not None:
             how = Generation(tuple(tokens), body.sampling(), not body.ignore_eos, body.min_tokens)
@@ -225,12 +284,12 @@ class Endpoint:
             await talk.begin(self._rules.rejects, self._experiment.time_scale)
             writer = Writer(
                 is_chat=isinstance(body, ChatBody),
-                key=request["id"],
+                key=_asked.get().id,
                 model=body.model,
                 created=int(time.time()),
                 n_prompt=n_prompt,
             )
-            request["headers"] = {INDEX_HEADER: str(stream.index)}
+            _asked.get().headers = {INDEX_HEADER: str(stream.index)}
             if body.stream:
                 return await self._stream(request, body, talk, writer)
             return await self._whole(talk, writer)
@@ -251,10 +310,10 @@ class Endpoint:
     ) -> web.StreamResponse:
         usage = body.usage_in_stream
         headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
-        response = web.StreamResponse(headers={**headers, **self._headers(request)})
-        request["streams"] = True
-        await response.prepare(request)
+        response = web.StreamResponse(headers={**headers, **self._headers()})
+        _asked.get().streams = True
         with contextlib.suppress(ConnectionError):  # its reader has gone
+            await response.prepare(request)
             try:
                 while talk.finish is None:
                     text = await talk.next()
@@ -315,6 +374,11 @@ class _Talk:
         return self._stops.add(self._said.rest()) + self._stops.rest()
 
 
+def _id(given: str) -> str:
+    """The one that the client gave, if it can stand in a header, else a new one."""
+    return (given[:_MAX_ID] if given.isascii() and given.isprintable() else "") or uuid.uuid4().hex
+
+
 def _allowed(error: web.HTTPException) -> dict[str, str]:
     return {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
 
@@ -323,4 +387,8 @@ async def _read(request: web.Request, kind: type[B]) -> B:
     """Raises ``ApiError``."""
     if request.content_type != "application/json":
         raise ApiError(415, "the body must be JSON, with Content-Type: application/json")
-    return read_body(await request.read(), kind)
+    try:
+        data = await request.read()
+    except web.RequestPayloadError as error:
+        raise ApiError(400, "the body is not what the headers say that it is") from error
+    return read_body(data, kind)

@@ -77,6 +77,11 @@ class Guests:
     def is_ready(self) -> bool:
         return self.host is not None
 
+    @property
+    def n_open(self) -> int:
+        """Requests that somebody waits for."""
+        return len(self._streams)
+
     def open(self, client: int, n_prompt: int, n_tokens: int, how: Generation) -> Stream:
         """Ask for ``n_tokens`` tokens after a prompt of ``n_prompt`` at the client of that number.
 
@@ -90,7 +95,7 @@ class Guests:
                 "hold; ask for fewer"
             )
             raise ApiError(400, text, "max_tokens", "context_length_exceeded")
-        if len(self._streams) >= self.max_requests:
+        if self.n_open >= self.max_requests:
             text = f"{self.max_requests} requests are under way, and no more are taken"
             raise ApiError(429, text, retry_after_s=1.0)
         stream = Stream(self.host.submit(client, n_prompt, n_tokens, how))

@@ -15,6 +15,8 @@ from nodes.blocks.spec import Sampling
 
 Finish = Literal["stop", "length"]
 B = TypeVar("B", bound="Body")
+_ALL_TOKENS = 2**31
+"""More than any model has."""
 
 
 class ApiError(Exception):
@@ -90,13 +92,15 @@ class Body(msgspec.Struct, kw_only=True):
         if temperature == 0:
             return None
         seed = secrets.randbits(62) if self.seed is None else self.seed % 2**63
-        top_k = max(self.top_k or 0, 0)  # -1 is all of them, too
+        top_k = min(max(self.top_k or 0, 0), _ALL_TOKENS)  # -1 is all of them, too
         return Sampling(temperature, top_k, 1.0 if self.top_p is None else self.top_p, seed)
 
     def check(self) -> None:
         """Raises ``ApiError`` for what makes no sense, or is not there."""
         for name, plain in _PLAIN.items():
-            if getattr(self, name, None) not in (None, *plain):
+            value = getattr(self, name, None)
+            counts_from_0 = name == "logprobs" and type(value) is int  # the token that was chosen is one
+            if value not in (None, *plain) or counts_from_0:
                 raise ApiError(400, f"{name} is not supported here; leave it out", name)
         sampling = self.sampling()
         if sampling is not None and (wrong := sampling.wrong()):
@@ -201,6 +205,8 @@ def read_body(data: bytes, kind: type[B]) -> B:
         raise ApiError(400, text if param is None else f"{param}: {text}", param) from error
     except msgspec.DecodeError as error:
         raise ApiError(400, f"the body is no JSON: {error}") from error
+    except UnicodeDecodeError as error:
+        raise ApiError(400, "the body is no JSON: a text in it is no UTF-8") from error
     except RecursionError as error:
         raise ApiError(400, "the body is nested too deeply") from error
     body.check()

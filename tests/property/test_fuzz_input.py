@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.fuzz import TARGETS, descriptors, play
 
-CASES = {"codec": 1500, "server": 300, "control": 300, "packets": 500}
+CASES = {"codec": 1500, "server": 300, "control": 300, "packets": 500, "endpoint": 150, "serve": 15}
 SEED = 20_261_121
 
 

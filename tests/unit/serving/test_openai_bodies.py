@@ -45,6 +45,7 @@ def test_any_other_prompt_is_refused(prompt: Any) -> None:
         ({"n": 2}, "n"),
         ({"logprobs": 5}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
+        ({"logprobs": 0}, "logprobs"),
         ({"echo": True}, "echo"),
         ({"suffix": "x"}, "suffix"),
         ({"best_of": 3}, "best_of"),

@@ -1,0 +1,112 @@
+"""Plays the endpoint's hostile cases against a real ``testbed serve`` on the loopback network, from outside.
+
+What it says of itself must be nothing again after every case: no request, no session on any server, no cache held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from benchmarks import hostile_http
+from benchmarks.hostile_endpoint import MAX_REQUESTS, Witness, play
+from benchmarks.hostile_http import AUTHORIZED, MAX_MODEL_LEN, MODELS, request
+
+_OPTIONS = ("--network", "loopback", "--time-scale", "50", "--no-page", "--no-twin", "--no-report")
+_TOKEN_S = 0.01
+_PATIENCE_S = 20.0
+_IDLE = re.compile(
+    rb"^(?:vllm:num_requests_\w+|testbed_server_(?:sessions|cache_used_bytes))\{[^}]*\} (.*)$", re.M
+)
+
+
+class ServeTarget:
+    """A serving testbed under attack; it must have ended well when it is closed."""
+
+    name = "serve"
+    cases = hostile_http.CASES
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._folder = tempfile.TemporaryDirectory()
+        limits = ("--max-model-len", str(MAX_MODEL_LEN), "--max-requests", str(MAX_REQUESTS))
+        run = ("--port", "0", "--out", str(Path(self._folder.name) / "run"))
+        self._said = Path(self._folder.name, "said").open("w+", encoding="utf-8")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "testbed", "serve", "clustered", *_OPTIONS, *limits, *run],
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        host, _, port = self._process.stdout.readline().strip().removesuffix("/v1").rpartition(":")
+        self._address = (host.removeprefix("http://"), int(port))
+        self._loop = asyncio.new_event_loop()
+        self._witness = Witness(self._address, MODELS[0])
+        self._loop.run_until_complete(self._begin())
+        self._n_open = self._descriptors()
+
+    async def _begin(self) -> None:
+        await self._witness.begin()
+        await self._witness.is_served(_pause)
+
+    def _descriptors(self) -> int:
+        return len(os.listdir(f"/proc/{self._process.pid}/fd"))
+
+    def check(self, case: tuple[int, list[tuple[int, Any]]]) -> None:
+        """Play a case. Raises ``AssertionError`` where a promise is broken."""
+        self._loop.run_until_complete(self._check(case[1]))
+
+    async def _check(self, moves: list[tuple[int, Any]]) -> None:
+        await play(moves, self._address, MODELS[0], _pause, self.counts)
+        page = request("/metrics", b"", AUTHORIZED, method="GET")
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            values = [float(value) for value in _IDLE.findall((await self._witness.ask(page, _pause)).body)]
+            assert len(values) > 2, "the metrics have other names"
+            if not any(values):
+                break
+            assert time.monotonic() < deadline, f"not idle after the case: {values}"
+        await self._witness.is_served(_pause)
+        self._said.seek(0)
+        assert "Traceback" not in (said := self._said.read()), said
+
+    def n_left(self) -> int:
+        """Descriptors of the process that serves, more than at first."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while self._descriptors() > self._n_open and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return self._descriptors() - self._n_open
+
+    def close(self) -> None:
+        """Raises ``AssertionError`` unless the run ends well, with nothing left in it."""
+        self._witness.end()
+        self._loop.run_until_complete(asyncio.sleep(0))
+        self._loop.close()
+        self._process.send_signal(signal.SIGINT)
+        code = self._process.wait(_PATIENCE_S)
+        self._said.seek(0)
+        said = self._said.read()
+        self._said.close()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        plan = Path(self._folder.name, "run", "plan.json").read_text(encoding="utf-8")
+        self._folder.cleanup()
+        assert code == 0, f"testbed serve ended with {code}: {said}"
+        assert "Traceback" not in said, said
+        leaks = json.loads(plan)["leaks"]
+        assert leaks is not None and not any(leaks.values()), leaks
+
+
+async def _pause(n_tokens: int) -> None:
+    await asyncio.sleep(_TOKEN_S * min(n_tokens, 2))
