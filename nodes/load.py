@@ -91,7 +91,8 @@ class LoadGenerator:
         """End a request that has tokens ``enough``, or that nobody waits for; it may have ended already."""
         if index in self._arrived_at_s and index not in self._ends:
             self._ends[index] = enough
-            self._tasks[index].cancel()
+            # Not at once: a task that is cancelled before its first step records nothing.
+            asyncio.get_running_loop().call_soon(self._tasks[index].cancel)
 
     async def _serve(self, request: Request) -> None:
         index = request.index
