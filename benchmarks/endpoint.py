@@ -1,7 +1,7 @@
 """What the endpoint of ``testbed serve`` adds to a request, with 200 streams at once.
 
 Every time that a client of the endpoint sees is compared with the run's own: from sending to the first event, less the
-run's time to the first token, and gaps between events less gaps between tokens. Baseline: a request for /health.
+run's time to the first token, and gaps between events less gaps between tokens. Baseline: a request for /health every 0.1 s, meanwhile.
 """
 
 from __future__ import annotations
@@ -77,16 +77,23 @@ def measure() -> list[dict[str, Any]]:
 
 async def _load(url: str) -> tuple[list[_Seen], list[float]]:
     host, port = url.removeprefix("http://").removesuffix("/v1").split(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    health_s = []
-    for _ in range(200):
+    health = asyncio.create_task(_health(host, int(port)))
+    work = [_ask(host, int(port), at_s) for at_s in np.linspace(0, _SPREAD_S, _N_STREAMS)]
+    return await asyncio.gather(*work), await health
+
+
+async def _health(host: str, port: int) -> list[float]:
+    """Seconds that each takes while streams begin."""
+    reader, writer = await asyncio.open_connection(host, port)
+    took_s = []
+    for _ in range(round(_SPREAD_S / 0.1)):
+        await asyncio.sleep(0.1)
         sent_at = time.monotonic()
         writer.write(_request(f"{host}:{port}", "GET", "/health"))
         await reader.readuntil(b"\r\n\r\n")
-        health_s.append(time.monotonic() - sent_at)
+        took_s.append(time.monotonic() - sent_at)
     writer.close()
-    work = [_ask(host, int(port), at_s) for at_s in np.linspace(0, _SPREAD_S, _N_STREAMS)]
-    return await asyncio.gather(*work), health_s
+    return took_s
 
 
 def _request(host: str, method: str, path: str, body: bytes = b"") -> bytes:
@@ -132,5 +139,6 @@ def _figures(run: Path, seen: list[_Seen], health_s: list[float]) -> list[dict[s
         figure("of it until the session begins, p99", float(np.percentile(lag_ms, 99)), "ms"),
         figure("gaps, client's less the run's, |p50|", float(np.percentile(gap, 50)), "ms"),
         figure("gaps, client's less the run's, |p99|", float(np.percentile(gap, 99)), "ms", "<= 2 ms"),
-        figure("/health, p50 (baseline)", float(np.percentile(health_s, 50)) * 1e3, "ms"),
+        figure("/health meanwhile (baseline), p50", float(np.percentile(health_s, 50)) * 1e3, "ms"),
+        figure("/health meanwhile (baseline), p99", float(np.percentile(health_s, 99)) * 1e3, "ms"),
     ]

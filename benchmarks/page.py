@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -57,12 +58,13 @@ def _error_of_a_run(run_dir: Path, is_open: bool) -> dict[str, float]:
     options = [text for option in _RUN for text in ("--set", option)]
     command = [sys.executable, "-m", "testbed", "up", "clustered", "--clock", "real", "--no-report", *options]
     page = ["--page", "0"] if is_open else ["--no-page"]
-    with subprocess.Popen([*command, *page, "--out", str(run_dir)], stderr=subprocess.PIPE, text=True) as run:
+    with subprocess.Popen(
+        [*command, *page, "--out", str(run_dir)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as run:
         assert run.stderr is not None, "it was asked for"
         if is_open:
             url = run.stderr.readline().split()[1].partition("#")[0]
-            while not (run_dir / "plan.json").exists():
-                time.sleep(0.1)
+            _until_there(url)
             pages = [_Watching(url) for _ in range(2)]
         run.stderr.read()
     if is_open:
@@ -180,6 +182,18 @@ class _Watching:
                 self.n_updates += line.startswith(b"data:")
         except (OSError, ValueError):  # the server has ended
             return
+
+
+def _until_there(url: str) -> None:
+    """The page says 503 while a run is starting."""
+    for _ in range(600):
+        try:
+            urllib.request.urlopen(url + "api/run").close()
+        except urllib.error.HTTPError:
+            time.sleep(0.1)
+        else:
+            return
+    raise RuntimeError("the run has not started within a minute")
 
 
 def _cpu_s(pid: int) -> float:
