@@ -80,7 +80,7 @@ FRAMES: Strategy = st.one_of(
     ),
     st.tuples(
         *(st.just("push"), number, token, st.integers(0, 12), st.integers(0, 4)),
-        st.integers(0, 3).map(lambda n: wire.pack_timing(0.0, 1.0, 16) * n),
+        st.integers(0, 3).map(lambda n: wire.pack_timing(wire.Timing(0.0, 1.0, 16)) * n),
         st.integers(0, 5).map(lambda n: bytes(n * TOKEN_BYTES)),
     ),
     st.tuples(st.just("close"), number, session),

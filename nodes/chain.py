@@ -142,13 +142,10 @@ class Chain:
         request = wire.Open(connection.next_id(), key, self._client, first, last, max_tokens)
         await connection.ask(request, generation=generation)
 
-    async def step(
-        self, hop: OpenHop, n_tokens: int, payload: bytes
-    ) -> tuple[bytes, tuple[float, float, float, float]]:
+    async def step(self, hop: OpenHop, n_tokens: int, payload: bytes) -> tuple[wire.Out, float, float]:
         """Send ``n_tokens`` hidden states that ``hop`` has not seen.
 
-        Returns what comes out, and (sent, arrived, departed, received) in scenario seconds. Raises
-        ``HopFailed`` when another server could do better, ``SessionError`` when it could not.
+        Returns the answer, and when (scenario seconds) it was sent and received. Raises ``HopFailed`` when another server could do better, ``SessionError`` when it could not.
         """
         asked_at_s, limit_s = self._clock.now_s(), self._rules.step_limit_s(n_tokens)
         try:
@@ -167,7 +164,7 @@ class Chain:
             raise SessionError(f"server {hop.server}: {error}") from error
         if not isinstance(out, wire.Out) or len(out.payload) != len(payload):
             raise SessionError(f"server {hop.server}: its answer is not {n_tokens} hidden states")
-        return out.payload, (sent_at_s, out.arrived_at_s, out.departed_at_s, received_at_s)
+        return out, sent_at_s, received_at_s
 
     def is_there(self, hop: OpenHop) -> bool:
         """Whether the connection that the hop was opened on is still there."""

@@ -5,17 +5,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from typing import Any, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
+from nodes.batching import Batch, Batches, Step
 from nodes.clock import Clock
 from nodes.digest import apply_to_rows, read_rows, write_rows
 
 
 class ComputeError(Exception):
     """The backend cannot do it: blocks that do not load, no memory left. One sentence for the user."""
+
+
+class Computed(NamedTuple):
+    """Hidden states after the session's blocks, and with how many others they were computed.
+
+    ``batch_steps`` and ``batch_tokens`` are the steps and tokens of the batch in which the step ended; 0 if the server
+    makes no batches.
+    """
+
+    payload: bytes
+    batch_steps: int = 0
+    batch_tokens: int = 0
 
 
 class Compute(Protocol):
@@ -33,8 +48,8 @@ class Compute(Protocol):
 
     async def step(
         self, session: Any, position: int, n_tokens: int, payload: bytes, arrived_at_s: float
-    ) -> bytes:
-        """Hidden states after the session's blocks; position 0 is the prefill. Raises ``ComputeError``."""
+    ) -> Computed:
+        """Carry out a step of the session; position 0 is the prefill. Raises ``ComputeError``."""
         ...
 
     async def host(self, first: int, last: int) -> None:
@@ -63,21 +78,30 @@ class StepTimes(Protocol):
         """A step alone: ``n_tokens`` at ``position``, which is the number of tokens cached before it."""
         ...
 
+    def batch_s(self, n_blocks: int, positions: Sequence[int], prompt: range) -> float:
+        """Decode steps at ``positions`` and the tokens ``prompt`` of a prompt, together."""
+        ...
+
+
+Batching = Literal["none", "serial", "continuous"]
+
 
 @dataclass(frozen=True)
 class StubProfile:
     """Times of one server's steps, scenario seconds.
 
     On top of ``times``, while the server is free again, what the calibration adds for the client:
-    ``token_overhead_s[client]``, ``input_overhead_s[client](l) = base + slope * l``. ``serial``: one step at a time,
-    as PETALS' server runs; otherwise sessions slow each other by the times' contention alone (see ``Turns``).
+    ``token_overhead_s[client]``, ``input_overhead_s[client](l) = base + slope * l``. ``batching``: "serial" is one step
+    at a time, as PETALS' server runs; "none", sessions slow each other by the times' contention alone (see ``Turns``);
+    "continuous", those that wait go together (see ``nodes.batching``).
     """
 
     token_bytes: int
     times: StepTimes
     token_overhead_s: Mapping[str, float] = field(default_factory=dict)
     input_overhead_s: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    serial: bool = False
+    batching: Batching = "none"
+    chunk_tokens: int | None = None
 
     def overhead_s(self, client: str, position: int, n_tokens: int) -> float:
         if position:
@@ -134,8 +158,16 @@ class StubCompute:
     def __init__(self, profile: StubProfile, clock: Clock) -> None:
         self.profile = profile
         self.token_bytes = profile.token_bytes
+        self._factor = 1.0
         self._clock = clock
-        self._turns = Turns(profile.serial, profile.times.contention_ratio)
+        self._turns = Turns(profile.batching == "serial", profile.times.contention_ratio)
+        self._batcher = _Batcher(Batches(profile.times, profile.chunk_tokens), clock)
+
+    def slowed(self, factor: float) -> StubCompute:
+        """The same server with ``factor`` times the usual times, for steps that come from now on."""
+        other = copy(self)
+        other._factor = factor
+        return other
 
     def new_session(self, client: str, first: int, last: int, max_tokens: int) -> _StubSession:
         return _StubSession(client, first, last)
@@ -150,16 +182,58 @@ class StubCompute:
         return {}
 
     def close(self) -> None:
-        pass
+        self._batcher.close()
 
     async def step(
         self, session: _StubSession, position: int, n_tokens: int, payload: bytes, arrived_at_s: float
-    ) -> bytes:
+    ) -> Computed:
         profile = self.profile
-        alone_s = profile.times.step_s(position, n_tokens, len(session.caches))
-        start_at_s, busy_s = self._turns.take(arrived_at_s, alone_s)
-        done_at_s = start_at_s + busy_s + profile.overhead_s(session.client, position, n_tokens)
+        n_blocks = len(session.caches)
         values = apply_to_rows(read_rows(payload, self.token_bytes), session.first, session.caches)
         answer = write_rows(values, self.token_bytes)
-        await self._clock.sleep_until_s(done_at_s)
-        return answer
+        batch_steps = batch_tokens = 0
+        if profile.batching == "continuous":
+            step = Step(arrived_at_s, position, n_tokens, n_blocks, self._factor)
+            batch = await self._batcher.run(step)
+            ended_at_s, batch_steps, batch_tokens = batch.end_at_s, batch.n_steps, batch.n_tokens
+        else:
+            alone_s = profile.times.step_s(position, n_tokens, n_blocks) * self._factor
+            start_at_s, busy_s = self._turns.take(arrived_at_s, alone_s)
+            ended_at_s = start_at_s + busy_s
+        await self._clock.sleep_until_s(ended_at_s + profile.overhead_s(session.client, position, n_tokens))
+        return Computed(answer, batch_steps, batch_tokens)
+
+
+class _Batcher:
+    """Runs a server's batches, one after another, while steps wait."""
+
+    def __init__(self, batches: Batches, clock: Clock) -> None:
+        self._batches = batches
+        self._clock = clock
+        self._waiting: dict[Step, asyncio.Future[Batch]] = {}
+        self._work: asyncio.Task[None] | None = None
+
+    async def run(self, step: Step) -> Batch:
+        """The batch that ends ``step``, at its end; whoever is cancelled meanwhile does not wait."""
+        ended: asyncio.Future[Batch] = asyncio.get_running_loop().create_future()
+        self._waiting[step] = ended
+        self._batches.add(step)
+        if self._work is None:
+            self._work = asyncio.create_task(self._run())
+        try:
+            return await ended
+        finally:
+            if self._waiting.pop(step, None) is not None:
+                self._batches.remove(step)
+
+    async def _run(self) -> None:
+        while (batch := self._batches.next()) is not None:
+            await self._clock.sleep_until_s(batch.end_at_s)
+            for step in batch.ended:
+                if (ended := self._waiting.pop(step, None)) is not None and not ended.done():
+                    ended.set_result(batch)
+        self._work = None
+
+    def close(self) -> None:
+        if self._work is not None:
+            self._work.cancel()

@@ -20,7 +20,6 @@ from nodes.request import SessionError
 from nodes.session import HubSession
 from nodes.watchdog import Overdue
 
-Times = tuple[float, float, float, float]
 """(sent, arrived, departed, received): a server that is not the last sends when it is done."""
 _MAY_FAIL = (*FAILURES, wire.NOT_PASSED_ON, wire.TOO_MANY_STEPS)
 
@@ -77,10 +76,10 @@ class ForwardingChain(Chain):
 
     async def run(
         self, hops: Sequence[OpenHop], n_tokens: int, payload: bytes
-    ) -> tuple[bytes, list[tuple[Times, int]]]:
+    ) -> tuple[bytes, list[wire.Timing], float, float]:
         """Send ``n_tokens`` hidden states that the chain has not seen through all of it.
 
-        Returns what comes out, and of every hop its times and the bytes that it was sent. Raises
+        Returns what comes out, what every hop has said of it, and when it was sent and received. Raises
         ``HopFailed`` when another chain could do better, ``SessionError`` when it could not.
         """
         asked_at_s, limit_s = self._clock.now_s(), self._rules.step_limit_s(n_tokens, len(hops))
@@ -96,7 +95,7 @@ class ForwardingChain(Chain):
 
     async def _run(
         self, hops: Sequence[OpenHop], n_tokens: int, payload: bytes, asked_at_s: float
-    ) -> tuple[bytes, list[tuple[Times, int]]]:
+    ) -> tuple[bytes, list[wire.Timing], float, float]:
         first, news = hops[0], self._news
         connection, token = self._connections[first.server], self._places[first.server].token
         request = wire.Push(connection.next_id(), token, first.n_cached, n_tokens, b"", payload)
@@ -134,13 +133,7 @@ class ForwardingChain(Chain):
             raise wrong from None
         if len(timings) != len(hops) or len(frame.payload) != len(payload):
             raise wrong
-        times: list[tuple[Times, int]] = []
-        for arrived_at_s, departed_at_s, n_bytes in timings:
-            times.append(((sent_at_s, arrived_at_s, departed_at_s, departed_at_s), n_bytes))
-            sent_at_s = departed_at_s
-        (sent, arrived, departed, _), n_bytes = times[-1]
-        times[-1] = (sent, arrived, departed, received_at_s), n_bytes
-        return frame.payload, times
+        return frame.payload, timings, sent_at_s, received_at_s
 
     def _failure(
         self, hops: Sequence[OpenHop], at: int, code: str, text: str, asked_at_s: float
@@ -221,13 +214,18 @@ class ForwardingSession(HubSession):
         answer, begin = b"", 0
         for n_tokens in self._parts(self.hops[0], n_new):
             end = begin + n_tokens * self._model.token_bytes
-            answer, times = await self._chain.run(self.hops, n_tokens, rows[begin:end])
-            for hop, (instants, n_bytes) in zip(self.hops, times, strict=True):
-                n_down = len(answer) if hop is self.hops[-1] else 0
-                n_replayed = n_tokens if is_replay else 0
+            answer, said, sent_at_s, received_at_s = await self._chain.run(
+                self.hops, n_tokens, rows[begin:end]
+            )
+            n_replayed = n_tokens if is_replay else 0
+            for hop, (arrived_at_s, departed_at_s, n_bytes, *batch) in zip(self.hops, said, strict=True):
+                is_last = hop is self.hops[-1]
+                instants = sent_at_s, arrived_at_s, departed_at_s, received_at_s if is_last else departed_at_s
+                sizes = n_bytes, len(answer) if is_last else 0
                 timings.append(
-                    HopRecord(hop.server, hop.first, hop.last, *instants, n_bytes, n_down, n_replayed)
+                    HopRecord(hop.server, hop.first, hop.last, *instants, *sizes, n_replayed, *batch)
                 )
                 hop.n_cached += n_tokens
+                sent_at_s = departed_at_s
             begin = end
         return answer, timings

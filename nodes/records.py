@@ -37,6 +37,10 @@ class HopRecord(NamedTuple):
     down_bytes: int
     replayed_tokens: int = 0
     """Tokens of a history that it replayed; 0: it was no replay."""
+    batch_steps: int = 0
+    """Steps that the server computed together, this one among them; 0: it makes no batches."""
+    batch_tokens: int = 0
+    """Tokens of these; those of the last chunk of a prompt that came in several."""
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):

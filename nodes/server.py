@@ -182,7 +182,7 @@ class Server(Collector):
             case wire.Close():
                 return self.sessions.close(connection, frame)
             case wire.Ping():
-                return wire.Out(frame.id, arrived_at_s, self.clock.now_s(), frame.payload)
+                return wire.Out(frame.id, arrived_at_s, self.clock.now_s(), 0, 0, frame.payload)
 
     async def _until_it_reads(self, connection: Connection) -> None:
         """Wait while a client has too much pending or unread; what it sends meanwhile stays with it."""
@@ -278,7 +278,7 @@ class Server(Collector):
     ) -> None:
         position, n_tokens = step.position, step.n_tokens
         try:
-            output = await self.sessions.compute.step(
+            computed = await self.sessions.compute.step(
                 session.state, position, n_tokens, step.payload, arrived_at_s
             )
         except ComputeError as error:
@@ -297,10 +297,16 @@ class Server(Collector):
         self.counters.steps += 1
         self.counters.compute_s += departed_at_s - arrived_at_s
         if session.place is not None:
-            timings += wire.pack_timing(arrived_at_s, departed_at_s, len(step.payload))
-            await self.sessions.forwarding.pass_on(session.place, position, n_tokens, timings, output)
+            timings += wire.pack_timing(
+                wire.Timing(arrived_at_s, departed_at_s, len(step.payload), *computed[1:])
+            )
+            await self.sessions.forwarding.pass_on(
+                session.place, position, n_tokens, timings, computed.payload
+            )
             return
-        await _answer(connection, wire.Out(step.id, arrived_at_s, departed_at_s, output))
+        await _answer(
+            connection, wire.Out(step.id, arrived_at_s, departed_at_s, *computed[1:], computed.payload)
+        )
 
 
 async def _answer(connection: Connection, frame: wire.Answer) -> None:

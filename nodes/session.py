@@ -188,12 +188,15 @@ class HubSession:
         answers, begin = [], 0
         for n_tokens in self._parts(hop, n_new):
             end = begin + n_tokens * self._model.token_bytes
-            answer, times = await self._chain.step(hop, n_tokens, rows[begin:end])
+            out, sent_at_s, received_at_s = await self._chain.step(hop, n_tokens, rows[begin:end])
+            instants = sent_at_s, out.arrived_at_s, out.departed_at_s, received_at_s
+            n_bytes = end - begin, len(out.payload)
             n_replayed = n_tokens if is_replay else 0
+            batch = out.batch_steps, out.batch_tokens
             timings.append(
-                HopRecord(hop.server, hop.first, hop.last, *times, end - begin, len(answer), n_replayed)
+                HopRecord(hop.server, hop.first, hop.last, *instants, *n_bytes, n_replayed, *batch)
             )
             hop.n_cached += n_tokens
-            answers.append(answer)
+            answers.append(out.payload)
             begin = end
         return b"".join(answers), timings

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any
 
 from nodes.clock import Clock
-from nodes.compute import Compute, StepTimes, StubCompute
+from nodes.compute import Compute, Computed, StubCompute
 
 
 class SlowCompute:
@@ -26,7 +25,7 @@ class SlowCompute:
 
     async def step(
         self, session: Any, position: int, n_tokens: int, payload: bytes, arrived_at_s: float
-    ) -> bytes:
+    ) -> Computed:
         began_at_s = self._clock.now_s()
         answer = await self.inner.step(session, position, n_tokens, payload, arrived_at_s)
         now_s = self._clock.now_s()
@@ -43,27 +42,13 @@ class SlowCompute:
         self.inner.close()
 
 
-@dataclass(frozen=True)
-class _SlowTimes:
-    times: StepTimes
-    factor: float
-
-    @property
-    def contention_ratio(self) -> float:
-        return self.times.contention_ratio
-
-    def step_s(self, position: int, n_tokens: int, n_blocks: int) -> float:
-        return self.factor * self.times.step_s(position, n_tokens, n_blocks)
-
-
 def slowed(compute: Compute, factor: float, clock: Clock) -> Compute:
     """What computes in place of ``compute``, as given when the server began; factor 1 is as fast as then.
 
-    The stub's own times grow, so that serial computing stays serial; real blocks wait after each step.
+    The stub's own times grow, so that steps wait for each other as before; real blocks wait after each step.
     """
     if factor == 1.0:
         return compute
     if isinstance(compute, StubCompute):
-        times = _SlowTimes(compute.profile.times, factor)
-        return StubCompute(replace(compute.profile, times=times), clock)
+        return compute.slowed(factor)
     return SlowCompute(compute, factor, clock)

@@ -12,7 +12,7 @@ was answered with it whose frame itself was right.
 from __future__ import annotations
 
 import struct
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -20,7 +20,7 @@ from msgspec import Meta
 PATH = "/v1/sessions"
 MAX_TIMINGS = 256
 """No chain has more hops."""
-_TIMING = struct.Struct("<ddI")
+_TIMING = struct.Struct("<ddIII")
 MAX_PAYLOAD_BYTES = 2 * 1024**3
 """Hidden states of one step, however many messages bring them."""
 PART_BYTES = 64 * 1024**2
@@ -139,6 +139,9 @@ class Out(Frame, tag="out"):
     id: int
     arrived_at_s: float
     departed_at_s: float
+    batch_steps: int
+    batch_tokens: int
+    """As ``nodes.compute.Computed``."""
     payload: bytes
 
 
@@ -192,16 +195,29 @@ def pack(frame: Frame) -> bytes:
     return msgspec.msgpack.encode(frame)
 
 
-def pack_timing(arrived_at_s: float, departed_at_s: float, n_bytes: int) -> bytes:
-    """One hop's part of ``timings``: when a payload of ``n_bytes`` came and what came of it was ready."""
-    return _TIMING.pack(arrived_at_s, departed_at_s, n_bytes)
+class Timing(NamedTuple):
+    """One hop's part of ``timings``: when a payload of ``n_bytes`` came and what came of it was ready.
+
+    The batch is as in ``nodes.compute.Computed``.
+    """
+
+    arrived_at_s: float
+    departed_at_s: float
+    n_bytes: int
+    batch_steps: int = 0
+    batch_tokens: int = 0
 
 
-def unpack_timings(timings: bytes) -> list[tuple[float, float, int]]:
-    """(arrived_at_s, departed_at_s, n_bytes) of every hop. Raises ``FrameError`` (``bad-frame``)."""
+def pack_timing(timing: Timing) -> bytes:
+    """A hop's part of ``timings``."""
+    return _TIMING.pack(*timing)
+
+
+def unpack_timings(timings: bytes) -> list[Timing]:
+    """What every hop has said. Raises ``FrameError`` (``bad-frame``)."""
     if len(timings) % _TIMING.size or len(timings) > MAX_TIMINGS * _TIMING.size:
         raise FrameError(BAD_FRAME, "not the timings of a chain")
-    return list(_TIMING.iter_unpack(timings))
+    return [Timing(*row) for row in _TIMING.iter_unpack(timings)]
 
 
 def unpack_request(data: bytes) -> Request | More:

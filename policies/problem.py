@@ -82,7 +82,7 @@ class ServerSpec(StepLaw):
 
     Beyond the paper's model, all 0 by default: ``decode_context_tokens`` is the mean over a request of the
     lengths that placement is designed for. Policies see ``step_base_s`` in ``Problem.token_rtt_s`` and
-    ``input_rtt_base_s``; no policy knows of ``contention_ratio``.
+    ``input_rtt_base_s``; no policy knows of ``contention_ratio`` or ``session_slope_s``.
     """
 
     name: str
@@ -99,6 +99,7 @@ class ServerSpec(StepLaw):
     decode_context_tokens: float = 0.0
     prefill_curve_s: float = 0.0
     contention_ratio: float = 0.0
+    session_slope_s: float = 0.0
 
     def mean_decode_s(self, request: RequestSpec) -> float:
         """Decode time per block, averaged over the further tokens of ``request``."""

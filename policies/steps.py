@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -11,7 +12,8 @@ class StepLaw:
     Decode, per block: ``decode_s`` with ``decode_context_tokens`` in the attention cache before the step, and
     ``context_slope_s`` more for every further one. Prefill of l tokens, per block (tau^I_j(l)):
     ``prefill_base_s + prefill_slope_s l + prefill_curve_s l²``. A step also takes ``step_base_s`` however many blocks
-    it has, and ``1 + contention_ratio n`` times as long while n other sessions compute. The paper's model has
+    it has, and ``1 + contention_ratio n`` times as long while n other sessions compute. Where a server computes several
+    sessions in one step, each further decode adds ``session_slope_s`` per block. The paper's model has
     ``decode_s`` (tau_j), the prefill's base and slope, and zeros.
     """
 
@@ -23,6 +25,7 @@ class StepLaw:
     decode_context_tokens: float
     prefill_curve_s: float
     contention_ratio: float
+    session_slope_s: float
 
     def prefill_s(self, n_tokens: int) -> float:
         """Prefill of ``n_tokens`` tokens, per block."""
@@ -42,6 +45,21 @@ class StepLaw:
             return self.step_base_s + n_blocks * self.prefill_s(n_tokens)
         return self.step_base_s + n_blocks * n_tokens * self.decode_at_s(position + (n_tokens - 1) / 2)
 
+    def batch_s(self, n_blocks: int, positions: Sequence[int], prompt: range) -> float:
+        """A step of several sessions: a decode each at ``positions``, and the tokens ``prompt`` of one prompt.
+
+        ``positions`` count the tokens cached before the step; ``prompt`` may be empty, or a part (a chunk). One decode
+        alone, or a whole prompt alone, takes as long as ``step_s`` says.
+        """
+        block_s, n = 0.0, len(positions)
+        if prompt:
+            straight_s = self.prefill_base_s + self.prefill_slope_s * len(prompt)
+            block_s += straight_s + self.prefill_curve_s * (prompt.stop**2 - prompt.start**2)
+        if n:
+            block_s += self.decode_s + self.session_slope_s * (n - 1)
+            block_s += self.context_slope_s * (sum(positions) - n * self.decode_context_tokens)
+        return self.step_base_s + n_blocks * block_s
+
 
 @dataclass(frozen=True)
 class StepTimes(StepLaw):
@@ -54,4 +72,5 @@ class StepTimes(StepLaw):
     context_slope_s: float = 0.0
     prefill_curve_s: float = 0.0
     contention_ratio: float = 0.0
+    session_slope_s: float = 0.0
     decode_context_tokens: float = 0.0

@@ -80,7 +80,7 @@ class Walk:
         n_tokens = len(states) // self._hub.token_bytes
         answers = []
         for compute, session in self._hops:
-            states = await compute.step(session, self._position, n_tokens, states, 0.0)
+            states = (await compute.step(session, self._position, n_tokens, states, 0.0)).payload
             answers.append(states)
         self._position += n_tokens
         return answers

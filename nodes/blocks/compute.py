@@ -26,7 +26,7 @@ from nodes.blocks.loading import empty_block, largest_matrix_bytes, load_block, 
 from nodes.blocks.memory import MemoryAccount
 from nodes.blocks.spec import BlocksSpec
 from nodes.blocks.weights import opened
-from nodes.compute import ComputeError
+from nodes.compute import Computed, ComputeError
 
 _WORKSPACE_BYTES = 2 * 1024**3 / 14336
 """Per unit of the hidden size: what computing takes beside blocks and caches. PETALS sets as much aside."""
@@ -185,9 +185,11 @@ class BlocksCompute:
 
     async def step(
         self, session: _BlocksSession, position: int, n_tokens: int, payload: bytes, arrived_at_s: float
-    ) -> bytes:
+    ) -> Computed:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._queue, self._step, session, position, n_tokens, payload)
+        return Computed(
+            await loop.run_in_executor(self._queue, self._step, session, position, n_tokens, payload)
+        )
 
     def _step(self, session: _BlocksSession, position: int, n_tokens: int, payload: bytes) -> bytes:
         with self._idle:

@@ -75,7 +75,9 @@ def topology(
 
 
 def reproduce(
-    what: Annotated[str, typer.Argument(help="What to reproduce: paper.")],
+    what: Annotated[
+        str, typer.Argument(help="paper, or helix: a logged run of that system beside its simulation.")
+    ],
     only: Annotated[str | None, typer.Option(help="tables or figures; default both.")] = None,
     runs: Annotated[int, typer.Option(help="Monte-Carlo runs of every setting.")] = 20,
     seed: Annotated[int, typer.Option(help="Seed of the first run; the next runs have the next seeds.")] = 0,
@@ -84,9 +86,32 @@ def reproduce(
         typer.Option("--out", help="Default runs/reproduce-paper. What is in it is not run again."),
     ] = None,
     jobs: Annotated[int | None, typer.Option(help="Worker processes; default one per CPU.")] = None,
+    log: Annotated[
+        Path | None, typer.Option(help="helix: folder with events.txt and query_route.txt (or .gz).")
+    ] = None,
+    cluster: Annotated[Path | None, typer.Option(help="helix: the cluster's .ini file.")] = None,
+    tables: Annotated[
+        Path | None, typer.Option(help="helix: folder with KIND_prompt.csv and KIND_decode.csv.")
+    ] = None,
+    warm_up: Annotated[float, typer.Option(help="helix: seconds of the log that are left out.")] = 30.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Run the paper's evaluation and set its printed numbers beside ours. Goes on where it was stopped."""
+    """Run the paper's evaluation and set its printed numbers beside ours. Goes on where it was stopped.
+
+    helix: serve a log's queries on their routes, and set its measured latencies beside the simulated ones.
+    """
+    if what == "helix":
+        from testbed.studies.helix.command import helix_command
+
+        if log is None or cluster is None or tables is None:
+            raise UserError(
+                "reproduce helix needs --log DIR, --cluster FILE and --tables DIR of its artifact"
+            )
+        answer, text = helix_command(log, cluster, tables, warm_up)
+        print_answer(answer, lambda: text, as_json)
+        return
+    if log is not None or cluster is not None or tables is not None:
+        raise UserError("--log, --cluster and --tables are for reproduce helix")
     from testbed.studies.reproduce.command import reproduce_command
 
     answer, text = reproduce_command(what, only, runs, seed, out, jobs)

@@ -1,14 +1,17 @@
 """The engine ``fast``: what nodes and coordinator do for sessions that nothing disturbs, event by event.
 
 A request asks for a chain when it arrives, opens it on all hops at once and retries where a server has no room;
-its service takes the closed form of ``policies.problem.service_s``. See ``docs/simulator-modes.md``.
+its service takes the closed form of ``policies.problem.service_s``, or goes step by step (``testbed.fast.steps``) where
+servers compute several sessions together. See ``docs/simulator-modes.md``.
 """
 
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from policies.online import OnlinePolicy
@@ -20,6 +23,7 @@ from testbed.control.mover import Mover, Way
 from testbed.control.placing import PlacedExperiment
 from testbed.fast.events import EventQueue
 from testbed.fast.servers import Key, OnCache, Refused, Servers
+from testbed.fast.steps import Steps, legs_of
 from testbed.rundir import MOVED
 from testbed.scenario.experiment import Experiment
 
@@ -78,6 +82,8 @@ class FastRun(NamedTuple):
     moves: list[Move]
     decisions_s: list[float]
     """Real seconds of every routing decision."""
+    steps: array[float] | None = None
+    """Rows of ``testbed.fast.steps.COLUMNS`` where servers compute several sessions together, if they were asked for."""
 
 
 def simulate_fast(
@@ -87,15 +93,16 @@ def simulate_fast(
     *,
     max_attempts: int = MAX_ATTEMPTS,
     on_cache: OnCache | None = None,
+    most_steps: int = 0,
 ) -> FastRun:
     """Serve the experiment's requests. Deterministic: same arguments, same answer.
 
     ``online`` may change the placement; it must let sessions drain. ``on_cache`` is called at every change of a server's
-    account until the last request has ended. Raises ``PolicyError`` if a policy fails or breaks a rule,
+    account until the last request has ended. Up to ``most_steps`` steps are kept. Raises ``PolicyError`` if a policy fails or breaks a rule,
     ``Disturbed`` when a session would have to be cut.
     """
     assert online is None or online.drains, "a policy that cuts sessions disturbs them"
-    return _Run(experiment, placed, online, max_attempts, on_cache).serve()
+    return _Run(experiment, placed, online, max_attempts, on_cache, most_steps).serve()
 
 
 @dataclass(slots=True)
@@ -126,6 +133,7 @@ class _Run:
         online: OnlinePolicy | None,
         max_attempts: int,
         on_cache: OnCache | None,
+        most_steps: int,
     ) -> None:
         self._queue = queue = EventQueue()
         self._experiment = experiment
@@ -135,6 +143,18 @@ class _Run:
         self._servers = Servers(placed.placement, on_cache)
         self._coordinator = Coordinator(experiment, placed, lambda: queue.now_s)
         self._times = ServiceTimes(experiment.problem)
+        self._steps: Steps | None = None
+        """``None``: sessions do not meet on servers, and the closed form holds."""
+        if experiment.batching == "continuous":
+            problem = experiment.problem
+            self._steps = Steps(
+                queue,
+                problem.servers,
+                problem.model.token_bytes,
+                hub_token_s=problem.hub_token_s,
+                chunk_tokens=experiment.chunk_tokens,
+                most=most_steps,
+            )
         self._ended: dict[int, SimulatedRequest] = {}
         self._moves: list[Move] = []
         self._draining: dict[int, tuple[Way, float]] = {}
@@ -152,7 +172,8 @@ class _Run:
         while len(self._ended) < len(requests):
             self._queue.step()
         ended = [self._ended[number] for number in range(len(requests))]
-        return FastRun(ended, self._moves, self._coordinator.decisions_s)
+        steps = self._steps.rows if self._steps is not None else None
+        return FastRun(ended, self._moves, self._coordinator.decisions_s, steps)
 
     # Sessions.
 
@@ -208,8 +229,13 @@ class _Run:
             return
         assert session.route is not None
         ready_at_s = max(now_s, session.asked_at_s + self._problem.initial_delay_s) + self._setup_s
-        first_s, all_s = self._times.of(plan.served, session.route.hops)
-        self._queue.free_at(ready_at_s + all_s, self._finish, session, ready_at_s, first_s)
+        hops = session.route.hops
+        if self._steps is not None:
+            legs = legs_of(self._experiment, plan.served, hops)
+            self._steps.walk(plan, hops, legs, ready_at_s, partial(self._finish, session, ready_at_s))
+            return
+        first_s, all_s = self._times.of(plan.served, hops)
+        self._queue.free_at(ready_at_s + all_s, self._finish, session, ready_at_s, ready_at_s + first_s)
 
     def _refused(self, session: _Session) -> None:
         """Try again after the backoff, or give up."""
@@ -225,7 +251,7 @@ class _Run:
         else:
             self._queue.at(now_s + backoff_s, self._ask, session)
 
-    def _finish(self, session: _Session, ready_at_s: float, first_s: float) -> None:
+    def _finish(self, session: _Session, ready_at_s: float, first_at_s: float) -> None:
         plan = session.plan
         self._coordinator.release(plan.index)
         self._close(session)
@@ -238,7 +264,7 @@ class _Run:
                 n_rejections=session.opening - 1,
                 waiting_s=session.asked_at_s - plan.arrival_at_s,
                 setup_s=ready_at_s - session.asked_at_s,
-                ttft_s=ready_at_s + first_s - plan.arrival_at_s,
+                ttft_s=first_at_s - plan.arrival_at_s,
                 time_s=self._queue.now_s - plan.arrival_at_s,
             ),
         )

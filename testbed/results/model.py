@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nodes.compute import Turns
+from nodes.batching import Batches, Step, batches_of
+from nodes.compute import StubProfile, Turns
 from nodes.records import HopPlan
 from testbed.results.changes import as_carried_out, as_intended
 from testbed.results.logs import RunRecords
@@ -34,7 +35,7 @@ Array = NDArray[np.float64]
 
 _WHOLE = (
     *("request", "token", "hop", "server", "first", "last"),
-    *("up_bytes", "down_bytes", "replayed_tokens"),
+    *("up_bytes", "down_bytes", "replayed_tokens", "batch_steps", "batch_tokens"),
 )
 """Columns of whole numbers."""
 _NO_BYTES = 0
@@ -78,14 +79,18 @@ class HopTable:
     model_compute_s: Array
     replayed_tokens: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Hidden states in a message of a replay; 0, for every other row, if not given."""
+    batch_steps: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    batch_tokens: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Steps and tokens that the server computed together with this one; 0, for every row, if not given."""
     model_client_s: Array = field(default_factory=lambda: np.zeros(0))
     """What the client computes for the token, at its last hop; 0 if not given."""
     model_opened_at_s: dict[int, float] = field(default_factory=dict)
     """When the chain of a request should have been open, by its number: given when it was asked to."""
 
     def __post_init__(self) -> None:
-        if not len(self.replayed_tokens):
-            self.replayed_tokens = np.zeros_like(self.request)
+        for name in ("replayed_tokens", "batch_steps", "batch_tokens"):
+            if not len(getattr(self, name)):
+                setattr(self, name, np.zeros_like(self.request))
         if not len(self.model_client_s):
             self.model_client_s = np.zeros(len(self.request))
 
@@ -316,12 +321,10 @@ def _fill_compute(
     names = experiment.problem.clients
     for server in np.unique(table.server).tolist():
         profile = stub_profile(experiment, server)
-        turns = Turns(profile.serial, profile.times.contention_ratio)
         chosen = np.flatnonzero(table.server == server)
         chosen = chosen[np.argsort(table.arrived_at_s[chosen], kind="stable")]
         n_replayed: defaultdict[tuple[int, int, int], int] = defaultdict(int)
-        alone_s: dict[tuple[int, int, int], float] = {}
-        computes_s = []
+        steps, overheads_s = [], []
         columns = (table.request, table.token, table.first, table.last, table.replayed_tokens, clients)
         rows = zip(*(column[chosen].tolist() for column in (*columns, table.arrived_at_s)), strict=True)
         for request, token, first, last, replayed, client, arrived_at_s in rows:
@@ -332,14 +335,29 @@ def _fill_compute(
                 key = request, token, first
                 position, n_tokens = n_replayed[key], replayed
                 n_replayed[key] = (position + replayed) % (n_input_tokens + token)
-            step = position, n_tokens, last - first
-            step_s = alone_s.get(step)
-            if step_s is None:
-                step_s = alone_s[step] = profile.times.step_s(*step)
-            start_s, busy_s = turns.take(arrived_at_s, step_s * slow.factor(server, arrived_at_s))
-            overhead_s = profile.overhead_s(names[client], position, n_tokens)
-            computes_s.append(start_s - arrived_at_s + busy_s + overhead_s)
-        table.model_compute_s[chosen] = computes_s
+            factor = slow.factor(server, arrived_at_s)
+            steps.append(Step(arrived_at_s, position, n_tokens, last - first, factor))
+            overheads_s.append(profile.overhead_s(names[client], position, n_tokens))
+        ends_at_s = np.array(list(_ends(profile, steps)), dtype=np.float64)
+        table.model_compute_s[chosen] = ends_at_s - table.arrived_at_s[chosen] + overheads_s
+
+
+def _ends(profile: StubProfile, steps: Sequence[Step]) -> Iterator[float]:
+    """When each of a server's steps should have ended, in the order of their arrival."""
+    if profile.batching == "continuous":
+        batches = Batches(profile.times, profile.chunk_tokens)
+        ends_at_s = {step: batch.end_at_s for batch in batches_of(steps, batches) for step in batch.ended}
+        yield from (ends_at_s[step] for step in steps)
+        return
+    turns = Turns(profile.batching == "serial", profile.times.contention_ratio)
+    alone_s: dict[tuple[int, int, int], float] = {}
+    for step in steps:
+        kind = step.position, step.n_tokens, step.n_blocks
+        step_s = alone_s.get(kind)
+        if step_s is None:
+            step_s = alone_s[kind] = profile.times.step_s(*kind)
+        start_s, busy_s = turns.take(step.arrived_at_s, step_s * step.factor)
+        yield start_s + busy_s
 
 
 def model_setup_s(

@@ -59,6 +59,8 @@ def write_hops(path: Path, experiment: Experiment, hops: HopTable) -> None:
         "model_link_queue_s": hops.model_link_queue_s,
         "model_compute_s": hops.model_compute_s,
     }
+    if experiment.batching == "continuous":
+        columns |= {"batch_steps": hops.batch_steps, "batch_tokens": hops.batch_tokens}
     if experiment.problem.hub_token_s:
         columns["model_client_s"] = hops.model_client_s
     _write(path, pa.table(columns))

@@ -36,7 +36,7 @@ def twin_of(experiment: Experiment, folder: Path) -> Experiment:
     document.update(clock="virtual", time_scale=1)
     document["network"] = {**document["network"], "backend": "memory"}
     compute = {key: value for key, value in document["compute"].items() if key not in _BLOCKS_KEYS}
-    document["compute"] = {**compute, "backend": "stub", "serial": experiment.serial_compute}
+    document["compute"] = {**compute, "backend": "stub", "serial": False, "batching": experiment.batching}
     path = folder / "scenario.toml"
     path.write_text(tomli_w.dumps(document), encoding="utf-8")
     return replace(load_experiment(str(path)), name=experiment.name, calibration=experiment.calibration)

@@ -158,7 +158,8 @@ def stub_profile(experiment: Experiment, server: int) -> StubProfile:
         times=spec,
         token_overhead_s=token,
         input_overhead_s=inputs,
-        serial=experiment.serial_compute,
+        batching=experiment.batching,
+        chunk_tokens=experiment.chunk_tokens,
     )
 
 

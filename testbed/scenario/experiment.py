@@ -167,7 +167,8 @@ class Experiment:
     mtu: int
     compute: str
     """Compute backend: stub or blocks."""
-    serial_compute: bool
+    batching: Literal["none", "serial", "continuous"]
+    """How a server computes several sessions."""
     placement: str
     routing: str
     design_concurrency: int | Literal["searched"] | None
@@ -209,6 +210,8 @@ class Experiment:
     """How long the load is other than designed for before the online policy acts; ``None``: its own."""
     clock: Literal["auto", "virtual", "real"] = "auto"
     """As asked for: see ``testbed.runtime.stage``."""
+    chunk_tokens: int | None = None
+    """Of a prompt, in one step of "continuous"; ``None``: all of them."""
     endpoint_tokens: int = 0
     """Tokens of the longest request, prompt and output, that may come from outside; 0: none comes."""
     absent: frozenset[int] = frozenset()

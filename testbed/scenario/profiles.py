@@ -72,7 +72,15 @@ def resolve_model(table: ModelTable) -> tuple[ModelTable, ModelSpec]:
     return values.model_copy(update=update), spec
 
 
-_OPTIONAL = ("base", "block_cap", "step_base", "context_slope", "prefill_curve", "contention")
+_OPTIONAL = (
+    "base",
+    "block_cap",
+    "step_base",
+    "context_slope",
+    "prefill_curve",
+    "contention",
+    "session_slope",
+)
 """What a complete hardware profile may do without."""
 
 
@@ -142,6 +150,7 @@ def server_spec(
         decode_context_tokens=mean_cached_tokens(*lengths) if table.context_slope else 0.0,
         prefill_curve_s=table.prefill_curve or 0.0,
         contention_ratio=table.contention or 0.0,
+        session_slope_s=table.session_slope or 0.0,
     )
 
 

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from netem.spec import TcpSpec
 from policies.problem import Problem
 from policies.workload import Backoff, RequestPlan
 from testbed.scenario.blocks import resolve_blocks
 from testbed.scenario.events import check_events, network_changes
-from testbed.scenario.experiment import Experiment, Program
+from testbed.scenario.experiment import BlocksSettings, Experiment, Program
 from testbed.scenario.fault_tables import FaultTable
 from testbed.scenario.faults import (
     churn_faults,
@@ -153,8 +153,8 @@ def resolve(scenario: Scenario, stem: str, folder_of: FolderOf) -> Experiment:
         subnet=subnet_of(network.subnet, len(where.sites)),
         keep_cpus_awake=network.keep_cpus_awake,
         compute=scenario.compute.backend,
-        # Real blocks compute one step after another unless they have several streams.
-        serial_compute=compute.serial or (blocks is not None and blocks.n_streams == 1),
+        batching=_batching(compute, blocks),
+        chunk_tokens=compute.chunk_tokens,
         placement=policy.placement,
         routing=policy.routing,
         design_concurrency=None if policy.design_concurrency == "auto" else policy.design_concurrency,
@@ -194,6 +194,18 @@ class _Places:
     @property
     def sites(self) -> dict[str, str]:
         return {node.name: node.site for node in (*self.clients, *self.servers, *self.others)}
+
+
+def _batching(
+    compute: ComputeTable, blocks: BlocksSettings | None
+) -> Literal["none", "serial", "continuous"]:
+    """How servers compute several sessions; real blocks, one step after another unless they have several streams."""
+    if blocks is not None and compute.batching == "continuous":
+        text = 'is not there for real blocks yet, which compute "serial" (or "none" with several streams)'
+        raise KeyedError(("compute", "batching"), text)
+    if compute.serial or (blocks is not None and blocks.n_streams == 1):
+        return "serial"
+    return compute.batching or "none"
 
 
 def _beside(folder: Path, command: Sequence[str]) -> tuple[str, ...]:

@@ -69,7 +69,8 @@ class HardwareTable(Table):
     ``decode`` is a block's time for a token. With ``context_slope``, which every token in the cache adds to
     it, it is that with nothing cached. A prompt of l tokens takes ``prefill_base + prefill_per_token l +
     prefill_curve l²`` per block. ``step_base`` comes once per step, and while n other sessions compute a step
-    takes 1 + n x ``contention`` times as long. These four are 0 when left out.
+    takes 1 + n x ``contention`` times as long. Where a step serves several sessions (``batching = "continuous"``),
+    each further one adds ``session_slope`` per block. These five are 0 when left out.
     """
 
     base: str | None = None
@@ -84,6 +85,7 @@ class HardwareTable(Table):
     context_slope: Seconds | None = None
     prefill_curve: Seconds | None = None
     contention: Weight | None = None
+    session_slope: Seconds | None = None
 
 
 class ServersTable(Table):
@@ -319,15 +321,20 @@ def _device(value: Any) -> Any:
 
 
 class ComputeTable(Table):
-    """``[compute]``: what a server's step really does. All keys but the first three are for real blocks.
+    """``[compute]``: what a server's step really does. All keys but the first five are for real blocks.
 
+    ``batching`` is how a server computes several sessions: "none", each as if it were alone; "serial", one step after
+    another; "continuous", all that wait in one step, with one prompt at most (``chunk_tokens`` tokens of it).
+    ``serial = true`` is another way to say "serial".
     ``hub_token`` is what the client computes per output token (embedding, head, choice): the stub's client takes
     it, and with real blocks the model counts it. Left out, it is that of ``hardware_files``, else 0.
     ``model`` is a checkpoint's folder or its name on the hub. A list of devices goes round the servers.
     """
 
     backend: Literal["stub", "blocks"] = "stub"
+    batching: Literal["none", "serial", "continuous"] | None = None
     serial: bool = False
+    chunk_tokens: Tokens | None = None
     hub_token: Seconds | None = None
     model: Annotated[str, Field(min_length=1)] | None = None
     random_weights: bool | None = None
@@ -337,6 +344,17 @@ class ComputeTable(Table):
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     streams: Annotated[int, Field(ge=1, le=1024)] | None = None
     verify: bool | None = None
+
+    @model_validator(mode="after")
+    def _one_batching(self) -> Self:
+        if self.serial and self.batching not in (None, "serial"):
+            raise rule(
+                f'says that it is "{self.batching}", and serial = true that it is not; leave serial out',
+                "batching",
+            )
+        if self.chunk_tokens is not None and self.batching != "continuous":
+            raise rule('is only for batching = "continuous"', "chunk_tokens")
+        return self
 
 
 class CalibrationTable(Table):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,6 +49,8 @@ class Served(NamedTuple):
     moves: tuple[Move, ...] = ()
     routing_s: tuple[float, ...] = ()
     summary: dict[str, Any] | None = None
+    steps: array[float] | None = None
+    """As ``testbed.fast.engine.FastRun``."""
 
 
 def is_instance(target: str) -> bool:
@@ -106,7 +109,7 @@ def instance_experiment(instance: Instance, placement: str, routing: str, sessio
         tcp=TcpSpec(),
         mtu=1500,
         compute="stub",
-        serial_compute=False,
+        batching="none",
         placement=placement,
         routing=routing,
         design_concurrency=None,

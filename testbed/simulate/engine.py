@@ -19,6 +19,8 @@ from testbed.simulate.cases import Case, Served
 from testbed.simulate.virtual import serve_virtually
 
 MODES = ("reference", "real")
+MAX_STEPS = 5_000_000
+"""Above so many hops of tokens ``hops.parquet`` is left out; ``summary.json`` says so."""
 REFERENCE, FAST, VIRTUAL = "reference", "fast", "virtual"
 
 
@@ -70,7 +72,7 @@ def simulate(
     try:
         if engine == FAST:
             try:
-                served = _fast(case, placed, online)
+                served = _fast(case, placed, online, MAX_STEPS if folder is not None else 0)
             except Disturbed as disturbed:
                 engine, why = VIRTUAL, str(disturbed)
                 announce(f"engine {engine}: {why}")
@@ -94,6 +96,7 @@ def _engine(case: Case, mode: str, online: OnlinePolicy | None) -> tuple[str, st
             (experiment.state_age_s > 0, "policy.state_age"),
             (experiment.problem.hub_token_s > 0, "compute.hub_token"),
             (any(r.max_new_tokens is not None for r in experiment.requests), 'workload.lengths = "hidden"'),
+            (experiment.batching != "none", "compute.batching"),
             (disturbance is not None, disturbance),
         ):
             if is_asked:
@@ -103,6 +106,8 @@ def _engine(case: Case, mode: str, online: OnlinePolicy | None) -> tuple[str, st
         return REFERENCE, "asked for" if case.source is None else "an instance file"
     if disturbance is not None:
         return VIRTUAL, f"{disturbance} can disturb a session midway"
+    if experiment.batching == "continuous":
+        return FAST, "nothing disturbs a session midway; step by step, since sessions share steps"
     return FAST, "nothing disturbs a session midway"
 
 
@@ -113,7 +118,7 @@ def _disturbance(experiment: Experiment, online: OnlinePolicy | None) -> str | N
         (bool(experiment.absent), "servers.present = false"),
         (experiment.membership.kind != "instant", "membership"),
         (bool(experiment.changes), "network.event"),
-        (experiment.serial_compute, "compute.serial"),
+        (experiment.batching == "serial", "compute.batching serial"),
         (any(s.contention_ratio for s in experiment.problem.servers), "contention of hardware"),
         (
             online is not None and not online.drains,
@@ -140,7 +145,7 @@ def _reference(case: Case, placed: PlacedExperiment) -> Served:
     return Served(requests, routing_s=tuple(router.decisions_s))
 
 
-def _fast(case: Case, placed: PlacedExperiment, online: OnlinePolicy | None) -> Served:
+def _fast(case: Case, placed: PlacedExperiment, online: OnlinePolicy | None, most_steps: int) -> Served:
     """As the testbed's nodes and coordinator do: see ``testbed.fast.engine``."""
-    run = simulate_fast(case.experiment, placed, online)
-    return Served(tuple(run.requests), tuple(run.moves), tuple(run.decisions_s))
+    run = simulate_fast(case.experiment, placed, online, most_steps=most_steps)
+    return Served(tuple(run.requests), tuple(run.moves), tuple(run.decisions_s), steps=run.steps)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import numpy as np
 
 from policies.problem import RequestSpec, hop_times_s, return_times_s
 from testbed.fast.engine import SimulatedRequest
+from testbed.fast.steps import COLUMNS
 from testbed.results.model import HopTable, hub_times_s
 from testbed.scenario.experiment import Experiment
 from testbed.simulate.engine import Simulation
@@ -20,6 +22,8 @@ def hop_table(simulation: Simulation) -> HopTable:
     the hop's time. What the client computes comes after a token's last hop.
     """
     experiment = simulation.case.experiment
+    if (steps := simulation.served.steps) is not None:
+        return _as_stepped(experiment, steps)
     parts = [_hop_rows(experiment, r) for r in simulation.requests if r.time_s is not None]
     columns = np.concatenate(parts).T if parts else np.zeros((12, 0))
     whole = columns[:6].astype(np.int64)
@@ -48,6 +52,29 @@ def hop_table(simulation: Simulation) -> HopTable:
         model_compute_s=departed_at_s - arrived_at_s,
         model_client_s=hub_s,
     )
+
+
+def _as_stepped(experiment: Experiment, steps: array[float]) -> HopTable:
+    """The rows of ``testbed.fast.steps``, ordered by request, token and hop."""
+    rows = np.frombuffer(steps, dtype=np.float64).reshape(-1, len(COLUMNS))
+    rows = rows[np.lexsort((rows[:, 2], rows[:, 1], rows[:, 0]))]
+    columns = dict(zip(COLUMNS, rows.T, strict=True))
+    whole = {name: columns[name].astype(np.int64) for name in COLUMNS if not name.endswith("_at_s")}
+    instants = {name: columns[name] for name in COLUMNS if name.endswith("_at_s")}
+    none_s = np.zeros(len(rows))
+    hub_s = hub_times_s(experiment, columns["last"])
+    table = HopTable(
+        **whole,
+        **instants,
+        client_s=none_s,
+        tail_s=hub_s,
+        model_network_s=none_s,
+        model_link_queue_s=none_s,
+        model_compute_s=none_s,
+        model_client_s=hub_s,
+    )
+    table.model_network_s, table.model_compute_s = table.network_s, table.compute_s
+    return table
 
 
 def _hop_rows(experiment: Experiment, r: SimulatedRequest) -> Any:

@@ -8,10 +8,7 @@ from testbed.fast.engine import SimulatedRequest
 from testbed.results.requests import METRICS, stats
 from testbed.results.slo import goodput_rps
 from testbed.simulate.answer import concurrency
-from testbed.simulate.engine import Simulation
-
-MAX_STEPS = 5_000_000
-"""Above so many steps ``hops.parquet`` is left out; ``summary.json`` says so."""
+from testbed.simulate.engine import MAX_STEPS, Simulation
 
 
 def request_rows(simulation: Simulation) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ import pytest
 
 from nodes.blocks.spec import BlocksSpec, Weights, WeightSource
 from nodes.clock import ManualClock
-from nodes.compute import Compute, StubCompute, StubProfile
+from nodes.compute import Batching, Compute, StubCompute, StubProfile
 from nodes.digest import embed, write_rows
 from policies.steps import StepTimes
 from tests.support.blocks import BLOOM, CONFIGS, LLAMA, N_LAYERS, need_blocks
@@ -34,8 +34,8 @@ class Backend:
     need: Callable[[], None] = lambda: None
 
 
-def _stub(serial: bool) -> Backend:
-    profile = StubProfile(TOKEN_BYTES, StepTimes(0.01, 0.1, 0.001), serial=serial)
+def _stub(batching: Batching) -> Backend:
+    profile = StubProfile(TOKEN_BYTES, StepTimes(0.01, 0.1, 0.001), batching=batching)
     return Backend(
         lambda clock: StubCompute(profile, clock),
         lambda tokens: write_rows([embed(*token) for token in tokens], TOKEN_BYTES),
@@ -65,8 +65,9 @@ def _blocks(name: str, **spec: Any) -> Backend:
 
 
 BACKENDS = {
-    "stub": _stub(serial=False),
-    "serial stub": _stub(serial=True),
+    "stub": _stub("none"),
+    "serial stub": _stub("serial"),
+    "batching stub": _stub("continuous"),
     "blocks of bloom": _blocks(BLOOM),
     "blocks of llama": _blocks(LLAMA),
     "blocks, two streams": _blocks(BLOOM, n_streams=2),
@@ -93,7 +94,7 @@ async def step(
 ) -> bytes:
     work = asyncio.ensure_future(compute.step(session, position, n_tokens, payload, clock.now_s()))
     await drive(clock, work)
-    return work.result()
+    return work.result().payload
 
 
 async def run_session(

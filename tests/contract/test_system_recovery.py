@@ -347,7 +347,7 @@ def test_new_requests_wait_for_servers_that_come_back() -> None:
 def test_serial_servers_replay_in_turn() -> None:
     # A replay of n tokens keeps s3 busy for 0.1 n s.
     made = pairs(prefill_slope_s=0.05)
-    run = fail(made, arrivals(0.0, 0.0, n_output=10), kill(1, 1.5), serial_compute=True)
+    run = fail(made, arrivals(0.0, 0.0, n_output=10), kill(1, 1.5), batching="serial")
     assert [r.n_replays for r in run.requests] == [1, 1]
     beyond_s = [e["recovery_s"] - e["floor_s"] for e in run.of_kind("replayed")]
     assert min(beyond_s) == at(0.0)

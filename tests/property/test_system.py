@@ -114,10 +114,10 @@ def test_whatever_fails_every_request_is_accounted_for_and_nothing_stays(
     requests: list[RequestPlan],
     recovery: RecoveryRules,
     membership: MembershipRules,
-    serial: bool,
+    batching: str,
 ) -> None:
     faults = data.draw(fault_lists(made[0].n_servers, len(requests)))
-    options: dict[str, Any] = {"recovery": recovery, "membership": membership, "serial_compute": serial}
+    options: dict[str, Any] = {"recovery": recovery, "membership": membership, "batching": batching}
     run = fail(made, requests, *faults, **options)
     assert [r.plan for r in run.requests] == requests
     for r in run.requests:

@@ -195,7 +195,7 @@ class Walk:
         n = len(states) // self.hub.token_bytes
         for (compute, session), memory in zip(self.hops, self.memory, strict=True):
             memory += self.hub.remember(states)
-            states = await compute.step(session, self._position, n, states, 0.0)
+            states = (await compute.step(session, self._position, n, states, 0.0)).payload
         self._position += n
         self._steps.append(n)
         return states

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from nodes import wire
 from nodes.clock import Clock, ManualClock
-from nodes.compute import StubCompute
+from nodes.compute import Computed, StubCompute
 from nodes.connection import Connection
 from nodes.hub import StubHub
 from nodes.records import AnyRecord, HopRecord, Plan, Recoveries, States, Token
@@ -35,7 +35,7 @@ class _Watched(StubCompute):
 
     async def step(
         self, session: Any, position: int, n_tokens: int, payload: bytes, arrived_at_s: float
-    ) -> bytes:
+    ) -> Computed:
         result = self._happens(self._number, position, n_tokens)
         if result is not None:
             await result

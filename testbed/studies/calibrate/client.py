@@ -97,7 +97,7 @@ async def _text(
             position += n_tokens
             await clock.sleep_until_s(clock.now_s() + plan.pause_s)
             began_at_s = clock.now_s()
-            await sequence.take(answer)
+            await sequence.take(answer.payload)
             samples.append(ClientSample(number, n_tokens, embed_s, clock.now_s() - began_at_s))
     finally:
         compute.close_session(session)

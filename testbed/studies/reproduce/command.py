@@ -33,7 +33,8 @@ from testbed.studies.reproduce.tables import (
     table_lines,
 )
 
-WHAT = ("paper",)
+WHAT = ("paper", "helix")
+"""``helix`` is ``testbed.studies.helix``."""
 ONLY = ("tables", "figures")
 DEFAULT_OUT = Path("runs") / "reproduce-paper"
 MAX_RUNS = 1000

@@ -77,7 +77,7 @@ async def test_hidden_states_stay_close_to_those_of_plain_weights(
     answers = []
     for weights in ("plain", kind):
         compute = await served(models.source(name), 0, 1, weights=weights)
-        payload = await compute.step(compute.new_session("c", 0, 1, 6), 0, 6, states, 0.0)
+        payload = (await compute.step(compute.new_session("c", 0, 1, 6), 0, 6, states, 0.0)).payload
         answers.append(torch.frombuffer(bytearray(payload), dtype=torch.float32))
     plain, other = answers
     assert 0 < (other - plain).norm() / plain.norm() < ratio

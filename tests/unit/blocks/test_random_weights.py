@@ -29,7 +29,7 @@ async def tokens(source: WeightSource, split: list[tuple[int, int]], dtype: str 
 async def hidden(source: WeightSource) -> bytes:
     compute = await served(source, 0, N_LAYERS)
     states = STATES.numpy().tobytes()
-    answer: bytes = await compute.step(compute.new_session("c", 0, N_LAYERS, 3), 0, 3, states, 0.0)
+    answer: bytes = (await compute.step(compute.new_session("c", 0, N_LAYERS, 3), 0, 3, states, 0.0)).payload
     return answer
 
 
@@ -53,7 +53,8 @@ async def test_no_two_blocks_are_the_same() -> None:
     answers = set()
     for number in range(N_LAYERS):
         compute = await served(source, number, number + 1)
-        answers.add(await compute.step(compute.new_session("c", number, number + 1, 3), 0, 3, states, 0.0))
+        session = compute.new_session("c", number, number + 1, 3)
+        answers.add((await compute.step(session, 0, 3, states, 0.0)).payload)
     assert len(answers) == N_LAYERS
 
 

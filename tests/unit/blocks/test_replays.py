@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nodes.chain import HopPlan
-from nodes.compute import ComputeError
+from nodes.compute import Computed, ComputeError
 from nodes.hub import TokenSequence
 from nodes.records import AnyRecord, Plan, Replayed, Token
 from nodes.recovery import RecoveryRules
@@ -50,11 +50,11 @@ class _Fails:
 
     async def step(
         self, session: Any, position: int, n_tokens: int, payload: bytes, arrived_at_s: float
-    ) -> bytes:
+    ) -> Computed:
         if position >= FAILS_AT:
             raise ComputeError("it is meant to fail")
-        answer: bytes = await self._compute.step(session, position, n_tokens, payload, arrived_at_s)
-        return answer
+        computed: Computed = await self._compute.step(session, position, n_tokens, payload, arrived_at_s)
+        return computed
 
 
 class _Hub:

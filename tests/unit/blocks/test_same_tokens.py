@@ -82,6 +82,6 @@ async def test_hidden_states_between_servers_are_those_inside_the_whole_model(
         torch.testing.assert_close(got, inside[number][0], rtol=0.0, atol=TOLERANCES[dtype])
         compute = await served(source, number, number + 1, dtype=dtype)
         session = compute.new_session("c", number, number + 1, len(PROMPT))
-        states = await compute.step(session, 0, len(PROMPT), states, 0.0)
+        states = (await compute.step(session, 0, len(PROMPT), states, 0.0)).payload
         compute.close()
     hub.close()

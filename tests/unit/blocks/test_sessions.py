@@ -60,7 +60,7 @@ async def test_a_session_closed_while_it_computes_keeps_its_memory_until_then(
     compute.close_session(session)
     assert compute.memory()["cache_bytes"] == 3 * 4 * CACHE_BYTES_PER_TOKEN
     gate.opened.set()
-    assert len(await step) == len(STATES)
+    assert len((await step).payload) == len(STATES)
     assert compute.memory()["cache_bytes"] == 0
     assert session.cache is None
     compute.close()

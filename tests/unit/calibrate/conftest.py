@@ -54,7 +54,7 @@ class KnownCompute:
 
     async def step(
         self, session: KnownSession, position: int, n_tokens: int, payload: bytes, arrived_at_s: float
-    ) -> bytes:
+    ) -> Computed:
         assert session in self.open, "a session that was closed takes no steps"
         assert position == session.position and position + n_tokens <= session.max_tokens
         assert len(payload) == n_tokens * self.token_bytes
@@ -75,7 +75,7 @@ class KnownCompute:
             self.free_at_s = start_at_s + takes_s
         await self.clock.sleep_until_s(start_at_s + takes_s)
         self.n_stepping -= 1
-        return payload
+        return Computed(payload)
 
 
 Measured = tuple[KnownCompute, list[Sample]]

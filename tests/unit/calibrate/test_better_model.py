@@ -84,8 +84,8 @@ def test_a_request_alone_takes_the_same_in_closed_form_and_step_by_step(forwardi
     problem = replace(problem, forwarding=forwarding)
     plans = arrivals(0.0, n_input=3, n_output=7)
     [closed] = run_fast(problem, placement, plans).requests
-    for serial in (False, True):
-        [system] = fail((problem, placement), plans, serial_compute=serial).requests
+    for batching in ("none", "serial", "continuous"):
+        [system] = fail((problem, placement), plans, batching=batching).requests
         assert system.ttft_s == pytest.approx(closed.ttft_s)
         assert system.time_s == pytest.approx(closed.time_s)
     if not forwarding:
@@ -102,7 +102,7 @@ def test_a_step_base_keeps_a_serial_server_busy() -> None:
     servers = (replace(problem.servers[0], step_base_s=1.0),)
     problem = replace(problem, servers=servers, token_rtt_s=((1.0,),), input_rtt_base_s=((1.0,),))
     made = problem, placed(problem, [(0, 1)], [99.0])
-    run = fail(made, arrivals(0.0, 0.0), serial_compute=True)
+    run = fail(made, arrivals(0.0, 0.0), batching="serial")
     assert [r.ttft_s for r in run.requests] == pytest.approx([1.0, 2.0], abs=1e-6)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from nodes import wire
 from nodes.clock import ManualClock
-from nodes.compute import StubCompute, StubProfile
+from nodes.compute import Computed, StubCompute, StubProfile
 from nodes.digest import apply_blocks, embed, read_rows, write_rows
 from nodes.server import Server, ServerLimits
 from policies.steps import StepTimes
@@ -43,7 +43,7 @@ async def test_a_session_opens_steps_and_closes_with_answers_of_the_right_size()
         assert server.account.used_bytes == 3 * 10
         prompt = [embed(token, position) for position, token in enumerate((7, 8, 9))]
         caches = [0, 0, 0]
-        kind, request_id, arrived_at_s, departed_at_s, payload = await client.ask(
+        kind, request_id, arrived_at_s, departed_at_s, *_, payload = await client.ask(
             "step", 2, "s", 0, 3, rows(*prompt)
         )
         assert (kind, request_id, arrived_at_s, departed_at_s) == ("out", 2, 3.0, 3.0)
@@ -70,7 +70,7 @@ async def test_a_step_reports_when_it_arrived_and_when_it_left() -> None:
 
 async def test_a_ping_is_answered_with_its_payload() -> None:
     async with serving(make_server()) as url, raw_client(url) as client:
-        assert await client.ask("ping", 9, b"x" * 1000) == ["out", 9, 0.0, 0.0, b"x" * 1000]
+        assert await client.ask("ping", 9, b"x" * 1000) == ["out", 9, 0.0, 0.0, 0, 0, b"x" * 1000]
 
 
 async def test_sessions_on_one_connection_are_answered_as_they_finish() -> None:
@@ -337,7 +337,7 @@ class _Breaks(StubCompute):
 
     async def step(
         self, session: Any, position: int, n_tokens: int, payload: bytes, arrived_at_s: float
-    ) -> bytes:
+    ) -> Computed:
         if 13 in read_rows(payload, self.token_bytes):
             raise RuntimeError("out of memory")
         return await super().step(session, position, n_tokens, payload, arrived_at_s)

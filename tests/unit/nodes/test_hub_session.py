@@ -13,7 +13,7 @@ import pytest
 
 from nodes import wire
 from nodes.clock import Clock, ManualClock
-from nodes.compute import StubCompute, StubProfile
+from nodes.compute import Computed, StubCompute, StubProfile
 from nodes.connection import Connection
 from nodes.digest import DIGEST_BYTES, apply_blocks, embed, read_rows, token_of
 from nodes.hub import HubModel, StubHub
@@ -68,9 +68,9 @@ class Corrupting(StubCompute):
 
     async def step(
         self, session: Any, position: int, n_tokens: int, payload: bytes, arrived_at_s: float
-    ) -> bytes:
-        answer: bytes = self._change(await super().step(session, position, n_tokens, payload, arrived_at_s))
-        return answer
+    ) -> Computed:
+        computed = await super().step(session, position, n_tokens, payload, arrived_at_s)
+        return Computed(self._change(computed.payload))
 
 
 def servers(middle: Server | None = None) -> list[Server]:

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from nodes.clock import Clock, ManualClock
-from nodes.compute import StubCompute, StubProfile
+from nodes.compute import Computed, StubCompute, StubProfile
 from nodes.connection import Connection
 from nodes.digest import DIGEST_BYTES, apply_blocks, embed, token_of
 from nodes.eventlog import EventLog, LogFullError
@@ -139,9 +139,9 @@ class _WrongForOne(StubCompute):
 
     async def step(
         self, session: Any, position: int, n_tokens: int, payload: bytes, arrived_at_s: float
-    ) -> bytes:
-        answer = await super().step(session, position, n_tokens, payload, arrived_at_s)
-        return bytes(len(answer)) if payload.startswith(self._prompt) else answer
+    ) -> Computed:
+        computed = await super().step(session, position, n_tokens, payload, arrived_at_s)
+        return Computed(bytes(len(payload))) if payload.startswith(self._prompt) else computed
 
 
 async def test_a_request_that_fails_is_logged_with_the_reason_and_the_others_complete(tmp_path: Path) -> None:

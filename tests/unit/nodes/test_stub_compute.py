@@ -12,7 +12,7 @@ from policies.steps import StepTimes
 TOKEN_BYTES = 8
 TIMES = StepTimes(decode_s=0.25, prefill_base_s=2.0, prefill_slope_s=0.125)
 PROFILE = StubProfile(TOKEN_BYTES, TIMES)
-SERIAL = StubProfile(TOKEN_BYTES, TIMES, serial=True)
+SERIAL = StubProfile(TOKEN_BYTES, TIMES, batching="serial")
 
 
 class Steps:
@@ -109,7 +109,9 @@ async def test_a_serial_server_serves_steps_one_after_another_in_the_order_of_ar
 
 
 async def test_a_clients_overhead_does_not_keep_a_serial_server_busy() -> None:
-    profile = StubProfile(TOKEN_BYTES, StepTimes(0.25, 0.0, 0.0), token_overhead_s={"c": 10.0}, serial=True)
+    profile = StubProfile(
+        TOKEN_BYTES, StepTimes(0.25, 0.0, 0.0), token_overhead_s={"c": 10.0}, batching="serial"
+    )
     steps = Steps(profile)
     steps.start("a", 1, 1, 4)
     steps.start("b", 1, 1, 4)
@@ -178,7 +180,7 @@ async def test_steps_that_wait_for_each_other_do_not_slow_each_other_too() -> No
         StubProfile(
             TOKEN_BYTES,
             StepTimes(0.25, 0.0, 0.0, contention_ratio=0.5),
-            serial=True,
+            batching="serial",
         )
     )
     steps.start("a", 1, 1, 4)

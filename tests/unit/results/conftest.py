@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from nodes.compute import Batching
 from nodes.eventlog import EventLog
 from nodes.records import Admitted, AnyRecord, Arrived, Completed, HopRecord, Opening, Rejected, Routed, Token
 from policies.problem import ModelSpec, Problem, ServerSpec
@@ -30,7 +31,7 @@ def make_experiment(
     clients: Sequence[int] | None = None,
     calibration: Calibration | None = None,
     time_scale: float = 1.0,
-    serial: bool = False,
+    batching: Batching = "none",
 ) -> Experiment:
     """Servers s0 (East) and s1 (West), clients c0 and c1 (North); request i arrives at i seconds."""
     names, servers = ("c0", "c1"), ("s0", "s1")
@@ -60,7 +61,7 @@ def make_experiment(
         links={pair: LINK for c in names for s in servers for pair in ((c, s), (s, c))},
         mtu=1500,
         compute="stub",
-        serial_compute=serial,
+        batching=batching,
         placement="cg-bp",
         routing="ws-rr",
         design_concurrency=None,

@@ -78,7 +78,7 @@ def test_sessions_of_different_clients_do_not_share_a_link(make_run: MakeRun) ->
 def test_a_server_that_computes_serially_makes_the_second_session_wait_in_the_model(
     make_run: MakeRun,
 ) -> None:
-    run = make_run(lengths=[(2, 3)] * 2, clients=[0, 1], serial=True)
+    run = make_run(lengths=[(2, 3)] * 2, clients=[0, 1], batching="serial")
     run.arrive(0, 0.0)
     run.arrive(1, 0.0)
     step(run, 0, 1.0)  # computes from 1.15 to 1.19

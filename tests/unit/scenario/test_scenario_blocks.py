@@ -200,5 +200,5 @@ def test_what_does_not_fit_together_is_refused_in_one_sentence(options: tuple[st
 
 
 def test_one_step_after_another_unless_there_are_several_streams() -> None:
-    assert blocks().serial_compute
-    assert not blocks("compute.streams=4").serial_compute
+    assert blocks().batching == "serial"
+    assert blocks("compute.streams=4").batching == "none"

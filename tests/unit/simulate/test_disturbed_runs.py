@@ -150,7 +150,7 @@ WHY = {
         "virtual",
         "network.event can disturb a session midway",
     ),
-    ("compute.serial=true",): ("virtual", "compute.serial can disturb a session midway"),
+    ("compute.serial=true",): ("virtual", "compute.batching serial can disturb a session midway"),
     ("policy.online='two-time-scale'",): ("fast", "nothing disturbs a session midway"),
     ("policy.online='petals-rebalancing'",): (
         "virtual",

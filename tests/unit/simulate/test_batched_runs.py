@@ -1,0 +1,105 @@
+"""Servers that compute several sessions together: the fast engine beside the testbed itself, and the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from testbed.errors import UserError
+from testbed.scenario import load_experiment
+from testbed.scenario.policy import PolicyChoice
+from testbed.simulate.cases import Case
+from testbed.simulate.command import Options, simulate_command
+from testbed.simulate.engine import Simulation, simulate
+
+BUSY = (
+    'compute.batching="continuous"',
+    "workload.rate=1",
+    "workload.n_requests=40",
+    "workload.n_output_tokens=24",
+    "hardware.a100.session_slope='0.4 ms'",
+    "hardware.mig-1g.session_slope='2 ms'",
+)
+
+
+def simulated(*options: str, is_virtual: bool = False, folder: Path | None = None) -> Simulation:
+    return simulate(
+        Case(load_experiment("clustered", [*BUSY, *options])), "real", is_virtual=is_virtual, folder=folder
+    )
+
+
+def mean(values: object) -> float:
+    return float(np.mean(values))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("compute.chunk_tokens=8",),
+        ('policy.communication="server-to-server"', "calibration.set='petals-clustered'"),
+    ],
+    ids=["whole prompts", "chunks", "forwarding"],
+)
+def test_the_fast_engine_goes_step_by_step_as_the_testbed_does(options: tuple[str, ...]) -> None:
+    fast, virtual = simulated(*options), simulated(*options, is_virtual=True)
+    assert (fast.engine, virtual.engine) == ("fast", "virtual")
+    for name in ("ttft_s", "time_s"):
+        values = [[getattr(r, name) for r in run.requests] for run in (fast, virtual)]
+        assert mean(values[0]) == pytest.approx(mean(values[1]), rel=0.02)
+        # A step that meets another batch than in the other engine is late by one.
+        assert np.max(np.abs(np.subtract(*values)) / values[1]) < 0.2
+
+
+def test_sessions_share_steps_and_that_costs_less_than_one_after_another() -> None:
+    together = simulated()
+    alone = simulated('compute.batching="serial"')
+    free = simulated('compute.batching="none"')
+    times = [mean([r.time_s for r in run.requests]) for run in (free, together, alone)]
+    assert times[0] < times[1] < 0.8 * times[2]
+
+
+def test_the_model_gives_every_steps_end_from_the_arrivals_and_the_tables_say_what_went_together(
+    tmp_path: Path,
+) -> None:
+    simulated(is_virtual=True, folder=tmp_path / "virtual")
+    table = pq.read_table(tmp_path / "virtual" / "hops.parquet").to_pydict()
+    measured, model = np.array(table["hop_compute_s"]), np.array(table["model_compute_s"])
+    assert np.max(np.abs(measured - model)) < 1e-6
+    steps, tokens = np.array(table["batch_steps"]), np.array(table["batch_tokens"])
+    assert steps.min() == 1 and steps.max() >= 4
+    assert np.all(tokens >= steps)
+
+
+def test_the_fast_engine_writes_the_steps_that_it_made(tmp_path: Path) -> None:
+    options = Options((PolicyChoice(),), overrides=BUSY, out=tmp_path / "run")
+    assert simulate_command(["clustered"], options, as_json=True) == 0
+    hops = pq.read_table(tmp_path / "run" / "hops.parquet").to_pylist()
+    requests = pq.read_table(tmp_path / "run" / "requests.parquet").to_pylist()
+    last = {hop["request"]: hop["received_at_s"] for hop in hops}
+    for request in requests:
+        assert last[request["request"]] == pytest.approx(request["arrival_at_s"] + request["e2e_s"])
+    assert max(hop["batch_steps"] for hop in hops) >= 4
+    keys = [(hop["request"], hop["token"], hop["hop"]) for hop in hops]
+    assert keys == sorted(keys)
+
+
+def test_what_contradicts_itself_or_has_no_meaning_is_refused() -> None:
+    for options, words in (
+        (["compute.serial=true", 'compute.batching="continuous"'], "leave serial out"),
+        (["compute.chunk_tokens=8"], 'only for batching = "continuous"'),
+        (['compute.backend="blocks"', 'compute.batching="continuous"'], "real blocks"),
+    ):
+        with pytest.raises(UserError, match=words):
+            load_experiment("bloom-tiny", options)
+    with pytest.raises(UserError, match=r"compute.batching has no meaning in the reference mode"):
+        simulate(Case(load_experiment("clustered", BUSY)), "reference")
+
+
+def test_serial_is_a_way_to_say_batching_serial() -> None:
+    assert load_experiment("clustered", ["compute.serial=true"]).batching == "serial"
+    assert load_experiment("clustered", ['compute.batching="serial"']).batching == "serial"
+    assert load_experiment("clustered").batching == "none"
