@@ -94,6 +94,9 @@ def reproduce(
         Path | None, typer.Option(help="helix: folder with KIND_prompt.csv and KIND_decode.csv.")
     ] = None,
     warm_up: Annotated[float, typer.Option(help="helix: seconds of the log that are left out.")] = 30.0,
+    step_base: Annotated[
+        float | None, typer.Option(help="helix: seconds of a step besides its layers; default 0.004.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run the paper's evaluation and set its printed numbers beside ours. Goes on where it was stopped.
@@ -101,13 +104,15 @@ def reproduce(
     helix: serve a log's queries on their routes, and set its measured latencies beside the simulated ones.
     """
     if what == "helix":
-        from testbed.studies.helix.command import helix_command
+        from testbed.studies.helix.command import STEP_BASE_S, helix_command
 
         if log is None or cluster is None or tables is None:
             raise UserError(
                 "reproduce helix needs --log DIR, --cluster FILE and --tables DIR of its artifact"
             )
-        answer, text = helix_command(log, cluster, tables, warm_up)
+        answer, text = helix_command(
+            log, cluster, tables, warm_up, STEP_BASE_S if step_base is None else step_base
+        )
         print_answer(answer, lambda: text, as_json)
         return
     if log is not None or cluster is not None or tables is not None:

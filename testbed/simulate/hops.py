@@ -58,14 +58,14 @@ def _as_stepped(experiment: Experiment, steps: array[float]) -> HopTable:
     """The rows of ``testbed.fast.steps``, ordered by request, token and hop."""
     rows = np.frombuffer(steps, dtype=np.float64).reshape(-1, len(COLUMNS))
     rows = rows[np.lexsort((rows[:, 2], rows[:, 1], rows[:, 0]))]
-    columns = dict(zip(COLUMNS, rows.T, strict=True))
-    whole = {name: columns[name].astype(np.int64) for name in COLUMNS if not name.endswith("_at_s")}
-    instants = {name: columns[name] for name in COLUMNS if name.endswith("_at_s")}
+    columns: dict[str, Any] = {
+        name: column if name.endswith("_at_s") else column.astype(np.int64)
+        for name, column in zip(COLUMNS, rows.T, strict=True)
+    }
     none_s = np.zeros(len(rows))
     hub_s = hub_times_s(experiment, columns["last"])
     table = HopTable(
-        **whole,
-        **instants,
+        **columns,
         client_s=none_s,
         tail_s=hub_s,
         model_network_s=none_s,

@@ -107,7 +107,14 @@ def blocks_of(run: SystemRun, request: int, token: int) -> list[int]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.data(), systems(), workloads(), recoveries, memberships, st.booleans())
+@given(
+    st.data(),
+    systems(),
+    workloads(),
+    recoveries,
+    memberships,
+    st.sampled_from(["none", "serial", "continuous"]),
+)
 def test_whatever_fails_every_request_is_accounted_for_and_nothing_stays(
     data: st.DataObject,
     made: tuple[Problem, Placement],
@@ -175,6 +182,27 @@ def test_where_nothing_happens_the_fast_engine_is_as_the_system(
         state_age_s=state_age_s,
         session_setup_s=session_setup_s,
     )
+
+
+@settings(max_examples=60, deadline=None)
+@given(systems(), workloads(), st.sampled_from([None, 1, 3]), st.sampled_from([0.0, 0.0371]))
+def test_where_sessions_share_steps_the_fast_engine_is_as_the_system(
+    made: tuple[Problem, Placement],
+    requests: list[RequestPlan],
+    chunk_tokens: int | None,
+    session_slope_s: float,
+) -> None:
+    problem, placement = made
+    # Irregular times: where two steps arrive at one instant, rounding decides which is first.
+    servers = tuple(
+        replace(server, decode_s=server.decode_s + 0.00137 * (i + 1), session_slope_s=session_slope_s)
+        for i, server in enumerate(problem.servers)
+    )
+    requests = [
+        replace(plan, arrival_at_s=plan.arrival_at_s + 0.0193 * plan.index) for plan in requests
+    ]
+    made = replace(problem, servers=servers), placement
+    assert_alike(made, requests, batching="continuous", chunk_tokens=chunk_tokens)
 
 
 @settings(max_examples=30, deadline=None)

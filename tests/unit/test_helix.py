@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,8 +46,8 @@ def files(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(folder: Path, warm_up_s: float = 0.0) -> dict[str, dict[str, dict[str, float]]]:
-    return helix_command(folder, folder / "cluster.ini", folder, warm_up_s)[0]
+def run(folder: Path, warm_up_s: float = 0.0, base_s: float = 0.0) -> dict[str, Any]:
+    return helix_command(folder, folder / "cluster.ini", folder, warm_up_s, base_s)[0]
 
 
 def test_a_query_alone_takes_its_links_and_layers(files: Path) -> None:
@@ -58,6 +59,19 @@ def test_a_query_alone_takes_its_links_and_layers(files: Path) -> None:
     assert answer["simulated"]["prompt_s"]["mean"] == pytest.approx(0.006 + 0.040 + 0.005 + 0.090 + 0.003)
     # One: 2 + 1 ms, two of 5 ms, 1 + 1 ms, three of 8 ms, back 2 + 1 ms.
     assert answer["simulated"]["decode_s"]["mean"] == pytest.approx(0.003 + 0.010 + 0.002 + 0.024 + 0.003)
+
+
+def test_a_step_takes_its_base_however_many_layers_it_has(files: Path) -> None:
+    plain, based = run(files), run(files, base_s=0.1)
+    for key in ("prompt_s", "decode_s"):
+        assert based["simulated"][key]["mean"] - plain["simulated"][key]["mean"] == pytest.approx(2 * 0.1)
+
+
+def test_a_query_that_outlasts_the_log_goes_on_until_its_end(files: Path) -> None:
+    (files / "query_route.txt").write_text(ROUTE.format(0).replace("4, 2,", "4, 50,"))
+    answer = run(files)
+    assert answer["measured"]["decode_s"]["n"] == 1
+    assert answer["simulated"]["decode_s"]["n"] == int((0.6 - 0.144) / 0.042)
 
 
 def test_queries_that_meet_share_steps(files: Path) -> None:
@@ -99,9 +113,9 @@ def test_between_measured_sizes_and_above_them_times_lie_on_lines(files: Path) -
         ("query_route.txt", "__import__('os')\n", "line 1: not a tuple"),
         ("query_route.txt", "(0, 4, 2, [3, 0], [0, -1], [2, -1])\n", "node 3, which the cluster"),
         ("query_route.txt", "", "query 0 has no route"),
-        ("query_route.txt", "(0, 4, 2, [2, 0], [0, -1], [2, -1])\n", "no link between nodes 0 and 2"),
         ("events.txt", "(1.0, 0, 'up', 'prompt', 0, 4)\n", "line 1: an event is"),
         ("events.txt", "(1.0, 0, 'in', 'prompt', 0, 4)\n", "without having been sent"),
+        ("cluster.ini", CLUSTER.replace("Link-0-1", "Link-1-1"), "no link between nodes 1 and 2"),
         ("cluster.ini", "nothing\n", "is not a cluster"),
         ("cluster.ini", CLUSTER.replace("ComputeNode-1", "ComputeNode-7"), "must be numbered"),
         ("cluster.ini", CLUSTER.replace("kbps", "parsecs"), "no number with a unit"),
@@ -120,7 +134,7 @@ def test_what_is_wrong_is_said_in_one_sentence(files: Path, name: str, text: str
 def test_a_missing_file_and_a_warm_up_that_leaves_nothing_are_refused(files: Path) -> None:
     with pytest.raises(UserError, match="leaves nothing"):
         run(files, 100.0)
-    with pytest.raises(UserError, match="must not be negative"):
+    with pytest.raises(UserError, match="--warm-up must be"):
         run(files, -1.0)
     (files / "events.txt").unlink()
     with pytest.raises(UserError, match=r"has no events.txt \(nor events.txt.gz\)"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -17,15 +18,23 @@ from testbed.studies.helix.read import Cluster, LoggedQuery, read_cluster, read_
 
 TOKEN_BYTES = 8192 * 2
 """A hidden state of LLaMA-70B."""
+STEP_BASE_S = 0.004
+"""What a step takes besides its layers, fitted to the public log alone (docs/validation.md); other logs judge it."""
 _HUB = -1
 Passes = dict[int, list[tuple[float, float]]]
 """By query: when each pass through the chain was sent and came back."""
 
 
-def helix_command(log: Path, cluster: Path, tables: Path, warm_up_s: float) -> tuple[dict[str, Any], str]:
-    """The answer for ``--json`` and the text for people. Raises ``UserError``."""
-    if not warm_up_s >= 0:
-        raise UserError(f"--warm-up must not be negative, but is {warm_up_s:g}")
+def helix_command(
+    log: Path, cluster: Path, tables: Path, warm_up_s: float, base_s: float = STEP_BASE_S
+) -> tuple[dict[str, Any], str]:
+    """The answer for ``--json`` and the text for people. ``base_s`` is what a step takes besides its layers.
+
+    Raises ``UserError``.
+    """
+    for name, value_s in (("--warm-up", warm_up_s), ("--step-base", base_s)):
+        if not 0 <= value_s < math.inf:
+            raise UserError(f"{name} must be a number of seconds from 0 on, not {value_s:g}")
     queries, machines = read_log(log), read_cluster(cluster)
     measured = {
         number: list(zip(query.sent_at_s, query.came_at_s, strict=False)) for number, query in queries.items()
@@ -33,12 +42,13 @@ def helix_command(log: Path, cluster: Path, tables: Path, warm_up_s: float) -> t
     last_at_s = max((came for passes in measured.values() for _, came in passes), default=0.0)
     if warm_up_s >= last_at_s:
         raise UserError(f"--warm-up {warm_up_s:g} leaves nothing: the log ends at {last_at_s:.0f} s")
-    simulated = replay(queries, machines, tables, last_at_s)
+    simulated = replay(queries, machines, tables, base_s, last_at_s)
     window = warm_up_s, last_at_s
     answer: dict[str, Any] = {
         "log": str(log),
         "n_queries": len(queries),
         "window_s": list(window),
+        "step_base_s": base_s,
         "measured": _figures(measured, *window),
         "simulated": _figures(simulated, *window),
     }
@@ -46,7 +56,7 @@ def helix_command(log: Path, cluster: Path, tables: Path, warm_up_s: float) -> t
 
 
 def replay(
-    queries: Mapping[int, LoggedQuery], cluster: Cluster, tables: Path, until_s: float = math.inf
+    queries: Mapping[int, LoggedQuery], cluster: Cluster, tables: Path, base_s: float, until_s: float
 ) -> Passes:
     """Serve every query from when its prompt was sent, on its route and to its length; stop at ``until_s``."""
     for number, query in queries.items():
@@ -55,7 +65,7 @@ def replay(
                 raise UserError(
                     f"query {number} passes node {hop.server + 1}, which the cluster does not have"
                 )
-    times = {kind: read_times(tables, kind) for kind in set(cluster.kinds)}
+    times = {kind: read_times(tables, kind, base_s) for kind in set(cluster.kinds)}
     queue = EventQueue()
     steps = Steps(queue, [times[kind] for kind in cluster.kinds], TOKEN_BYTES, most=10**9)
     n_left = len(queries)
@@ -76,7 +86,7 @@ def replay(
 
 def _legs(cluster: Cluster, query: LoggedQuery, n_tokens: int) -> list[Leg]:
     nodes = [_HUB, *(hop.server for hop in query.hops)]
-    legs = [Leg(_way_s(cluster, *pair, n_tokens), 0.0, 0.0) for pair in zip(nodes, nodes[1:], strict=False)]
+    legs = [Leg(_way_s(cluster, *pair, n_tokens), 0.0, 0.0) for pair in itertools.pairwise(nodes)]
     # What comes back is a token, or the last hidden state.
     legs[-1] = legs[-1]._replace(down_s=_way_s(cluster, nodes[-1], _HUB, 1))
     return legs

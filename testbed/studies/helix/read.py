@@ -141,7 +141,8 @@ def read_cluster(path: Path) -> Cluster:
                 )
                 links[source, target] = bandwidth, latency
     except (OSError, UnicodeDecodeError, ConfigError, KeyError, ValueError) as error:
-        raise UserError(f"{path} is not a cluster of Helix' artifact: {error}") from error
+        why = " ".join(str(error).split())
+        raise UserError(f"{path} is not a cluster of Helix' artifact: {why}") from error
     if sorted(kinds) != list(range(len(kinds))) or not kinds:
         raise UserError(f"{path}: its compute nodes must be numbered 0, 1, ...")
     return Cluster([kinds[n] for n in range(len(kinds))], links)
@@ -163,10 +164,11 @@ class MeasuredTimes:
 
     As ``nodes.batching.BatchTimes``. Above the largest measured size the last line goes on. Below the smallest, decode
     takes as long as there, and a prompt is on the line to zero, but takes no less than the smallest decode: both
-    read the layer's weights once.
+    read the layer's weights once. Every step takes ``base_s`` more.
     """
 
-    def __init__(self, prompt: Table, decode: Table) -> None:
+    def __init__(self, prompt: Table, decode: Table, base_s: float = 0.0) -> None:
+        self._base_s = base_s
         self._decode = decode
         self._prompt = prompt
         self._least_s = decode[0][1]
@@ -177,7 +179,7 @@ class MeasuredTimes:
             layer_s += max(self._least_s, _at([(0.0, 0.0), *self._prompt], len(prompt)))
         if positions:
             layer_s += max(self._least_s, _at(self._decode, len(positions)))
-        return n_blocks * layer_s
+        return self._base_s + n_blocks * layer_s
 
 
 def _at(table: Table, size: float) -> float:
@@ -186,11 +188,10 @@ def _at(table: Table, size: float) -> float:
     return y0 + (y1 - y0) * (size - x0) / (x1 - x0)
 
 
-def read_times(folder: Path, kind: str) -> MeasuredTimes:
+def read_times(folder: Path, kind: str, base_s: float = 0.0) -> MeasuredTimes:
     """``{kind}_prompt.csv`` and ``{kind}_decode.csv``: tokens or sequences, milliseconds per layer."""
-    return MeasuredTimes(
-        *(_read_table(folder / f"{kind.lower()}_{phase}.csv") for phase in ("prompt", "decode"))
-    )
+    prompt, decode = (_read_table(folder / f"{kind.lower()}_{phase}.csv") for phase in ("prompt", "decode"))
+    return MeasuredTimes(prompt, decode, base_s)
 
 
 def _read_table(path: Path) -> list[tuple[float, float]]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from nodes.clock import ManualClock
+from nodes.compute import Computed
 from policies.steps import StepTimes
 from testbed.studies.calibrate.fit import Fit, fit_times
 from testbed.studies.calibrate.measure import Sample, measure

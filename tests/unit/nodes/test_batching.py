@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 
 import pytest
@@ -114,7 +115,7 @@ def test_every_step_ends_once_and_no_sooner_than_alone(waiting: list[Step], chun
     ended = [step for batch in batches for step in batch.ended]
     assert len(ended) == len(set(map(id, ended))) == len(waiting)
     assert sum(batch.n_tokens for batch in batches) == sum(step.n_tokens for step in waiting)
-    for before, after in zip(batches, batches[1:], strict=False):
+    for before, after in itertools.pairwise(batches):
         assert before.end_at_s <= after.start_at_s
     for batch in batches:
         assert sum(not step.is_decode for step in batch.ended) <= 1
