@@ -25,6 +25,7 @@ from policies.petals import PetalsPlacement
 from policies.petals_code import PetalsCodeRouting
 from policies.petals_rebalancing import PetalsRebalancing
 from policies.petals_routing import PetalsRouting
+from policies.pipelines import Exo, RoundRobin, SeparatePipelines, Swarm, WholeModel
 from policies.problem import PolicyError
 from policies.wsrr import ShortestPath, WsRr
 
@@ -38,10 +39,15 @@ PLACEMENTS: dict[str, type[PlacementPolicy]] = {
         ForesightPlacement,
         MilpPlacement,
         LpRounding,
+        Exo,
+        SeparatePipelines,
+        Swarm,
+        WholeModel,
     )
 }
 ROUTINGS: dict[str, type[RoutingPolicy]] = {
-    r.name: r for r in (PetalsRouting, PetalsCodeRouting, WsRr, OptimalRr, ShortestPath, ForesightRouting)
+    r.name: r
+    for r in (PetalsRouting, PetalsCodeRouting, WsRr, OptimalRr, ShortestPath, ForesightRouting, RoundRobin)
 }
 PAIRS: dict[str, tuple[str, str]] = {
     "petals": ("petals", "petals"),
@@ -52,6 +58,10 @@ PAIRS: dict[str, tuple[str, str]] = {
     "foresight": ("foresight", "foresight"),
     "cg-bprr": ("cg-bp", "shortest-path"),
     "milp": ("milp", "optimal-rr"),
+    "exo": ("exo", "rr"),
+    "separate-pipelines": ("separate-pipelines", "rr"),
+    "swarm": ("swarm", "ws-rr"),
+    "whole-model": ("whole-model", "ws-rr"),
 }
 ONLINE: dict[str, type[OnlinePolicy]] = {p.name: p for p in (TwoTimeScale, PetalsRebalancing)}
 

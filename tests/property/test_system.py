@@ -198,9 +198,7 @@ def test_where_sessions_share_steps_the_fast_engine_is_as_the_system(
         replace(server, decode_s=server.decode_s + 0.00137 * (i + 1), session_slope_s=session_slope_s)
         for i, server in enumerate(problem.servers)
     )
-    requests = [
-        replace(plan, arrival_at_s=plan.arrival_at_s + 0.0193 * plan.index) for plan in requests
-    ]
+    requests = [replace(plan, arrival_at_s=plan.arrival_at_s + 0.0193 * plan.index) for plan in requests]
     made = replace(problem, servers=servers), placement
     assert_alike(made, requests, batching="continuous", chunk_tokens=chunk_tokens)
 

@@ -1,0 +1,268 @@
+"""Placements of other systems, which divide servers into stages or pipelines: exo, SWARM, separate pipelines, whole models.
+
+None of them overlaps ranges, so their chains are whole ranges of servers. What a session's cache leaves of a server's memory
+decides how many blocks it could hold, as in GBP-CR: m_j(c) = min(floor(M_j / (s_m + c s_c)), L) with c sessions at a
+time, the design concurrency. Left open, c is the largest at which the placement is possible.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from policies.feasibility import gigabytes
+from policies.greedy import block_counts
+from policies.problem import (
+    BlockRange,
+    Hop,
+    InfeasiblePlacement,
+    Placement,
+    Problem,
+    RequestSpec,
+    Route,
+    service_s,
+)
+from policies.state import SystemState
+from policies.waiting import fits, waiting_s
+
+_NOTHING = BlockRange(0, 0)
+_MOST = 2**20
+"""Sessions that no placement is designed for."""
+Ranges = list[BlockRange]
+
+
+def shares(total: int, weights: Sequence[float], most: Sequence[int]) -> list[int]:
+    """``total`` in proportion to ``weights``, whole by the largest remainder, at least 1 and at most ``most`` each.
+
+    What a bound takes or gives goes to the next largest remainders. ``most`` must allow it.
+    """
+    exact = [total * weight / sum(weights) for weight in weights]
+    given = [min(max(1, math.floor(part)), bound) for part, bound in zip(exact, most, strict=True)]
+    order = sorted(range(len(exact)), key=lambda i: (math.floor(exact[i]) - exact[i], i))
+    while sum(given) != total:
+        step = 1 if sum(given) < total else -1
+        for i in order if step > 0 else reversed(order):
+            if sum(given) != total and (given[i] < most[i] if step > 0 else given[i] > 1):
+                given[i] += step
+    return given
+
+
+def even(total: int, n: int) -> list[int]:
+    """``total`` blocks in ``n`` stages whose sizes differ by one at most, the larger first."""
+    return [total // n + (i < total % n) for i in range(n)]
+
+
+def in_a_row(sizes: Sequence[int]) -> list[BlockRange]:
+    """Ranges of these sizes, one after another from block 0."""
+    ranges, position = [], 0
+    for size in sizes:
+        ranges.append(BlockRange(position, position + size))
+        position += size
+    return ranges
+
+
+def _placement(
+    name: str,
+    problem: Problem,
+    design_concurrency: int | None,
+    ranges_for: Callable[[list[int]], Ranges | None],
+) -> Placement:
+    """With ``ranges_for(m)`` at the design concurrency, else at the largest that is possible."""
+
+    def at(concurrency: int) -> Ranges | None:
+        return ranges_for(block_counts(problem, concurrency))
+
+    if design_concurrency is None:
+        low, high = 1, 2
+        while high < _MOST and at(high) is not None:
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if at(middle) is not None else (low, middle)
+        design_concurrency = low
+    ranges = at(design_concurrency)
+    if ranges is None:
+        memory = gigabytes(sum(server.memory_bytes for server in problem.servers))
+        raise InfeasiblePlacement(
+            f"{name} with room for {design_concurrency} sessions has no way to put {problem.model.n_blocks} blocks of "
+            f"{gigabytes(problem.model.block_bytes)} on these servers ({memory} of memory in all); add servers"
+        )
+    block_bytes = problem.model.block_bytes
+    cache_bytes = tuple(
+        server.memory_bytes - block_bytes * held.n_blocks if held.n_blocks else 0.0
+        for server, held in zip(problem.servers, ranges, strict=True)
+    )
+    return Placement(name, tuple(ranges), cache_bytes, design_concurrency)
+
+
+@dataclass
+class WholeModel:
+    """Every server that can hold all blocks does; the others hold none (a pool of whole models)."""
+
+    name: str = "whole-model"
+
+    def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
+        """Raises ``InfeasiblePlacement`` if no server can hold the model."""
+        n_blocks = problem.model.n_blocks
+
+        def ranges_for(counts: list[int]) -> Ranges | None:
+            if max(counts, default=0) < n_blocks:
+                return None
+            return [BlockRange(0, n_blocks) if count == n_blocks else _NOTHING for count in counts]
+
+        return _placement(self.name, problem, design_concurrency, ranges_for)
+
+
+@dataclass
+class Exo:
+    """One pipeline of as few servers as can hold the model, blocks in proportion to their memory (exo).
+
+    Of equally few servers those with the most memory. exo looks for cycles in its own topology; here every server reaches
+    every other one, and a pipeline passes them in the order of the list.
+    """
+
+    name: str = "exo"
+
+    def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
+        """Raises ``InfeasiblePlacement``."""
+        n_blocks = problem.model.n_blocks
+        memory = [server.memory_bytes for server in problem.servers]
+
+        def ranges_for(counts: list[int]) -> Ranges | None:
+            able = sorted((j for j, count in enumerate(counts) if count), key=lambda j: -memory[j])
+            for n in range(1, min(len(able), n_blocks) + 1):
+                ring = sorted(able[:n])
+                most = [counts[j] for j in ring]
+                if sum(most) >= n_blocks:
+                    sizes = shares(n_blocks, [memory[j] for j in ring], most)
+                    held = dict(zip(ring, in_a_row(sizes), strict=True))
+                    return [held.get(j, _NOTHING) for j in range(len(counts))]
+            return None
+
+        return _placement(self.name, problem, design_concurrency, ranges_for)
+
+
+@dataclass
+class SeparatePipelines:
+    """Servers of one kind make pipelines of equal stages, as many as there can be of each kind (Helix' baseline).
+
+    Servers of a kind may differ in memory: the weakest that take part say how many stages a pipeline has, and that is
+    chosen for the most pipelines, then the fewest stages. Servers that are left over hold nothing.
+    """
+
+    name: str = "separate-pipelines"
+
+    def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
+        """Raises ``InfeasiblePlacement`` if no kind of server can hold the model."""
+        n_blocks = problem.model.n_blocks
+        kinds: dict[str, list[int]] = {}
+        for j, server in enumerate(problem.servers):
+            kinds.setdefault(server.hardware, []).append(j)
+
+        def ranges_for(counts: list[int]) -> Ranges | None:
+            ranges = [_NOTHING] * len(counts)
+            for servers in kinds.values():
+                options = []
+                for weakest in {counts[j] for j in servers if counts[j]}:
+                    n_stages = -(-n_blocks // weakest)
+                    n_pipelines = sum(counts[j] >= weakest for j in servers) // n_stages
+                    options.append((n_pipelines, -n_stages, weakest))
+                n_pipelines, less_stages, weakest = max(options, default=(0, 0, 0))
+                if n_pipelines:
+                    stages = in_a_row(even(n_blocks, -less_stages))
+                    able = [j for j in servers if counts[j] >= weakest][: n_pipelines * len(stages)]
+                    for at, j in enumerate(able):
+                        ranges[j] = stages[at % len(stages)]
+            return ranges if any(held.n_blocks for held in ranges) else None
+
+        return _placement(self.name, problem, design_concurrency, ranges_for)
+
+
+@dataclass
+class Swarm:
+    """Equal stages; the fastest server that is left joins the stage with the least throughput (SWARM, as in Helix).
+
+    There are as few stages as the weakest server that can hold a block allows. If that are more stages than servers,
+    weaker ones are left out, one after another, until there are enough for each stage. A server's
+    throughput is 1 / tau_j, since all stages are equally large.
+    """
+
+    name: str = "swarm"
+
+    def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
+        """Raises ``InfeasiblePlacement``."""
+        n_blocks = problem.model.n_blocks
+        decode_s = [server.decode_s for server in problem.servers]
+
+        def ranges_for(counts: list[int]) -> Ranges | None:
+            for weakest in sorted({count for count in counts if count}):
+                able = [j for j, count in enumerate(counts) if count >= weakest]
+                n_stages = -(-n_blocks // weakest)
+                if len(able) >= n_stages:
+                    break
+            else:
+                return None
+            stages, ranges = in_a_row(even(n_blocks, n_stages)), [_NOTHING] * len(counts)
+            throughput = [0.0] * n_stages
+            for j in sorted(able, key=lambda j: decode_s[j]):
+                stage = min(range(n_stages), key=lambda i: throughput[i])
+                ranges[j] = stages[stage]
+                throughput[stage] += 1 / decode_s[j]
+            return ranges
+
+        return _placement(self.name, problem, design_concurrency, ranges_for)
+
+
+class RoundRobin:
+    """Disjoint pipelines in turn, whether they have room or not (Parallax' default)."""
+
+    name = "rr"
+
+    def bind(self, problem: Problem, placement: Placement) -> RoundRobinRouter:
+        return RoundRobinRouter(problem, placement)
+
+
+class RoundRobinRouter:
+    """Takes the next pipeline that could hold the request when nobody else does."""
+
+    def __init__(self, problem: Problem, placement: Placement) -> None:
+        self._problem = problem
+        self._placement = placement
+        self.pipelines = disjoint_pipelines(placement.ranges, problem.model.n_blocks)
+        self._turn = 0
+
+    def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
+        """``Route.wait_s`` is the longest wait of its hops, ``cost_s`` that and the time of the service."""
+        token_bytes = self._problem.model.cache_bytes(request.n_tokens)
+        for _ in self.pipelines:
+            hops = self.pipelines[self._turn % len(self.pipelines)]
+            self._turn += 1
+            needs = [(hop.server, hop.n_blocks * token_bytes) for hop in hops]
+            if all(fits(self._placement.cache_bytes[server], need) for server, need in needs):
+                wait_s = max(waiting_s(state, server, need, now_s) for server, need in needs)
+                return Route(hops, wait_s, wait_s + service_s(self._problem, request, hops)[1])
+        return None
+
+
+def disjoint_pipelines(ranges: Sequence[BlockRange], n_blocks: int) -> list[tuple[Hop, ...]]:
+    """Chains of whole ranges that share no server, each from the first servers of the list that are left."""
+    left = [j for j, held in enumerate(ranges) if held.n_blocks]
+    pipelines = []
+
+    def chain_from(position: int, dead: set[int]) -> list[int] | None:
+        """``dead``: positions from which nothing leads to the end."""
+        if position == n_blocks:
+            return []
+        for j in left:
+            if ranges[j].first == position and ranges[j].last not in dead:
+                rest = chain_from(ranges[j].last, dead)
+                if rest is not None:
+                    return [j, *rest]
+        dead.add(position)
+        return None
+
+    while (chain := chain_from(0, set())) is not None:
+        left = [j for j in left if j not in chain]
+        pipelines.append(tuple(Hop(j, *ranges[j]) for j in chain))
+    return pipelines
