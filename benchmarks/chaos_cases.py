@@ -89,6 +89,12 @@ def draw(seed: int) -> Document:
         document["policy"] |= {"online_period": "6 s", "load_rate": rng.choice(("10 Gbit/s", "1 Gbit/s"))}
     if rng.random() < 0.15:
         document["policy"]["state_age"] = "3 s"
+    batching = random.Random(f"chaos:{seed}:batching")  # of its own: what else a seed draws stays
+    if batching.random() < 0.3:
+        document["compute"] = {"batching": "continuous"}
+        document["hardware"]["drawn"]["session_slope"] = batching.choice(("0 s", "3 ms"))
+        if batching.random() < 0.3:
+            document["compute"]["chunk_tokens"] = batching.randint(1, 8)
     return document
 
 
