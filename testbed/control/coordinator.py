@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from policies.bans import Bans
 from policies.joining import join
 from policies.membership import Membership
-from policies.problem import BlockRange, Hop, Placement, RequestSpec, Route
+from policies.problem import BlockRange, Hop, Placement, PolicyError, RequestSpec, Route
 from policies.replay import ServiceTimes
 from policies.subrange import SubrangeRouter
 from testbed.control.placing import PlacedExperiment
 from testbed.control.view import RouterView
+from testbed.control.waiting_room import Answer, CallAt, WaitingRoom
 from testbed.scenario.experiment import Experiment
 
 
@@ -35,10 +36,16 @@ class Coordinator:
     A session counts from the moment that its chain is handed out until it ends or is refused; its
     expected completion is the modelled one, for what is known of its length. Requests are named by their index. ``membership`` is notified by
     whoever does things to servers. ``now_s`` gives scenario time; ``decisions_s`` are the real seconds that
-    decisions took.
+    decisions took. Where the experiment has a queue, ``call_at`` calls something at an instant.
     """
 
-    def __init__(self, experiment: Experiment, placed: PlacedExperiment, now_s: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        placed: PlacedExperiment,
+        now_s: Callable[[], float],
+        call_at: CallAt | None = None,
+    ) -> None:
         self._problem = problem = experiment.problem
         self._setup_s = problem.initial_delay_s + experiment.calibration.session_setup_s
         self._whole = placed.router
@@ -56,6 +63,10 @@ class Coordinator:
         self._present = self.membership.alive()
         self.decisions = Decisions()
         self.decisions_s: list[float] = []
+        self._room: WaitingRoom | None = None
+        if experiment.queue is not None and call_at is not None:
+            self._call_at = call_at
+            self._room = WaitingRoom(experiment.queue, self._without_waiting, now_s, call_at)
 
     @property
     def placement(self) -> Placement:
@@ -67,8 +78,24 @@ class Coordinator:
 
         Raises ``policies.problem.PolicyError`` when a policy fails or answers a chain that breaks a rule.
         """
-        self.release(index)
+        self._forget(index)
         return self._decide(index, 0, self._problem.model.n_blocks, 0)
+
+    def ask(self, index: int, answer: Answer) -> None:
+        """As ``route``, but ``answer`` is told: at once, or once there is room if there is a queue."""
+        if self._room is not None:
+            self._room.add(index, self.requests[index].arrival_at_s, answer)
+            return
+        try:
+            found: Route | None | PolicyError = self.route(index)
+        except PolicyError as error:
+            found = error
+        answer(found)
+
+    def _without_waiting(self, index: int) -> Route | None:
+        """As ``route``; one that has to wait holds nothing meanwhile."""
+        self._forget(index)
+        return self._decide(index, 0, self._problem.model.n_blocks, 0, holds_if_it_waits=False)
 
     def could_route(self, request: RequestSpec) -> bool:
         """Whether there is a chain for ``request`` where no session holds any cache, and all servers are there."""
@@ -92,7 +119,9 @@ class Coordinator:
         known = self.requests[index].known
         return RequestSpec(known.client, known.n_input_tokens + n_done, known.n_output_tokens - n_done)
 
-    def _decide(self, index: int, first: int, last: int, n_done: int) -> Route | None:
+    def _decide(
+        self, index: int, first: int, last: int, n_done: int, *, holds_if_it_waits: bool = True
+    ) -> Route | None:
         request, now_s = self._left(index, n_done), self._now_s()
         believed, alive = self.membership.believed(now_s), self.membership.alive()
         banned = self._bans.banned(request.client, now_s)
@@ -101,8 +130,8 @@ class Coordinator:
         started_at = time.perf_counter()
         route = self._routed(index, request, now_s, believed - banned if banned else believed, first, last)
         self.decisions_s.append(time.perf_counter() - started_at)
-        if route is None:
-            return None
+        if route is None or (route.wait_s > 0 and not holds_if_it_waits):
+            return route
         self.decisions.n_misled_decisions += any(hop.server not in alive for hop in route.hops)
         self._hold(index, request, (*self._chains.get(index, ()), *route.hops))
         return route
@@ -121,7 +150,7 @@ class Coordinator:
 
     def _hold(self, index: int, request: RequestSpec, hops: tuple[Hop, ...]) -> None:
         if not hops:
-            self.release(index)
+            self._forget(index)
             return
         now_s = self._now_s()
         self._chains[index] = hops
@@ -137,6 +166,15 @@ class Coordinator:
 
     def release(self, index: int) -> None:
         """The session has ended or was refused."""
+        if self._room is not None:
+            self._room.drop(index)
+            hops = self._chains.get(index, ())
+            rtt_s = self._problem.raw_rtt_s[self.requests[index].client]
+            closed_s = max((rtt_s[hop.server] / 2 for hop in hops), default=0.0)
+            self._call_at(self._now_s() + closed_s, self._room.look)
+        self._forget(index)
+
+    def _forget(self, index: int) -> None:
         if self._chains.pop(index, None) is not None:
             self._view.release(index, self._now_s())
 
@@ -166,3 +204,5 @@ class Coordinator:
     def _replace(self, placement: Placement) -> None:
         self._parts.replace(placement)
         self._view.replace(placement.cache_bytes)
+        if self._room is not None:
+            self._room.look()

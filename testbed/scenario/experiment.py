@@ -210,6 +210,8 @@ class Experiment:
     """How long the load is other than designed for before the online policy acts; ``None``: its own."""
     clock: Literal["auto", "virtual", "real"] = "auto"
     """As asked for: see ``testbed.runtime.stage``."""
+    queue: QueueRules | None = None
+    """Where requests without room wait at the coordinator; ``None``: their clients ask again."""
     chunk_tokens: int | None = None
     """Of a prompt, in one step of "continuous"; ``None``: all of them."""
     endpoint_tokens: int = 0
