@@ -246,23 +246,32 @@ class RoundRobinRouter:
 
 
 def disjoint_pipelines(ranges: Sequence[BlockRange], n_blocks: int) -> list[tuple[Hop, ...]]:
-    """Chains of whole ranges that share no server, each from the first servers of the list that are left."""
+    """Chains that share no server, each from the first servers of the list that are left.
+
+    First those of whole ranges. Then those in which a server's range may begin earlier than the chain has come to, and
+    gives the rest of it.
+    """
     left = [j for j, held in enumerate(ranges) if held.n_blocks]
     pipelines = []
 
-    def chain_from(position: int, dead: set[int]) -> list[int] | None:
+    def chain_from(position: int, dead: set[int], whole: bool) -> list[int] | None:
         """``dead``: positions from which nothing leads to the end."""
         if position == n_blocks:
             return []
         for j in left:
-            if ranges[j].first == position and ranges[j].last not in dead:
-                rest = chain_from(ranges[j].last, dead)
+            first, last = ranges[j]
+            if last not in dead and (first == position if whole else first <= position < last):
+                rest = chain_from(last, dead, whole)
                 if rest is not None:
                     return [j, *rest]
         dead.add(position)
         return None
 
-    while (chain := chain_from(0, set())) is not None:
-        left = [j for j in left if j not in chain]
-        pipelines.append(tuple(Hop(j, *ranges[j]) for j in chain))
+    for whole in (True, False):
+        while (chain := chain_from(0, set(), whole)) is not None:
+            left = [j for j in left if j not in chain]
+            firsts = [0, *(ranges[j].last for j in chain[:-1])]
+            pipelines.append(
+                tuple(Hop(j, first, ranges[j].last) for j, first in zip(chain, firsts, strict=True))
+            )
     return pipelines

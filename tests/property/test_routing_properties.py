@@ -15,6 +15,9 @@ from policies.registry import ROUTINGS
 from policies.wsrr import ShortestPath, WsRr
 from tests.support.problems import every_chain, forwarded, placements, problems, requests, states
 
+ANY_CHAIN = sorted(set(ROUTINGS) - {"rr"})
+"""rr has its own pipelines, and takes turns."""
+
 
 def plain_wait_s(state: SystemState, server: int, need_bytes: float) -> float:
     """Waiting from the definition: the earliest end after which what is left leaves room."""
@@ -142,7 +145,7 @@ def test_the_shortest_path_is_the_cheapest_of_all_chains_on_idle_servers(
     assert route.wait_s == max(waits_s(problem, request, route.hops, state))
 
 
-@given(situations(), st.sampled_from(sorted(ROUTINGS)))
+@given(situations(), st.sampled_from(ANY_CHAIN))
 def test_every_routing_answers_a_chain_and_its_wait_if_there_is_one(
     situation: tuple[Problem, Placement, SystemState, RequestSpec], name: str
 ) -> None:
@@ -168,7 +171,7 @@ def test_a_placement_that_holds_every_block_has_a_chain_and_another_has_none(dat
         check_route(problem, placement, Route(chain, 0.0, 0.0), "any")
 
 
-@given(situations(), st.sampled_from(sorted(ROUTINGS)))
+@given(situations(), st.sampled_from(ANY_CHAIN))
 def test_a_router_that_has_answered_other_requests_answers_as_a_fresh_one(
     situation: tuple[Problem, Placement, SystemState, RequestSpec], name: str
 ) -> None:

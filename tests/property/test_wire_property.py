@@ -24,7 +24,7 @@ REQUESTS = st.one_of(
 )
 ANSWERS = st.one_of(
     st.tuples(st.just("ok"), NATURAL),
-    st.tuples(st.just("out"), NATURAL, st.floats(0, 1e9), st.floats(0, 1e9), PAYLOAD),
+    st.tuples(st.just("out"), NATURAL, st.floats(0, 1e9), st.floats(0, 1e9), NATURAL, NATURAL, PAYLOAD),
     st.tuples(st.just("error"), st.integers(-1, 2**31), NAME, NAME),
 )
 LEAVES = st.one_of(
@@ -135,7 +135,7 @@ def test_thousands_of_damaged_frames_are_refused_with_a_frame_error_and_nothing_
         raw_frame("step", 70_000, "session", 5, 2, bytes(128)),
         raw_frame("close", 3, "session"),
         raw_frame("ping", 4, b"x" * 40),
-        raw_frame("out", 5, 1.5, 2.5, bytes(64)),
+        raw_frame("out", 5, 1.5, 2.5, 1, 1, bytes(64)),
         raw_frame("error", -1, wire.NO_CAPACITY, "no room"),
     ]
     for _ in range(5000):
@@ -197,9 +197,9 @@ def test_a_refused_request_is_answered_under_its_own_id_where_that_can_be_read()
     [
         ("ok",),
         ("out", 1),
-        ("out", 1, 0.0, 0.0),
-        ("out", 1, 0.0, "x", b""),
-        ("out", 1, 0.0, 0.0, "text"),
+        ("out", 1, 0.0, 0.0, 1, 1),
+        ("out", 1, 0.0, "x", 1, 1, b""),
+        ("out", 1, 0.0, 0.0, 1, 1, "text"),
         ("error", 1),
         ("error", 1, "code"),
         ("error", 1, 2, 3),

@@ -6,9 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies import InfeasiblePlacement, Placement, Problem, RequestSpec, SystemState
+from policies import BlockRange, Hop, InfeasiblePlacement, Placement, Problem, RequestSpec, SystemState
 from policies.checks import check_placement, check_route
-from policies.pipelines import Exo, RoundRobin, SeparatePipelines, Swarm, WholeModel, shares
+from policies.pipelines import (
+    Exo,
+    RoundRobin,
+    SeparatePipelines,
+    Swarm,
+    WholeModel,
+    disjoint_pipelines,
+    shares,
+)
 from tests.support.problems import make_problem, placed, problems
 
 POLICIES = (Exo(), SeparatePipelines(), Swarm(), WholeModel())
@@ -138,3 +146,10 @@ def test_pipelines_are_found_around_dead_ends() -> None:
     placement = placed(problem, [(0, 1), (0, 2), (1, 3), (2, 4)], [9.0] * 4)
     router = RoundRobin().bind(problem, placement)
     assert [[hop.server for hop in hops] for hops in router.pipelines] == [[1, 3]]
+
+
+def test_a_pipeline_takes_the_rest_of_a_range_that_begins_earlier_if_no_range_begins_there() -> None:
+    overlapping = [BlockRange(0, 4), BlockRange(2, 6), BlockRange(0, 3), BlockRange(4, 6), BlockRange(3, 6)]
+    whole = [(Hop(0, 0, 4), Hop(3, 4, 6)), (Hop(2, 0, 3), Hop(4, 3, 6))]
+    assert disjoint_pipelines(overlapping, 6) == whole
+    assert disjoint_pipelines(overlapping[:2], 6) == [(Hop(0, 0, 4), Hop(1, 4, 6))]
