@@ -5,11 +5,12 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from enum import Enum
 
 from policies.problem import PolicyError, Route
+from policies.workload import QueueRules
 
-Answer = Callable[[Route | None | PolicyError], None]
+Answer = Callable[[Route | PolicyError | None], None]
 """Takes the chain; ``None``: there is none."""
 CallAt = Callable[[float, Callable[[], None]], None]
 """Have something called at an instant (scenario seconds)."""
@@ -18,18 +19,10 @@ _MOST_LOOKED_AT = 1000
 """Requests that may be passed over in one look through the queue."""
 
 
-@dataclass(frozen=True)
-class QueueRules:
-    """``kind``: "fifo", the first alone may go; "backfill", whoever has room goes, until one has waited ``age_s``.
+class Wait(Enum):
+    """There is no room now."""
 
-    Then nobody goes before that one. With ``give_up_s`` a request is sent on its way after that long, to be refused and to
-    give up. Everybody is tried again after ``look_again_s`` at the latest.
-    """
-
-    kind: Literal["fifo", "backfill"]
-    age_s: float
-    give_up_s: float
-    look_again_s: float
+    NO_ROOM = "no room"
 
 
 @dataclass(order=True)
@@ -40,17 +33,22 @@ class _Waiting:
 
 
 class WaitingRoom:
-    """Requests in the order of their arrival. ``decide`` is the router's answer now; a ``wait_s`` above 0 is no room."""
+    """Requests in the order of their arrival.
+
+    ``let_in`` is what a request is told now, if there is room for it or no chain at all; ``send`` what it is told anyway.
+    """
 
     def __init__(
         self,
         rules: QueueRules,
-        decide: Callable[[int], Route | None],
+        let_in: Callable[[int], Route | Wait | None],
+        send: Callable[[int], Route | None],
         now_s: Callable[[], float],
         call_at: CallAt,
     ) -> None:
         self._rules = rules
-        self._decide = decide
+        self._let_in = let_in
+        self._send = send
         self._now_s = now_s
         self._call_at = call_at
         self._waiting: list[_Waiting] = []
@@ -70,8 +68,10 @@ class WaitingRoom:
         self.look()
 
     def drop(self, index: int) -> None:
-        """Nobody waits for that one any more."""
-        self._waiting = [waiting for waiting in self._waiting if waiting.index != index]
+        """Nobody waits for that one any more; if it is there, it is told that there is no chain."""
+        for waiting in [waiting for waiting in self._waiting if waiting.index == index]:
+            self._waiting.remove(waiting)
+            waiting.answer(None)
 
     def look(self) -> None:
         """Let go whom there is room for; to be called when there may be more."""
@@ -90,12 +90,12 @@ class WaitingRoom:
         now_s, passed = self._now_s(), 0
         while passed < min(len(self._waiting), _MOST_LOOKED_AT):
             waiting = self._waiting[passed]
-            found: Route | None | PolicyError
+            found: Route | Wait | PolicyError | None
             try:
-                found = self._decide(waiting.index)
+                found = self._let_in(waiting.index)
             except PolicyError as error:
                 found = error
-            if isinstance(found, Route) and found.wait_s > 0:
+            if isinstance(found, Wait):
                 has_aged = now_s - waiting.arrived_at_s >= self._rules.age_s
                 if self._rules.kind == "fifo" or has_aged:
                     return
@@ -114,6 +114,7 @@ class WaitingRoom:
             return
         self._waiting.remove(waiting)
         try:
-            waiting.answer(self._decide(waiting.index))
+            waiting.answer(self._send(waiting.index))
         except PolicyError as error:
             waiting.answer(error)
+        self.look()

@@ -187,7 +187,7 @@ class _Run:
         session.opening += 1
         self._coordinator.ask(session.plan.index, partial(self._told, session))
 
-    def _told(self, session: _Session, route: Route | None | PolicyError) -> None:
+    def _told(self, session: _Session, route: Route | PolicyError | None) -> None:
         """Send an opening to all servers of the chain."""
         now_s, plan = self._queue.now_s, session.plan
         session.asked_at_s = now_s

@@ -16,7 +16,7 @@ import nodes.rules
 from netem.spec import SUBNET, TcpSpec
 from policies.membership import MembershipRules
 from policies.problem import Problem, RequestSpec
-from policies.workload import Backoff, RequestPlan
+from policies.workload import Backoff, QueueRules, RequestPlan
 from testbed.scenario.event_table import EventTable
 
 

@@ -11,7 +11,7 @@ from typing import Literal, TypeVar
 
 from netem.spec import TcpSpec
 from policies.problem import Problem
-from policies.workload import Backoff, RequestPlan
+from policies.workload import Backoff, QueueRules, RequestPlan
 from testbed.scenario.blocks import resolve_blocks
 from testbed.scenario.events import check_events, network_changes
 from testbed.scenario.experiment import BlocksSettings, Experiment, Program

@@ -306,7 +306,7 @@ class PolicyTable(Table):
     load_rate: BitsPerSecond | None = None
     state_age: Annotated[Seconds, Field(ge=0)] = 0.0
     queue: Literal["none", "fifo", "backfill"] = "none"
-    queue_age: Annotated[Seconds, Field(ge=0)] = 60.0
+    queue_age: Annotated[Seconds, Field(ge=0)] = 300.0
 
     @model_validator(mode="after")
     def _online_keys(self) -> Self:
