@@ -69,8 +69,8 @@ class ControlLimits:
 
 FROM_ORCHESTRATOR = ControlLimits(256 * 1024**2)
 """A client's whole workload comes in one message: ten million requests of 26 bytes."""
-FROM_NODES = ControlLimits(1024**2)
-"""Questions for routes, states, counters: well below 1 kB each."""
+FROM_NODES = ControlLimits(1024**2, max_pending=200_000)
+"""Questions for routes, states, counters: well below 1 kB each. Those for a route may wait in the coordinator's queue."""
 MAX_MESSAGE_BYTES = FROM_ORCHESTRATOR.max_message_bytes
 MAX_PEERS = 4096
 """Control connections of one run."""

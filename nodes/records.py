@@ -16,11 +16,15 @@ Blocks = tuple[int, int]
 
 
 class Plan(msgspec.Struct, frozen=True, array_like=True):
-    """A chain to open, how long it is expected to wait for room, and the real time that choosing it took."""
+    """A chain to open, how long it is expected to wait for room, and the real time that choosing it took.
+
+    ``queued_s``: it waited that long in the coordinator's queue.
+    """
 
     hops: list[HopPlan]
     wait_s: float
     decision_s: float
+    queued_s: float = 0.0
 
 
 class HopRecord(NamedTuple):
@@ -71,12 +75,16 @@ class Arrived(Record, frozen=True, tag="arrived"):
 
 
 class Routed(Record, frozen=True, tag="routed"):
-    """A chain was chosen; asking took ``asked_s``, of which the policy needed ``decision_s`` (real)."""
+    """A chain was chosen; asking took ``asked_s``, of which the policy needed ``decision_s`` (real).
+
+    ``queued_s`` is what it waited in the coordinator's queue; that is no part of the former.
+    """
 
     hops: list[HopPlan]
     wait_s: float
     decision_s: float
     asked_s: float
+    queued_s: float = 0.0
 
 
 class Rejected(Record, frozen=True, tag="rejected"):

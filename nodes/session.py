@@ -112,10 +112,9 @@ class HubSession:
                 refused, broken = (), ()
                 give_up_s = give_up_s or rules.recovery.give_up_s
             else:
-                asked_s = attempt_at_s - asked_at_s
-                self._observe(
-                    Routed(index, attempt_at_s, answer.hops, answer.wait_s, answer.decision_s, asked_s)
-                )
+                asked_s = attempt_at_s - asked_at_s - answer.queued_s
+                took_s = answer.wait_s, answer.decision_s, asked_s, answer.queued_s
+                self._observe(Routed(index, attempt_at_s, answer.hops, *took_s))
                 opened = await self._chain.open(answer.hops)
                 if not isinstance(opened, Refusal):
                     self.hops = opened

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from policies.problem import RequestSpec
 
@@ -57,3 +58,18 @@ class Backoff:
         while True:
             yield wait_s if rng is None else wait_s * (1 + jitter * rng.uniform(-1, 1))
             wait_s = min(2 * wait_s, self.max_s)
+
+
+@dataclass(frozen=True)
+class QueueRules:
+    """How requests wait in the coordinator's queue.
+
+    ``kind``: "fifo", the first alone may go; "backfill", whoever has room goes, until one has waited ``age_s``: then
+    nobody goes before that one. With ``give_up_s`` a request is sent on its way that long after its arrival, to be refused
+    and to give up. The queue is looked through when a session ends, and after ``look_again_s`` at the latest.
+    """
+
+    kind: Literal["fifo", "backfill"]
+    age_s: float
+    give_up_s: float
+    look_again_s: float

@@ -9,11 +9,13 @@ from dataclasses import dataclass, replace
 from policies.bans import Bans
 from policies.joining import join
 from policies.membership import Membership
-from policies.problem import BlockRange, Hop, Placement, RequestSpec, Route
+from policies.problem import BlockRange, Hop, Placement, PolicyError, RequestSpec, Route
 from policies.replay import ServiceTimes
 from policies.subrange import SubrangeRouter
+from policies.waiting import fits
 from testbed.control.placing import PlacedExperiment
 from testbed.control.view import RouterView
+from testbed.control.waiting_room import Answer, CallAt, Wait, WaitingRoom
 from testbed.scenario.experiment import Experiment
 
 
@@ -35,10 +37,16 @@ class Coordinator:
     A session counts from the moment that its chain is handed out until it ends or is refused; its
     expected completion is the modelled one, for what is known of its length. Requests are named by their index. ``membership`` is notified by
     whoever does things to servers. ``now_s`` gives scenario time; ``decisions_s`` are the real seconds that
-    decisions took.
+    decisions took. Where the experiment has a queue, ``call_at`` calls something at an instant.
     """
 
-    def __init__(self, experiment: Experiment, placed: PlacedExperiment, now_s: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        placed: PlacedExperiment,
+        now_s: Callable[[], float],
+        call_at: CallAt | None = None,
+    ) -> None:
         self._problem = problem = experiment.problem
         self._setup_s = problem.initial_delay_s + experiment.calibration.session_setup_s
         self._whole = placed.router
@@ -56,6 +64,10 @@ class Coordinator:
         self._present = self.membership.alive()
         self.decisions = Decisions()
         self.decisions_s: list[float] = []
+        self._room: WaitingRoom | None = None
+        if experiment.queue is not None and call_at is not None:
+            self._call_at = call_at
+            self._room = WaitingRoom(experiment.queue, self._let_in, self.route, now_s, call_at)
 
     @property
     def placement(self) -> Placement:
@@ -67,8 +79,30 @@ class Coordinator:
 
         Raises ``policies.problem.PolicyError`` when a policy fails or answers a chain that breaks a rule.
         """
-        self.release(index)
-        return self._decide(index, 0, self._problem.model.n_blocks, 0)
+        self._forget(index)
+        return self._held(index, self._choose(index, 0, self._problem.model.n_blocks, 0), 0)
+
+    def ask(self, index: int, answer: Answer) -> None:
+        """As ``route``, but ``answer`` is told: at once, or once there is room if there is a queue."""
+        if self._room is not None:
+            self._room.add(index, self.requests[index].arrival_at_s, answer)
+            return
+        try:
+            found: Route | PolicyError | None = self.route(index)
+        except PolicyError as error:
+            found = error
+        answer(found)
+
+    def _let_in(self, index: int) -> Route | Wait | None:
+        """As ``route`` if all servers of the chain have room now."""
+        self._forget(index)
+        route = self._choose(index, 0, self._problem.model.n_blocks, 0)
+        if route is None:
+            return None
+        state = self._view.state(index, self._now_s())
+        block_bytes = self._problem.model.cache_bytes(self.requests[index].known.n_tokens)
+        has_room = (fits(state.free_bytes(hop.server), hop.n_blocks * block_bytes) for hop in route.hops)
+        return self._held(index, route, 0) if route.wait_s == 0 and all(has_room) else Wait.NO_ROOM
 
     def could_route(self, request: RequestSpec) -> bool:
         """Whether there is a chain for ``request`` where no session holds any cache, and all servers are there."""
@@ -85,14 +119,14 @@ class Coordinator:
         """
         kept = tuple(hop for hop in self._chains.get(index, ()) if hop.last <= first or hop.first >= last)
         self._hold(index, self._left(index, n_done), kept)
-        return self._decide(index, first, last, n_done)
+        return self._held(index, self._choose(index, first, last, n_done), n_done)
 
     def _left(self, index: int, n_done: int) -> RequestSpec:
         """What is known to be left of a request: output tokens that are there are part of its input."""
         known = self.requests[index].known
         return RequestSpec(known.client, known.n_input_tokens + n_done, known.n_output_tokens - n_done)
 
-    def _decide(self, index: int, first: int, last: int, n_done: int) -> Route | None:
+    def _choose(self, index: int, first: int, last: int, n_done: int) -> Route | None:
         request, now_s = self._left(index, n_done), self._now_s()
         believed, alive = self.membership.believed(now_s), self.membership.alive()
         banned = self._bans.banned(request.client, now_s)
@@ -101,10 +135,14 @@ class Coordinator:
         started_at = time.perf_counter()
         route = self._routed(index, request, now_s, believed - banned if banned else believed, first, last)
         self.decisions_s.append(time.perf_counter() - started_at)
-        if route is None:
-            return None
-        self.decisions.n_misled_decisions += any(hop.server not in alive for hop in route.hops)
-        self._hold(index, request, (*self._chains.get(index, ()), *route.hops))
+        if route is not None:
+            self.decisions.n_misled_decisions += any(hop.server not in alive for hop in route.hops)
+        return route
+
+    def _held(self, index: int, route: Route | None, n_done: int) -> Route | None:
+        """``route``, which counts from now on, beside what of its chain the session has kept."""
+        if route is not None:
+            self._hold(index, self._left(index, n_done), (*self._chains.get(index, ()), *route.hops))
         return route
 
     def _routed(
@@ -121,7 +159,7 @@ class Coordinator:
 
     def _hold(self, index: int, request: RequestSpec, hops: tuple[Hop, ...]) -> None:
         if not hops:
-            self.release(index)
+            self._forget(index)
             return
         now_s = self._now_s()
         self._chains[index] = hops
@@ -137,6 +175,20 @@ class Coordinator:
 
     def release(self, index: int) -> None:
         """The session has ended or was refused."""
+        if self._room is not None:
+            self._room.drop(index)
+            hops = self._chains.get(index, ())
+            rtt_s = self._problem.raw_rtt_s[self.requests[index].client]
+            closed_s = max((rtt_s[hop.server] / 2 for hop in hops), default=0.0)
+            self._call_at(self._now_s() + closed_s, self._room.look)
+        self._forget(index)
+
+    def look(self) -> None:
+        """There may be more room: whoever waits in the queue is tried."""
+        if self._room is not None:
+            self._room.look()
+
+    def _forget(self, index: int) -> None:
         if self._chains.pop(index, None) is not None:
             self._view.release(index, self._now_s())
 
@@ -166,3 +218,4 @@ class Coordinator:
     def _replace(self, placement: Placement) -> None:
         self._parts.replace(placement)
         self._view.replace(placement.cache_bytes)
+        self.look()

@@ -141,7 +141,7 @@ class _Run:
         self._setup_s = experiment.calibration.session_setup_s
         self._max_attempts = max_attempts
         self._servers = Servers(placed.placement, on_cache)
-        self._coordinator = Coordinator(experiment, placed, lambda: queue.now_s)
+        self._coordinator = Coordinator(experiment, placed, lambda: queue.now_s, queue.at)
         self._times = ServiceTimes(experiment.problem)
         self._steps: Steps | None = None
         """``None``: sessions do not meet on servers, and the closed form holds."""
@@ -183,15 +183,17 @@ class _Run:
         self._ask(_Session(number, plan, self._experiment.backoff.waits_s(plan.index)))
 
     def _ask(self, session: _Session) -> None:
-        """Ask for a chain and send an opening to all of its servers."""
-        now_s, plan = self._queue.now_s, session.plan
+        """Ask for a chain."""
         session.opening += 1
+        self._coordinator.ask(session.plan.index, partial(self._told, session))
+
+    def _told(self, session: _Session, route: Route | PolicyError | None) -> None:
+        """Send an opening to all servers of the chain."""
+        now_s, plan = self._queue.now_s, session.plan
         session.asked_at_s = now_s
         session.refusal, session.is_final, session.opened = "", False, ()
-        try:
-            route = self._coordinator.route(plan.index)
-        except PolicyError as error:
-            raise PolicyError(f"request {plan.index}: {error}") from error
+        if isinstance(route, PolicyError):
+            raise PolicyError(f"request {plan.index}: {route}") from route
         if route is None:
             session.refusal, session.is_final = "no route covers the model", True
             self._refused(session)

@@ -88,6 +88,8 @@ class RequestRecord:
     wait_expected_s: float = 0.0
     decision_s: list[float] = field(default_factory=list)
     asked_s: list[float] = field(default_factory=list)
+    queued_s: float = 0.0
+    """In the coordinator's queue."""
     attempts: list[Attempt] = field(default_factory=list)
     """Those that were refused, in order."""
     asked_chain: list[HopPlan] | None = None
@@ -176,6 +178,7 @@ def _apply(requests: dict[int, RequestRecord], hops: LoggedHops, record: AnyReco
             request.asked_chain = record.hops
             request.decision_s.append(record.decision_s)
             request.asked_s.append(record.asked_s)
+            request.queued_s += record.queued_s
             request.wait_expected_s = max(request.wait_expected_s, record.wait_s)
         case Rejected():
             request.retried_at_s = record.at_s

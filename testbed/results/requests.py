@@ -137,12 +137,12 @@ def _model(
 def model_queue_s(
     experiment: Experiment, record: RequestRecord, timeline: Timeline | None = None
 ) -> float | None:
-    """What being refused as often as it was should have cost a request, from its arrival on.
+    """What its time in the coordinator's queue, and being refused as often as it was, should have cost a request.
 
     Per refusal: the slowest hop's round trip to ask, the slowest opened hop's to close, and the wait. ``None``
     where a server could not be reached.
     """
-    at_s = record.arrived_at_s
+    at_s = record.arrived_at_s + record.queued_s
     for chain, refusal in record.attempts:
         if refusal.broken:
             return None

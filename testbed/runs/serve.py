@@ -68,6 +68,8 @@ def serve_command(
     """
     _check_host(options)
     experiment = _experiment(scenario, overrides, options)
+    if options.admission == "reject":  # nobody waits
+        experiment = dataclasses.replace(experiment, queue=None)
     check_can_run(experiment)
     stage = choose_stage(experiment, holds=True)
     placed = placed_experiment(experiment)

@@ -86,7 +86,7 @@ class Emulation:
         self._stopping = False
         self._done: dict[str, str] = {}
         self._all_done = asyncio.Event()
-        self._coordinator = coordinator = Coordinator(experiment, placed, self.clock.now_s)
+        self._coordinator = coordinator = Coordinator(experiment, placed, self.clock.now_s, self._call_at)
         self.processes = processes = Processes(
             launcher, run_dir, self._handlers, self._survives, self.interrupted
         )
@@ -116,6 +116,7 @@ class Emulation:
         self.scenario_s: float | None = None
         self._serving_since: float | None = None
         self._background: list[asyncio.Task[None]] = []
+        self._later: set[asyncio.Task[None]] = set()
         self.memory = ServerMemory(experiment.problem)
         self.forwarder: dict[str, float] | None = None
         """Counters of the user-space forwarder, if the network has one."""
@@ -316,9 +317,9 @@ class Emulation:
         self._stopping = True
         self._has_served_until_now()
         self.progress.phase = "stopping"
-        for task in self._background:
+        for task in (*self._background, *self._later):
             task.cancel()
-        await asyncio.gather(*self._background, return_exceptions=True)
+        await asyncio.gather(*self._background, *self._later, return_exceptions=True)
         if self._moves is not None:
             await self._moves.end()
         self._socket.close()
@@ -348,29 +349,47 @@ class Emulation:
         self.processes.give_up(UserError(f"{message.name}: {message.reason}"))
 
     async def _on_route(self, asked: messages.GetRoute) -> Plan | None:
-        return self._decided(asked.request, lambda: self._coordinator.route(asked.request))
+        told: asyncio.Future[Plan | None] = asyncio.get_running_loop().create_future()
+        asked_at_s = self.clock.now_s()
+
+        def answer(found: Route | PolicyError | None) -> None:
+            queued_s = 0.0 if self.experiment.queue is None else self.clock.now_s() - asked_at_s
+            if not told.done():
+                told.set_result(self._plan(asked.request, found, queued_s))
+
+        self._coordinator.ask(asked.request, answer)
+        return await told
 
     async def _on_reroute(self, asked: messages.GetReplacement) -> Plan | None:
-        return self._decided(
-            asked.request, lambda: self._coordinator.reroute(*msgspec.structs.astuple(asked))
-        )
+        try:
+            found: Route | PolicyError | None = self._coordinator.reroute(*msgspec.structs.astuple(asked))
+        except PolicyError as error:
+            found = error
+        return self._plan(asked.request, found, 0.0)
 
-    def _decided(self, index: int, decide: Callable[[], Route | None]) -> Plan | None:
+    def _plan(self, index: int, found: Route | PolicyError | None, queued_s: float) -> Plan | None:
         """What a client opens; ``None``: there is no chain.
 
         Deciding takes no virtual time, and a run's record must not depend on the machine.
         """
-        try:
-            route = decide()
-        except PolicyInterrupted:  # by what ends the run
-            return None
-        except PolicyError as error:
-            self.processes.give_up(UserError(f"request {index}: {error}"))
-            return None
-        if route is None:
+        if isinstance(found, PolicyError) and not isinstance(
+            found, PolicyInterrupted
+        ):  # by what ends the run
+            self.processes.give_up(UserError(f"request {index}: {found}"))
+        if not isinstance(found, Route):
             return None
         decision_s = 0.0 if self.stage.is_virtual else self._coordinator.decisions_s[-1]
-        return Plan([(hop.server, hop.first, hop.last) for hop in route.hops], route.wait_s, decision_s)
+        hops = [(hop.server, hop.first, hop.last) for hop in found.hops]
+        return Plan(hops, found.wait_s, decision_s, queued_s)
+
+    def _call_at(self, at_s: float, what: Callable[[], None]) -> None:
+        async def later() -> None:
+            await self.clock.sleep_until_s(at_s)
+            what()
+
+        task = asyncio.create_task(guarded(later(), self.processes.give_up))
+        self._later.add(task)
+        task.add_done_callback(self._later.discard)
 
     async def _on_record(self, message: messages.Happened) -> None:
         record = message.record

@@ -16,7 +16,7 @@ import nodes.rules
 from netem.spec import SUBNET, TcpSpec
 from policies.membership import MembershipRules
 from policies.problem import Problem, RequestSpec
-from policies.workload import Backoff, RequestPlan
+from policies.workload import Backoff, QueueRules, RequestPlan
 from testbed.scenario.event_table import EventTable
 
 
@@ -210,6 +210,8 @@ class Experiment:
     """How long the load is other than designed for before the online policy acts; ``None``: its own."""
     clock: Literal["auto", "virtual", "real"] = "auto"
     """As asked for: see ``testbed.runtime.stage``."""
+    queue: QueueRules | None = None
+    """Where requests without room wait at the coordinator; ``None``: their clients ask again."""
     chunk_tokens: int | None = None
     """Of a prompt, in one step of "continuous"; ``None``: all of them."""
     endpoint_tokens: int = 0

@@ -11,7 +11,7 @@ from typing import Literal, TypeVar
 
 from netem.spec import TcpSpec
 from policies.problem import Problem
-from policies.workload import Backoff, RequestPlan
+from policies.workload import Backoff, QueueRules, RequestPlan
 from testbed.scenario.blocks import resolve_blocks
 from testbed.scenario.events import check_events, network_changes
 from testbed.scenario.experiment import BlocksSettings, Experiment, Program
@@ -155,6 +155,9 @@ def resolve(scenario: Scenario, stem: str, folder_of: FolderOf) -> Experiment:
         compute=scenario.compute.backend,
         batching=_batching(compute, blocks),
         chunk_tokens=compute.chunk_tokens,
+        queue=None
+        if policy.queue == "none"
+        else QueueRules(policy.queue, policy.queue_age, backoff.give_up, backoff.max),
         placement=policy.placement,
         routing=policy.routing,
         design_concurrency=None if policy.design_concurrency == "auto" else policy.design_concurrency,

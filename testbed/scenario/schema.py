@@ -288,7 +288,9 @@ class PolicyTable(Table):
     the client ("hub-spoke") or the server before ("server-to-server"). ``online``
     names a policy that changes the placement while requests are served, or says "none"; servers then load blocks at
     ``load_rate``, 1 Gbit/s if not given. ``online_period`` and ``online_patience`` replace that policy's own, if it has them.
-    ``state_age`` is the time between the reports that routers see.
+    ``state_age`` is the time between the reports that routers see. ``queue`` is where requests without room wait:
+    with their clients, who ask again ("none"), or at the coordinator, which wakes them: in order ("fifo"), or whoever
+    has room first, until one has waited ``queue_age`` ("backfill").
     """
 
     name: str | None = None
@@ -303,6 +305,8 @@ class PolicyTable(Table):
     online_patience: Annotated[Seconds, Field(ge=0)] | None = None
     load_rate: BitsPerSecond | None = None
     state_age: Annotated[Seconds, Field(ge=0)] = 0.0
+    queue: Literal["none", "fifo", "backfill"] = "none"
+    queue_age: Annotated[Seconds, Field(ge=0)] = 300.0
 
     @model_validator(mode="after")
     def _online_keys(self) -> Self:

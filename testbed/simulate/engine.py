@@ -94,6 +94,7 @@ def _engine(case: Case, mode: str, online: OnlinePolicy | None) -> tuple[str, st
             (experiment.online is not None, "policy.online"),
             (experiment.backoff.jitter_ratio > 0, "backoff.jitter"),
             (experiment.state_age_s > 0, "policy.state_age"),
+            (experiment.queue is not None, "policy.queue"),
             (experiment.problem.hub_token_s > 0, "compute.hub_token"),
             (any(r.max_new_tokens is not None for r in experiment.requests), 'workload.lengths = "hidden"'),
             (experiment.batching != "none", "compute.batching"),

@@ -271,6 +271,7 @@ class Machines:
         machine.is_up = True
         now_s = self._nodes.now_s()
         self._coordinator.membership.begins(server, now_s)
+        self._coordinator.look()
         blocks = list(self._coordinator.placement.ranges[server])
         self._event("begun", server, planned_at_s=planned_at_s, blocks=blocks)
 
@@ -288,6 +289,7 @@ class Machines:
         machine.is_stopped = False
         if not machine.is_leaving:
             self._coordinator.membership.goes_on(server, self._nodes.now_s())
+            self._coordinator.look()
 
     async def _slow(self, server: int, machine: _Machine, factor: float) -> None:
         machine.n_slow += 1

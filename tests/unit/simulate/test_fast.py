@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from policies import Hop, PolicyError, RequestSpec, service_s
-from policies.workload import Backoff, RequestPlan
+from policies.workload import Backoff, QueueRules, RequestPlan
 from tests.support.problems import make_problem, placed
 from tests.support.simulation import Always, arrivals, run_fast
 
@@ -50,6 +50,32 @@ def test_a_refused_session_asks_again_after_one_two_four_seconds_and_never_enter
     assert [at_s for at_s, _ in routing.asked] == [0.0, 1.0, 2.5, 5.0, 9.5]
     assert (run.requests[1].waiting_s, run.requests[1].n_rejections) == (8.5, 3)
     assert cache == [(0.25, 0, 4.0), (8.75, 0, -4.0), (9.75, 0, 4.0)]
+
+
+def test_in_the_coordinators_queue_it_is_woken_when_the_closing_has_reached_the_servers() -> None:
+    # As above, without retries: the first ends at 8.5, and its server knows at 8.75.
+    problem = make_problem([99.0], rtt_s=[[0.5]], decode_s=[0.0], input_rtt_s=8.0)
+    placement = placed(problem, [(0, 4)], [4.0])
+    run = run_fast(problem, placement, arrivals(0.0, 1.0), queue=QueueRules("fifo", 0.0, 0.0, 60.0))
+    assert [(r.waiting_s, r.n_rejections) for r in run.requests] == [(0.0, 0), (7.75, 0)]
+
+
+def test_in_the_queue_a_session_that_lasts_longer_than_expected_still_holds_its_room() -> None:
+    # Two sessions fit. Together they take longer than routers expect of each alone: the third comes between.
+    problem = make_problem([99.0], rtt_s=[[0.5]], decode_s=[1.0])
+    problem = replace(problem, servers=(replace(problem.servers[0], session_slope_s=1.0),))
+    placement = placed(problem, [(0, 4)], [84.0])
+    requests = arrivals(0.0, 0.1, 0.0, n_output=20)
+    expected_s = 0.5 + service_s(problem, requests[0].known, ONE_SERVER)[1]
+    requests[2] = replace(requests[2], arrival_at_s=expected_s + 1.0)
+    polled = run_fast(problem, placement, requests, batching="continuous")
+    assert [r.n_rejections for r in polled.requests][:2] == [0, 0]
+    assert polled.requests[2].n_rejections > 0
+    queued = run_fast(
+        problem, placement, requests, batching="continuous", queue=QueueRules("fifo", 0.0, 0.0, 60.0)
+    )
+    assert [r.n_rejections for r in queued.requests] == [0, 0, 0]
+    assert 0.0 < queued.requests[2].waiting_s < polled.requests[2].waiting_s
 
 
 def test_while_a_session_waits_another_may_take_the_room() -> None:
