@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from policies.ablations import OptimizedNumber, OptimizedOrder
 from policies.cgbp import CgBp
+from policies.composition import ChainComposition, Jffc
 from policies.foresight import ForesightPlacement
 from policies.foresight_routing import ForesightRouting
 from policies.interfaces import PlacementPolicy, RoutingPolicy
@@ -43,11 +44,21 @@ PLACEMENTS: dict[str, type[PlacementPolicy]] = {
         SeparatePipelines,
         Swarm,
         WholeModel,
+        ChainComposition,
     )
 }
 ROUTINGS: dict[str, type[RoutingPolicy]] = {
     r.name: r
-    for r in (PetalsRouting, PetalsCodeRouting, WsRr, OptimalRr, ShortestPath, ForesightRouting, RoundRobin)
+    for r in (
+        PetalsRouting,
+        PetalsCodeRouting,
+        WsRr,
+        OptimalRr,
+        ShortestPath,
+        ForesightRouting,
+        RoundRobin,
+        Jffc,
+    )
 }
 PAIRS: dict[str, tuple[str, str]] = {
     "petals": ("petals", "petals"),
@@ -61,7 +72,8 @@ PAIRS: dict[str, tuple[str, str]] = {
     "exo": ("exo", "rr"),
     "separate-pipelines": ("separate-pipelines", "rr"),
     "swarm": ("swarm", "ws-rr"),
-    "whole-model": ("whole-model", "ws-rr"),
+    "whole-model": ("whole-model", "jffc"),
+    "chain-composition": ("chain-composition", "jffc"),
 }
 ONLINE: dict[str, type[OnlinePolicy]] = {p.name: p for p in (TwoTimeScale, PetalsRebalancing)}
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from policies.registry import PAIRS
+from policies.registry import PAIRS, ROUTINGS
 from testbed.scenario.problems import KeyedError, unknown
 from testbed.scenario.schema import PolicyTable
 
@@ -34,24 +34,25 @@ class PolicyChoice:
 
 
 def resolve_policy(table: PolicyTable) -> PolicyTable:
-    """Placement and routing by their own names. Raises ``KeyedError`` if the keys contradict each other."""
+    """Placement, routing and queue by their own names. Raises ``KeyedError`` if the keys contradict each other."""
+    halves = {half: getattr(table, half) for half in HALVES}
     if table.name is None:
-        for half in HALVES:
-            if getattr(table, half) is None:
+        for half, name in halves.items():
+            if name is None:
                 raise KeyedError(("policy", half), f"is missing; give it, or a pair by name ({_pairs()})")
-        return table
-    if table.name not in PAIRS:
+    elif table.name not in PAIRS:
         raise KeyedError(("policy", "name"), unknown("policy pair", table.name, PAIRS))
-    pair = dict(zip(HALVES, PAIRS[table.name], strict=True))
-    for half, meant in pair.items():
-        given = getattr(table, half)
-        if given not in (None, meant):
-            raise KeyedError(
-                ("policy", half),
-                f'"{given}" contradicts policy.name = "{table.name}", which means {half} "{meant}"; '
-                "keep one of the two",
-            )
-    return table.model_copy(update={"name": None, **pair})
+    else:
+        for half, meant in zip(HALVES, PAIRS[table.name], strict=True):
+            if halves[half] not in (None, meant):
+                raise KeyedError(
+                    ("policy", half),
+                    f'"{halves[half]}" contradicts policy.name = "{table.name}", which means {half} "{meant}"; '
+                    "keep one of the two",
+                )
+            halves[half] = meant
+    queue = table.queue or getattr(ROUTINGS.get(halves["routing"]), "queue", "none")
+    return table.model_copy(update={"name": None, **halves, "queue": queue})
 
 
 def with_whole_paths(table: PolicyTable, folder_of: Callable[[str, str], Path]) -> PolicyTable:

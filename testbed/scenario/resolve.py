@@ -156,7 +156,7 @@ def resolve(scenario: Scenario, stem: str, folder_of: FolderOf) -> Experiment:
         batching=_batching(compute, blocks),
         chunk_tokens=compute.chunk_tokens,
         queue=None
-        if policy.queue == "none"
+        if policy.queue is None or policy.queue == "none"
         else QueueRules(policy.queue, policy.queue_age, backoff.give_up, backoff.max),
         placement=policy.placement,
         routing=policy.routing,

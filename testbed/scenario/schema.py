@@ -290,7 +290,7 @@ class PolicyTable(Table):
     ``load_rate``, 1 Gbit/s if not given. ``online_period`` and ``online_patience`` replace that policy's own, if it has them.
     ``state_age`` is the time between the reports that routers see. ``queue`` is where requests without room wait:
     with their clients, who ask again ("none"), or at the coordinator, which wakes them: in order ("fifo"), or whoever
-    has room first, until one has waited ``queue_age`` ("backfill").
+    has room first, until one has waited ``queue_age`` ("backfill"). Not given, it is what the routing policy wants.
     """
 
     name: str | None = None
@@ -305,7 +305,7 @@ class PolicyTable(Table):
     online_patience: Annotated[Seconds, Field(ge=0)] | None = None
     load_rate: BitsPerSecond | None = None
     state_age: Annotated[Seconds, Field(ge=0)] = 0.0
-    queue: Literal["none", "fifo", "backfill"] = "none"
+    queue: Literal["none", "fifo", "backfill"] | None = None
     queue_age: Annotated[Seconds, Field(ge=0)] = 300.0
 
     @model_validator(mode="after")

@@ -1,0 +1,264 @@
+"""Chains with capacities: GBP-CR's placement, GCA's chains, Theorem 4's choice of c, and JFFC (arXiv 2604.14993).
+
+The successor of the paper's authors: Sun, He, Hou, "Serving Chain-structured Jobs with Large Memory Footprints". A
+request of mean length takes T_k on chain k alone; a chain has room for c_k such requests at a time, and none for another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import NamedTuple
+
+from policies.chains import Chains, Link, cheapest, route_of
+from policies.feasibility import gigabytes
+from policies.greedy import whole
+from policies.problem import (
+    BlockRange,
+    Hop,
+    InfeasiblePlacement,
+    Linear,
+    Matrix,
+    Placement,
+    Problem,
+    RequestSpec,
+    Route,
+    service_s,
+)
+from policies.state import SystemState
+from policies.waiting import waiting_s
+
+UTILISATION = 0.7
+"""Of the throughput of all chains that GBP-CR makes, the part that the load may take: its rho-bar."""
+
+_MOST_TRIALS = 20_000
+"""Servers times concurrencies that a placement tries."""
+
+
+class Chain(NamedTuple):
+    """Whole ranges or their ends; ``capacity`` mean requests at a time, each of which takes ``time_s`` alone."""
+
+    hops: tuple[Hop, ...]
+    capacity: int
+    time_s: float
+
+
+class MeanRequests:
+    """Requests of the mean lengths that are known, from a client in the middle: its times are the means over clients."""
+
+    def __init__(self, problem: Problem) -> None:
+        sent = problem.transmissions
+        if sent is not None:
+            up, down = (Linear(_mean_row(way.base_s), _mean_row(way.slope_s)) for way in (sent.up, sent.down))
+            sent = replace(sent, up=up, down=down)
+        self.problem = replace(
+            problem,
+            clients=("mean",),
+            raw_rtt_s=_mean_row(problem.raw_rtt_s),
+            token_rtt_s=_mean_row(problem.token_rtt_s),
+            input_rtt_base_s=_mean_row(problem.input_rtt_base_s),
+            input_rtt_slope_s=_mean_row(problem.input_rtt_slope_s),
+            transmissions=sent,
+        )
+        self.request = RequestSpec(0, problem.n_input_tokens, problem.n_output_tokens)
+        self.slot_bytes = problem.model.cache_bytes(self.request.n_tokens)
+        """Of one block's cache."""
+
+    def time_s(self, hops: Sequence[Hop]) -> float:
+        """T_k: what one takes on this chain alone."""
+        return service_s(self.problem, self.request, hops)[1]
+
+
+def _mean_row(rows: Matrix) -> Matrix:
+    return (tuple(map(fmean, zip(*rows, strict=True))),)
+
+
+def compose(mean: MeanRequests, placement: Placement) -> list[Chain]:
+    """GCA (Alg. 2): the fastest chain that has room takes all of it, then the next; fastest first.
+
+    A server's room is in slots, each of which holds one block's cache of a mean request. After a server that ends with
+    block b comes any whose range has b + 1 in it, and it computes what is left of its range.
+    """
+    links = Chains(mean.problem, placement).of(mean.request).into
+    slots = [whole(room, mean.slot_bytes) for room in placement.cache_bytes]
+
+    def has_room(link: Link) -> bool:
+        return link.hop is None or slots[link.hop.server] >= link.hop.n_blocks
+
+    chains = []
+    while found := cheapest(links, keep=has_room)[1]:
+        hops = route_of(found, 0.0, 0.0).hops
+        capacity = min(slots[hop.server] // hop.n_blocks for hop in hops)
+        for hop in hops:
+            slots[hop.server] -= capacity * hop.n_blocks
+        chains.append(Chain(hops, capacity, mean.time_s(hops)))
+    return sorted(chains, key=lambda chain: chain.time_s)
+
+
+def least_response_s(chains: Sequence[Chain], rate: float) -> float:
+    """Theorem 4's lower bound on the mean response time at ``rate`` requests per second; infinite if they never drain.
+
+    A birth-death chain: with n requests in the system the min(n, all) fastest slots work, each at 1 / T_k; nobody does better
+    who may move requests to the fastest slots at any time. By Little's law its mean number over the rate.
+    """
+    speeds = sorted(((1 / chain.time_s, chain.capacity) for chain in chains), reverse=True)
+    full = sum(speed * capacity for speed, capacity in speeds)
+    if rate >= full:
+        return math.inf
+    # State probabilities relative to the most probable one so far: none overflows.
+    weight, total, number, n, drains = 1.0, 1.0, 0.0, 0, 0.0
+    for speed, capacity in speeds:
+        for _ in range(capacity):
+            n, drains = n + 1, drains + speed
+            weight *= rate / drains
+            if weight > 1e100:
+                total, number, weight = total / weight, number / weight, 1.0
+            total += weight
+            number += n * weight
+    # From here on every state is rho times as probable as the one before.
+    rho = rate / full
+    tail = weight * rho / (1 - rho)
+    total += tail
+    number += tail * (n + 1 / (1 - rho))
+    return number / total / rate
+
+
+@dataclass
+class ChainComposition:
+    """Disjoint chains of the servers with the least time per block, as many as the load needs (GBP-CR, Alg. 1).
+
+    m_j(c) = min(floor(M_j / (s_m + c s_c)), L) at mean lengths. Servers in the order of (tau^c_j + tau^p_j m_j) / m_j, a
+    mean request's times on j beside the blocks' and per block; windows end to end, the last of a chain shifted back to
+    L - m_j as in their Python code (their MATLAB code cuts it off). Chains until their throughput at c sessions each
+    is the load over 0.7; then no more servers. c, if left open, has the least ``least_response_s`` of the chains that GCA
+    composes. Ours differs: clients are averaged, and where no c carries the load it is the one with the most
+    throughput.
+    """
+
+    name: str = "chain-composition"
+
+    def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
+        """Raises ``InfeasiblePlacement`` if these servers make no chain."""
+        mean = MeanRequests(problem)
+        tried = _concurrencies(mean) if design_concurrency is None else [design_concurrency]
+        found = [placement for c in tried if (placement := self._at(mean, c)) is not None]
+        if not found:
+            memory = gigabytes(sum(server.memory_bytes for server in problem.servers))
+            raise InfeasiblePlacement(
+                f"{self.name} makes no chain of {problem.model.n_blocks} blocks of {gigabytes(problem.model.block_bytes)} "
+                f"with room for {design_concurrency or 1} sessions ({memory} of memory in all); add servers"
+            )
+        if len(found) == 1:
+            return found[0]
+        return min(found, key=lambda placement: _worth(mean, placement))
+
+    def _at(self, mean: MeanRequests, concurrency: int) -> Placement | None:
+        problem = mean.problem
+        n_blocks, block_bytes = problem.model.n_blocks, problem.model.block_bytes
+        counts = _counts(mean, concurrency)
+        able = [j for j, count in enumerate(counts) if count]
+        hub_s = problem.hub_token_s * mean.request.n_output_tokens
+        order = sorted(able, key=lambda j: (mean.time_s((Hop(j, 0, counts[j]),)) - hub_s) / counts[j])
+        ranges = [BlockRange(0, 0)] * problem.n_servers
+        throughput, hops = 0.0, list[Hop]()
+        for j in order:
+            position = hops[-1].last if hops else 0
+            first = min(position, n_blocks - counts[j])
+            ranges[j] = BlockRange(first, first + counts[j])
+            hops.append(Hop(j, position, ranges[j].last))
+            if ranges[j].last == n_blocks:
+                throughput += concurrency / mean.time_s(hops)
+                hops = []
+                if throughput * UTILISATION >= problem.request_rate:
+                    break
+        for hop in hops:  # of a chain that did not come about
+            ranges[hop.server] = BlockRange(0, 0)
+        if not throughput:
+            return None
+        rooms = tuple(
+            server.memory_bytes - block_bytes * held.n_blocks if held.n_blocks else 0.0
+            for server, held in zip(problem.servers, ranges, strict=True)
+        )
+        return Placement(self.name, tuple(ranges), rooms, concurrency)
+
+
+def _counts(mean: MeanRequests, concurrency: int) -> list[int]:
+    model = mean.problem.model
+    each_bytes = model.block_bytes + concurrency * mean.slot_bytes
+    return [min(whole(server.memory_bytes, each_bytes), model.n_blocks) for server in mean.problem.servers]
+
+
+def _concurrencies(mean: MeanRequests) -> list[int]:
+    """c from 1 to the largest with which a server holds a block: the largest of those with equal m_j; thinned where servers are many."""
+    model, servers = mean.problem.model, mean.problem.servers
+    found = {
+        whole(memory / count - model.block_bytes, mean.slot_bytes)
+        for memory in {server.memory_bytes for server in servers}
+        for count in range(1, model.n_blocks + 1)
+        if memory >= count * model.block_bytes
+    }
+    ordered = sorted(c for c in found if c >= 1)
+    step = -(-len(ordered) * len(servers) // _MOST_TRIALS)
+    return ordered[:: max(step, 1)]
+
+
+def _worth(mean: MeanRequests, placement: Placement) -> tuple[float, float]:
+    """Less is better: the least response, then the throughput."""
+    chains = compose(mean, placement)
+    return least_response_s(chains, mean.problem.request_rate), -sum(c.capacity / c.time_s for c in chains)
+
+
+class Jffc:
+    """The fastest chain with a free slot; without one the request waits, first come, first served (JFFC, Alg. 3).
+
+    Chains and slots are GCA's. It takes the coordinator's queue in order (``queue``).
+    """
+
+    name = "jffc"
+    queue = "fifo"
+    """Where requests wait unless ``policy.queue`` says otherwise."""
+
+    def bind(self, problem: Problem, placement: Placement) -> JffcRouter:
+        return JffcRouter(problem, placement)
+
+
+class JffcRouter:
+    """A slot is taken by a session, however long; servers' rooms are looked at, too, since sessions differ in length."""
+
+    def __init__(self, problem: Problem, placement: Placement) -> None:
+        self._problem = problem
+        self._placement = placement
+        self.chains = compose(MeanRequests(problem), placement)
+
+    def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
+        """The fastest chain that has a slot and room now, else the one that has them first."""
+        block_bytes = self._problem.model.cache_bytes(request.n_tokens)
+        best: Route | None = None
+        for chain in self.chains:
+            needs = [(hop.server, hop.n_blocks * block_bytes) for hop in chain.hops]
+            wait_s = max(waiting_s(state, server, need, now_s) for server, need in needs)
+            if wait_s == math.inf:  # it could never hold the request
+                continue
+            ends = sorted(_sessions(state, chain.hops))
+            n_over = len(ends) - chain.capacity
+            if n_over >= 0:
+                wait_s = max(wait_s, ends[n_over] - now_s, math.ulp(0.0))
+            if best is None or wait_s < best.wait_s:
+                service = service_s(self._problem, request, chain.hops)[1]
+                best = Route(chain.hops, wait_s, wait_s + service)
+            if wait_s == 0.0:
+                break
+        return best
+
+
+def _sessions(state: SystemState, hops: Sequence[Hop]) -> list[float]:
+    """Expected ends of the sessions on exactly this chain: those that hold as many blocks on every server of it."""
+    ends: dict[object, float] = {}
+    for at, hop in enumerate(hops):
+        here = {
+            held.key: held.ends_at_s for held in state.sessions(hop.server) if held.n_blocks == hop.n_blocks
+        }
+        ends = here if at == 0 else {key: ends[key] for key in ends if key in here}
+    return list(ends.values())
