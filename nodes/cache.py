@@ -48,10 +48,19 @@ class CacheAccount:
         """Set ``n_bytes`` aside. Raises ``NoCapacityError`` without room, ``KeyError`` if it holds some."""
         if session in self._reserved:
             raise KeyError(session)
+        self._take(session, n_bytes)
+
+    def grow(self, session: Hashable, n_bytes: float) -> None:
+        """Set ``n_bytes`` more aside for a session. Raises ``NoCapacityError`` without room, ``KeyError`` if it holds nothing."""
+        if session not in self._reserved:
+            raise KeyError(session)
+        self._take(session, n_bytes)
+
+    def _take(self, session: Hashable, n_bytes: float) -> None:
         if not self.could_hold(self._used_bytes + n_bytes):
             free_bytes = max(0.0, self.capacity_bytes - self._used_bytes)
             raise NoCapacityError(f"{n_bytes / 1e6:.1f} MB asked for, {free_bytes / 1e6:.1f} MB free")
-        self._reserved[session] = n_bytes
+        self._reserved[session] = self._reserved.get(session, 0.0) + n_bytes
         self._used_bytes += n_bytes
 
     def release(self, session: Hashable) -> None:

@@ -67,6 +67,10 @@ class HopFailed(Exception):
         self.is_overdue = is_overdue
 
 
+class Preempted(HopFailed):
+    """A hop's cache was needed for a session that came earlier."""
+
+
 class Chain:
     """Speaks to the servers for one session, within the limits of ``rules``."""
 
@@ -88,8 +92,10 @@ class Chain:
         self._rules = rules
         self._numbers = itertools.count()
 
-    async def open(self, plan: Sequence[HopPlan], *, is_replacement: bool = False) -> list[OpenHop] | Refusal:
-        """Open all hops at once; on a refusal close the others.
+    async def open(
+        self, plan: Sequence[HopPlan], first_tokens: int, *, is_replacement: bool = False
+    ) -> list[OpenHop] | Refusal:
+        """Open all hops at once; on a refusal close the others. The first step brings ``first_tokens``.
 
         Every attempt has its own key: a server may still hold an earlier one.
         """
@@ -98,7 +104,7 @@ class Chain:
         opened: list[OpenHop] = []
 
         async def open_one(server: int, first: int, last: int) -> None:
-            generation = await self._open(server, first, last, key)
+            generation = await self._open(server, first, last, key, first_tokens)
             opened.append(OpenHop(server, first, last, key, generation, is_replacement))
 
         try:
@@ -124,22 +130,24 @@ class Chain:
             return Refusal(*reason, tuple(refused), tuple(broken), is_final)
         return sorted(opened, key=lambda hop: hop.first)
 
-    async def _open(self, server: int, first: int, last: int, key: str) -> int:
+    async def _open(self, server: int, first: int, last: int, key: str, first_tokens: int) -> int:
         connection = self._connections[server]
-        max_tokens = self._request.n_reserved_tokens
         try:
             with self._watchdog.limit(self._rules.connect_timeout_s):
                 generation = await connection.ready()
-                await self._ask_to_open(server, first, last, key, max_tokens, generation)
+                await self._ask_to_open(server, first, last, key, first_tokens, generation)
         except Overdue:
             raise ConnectionLost(f"no connection within {self._rules.connect_timeout_s:g} s") from None
         return generation
 
     async def _ask_to_open(
-        self, server: int, first: int, last: int, key: str, max_tokens: int, generation: int
+        self, server: int, first: int, last: int, key: str, first_tokens: int, generation: int
     ) -> None:
-        connection = self._connections[server]
-        request = wire.Open(connection.next_id(), key, self._client, first, last, max_tokens)
+        connection, most = self._connections[server], self._request.n_reserved_tokens
+        came_at_s = self._request.arrival_at_s
+        request = wire.Open(
+            connection.next_id(), key, self._client, first, last, most, first_tokens, came_at_s
+        )
         await connection.ask(request, generation=generation)
 
     async def step(self, hop: OpenHop, n_tokens: int, payload: bytes) -> tuple[wire.Out, float, float]:
@@ -159,6 +167,8 @@ class Chain:
         except ConnectionLost as error:
             raise HopFailed(hop, str(error), asked_at_s) from error
         except ServerError as error:
+            if error.code == wire.PREEMPTED:
+                raise Preempted(hop, str(error), asked_at_s) from error
             if error.code in FAILURES:
                 raise HopFailed(hop, str(error), asked_at_s) from error
             raise SessionError(f"server {hop.server}: {error}") from error

@@ -42,6 +42,10 @@ class Compute(Protocol):
         """State of one session for blocks ``[first, last)``. Raises ``ComputeError`` without memory for it."""
         ...
 
+    def grow(self, session: Any, max_tokens: int) -> None:
+        """Room for ``max_tokens`` in a session that computes nothing now. Raises ``ComputeError`` without memory for it."""
+        ...
+
     def close_session(self, session: Any) -> None:
         """Free what the session holds; it may still be computing."""
         ...
@@ -171,6 +175,9 @@ class StubCompute:
 
     def new_session(self, client: str, first: int, last: int, max_tokens: int) -> _StubSession:
         return _StubSession(client, first, last)
+
+    def grow(self, session: _StubSession, max_tokens: int) -> None:
+        pass
 
     def close_session(self, session: _StubSession) -> None:
         pass

@@ -169,7 +169,7 @@ class Connection:
         except (ConnectionError, aiohttp.ClientError) as error:
             raise ConnectionLost(f"{self._url}: {error}") from error
         except asyncio.CancelledError:
-            if isinstance(request, wire.Open) and is_sent:
+            if isinstance(request, wire.Opening) and is_sent:
                 self._abandon(channel, request, future)
             raise
         finally:
@@ -182,7 +182,7 @@ class Connection:
         return Answered(frame, sent_at_s, received_at_s)
 
     def _abandon(
-        self, channel: _Channel, request: wire.Open, answer: asyncio.Future[tuple[wire.Answer, float]]
+        self, channel: _Channel, request: wire.Opening, answer: asyncio.Future[tuple[wire.Answer, float]]
     ) -> None:
         """Nobody takes up what is answered to an opening: close the session if it was opened."""
         if answer.cancelled() or not answer.done():

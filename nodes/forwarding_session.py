@@ -49,7 +49,9 @@ class ForwardingChain(Chain):
         self._join_ids: dict[tuple[int, str], int] = {}
         self._silent: frozenset[int] = frozenset()
 
-    async def open(self, plan: Sequence[HopPlan], *, is_replacement: bool = False) -> list[OpenHop] | Refusal:
+    async def open(
+        self, plan: Sequence[HopPlan], first_tokens: int, *, is_replacement: bool = False
+    ) -> list[OpenHop] | Refusal:
         """As ``Chain.open``, with a secret for every hop: only who knows it can push into the session."""
         self._news, self._silent = asyncio.Queue(), frozenset()  # what is said of an earlier chain is lost
         tokens = [secrets.token_hex(16) for _ in plan]
@@ -57,10 +59,10 @@ class ForwardingChain(Chain):
         self._places = {
             hop[0]: _Place(token, *after) for hop, token, after in zip(plan, tokens, following, strict=True)
         }
-        return await super().open(plan, is_replacement=is_replacement)
+        return await super().open(plan, first_tokens, is_replacement=is_replacement)
 
     async def _ask_to_open(
-        self, server: int, first: int, last: int, key: str, max_tokens: int, generation: int
+        self, server: int, first: int, last: int, key: str, first_tokens: int, generation: int
     ) -> None:
         news = self._news
 
@@ -69,7 +71,13 @@ class ForwardingChain(Chain):
 
         connection = self._connections[server]
         request = wire.Join(
-            connection.next_id(), key, self._client, first, last, max_tokens, *self._places[server]
+            connection.next_id(),
+            key,
+            self._client,
+            first,
+            last,
+            self._request.n_reserved_tokens,
+            *self._places[server],
         )
         await connection.ask(request, generation=generation, on_answer=on_answer)
         self._join_ids[server, key] = request.id

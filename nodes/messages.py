@@ -61,6 +61,7 @@ class ServerStatus(msgspec.Struct, frozen=True):
     refused: int
     closed: int
     expired: int
+    preempted: int
     steps: int
     errors: int
     connections: int
@@ -217,10 +218,11 @@ class Phase(Message, frozen=True):
 
 
 class GetRoute(Question[Plan | None], frozen=True):
-    """A chain for a request; answered with ``None`` if there is none."""
+    """A chain for a request that has ``n_done`` output tokens; answered with ``None`` if there is none."""
 
     request: int
     attempt: int
+    n_done: int = 0
 
 
 class GetReplacement(Question[Plan | None], frozen=True):

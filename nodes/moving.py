@@ -69,7 +69,7 @@ class Moving:
         async with self._turn:
             sessions, clock = self._sessions, self._sessions.clock
             old, sessions.may_move = sessions.hosted, True
-            wanted = HostedBlocks(first, last, cache_bytes, old.cache_bytes_per_token)
+            wanted = replace(old, first=first, last=last, cache_bytes=cache_bytes)
             self._enter(DRAINING)
             closed_at_s = clock.now_s()
             self._offer(_kept(old, wanted, spares=drain_s is not None))

@@ -306,9 +306,9 @@ class _Client:
         assert self.peer is not None
         return await self.peer.ask(GetReplacement(request.index, first, last, n_done))
 
-    async def _route(self, request: Request, attempt: int) -> Plan | None:
+    async def _route(self, request: Request, attempt: int, n_done: int) -> Plan | None:
         assert self.peer is not None
-        return await self.peer.ask(GetRoute(request.index, attempt))
+        return await self.peer.ask(GetRoute(request.index, attempt, n_done))
 
     def _recorded(self, record: AnyRecord) -> None:
         if isinstance(record, Token):

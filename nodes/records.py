@@ -139,6 +139,19 @@ class Interrupted(Record, frozen=True, tag="interrupted"):
     """The run ended before it did."""
 
 
+class Preempted(Record, frozen=True, tag="preempted"):
+    """``server`` needed its cache of ``tokens`` tokens for others: it gives up its chain and waits for another."""
+
+    server: int
+    tokens: int
+
+
+class Resumed(Record, frozen=True, tag="resumed"):
+    """After that it has a chain again, to which it replays ``tokens`` tokens, those of the present step included."""
+
+    tokens: int
+
+
 class Detected(Record, frozen=True, tag="detected"):
     """A hop failed. ``servers`` are lost, the first of them is the one that failed.
 
@@ -186,7 +199,18 @@ class Reachable(Record, frozen=True, tag="reachable"):
     servers: list[int]
 
 
-States = Arrived | Routed | Rejected | Admitted | Completed | Failed | Cancelled | Interrupted
+States = (
+    Arrived
+    | Routed
+    | Rejected
+    | Admitted
+    | Preempted
+    | Resumed
+    | Completed
+    | Failed
+    | Cancelled
+    | Interrupted
+)
 Recoveries = Detected | Rerouted | Replayed | Unreachable | Reachable
 AnyRecord = States | Recoveries | Opening | Token
 ENDED = (Completed, Failed, Cancelled, Interrupted)

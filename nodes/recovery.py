@@ -82,11 +82,21 @@ class Recovery:
         for hop in lost:
             self._chain.forget(hop)
         standstill = self._standstill = self._standstill or _Standstill(failure.sent_at_s, now_s)
-        opened = await self._open(self._reroute, standstill, first, last, position, n_done, failure.reason)
+        history = self._model.recall(bytes(lost[0].inputs))
+        n_all = len(history) // self._model.token_bytes
+        opened = await self._open(
+            self._reroute, standstill, first, last, position, n_all, n_done, failure.reason
+        )
         hops[at:at] = opened
         self._replacements = [hop for hop in self._replacements if hop not in lost] + opened
         standstill.began_at_s = self._clock.now_s()
-        return self._model.recall(bytes(lost[0].inputs))
+        return history
+
+    def starts_over(self, hops: list[OpenHop]) -> None:
+        """The session has no hop any more but ``hops``, to which it replays everything."""
+        if self._standstill is not None:
+            self._replacements = list(hops)
+            self._standstill.began_at_s = self._clock.now_s()
 
     async def _open(
         self,
@@ -95,6 +105,7 @@ class Recovery:
         first: int,
         last: int,
         position: int,
+        n_all: int,
         n_done: int,
         reason: str,
     ) -> list[OpenHop]:
@@ -115,7 +126,7 @@ class Recovery:
                 continue
             plan, asked_s = answer.hops, self._clock.now_s() - asked_at_s
             self._observe(Rerouted(*self._now, (first, last), plan, attempt, asked_s, answer.decision_s))
-            opened = await self._chain.open(plan, is_replacement=True)
+            opened = await self._chain.open(plan, n_all, is_replacement=True)
             if isinstance(opened, Refusal):
                 reason = f"server {opened.server}: {opened.reason}"
                 self.unreachable(opened.broken)

@@ -1,4 +1,4 @@
-"""What a client does when a hop of its chain fails, as numbers."""
+"""What a client does when a hop of its chain fails, and how caches grow, as numbers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,21 @@ import math
 import random
 from dataclasses import dataclass
 from typing import Literal
+
+
+@dataclass(frozen=True)
+class PagingRules:
+    """Caches that grow with their tokens: by pages of ``page_tokens``, in all blocks of a hop at once.
+
+    New sessions get in while they leave 1 - ``high_water`` of a server's room for those that are there to grow.
+    """
+
+    page_tokens: int = 16
+    high_water: float = 0.9
+
+    def paged(self, n_tokens: int) -> int:
+        """Whole pages for ``n_tokens``, in tokens."""
+        return -(-n_tokens // self.page_tokens) * self.page_tokens
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,7 @@ class Server(Collector):
             (CounterMetricFamily, "testbed_sessions_opened", "Sessions opened", counters.opened),
             (CounterMetricFamily, "testbed_sessions_refused", "Sessions refused", counters.refused),
             (CounterMetricFamily, "testbed_sessions_expired", "Sessions closed as idle", counters.expired),
+            (CounterMetricFamily, "testbed_sessions_preempted", "Sessions without cache", counters.preempted),
             (CounterMetricFamily, "testbed_steps", "Steps computed", counters.steps),
             (
                 CounterMetricFamily,
@@ -177,7 +178,7 @@ class Server(Collector):
                 return None
             case wire.Push():
                 return self._push(frame, arrived_at_s)
-            case wire.Open():
+            case wire.Opening():
                 return self.sessions.open(connection, frame)
             case wire.Close():
                 return self.sessions.close(connection, frame)

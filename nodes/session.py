@@ -6,11 +6,12 @@ import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from nodes.chain import Chain, HopFailed, OpenHop, Refusal
+from nodes import records
+from nodes.chain import Chain, HopFailed, OpenHop, Preempted, Refusal
 from nodes.clock import Clock
 from nodes.connection import Connection
 from nodes.hub import HubModel
-from nodes.records import Admitted, Completed, HopRecord, Opening, Plan, Rejected, Routed, Token
+from nodes.records import Admitted, Completed, HopRecord, Opening, Plan, Rejected, Resumed, Routed, Token
 from nodes.recovery import Observer, Recovery, RecoveryRules, Rerouter
 from nodes.request import Request, SessionError
 
@@ -45,8 +46,8 @@ class SessionRules:
             wait_s = min(2 * wait_s, self.backoff_max_s)
 
 
-Router = Callable[[Request, int], Awaitable[Plan | None]]
-"""Asks the routing policy: (request, attempt)."""
+Router = Callable[[Request, int, int], Awaitable[Plan | None]]
+"""Asks the routing policy: (request, attempt, output tokens that are there)."""
 
 
 class HubSession:
@@ -85,26 +86,32 @@ class HubSession:
     async def run(self) -> None:
         """Raises ``SessionError`` with the reason when the request cannot be completed."""
         try:
-            attempt_at_s = await self._open_chain()
+            request = self.request
+            attempt_at_s = await self._open_chain(request.n_input_tokens, request.arrival_at_s)
             opened_at_s = self._clock.now_s()
-            self._observe(Opening(self.request.index, attempt_at_s, opened_at_s))
+            self._observe(Opening(request.index, attempt_at_s, opened_at_s))
             ready_at_s = max(opened_at_s, attempt_at_s + self._rules.initial_delay_s) + self._rules.setup_s
             await self._clock.sleep_until_s(ready_at_s)
             finished_at_s = await self._generate(ready_at_s)
-            self._observe(Completed(self.request.index, finished_at_s))
+            self._observe(Completed(request.index, finished_at_s))
         finally:
             await self._chain.close(self.hops)
             self._chain.end()
 
-    async def _open_chain(self) -> float:
-        """Ask for routes until one admits the session; return the start of that attempt."""
+    async def _open_chain(
+        self, first_tokens: int, since_s: float, n_done: int = 0, *, is_replacement: bool = False
+    ) -> float:
+        """Ask for routes until one admits the session; return the start of that attempt.
+
+        The first step brings ``first_tokens``. It gives up by the time ``since_s``.
+        """
         rules, index = self._rules, self.request.index
         waits_s = rules.waits_s(index)
         refused: tuple[int, ...]
         broken: tuple[int, ...]
         for attempt in range(1_000_000):
             asked_at_s = self._clock.now_s()
-            answer = await self._route(self.request, attempt)
+            answer = await self._route(self.request, attempt, n_done)
             attempt_at_s = self._clock.now_s()
             give_up_s = rules.give_up_s
             if answer is None:
@@ -115,7 +122,7 @@ class HubSession:
                 asked_s = attempt_at_s - asked_at_s - answer.queued_s
                 took_s = answer.wait_s, answer.decision_s, asked_s, answer.queued_s
                 self._observe(Routed(index, attempt_at_s, answer.hops, *took_s))
-                opened = await self._chain.open(answer.hops)
+                opened = await self._chain.open(answer.hops, first_tokens, is_replacement=is_replacement)
                 if not isinstance(opened, Refusal):
                     self.hops = opened
                     self._observe(Admitted(index, self._clock.now_s(), answer.hops))
@@ -126,11 +133,25 @@ class HubSession:
                 if broken:
                     self._recovery.unreachable(broken)
             now_s, backoff_s = self._clock.now_s(), next(waits_s)
-            if give_up_s and now_s + backoff_s > self.request.arrival_at_s + give_up_s:
+            if give_up_s and now_s + backoff_s > since_s + give_up_s:
                 raise SessionError(f"no room within {give_up_s:g} s ({reason})")
             self._observe(Rejected(index, now_s, server, reason, backoff_s, list(refused), list(broken)))
             await self._clock.sleep_until_s(now_s + backoff_s)
         raise SessionError("a million attempts to open a session failed")
+
+    async def _start_over(self, preempted: Preempted, n_done: int) -> bytes:
+        """Give back what the other hops hold, wait for a chain as at first, and return all inputs, for replaying."""
+        history = self._model.recall(bytes(self.hops[0].inputs))
+        n_all, index = len(history) // self._model.token_bytes, self.request.index
+        now_s = self._clock.now_s()
+        self._observe(records.Preempted(index, now_s, preempted.hop.server, preempted.hop.n_cached))
+        for hop in self.hops:
+            self._chain.forget(hop)
+        self.hops = []
+        await self._open_chain(n_all, now_s, n_done, is_replacement=True)
+        self._recovery.starts_over(self.hops)
+        self._observe(Resumed(index, self._clock.now_s(), n_all))
+        return history
 
     async def _generate(self, ready_at_s: float) -> float:
         """Prefill and decode; return the instant of the last token."""
@@ -167,6 +188,9 @@ class HubSession:
             hop.inputs += self._model.remember(rows)
             try:
                 rows, new_timings = await self._pass(hop, n_new, rows)
+            except Preempted as failure:
+                rows, at = await self._start_over(failure, n_done), 0
+                continue
             except HopFailed as failure:
                 rows = await self._recovery.replace(self.hops, at, failure, position, n_done)
                 continue

@@ -17,6 +17,7 @@ from nodes.compute import Compute, ComputeError
 from nodes.forwarding import Forwarding, Place
 from nodes.limits import ServerLimits, ServerSocket, cut, shown
 from nodes.parts import Sender
+from nodes.rules import PagingRules
 
 log = logging.getLogger(__name__)
 
@@ -25,13 +26,17 @@ _EXPIRED_REMEMBERED = 10_000
 
 @dataclass(frozen=True)
 class HostedBlocks:
-    """What a server holds and how much attention cache sessions may use (bytes)."""
+    """What a server holds and how much attention cache sessions may use (bytes).
+
+    ``paging`` ``None``: all that a session may need is set aside when it opens.
+    """
 
     first: int
     last: int
     cache_bytes: float
     cache_bytes_per_token: float
     """Attention cache of one token in one block."""
+    paging: PagingRules | None = None
 
 
 @dataclass
@@ -42,6 +47,10 @@ class Session:
     max_tokens: int
     state: Any
     used_at_s: float
+    cached_tokens: int
+    """Those that there is cache for now."""
+    arrived_at_s: float = 0.0
+    """Its request; who came last is preempted first."""
     position: int = 0
     running: bool = False
     place: Place | None = None
@@ -56,6 +65,7 @@ class Counters:
     refused: int = 0
     closed: int = 0
     expired: int = 0
+    preempted: int = 0
     steps: int = 0
     errors: int = 0
     connections: int = 0
@@ -109,7 +119,7 @@ class Sessions:
         for key in list(connection.sessions):
             self._release(connection, key)
 
-    def open(self, connection: Connection, frame: wire.Open) -> wire.Answer:
+    def open(self, connection: Connection, frame: wire.Opening) -> wire.Answer:
         """Open a session, with a place in a chain if ``frame`` is a ``Join``."""
         key, first, last, max_tokens = frame.session, frame.first, frame.last, frame.max_tokens
         hosted = self.hosted
@@ -135,24 +145,27 @@ class Sessions:
             )
         if isinstance(frame, wire.Join):
             self.forwarding.check(frame)
-        n_bytes = hosted.cache_bytes_per_token * max_tokens * (last - first)
+        now_tokens, arrived_at_s = self._first_tokens(frame)
+        each_bytes = hosted.cache_bytes_per_token * (last - first)
         try:
             if len(connection.sessions) >= self.limits.max_sessions_per_connection:
                 raise NoCapacityError("too many sessions on this connection")
             if len(self.account) >= self.limits.max_sessions:
                 raise NoCapacityError("too many sessions on this server")
-            self.account.reserve((connection.number, key), n_bytes)
+            if hosted.paging is not None:
+                self._leave_room(hosted.paging, each_bytes * now_tokens, each_bytes * max_tokens)
+            self.account.reserve((connection.number, key), each_bytes * now_tokens)
             try:
-                state = self.compute.new_session(frame.client, first, last, max_tokens)
+                state = self.compute.new_session(frame.client, first, last, now_tokens)
             except ComputeError as error:
                 self.account.release((connection.number, key))
                 raise NoCapacityError(str(error)) from error
         except NoCapacityError as error:
             self.counters.refused += 1
-            never_fits = not self.may_move and n_bytes > hosted.cache_bytes * ROUNDING
+            never_fits = not self.may_move and each_bytes * max_tokens > hosted.cache_bytes * ROUNDING
             code = wire.NEVER_FITS if never_fits else wire.NO_CAPACITY
             return wire.Error(frame.id, code, cut(error))
-        session = Session(key, first, last, max_tokens, state, self.clock.now_s())
+        session = Session(key, first, last, max_tokens, state, self.clock.now_s(), now_tokens, arrived_at_s)
         connection.sessions[key] = session
         if isinstance(frame, wire.Join):
             owner = connection, session
@@ -160,6 +173,65 @@ class Sessions:
             session.place = self.forwarding.join(place)
         self.counters.opened += 1
         return wire.Ok(frame.id)
+
+    def _first_tokens(self, frame: wire.Opening) -> tuple[int, float]:
+        """What there must be cache for when a session opens, and when its request arrived."""
+        paging = self.hosted.paging
+        if paging is None or not isinstance(frame, wire.Open):
+            return frame.max_tokens, 0.0
+        n_tokens = paging.paged(min(frame.first_tokens or frame.max_tokens, frame.max_tokens))
+        return min(n_tokens, frame.max_tokens), frame.arrived_at_s
+
+    def _leave_room(self, paging: PagingRules, n_bytes: float, most_bytes: float) -> None:
+        """Raises ``NoCapacityError`` where a session would fill the room that others are to grow in."""
+        account = self.account
+        if not account.could_hold(most_bytes):
+            raise NoCapacityError(
+                f"{most_bytes / 1e6:.1f} MB may be needed, there are {account.capacity_bytes / 1e6:.1f} MB"
+            )
+        after_bytes = account.used_bytes + n_bytes
+        if len(account) and after_bytes > paging.high_water * account.capacity_bytes * ROUNDING:
+            raise NoCapacityError(
+                f"{after_bytes / 1e6:.1f} MB would be in use, more than {paging.high_water:.0%} of the room"
+            )
+
+    def _grow(self, connection: Connection, session: Session, n_tokens: int) -> bool:
+        """Have cache for ``n_tokens``; those that came last go without. Whether ``session`` stays."""
+        paging, hosted = self.hosted.paging, self.hosted
+        if paging is None or n_tokens <= session.cached_tokens:
+            return True
+        wanted = min(paging.paged(n_tokens), session.max_tokens)
+        more_bytes = (
+            hosted.cache_bytes_per_token * (session.last - session.first) * (wanted - session.cached_tokens)
+        )
+        key = (connection.number, session.key)
+        while True:
+            try:
+                self.account.grow(key, more_bytes)
+                break
+            except NoCapacityError:
+                number, name = self._youngest()
+                self.forget(self.live[number], name, wire.PREEMPTED, "made room for one that came before it")
+                self.counters.preempted += 1
+                if (number, name) == key:
+                    return False
+        try:
+            self.compute.grow(session.state, wanted)
+        except ComputeError as error:
+            self.forget(connection, session.key, wire.PREEMPTED, f"has no room: {error}")
+            self.counters.preempted += 1
+            return False
+        session.cached_tokens = wanted
+        return True
+
+    def _youngest(self) -> tuple[int, str]:
+        """The session whose request arrived last: a key of ``account``."""
+
+        def came(key: tuple[int, str]) -> tuple[float, str]:
+            return self.live[key[0]].sessions[key[1]].arrived_at_s, key[1]
+
+        youngest: tuple[int, str] = max(self.account.keys(), key=came)
+        return youngest
 
     def close(self, connection: Connection, frame: wire.Close) -> wire.Answer:
         """Close a session; one that the server has ended counts as closed."""
@@ -187,7 +259,7 @@ class Sessions:
             connection.expired.popitem(last=False)
 
     def check_step(self, connection: Connection, frame: wire.Step, is_pushed: bool = False) -> Session | None:
-        """The step's session; ``None`` if it has expired. Raises ``FrameError``."""
+        """The step's session, with cache for it; ``None`` if it has expired. Raises ``FrameError``."""
         key, position, n_tokens = frame.session, frame.position, frame.n_tokens
         session = connection.sessions.get(key)
         if session is None:
@@ -216,6 +288,8 @@ class Sessions:
                 f"session {shown(key)} has room for {session.max_tokens} tokens",
                 frame.id,
             )
+        if not self._grow(connection, session, position + n_tokens):
+            return None
         session.running = True
         return session
 

@@ -32,6 +32,9 @@ class SlowCompute:
         await self._clock.sleep_until_s(now_s + (self._factor - 1.0) * (now_s - began_at_s))
         return answer
 
+    def grow(self, session: Any, max_tokens: int) -> None:
+        self.inner.grow(session, max_tokens)
+
     async def host(self, first: int, last: int) -> None:
         await self.inner.host(first, last)
 

@@ -38,6 +38,8 @@ COMPUTE_FAILED = "compute-failed"
 """The session is closed; others go on."""
 NOT_PASSED_ON = "not-passed-on"
 """The session's next server did not take what was pushed to it."""
+PREEMPTED = "preempted"
+"""The session's cache was needed for one that came earlier; it may start over."""
 TOO_MANY_STEPS = "too-many-steps"
 """Nothing was done; it may be asked again."""
 BAD_FRAME = "bad-frame"
@@ -59,7 +61,7 @@ class Frame(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """What all frames have. ``id`` is the sender's number of a request."""
 
 
-class Open(Frame, tag="open"):
+class Opening(Frame):
     """Reserve room for ``max_tokens`` in blocks ``first`` to ``last`` (half-open)."""
 
     id: Count
@@ -70,6 +72,16 @@ class Open(Frame, tag="open"):
     max_tokens: Count
 
 
+class Open(Opening, tag="open"):
+    """As part of nothing: the client brings and fetches every step.
+
+    Where caches grow, ``first_tokens`` come at once (0: all of them), and of sessions that arrived later room is taken.
+    """
+
+    first_tokens: Count = 0
+    arrived_at_s: float = 0.0
+
+
 class More(Frame, tag="more"):
     """The beginning of a payload, or more of it; the frame with the same ``id`` that follows has its end."""
 
@@ -77,8 +89,8 @@ class More(Frame, tag="more"):
     payload: bytes
 
 
-class Join(Open, tag="join"):
-    """As ``Open``, as part of a chain.
+class Join(Opening, tag="join"):
+    """As part of a chain.
 
     Whoever knows ``token`` may push. What comes out goes to server number ``peer`` under ``next_token``, or
     from the last server (an empty ``next_token``) to the client.

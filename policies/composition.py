@@ -62,7 +62,7 @@ class MeanRequests:
             input_rtt_slope_s=_mean_row(problem.input_rtt_slope_s),
             transmissions=sent,
         )
-        self.request = RequestSpec(0, problem.n_input_tokens, problem.n_output_tokens)
+        self.request = RequestSpec(0, *problem.mean_lengths)
         self.slot_bytes = problem.model.cache_bytes(self.request.n_tokens)
         """Of one block's cache."""
 

@@ -151,7 +151,8 @@ class Problem:
     ``input_rtt_base_s + input_rtt_slope_s * l`` is t^I_cj(l).
     ``server_rtt_s[i][j]`` is the raw RTT between servers. ``n_input_tokens`` and
     ``n_output_tokens`` are the lengths that placement is designed for (the maxima).
-    ``request_rate`` is lambda in requests per second, all clients together.
+    ``length_samples`` are (input, output) lengths of past requests, as an operator knows them; none: nothing is known
+    but these maxima. ``request_rate`` is lambda in requests per second, all clients together.
     ``join_order`` is the order in which servers join under PETALS. ``forwarding``: servers send hidden
     states straight to the next server and the last one to the client; otherwise (hub-spoke) every hop
     goes through the client. ``transmissions``, for forwarding, are those of the links; ``None``: what t_cj has
@@ -175,10 +176,20 @@ class Problem:
     forwarding: bool = False
     transmissions: Transmissions | None = None
     hub_token_s: float = 0.0
+    length_samples: tuple[tuple[int, int], ...] = ()
 
     @property
     def n_servers(self) -> int:
         return len(self.servers)
+
+    @property
+    def mean_lengths(self) -> tuple[int, int]:
+        """Input and output of a mean request in whole tokens, rounded up; the design lengths if no more is known."""
+        n = len(self.length_samples)
+        if not n:
+            return self.n_input_tokens, self.n_output_tokens
+        n_input, n_output = (sum(column) for column in zip(*self.length_samples, strict=True))
+        return -(-n_input // n), -(-n_output // n)
 
     @property
     def design_cache_bytes(self) -> float:

@@ -57,6 +57,15 @@ class SessionCache(Cache):
         self._first = first
         self._store = store
 
+    def grow(self, max_tokens: int) -> None:
+        """Room for ``max_tokens``, those that are there included."""
+        n_blocks, _, _, n_heads, _, head_size = self._store.shape
+        store = self._store.new_empty((n_blocks, 2, 1, n_heads, max_tokens, head_size))
+        for layer, block in zip(self.layers, store, strict=True):
+            block[:, :, :, : layer.length] = torch.stack([layer.keys, layer.values])[:, :, :, : layer.length]
+            layer.keys, layer.values = block[0], block[1]
+        self._store = store
+
     @property
     def held_bytes(self) -> int:
         """What the allocator gave for it."""

@@ -159,6 +159,26 @@ class BlocksCompute:
             self._sessions.add(session)
         return session
 
+    def grow(self, session: _BlocksSession, max_tokens: int) -> None:
+        """While it is copied, the cache is there twice."""
+        n_bytes = cache_bytes(session.last - session.first, self._layout, max_tokens, self._dtype)
+        with self._idle:
+            if session.closed_by:
+                raise ComputeError(f"the session cannot go on: {session.closed_by}")
+            assert session.cache is not None and not session.running, "only a session at rest grows"
+            more_bytes = n_bytes - session.n_bytes
+            self._account.take_cache(more_bytes)
+            try:
+                session.cache.grow(max_tokens)
+            except RuntimeError as error:
+                self._account.give_cache(more_bytes)
+                if is_out_of_memory(error):
+                    raise ComputeError(f"no memory for a session's cache: {error}") from error
+                raise
+            session.n_bytes, session.max_tokens = n_bytes, max_tokens
+            if self._device.type == "cuda":  # what the threads that compute will read
+                torch.cuda.current_stream(self._device).synchronize()
+
     def _model(self, first: int, last: int) -> Any:
         key = (first, last)
         if key not in self._models:

@@ -57,6 +57,8 @@ class Coordinator:
         self._now_s = now_s
         self._view = RouterView(placed.placement.cache_bytes, experiment.state_age_s)
         self._chains: dict[int, tuple[Hop, ...]] = {}
+        self._n_done: dict[int, int] = {}
+        self._expected_output = experiment.expected_output
         self._times = ServiceTimes(problem)
         rules = experiment.recovery
         self._bans = Bans(rules.ban_s if rules.ban_failed_servers else 0.0)
@@ -80,12 +82,18 @@ class Coordinator:
         Raises ``policies.problem.PolicyError`` when a policy fails or answers a chain that breaks a rule.
         """
         self._forget(index)
-        return self._held(index, self._choose(index, 0, self._problem.model.n_blocks, 0), 0)
+        n_done = self._n_done.get(index, 0)
+        return self._held(index, self._choose(index, 0, self._problem.model.n_blocks, n_done), n_done)
 
-    def ask(self, index: int, answer: Answer) -> None:
-        """As ``route``, but ``answer`` is told: at once, or once there is room if there is a queue."""
+    def ask(self, index: int, answer: Answer, n_done: int = 0) -> None:
+        """As ``route``, but ``answer`` is told: at once, or once there is room if there is a queue.
+
+        A request with ``n_done`` tokens has lost its cache and starts over.
+        """
+        self._n_done[index] = n_done
         if self._room is not None:
-            self._room.add(index, self.requests[index].arrival_at_s, answer)
+            now_s, came_at_s = self._now_s(), self.requests[index].arrival_at_s
+            self._room.add(index, came_at_s, now_s if n_done else came_at_s, answer)
             return
         try:
             found: Route | PolicyError | None = self.route(index)
@@ -96,13 +104,14 @@ class Coordinator:
     def _let_in(self, index: int) -> Route | Wait | None:
         """As ``route`` if all servers of the chain have room now."""
         self._forget(index)
-        route = self._choose(index, 0, self._problem.model.n_blocks, 0)
+        n_done = self._n_done[index]
+        route = self._choose(index, 0, self._problem.model.n_blocks, n_done)
         if route is None:
             return None
         state = self._view.state(index, self._now_s())
-        block_bytes = self._problem.model.cache_bytes(self.requests[index].known.n_tokens)
+        block_bytes = self._problem.model.cache_bytes(self._left(index, n_done).n_tokens)
         has_room = (fits(state.free_bytes(hop.server), hop.n_blocks * block_bytes) for hop in route.hops)
-        return self._held(index, route, 0) if route.wait_s == 0 and all(has_room) else Wait.NO_ROOM
+        return self._held(index, route, n_done) if route.wait_s == 0 and all(has_room) else Wait.NO_ROOM
 
     def could_route(self, request: RequestSpec) -> bool:
         """Whether there is a chain for ``request`` where no session holds any cache, and all servers are there."""
@@ -124,7 +133,10 @@ class Coordinator:
     def _left(self, index: int, n_done: int) -> RequestSpec:
         """What is known to be left of a request: output tokens that are there are part of its input."""
         known = self.requests[index].known
-        return RequestSpec(known.client, known.n_input_tokens + n_done, known.n_output_tokens - n_done)
+        n_left = known.n_output_tokens - n_done
+        if self._expected_output is not None:  # caches grow: a router sees what will probably be needed
+            n_left = min(n_left, max(1, self._expected_output - n_done))
+        return RequestSpec(known.client, known.n_input_tokens + n_done, n_left)
 
     def _choose(self, index: int, first: int, last: int, n_done: int) -> Route | None:
         request, now_s = self._left(index, n_done), self._now_s()

@@ -29,6 +29,7 @@ class Wait(Enum):
 class _Waiting:
     arrived_at_s: float
     index: int
+    since_s: float = field(compare=False)
     answer: Answer = field(compare=False)
 
 
@@ -58,12 +59,12 @@ class WaitingRoom:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, index: int, arrived_at_s: float, answer: Answer) -> None:
-        """Answer request ``index`` once there is room for it."""
-        waiting = _Waiting(arrived_at_s, index, answer)
+    def add(self, index: int, arrived_at_s: float, since_s: float, answer: Answer) -> None:
+        """Answer request ``index`` once there is room for it; it has been without ``since_s``."""
+        waiting = _Waiting(arrived_at_s, index, since_s, answer)
         insort(self._waiting, waiting)
         if self._rules.give_up_s:
-            overdue_at_s = max(self._now_s(), arrived_at_s + self._rules.give_up_s)
+            overdue_at_s = max(self._now_s(), since_s + self._rules.give_up_s)
             self._call_at(overdue_at_s, lambda: self._overdue(waiting))
         self.look()
 
@@ -96,7 +97,7 @@ class WaitingRoom:
             except PolicyError as error:
                 found = error
             if isinstance(found, Wait):
-                has_aged = now_s - waiting.arrived_at_s >= self._rules.age_s
+                has_aged = now_s - waiting.since_s >= self._rules.age_s
                 if self._rules.kind == "fifo" or has_aged:
                     return
                 passed += 1

@@ -22,9 +22,11 @@ from nodes.records import (
     HopRecord,
     Interrupted,
     Opening,
+    Preempted,
     Recoveries,
     Rejected,
     Replayed,
+    Resumed,
     Routed,
     Token,
 )
@@ -90,6 +92,12 @@ class RequestRecord:
     asked_s: list[float] = field(default_factory=list)
     queued_s: float = 0.0
     """In the coordinator's queue."""
+    n_preemptions: int = 0
+    preempted_tokens: int = 0
+    """Cached tokens that were lost with the cache, on the server that needed it."""
+    preempted_at_s: float = 0.0
+    preempted_s: float = 0.0
+    """From losing a chain to having another, in all; replaying comes on top."""
     attempts: list[Attempt] = field(default_factory=list)
     """Those that were refused, in order."""
     asked_chain: list[HopPlan] | None = None
@@ -178,15 +186,23 @@ def _apply(requests: dict[int, RequestRecord], hops: LoggedHops, record: AnyReco
             request.asked_chain = record.hops
             request.decision_s.append(record.decision_s)
             request.asked_s.append(record.asked_s)
-            request.queued_s += record.queued_s
+            if request.opening_at_s is None:
+                request.queued_s += record.queued_s
             request.wait_expected_s = max(request.wait_expected_s, record.wait_s)
         case Rejected():
             request.retried_at_s = record.at_s
             request.n_rejections += 1
-            request.attempts.append(Attempt(request.asked_chain, record))
+            if request.opening_at_s is None:  # else it had a chain, and lost it
+                request.attempts.append(Attempt(request.asked_chain, record))
             request.asked_chain = None
         case Admitted():
             request.chain = record.hops
+        case Preempted():
+            request.n_preemptions += 1
+            request.preempted_tokens += record.tokens
+            request.preempted_at_s = record.at_s
+        case Resumed():
+            request.preempted_s += record.at_s - request.preempted_at_s
         case Completed() | Failed() | Cancelled() | Interrupted():
             request.status, request.ended_at_s = record.kind, record.at_s
             request.reason = record.reason if isinstance(record, Failed) else ""

@@ -112,6 +112,7 @@ def summarize(
             "control_plane_s": stats(a / experiment.time_scale for r in records.requests for a in r.asked_s),
         },
         "admission": _admission(records),
+        "preemption": _preemption(experiment, records),
         "achieved_concurrency": _concurrency(records),
         "goodput_rps": goodput_rps(rows, objectives or {}),
         "objectives": objectives or {},
@@ -144,6 +145,18 @@ def _admission(records: RunRecords) -> dict[str, Any]:
     return {
         "n_never_admitted": sum(r.opening_at_s is None for r in records.requests),
         "waited_s": stats(waited_s),
+    }
+
+
+def _preemption(experiment: Experiment, records: RunRecords) -> dict[str, Any]:
+    """How often sessions lost their caches to others, and for how long; "reserved": never."""
+    preempted = [r for r in records.requests if r.n_preemptions]
+    return {
+        "cache_mode": "reserved" if experiment.paging is None else "paged",
+        "n_preemptions": sum(r.n_preemptions for r in preempted),
+        "n_requests": len(preempted),
+        "tokens": sum(r.preempted_tokens for r in preempted),
+        "waited_s": stats(r.preempted_s for r in preempted),
     }
 
 
@@ -195,12 +208,13 @@ def _gaps(
 
 
 def _lacks(experiment: Experiment, records: RunRecords) -> list[str]:
-    """What the links of this run do and the closed model does not know."""
+    """What this run does and the closed model does not know."""
     changes = [*experiment.changes, *as_carried_out(experiment, records)]
     links = [*experiment.links.values(), *(x for change in changes for x in change.links.values())]
     found = {
         "jitter": any(x.jitter_s for x in links),
         "random loss": any(0 < x.loss_ratio < 1 for x in links),
+        "preemptions": any(r.n_preemptions for r in records.requests),
     }
     return [what for what, is_there in found.items() if is_there]
 

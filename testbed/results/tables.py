@@ -18,6 +18,7 @@ _TYPES = {
         (
             *("request", "n_input_tokens", "n_output_tokens", "max_new_tokens"),
             *("n_tokens_done", "n_rejections", "n_recoveries"),
+            *("n_preemptions", "preempted_tokens"),
         ),
         pa.int64(),
     ),

@@ -125,6 +125,12 @@ def _footer(summary: dict[str, Any]) -> str:
             lines.append(
                 "that is far above the 0.3 ms of an idle machine: this one was busy, and times are not to be trusted"
             )
+    if n_preempted := summary["preemption"]["n_preemptions"]:
+        preemption = summary["preemption"]
+        lines.append(
+            f"{counted(n_preempted, 'preemptions')} of {counted(preemption['n_requests'], 'requests')}, which lost "
+            f"{preemption['tokens']:,} cached tokens and were without a chain for {_number(preemption['waited_s']['mean'])} s (mean)"
+        )
     if n_never := summary["admission"]["n_never_admitted"]:
         waited_s = summary["admission"]["waited_s"]
         lines.append(

@@ -18,7 +18,7 @@ import msgspec
 
 from nodes import control, messages, records
 from nodes.clock import run_clock
-from nodes.records import ENDED, Cancelled, Failed, Interrupted, Plan, Rejected
+from nodes.records import ENDED, Cancelled, Failed, Interrupted, Plan, Preempted, Rejected, Resumed
 from nodes.request import Generation, Request
 from policies.problem import PolicyError, RequestSpec, Route
 from policies.workload import RequestPlan
@@ -357,7 +357,7 @@ class Emulation:
             if not told.done():
                 told.set_result(self._plan(asked.request, found, queued_s))
 
-        self._coordinator.ask(asked.request, answer)
+        self._coordinator.ask(asked.request, answer, asked.n_done)
         return await told
 
     async def _on_reroute(self, asked: messages.GetReplacement) -> Plan | None:
@@ -399,12 +399,18 @@ class Emulation:
         self.progress.notify(record.request, record.kind)
         if self._moves is not None:
             self._moves.state(record)
-        if isinstance(record, (*ENDED, Rejected)):
+        if isinstance(record, (*ENDED, Rejected, Preempted)):
             self._coordinator.release(record.request)
         if isinstance(record, ENDED):
             self.faults.ended(record.request)
         if isinstance(record, Failed | Rejected | Cancelled | Interrupted):
             self.events.write(record.kind, record.at_s, request=record.request)
+        elif isinstance(record, Preempted):
+            server = self.experiment.problem.servers[record.server].name
+            line = {"request": record.request, "server": server, "tokens": record.tokens}
+            self.events.write(record.kind, record.at_s, **line)
+        elif isinstance(record, Resumed):
+            self.events.write(record.kind, record.at_s, request=record.request, tokens=record.tokens)
         if self._guests is not None:
             self._guests.recorded(record)
 

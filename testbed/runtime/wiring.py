@@ -199,7 +199,11 @@ def server_config(
         port=0 if any_port else DATA_PORT,
         time_scale=experiment.time_scale,
         hosted=HostedBlocks(
-            held.first, held.last, placement.cache_bytes[server], model.cache_bytes_per_token
+            held.first,
+            held.last,
+            placement.cache_bytes[server],
+            model.cache_bytes_per_token,
+            experiment.paging,
         ),
         compute=blocks.blocks_spec(server, spec.memory_bytes) if blocks else stub_profile(experiment, server),
         limits=server_limits(experiment),

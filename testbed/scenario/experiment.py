@@ -212,6 +212,10 @@ class Experiment:
     """As asked for: see ``testbed.runtime.stage``."""
     queue: QueueRules | None = None
     """Where requests without room wait at the coordinator; ``None``: their clients ask again."""
+    paging: nodes.rules.PagingRules | None = None
+    """How servers' caches grow; ``None``: all that a session may need is reserved."""
+    expected_output: int | None = None
+    """With paging, what the coordinator counts of an output before it is there."""
     chunk_tokens: int | None = None
     """Of a prompt, in one step of "continuous"; ``None``: all of them."""
     endpoint_tokens: int = 0

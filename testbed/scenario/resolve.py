@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from netem.spec import TcpSpec
+from nodes.rules import PagingRules
 from policies.problem import Problem
 from policies.workload import Backoff, QueueRules, RequestPlan
 from testbed.scenario.blocks import resolve_blocks
@@ -37,6 +38,7 @@ from testbed.scenario.profiles import (
     server_spec,
 )
 from testbed.scenario.schema import (
+    CacheTable,
     ClientsTable,
     ComputeTable,
     HardwareTable,
@@ -70,7 +72,7 @@ def resolve(scenario: Scenario, stem: str, folder_of: FolderOf) -> Experiment:
     )
     where = _places(scenario, folder_of)
     hardware, compute = _hardware(scenario, compute, folder_of)
-    workload, requests, n_input_tokens, n_output_tokens = make_requests(
+    workload, requests, n_input_tokens, n_output_tokens, length_samples = make_requests(
         scenario.workload, scenario.seed, len(where.clients), folder_of("workload", "file")
     )
     assert workload.rate is not None
@@ -113,6 +115,15 @@ def resolve(scenario: Scenario, stem: str, folder_of: FolderOf) -> Experiment:
             "recovery": recovery,
         }
     )
+    paging = _paging(scenario.cache)
+    # Sessions are midway through their outputs in the mean.
+    n_known = 2 * len(length_samples)
+    expected_output = -(-sum(n for _, n in length_samples) // n_known) if n_known else None
+    if paging is not None and is_forwarding:
+        raise KeyedError(
+            ("cache", "mode"),
+            '"paged" is for sessions through the client; set policy.communication to "hub-spoke"',
+        )
     tcp, backoff, endpoint = scenario.tcp, scenario.backoff, scenario.endpoint
     return Experiment(
         name=scenario.name or stem,
@@ -132,6 +143,7 @@ def resolve(scenario: Scenario, stem: str, folder_of: FolderOf) -> Experiment:
             initial_delay_s=calibration.initial_delay_s,
             forwarding=is_forwarding,
             hub_token_s=compute.hub_token or 0.0,
+            length_samples=length_samples,
         ),
         sites=where.sites,
         links=links,
@@ -155,6 +167,8 @@ def resolve(scenario: Scenario, stem: str, folder_of: FolderOf) -> Experiment:
         compute=scenario.compute.backend,
         batching=_batching(compute, blocks),
         chunk_tokens=compute.chunk_tokens,
+        paging=paging,
+        expected_output=None if paging is None else scenario.cache.expected_output or expected_output,
         queue=None
         if policy.queue is None or policy.queue == "none"
         else QueueRules(policy.queue, policy.queue_age, backoff.give_up, backoff.max),
@@ -255,6 +269,13 @@ def _hardware(
         for index, group in enumerate(scenario.servers)
     }
     return named, compute
+
+
+def _paging(table: CacheTable) -> PagingRules | None:
+    if table.mode == "reserved":
+        return None
+    usual = PagingRules()
+    return PagingRules(table.page_tokens or usual.page_tokens, table.high_water or usual.high_water)
 
 
 def _absent(groups: Sequence[ServersTable]) -> frozenset[int]:

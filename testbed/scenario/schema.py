@@ -219,6 +219,10 @@ class EndpointTable(Table):
     workload: Literal["also", "none"] = "none"
 
 
+Lengths = Annotated[list[Tokens], Field(min_length=2, max_length=2)]
+"""Input and output tokens of a request."""
+
+
 class WorkloadTable(Table):
     """``[workload]``: when requests arrive and how long they are.
 
@@ -231,6 +235,9 @@ class WorkloadTable(Table):
     ``lengths`` "known": a request's output length is known before it is served, as the paper assumes. "hidden":
     policies, admission and servers know ``max_new_tokens`` (by default the longest output that can occur), reserve
     for it and end no earlier than tokens do; a longer output is cut off there.
+
+    ``known_lengths`` are (input, output) lengths of requests of the past: what an operator knows of lengths. Left out, they are drawn
+    from the distributions, or of a trace those requests that are not served.
     """
 
     arrivals: Literal["poisson", "gamma", "constant", "trace", "listed"] = "poisson"
@@ -244,6 +251,7 @@ class WorkloadTable(Table):
     n_output_tokens: Length | None = None
     lengths: Literal["known", "hidden"] = "known"
     max_new_tokens: Tokens | None = None
+    known_lengths: Annotated[list[Lengths], Field(max_length=10_000)] | None = None
     origin: Annotated[str, Field(max_length=1000)] | None = None
 
     @model_validator(mode="before")
@@ -361,6 +369,28 @@ class ComputeTable(Table):
         return self
 
 
+class CacheTable(Table):
+    """``[cache]``: how servers give out attention cache.
+
+    "reserved": all that a session may need when it opens. "paged": for the prompt, and then ``page_tokens`` at a time as tokens
+    come; new sessions get in up to ``high_water`` of a server's room, and when it runs out the session whose request
+    arrived last gives up its chain, waits, and replays. ``expected_output``: what the coordinator counts of an output
+    before it is there; left out, half of a mean one (``known_lengths``), or the longest.
+    """
+
+    mode: Literal["reserved", "paged"] = "reserved"
+    page_tokens: Tokens | None = None
+    high_water: Annotated[float, Field(gt=0, le=1)] | None = None
+    expected_output: Tokens | None = None
+
+    @model_validator(mode="after")
+    def _only_paged(self) -> Self:
+        for key in ("page_tokens", "high_water", "expected_output"):
+            if self.mode == "reserved" and getattr(self, key) is not None:
+                raise rule('is only for mode = "paged"', key)
+        return self
+
+
 class CalibrationTable(Table):
     """``[calibration]``: a set by name; numbers replace the set's."""
 
@@ -413,6 +443,7 @@ class Scenario(Table):
     workload: WorkloadTable
     policy: PolicyTable = PolicyTable(name="proposed")
     compute: ComputeTable = ComputeTable()
+    cache: CacheTable = CacheTable()
     calibration: CalibrationTable = CalibrationTable()
     backoff: BackoffTable = BackoffTable()
     fault: list[FaultTable] | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from testbed.scenario.traces import read_trace
 
 LengthTable = int | Uniform | Lognormal | Choice
 Listed = list[list[int | float]]
+_MOST_KNOWN = 256
+"""Past requests whose lengths an operator looks at."""
 
 
 def stream(seed: int, concern: str) -> random.Random:
@@ -117,8 +120,11 @@ def _checked(listed: list[Any], n_clients: int, is_hidden: bool) -> Listed:
     return listed
 
 
-def _replayed(table: WorkloadTable, folder: Path, n_clients: int) -> tuple[Listed, float, str]:
-    """Requests of a trace file, their rate, and where they come from, cut to ``n_requests`` and stretched to ``rate`` where these are given."""
+def _replayed(table: WorkloadTable, folder: Path, n_clients: int) -> tuple[Listed, float, str, Listed]:
+    """Requests of a trace file, their rate, where they come from, and the requests that are left out.
+
+    They are cut to ``n_requests`` and stretched to ``rate`` where these are given.
+    """
     if table.arrivals == "trace":
         kind, rows = read_trace(folder / (table.file or ""))
         origin = f"{kind} trace {Path(table.file or '').name}"
@@ -132,7 +138,7 @@ def _replayed(table: WorkloadTable, folder: Path, n_clients: int) -> tuple[Liste
         raise KeyedError(("workload", "n_requests"), f"is {n}, but there are only {len(rows)} requests")
     if n < len(rows):
         origin += f", the first {n:,} of {len(rows):,} requests"
-    rows = rows[:n]
+    rows, others = rows[:n], rows[n:]
     span_s = rows[-1][0] - rows[0][0]
     if table.rate is None and span_s <= (n - 1) / MAX_NUMBER:
         raise KeyedError(
@@ -144,7 +150,30 @@ def _replayed(table: WorkloadTable, folder: Path, n_clients: int) -> tuple[Liste
     if not math.isclose(stretch, 1.0, rel_tol=1e-9):
         rows = [[at_s * stretch, *lengths] for at_s, *lengths in rows]
         origin += f", stretched to {rate:g} per second"
-    return rows, rate, origin
+    return rows, rate, origin, others
+
+
+def _known_lengths(table: WorkloadTable, seed: int, others: Listed) -> list[tuple[int, int]]:
+    """What an operator knows of lengths: of requests that are not those of the run. Empty if nothing is.
+
+    ``others``: requests of a trace that are not served.
+    """
+    if table.known_lengths is not None:
+        return [(n_input, n_output) for n_input, n_output in table.known_lengths]
+    rng, draws = stream(seed, "known lengths"), []
+    for column, spec in ((1, table.n_input_tokens), (2, table.n_output_tokens)):
+        if spec is not None:
+            draws.append(_length(spec, rng))
+        else:
+            draws.append(partial(next, iter([int(row[column]) for row in _spread(others)])))
+    n = _MOST_KNOWN if table.n_input_tokens and table.n_output_tokens else len(_spread(others))
+    return [(draws[0](), draws[1]()) for _ in range(n)]
+
+
+def _spread(rows: Listed) -> Listed:
+    """At most ``_MOST_KNOWN`` of them, from everywhere."""
+    n = min(len(rows), _MOST_KNOWN)
+    return [rows[i * len(rows) // n] for i in range(n)]
 
 
 def _said(table: LengthTable | None) -> str:
@@ -174,17 +203,18 @@ def workload_source(table: WorkloadTable) -> str:
 
 def make_requests(
     table: WorkloadTable, seed: int, n_clients: int, folder: Path
-) -> tuple[WorkloadTable, tuple[RequestPlan, ...], int, int]:
-    """The resolved table, the requests, and the largest input and output lengths to plan for.
+) -> tuple[WorkloadTable, tuple[RequestPlan, ...], int, int, tuple[tuple[int, int], ...]]:
+    """The resolved table, the requests, the largest input and output lengths to plan for, and lengths of past requests.
 
     Of outputs that is what requests may ask for, or where lengths are known the largest that can occur.
     The first generated request arrives at 0 s. A relative trace file is looked for in ``folder``.
     """
     arrivals = stream(seed, "arrivals")
     replayed: Listed | None = None
+    others: Listed = []
     update: dict[str, Any] = {}
     if table.arrivals in ("trace", "listed"):
-        replayed, rate, origin = _replayed(table, folder, n_clients)
+        replayed, rate, origin, others = _replayed(table, folder, n_clients)
         arrives_at_s = [float(row[0]) for row in replayed]
         update = {
             "arrivals": "listed",
@@ -236,4 +266,7 @@ def make_requests(
         ]
     if table.lengths == "hidden":
         longest = (longest[0], max(r.known.n_output_tokens for r in requests))
-    return table.model_copy(update=update), requests, *longest
+    known = _known_lengths(table, seed, others)
+    if replayed is not None and table.known_lengths is None and known:
+        update["known_lengths"] = [list(lengths) for lengths in known]
+    return table.model_copy(update=update), requests, *longest, tuple(known)

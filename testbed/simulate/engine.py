@@ -120,6 +120,7 @@ def _disturbance(experiment: Experiment, online: OnlinePolicy | None) -> str | N
         (experiment.membership.kind != "instant", "membership"),
         (bool(experiment.changes), "network.event"),
         (experiment.batching == "serial", "compute.batching serial"),
+        (experiment.paging is not None, "cache.mode paged"),
         (any(s.contention_ratio for s in experiment.problem.servers), "contention of hardware"),
         (
             online is not None and not online.drains,

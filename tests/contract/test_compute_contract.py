@@ -113,6 +113,24 @@ async def run_session(
     return answers
 
 
+async def test_a_session_that_grows_answers_what_one_with_all_its_room_answers(backend: Backend) -> None:
+    clock = ManualClock()
+    compute = await hosting(backend, clock)
+    whole = await run_session(backend, clock, [(compute, 0, 3)])
+    session = compute.new_session("c", 0, 3, 3)
+    held_bytes = [compute.memory().get("cache_bytes", 0.0)]
+    answers = []
+    for position, tokens, room in ((0, (5, 6, 7), 3), (3, (8,), 4), (4, (9,), 8)):
+        compute.grow(session, room)
+        held_bytes.append(compute.memory().get("cache_bytes", 0.0))
+        data = backend.rows([(token, position + i) for i, token in enumerate(tokens)])
+        answers.append(await step(compute, clock, session, position, len(tokens), data))
+    compute.close_session(session)
+    assert answers == whole
+    assert [n / held_bytes[0] for n in held_bytes if held_bytes[0]] in ([], [1.0, 1.0, 4 / 3, 8 / 3])
+    assert compute.memory().get("cache_bytes", 0.0) == 0.0
+
+
 async def test_a_step_answers_as_many_hidden_states_as_it_was_given(backend: Backend) -> None:
     clock = ManualClock()
     compute = await hosting(backend, clock)

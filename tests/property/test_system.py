@@ -11,6 +11,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from nodes.rules import PagingRules
 from policies import BlockRange, Placement, Problem
 from policies.membership import MembershipRules
 from policies.optimal_rr import OptimalRr
@@ -124,6 +125,7 @@ def blocks_of(run: SystemRun, request: int, token: int) -> list[int]:
     memberships,
     st.sampled_from(["none", "serial", "continuous"]),
     queues,
+    st.sampled_from([None, PagingRules(1, 0.5), PagingRules(4, 1.0)]),
 )
 def test_whatever_fails_every_request_is_accounted_for_and_nothing_stays(
     data: st.DataObject,
@@ -133,14 +135,17 @@ def test_whatever_fails_every_request_is_accounted_for_and_nothing_stays(
     membership: MembershipRules,
     batching: str,
     queue: QueueRules | None,
+    paging: PagingRules | None,
 ) -> None:
+    made = replace(made[0], forwarding=made[0].forwarding and paging is None), made[1]
     faults = data.draw(fault_lists(made[0].n_servers, len(requests)))
     options: dict[str, Any] = {"recovery": recovery, "membership": membership}
-    options |= {"batching": batching, "queue": queue}
+    options |= {"batching": batching, "queue": queue, "paging": paging}
     run = fail(made, requests, *faults, **options)
     assert [r.plan for r in run.requests] == requests
     for r in run.requests:
         event(r.status)
+        event("preempted" if any(e["request"] == r.plan.index for e in run.of_kind("preempted")) else "kept")
         assert (r.status, bool(r.reason)) in (("completed", False), ("failed", True))
         assert r.n_done == r.plan.n_output_tokens or r.status == "failed"
     assert not any(run.summary["leaks"].values())

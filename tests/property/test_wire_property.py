@@ -16,7 +16,7 @@ NATURAL = st.integers(0, 2**63 - 1)
 NAME = st.text(max_size=128)
 PAYLOAD = st.binary(max_size=300)
 REQUESTS = st.one_of(
-    st.tuples(st.just("open"), NATURAL, NAME, NAME, NATURAL, NATURAL, NATURAL),
+    st.tuples(*(st.just("open"), NATURAL, NAME, NAME, NATURAL, NATURAL, NATURAL, NATURAL, st.floats(0, 1e9))),
     st.tuples(st.just("step"), NATURAL, NAME, NATURAL, NATURAL, PAYLOAD),
     st.tuples(st.just("close"), NATURAL, NAME),
     st.tuples(st.just("ping"), NATURAL, PAYLOAD),

@@ -16,6 +16,7 @@ from nodes.clock import Clock, ManualClock
 from nodes.compute import Compute, StubCompute, StubProfile
 from nodes.connection import Answered, Connection
 from nodes.messages import ServerStatus
+from nodes.rules import PagingRules
 from nodes.server import HostedBlocks, Server, ServerLimits
 from policies.steps import StepTimes
 
@@ -51,12 +52,13 @@ def make_server(
     profile: StubProfile = INSTANT,
     compute: Compute | None = None,
     limits: ServerLimits | None = None,
+    paging: PagingRules | None = None,
 ) -> Server:
     """Attention cache of one token in one block takes one byte. Without ``clock`` time stands still."""
     clock = clock or ManualClock()
     return Server(
         name,
-        HostedBlocks(first, last, cache_bytes, 1.0),
+        HostedBlocks(first, last, cache_bytes, 1.0, paging),
         compute or StubCompute(profile, clock),
         clock,
         limits,

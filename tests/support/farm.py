@@ -17,6 +17,7 @@ from nodes.hub import StubHub
 from nodes.records import AnyRecord, HopRecord, Plan, Recoveries, States, Token
 from nodes.recovery import RecoveryRules
 from nodes.request import Request
+from nodes.rules import PagingRules
 from nodes.server import HostedBlocks, Server
 from nodes.session import HubSession, SessionRules
 from tests.support.data_plane import INSTANT, TOKEN_BYTES, until
@@ -45,7 +46,14 @@ class _Watched(StubCompute):
 class Farm:
     """One server per range of blocks. ``kill`` is what a client sees of SIGKILL: connections are reset."""
 
-    def __init__(self, ranges: Sequence[tuple[int, int]], clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        ranges: Sequence[tuple[int, int]],
+        clock: Clock | None = None,
+        cache_bytes: float = 1e6,
+        paging: PagingRules | None = None,
+    ) -> None:
+        self._cache = cache_bytes, paging
         self.ranges = list(ranges)
         self.up: set[int] = set()
         self.servers: dict[int, Server] = {}
@@ -65,7 +73,8 @@ class Farm:
 
     async def begin(self, number: int) -> None:
         """(Re)start a server at its address, with nothing in its caches."""
-        hosted = HostedBlocks(*self.ranges[number], 1e6, 1.0)
+        cache_bytes, paging = self._cache
+        hosted = HostedBlocks(*self.ranges[number], cache_bytes, 1.0, paging)
         compute = _Watched(number, self._step)
         server = self.servers[number] = Server(f"s{number}", hosted, compute, self._clock)
         self.all_servers.append(server)
@@ -109,10 +118,14 @@ class Farm:
 
 @contextlib.asynccontextmanager
 async def farm(
-    ranges: Sequence[tuple[int, int]], clock: Clock, absent: Sequence[int] = ()
+    ranges: Sequence[tuple[int, int]],
+    clock: Clock,
+    absent: Sequence[int] = (),
+    cache_bytes: float = 1e6,
+    paging: PagingRules | None = None,
 ) -> AsyncIterator[Farm]:
     """A farm with a client's connections to it."""
-    servers = Farm(ranges)
+    servers = Farm(ranges, cache_bytes=cache_bytes, paging=paging)
     async with aiohttp.ClientSession() as http, contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(servers.close)
         for number in range(len(ranges)):
@@ -185,7 +198,7 @@ class Session:
             self._reroute,
         )
 
-    async def _route(self, request: Request, attempt: int) -> Plan | None:
+    async def _route(self, request: Request, attempt: int, n_done: int) -> Plan | None:
         return self._chain(0, self.farm.n_blocks)
 
     async def _reroute(self, request: Request, first: int, last: int, n_done: int) -> Plan | None:

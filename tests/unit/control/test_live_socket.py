@@ -21,6 +21,7 @@ from testbed.control.faults.machines import WHY_NOT
 from testbed.control.live import SOCKET, LiveSocket
 from testbed.errors import UserError
 from testbed.scenario.experiment import KINDS_BY_HAND as KINDS
+from testbed.scenario.limits import MAX_NUMBER
 
 NAMES = ["a100-0", "mig-1g-0"]
 
@@ -85,7 +86,7 @@ def test_nothing_but_a_known_fault_of_a_known_server_is_done(
 ) -> None:
     opened = Opened(tmp_path)
     why_not = asyncio.run(opened.fault(Fault(kind, server, factor)))
-    is_whole = kind in KINDS and server in NAMES and 1 <= factor <= 1e12
+    is_whole = kind in KINDS and server in NAMES and 1 <= factor <= MAX_NUMBER
     assert bool(opened.did) == is_whole
     assert is_whole or (isinstance(why_not, str) and why_not)
 

@@ -51,7 +51,7 @@ class Pot:
                 what = "in"
             self.told.append((self.now_s, index, what))
 
-        self.room.add(index, self.now_s, answer)
+        self.room.add(index, self.now_s, self.now_s, answer)
 
     def free(self, n: int) -> None:
         self.left += n

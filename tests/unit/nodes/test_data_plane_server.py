@@ -384,6 +384,7 @@ async def test_health_says_what_the_server_hosts_and_what_it_has_done() -> None:
         "refused": 1,
         "closed": 0,
         "expired": 0,
+        "preempted": 0,
         "steps": 1,
         "errors": 0,
         "connections": 1,

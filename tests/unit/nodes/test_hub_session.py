@@ -81,7 +81,7 @@ def servers(middle: Server | None = None) -> list[Server]:
     ]
 
 
-async def always(request: Request, attempt: int) -> Plan:
+async def always(request: Request, attempt: int, n_done: int) -> Plan:
     return Plan(HOPS, 0.0, 0.0)
 
 
@@ -203,12 +203,12 @@ async def test_without_room_it_closes_what_it_opened_backs_off_and_asks_the_rout
     async with connected(chain, clock) as connections:
         await ask(connections[1], "open", "filler", "c", 2, 3, 10)
 
-        async def route(request: Request, attempt: int) -> Plan:
+        async def route(request: Request, attempt: int, n_done: int) -> Plan:
             asked.append((attempt, clock.now_s()))
             assert chain[0].account.used_bytes == chain[2].account.used_bytes == 0.0
             if attempt == 8:
                 await ask(connections[1], "close", "filler")
-            return await always(request, attempt)
+            return await always(request, attempt, n_done)
 
         await session(connections, clock, recorder, route=route).run()
     series = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
@@ -230,8 +230,8 @@ async def test_jitter_makes_every_wait_of_every_request_another_within_its_share
     clock, recorder = JumpClock(), Recorder()
     rules = SessionRules(backoff_jitter_ratio=0.25, seed=7)
 
-    async def route(request: Request, attempt: int) -> Plan | None:
-        return None if attempt < 8 else await always(request, attempt)
+    async def route(request: Request, attempt: int, n_done: int) -> Plan | None:
+        return None if attempt < 8 else await always(request, attempt, n_done)
 
     async with connected(servers(), clock) as connections:
         await session(connections, clock, recorder, route=route, rules=rules).run()
@@ -248,8 +248,8 @@ async def test_jitter_makes_every_wait_of_every_request_another_within_its_share
 async def test_where_no_route_covers_the_model_it_waits_and_asks_again() -> None:
     clock, recorder = JumpClock(), Recorder()
 
-    async def route(request: Request, attempt: int) -> Plan | None:
-        return None if attempt < 2 else await always(request, attempt)
+    async def route(request: Request, attempt: int, n_done: int) -> Plan | None:
+        return None if attempt < 2 else await always(request, attempt, n_done)
 
     async with connected(servers(), clock) as connections:
         await session(connections, clock, recorder, route=route).run()
@@ -287,7 +287,7 @@ async def test_a_server_that_is_gone_is_asked_for_no_room_and_the_router_is_aske
         await lost.open()
         await dying.aclose()
 
-        async def route(request: Request, attempt: int) -> Plan:
+        async def route(request: Request, attempt: int, n_done: int) -> Plan:
             middle = (3, 2, 5) if attempt == 0 else HOPS[1]
             return Plan([HOPS[0], middle, HOPS[2]], 0.0, 0.0)
 

@@ -50,7 +50,7 @@ MODEL = StubHub(TOKEN_BYTES, 4)
 HOPS = [(0, 0, 2), (1, 2, 4)]
 
 
-async def route(request: Request, attempt: int) -> Plan:
+async def route(request: Request, attempt: int, n_done: int) -> Plan:
     return Plan(HOPS, 0.0, 0.25)
 
 

@@ -122,7 +122,7 @@ async def test_a_server_that_takes_the_connection_and_says_nothing_is_not_there(
     async with silent_listener() as url, aiohttp.ClientSession() as http:
         connection = Connection(http, url, clock)
         chain = chain_of(connection, clock)
-        opening = asyncio.ensure_future(chain.open([(0, 0, 4)]))
+        opening = asyncio.ensure_future(chain.open([(0, 0, 4)], 1))
         await drive(clock, opening)
         assert opening.result() == Refusal(0, "no connection within 5 s", (0,), (0,), False)
         assert clock.now_s() == 5.0
@@ -158,7 +158,7 @@ async def test_a_session_whose_opening_is_confirmed_too_late_is_closed() -> None
         connection = Connection(http, url, clock)
         await connection.open()
         chain = chain_of(connection, clock)
-        opening = asyncio.ensure_future(chain.open([(0, 0, 4)]))
+        opening = asyncio.ensure_future(chain.open([(0, 0, 4)], 1))
         await drive(clock, opening)
         assert isinstance(opening.result(), Refusal)
         told.set()
