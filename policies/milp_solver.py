@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from policies.problem import PolicyError
@@ -49,12 +49,23 @@ class LinearModel:
         self._lower_sides.append(lower)
         self._upper_sides.append(upper)
 
-    def solve(
-        self, *, relaxed: bool = False, time_limit_s: float = math.inf, gap_ratio: float = 0.0
-    ) -> Solution | None:
-        """The optimum (``relaxed``: without integrality), or the best found within the limit.
+    @property
+    def n_variables(self) -> int:
+        return len(self._costs)
 
-        ``None`` means that there is no solution. A solution within ``gap_ratio`` of the bound counts
+    def solve(
+        self,
+        *,
+        relaxed: bool = False,
+        time_limit_s: float = math.inf,
+        gap_ratio: float = 0.0,
+        max_nodes: int | None = None,
+        start: Sequence[float] | None = None,
+    ) -> Solution | None:
+        """The optimum (``relaxed``: without integrality), or the best found within the limits.
+
+        ``max_nodes`` of the search tree are a limit that every machine reaches alike; ``start`` are the values of a known
+        solution. ``None`` means that there is no solution. A solution within ``gap_ratio`` of the bound counts
         as optimal. Raises ``PolicyError`` if the time was too short to find any, or if HiGHS fails.
         """
         import highspy
@@ -89,13 +100,20 @@ class LinearModel:
         }
         for option, value in options.items():
             highs.setOptionValue(option, value)
+        if max_nodes is not None:
+            highs.setOptionValue("mip_max_nodes", max_nodes)
         highs.passModel(lp)
+        if start is not None:
+            known = highspy.HighsSolution()
+            known.col_value = list(start)
+            highs.setSolution(known)
         highs.run()
         status, info = highs.getModelStatus(), highs.getInfo()
         if status in (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible):
             return None  # never unbounded: costs and variables are >= 0
         optimal = status == highspy.HighsModelStatus.kOptimal
-        if not optimal and status != highspy.HighsModelStatus.kTimeLimit:
+        limits = (highspy.HighsModelStatus.kTimeLimit, highspy.HighsModelStatus.kSolutionLimit)
+        if not optimal and status not in limits:
             raise PolicyError(f"HiGHS ended with {highs.modelStatusToString(status)!r}")
         if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
             raise PolicyError(

@@ -18,6 +18,7 @@ from policies.cgbp import CgBp
 from policies.composition import ChainComposition, Jffc
 from policies.foresight import ForesightPlacement
 from policies.foresight_routing import ForesightRouting
+from policies.helix import Helix, Iwrr
 from policies.interfaces import PlacementPolicy, RoutingPolicy
 from policies.milp import LpRounding, MilpPlacement
 from policies.online import OnlinePolicy, TwoTimeScale
@@ -45,6 +46,7 @@ PLACEMENTS: dict[str, type[PlacementPolicy]] = {
         Swarm,
         WholeModel,
         ChainComposition,
+        Helix,
     )
 }
 ROUTINGS: dict[str, type[RoutingPolicy]] = {
@@ -58,6 +60,7 @@ ROUTINGS: dict[str, type[RoutingPolicy]] = {
         ForesightRouting,
         RoundRobin,
         Jffc,
+        Iwrr,
     )
 }
 PAIRS: dict[str, tuple[str, str]] = {
@@ -73,6 +76,7 @@ PAIRS: dict[str, tuple[str, str]] = {
     "separate-pipelines": ("separate-pipelines", "rr"),
     "swarm": ("swarm", "ws-rr"),
     "whole-model": ("whole-model", "jffc"),
+    "helix": ("helix", "iwrr"),
     "chain-composition": ("chain-composition", "jffc"),
 }
 ONLINE: dict[str, type[OnlinePolicy]] = {p.name: p for p in (TwoTimeScale, PetalsRebalancing)}
