@@ -76,7 +76,7 @@ def test_every_end_is_counted_by_its_reason_and_nothing_is_left() -> None:
 
 def test_servers_that_do_not_answer_are_down_and_the_others_share_the_cache() -> None:
     metrics = Metrics("m", 1.0)
-    status = ServerStatus("a", 0, 4, "serving", 2, 30.0, 120.0, 5, 0, 3, 0, 7, 0, 1, 1.5, {})
+    status = ServerStatus("a", 0, 4, "serving", 2, 30.0, 120.0, 5, 0, 3, 0, 0, 7, 0, 1, 1.5, {})
     metrics.servers({"a": status, "b": None})
     found = values(metrics)
     assert (found["testbed_server_up a"], found["testbed_server_up b"]) == (1, 0)
