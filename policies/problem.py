@@ -152,7 +152,8 @@ class Problem:
     ``server_rtt_s[i][j]`` is the raw RTT between servers. ``n_input_tokens`` and
     ``n_output_tokens`` are the lengths that placement is designed for (the maxima).
     ``length_samples`` are (input, output) lengths of past requests, as an operator knows them; none: nothing is known
-    but these maxima. ``request_rate`` is lambda in requests per second, all clients together.
+    but these maxima. ``reserved_output_tokens`` is the output that every session's caches have room for, or, where caches
+    grow, probably will have; ``None``: as much as comes. ``request_rate`` is lambda in requests per second, all clients together.
     ``join_order`` is the order in which servers join under PETALS. ``forwarding``: servers send hidden
     states straight to the next server and the last one to the client; otherwise (hub-spoke) every hop
     goes through the client. ``transmissions``, for forwarding, are those of the links; ``None``: what t_cj has
@@ -177,6 +178,7 @@ class Problem:
     transmissions: Transmissions | None = None
     hub_token_s: float = 0.0
     length_samples: tuple[tuple[int, int], ...] = ()
+    reserved_output_tokens: int | None = None
 
     @property
     def n_servers(self) -> int:

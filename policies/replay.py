@@ -66,15 +66,16 @@ def replay(
 ) -> list[ReplayedRequest]:
     """Replay ``requests`` (ascending arrivals). Raises ``PolicyError`` if one has no chain."""
     state = SystemState(placement.cache_bytes)
-    kinds: dict[tuple[int, int, int], RequestSpec] = {}
+    kinds: dict[tuple[int, int, int, int | None], tuple[RequestSpec, RequestSpec]] = {}
     service_times = ServiceTimes(problem)
     setup_s = session_setup_s + problem.initial_delay_s
     done: list[ReplayedRequest] = []
     for plan in requests:
-        lengths = (plan.client, plan.n_input_tokens, plan.n_output_tokens)
-        request = kinds.get(lengths)
-        if request is None:
-            request = kinds[lengths] = RequestSpec(*lengths)
+        lengths = (plan.client, plan.n_input_tokens, plan.n_output_tokens, plan.max_new_tokens)
+        kind = kinds.get(lengths)
+        if kind is None:
+            kind = kinds[lengths] = plan.known, plan.served
+        request, served = kind
         now_s = plan.arrival_at_s
         state.advance(now_s)
         try:
@@ -86,7 +87,7 @@ def replay(
                 f"request {plan.index} of {request.n_tokens} tokens has no chain with room for it"
             )
         waiting_s = backoff_s(route.wait_s, backoff) if route.wait_s else 0.0
-        first_s, all_s = service_times.of(request, route.hops)
+        first_s, all_s = service_times.of(served, route.hops)
         before_s = waiting_s + setup_s
         time_s = before_s + all_s
         state.open(plan.index, route.hops, problem.model.cache_bytes(request.n_tokens), now_s + time_s)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
+from statistics import fmean
 from typing import NamedTuple
 
 from policies.feasibility import largest_concurrency
@@ -29,12 +30,17 @@ _FINEST_RATIO = 0.02
 """Neighbouring candidates for |R| differ by this much at least: with many unlike servers m_j changes at each."""
 
 
+_MOST_TYPICAL = 8
+"""Lengths that stand for all known ones."""
+
+
 class Load(NamedTuple):
     """A kind of synthetic load, relative to the one that the problem states.
 
     Arrivals come at ``rate_ratio`` times the stated rate, with gamma-distributed gaps of ``shape`` (1:
     Poisson; less: bursts). Input and output lengths are each one of ``length_ratios`` times the maximum,
-    equally likely; few different ones, because routers prepare for every kind of request.
+    equally likely; few different ones, because routers prepare for every kind of request. Where past requests' lengths
+    are known, they are of one of these in place of the maxima.
     """
 
     name: str
@@ -51,18 +57,32 @@ def synthetic_requests(
 ) -> list[RequestPlan]:
     """Requests of ``load`` from equally likely clients. ``stream`` names the random stream."""
     rng = random.Random(f"synthetic {load.name} {stream}")
+    known = typical_lengths(problem)
     scale_s = 1 / (load.shape * load.rate_ratio * problem.request_rate)
     at_s = 0.0
     requests = []
     for index in range(n_requests):
         client = rng.randrange(len(problem.clients))
-        n_in, n_out = (
-            max(round(rng.choice(load.length_ratios) * longest), min(longest, 1))
-            for longest in (problem.n_input_tokens, problem.n_output_tokens)
-        )
-        requests.append(RequestPlan(index, client, at_s, n_in, n_out))
+        longest = known[0] if len(known) == 1 else rng.choice(known)
+        n_in, n_out = (max(round(rng.choice(load.length_ratios) * n), min(n, 1)) for n in longest)
+        requests.append(RequestPlan(index, client, at_s, n_in, n_out, problem.reserved_output_tokens))
         at_s += rng.gammavariate(load.shape, scale_s)
     return requests
+
+
+def typical_lengths(problem: Problem) -> list[tuple[int, int]]:
+    """(Input, output) lengths that stand for those of past requests: means of equally many, from the shortest on.
+
+    The maxima if nothing is known.
+    """
+    if not problem.length_samples:
+        return [(problem.n_input_tokens, problem.n_output_tokens)]
+    if len(set(problem.length_samples)) == 1:
+        return [problem.length_samples[0]]
+    ordered = sorted(problem.length_samples, key=lambda lengths: (sum(lengths), lengths))
+    n = min(_MOST_TYPICAL, len(ordered))
+    parts = [ordered[i * len(ordered) // n : (i + 1) * len(ordered) // n] for i in range(n)]
+    return [(round(fmean(a for a, _ in part)), round(fmean(b for _, b in part))) for part in parts]
 
 
 class Trials:

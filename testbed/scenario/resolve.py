@@ -45,6 +45,7 @@ from testbed.scenario.schema import (
     NodeTable,
     Scenario,
     ServersTable,
+    WorkloadTable,
 )
 from testbed.scenario.topologies import ANY, as_matrix, choose_nodes, topology_of, unknown_node
 from testbed.scenario.workload import join_order, make_requests, stream, workload_source
@@ -144,6 +145,7 @@ def resolve(scenario: Scenario, stem: str, folder_of: FolderOf) -> Experiment:
             forwarding=is_forwarding,
             hub_token_s=compute.hub_token or 0.0,
             length_samples=length_samples,
+            reserved_output_tokens=_reserved_output(scenario, workload, length_samples),
         ),
         sites=where.sites,
         links=links,
@@ -269,6 +271,15 @@ def _hardware(
         for index, group in enumerate(scenario.servers)
     }
     return named, compute
+
+
+def _reserved_output(
+    scenario: Scenario, workload: WorkloadTable, length_samples: Sequence[tuple[int, int]]
+) -> int | None:
+    """As ``Problem.reserved_output_tokens``."""
+    if scenario.cache.mode == "paged" and length_samples:
+        return -(-sum(n_output for _, n_output in length_samples) // len(length_samples))
+    return workload.max_new_tokens
 
 
 def _paging(table: CacheTable) -> PagingRules | None:

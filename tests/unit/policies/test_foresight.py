@@ -24,6 +24,7 @@ from policies.search import (
     candidate_concurrencies,
     search_design_concurrency,
     synthetic_requests,
+    typical_lengths,
 )
 from policies.wsrr import WsRr
 from testbed.scenario import load_experiment
@@ -176,3 +177,18 @@ def test_the_stated_load_has_the_maximal_lengths() -> None:
     problem = make_problem([100.0], n_input_tokens=3, n_output_tokens=7)
     requests = synthetic_requests(problem, STATED, "a stream", 50)
     assert {(r.n_input_tokens, r.n_output_tokens) for r in requests} == {(3, 7)}
+
+
+def test_arrivals_to_try_placements_on_have_the_lengths_that_are_known() -> None:
+    problem = make_problem([99.0], n_input_tokens=100, n_output_tokens=100)
+    lengths = {(r.n_input_tokens, r.n_output_tokens) for r in synthetic_requests(problem, STATED, "x")}
+    assert lengths == {(100, 100)}
+    samples = tuple((n, 2 * n) for n in range(1, 49))
+    known = replace(problem, length_samples=samples, reserved_output_tokens=90)
+    typical = typical_lengths(known)
+    assert len(typical) == 8
+    assert typical[0] == (4, 7)  # of (1, 2) to (6, 12): 3.5 and 7 in the mean
+    requests = synthetic_requests(known, STATED, "x", 400)
+    assert {(r.n_input_tokens, r.n_output_tokens) for r in requests} == set(typical)
+    assert {r.known.n_output_tokens for r in requests} == {90}
+    assert typical_lengths(replace(problem, length_samples=((3, 4),) * 9)) == [(3, 4)]
