@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from testbed.cli.blocks import generate, model_app, model_overrides
+from testbed.cli.blocks import generate, hardware, model_app, model_overrides
 from testbed.cli.measure import calibrate, links, reproduce, topology
 from testbed.cli.options import (
     ClockOption,
@@ -479,6 +479,7 @@ for command, panel in (
     (reproduce, _RESULTS),
     (links, _MACHINE),
     (calibrate, _MACHINE),
+    (hardware, _MACHINE),
 ):
     app.command(rich_help_panel=panel)(command)
 app.command("exec", rich_help_panel=_RUNS)(execute)
