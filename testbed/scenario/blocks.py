@@ -176,15 +176,24 @@ def _check_dtype(table: ModelTable, dtype: str, weights: str) -> None:
 def _check_heads(table: ModelTable) -> None:
     assert table.heads and table.hidden_size
     if table.family == "bloom":
-        for key, value in (("kv_heads", table.heads), ("feed_forward", 4 * table.hidden_size)):
-            if getattr(table, key) not in (None, value):
-                raise KeyedError(("model", key), f"is for other families; a bloom has {value}")
+        if table.kv_heads is not None:
+            raise KeyedError(
+                ("model", "kv_heads"),
+                "is for family llama and those built like it; a bloom has as many as heads",
+            )
+        if table.head_size is not None:
+            raise KeyedError(
+                ("model", "head_size"),
+                "is for family llama and those built like it; a bloom has hidden_size / heads",
+            )
+        if table.feed_forward not in (None, 4 * table.hidden_size):
+            raise KeyedError(
+                ("model", "feed_forward"), f"is {table.feed_forward}, but a bloom has 4 x hidden_size"
+            )
     if table.head_size is None and table.hidden_size % table.heads:
         raise KeyedError(
             ("model", "heads"), f"is {table.heads}, which does not divide hidden_size {table.hidden_size}"
         )
-    if table.head_size is not None and table.family == "bloom":
-        raise KeyedError(("model", "head_size"), "is for other families; a bloom has hidden_size / heads")
     if table.kv_heads is not None and table.heads % table.kv_heads:
         raise KeyedError(
             ("model", "kv_heads"), f"is {table.kv_heads}, which does not divide heads {table.heads}"

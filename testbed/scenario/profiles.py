@@ -180,7 +180,7 @@ class HardwareShelf:
         Raises ``KeyedError`` at ``key`` if there is none.
         """
         table = self._get(name, key, ())
-        remedy = 'take the rest from another profile with base = "..."'
+        remedy = f'take the rest from another profile with base = "{name if name in gpus() else "..."}"'
         _require(table, _NEEDED + (_OF_PETALS if for_petals else ()), ("hardware", name), remedy)
         return table
 
