@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -75,6 +77,15 @@ def test_a_model_that_is_neither_known_nor_a_folder_is_refused() -> None:
         show_command("nowhere", None, None)
     with pytest.raises(UserError, match="say --dtype int8 or --dtype nf4"):
         show_command("llama-3-8b", None, "nf4")
+
+
+def test_a_command_that_reads_a_scenario_often_warns_once() -> None:
+    command = [sys.executable, "-m", "testbed", "simulate", "clustered", "--runs", "2"]
+    done = subprocess.run(
+        [*command, "--set", "model={profile='llama-3-70b'}"], capture_output=True, text=True, check=True
+    )
+    warned = [line for line in done.stderr.splitlines() if "was measured for" in line]
+    assert [line.split('"')[1] for line in warned] == ["mig-1g", "a100"]
 
 
 def test_the_document_has_the_errors_that_the_command_finds() -> None:
