@@ -9,8 +9,15 @@ import numpy as np
 from policies.problem import Problem
 from policies.workload import RequestPlan
 from testbed.scenario.policy import has_petals_setup
-from testbed.scenario.profiles import HardwareShelf, resolve_calibration, resolve_model, server_spec
-from testbed.scenario.schema import CalibrationTable, ModelTable
+from testbed.scenario.profiles import (
+    HardwareShelf,
+    named_model,
+    resolve_calibration,
+    resolve_model,
+    server_spec,
+)
+from testbed.scenario.roofline import block_of
+from testbed.scenario.schema import CalibrationTable
 
 RATE_PER_SERVER_RPS = 0.1 / 9
 """Arrivals per second and server, as in the paper's sweep over servers and rate together."""
@@ -29,9 +36,10 @@ def large_problem(n_servers: int, seed: int) -> Problem:
     Hardware and overheads are those of the paper's sweeps. ``request_rate`` grows with the servers.
     """
     rng = np.random.default_rng([seed, 0])
-    _, model = resolve_model(ModelTable(profile="bloom-176b"))
+    table = named_model("bloom-176b")
+    _, model = resolve_model(table)
     _, added = resolve_calibration(CalibrationTable(set=_CALIBRATION), petals=False)
-    shelf = HardwareShelf({}, _CALIBRATION)
+    shelf = HardwareShelf({}, _CALIBRATION, block_of(table))
     profiles = {name: shelf.get(name, ("hardware",)) for name in ("a100-sweep", "mig-1g-sweep")}
     kinds = ["a100-sweep" if j % _A100_EVERY == 0 else "mig-1g-sweep" for j in range(n_servers)]
     places = rng.random((n_servers + 1, 2))
@@ -43,7 +51,10 @@ def large_problem(n_servers: int, seed: int) -> Problem:
     lengths = (_N_INPUT_TOKENS, _N_OUTPUT_TOKENS)
     return Problem(
         model=model,
-        servers=tuple(server_spec(f"{k}-{j}", k, profiles[k], None, lengths) for j, k in enumerate(kinds)),
+        servers=tuple(
+            server_spec(f"{k}-{j}", k, profiles[k], None, lengths, model.token_bytes)
+            for j, k in enumerate(kinds)
+        ),
         clients=("client",),
         raw_rtt_s=(rows[0],),
         token_rtt_s=(tuple(t + added.token_overhead_s for t in rows[0]),),

@@ -100,6 +100,7 @@ class ServerSpec(StepLaw):
     prefill_curve_s: float = 0.0
     contention_ratio: float = 0.0
     session_slope_s: float = 0.0
+    prefill_least_s: float = 0.0
 
     def mean_decode_s(self, request: RequestSpec) -> float:
         """Decode time per block, averaged over the further tokens of ``request``."""

@@ -11,7 +11,7 @@ class StepLaw:
 
     Decode, per block: ``decode_s`` with ``decode_context_tokens`` in the attention cache before the step, and
     ``context_slope_s`` more for every further one. Prefill of l tokens, per block (tau^I_j(l)):
-    ``prefill_base_s + prefill_slope_s l + prefill_curve_s l²``. A step also takes ``step_base_s`` however many blocks
+    ``prefill_base_s + prefill_slope_s l + prefill_curve_s l²``, and at least ``prefill_least_s``. A step also takes ``step_base_s`` however many blocks
     it has, and ``1 + contention_ratio n`` times as long while n other sessions compute. Where a server computes several
     sessions in one step, each further decode adds ``session_slope_s`` per block. The paper's model has
     ``decode_s`` (tau_j), the prefill's base and slope, and zeros.
@@ -26,11 +26,12 @@ class StepLaw:
     prefill_curve_s: float
     contention_ratio: float
     session_slope_s: float
+    prefill_least_s: float
 
     def prefill_s(self, n_tokens: int) -> float:
         """Prefill of ``n_tokens`` tokens, per block."""
         straight_s = self.prefill_base_s + self.prefill_slope_s * n_tokens
-        return straight_s + self.prefill_curve_s * n_tokens**2
+        return max(self.prefill_least_s, straight_s + self.prefill_curve_s * n_tokens**2)
 
     def decode_at_s(self, cached_tokens: float) -> float:
         """Decode of one token, per block, with ``cached_tokens`` in the attention cache before the step."""
@@ -54,7 +55,8 @@ class StepLaw:
         block_s, n = 0.0, len(positions)
         if prompt:
             straight_s = self.prefill_base_s + self.prefill_slope_s * len(prompt)
-            block_s += straight_s + self.prefill_curve_s * (prompt.stop**2 - prompt.start**2)
+            curve_s = self.prefill_curve_s * (prompt.stop**2 - prompt.start**2)
+            block_s += max(self.prefill_least_s, straight_s + curve_s)
         if n:
             block_s += self.decode_s + self.session_slope_s * (n - 1)
             block_s += self.context_slope_s * (sum(positions) - n * self.decode_context_tokens)
@@ -73,4 +75,5 @@ class StepTimes(StepLaw):
     prefill_curve_s: float = 0.0
     contention_ratio: float = 0.0
     session_slope_s: float = 0.0
+    prefill_least_s: float = 0.0
     decode_context_tokens: float = 0.0

@@ -1,4 +1,4 @@
-"""The part of the command line that is only about real models: ``generate`` and ``model``."""
+"""The part of the command line that is about models: ``generate``, ``model`` and ``hardware``."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ from testbed.cli.options import (
     SetOption,
     print_answer,
 )
+from testbed.errors import UserError
 
 _Whole = typer.Option(min=1)
 
-model_app = typer.Typer(help="Small checkpoints to try things with, and what a checkpoint holds.")
+model_app = typer.Typer(
+    help="Models by name, small checkpoints to try things with, and what a checkpoint holds."
+)
 
 
 def model_overrides(model: str | None, random_weights: bool) -> list[str]:
@@ -95,15 +98,62 @@ def make_tiny(
     print_answer(answer, lambda: text, as_json)
 
 
+@model_app.command("list")
+def list_models(as_json: JsonOption = False) -> None:
+    """List the models that a scenario can name, with their published sizes."""
+    from testbed.inspect.hardware import list_command
+
+    answer, text = list_command()
+    print_answer(answer, lambda: text, as_json)
+
+
 @model_app.command()
 def show(
-    checkpoint: Annotated[str, typer.Argument(metavar="DIR", help="Its folder, or its name on the hub.")],
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    weights: Annotated[str, typer.Option(help="plain, int8 or nf4.")] = "plain",
+    checkpoint: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A name of `testbed model list`, a checkpoint's folder, or its name on the hub.",
+        ),
+    ],
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="By name: fp32, fp16, bf16, int8 or nf4; default its own. Checkpoint: float32 (default), bfloat16 or "
+            "float16."
+        ),
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="Of a checkpoint: plain (default), int8 or nf4.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a checkpoint's family and sizes, and the memory that its blocks and caches take."""
+    """Show a model's family and sizes, and the memory that its blocks and caches take."""
     from testbed.inspect.model import show_command
 
     answer, text = show_command(checkpoint, dtype, weights)
+    print_answer(answer, lambda: text, as_json)
+
+
+def hardware(
+    name: Annotated[
+        str | None, typer.Argument(help="A GPU, a slice of one, or a measured profile; default all.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="With the block times of this model; see `testbed model list`.")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Of the model: fp32, fp16, bf16, int8 or nf4; default its own.")
+    ] = None,
+    errors: Annotated[
+        bool, typer.Option("--errors", help="How far derived times are from all that were measured.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show GPUs with their data sheets, and the block times that follow for a model beside measured ones."""
+    from testbed.inspect.hardware import errors_command, hardware_command
+
+    if errors and (name, model, dtype) != (None, None, None):
+        raise UserError("--errors is over all measured profiles: give nothing else")
+    answer, text = errors_command() if errors else hardware_command(name, model, dtype)
     print_answer(answer, lambda: text, as_json)

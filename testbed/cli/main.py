@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from testbed.cli.blocks import generate, model_app, model_overrides
+from testbed.cli.blocks import generate, hardware, model_app, model_overrides
 from testbed.cli.measure import calibrate, links, reproduce, topology
 from testbed.cli.options import (
     ClockOption,
@@ -479,6 +480,7 @@ for command, panel in (
     (reproduce, _RESULTS),
     (links, _MACHINE),
     (calibrate, _MACHINE),
+    (hardware, _MACHINE),
 ):
     app.command(rich_help_panel=panel)(command)
 app.command("exec", rich_help_panel=_RUNS)(execute)
@@ -486,8 +488,26 @@ app.add_typer(workload_app, name="workload", rich_help_panel=_SCENARIOS)
 app.add_typer(model_app, name="model", rich_help_panel=_MACHINE)
 
 
+class _SaidOnce(logging.Filter):
+    """A command may read a scenario many times (seeds, policies): what it warns of is said once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not record.name.startswith("testbed.scenario"):
+            return True
+        text = record.getMessage()
+        is_new = text not in self._said
+        self._said.add(text)
+        return is_new
+
+
 def main() -> NoReturn:
     """Entry point: a user's mistake is one sentence on stderr and exit code 2."""
+    if logging.lastResort is not None:
+        logging.lastResort.addFilter(_SaidOnce())
     try:
         code = app(with_page_port(sys.argv[1:]) or ["--help"], standalone_mode=False)
     except _UsageError as error:

@@ -1,1 +1,1 @@
-"""What there is to work with: ``machine`` (``testbed doctor``), ``model`` and ``topology`` (the commands of these names)."""
+"""What there is to work with: ``machine`` (``testbed doctor``), ``model``, ``hardware``, ``topology``, ``workload``."""

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from testbed.errors import UserError
+from testbed.inspect.hardware import model_command
 from testbed.rundir import check_new_folder
 from testbed.runtime.blocks import available_bytes, make_checkpoint, require_blocks
-from testbed.scenario.blocks import VALUE_BYTES
 from testbed.scenario.checkpoints import checkpoint_sizes, find_checkpoint, read_config, require_weights
-from testbed.scenario.families import FAMILIES, make_config, sizes_of
+from testbed.scenario.families import FAMILIES, VALUE_BYTES, make_config, sizes_of
+from testbed.scenario.problems import unknown
+from testbed.scenario.profiles import model_names
 from testbed.scenario.units import counted
 
 MIN_VOCABULARY = 260
@@ -61,8 +63,15 @@ def make_tiny_command(
     return answer, f"{folder}: {_line(answer)}"
 
 
-def show_command(checkpoint: str, dtype: str, weights: str) -> tuple[dict[str, Any], str]:
-    """What a checkpoint's blocks and caches take. Raises ``UserError``."""
+def show_command(checkpoint: str, dtype: str | None, weights: str | None) -> tuple[dict[str, Any], str]:
+    """What the blocks and caches of a checkpoint, or of a model by name, take. Raises ``UserError``."""
+    if not Path(checkpoint).is_dir() and "/" not in checkpoint:
+        if checkpoint not in model_names():
+            raise UserError(f"{unknown('model', checkpoint, model_names())}; or give a checkpoint's folder")
+        if weights is not None:
+            raise UserError("--weights is of a checkpoint; say --dtype int8 or --dtype nf4")
+        return model_command(checkpoint, dtype)
+    dtype, weights = dtype or "float32", weights or "plain"
     if dtype not in VALUE_BYTES:
         raise UserError(f"--dtype {dtype}: choose one of {', '.join(VALUE_BYTES)}")
     if weights not in ("plain", "int8", "nf4"):

@@ -8,15 +8,15 @@ from typing import Any
 
 from nodes.blocks.sizes import SIZES
 from testbed.errors import UserError
+from testbed.scenario.catalogue import DTYPES, OF_REPRESENTATION, config_of, dtype_of, filled
 from testbed.scenario.checkpoints import checkpoint_sizes, find_checkpoint, read_config
 from testbed.scenario.experiment import BlocksSettings
-from testbed.scenario.families import ModelSizes, make_config, sizes_of
+from testbed.scenario.families import FAMILIES, SIZED, VALUE_BYTES, ModelSizes, sizes_of
 from testbed.scenario.problems import KeyedError
 from testbed.scenario.profiles import profiled
 from testbed.scenario.schema import ComputeTable, ModelTable, Scenario
 
 _log = logging.getLogger(__name__)
-VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def resolve_blocks(
@@ -42,6 +42,8 @@ def resolve_blocks(
         )
     full = profiled(table)
     dtype, weights = compute.dtype or "float32", compute.weights or "plain"
+    if is_real and not scenario.resolved:
+        _check_dtype(table, dtype, weights)
     checkpoint: str | None = None
     config, sizes = None, None
     if compute.model is not None:
@@ -55,14 +57,17 @@ def resolve_blocks(
             checkpoint = compute.model
         else:
             full = _agreeing(full, sizes, checkpoint, scenario.resolved)
+            full = full.model_copy(update={"dtype": full.dtype or table.dtype})
     elif is_real and (known := _known_config(full)) is not None:
         config, sizes = known, sizes_of(known)
-    elif full.family is not None and full.n_blocks and full.hidden_size and full.heads and full.vocab:
+    elif (made := config_of(full)) is not None:
         _check_heads(full)
-        config = make_config(
-            full.family, full.n_blocks, full.hidden_size, full.heads, full.vocab, full.kv_heads
-        )
-        sizes = sizes_of(config)
+        if is_real and full.family not in FAMILIES:
+            raise KeyedError(
+                ("model", "family"),
+                f'is "{full.family}", whose blocks are not computed; those of these are: {", ".join(FAMILIES)}',
+            )
+        config, sizes = made, sizes_of(made, SIZED)
     elif is_real:
         raise KeyedError(
             ("compute",),
@@ -71,11 +76,11 @@ def resolve_blocks(
         )
     if sizes is not None:
         if is_real and not scenario.resolved:  # sizes of a profile are those of its own representation
-            own = ("value_bytes", "block_size", "cache_per_token")
-            full = full.model_copy(
-                update={key: getattr(table, key) for key in own if getattr(full, key) is not None}
-            )
-        full = _filled(full, sizes, dtype, weights, checkpoint)
+            own = {key: getattr(table, key) for key in OF_REPRESENTATION if getattr(full, key) is not None}
+            full = full.model_copy(update={**own, "dtype": None})
+        held = (dtype, weights) if is_real or full.dtype is None else DTYPES[full.dtype]
+        name = Path(checkpoint).name if checkpoint else f"{sizes.family}-{sizes.n_blocks}x{sizes.hidden_size}"
+        full = filled(full, sizes, *held, name)
     if not is_real:
         return full, compute, None
     if full.value_bytes != VALUE_BYTES[dtype]:
@@ -130,6 +135,8 @@ def _compared(table: ModelTable, sizes: ModelSizes) -> list[tuple[str, Any, Any]
         "hidden_size": sizes.hidden_size,
         "heads": sizes.n_heads,
         "kv_heads": sizes.n_kv_heads,
+        "head_size": sizes.head_size,
+        "feed_forward": sizes.feed_forward,
         "vocab": sizes.vocabulary,
     }
     return [(key, ours, pairs[key]) for key in pairs if (ours := getattr(table, key)) is not None]
@@ -152,50 +159,42 @@ def _agreeing(table: ModelTable, sizes: ModelSizes, checkpoint: str, is_resolved
         )
     said = ", ".join(f"{key} {theirs} (not {ours})" for key, ours, theirs in others)
     _log.warning("%s: the checkpoint's sizes are taken: %s", checkpoint, said)
-    left_out = [
-        *(key for key, _, _ in others),
-        "name",
-        "profile",
-        "value_bytes",
-        "block_size",
-        "cache_per_token",
-    ]
+    left_out = [*(key for key, _, _ in others), "name", "profile", "dtype", *OF_REPRESENTATION]
     return table.model_copy(update=dict.fromkeys(left_out))
+
+
+def _check_dtype(table: ModelTable, dtype: str, weights: str) -> None:
+    """Real blocks are what ``[compute]`` says."""
+    if table.dtype not in (None, dtype_of(dtype, weights)):
+        raise KeyedError(
+            ("model", "dtype"),
+            f'is "{table.dtype}", but real blocks are computed in {dtype} with weights {weights}; leave it out, or '
+            "change compute.dtype and compute.weights",
+        )
 
 
 def _check_heads(table: ModelTable) -> None:
     assert table.heads and table.hidden_size
-    if table.hidden_size % table.heads:
+    if table.family == "bloom":
+        if table.kv_heads is not None:
+            raise KeyedError(
+                ("model", "kv_heads"),
+                "is for family llama and those built like it; a bloom has as many as heads",
+            )
+        if table.head_size is not None:
+            raise KeyedError(
+                ("model", "head_size"),
+                "is for family llama and those built like it; a bloom has hidden_size / heads",
+            )
+        if table.feed_forward not in (None, 4 * table.hidden_size):
+            raise KeyedError(
+                ("model", "feed_forward"), f"is {table.feed_forward}, but a bloom has 4 x hidden_size"
+            )
+    if table.head_size is None and table.hidden_size % table.heads:
         raise KeyedError(
             ("model", "heads"), f"is {table.heads}, which does not divide hidden_size {table.hidden_size}"
         )
-    if table.kv_heads is not None and table.family != "llama":
-        raise KeyedError(("model", "kv_heads"), "is for family llama; other families have as many as heads")
     if table.kv_heads is not None and table.heads % table.kv_heads:
         raise KeyedError(
             ("model", "kv_heads"), f"is {table.kv_heads}, which does not divide heads {table.heads}"
         )
-
-
-def _filled(
-    table: ModelTable, sizes: ModelSizes, dtype: str, weights: str, checkpoint: str | None
-) -> ModelTable:
-    """``table`` with the sizes that it leaves out: a block's bytes as ``weights`` holds its matrices."""
-    value_bytes = VALUE_BYTES[dtype]
-    values = {
-        "name": Path(checkpoint).name
-        if checkpoint
-        else f"{sizes.family}-{sizes.n_blocks}x{sizes.hidden_size}",
-        "family": sizes.family,
-        "n_blocks": sizes.n_blocks,
-        "hidden_size": sizes.hidden_size,
-        "heads": sizes.n_heads,
-        "kv_heads": sizes.n_kv_heads if sizes.n_kv_heads != sizes.n_heads else None,
-        "vocab": sizes.vocabulary,
-        "value_bytes": value_bytes,
-        "block_size": sizes.block_bytes(weights, value_bytes),
-        "cache_per_token": float(sizes.cache_values * value_bytes),
-    }
-    return table.model_copy(
-        update={"profile": None, **{k: v for k, v in values.items() if getattr(table, k) is None}}
-    )

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 FAMILIES = ("bloom", "llama")
+"""Those whose blocks can be computed."""
+SIZED = (*FAMILIES, "mistral", "qwen2", "qwen3")
+"""Those whose sizes are known: beside BLOOM all built as Llama is."""
+VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _MAX_TOKENS = 2048
 
 
@@ -28,6 +32,7 @@ class ModelSizes:
     n_heads: int
     n_kv_heads: int
     head_size: int
+    feed_forward: int
     vocabulary: int
     matrices: tuple[tuple[int, int], ...]
     other_values: int
@@ -52,9 +57,17 @@ def _matrix_bytes(weights: str, n_rows: int, n_columns: int, value_bytes: int) -
 
 
 def make_config(
-    family: str, n_blocks: int, hidden_size: int, n_heads: int, vocabulary: int, n_kv_heads: int | None = None
+    family: str,
+    n_blocks: int,
+    hidden_size: int,
+    n_heads: int,
+    vocabulary: int,
+    n_kv_heads: int | None = None,
+    *,
+    feed_forward: int | None = None,
+    head_size: int | None = None,
 ) -> dict[str, Any]:
-    """The ``config.json`` of a model of these sizes."""
+    """The ``config.json`` of a model of these sizes; ``feed_forward`` and ``head_size`` are for all but BLOOM."""
     config: dict[str, Any] = {"model_type": family, "vocab_size": vocabulary, "hidden_size": hidden_size}
     if family == "bloom":
         return {**config, "n_layer": n_blocks, "n_head": n_heads, "seq_length": _MAX_TOKENS}
@@ -63,15 +76,17 @@ def make_config(
         "num_hidden_layers": n_blocks,
         "num_attention_heads": n_heads,
         "num_key_value_heads": n_kv_heads or n_heads,
-        "intermediate_size": -(-8 * hidden_size // 24) * 8,  # 8/3 of it in whole eights, as Llama has it
+        # 8/3 of the hidden size in whole eights, as Llama has it
+        "intermediate_size": feed_forward or -(-8 * hidden_size // 24) * 8,
+        **({"head_dim": head_size} if head_size else {}),
         "max_position_embeddings": _MAX_TOKENS,
     }
 
 
-def sizes_of(config: Mapping[str, Any]) -> ModelSizes:
-    """Read sizes under any of the names that they have. Raises ``ConfigError``."""
+def sizes_of(config: Mapping[str, Any], families: tuple[str, ...] = FAMILIES) -> ModelSizes:
+    """Read sizes under any of the names that they have. Raises ``ConfigError``, also for none of ``families``."""
     family = config.get("model_type")
-    if family not in FAMILIES:
+    if family not in families:
         raise ConfigError(f"is of type {family!r}; models of these are computed: {', '.join(FAMILIES)}")
 
     def number(*names: str, default: int | None = None) -> int:
@@ -88,18 +103,22 @@ def sizes_of(config: Mapping[str, Any]) -> ModelSizes:
     n_blocks = number("num_hidden_layers", "n_layer")
     hidden = number("hidden_size", "n_embed")
     heads = number("num_attention_heads", "n_head")
-    kv_heads = number("num_key_value_heads", default=heads) if family == "llama" else heads
-    head = number("head_dim", default=hidden // heads) if family == "llama" else hidden // heads
+    kv_heads = number("num_key_value_heads", default=heads) if family != "bloom" else heads
+    head = number("head_dim", default=hidden // heads) if family != "bloom" else hidden // heads
+    inner = 4 * hidden if family == "bloom" else number("intermediate_size")
     if family == "bloom":
         matrices = [(3 * hidden, hidden), (hidden, hidden), (4 * hidden, hidden), (hidden, 4 * hidden)]
         rest = 13 * hidden
     else:
-        inner = number("intermediate_size")
         matrices = [(heads * head, hidden), *2 * [(kv_heads * head, hidden)], (hidden, heads * head)]
         matrices += [*2 * [(inner, hidden)], (hidden, inner)]
         rest = 2 * hidden
         if config.get("attention_bias"):
             rest += head * (heads + 2 * kv_heads) + hidden
+        if family == "qwen2":  # biases of queries, keys and values
+            rest += head * (heads + 2 * kv_heads)
+        if family == "qwen3":  # norms of queries and keys
+            rest += 2 * head
         if config.get("mlp_bias"):
             rest += 2 * inner + hidden
     longest = config.get("max_position_embeddings", config.get("seq_length"))
@@ -110,6 +129,7 @@ def sizes_of(config: Mapping[str, Any]) -> ModelSizes:
         n_heads=heads,
         n_kv_heads=kv_heads,
         head_size=head,
+        feed_forward=inner,
         vocabulary=number("vocab_size"),
         matrices=tuple(matrices),
         other_values=rest,

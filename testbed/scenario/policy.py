@@ -69,6 +69,11 @@ def with_whole_paths(table: PolicyTable, folder_of: Callable[[str, str], Path]) 
     return table.model_copy(update=update)
 
 
+def needs_petals_throughput(table: PolicyTable) -> bool:
+    """Whether PETALS' own measurements decide: it places blocks, or moves them."""
+    return any((name or "").startswith("petals") for name in (table.placement, table.routing, table.online))
+
+
 def has_petals_setup(placement: str) -> bool:
     """Whether the published session setup of PETALS and its variants applies, or that of the others.
 

@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
-import tomllib
+import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from typing import Any
 
 from policies.problem import ModelSpec, ServerSpec, mean_cached_tokens
+from testbed.scenario.catalogue import (
+    DTYPES,
+    OF_REPRESENTATION,
+    Gpu,
+    filled,
+    gpus,
+    models,
+    shipped,
+    sizes_of_table,
+)
 from testbed.scenario.experiment import Calibration
 from testbed.scenario.fields import Table
 from testbed.scenario.problems import Key, KeyedError, unknown
+from testbed.scenario.roofline import (
+    Block,
+    RooflineError,
+    block_of,
+    derived,
+    forward_rps,
+    network_rps,
+    rescaled,
+    times_of,
+)
 from testbed.scenario.schema import CalibrationTable, HardwareTable, ModelTable
 
-
-@cache
-def _shipped(kind: str) -> dict[str, dict[str, Any]]:
-    text = (resources.files("scenarios") / "profiles" / f"{kind}.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+_log = logging.getLogger(__name__)
 
 
 def _lookup(kind: str, name: str, key: Key, what: str) -> dict[str, Any]:
-    profiles = _shipped(kind)
+    profiles = shipped(kind)
     if name not in profiles:
         raise KeyedError(key, unknown(what, name, profiles))
     return profiles[name]
@@ -34,23 +50,55 @@ def _over(base: Table, top: Table) -> dict[str, Any]:
 
 
 def _require(table: Table, names: tuple[str, ...], key: Key, remedy: str) -> None:
-    for name in names:
-        if getattr(table, name) is None:
-            raise KeyedError((*key, name), f"is missing; {remedy}")
+    """Raises ``KeyedError`` that names all of ``names`` which ``table`` leaves out."""
+    missing = [name for name in names if getattr(table, name) is None]
+    if len(missing) == 1:
+        raise KeyedError((*key, missing[0]), f"is missing; give it, or {remedy}")
+    if missing:
+        listed = f"{', '.join(missing[:-1])} and {missing[-1]}"
+        raise KeyedError(key, f"{listed} are missing; give them, or {remedy}")
 
 
 def profiled(table: ModelTable) -> ModelTable:
-    """``table`` over the profile that it names. Raises ``KeyedError`` if there is none of that name."""
-    if table.profile is None:
+    """``table`` over the profile that it names. Raises ``KeyedError`` if there is none of that name.
+
+    In another ``dtype`` than the profile's, the sizes that depend on it are left out.
+    """
+    name = table.profile
+    if name is None:
         return table
-    shipped = ModelTable.model_validate(_lookup("models", table.profile, ("model", "profile"), "model"))
-    return ModelTable.model_validate({"name": table.profile, **_over(shipped, table)})
+    own = shipped("models")
+    if name in own:
+        base = ModelTable.model_validate(own[name])
+    elif name in models():
+        base = models()[name]
+    else:
+        raise KeyedError(("model", "profile"), unknown("model", name, model_names()))
+    if table.dtype not in (None, base.dtype):
+        base = base.model_copy(update=dict.fromkeys(OF_REPRESENTATION))
+    merged = {**base.model_dump(exclude_none=True), **table.model_dump(exclude_none=True)}
+    return ModelTable.model_validate({"name": name, **merged})
+
+
+def model_names() -> list[str]:
+    """The models that ``profile`` of ``[model]`` can name."""
+    return sorted({*shipped("models"), *models()})
+
+
+@cache
+def named_model(name: str, dtype: str | None = None) -> ModelTable:
+    """All sizes of a model by name, in ``dtype`` or the type of its profile. Raises ``KeyedError``."""
+    given = {"profile": name} if dtype is None else {"profile": name, "dtype": dtype}
+    table = profiled(ModelTable.model_validate(given))
+    sizes = sizes_of_table(table)
+    assert sizes is not None and table.dtype is not None
+    return filled(table, sizes, *DTYPES[table.dtype], name)
 
 
 def resolve_model(table: ModelTable) -> tuple[ModelTable, ModelSpec]:
     """All numbers of ``[model]``. The attention cache of a token defaults to 2 x hidden_size values."""
     values = profiled(table)
-    remedy = f"give it, or a profile ({', '.join(_shipped('models'))})"
+    remedy = f"a profile ({', '.join(model_names())})"
     _require(values, ("name", "n_blocks", "hidden_size", "block_size"), ("model",), remedy)
     assert values.name and values.n_blocks and values.hidden_size and values.block_size
     value_bytes = values.value_bytes or 2
@@ -72,67 +120,166 @@ def resolve_model(table: ModelTable) -> tuple[ModelTable, ModelSpec]:
     return values.model_copy(update=update), spec
 
 
-_OPTIONAL = (
-    "base",
-    "block_cap",
-    "step_base",
-    "context_slope",
-    "prefill_curve",
-    "contention",
-    "session_slope",
-)
-"""What a complete hardware profile may do without."""
+_NEEDED = ("memory", "decode", "prefill_base", "prefill_per_token")
+_OF_PETALS = ("petals_forward_rps", "petals_network_rps")
+"""What a complete hardware profile needs: the second only where PETALS places blocks."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A shipped profile, and what it was measured for: prompts of ``shortest_prompt`` tokens or more."""
+
+    table: HardwareTable
+    gpu: Gpu
+    block: Block
+    shortest_prompt: int
+
+
+@cache
+def measured_profiles(calibration_set: str = "none") -> Mapping[str, Measured]:
+    """The shipped hardware profiles by name, complete, as a calibration set has them."""
+    calibrated = shipped("calibrations")[calibration_set].get("hardware", {})
+    rows = {name: {**row, **calibrated.get(name, {})} for name, row in shipped("hardware").items()}
+    found = {}
+    for name in rows:
+        row = rows[name]
+        while "base" in row:
+            row = {**rows[row["base"]], **{key: value for key, value in row.items() if key != "base"}}
+        about = {key: row[key] for key in ("model", "dtype", "gpu", "shortest_prompt")}
+        block = block_of(named_model(about["model"], about["dtype"]))
+        assert block is not None
+        table = HardwareTable.model_validate({k: v for k, v in row.items() if k not in about})
+        found[name] = Measured(table, gpus()[about["gpu"]], block, about["shortest_prompt"])
+    return found
 
 
 class HardwareShelf:
-    """Hardware profiles of one scenario: its own first, then the shipped ones as the calibration has them."""
+    """Hardware of one scenario by name: its own profiles, the shipped ones as its calibration has them, GPUs.
 
-    def __init__(self, own: Mapping[str, HardwareTable], calibration_set: str) -> None:
+    ``block`` is the scenario's, ``None`` if its sizes do not say. A shipped profile that was measured for another
+    one is scaled to it, with a warning, and a GPU's times are measured ones where there are any for the block, else
+    the roofline's. With ``is_resolved`` all tables are numbers already.
+    """
+
+    def __init__(
+        self,
+        own: Mapping[str, HardwareTable],
+        calibration_set: str,
+        block: Block | None,
+        *,
+        is_resolved: bool = False,
+    ) -> None:
         self._own = own
-        calibrated = _shipped("calibrations")[calibration_set].get("hardware", {})
-        self._shipped = {
-            name: HardwareTable.model_validate({**profile, **calibrated.get(name, {})})
-            for name, profile in _shipped("hardware").items()
-        }
+        self._measured = measured_profiles(calibration_set)
+        self._block = block
+        self._is_resolved = is_resolved
 
-    def get(self, name: str, key: Key) -> HardwareTable:
-        """The complete profile ``name``. Raises ``KeyedError`` at ``key`` if there is none."""
-        if name not in self._own and name not in self._shipped:
-            raise KeyedError(key, unknown("hardware", name, dict.fromkeys([*self._own, *self._shipped])))
+    def get(self, name: str, key: Key, *, for_petals: bool = False) -> HardwareTable:
+        """The complete profile ``name``, with the numbers of PETALS if it needs them.
+
+        Raises ``KeyedError`` at ``key`` if there is none.
+        """
         table = self._get(name, key, ())
-        remedy = 'give it, or take the rest from another profile with base = "..."'
-        names = tuple(n for n in HardwareTable.model_fields if n not in _OPTIONAL)
-        _require(table, names, ("hardware", name), remedy)
+        remedy = f'take the rest from another profile with base = "{name if name in gpus() else "..."}"'
+        _require(table, _NEEDED + (_OF_PETALS if for_petals else ()), ("hardware", name), remedy)
         return table
 
     def _get(self, name: str, key: Key, seen: tuple[str, ...]) -> HardwareTable:
         if name in self._own and name not in seen:
             table = self._own[name]
             # A table with a shipped profile's name changes that profile.
-            base = table.base or (name if name in self._shipped else None)
+            base = table.base or (name if name in self._measured else None)
             key = ("hardware", name, "base")
-        elif name in self._shipped:
-            table = self._shipped[name]
-            base = table.base
+        elif name in self._measured:
+            return self._shipped(name, key)
+        elif name in gpus():
+            return self._of_gpu(gpus()[name], key)
         elif name in seen:
             raise KeyedError(key, f'"{name}" is based on itself ({" -> ".join([*seen, name])})')
         else:
-            raise KeyedError(key, unknown("hardware", name, dict.fromkeys([*self._own, *self._shipped])))
+            names = dict.fromkeys([*self._own, *self._measured, *gpus()])
+            raise KeyedError(key, unknown("hardware", name, names))
         if base is None:
             return table
         merged = _over(self._get(base, key, (*seen, name)), table)
         merged.pop("base", None)
         return HardwareTable.model_validate(merged)
 
+    def _shipped(self, name: str, key: Key) -> HardwareTable:
+        """A measured profile, for the scenario's block."""
+        measured, block = self._measured[name], self._block
+        if self._is_resolved or (block is not None and block.computes_as(measured.block)):
+            return measured.table
+        if block is None:
+            _log.warning(
+                'hardware "%s" was measured for %s, and its times are taken as they are, since [model] is given by '
+                "bytes alone; give it a family with its sizes, or a profile, and they are scaled",
+                name,
+                measured.block.words,
+            )
+            return measured.table
+        try:
+            table = rescaled(measured.table, measured.gpu, measured.block, block)
+        except RooflineError as error:
+            raise KeyedError(key, f'"{name}" was measured for {measured.block.words}, and {error}') from None
+        assert table.decode is not None and measured.table.decode
+        _log.warning(
+            'hardware "%s" was measured for %s: its times are scaled to %s by the roofline (decode x %.3g)',
+            name,
+            measured.block.words,
+            block.words,
+            table.decode / measured.table.decode,
+        )
+        return table
+
+    def _of_gpu(self, gpu: Gpu, key: Key) -> HardwareTable:
+        if self._block is None:
+            raise KeyedError(
+                key,
+                f'"{gpu.name}" is a GPU of the catalogue, whose times follow from sizes of the model; give [model] a '
+                f"profile ({', '.join(model_names())}), or family, heads, vocab and dtype",
+            )
+        try:
+            return of_gpu(gpu, self._block, self._measured)
+        except RooflineError as error:
+            raise KeyedError(key, f"{error} as model.dtype") from None
+
+
+def of_gpu(gpu: Gpu, block: Block, measured: Mapping[str, Measured]) -> HardwareTable:
+    """A GPU's profile: times measured there for such a block, else the roofline's; memory as in the data sheet.
+
+    Raises ``RooflineError``.
+    """
+    table = derived(gpu, block)
+    found = next((m for m in measured.values() if m.gpu is gpu and m.block.computes_as(block)), None)
+    if found is None:
+        return table
+    times = times_of(found.table)
+    return found.table.model_copy(
+        update={
+            "memory": gpu.memory_bytes,
+            "block_cap": None,
+            "petals_forward_rps": found.table.petals_forward_rps or forward_rps(times),
+            "petals_network_rps": found.table.petals_network_rps or network_rps(block.token_bytes),
+        }
+    )
+
 
 def server_spec(
-    name: str, hardware: str, table: HardwareTable, memory_bytes: float | None, lengths: tuple[int, int]
+    name: str,
+    hardware: str,
+    table: HardwareTable,
+    memory_bytes: float | None,
+    lengths: tuple[int, int],
+    token_bytes: int,
 ) -> ServerSpec:
     """A server of a complete hardware profile, with its own memory if given.
 
+    PETALS' numbers, where no profile gives them, are its forward of 1,024 tokens by the profile's own times, and an
+    unmeasured connection of hidden states of ``token_bytes``.
     tau_j is that at the mean context of a request of ``lengths``, the design's (input, output) tokens.
     """
-    assert table.memory and table.petals_forward_rps and table.petals_network_rps
+    assert table.memory
     assert table.decode is not None
     assert table.prefill_base is not None and table.prefill_per_token is not None
     return ServerSpec(
@@ -142,8 +289,8 @@ def server_spec(
         decode_s=table.decode + (table.context_slope or 0.0) * mean_cached_tokens(*lengths),
         prefill_base_s=table.prefill_base,
         prefill_slope_s=table.prefill_per_token,
-        petals_forward_rps=table.petals_forward_rps,
-        petals_network_rps=table.petals_network_rps,
+        petals_forward_rps=table.petals_forward_rps or forward_rps(times_of(table)),
+        petals_network_rps=table.petals_network_rps or network_rps(token_bytes),
         block_cap=table.block_cap if isinstance(table.block_cap, int) else None,
         step_base_s=table.step_base or 0.0,
         context_slope_s=table.context_slope or 0.0,
@@ -151,6 +298,7 @@ def server_spec(
         prefill_curve_s=table.prefill_curve or 0.0,
         contention_ratio=table.contention or 0.0,
         session_slope_s=table.session_slope or 0.0,
+        prefill_least_s=table.prefill_least or 0.0,
     )
 
 

@@ -29,7 +29,12 @@ from testbed.scenario.limits import check_counts
 from testbed.scenario.matrices import matrix_of_file
 from testbed.scenario.network import Node, node_links, node_paths, policy_times, site_links, subnet_of
 from testbed.scenario.network_tables import ClustersTable, MatrixTable, TopologyNetworkTable
-from testbed.scenario.policy import has_petals_setup, resolve_policy, with_whole_paths
+from testbed.scenario.policy import (
+    has_petals_setup,
+    needs_petals_throughput,
+    resolve_policy,
+    with_whole_paths,
+)
 from testbed.scenario.problems import Key, KeyedError
 from testbed.scenario.profiles import (
     HardwareShelf,
@@ -37,6 +42,7 @@ from testbed.scenario.profiles import (
     resolve_model,
     server_spec,
 )
+from testbed.scenario.roofline import Block, block_of
 from testbed.scenario.schema import (
     CacheTable,
     ClientsTable,
@@ -72,14 +78,18 @@ def resolve(scenario: Scenario, stem: str, folder_of: FolderOf) -> Experiment:
         scenario.calibration, has_petals_setup(policy.placement)
     )
     where = _places(scenario, folder_of)
-    hardware, compute = _hardware(scenario, compute, folder_of)
+    hardware, compute = _hardware(
+        scenario, compute, folder_of, block_of(model_table), for_petals=needs_petals_throughput(policy)
+    )
     workload, requests, n_input_tokens, n_output_tokens, length_samples = make_requests(
         scenario.workload, scenario.seed, len(where.clients), folder_of("workload", "file")
     )
     assert workload.rate is not None
     lengths = (n_input_tokens, n_output_tokens)
     specs = tuple(
-        server_spec(node.name, group.hardware, hardware[group.hardware], group.memory, lengths)
+        server_spec(
+            node.name, group.hardware, hardware[group.hardware], group.memory, lengths, model.token_bytes
+        )
         for group, nodes in zip(scenario.servers, where.server_nodes, strict=True)
         for node in nodes
     )
@@ -255,7 +265,7 @@ def _places(scenario: Scenario, folder_of: FolderOf) -> _Places:
 
 
 def _hardware(
-    scenario: Scenario, compute: ComputeTable, folder_of: FolderOf
+    scenario: Scenario, compute: ComputeTable, folder_of: FolderOf, block: Block | None, *, for_petals: bool
 ) -> tuple[dict[str, HardwareTable], ComputeTable]:
     """The hardware that servers name, and ``compute`` with the client's time per token that its files measured."""
     files = [
@@ -265,11 +275,12 @@ def _hardware(
     own, hub_tokens = with_hardware_files(scenario.hardware, files)
     if compute.hub_token is None:
         compute = compute.model_copy(update={"hub_token": one_hub_token(hub_tokens)})
-    shelf = HardwareShelf(own, scenario.calibration.set)
-    named = {
-        group.hardware: shelf.get(group.hardware, ("servers", index, "hardware"))
-        for index, group in enumerate(scenario.servers)
-    }
+    shelf = HardwareShelf(own, scenario.calibration.set, block, is_resolved=scenario.resolved)
+    named: dict[str, HardwareTable] = {}
+    for index, group in enumerate(scenario.servers):
+        if group.hardware not in named:
+            key = ("servers", index, "hardware")
+            named[group.hardware] = shelf.get(group.hardware, key, for_petals=for_petals)
     return named, compute
 
 

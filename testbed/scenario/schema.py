@@ -41,11 +41,16 @@ def _int_or(*words: str, most: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+Dtype = Literal["fp32", "fp16", "bf16", "int8", "nf4"]
+"""What a block's matrices are held in."""
+
+
 class ModelTable(Table):
     """``[model]``: a profile's name, or numbers, or both (numbers replace the profile's).
 
-    ``family``, ``heads``, ``kv_heads`` and ``vocab`` are for real blocks: with them every size follows, and
-    a model of random weights (of ``seed``) can be made.
+    With ``family``, ``heads``, ``kv_heads``, ``head_size``, ``feed_forward`` and ``vocab`` every size follows from
+    ``dtype``, the type of the weights, and a model of random weights (of ``seed``) can be made. Sizes that are
+    given win over those that follow.
     """
 
     profile: str | None = None
@@ -56,9 +61,12 @@ class ModelTable(Table):
     block_size: Bytes | None = None
     cache_per_token: Bytes | None = None
     petals_cache_tokens: Tokens | None = None
-    family: Literal["bloom", "llama"] | None = None
+    family: Literal["bloom", "llama", "mistral", "qwen2", "qwen3"] | None = None
+    dtype: Dtype | None = None
     heads: Annotated[int, Field(ge=1, le=MAX_HIDDEN_SIZE)] | None = None
     kv_heads: Annotated[int, Field(ge=1, le=MAX_HIDDEN_SIZE)] | None = None
+    head_size: Annotated[int, Field(ge=1, le=MAX_HIDDEN_SIZE)] | None = None
+    feed_forward: Annotated[int, Field(ge=1, le=MAX_HIDDEN_SIZE)] | None = None
     vocab: Annotated[int, Field(ge=2, le=MAX_HIDDEN_SIZE)] | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
 
@@ -68,9 +76,10 @@ class HardwareTable(Table):
 
     ``decode`` is a block's time for a token. With ``context_slope``, which every token in the cache adds to
     it, it is that with nothing cached. A prompt of l tokens takes ``prefill_base + prefill_per_token l +
-    prefill_curve l²`` per block. ``step_base`` comes once per step, and while n other sessions compute a step
+    prefill_curve l²`` per block, and at least ``prefill_least``. ``step_base`` comes once per step, and while n other sessions compute a step
     takes 1 + n x ``contention`` times as long. Where a step serves several sessions (``batching = "continuous"``),
-    each further one adds ``session_slope`` per block. These five are 0 when left out.
+    each further one adds ``session_slope`` per block. These six are 0 when left out. The ``petals_*`` numbers are
+    only needed where PETALS places blocks.
     """
 
     base: str | None = None
@@ -86,6 +95,7 @@ class HardwareTable(Table):
     prefill_curve: Seconds | None = None
     contention: Weight | None = None
     session_slope: Seconds | None = None
+    prefill_least: Seconds | None = None
 
 
 class ServersTable(Table):

@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from nodes.blocks.sizes import SIZES
 from nodes.blocks.spec import BlocksSpec, Weights, WeightSource
 from nodes.compute import Compute, ComputeError
 from nodes.hub import HubModel
 from testbed.errors import UserError
 from testbed.runtime.blocks import require_blocks
-from testbed.scenario.blocks import VALUE_BYTES
+from testbed.scenario.catalogue import config_of
 from testbed.scenario.checkpoints import (
     checkpoint_folder,
     checkpoint_sizes,
@@ -23,7 +24,7 @@ from testbed.scenario.checkpoints import (
     read_config,
     require_weights,
 )
-from testbed.scenario.families import ModelSizes, make_config
+from testbed.scenario.families import FAMILIES, VALUE_BYTES, ModelSizes
 from testbed.scenario.problems import KeyedError
 from testbed.scenario.profiles import profiled
 from testbed.scenario.schema import ModelTable
@@ -64,14 +65,13 @@ def _profile_config(name: str) -> dict[str, Any]:
         table = profiled(ModelTable(profile=name))
     except KeyedError as error:
         raise UserError(f"--model {name}: is no folder, and {error.what}") from None
-    if not (table.family and table.n_blocks and table.hidden_size and table.heads and table.vocab):
+    config = dict(SIZES[name]) if name in SIZES else config_of(table)
+    if config is None or table.family not in FAMILIES:
         raise UserError(
-            f"--model {name}: the profile does not say family, heads and vocab, which blocks of random weights "
-            "need; give a folder with the model's config.json"
+            f"--model {name}: is of the family {table.family}, whose blocks are not computed; those of these are: "
+            f"{', '.join(FAMILIES)}"
         )
-    return make_config(
-        table.family, table.n_blocks, table.hidden_size, table.heads, table.vocab, table.kv_heads
-    )
+    return config
 
 
 def default_dtype(config: Mapping[str, Any]) -> str:

@@ -11,16 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from policies.steps import StepTimes
+from testbed.scenario.roofline import PETALS_ASSUMED_BPS, PETALS_PROMPT_TOKENS
 from testbed.scenario.units import DURATION, SIZE
 from testbed.studies.calibrate.client import ClientFit
 from testbed.studies.calibrate.fit import Fit, time_s
 from testbed.studies.calibrate.linear import LinearFit
 from testbed.studies.calibrate.points import Point
 
-PETALS_PROMPT_TOKENS = 1024
-"""PETALS measures a server's forward throughput with so many tokens on one block."""
-PETALS_ASSUMED_BPS = 100e6
-"""What PETALS assumes of a connection that it could not measure."""
 _DIGITS = 6
 
 

@@ -33,7 +33,7 @@ OPTIONS = {
     "servers.0.hardware=a10": 'servers.0.hardware: unknown hardware "a10" (did you mean "a100"?)',
     "servers.7.count=1": 'servers: is a list with the entries 0 to 0, and has no entry "7"',
     "workload.rate.x=1": 'workload.rate: is a single value and has no key "x"',
-    "model.profile=bloom": 'model.profile: unknown model "bloom" (did you mean "bloom-176b"?)',
+    "model.profile=bloom": 'model.profile: unknown model "bloom" (did you mean "bloom-3b"?)',
     "workload.n_output_tokens=0": "workload.n_output_tokens: must be at least 1, not 0",
     "workload.n_input_tokens={distribution='unifrm'}": (
         'workload.n_input_tokens.distribution: unknown value "unifrm" (did you mean "uniform"?)'
@@ -102,7 +102,7 @@ OPTIONS = {
         "workload.rate: is missing, and cannot be told from requests that arrive at once"
     ),
     "workload.requests=[[0]]": 'workload.requests: is only for arrivals = "listed"',
-    "hardware.a100.base=x100": 'hardware.a100.base: unknown hardware "x100" (did you mean "a100"?)',
+    "hardware.a100.base=x100": 'hardware.a100.base: unknown hardware "x100" (did you mean "h100"?)',
 }
 
 
@@ -174,10 +174,16 @@ def test_a_bad_file_is_refused_with_key_and_remedy(complaint: Complain, case: st
 
 
 def test_new_hardware_needs_all_numbers_or_a_base(complaint: Complain) -> None:
-    said = complaint('hardware.h100={memory="80 GB"}', "servers.0.hardware=h100")
+    said = complaint('hardware.x={memory="80 GB"}', "servers.0.hardware=x")
     assert (
-        "hardware.h100.decode: is missing; give it, or take the rest from another profile with base" in said
+        "hardware.x: decode, prefill_base and prefill_per_token are missing; give them, or take the rest from "
+        'another profile with base = "..."' in said
     )
+
+
+def test_hardware_of_a_gpus_name_is_told_that_it_can_have_the_rest_from_there(complaint: Complain) -> None:
+    said = complaint('hardware.h100={memory="80 GB"}', "servers.0.hardware=h100")
+    assert said.endswith('or take the rest from another profile with base = "h100"')
 
 
 def test_hardware_based_on_itself_is_refused(complaint: Complain) -> None:

@@ -95,7 +95,8 @@ def test_a_shipped_scenario_of_another_model_serves_a_checkpoint(
     model = load_experiment("clustered", [f"compute.model={folder}"]).problem.model
     assert (model.n_blocks, model.hidden_size, model.value_bytes) == (10, 64, 4)
     assert model.block_bytes < 1e6
-    [said] = caplog.messages
+    said, *scaled = caplog.messages
+    assert [text.split('"')[1] for text in scaled] == ["mig-1g", "a100"]
     assert "n_blocks 10 (not 70), hidden_size 64 (not 14336)" in said
 
 
