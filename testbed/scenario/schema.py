@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
+from testbed.scenario.draws import Draw
 from testbed.scenario.fault_tables import ChurnTable, FaultTable, MembershipTable, RecoveryTable
 from testbed.scenario.fields import (
     BitsPerSecond,
@@ -224,7 +225,8 @@ class WorkloadTable(Table):
 
     ``trace`` and ``listed`` have their own arrivals and lengths; ``n_requests`` cuts them, ``rate``
     stretches time to that mean rate, and lengths replace their lengths. Each of these may say "trace": as the
-    trace has it, whatever the file said that ``--set`` changes. The other kinds arrive at ``rate``,
+    trace has it, whatever the file said that ``--set`` changes. ``draw`` says which of them a seed takes (see
+    ``testbed.scenario.draws``; default: the first). The other kinds arrive at ``rate``,
     for which the placement is designed, until ``changes`` say otherwise. ``origin`` says where listed requests come
     from, for people.
 
@@ -245,6 +247,7 @@ class WorkloadTable(Table):
     lengths: Literal["known", "hidden"] = "known"
     max_new_tokens: Tokens | None = None
     origin: Annotated[str, Field(max_length=1000)] | None = None
+    draw: Draw | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -269,6 +272,8 @@ class WorkloadTable(Table):
         if self.origin is not None and self.arrivals != "listed":
             raise rule(f'is only for arrivals = "listed"; arrivals is "{self.arrivals}"', "origin")
         if self.arrivals not in ("trace", "listed"):
+            if self.draw is not None:
+                raise rule('is only for arrivals = "trace" or "listed"', "draw")
             for key in ("rate", "n_requests", "n_input_tokens", "n_output_tokens"):
                 if getattr(self, key) is None:
                     raise rule(f'is missing; arrivals = "{self.arrivals}" needs it', key)

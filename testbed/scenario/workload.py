@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from policies.workload import RequestPlan
+from testbed.scenario.draws import Sample, drawn
 from testbed.scenario.limits import MAX_DURATION_S, MAX_NUMBER, MAX_TOKENS, too_late
 from testbed.scenario.problems import KeyedError, shown
 from testbed.scenario.schema import Choice, Lognormal, Uniform, WorkloadTable
@@ -117,8 +118,14 @@ def _checked(listed: list[Any], n_clients: int, is_hidden: bool) -> Listed:
     return listed
 
 
-def _replayed(table: WorkloadTable, folder: Path, n_clients: int) -> tuple[Listed, float, str]:
-    """Requests of a trace file, their rate, and where they come from, cut to ``n_requests`` and stretched to ``rate`` where these are given."""
+def _replayed(
+    table: WorkloadTable, seed: int, folder: Path, n_clients: int
+) -> tuple[Listed, float, str, Sample]:
+    """Recorded requests, their rate, where they come from, and how many there were to take from.
+
+    The first ones are stretched to ``rate`` themselves. For another ``draw`` the whole recording is: what one run
+    gets then is as much above or below that rate as it was recorded.
+    """
     if table.arrivals == "trace":
         kind, rows = read_trace(folder / (table.file or ""))
         origin = f"{kind} trace {Path(table.file or '').name}"
@@ -127,24 +134,37 @@ def _replayed(table: WorkloadTable, folder: Path, n_clients: int) -> tuple[Liste
             _checked(table.requests or [], n_clients, table.lengths == "hidden"),
             table.origin or "listed",
         )
+    sample = Sample(table.draw, len(rows))
     n = table.n_requests or len(rows)
     if n > len(rows):
         raise KeyedError(("workload", "n_requests"), f"is {n}, but there are only {len(rows)} requests")
-    if n < len(rows):
-        origin += f", the first {n:,} of {len(rows):,} requests"
-    rows = rows[:n]
+    if table.draw in (None, "first"):
+        if n < len(rows):
+            rows, which = drawn(rows, n, "first", seed, stream(seed, "draw"))
+            origin += f", {which}"
+        rows, rate, stretched = _stretched(rows, table.rate)
+        return rows, rate, origin + stretched, sample
+    assert table.draw is not None
+    rows, rate, stretched = _stretched(rows, table.rate)
+    rows, which = drawn(rows, n, table.draw, seed, stream(seed, "draw"))
     span_s = rows[-1][0] - rows[0][0]
-    if table.rate is None and span_s <= (n - 1) / MAX_NUMBER:
+    # The rate that was drawn: any other would stretch the resolved scenario's requests once more.
+    return rows, (n - 1) / span_s if span_s > 0 else rate, f"{origin}{stretched}, {which}", sample
+
+
+def _stretched(rows: Listed, to_rate: float | None) -> tuple[Listed, float, str]:
+    """``rows`` at a mean rate of ``to_rate`` (default: as they are), that rate, and what was done, for people."""
+    n, span_s = len(rows), rows[-1][0] - rows[0][0]
+    if to_rate is None and span_s <= (n - 1) / MAX_NUMBER:
         raise KeyedError(
             ("workload", "rate"), "is missing, and cannot be told from requests that arrive at once"
         )
-    rate = table.rate or (n - 1) / span_s
+    rate = to_rate or (n - 1) / span_s
     stretch = (n - 1) / rate / span_s if span_s > 0 else 1.0
     # Rounding alone must not move arrivals: a resolved scenario has to give the same ones again.
-    if not math.isclose(stretch, 1.0, rel_tol=1e-9):
-        rows = [[at_s * stretch, *lengths] for at_s, *lengths in rows]
-        origin += f", stretched to {rate:g} per second"
-    return rows, rate, origin
+    if math.isclose(stretch, 1.0, rel_tol=1e-9):
+        return rows, rate, ""
+    return [[at_s * stretch, *rest] for at_s, *rest in rows], rate, f", stretched to {rate:g} per second"
 
 
 def _said(table: LengthTable | None) -> str:
@@ -174,17 +194,18 @@ def workload_source(table: WorkloadTable) -> str:
 
 def make_requests(
     table: WorkloadTable, seed: int, n_clients: int, folder: Path
-) -> tuple[WorkloadTable, tuple[RequestPlan, ...], int, int]:
-    """The resolved table, the requests, and the largest input and output lengths to plan for.
+) -> tuple[WorkloadTable, tuple[RequestPlan, ...], tuple[int, int], Sample | None]:
+    """The resolved table, the requests, the largest input and output lengths to plan for, and how recorded ones were taken.
 
     Of outputs that is what requests may ask for, or where lengths are known the largest that can occur.
     The first generated request arrives at 0 s. A relative trace file is looked for in ``folder``.
     """
     arrivals = stream(seed, "arrivals")
     replayed: Listed | None = None
+    sample: Sample | None = None
     update: dict[str, Any] = {}
     if table.arrivals in ("trace", "listed"):
-        replayed, rate, origin = _replayed(table, folder, n_clients)
+        replayed, rate, origin, sample = _replayed(table, seed, folder, n_clients)
         arrives_at_s = [float(row[0]) for row in replayed]
         update = {
             "arrivals": "listed",
@@ -192,6 +213,7 @@ def make_requests(
             "rate": rate,
             "n_requests": len(replayed),
             "origin": origin,
+            "draw": None,
         }
     else:
         gap, n = _gaps(table, arrivals), table.n_requests or 1
@@ -236,4 +258,4 @@ def make_requests(
         ]
     if table.lengths == "hidden":
         longest = (longest[0], max(r.known.n_output_tokens for r in requests))
-    return table.model_copy(update=update), requests, *longest
+    return table.model_copy(update=update), requests, longest, sample

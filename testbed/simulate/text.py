@@ -31,6 +31,8 @@ def comparison_text(rows: Sequence[dict[str, Any]], width: int = 120) -> str:
             name = f"{name} ({target})"
         console.print(_headline(name, chosen))
         console.print(_table(chosen))
+        for note in _drawn(chosen[0]):
+            console.print(note)
         for row in chosen:
             for note in _notes(row):
                 console.print(note)
@@ -43,6 +45,22 @@ def _headline(name: str, rows: Sequence[dict[str, Any]]) -> str:
     what = f"means over {runs} runs with 95 % confidence intervals" if runs > 1 else "means over the requests"
     seed = f", seed {rows[0]['seed']}" if rows[0].get("seed") is not None else ""
     return f"{name} (simulated, {rows[0]['mode']} mode, {rows[0]['engine']} engine{seed}): {what}, in seconds"
+
+
+def _drawn(row: dict[str, Any]) -> list[str]:
+    """Which recorded requests the runs took."""
+    drawn = row.get("drawn")
+    if drawn is None:
+        return []
+    n, n_all = drawn["n_requests"], drawn["n_recorded"]
+    if drawn["draw"] == "windows":
+        return [f"each run takes a window of its own: {n:,} of the {n_all:,} recorded requests"]
+    if drawn["draw"] == "first":
+        return [f"all runs have the first {n:,} of the {n_all:,} recorded requests, as workload.draw says"]
+    return [
+        f"each run draws {n:,} requests, in blocks, from the same {n_all:,} recorded ones: too few for windows of their "
+        "own; intervals are as wide as a recording of that length allows, more runs hardly narrow them"
+    ]
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:
@@ -86,6 +104,8 @@ def _designed(row: dict[str, Any]) -> str:
 
 def _notes(row: dict[str, Any]) -> list[str]:
     notes = []
+    if row.get("same_run"):
+        notes.append(f"{row['policy']}: no seed changes anything in its runs, so they have no interval")
     if "note" in row:
         notes.append(row["note"])
     if "goodput_rps" in row:
