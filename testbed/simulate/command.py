@@ -20,7 +20,7 @@ from testbed.scenario.policy import PolicyChoice
 from testbed.simulate.answer import answer
 from testbed.simulate.cases import Case, instance_case, is_instance
 from testbed.simulate.engine import MODES, VIRTUAL, Simulation, simulate
-from testbed.simulate.runs import aggregate, cases_of, drawn_of, fingerprint, same_run_error
+from testbed.simulate.runs import add_gain, aggregate, cases_of, drawn_of, fingerprint, same_run_error
 from testbed.simulate.summary import request_rows, summarize_simulation
 from testbed.simulate.tables import write_simulation
 from testbed.simulate.text import comparison_text
@@ -58,10 +58,15 @@ def simulate_command(targets: Sequence[str], options: Options, *, as_json: bool)
     rows = []
     folders = _folders(targets)
     for target in targets:
+        first: dict[str, Any] | None = None
         replays: list[dict[str, Any]] = []
         for choice in options.choices:
             row = _row(target, choice, options, folders[target] if several else None)
             rows.append(row)
+            if first is None:
+                first = row
+            elif options.n_runs > 1:
+                add_gain(first, row)
             # Held back as long as all may be refused together.
             replays.append(row)
             if not row.get("same_run"):
@@ -187,7 +192,9 @@ def _one(case: Case, options: Options, target: str | None) -> dict[str, Any]:
     if given is not None and simulation.placement and simulation.placement.design_concurrency is None:
         row["note"] = f"{case.policy} takes no design concurrency: {given} has no effect"
     if case.experiment.calibration.session_setup_s and simulation.placement is not None:
-        row["mean_without_session_setup"] = answer(_without_setup(case, mode, is_virtual))["mean"]
+        bare = answer(_without_setup(case, mode, is_virtual))
+        row["mean_without_session_setup"] = bare["mean"]
+        row["n_failed_without_session_setup"] = bare["n_failed"]
     if folder is not None and simulation.placement is not None and simulation.engine != VIRTUAL:
         objectives = options.objectives or {}
         summary = summarize_simulation(simulation, objectives)

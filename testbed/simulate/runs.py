@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -9,7 +11,7 @@ from testbed.errors import UserError
 from testbed.results.intervals import mean_of
 from testbed.scenario.experiment import Experiment
 from testbed.scenario.policy import PolicyChoice
-from testbed.simulate.answer import MEANS
+from testbed.simulate.answer import MEANS, MOST_REASONS, PERCENTILES, TIMES
 from testbed.simulate.cases import Case, scenario_case
 
 BOOTSTRAP = "bootstrap"
@@ -101,7 +103,23 @@ def aggregate(rows: list[dict[str, Any]], drawn: dict[str, Any] | None, is_same_
             found = {name: over_runs(row[key][name] for row in feasible) for name in MEANS}
             whole[key] = {name: mean for name, (mean, _) in found.items()}
             whole[f"{key}_ci95"] = {name: half for name, (_, half) in found.items()}
-    whole["n_failed"] = sum(row.get("n_failed", 0) for row in rows)
+    if feasible:
+        whole["percentiles"], whole["percentiles_ci95"] = {}, {}
+        for name in TIMES:
+            of = {p: over_runs(row["percentiles"][name][p] for row in feasible) for p in PERCENTILES}
+            whole["percentiles"][name] = {p: mean for p, (mean, _) in of.items()}
+            whole["percentiles_ci95"][name] = {p: half for p, (_, half) in of.items()}
+        why: Counter[str] = Counter()
+        for row in feasible:
+            why.update(row["failed_because"])
+        whole["failed_because"] = dict(why.most_common(MOST_REASONS))
+        whole["mean_waiting_of_all_ms"] = over_runs(row["mean_waiting_of_all_ms"] for row in feasible)[0]
+        whole["n_empty"] = sum(not row["n_completed"] for row in feasible)
+    for key in ("n_requests", "n_completed", "n_failed", "n_never_admitted"):
+        whole[key] = sum(row.get(key, 0) for row in rows)
+    if "mean_without_session_setup" in whole:
+        key = "n_failed_without_session_setup"
+        whole[key] = sum(row.get(key, 0) for row in feasible)
     for key in ("note", "online"):
         if key in rows[0]:
             whole[key] = rows[0][key]
@@ -110,3 +128,46 @@ def aggregate(rows: list[dict[str, Any]], drawn: dict[str, Any] | None, is_same_
     whole["decision_s"] = sum(row["decision_s"] for row in rows) / len(rows)
     whole["runs"] = [{k: v for k, v in row.items() if k != "requests"} for row in rows]
     return whole
+
+
+def add_gain(base: dict[str, Any], row: dict[str, Any]) -> None:
+    """Put under ``gain`` what ``row``'s runs have over those of ``base`` with the same seeds: two policies on one target.
+
+    Per figure ``gain_ms``, the mean of the differences base - row (above 0: ``row`` is faster), ``ci95_ms`` (the half-width of
+    its interval), ``ratio`` (of base's mean over these runs) and ``verdict``: "gain" or "loss" if the interval leaves 0
+    out, "unresolved" if it holds 0. ``None`` without two runs that both have the figure.
+    """
+    pairs = [
+        (a, b) for a, b in zip(base["runs"], row["runs"], strict=True) if a["feasible"] and b["feasible"]
+    ]
+    share = recorded_share(row.get("drawn"))
+
+    def gain(name: str, p: str | None = None) -> dict[str, Any] | None:
+        def value(run: dict[str, Any]) -> float | None:
+            found: float | None = run["mean"][name] if p is None else run["percentiles"][name][p]
+            return found
+
+        both = [
+            (a, b) for a, b in ((value(a), value(b)) for a, b in pairs) if a is not None and b is not None
+        ]
+        found = mean_of([a - b for a, b in both], share)
+        if found is None or found.n < 2:
+            return None
+        of_base = math.fsum(a for a, _ in both) / len(both)
+        verdict = "unresolved"
+        if abs(found.mean) > found.half_width:
+            verdict = "gain" if found.mean > 0 else "loss"
+        return {
+            "gain_ms": found.mean,
+            "ci95_ms": found.half_width,
+            "ratio": found.mean / of_base if of_base else None,
+            "verdict": verdict,
+            "n_runs": found.n,
+        }
+
+    row["gain"] = {
+        "against": base["policy"],
+        "n_left_out": [sum(pair[side]["n_failed"] for pair in pairs) for side in (0, 1)],
+        "mean": {name: gain(name) for name in TIMES},
+        "percentiles": {name: {p: gain(name, p) for p in PERCENTILES} for name in TIMES},
+    }
