@@ -16,6 +16,7 @@ from testbed.results.logs import RunRecords
 from testbed.results.model import HopTable
 from testbed.results.requests import METRICS, stats
 from testbed.results.slo import goodput_rps
+from testbed.results.unused import unused_blocks
 from testbed.rundir import BY_HAND
 from testbed.scenario.experiment import Experiment
 
@@ -112,6 +113,7 @@ def summarize(
             "control_plane_s": stats(a / experiment.time_scale for r in records.requests for a in r.asked_s),
         },
         "admission": _admission(records),
+        "unused_blocks": _unused(records, plan),
         "achieved_concurrency": _concurrency(records),
         "goodput_rps": goodput_rps(rows, objectives or {}),
         "objectives": objectives or {},
@@ -145,6 +147,14 @@ def _admission(records: RunRecords) -> dict[str, Any]:
         "n_never_admitted": sum(r.opening_at_s is None for r in records.requests),
         "waited_s": stats(waited_s),
     }
+
+
+def _unused(records: RunRecords, plan: dict[str, Any]) -> dict[str, Any] | None:
+    """Blocks that no request used; ``None`` where servers came, went or moved, and their blocks with them."""
+    if records.faults or records.moves or records.replays:
+        return None
+    hops = (hop for r in records.requests if r.opened_at_s is not None for hop in r.chain)
+    return unused_blocks(plan["servers"], [(r[0], r[1]) for r in plan["placement"]["ranges"]], hops)
 
 
 def _stalls(stalls: list[dict[str, float]]) -> dict[str, Any]:

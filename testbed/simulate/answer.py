@@ -13,6 +13,7 @@ from policies.cgbp import lower_bounds_per_token_s
 from policies.design import choose_design_concurrency
 from policies.problem import PolicyError
 from testbed.fast.engine import Move, SimulatedRequest
+from testbed.results.unused import unused_blocks
 from testbed.simulate.engine import Simulation
 
 MEANS = ("per_token_ms", "ttft_ms", "rest_ms", "waiting_ms", "max_concurrent")
@@ -51,6 +52,7 @@ def answer(simulation: Simulation) -> dict[str, Any]:
         found["mean"] = means(simulation.requests)
         found["percentiles"] = percentiles(simulation.requests)
         found |= _left_out(simulation.requests)
+        found["unused_blocks"] = unused_of(simulation)
         if experiment.online is not None:
             found["online"] = experiment.online
             found["moves"] = [_move(move) for move in simulation.served.moves]
@@ -129,6 +131,20 @@ def _samples_ms(done: Sequence[SimulatedRequest]) -> dict[str, list[float]]:
         ],
         "waiting_ms": [1e3 * r.waiting_s for r in done],
     }
+
+
+def unused_of(simulation: Simulation) -> dict[str, Any] | None:
+    """Blocks that no request used; ``None`` where servers came, went or moved, and their blocks with them."""
+    experiment, placement, served = simulation.case.experiment, simulation.placement, simulation.served
+    assert placement is not None, "only feasible simulations served anything"
+    if served.summary is not None:
+        found: dict[str, Any] | None = served.summary["unused_blocks"]
+        return found
+    if served.moves:
+        return None
+    names = [server.name for server in experiment.problem.servers]
+    hops = ((h.server, h.first, h.last) for r in served.requests if r.route is not None for h in r.route.hops)
+    return unused_blocks(names, [(r.first, r.last) for r in placement.ranges], hops)
 
 
 def _left_out(requests: Sequence[SimulatedRequest]) -> dict[str, Any]:

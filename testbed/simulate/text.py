@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from testbed.results.unused import unused_text
 from testbed.scenario.units import counted
 from testbed.simulate.answer import PERCENTILES
 
@@ -157,6 +158,7 @@ def _notes(row: dict[str, Any]) -> list[str]:
         notes.append(f"{row['policy']} is infeasible{of}: {row['error']}{rest}")
     if row.get("n_failed"):
         notes.append(_left_out(row))
+    notes += [f"{row['policy']}: {hint}" for hint in unused_text(row.get("unused_blocks"))]
     if row.get("n_empty"):
         notes.append(
             f"{row['policy']}: in {row['n_empty']} of {row['n_runs']} runs no request completed; they are in no mean"
