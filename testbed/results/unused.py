@@ -47,7 +47,8 @@ def unused_text(found: Mapping[str, Any] | None) -> list[str]:
     """A hint where blocks were held that no request used; else nothing."""
     if found is None or not found["n_unused"]:
         return []
-    text = f"hint: no request used {found['n_unused']:,.6g} of the {found['n_held']:,.6g} blocks that servers hold"
+    mean = "on average " if isinstance(found["n_unused"], float) else ""  # over runs
+    text = f"hint: {mean}no request used {found['n_unused']:,.6g} of the {found['n_held']:,.6g} blocks that servers hold"
     if idle := found["servers"]:
         names = ", ".join(idle[:_MOST_NAMES]) + (
             f" and {len(idle) - _MOST_NAMES} more" if len(idle) > _MOST_NAMES else ""

@@ -152,6 +152,33 @@ def _replayed(
     return rows, (n - 1) / span_s if span_s > 0 else rate, f"{origin}{stretched}, {which}", sample
 
 
+def _lengths_listed(table: WorkloadTable, seed: int, folder: Path) -> tuple[list[list[int]], str | None]:
+    """[input, output] of every request whose arrival is generated, and where they come from.
+
+    Of a trace each request gets those of one recorded request, any as likely as another: long prompts keep the answers
+    that they had.
+    """
+    n = table.n_requests or 1
+    if table.file is not None:
+        kind, rows = read_trace(folder / table.file)
+        rng = stream(seed, "recorded lengths")
+        chosen = [rows[rng.randrange(len(rows))] for _ in range(n)]
+        said = f"lengths drawn from the {len(rows):,} requests of {kind} trace {Path(table.file).name}"
+        return [[int(row[1]), int(row[2])] for row in chosen], said
+    listed = table.request_lengths or []
+    if n > len(listed):
+        raise KeyedError(
+            ("workload", "n_requests"), f"is {n}, but there are only {len(listed)} request_lengths"
+        )
+    for index, row in enumerate(listed):
+        if not (isinstance(row, list) and len(row) == 2 and _is_request([0, *row])):
+            raise KeyedError(
+                ("workload", "request_lengths", index),
+                f"must be [input tokens, output tokens], 1 to {MAX_TOKENS:,} each, not {shown(row)}",
+            )
+    return listed[:n], table.origin
+
+
 def _stretched(rows: Listed, to_rate: float | None) -> tuple[Listed, float, str]:
     """``rows`` at a mean rate of ``to_rate`` (default: as they are), that rate, and what was done, for people."""
     n, span_s = len(rows), rows[-1][0] - rows[0][0]
@@ -186,6 +213,8 @@ def workload_source(table: WorkloadTable) -> str:
         arrivals = table.origin or "listed"
     else:
         arrivals = f"{table.arrivals}, {table.rate:g} per second" + (" at first" if table.changes else "")
+        if table.origin:
+            arrivals += f"; {table.origin}"
     lengths = f"input tokens {_said(table.n_input_tokens)}, output tokens {_said(table.n_output_tokens)}"
     if table.lengths == "hidden":
         lengths += f", of which at most {table.max_new_tokens} are known of before"
@@ -224,16 +253,22 @@ def make_requests(
     wrong = too_late(arrives_at_s[-1])
     if wrong is not None:
         raise KeyedError(("workload", "rate"), wrong)
+    is_listed = replayed is None and None in (table.n_input_tokens, table.n_output_tokens)
+    if replayed is not None:
+        pairs = [[int(row[1]), int(row[2])] for row in replayed]
+    elif is_listed:
+        pairs, said = _lengths_listed(table, seed, folder)
+        update = {"file": None, "origin": said, "request_lengths": pairs}
     lengths = []
     for column, spec, concern in (
-        (1, table.n_input_tokens, "input lengths"),
-        (2, table.n_output_tokens, "output lengths"),
+        (0, table.n_input_tokens, "input lengths"),
+        (1, table.n_output_tokens, "output lengths"),
     ):
         if spec is not None:
             draw = _length(spec, stream(seed, concern))
             lengths.append([draw() for _ in arrives_at_s])
         else:
-            lengths.append([int(row[column]) for row in replayed or []])
+            lengths.append([pair[column] for pair in pairs])
     choice = stream(seed, "client choice")
     clients = [choice.randrange(n_clients) for _ in arrives_at_s]
     limits: list[int | None] = [None] * len(clients)

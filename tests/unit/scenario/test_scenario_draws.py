@@ -1,4 +1,4 @@
-"""Which recorded requests a seed takes."""
+"""Which recorded requests a seed takes, and lengths of a trace for arrivals that are generated."""
 
 from __future__ import annotations
 
@@ -86,3 +86,97 @@ def test_without_a_draw_the_first_requests_are_taken_whatever_the_seed() -> None
 def test_generated_arrivals_have_nothing_to_draw_from() -> None:
     with pytest.raises(ScenarioError, match=r'workload.draw: is only for arrivals = "trace" or "listed"'):
         load_experiment("clustered", ["workload.draw=windows"])
+
+
+POISSON = ("workload.arrivals=poisson", "workload.rate=0.5", "workload.n_requests=40")
+
+
+def test_generated_arrivals_take_the_lengths_of_recorded_requests_pair_by_pair() -> None:
+    recorded = {(r.n_input_tokens, r.n_output_tokens) for r in load_experiment("trace-replay").requests}
+    experiment = load_experiment("trace-replay", POISSON)
+    pairs = [(r.n_input_tokens, r.n_output_tokens) for r in experiment.requests]
+    assert set(pairs) <= recorded and len(set(pairs)) > 20
+    assert (
+        experiment.sample is None
+        and "lengths drawn from the 100 requests of Azure trace" in experiment.workload
+    )
+    assert experiment.problem.request_rate == 0.5
+    assert experiment.problem.n_output_tokens == max(n_out for _, n_out in pairs)
+
+
+def test_a_traces_lengths_do_not_move_generated_arrivals_and_follow_the_seed() -> None:
+    fixed = [f"workload.{key}=9" for key in ("n_input_tokens", "n_output_tokens")]
+    without = load_experiment("clustered", [*POISSON, *fixed])
+    taken = load_experiment("trace-replay", POISSON)
+    assert [r.arrival_at_s for r in taken.requests] == [r.arrival_at_s for r in without.requests]
+    assert came(taken) == came(load_experiment("trace-replay", POISSON))
+    other = load_experiment("trace-replay", [*POISSON, "seed=1"])
+    assert [r.n_input_tokens for r in other.requests] != [r.n_input_tokens for r in taken.requests]
+
+
+def test_one_length_may_be_the_traces_and_the_other_not() -> None:
+    both = load_experiment("trace-replay", POISSON)
+    one = load_experiment(
+        "trace-replay", [*POISSON, "workload.n_input_tokens=trace", "workload.n_output_tokens=5"]
+    )
+    assert [r.n_input_tokens for r in one.requests] == [r.n_input_tokens for r in both.requests]
+    assert {r.n_output_tokens for r in one.requests} == {5}
+
+
+def test_the_arrivals_of_a_trace_may_have_other_lengths() -> None:
+    drawn_lengths = 'workload.n_output_tokens={distribution="uniform",low=3,high=4}'
+    plain = load_experiment("trace-replay")
+    other = load_experiment("trace-replay", ["workload.n_input_tokens=8", drawn_lengths])
+    assert [r.arrival_at_s for r in other.requests] == [r.arrival_at_s for r in plain.requests]
+    assert {r.n_input_tokens for r in other.requests} == {8} and {
+        r.n_output_tokens for r in other.requests
+    } == {3, 4}
+
+
+@pytest.mark.parametrize("more", [(), ("workload.n_output_tokens=5",), ("workload.lengths=hidden",)])
+def test_the_resolved_scenario_lists_a_traces_lengths(more: tuple[str, ...], tmp_path: Path) -> None:
+    experiment = load_experiment("trace-replay", [*POISSON, *more])
+    (tmp_path / "again.toml").write_text(dump_toml(experiment), encoding="utf-8")
+    assert load_experiment(str(tmp_path / "again.toml")) == experiment
+
+
+LISTED = "workload.request_lengths=[[3, 4], [5, 6]]"
+
+
+def test_lengths_may_be_listed_for_generated_arrivals() -> None:
+    trace = [f"workload.{key}=trace" for key in ("n_input_tokens", "n_output_tokens")]
+    experiment = load_experiment("clustered", [LISTED, "workload.n_requests=2", *trace])
+    assert [(r.n_input_tokens, r.n_output_tokens) for r in experiment.requests] == [(3, 4), (5, 6)]
+    assert experiment.requests[1].arrival_at_s > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            ("workload.n_input_tokens=trace",),
+            'n_input_tokens: is "trace", but there is none; name it in workload.file',
+        ),
+        (("workload.rate=trace",), 'rate: may only be "trace" with arrivals = "trace" or "listed"'),
+        (
+            (LISTED,),
+            "request_lengths: is only for generated arrivals without a file, and for a length that is not given",
+        ),
+        (
+            (LISTED, "workload.n_input_tokens=trace"),
+            "n_requests: is 100, but there are only 2 request_lengths",
+        ),
+        (
+            ("workload.request_lengths=[[1, 0]]", "workload.n_input_tokens=trace", "workload.n_requests=1"),
+            "request_lengths.0: must be [input tokens, output tokens], 1 to",
+        ),
+        (
+            ("workload.file=x.csv",),
+            'file: is for arrivals = "trace", or for a length that is "trace"; there is neither',
+        ),
+    ],
+)
+def test_lengths_from_nowhere_are_refused(changes: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ScenarioError) as caught:
+        load_experiment("clustered", changes)
+    assert said in str(caught.value)
