@@ -244,7 +244,12 @@ def simulate(
     ] = None,
     placement: Annotated[str | None, typer.Option(help="Placement policy; the other half stays.")] = None,
     routing: Annotated[str | None, typer.Option(help="Routing policy; the other half stays.")] = None,
-    runs: Annotated[int, typer.Option(min=1, help="Monte-Carlo runs: so many seeds, counting up.")] = 1,
+    runs: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Monte-Carlo runs: so many seeds, counting up; of a trace each takes other requests."
+        ),
+    ] = 1,
     seed: SeedOption = None,
     session_setup: Annotated[
         str | None,

@@ -1,7 +1,8 @@
 """From a run's append-only logs to tables, summary and trace.
 
 - ``logs`` reads what clients wrote; ``model`` puts the modelled time beside every hop
-- ``requests`` has a row and its metrics per request; ``summary`` aggregates; ``slo`` reads objectives
+- ``requests`` has a row and its metrics per request; ``summary`` aggregates; ``slo`` reads objectives;
+  ``unused``: blocks that no request used
 - ``errors``: how far the run is from its twin, or from the closed model
 - ``tables`` (Parquet), ``trace`` (Perfetto), ``text`` (terminal), ``figures`` and ``report``
   (the part of ``report.html`` that needs no script) write;

@@ -16,6 +16,7 @@ from testbed.results.logs import RunRecords
 from testbed.results.model import HopTable
 from testbed.results.requests import METRICS, stats
 from testbed.results.slo import goodput_rps
+from testbed.results.unused import unused_blocks
 from testbed.rundir import BY_HAND
 from testbed.scenario.experiment import Experiment
 
@@ -113,6 +114,7 @@ def summarize(
         },
         "admission": _admission(records),
         "preemption": _preemption(experiment, records),
+        "unused_blocks": _unused(records, plan),
         "achieved_concurrency": _concurrency(records),
         "goodput_rps": goodput_rps(rows, objectives or {}),
         "objectives": objectives or {},
@@ -158,6 +160,14 @@ def _preemption(experiment: Experiment, records: RunRecords) -> dict[str, Any]:
         "tokens": sum(r.preempted_tokens for r in preempted),
         "waited_s": stats(r.preempted_s for r in preempted),
     }
+
+
+def _unused(records: RunRecords, plan: dict[str, Any]) -> dict[str, Any] | None:
+    """Blocks that no request used; ``None`` where servers came, went or moved, and their blocks with them."""
+    if records.faults or records.moves or records.replays:
+        return None
+    hops = (hop for r in records.requests if r.opened_at_s is not None for hop in r.chain)
+    return unused_blocks(plan["servers"], [(r[0], r[1]) for r in plan["placement"]["ranges"]], hops)
 
 
 def _stalls(stalls: list[dict[str, float]]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from testbed.results.errors import DISTRIBUTIONS
 from testbed.results.failures import failure_text
+from testbed.results.unused import unused_text
 from testbed.scenario.units import counted
 
 _ROWS = (
@@ -72,7 +73,8 @@ def _table(summary: dict[str, Any]) -> Table:
     errors = summary["emulation_error"]
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("scenario seconds")
-    for name in ("mean", "p50", "p99", f"{truth} mean", f"{truth} p99"):
+    is_part = summary["n_completed"] < summary["n_requests"]
+    for name in (*(("of",) if is_part else ()), "mean", "p50", "p99", f"{truth} mean", f"{truth} p99"):
         table.add_column(name, justify="right")
     for name in ("error mean", "error p99") if errors else ():
         table.add_column(name, justify="right")
@@ -82,11 +84,17 @@ def _table(summary: dict[str, Any]) -> Table:
             continue
         table.add_row(
             label,
+            *((_sample(metric, measured["n"], summary["n_requests"]),) if is_part else ()),
             *(_number(measured[key]) for key in ("mean", "p50", "p99")),
             *(_number(true[key]) for key in ("mean", "p99")),
             *(_errors(errors[metric]) if metric in errors else ()),
         )
     return table
+
+
+def _sample(metric: str, n: int, n_requests: int) -> str:
+    """What a row's figures are of: requests that did not get so far are in none of them."""
+    return f"{n:,} tokens" if metric == "token_gap_s" else f"{n:,} of {n_requests:,}"
 
 
 def _errors(error: dict[str, float | None]) -> tuple[str, str]:
@@ -110,6 +118,7 @@ def _start(summary: dict[str, Any]) -> str:
 def _footer(summary: dict[str, Any]) -> str:
     lines = [f"{count} failed: {reason}" for reason, count in summary["failed_because"].items()]
     lines += failure_text(summary)
+    lines += unused_text(summary.get("unused_blocks"))
     lines += _clock_lines(summary)
     if summary["compute"] == "blocks":
         lines.append(

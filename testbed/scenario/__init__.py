@@ -3,7 +3,7 @@
 - ``sources``: finds and reads files, applies ``--set``
 - ``schema``: the form of a file (strict tables, units through ``units``)
 - ``topologies``: the form of a topology file, the shipped ones, and the choice of nodes
-- ``profiles``, ``network``, ``workload``, ``traces``, ``policy``: look names up and make choices
+- ``profiles``, ``network``, ``workload``, ``traces``, ``draws``, ``policy``: look names up and make choices
 - ``catalogue``, ``roofline``: GPUs and models by name, and the block times that follow
 - ``fault_tables``, ``faults``: what happens to servers, and what is done about it
 - ``resolve``: puts the ``Experiment`` together

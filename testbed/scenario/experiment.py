@@ -17,6 +17,7 @@ from netem.spec import SUBNET, TcpSpec
 from policies.membership import MembershipRules
 from policies.problem import Problem, RequestSpec
 from policies.workload import Backoff, QueueRules, RequestPlan
+from testbed.scenario.draws import Sample
 from testbed.scenario.event_table import EventTable
 
 
@@ -186,6 +187,8 @@ class Experiment:
     """The resolved scenario as TOML data; parsing it again gives this experiment."""
     workload: str = ""
     """Where arrivals and lengths of ``requests`` come from, for people."""
+    sample: Sample | None = field(default=None, compare=False)
+    """How ``requests`` were taken from recorded ones; ``None``: they were generated."""
     site_links: Mapping[tuple[str, str], Link] = field(default_factory=dict)
     """The network between sites, from which ``links`` come; ``testbed.scenario.whole`` has what else follows."""
     events: tuple[EventTable, ...] = ()

@@ -81,11 +81,10 @@ def resolve(scenario: Scenario, stem: str, folder_of: FolderOf) -> Experiment:
     hardware, compute = _hardware(
         scenario, compute, folder_of, block_of(model_table), for_petals=needs_petals_throughput(policy)
     )
-    workload, requests, n_input_tokens, n_output_tokens, length_samples = make_requests(
+    workload, requests, lengths, sample, length_samples = make_requests(
         scenario.workload, scenario.seed, len(where.clients), folder_of("workload", "file")
     )
     assert workload.rate is not None
-    lengths = (n_input_tokens, n_output_tokens)
     specs = tuple(
         server_spec(
             node.name, group.hardware, hardware[group.hardware], group.memory, lengths, model.token_bytes
@@ -147,8 +146,8 @@ def resolve(scenario: Scenario, stem: str, folder_of: FolderOf) -> Experiment:
             servers=specs,
             clients=client_names,
             **vars(times),
-            n_input_tokens=n_input_tokens,
-            n_output_tokens=n_output_tokens,
+            n_input_tokens=lengths[0],
+            n_output_tokens=lengths[1],
             request_rate=workload.rate,
             join_order=join_order(scenario.seed, len(specs)),
             initial_delay_s=calibration.initial_delay_s,
@@ -197,6 +196,7 @@ def resolve(scenario: Scenario, stem: str, folder_of: FolderOf) -> Experiment:
         requests=() if endpoint is not None and endpoint.workload == "none" else requests,
         endpoint_tokens=endpoint.max_model_len if endpoint is not None else 0,
         workload=workload_source(workload),
+        sample=sample,
         document=resolved.model_dump(by_alias=True, exclude_none=True),
         shared_bps=(network.shared or {}) if isinstance(network, MatrixTable) else {},
         shared_paths=node_paths(network, where.sites),

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
+from testbed.scenario.draws import Draw
 from testbed.scenario.fault_tables import ChurnTable, FaultTable, MembershipTable, RecoveryTable
 from testbed.scenario.fields import (
     BitsPerSecond,
@@ -215,7 +216,8 @@ class RateChange(Table):
     rate: Positive
 
 
-_OF_A_TRACE = ("rate", "n_requests", "n_input_tokens", "n_output_tokens")
+_LENGTHS = ("n_input_tokens", "n_output_tokens")
+_OF_A_TRACE = ("rate", "n_requests", *_LENGTHS)
 
 
 class EndpointTable(Table):
@@ -238,9 +240,11 @@ class WorkloadTable(Table):
 
     ``trace`` and ``listed`` have their own arrivals and lengths; ``n_requests`` cuts them, ``rate``
     stretches time to that mean rate, and lengths replace their lengths. Each of these may say "trace": as the
-    trace has it, whatever the file said that ``--set`` changes. The other kinds arrive at ``rate``,
-    for which the placement is designed, until ``changes`` say otherwise. ``origin`` says where listed requests come
-    from, for people.
+    trace has it, whatever the file said that ``--set`` changes. ``draw`` says which of them a seed takes (see
+    ``testbed.scenario.draws``; default: the first). The other kinds arrive at ``rate``,
+    for which the placement is designed, until ``changes`` say otherwise; a length that they are not given, or
+    that is "trace", is that of a request drawn from the trace ``file``, or of ``request_lengths``, one [input, output] per
+    request in order. ``origin`` says where what is listed comes from, for people.
 
     ``lengths`` "known": a request's output length is known before it is served, as the paper assumes. "hidden":
     policies, admission and servers know ``max_new_tokens`` (by default the longest output that can occur), reserve
@@ -256,6 +260,7 @@ class WorkloadTable(Table):
     shape: Positive | None = None
     file: str | None = None
     requests: list[Any] | None = None
+    request_lengths: list[Any] | None = None
     n_requests: Annotated[int, Field(ge=1, le=MAX_REQUESTS)] | None = None
     n_input_tokens: Length | None = None
     n_output_tokens: Length | None = None
@@ -263,6 +268,7 @@ class WorkloadTable(Table):
     max_new_tokens: Tokens | None = None
     known_lengths: Annotated[list[Lengths], Field(max_length=10_000)] | None = None
     origin: Annotated[str, Field(max_length=1000)] | None = None
+    draw: Draw | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -270,25 +276,46 @@ class WorkloadTable(Table):
         if not isinstance(data, dict):
             return data
         said = [key for key in _OF_A_TRACE if data.get(key) == "trace"]
-        if said and data.get("arrivals") not in ("trace", "listed"):
-            raise rule('may only be "trace" with arrivals = "trace" or "listed"', said[0])
+        if data.get("arrivals") not in ("trace", "listed"):
+            has_lengths = any(data.get(key) is not None for key in ("file", "request_lengths"))
+            for key in said:
+                if key not in _LENGTHS:
+                    raise rule('may only be "trace" with arrivals = "trace" or "listed"', key)
+                if not has_lengths:
+                    raise rule('is "trace", but there is none; name it in workload.file', key)
         return {key: value for key, value in data.items() if key not in said}
 
     @model_validator(mode="after")
     def _keys_of_the_kind(self) -> Self:
+        is_generated = self.arrivals not in ("trace", "listed")
+        takes_lengths = is_generated and None in (self.n_input_tokens, self.n_output_tokens)
         for key, kind in (("shape", "gamma"), ("file", "trace"), ("requests", "listed")):
+            if key == "file" and takes_lengths:
+                continue
             given = getattr(self, key) is not None
+            if given and key == "file" and is_generated:
+                raise rule(
+                    'is for arrivals = "trace", or for a length that is "trace"; there is neither', key
+                )
             if given and self.arrivals != kind:
                 raise rule(f'is only for arrivals = "{kind}"; arrivals is "{self.arrivals}"', key)
             if not given and self.arrivals == kind:
                 raise rule(f'is missing; arrivals = "{kind}" needs it', key)
         if self.max_new_tokens is not None and self.lengths == "known":
             raise rule('is only for lengths = "hidden"; lengths is "known"', "max_new_tokens")
-        if self.origin is not None and self.arrivals != "listed":
+        if self.request_lengths is not None and (self.file is not None or not takes_lengths):
+            raise rule(
+                "is only for generated arrivals without a file, and for a length that is not given",
+                "request_lengths",
+            )
+        has_lengths = takes_lengths and (self.file is not None or self.request_lengths is not None)
+        if self.origin is not None and self.arrivals != "listed" and not has_lengths:
             raise rule(f'is only for arrivals = "listed"; arrivals is "{self.arrivals}"', "origin")
-        if self.arrivals not in ("trace", "listed"):
-            for key in ("rate", "n_requests", "n_input_tokens", "n_output_tokens"):
-                if getattr(self, key) is None:
+        if is_generated:
+            if self.draw is not None:
+                raise rule('is only for arrivals = "trace" or "listed"', "draw")
+            for key in _OF_A_TRACE:
+                if getattr(self, key) is None and not (key in _LENGTHS and has_lengths):
                     raise rule(f'is missing; arrivals = "{self.arrivals}" needs it', key)
         elif self.changes:
             raise rule(f'are for generated arrivals; arrivals = "{self.arrivals}" has its own', "changes")

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from policies.workload import RequestPlan
+from testbed.scenario.draws import Sample, drawn
 from testbed.scenario.limits import MAX_DURATION_S, MAX_NUMBER, MAX_TOKENS, too_late
 from testbed.scenario.problems import KeyedError, shown
 from testbed.scenario.schema import Choice, Lognormal, Uniform, WorkloadTable
@@ -21,6 +22,8 @@ from testbed.scenario.traces import read_trace
 
 LengthTable = int | Uniform | Lognormal | Choice
 Listed = list[list[int | float]]
+Lengths = tuple[int, int]
+"""Input and output tokens."""
 _MOST_KNOWN = 256
 """Past requests whose lengths an operator looks at."""
 
@@ -120,10 +123,13 @@ def _checked(listed: list[Any], n_clients: int, is_hidden: bool) -> Listed:
     return listed
 
 
-def _replayed(table: WorkloadTable, folder: Path, n_clients: int) -> tuple[Listed, float, str, Listed]:
-    """Requests of a trace file, their rate, where they come from, and the requests that are left out.
+def _replayed(
+    table: WorkloadTable, seed: int, folder: Path, n_clients: int
+) -> tuple[Listed, float, str, Sample, list[Lengths]]:
+    """Recorded requests, their rate, where they come from, how many there were to take from, and lengths of the others.
 
-    They are cut to ``n_requests`` and stretched to ``rate`` where these are given.
+    The first ones are stretched to ``rate`` themselves. For another ``draw`` the whole recording is: what one run
+    gets then is as much above or below that rate as it was recorded.
     """
     if table.arrivals == "trace":
         kind, rows = read_trace(folder / (table.file or ""))
@@ -133,47 +139,102 @@ def _replayed(table: WorkloadTable, folder: Path, n_clients: int) -> tuple[Liste
             _checked(table.requests or [], n_clients, table.lengths == "hidden"),
             table.origin or "listed",
         )
+    sample = Sample(table.draw, len(rows))
     n = table.n_requests or len(rows)
     if n > len(rows):
         raise KeyedError(("workload", "n_requests"), f"is {n}, but there are only {len(rows)} requests")
-    if n < len(rows):
-        origin += f", the first {n:,} of {len(rows):,} requests"
-    rows, others = rows[:n], rows[n:]
+    recorded = Counter(map(_lengths_of, rows))
+    if table.draw in (None, "first"):
+        if n < len(rows):
+            rows, which = drawn(rows, n, "first", seed, stream(seed, "draw"))
+            origin += f", {which}"
+        rows, rate, stretched = _stretched(rows, table.rate)
+        return rows, rate, origin + stretched, sample, _others(recorded, rows)
+    assert table.draw is not None
+    rows, rate, stretched = _stretched(rows, table.rate)
+    rows, which = drawn(rows, n, table.draw, seed, stream(seed, "draw"))
     span_s = rows[-1][0] - rows[0][0]
-    if table.rate is None and span_s <= (n - 1) / MAX_NUMBER:
+    # The rate that was drawn: any other would stretch the resolved scenario's requests once more.
+    drawn_rate = (n - 1) / span_s if span_s > 0 else rate
+    return rows, drawn_rate, f"{origin}{stretched}, {which}", sample, _others(recorded, rows)
+
+
+def _lengths_listed(
+    table: WorkloadTable, seed: int, folder: Path
+) -> tuple[list[list[int]], str | None, list[Lengths]]:
+    """[input, output] of every request whose arrival is generated, where they come from, and all that were recorded.
+
+    Of a trace each request gets those of one recorded request, any as likely as another: long prompts keep the answers
+    that they had.
+    """
+    n = table.n_requests or 1
+    if table.file is not None:
+        kind, rows = read_trace(folder / table.file)
+        rng = stream(seed, "recorded lengths")
+        chosen = [rows[rng.randrange(len(rows))] for _ in range(n)]
+        said = f"lengths drawn from the {len(rows):,} requests of {kind} trace {Path(table.file).name}"
+        return [[int(row[1]), int(row[2])] for row in chosen], said, list(map(_lengths_of, rows))
+    listed = table.request_lengths or []
+    if n > len(listed):
+        raise KeyedError(
+            ("workload", "n_requests"), f"is {n}, but there are only {len(listed)} request_lengths"
+        )
+    for index, row in enumerate(listed):
+        if not (isinstance(row, list) and len(row) == 2 and _is_request([0, *row])):
+            raise KeyedError(
+                ("workload", "request_lengths", index),
+                f"must be [input tokens, output tokens], 1 to {MAX_TOKENS:,} each, not {shown(row)}",
+            )
+    return listed[:n], table.origin, []
+
+
+def _stretched(rows: Listed, to_rate: float | None) -> tuple[Listed, float, str]:
+    """``rows`` at a mean rate of ``to_rate`` (default: as they are), that rate, and what was done, for people."""
+    n, span_s = len(rows), rows[-1][0] - rows[0][0]
+    if to_rate is None and span_s <= (n - 1) / MAX_NUMBER:
         raise KeyedError(
             ("workload", "rate"), "is missing, and cannot be told from requests that arrive at once"
         )
-    rate = table.rate or (n - 1) / span_s
+    rate = to_rate or (n - 1) / span_s
     stretch = (n - 1) / rate / span_s if span_s > 0 else 1.0
     # Rounding alone must not move arrivals: a resolved scenario has to give the same ones again.
-    if not math.isclose(stretch, 1.0, rel_tol=1e-9):
-        rows = [[at_s * stretch, *lengths] for at_s, *lengths in rows]
-        origin += f", stretched to {rate:g} per second"
-    return rows, rate, origin, others
+    if math.isclose(stretch, 1.0, rel_tol=1e-9):
+        return rows, rate, ""
+    return [[at_s * stretch, *rest] for at_s, *rest in rows], rate, f", stretched to {rate:g} per second"
 
 
-def _known_lengths(table: WorkloadTable, seed: int, others: Listed) -> list[tuple[int, int]]:
+def _lengths_of(row: list[int | float]) -> Lengths:
+    return int(row[1]), int(row[2])
+
+
+def _others(recorded: Counter[Lengths], rows: Listed) -> list[Lengths]:
+    """Lengths of recorded requests that are not among ``rows``."""
+    return list((recorded - Counter(map(_lengths_of, rows))).elements())
+
+
+def _known_lengths(table: WorkloadTable, seed: int, recorded: list[Lengths]) -> list[Lengths]:
     """What an operator knows of lengths: of requests that are not those of the run. Empty if nothing is.
 
-    ``others``: requests of a trace that are not served.
+    ``recorded``: past requests of a trace.
     """
     if table.known_lengths is not None:
         return [(n_input, n_output) for n_input, n_output in table.known_lengths]
-    rng, draws = stream(seed, "known lengths"), []
-    for column, spec in ((1, table.n_input_tokens), (2, table.n_output_tokens)):
-        if spec is not None:
-            draws.append(_length(spec, rng))
+    rng, past = stream(seed, "known lengths"), _spread(recorded)
+    is_drawn = table.n_input_tokens is not None and table.n_output_tokens is not None
+    columns = []
+    for column, spec in enumerate((table.n_input_tokens, table.n_output_tokens)):
+        if spec is None:
+            columns.append([lengths[column] for lengths in past])
         else:
-            draws.append(partial(next, iter([int(row[column]) for row in _spread(others)])))
-    n = _MOST_KNOWN if table.n_input_tokens and table.n_output_tokens else len(_spread(others))
-    return [(draws[0](), draws[1]()) for _ in range(n)]
+            draw = _length(spec, rng)
+            columns.append([draw() for _ in range(_MOST_KNOWN if is_drawn else len(past))])
+    return list(zip(*columns, strict=True))
 
 
-def _spread(rows: Listed) -> Listed:
+def _spread(lengths: list[Lengths]) -> list[Lengths]:
     """At most ``_MOST_KNOWN`` of them, from everywhere."""
-    n = min(len(rows), _MOST_KNOWN)
-    return [rows[i * len(rows) // n] for i in range(n)]
+    n = min(len(lengths), _MOST_KNOWN)
+    return [lengths[i * len(lengths) // n] for i in range(n)]
 
 
 def _said(table: LengthTable | None) -> str:
@@ -195,6 +256,8 @@ def workload_source(table: WorkloadTable) -> str:
         arrivals = table.origin or "listed"
     else:
         arrivals = f"{table.arrivals}, {table.rate:g} per second" + (" at first" if table.changes else "")
+        if table.origin:
+            arrivals += f"; {table.origin}"
     lengths = f"input tokens {_said(table.n_input_tokens)}, output tokens {_said(table.n_output_tokens)}"
     if table.lengths == "hidden":
         lengths += f", of which at most {table.max_new_tokens} are known of before"
@@ -203,18 +266,20 @@ def workload_source(table: WorkloadTable) -> str:
 
 def make_requests(
     table: WorkloadTable, seed: int, n_clients: int, folder: Path
-) -> tuple[WorkloadTable, tuple[RequestPlan, ...], int, int, tuple[tuple[int, int], ...]]:
-    """The resolved table, the requests, the largest input and output lengths to plan for, and lengths of past requests.
+) -> tuple[WorkloadTable, tuple[RequestPlan, ...], tuple[int, int], Sample | None, tuple[Lengths, ...]]:
+    """The resolved table, the requests, the largest input and output lengths to plan for, how recorded ones were taken, and lengths of
+    past requests.
 
     Of outputs that is what requests may ask for, or where lengths are known the largest that can occur.
     The first generated request arrives at 0 s. A relative trace file is looked for in ``folder``.
     """
     arrivals = stream(seed, "arrivals")
     replayed: Listed | None = None
-    others: Listed = []
+    sample: Sample | None = None
+    past: list[Lengths] = []
     update: dict[str, Any] = {}
     if table.arrivals in ("trace", "listed"):
-        replayed, rate, origin, others = _replayed(table, folder, n_clients)
+        replayed, rate, origin, sample, past = _replayed(table, seed, folder, n_clients)
         arrives_at_s = [float(row[0]) for row in replayed]
         update = {
             "arrivals": "listed",
@@ -222,6 +287,7 @@ def make_requests(
             "rate": rate,
             "n_requests": len(replayed),
             "origin": origin,
+            "draw": None,
         }
     else:
         gap, n = _gaps(table, arrivals), table.n_requests or 1
@@ -232,16 +298,22 @@ def make_requests(
     wrong = too_late(arrives_at_s[-1])
     if wrong is not None:
         raise KeyedError(("workload", "rate"), wrong)
+    is_listed = replayed is None and None in (table.n_input_tokens, table.n_output_tokens)
+    if replayed is not None:
+        pairs = [[int(row[1]), int(row[2])] for row in replayed]
+    elif is_listed:
+        pairs, said, past = _lengths_listed(table, seed, folder)
+        update = {"file": None, "origin": said, "request_lengths": pairs}
     lengths = []
     for column, spec, concern in (
-        (1, table.n_input_tokens, "input lengths"),
-        (2, table.n_output_tokens, "output lengths"),
+        (0, table.n_input_tokens, "input lengths"),
+        (1, table.n_output_tokens, "output lengths"),
     ):
         if spec is not None:
             draw = _length(spec, stream(seed, concern))
             lengths.append([draw() for _ in arrives_at_s])
         else:
-            lengths.append([int(row[column]) for row in replayed or []])
+            lengths.append([pair[column] for pair in pairs])
     choice = stream(seed, "client choice")
     clients = [choice.randrange(n_clients) for _ in arrives_at_s]
     limits: list[int | None] = [None] * len(clients)
@@ -266,7 +338,7 @@ def make_requests(
         ]
     if table.lengths == "hidden":
         longest = (longest[0], max(r.known.n_output_tokens for r in requests))
-    known = _known_lengths(table, seed, others)
-    if replayed is not None and table.known_lengths is None and known:
+    known = _known_lengths(table, seed, past)
+    if (replayed is not None or is_listed) and table.known_lengths is None and known:
         update["known_lengths"] = [list(lengths) for lengths in known]
-    return table.model_copy(update=update), requests, *longest, tuple(known)
+    return table.model_copy(update=update), requests, longest, sample, tuple(known)

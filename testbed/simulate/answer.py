@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,14 @@ from policies.cgbp import lower_bounds_per_token_s
 from policies.design import choose_design_concurrency
 from policies.problem import PolicyError
 from testbed.fast.engine import Move, SimulatedRequest
+from testbed.results.unused import unused_blocks
 from testbed.simulate.engine import Simulation
 
 MEANS = ("per_token_ms", "ttft_ms", "rest_ms", "waiting_ms", "max_concurrent")
+TIMES = MEANS[:-1]
+PERCENTILES = {"p50": 50, "p95": 95, "p99": 99}
+MOST_REASONS = 10
+"""Of a kind of failure each; there may be as many as requests."""
 
 
 def answer(simulation: Simulation) -> dict[str, Any]:
@@ -23,7 +29,8 @@ def answer(simulation: Simulation) -> dict[str, Any]:
     ``placement`` is ``[first_block, n_blocks]`` per server, 1-based, ``[0, 0]`` for none, ``cache_bytes`` the
     room that it leaves for caches there; ``requests`` are
     ``{route, waiting_ms, time_ms, ttft_ms}`` (and ``status`` if not completed), routes being 0-based
-    servers. All three, and ``mean``, are ``None`` where infeasible.
+    servers. All three, and ``mean``, are ``None`` where infeasible. ``percentiles`` are of what is averaged in ``mean``, and
+    ``n_failed`` requests are in neither.
     """
     experiment, placement = simulation.case.experiment, simulation.placement
     found: dict[str, Any] = {
@@ -43,7 +50,9 @@ def answer(simulation: Simulation) -> dict[str, Any]:
         found["cache_bytes"] = list(placement.cache_bytes)
         found["requests"] = [_request(request) for request in simulation.requests]
         found["mean"] = means(simulation.requests)
-        found["n_failed"] = sum(r.status != "completed" for r in simulation.requests)
+        found["percentiles"] = percentiles(simulation.requests)
+        found |= _left_out(simulation.requests)
+        found["unused_blocks"] = unused_of(simulation)
         if experiment.online is not None:
             found["online"] = experiment.online
             found["moves"] = [_move(move) for move in simulation.served.moves]
@@ -84,8 +93,35 @@ def means(requests: Iterable[SimulatedRequest]) -> dict[str, float | None]:
 
     ``max_concurrent`` is the largest number of requests between arrival and end at a time.
     """
-    done = [r for r in requests if r.ttft_s is not None and r.time_s is not None]
-    values = {
+    done = _completed(requests)
+    found: dict[str, float | None] = {
+        name: math.fsum(sample) / len(sample) if sample else None
+        for name, sample in _samples_ms(done).items()
+    }
+    found["max_concurrent"] = concurrency(done)[1]
+    return found
+
+
+def percentiles(requests: Iterable[SimulatedRequest]) -> dict[str, dict[str, float | None]]:
+    """``PERCENTILES`` of what ``means`` averages, in milliseconds, over the same requests."""
+    found: dict[str, dict[str, float | None]] = {}
+    for name, sample in _samples_ms(_completed(requests)).items():
+        values = (
+            np.percentile(sample, list(PERCENTILES.values())).tolist()
+            if sample
+            else [None] * len(PERCENTILES)
+        )
+        found[name] = dict(zip(PERCENTILES, values, strict=True))
+    return found
+
+
+def _completed(requests: Iterable[SimulatedRequest]) -> list[SimulatedRequest]:
+    return [r for r in requests if r.ttft_s is not None and r.time_s is not None]
+
+
+def _samples_ms(done: Sequence[SimulatedRequest]) -> dict[str, list[float]]:
+    """A value per completed request; a single token has no rest."""
+    return {
         "per_token_ms": [1e3 * (r.time_s or 0.0) / r.plan.n_output_tokens for r in done],
         "ttft_ms": [1e3 * (r.ttft_s or 0.0) for r in done],
         "rest_ms": [
@@ -95,11 +131,34 @@ def means(requests: Iterable[SimulatedRequest]) -> dict[str, float | None]:
         ],
         "waiting_ms": [1e3 * r.waiting_s for r in done],
     }
-    found: dict[str, float | None] = {
-        name: math.fsum(sample) / len(sample) if sample else None for name, sample in values.items()
+
+
+def unused_of(simulation: Simulation) -> dict[str, Any] | None:
+    """Blocks that no request used; ``None`` where servers came, went or moved, and their blocks with them."""
+    experiment, placement, served = simulation.case.experiment, simulation.placement, simulation.served
+    assert placement is not None, "only feasible simulations served anything"
+    if served.summary is not None:
+        found: dict[str, Any] | None = served.summary["unused_blocks"]
+        return found
+    if served.moves:
+        return None
+    names = [server.name for server in experiment.problem.servers]
+    hops = ((h.server, h.first, h.last) for r in served.requests if r.route is not None for h in r.route.hops)
+    return unused_blocks(names, [(r.first, r.last) for r in placement.ranges], hops)
+
+
+def _left_out(requests: Sequence[SimulatedRequest]) -> dict[str, Any]:
+    """What the means leave out: requests that did not complete, why, and how long all together waited."""
+    failed = [r for r in requests if r.status != "completed"]
+    waited_ms = [1e3 * r.waiting_s for r in requests]
+    return {
+        "n_requests": len(requests),
+        "n_completed": len(requests) - len(failed),
+        "n_failed": len(failed),
+        "n_never_admitted": sum(r.route is None for r in failed),
+        "failed_because": dict(Counter(r.reason or r.status for r in failed).most_common(MOST_REASONS)),
+        "mean_waiting_of_all_ms": math.fsum(waited_ms) / len(waited_ms) if waited_ms else None,
     }
-    found["max_concurrent"] = concurrency(done)[1]
-    return found
 
 
 def concurrency(requests: Iterable[SimulatedRequest]) -> tuple[float | None, int]:

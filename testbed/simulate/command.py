@@ -14,13 +14,13 @@ import typer
 from policies.problem import PolicyError
 from policies.registry import resolve_pair
 from testbed.errors import UserError
-from testbed.results.intervals import mean_of
 from testbed.results.slo import goodput_rps
 from testbed.rundir import check_new_folder
 from testbed.scenario.policy import PolicyChoice
-from testbed.simulate.answer import MEANS, answer
-from testbed.simulate.cases import Case, instance_case, is_instance, scenario_case
+from testbed.simulate.answer import answer
+from testbed.simulate.cases import Case, instance_case, is_instance
 from testbed.simulate.engine import MODES, VIRTUAL, Simulation, simulate
+from testbed.simulate.runs import add_gain, aggregate, cases_of, drawn_of, fingerprint, same_run_error
 from testbed.simulate.summary import request_rows, summarize_simulation
 from testbed.simulate.tables import write_simulation
 from testbed.simulate.text import comparison_text
@@ -58,21 +58,48 @@ def simulate_command(targets: Sequence[str], options: Options, *, as_json: bool)
     rows = []
     folders = _folders(targets)
     for target in targets:
+        first: dict[str, Any] | None = None
+        replays: list[dict[str, Any]] = []
         for choice in options.choices:
-            seen: list[dict[str, Any]] = []
-            for case in _cases(target, choice, options):
-                seen.append(_one(case, options, folders[target] if several else None))
-            row = seen[0] if options.n_runs == 1 else _aggregate(seen)
-            row["target"] = target
+            row = _row(target, choice, options, folders[target] if several else None)
             rows.append(row)
-            if as_json:
-                print(json.dumps(row), flush=True)
+            if first is None:
+                first = row
+            elif options.n_runs > 1:
+                add_gain(first, row)
+            # Held back as long as all may be refused together.
+            replays.append(row)
+            if not row.get("same_run"):
+                for ready in replays if as_json else ():
+                    print(json.dumps(ready), flush=True)
+                replays = []
+        if replays and len(replays) == len(options.choices):
+            raise same_run_error(replays)
+        for ready in replays if as_json else ():
+            print(json.dumps(ready), flush=True)
     if not as_json:
         infeasible = [row for row in rows if not row["feasible"]]
         if len(infeasible) == len(rows):
             raise UserError("; ".join(dict.fromkeys(f"{row['id']}: {row['error']}" for row in infeasible)))
         typer.echo(comparison_text(rows))
     return 1 if any(row.get("n_failed") for row in rows) else 0
+
+
+def _row(target: str, choice: PolicyChoice, options: Options, folder: str | None) -> dict[str, Any]:
+    """A target under a policy: its object, or that of all its runs."""
+    seen: list[dict[str, Any]] = []
+    drawn, first, is_same_run = None, None, True
+    for case in _cases(target, choice, options):
+        row = _one(case, options, folder)
+        seen.append(row)
+        if options.n_runs > 1:
+            if first is None:
+                drawn, first = drawn_of(case.experiment), fingerprint(case, row)
+            elif is_same_run:
+                is_same_run = fingerprint(case, row) == first
+    whole = seen[0] if options.n_runs == 1 else aggregate(seen, drawn, is_same_run)
+    whole["target"] = target
+    return whole
 
 
 def _folders(targets: Sequence[str]) -> dict[str, str]:
@@ -137,10 +164,7 @@ def _cases(target: str, choice: PolicyChoice, options: Options) -> Iterator[Case
         overrides.append(f"calibration.session_setup={json.dumps(setup)}")
     if options.design_concurrency is not None:
         overrides.append(f"policy.design_concurrency={options.design_concurrency}")
-    first = scenario_case(target, choice, overrides, options.seed)
-    yield first
-    for number in range(1, options.n_runs):
-        yield scenario_case(target, choice, overrides, first.experiment.seed + number)
+    yield from cases_of(target, choice, overrides, options.seed, options.n_runs)
 
 
 def _designed(case: Case, concurrency: str | None) -> Case:
@@ -168,7 +192,9 @@ def _one(case: Case, options: Options, target: str | None) -> dict[str, Any]:
     if given is not None and simulation.placement and simulation.placement.design_concurrency is None:
         row["note"] = f"{case.policy} takes no design concurrency: {given} has no effect"
     if case.experiment.calibration.session_setup_s and simulation.placement is not None:
-        row["mean_without_session_setup"] = answer(_without_setup(case, mode, is_virtual))["mean"]
+        bare = answer(_without_setup(case, mode, is_virtual))
+        row["mean_without_session_setup"] = bare["mean"]
+        row["n_failed_without_session_setup"] = bare["n_failed"]
     if folder is not None and simulation.placement is not None and simulation.engine != VIRTUAL:
         objectives = options.objectives or {}
         summary = summarize_simulation(simulation, objectives)
@@ -198,38 +224,6 @@ def _without_setup(case: Case, mode: str, is_virtual: bool) -> Simulation:
     calibration = replace(case.experiment.calibration, session_setup_s=0.0)
     case = replace(case, experiment=replace(case.experiment, calibration=calibration))
     return simulate(case, mode, is_virtual=is_virtual)
-
-
-def _aggregate(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Several seeds in one object: means over the runs with the half-width of their 95 % interval."""
-    feasible = [row for row in rows if row["feasible"]]
-    whole: dict[str, Any] = {
-        key: rows[0][key] for key in ("id", "policy", "mode", "engine", "engine_why", "session_setup_ms")
-    }
-    whole |= {"feasible": bool(feasible), "n_runs": len(rows), "n_feasible": len(feasible)}
-    errors = list(dict.fromkeys(row["error"] for row in rows if not row["feasible"]))
-    if errors:
-        whole["error"] = "; ".join(errors[:3])
-    for key in ("mean", "mean_without_session_setup"):
-        if any(key in row for row in feasible):
-            found = {
-                name: mean_of([row[key][name] for row in feasible if row[key][name] is not None])
-                for name in MEANS
-            }
-            whole[key] = {name: mean.mean if mean else None for name, mean in found.items()}
-            whole[f"{key}_ci95"] = {
-                name: mean.half_width if mean and mean.n > 1 else None for name, mean in found.items()
-            }
-    whole["n_failed"] = sum(row.get("n_failed", 0) for row in rows)
-    for key in ("note", "online"):
-        if key in rows[0]:
-            whole[key] = rows[0][key]
-    if "goodput_rps" in rows[0]:
-        good = mean_of([row["goodput_rps"] for row in feasible if row["goodput_rps"] is not None])
-        whole["goodput_rps"] = good.mean if good else None
-    whole["decision_s"] = sum(row["decision_s"] for row in rows) / len(rows)
-    whole["runs"] = [{k: v for k, v in row.items() if k != "requests"} for row in rows]
-    return whole
 
 
 def _slug(name: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from testbed.fast.engine import SimulatedRequest
 from testbed.results.requests import METRICS, stats
 from testbed.results.slo import goodput_rps
-from testbed.simulate.answer import concurrency
+from testbed.simulate.answer import concurrency, unused_of
 from testbed.simulate.engine import MAX_STEPS, Simulation
 
 
@@ -109,6 +109,7 @@ def summarize_simulation(simulation: Simulation, objectives: dict[str, float]) -
             "n_never_admitted": sum(r.route is None for r in simulation.requests),
             "waited_s": stats(r.waiting_s for r in simulation.requests),
         },
+        "unused_blocks": unused_of(simulation),
         "decision": {"placement_s": simulation.placement_s, "routing_s": stats(simulation.served.routing_s)},
         "achieved_concurrency": {"mean": mean, "max": float(largest)},
         "goodput_rps": goodput_rps(rows, objectives),

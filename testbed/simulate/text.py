@@ -9,7 +9,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from testbed.results.unused import unused_text
 from testbed.scenario.units import counted
+from testbed.simulate.answer import PERCENTILES
 
 _COLUMNS = (
     ("per_token_ms", "per token"),
@@ -19,18 +21,29 @@ _COLUMNS = (
     ("max_concurrent", "most at once"),
 )
 
+_PERCENTILES = ("percentiles", "percentiles_ci95")
+_MOST_WHYS = 3
+_VERDICTS = {
+    "gain": "a gain",
+    "loss": "a loss",
+    "unresolved": "neither gain nor loss can be told (the interval holds 0)",
+}
+
 
 def comparison_text(rows: Sequence[dict[str, Any]], width: int = 120) -> str:
     """A table with a row per target and policy, means over requests in seconds, and what to know of them."""
     buffer = io.StringIO()
     console = Console(file=buffer, width=width, highlight=False)
+    wide = Console(file=buffer, width=2 * width, highlight=False)  # a cut figure would be another one
     for target in dict.fromkeys(row["target"] for row in rows):
         chosen = [row for row in rows if row["target"] == target]
         name = chosen[0]["id"]
         if any(row["id"] == name and row["target"] != target for row in rows):
             name = f"{name} ({target})"
         console.print(_headline(name, chosen))
-        console.print(_table(chosen))
+        wide.print(_table(chosen))
+        for note in _drawn(chosen[0]):
+            console.print(note)
         for row in chosen:
             for note in _notes(row):
                 console.print(note)
@@ -45,11 +58,30 @@ def _headline(name: str, rows: Sequence[dict[str, Any]]) -> str:
     return f"{name} (simulated, {rows[0]['mode']} mode, {rows[0]['engine']} engine{seed}): {what}, in seconds"
 
 
+def _drawn(row: dict[str, Any]) -> list[str]:
+    """Which recorded requests the runs took."""
+    drawn = row.get("drawn")
+    if drawn is None:
+        return []
+    n, n_all = drawn["n_requests"], drawn["n_recorded"]
+    if drawn["draw"] == "windows":
+        return [f"each run takes a window of its own: {n:,} of the {n_all:,} recorded requests"]
+    if drawn["draw"] == "first":
+        return [f"all runs have the first {n:,} of the {n_all:,} recorded requests, as workload.draw says"]
+    return [
+        f"each run draws {n:,} requests, in blocks, from the same {n_all:,} recorded ones: too few for windows of their "
+        "own; intervals are as wide as a recording of that length allows, more runs hardly narrow them"
+    ]
+
+
 def _table(rows: Sequence[dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("policy", no_wrap=True)
     for _, title in _COLUMNS:
         table.add_column(title, justify="right", no_wrap=True)
+    is_part = any(row.get("n_failed") or row.get("n_failed_without_session_setup") for row in rows)
+    if is_part:
+        table.add_column("of requests", justify="right", no_wrap=True)
     table.add_column("|R|", justify="right", no_wrap=True)
     table.add_column("decisions", justify="right", no_wrap=True)
     for row in rows:
@@ -57,17 +89,27 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
         if not row["feasible"]:
             table.add_row(label, "infeasible")
             continue
-        table.add_row(label, *_cells(row, "mean"), _designed(row), f"{1e3 * row['decision_s']:.1f} ms")
+        part = [f"{row['n_completed']:,} of {row['n_requests']:,}"] if is_part else []
+        decided = f"{1e3 * row['decision_s']:.1f} ms"
+        table.add_row(label, *_cells(row["mean"], row.get("mean_ci95")), *part, _designed(row), decided)
+        for p in PERCENTILES if "runs" in row else ():
+            values, halves = ({m: of[p] for m, of in row[key].items()} for key in _PERCENTILES)
+            table.add_row(f"  {p}", *_cells(values, halves), *part)
         if "mean_without_session_setup" in row:
-            table.add_row("  without session setup", *_cells(row, "mean_without_session_setup"))
+            cells = _cells(row["mean_without_session_setup"], row.get("mean_without_session_setup_ci95"))
+            n_done = row["n_requests"] - row["n_failed_without_session_setup"]
+            part = [f"{n_done:,} of {row['n_requests']:,}"] if is_part else []
+            table.add_row("  without session setup", *cells, *part)
     return table
 
 
-def _cells(row: dict[str, Any], key: str) -> list[str]:
-    halves = row.get(f"{key}_ci95", {})
+def _cells(values: dict[str, Any], halves: dict[str, Any] | None) -> list[str]:
     cells = []
     for name, _ in _COLUMNS:
-        value, half = row[key][name], halves.get(name)
+        if name not in values:  # the most requests at once have no percentiles
+            cells.append("")
+            continue
+        value, half = values[name], (halves or {}).get(name)
         if value is None:
             cells.append("-")
             continue
@@ -86,11 +128,17 @@ def _designed(row: dict[str, Any]) -> str:
 
 def _notes(row: dict[str, Any]) -> list[str]:
     notes = []
+    if row.get("same_run"):
+        notes.append(f"{row['policy']}: no seed changes anything in its runs, so they have no interval")
     if "note" in row:
         notes.append(row["note"])
     if "goodput_rps" in row:
         good = row["goodput_rps"]
-        notes.append(f"{row['policy']}: goodput {'-' if good is None else f'{good:.4f}'} requests/s")
+        half = row.get("goodput_rps_ci95")
+        notes.append(
+            f"{row['policy']}: goodput {'-' if good is None else f'{good:.4f}'}"
+            f"{'' if half is None else f' ±{half:.4f}'} requests/s"
+        )
     if "online" in row:
         n_moves = sum(len(run.get("moves", ())) for run in row.get("runs", [row]))
         notes.append(f"{row['policy']} + {row['online']}: {n_moves} moves of servers")
@@ -106,11 +154,55 @@ def _notes(row: dict[str, Any]) -> list[str]:
         )
     if row.get("error"):
         of = f" in {row['n_runs'] - row['n_feasible']} of {row['n_runs']} runs" if "n_runs" in row else ""
-        notes.append(f"{row['policy']} is infeasible{of}: {row['error']}")
+        rest = "; the means are of the other runs" if row.get("n_feasible") else ""
+        notes.append(f"{row['policy']} is infeasible{of}: {row['error']}{rest}")
     if row.get("n_failed"):
-        means = "" if row["mean"]["per_token_ms"] is None else "; the means are of the others"
-        notes.append(f"{row['policy']}: {counted(row['n_failed'], 'requests')} did not complete{means}")
+        notes.append(_left_out(row))
+    notes += [f"{row['policy']}: {hint}" for hint in unused_text(row.get("unused_blocks"))]
+    if row.get("n_empty"):
+        notes.append(
+            f"{row['policy']}: in {row['n_empty']} of {row['n_runs']} runs no request completed; they are in no mean"
+        )
+    if "gain" in row:
+        notes.append(_gain(row))
     return notes
+
+
+def _left_out(row: dict[str, Any]) -> str:
+    """Which requests the means are not of, why, and what that hides of the waiting."""
+    named = list(row["failed_because"].items())[:_MOST_WHYS]
+    whys = "; ".join(f"{n:,}: {why}" for why, n in named)
+    if n_others := row["n_failed"] - sum(n for _, n in named):
+        whys += f"; {n_others:,}: for other reasons"
+    text = f"{row['policy']}: {row['n_failed']:,} of {counted(row['n_requests'], 'requests')} did not complete ({whys})"
+    if row["mean"]["per_token_ms"] is None:
+        return text
+    text += "; means and percentiles are of the others"
+    if row["n_never_admitted"]:
+        text += f", all together waited {row['mean_waiting_of_all_ms'] / 1e3:.3f} s (mean)"
+    return text
+
+
+def _gain(row: dict[str, Any]) -> str:
+    """What a policy gains over the first one, and whether that can be told from nothing."""
+    gain = row["gain"]
+    parts = []
+    for name, title in _COLUMNS[:2]:
+        for what, found in ((title, gain["mean"][name]), (f"{title}, p99", gain["percentiles"][name]["p99"])):
+            if found is not None:
+                ms = found["gain_ms"]
+                share = "" if found["ratio"] is None else f", {abs(found['ratio']):.1%}"
+                parts.append(
+                    f"  {what} {abs(ms) / 1e3:.3f} s {'less' if ms >= 0 else 'more'} ±{found['ci95_ms'] / 1e3:.3f}{share}: "
+                    f"{_VERDICTS[found['verdict']]}"
+                )
+    head = f"{row['policy']} against {gain['against']}, paired by seed"
+    if not parts:
+        return f"{head}: fewer than two runs in which both served requests, so no gain can be stated"
+    if any(gain["n_left_out"]):
+        theirs, own = gain["n_left_out"]
+        head += f" (not of the same requests: {own:,} and {theirs:,} are left out)"
+    return "\n".join([f"{head}:", *parts])
 
 
 def offline_text(answers: Sequence[dict[str, Any]], width: int = 120) -> str:

@@ -101,13 +101,18 @@ class SyntheticRun:
         self._write_plan("real")
 
     def _write_plan(self, clock: str) -> None:
+        problem = self.experiment.problem
+        servers = [server.name for server in problem.servers]
         plan = {
             "placement": {
                 "policy": "cg-bp",
                 "design_concurrency": 5,
-                "ranges": [[0, 2], [2, 4]],
-                "cache_bytes": [98.0, 98.0],
+                "ranges": [[0, 2], [2, 4]]
+                if len(servers) == 2
+                else [[0, problem.model.n_blocks]] * len(servers),
+                "cache_bytes": [98.0] * len(servers),
             },
+            "servers": servers,
             "placement_decision_s": 0.002,
             "network": "fabric",
             "clock": {"name": clock, "why": "asked for"},

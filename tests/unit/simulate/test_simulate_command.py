@@ -297,3 +297,53 @@ def test_the_resolved_scenario_of_a_fixed_placement_can_be_run_from_any_folder(
     run("../second/scenario.toml", "--out", "third")
     tables = [(tmp_path / name / "requests.parquet").read_bytes() for name in ("first", "elsewhere/third")]
     assert tables[0] == tables[1]
+
+
+TRACE = ("trace-replay", "--runs", "4")
+
+
+def test_runs_over_a_trace_take_windows_of_their_own_as_long_as_there_are_enough(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (found,) = lines(capsys, *TRACE, "--set", "workload.n_requests=25")
+    assert found["drawn"] == {"draw": "windows", "n_requests": 25, "n_recorded": 100}
+    assert found["mean_ci95"]["per_token_ms"] > 0 and found["same_run"] is False
+    (found,) = lines(capsys, *TRACE, "--set", "workload.n_requests=26")
+    assert found["drawn"] == {"draw": "bootstrap", "n_requests": 26, "n_recorded": 100}
+
+
+def test_the_interval_of_a_bootstrap_is_as_wide_as_the_recording_allows(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (found,) = lines(capsys, *TRACE)
+    sample = [r["mean"]["per_token_ms"] for r in found["runs"]]
+    mean = sum(sample) / 4
+    variance = sum((v - mean) ** 2 for v in sample) / 3
+    # t of 3 degrees of freedom; one run is the whole recording: 1/4 + 1
+    assert found["mean_ci95"]["per_token_ms"] == pytest.approx(
+        3.182446 * math.sqrt(variance * 1.25), rel=1e-6
+    )
+
+
+def test_an_interval_over_one_and_the_same_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for options in (
+        (*TRACE, "--set", "workload.draw=first"),
+        ("clustered", "--runs", "3", "--set", "workload.arrivals=constant"),
+    ):
+        with pytest.raises(UserError, match="runs are one and the same"):
+            run(*options, "--json")
+        assert capsys.readouterr().out == ""
+
+
+def test_a_policy_whose_runs_are_one_and_the_same_has_no_interval_beside_one_that_has(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    policies = ("--policy", "proposed", "--policy", "petals")  # servers join in the seed's order under PETALS
+    proposed, petals = lines(capsys, *TRACE, "--set", "workload.draw=first", *policies)
+    assert proposed["same_run"] and proposed["mean_ci95"]["per_token_ms"] is None
+    assert not petals["same_run"] and petals["mean_ci95"]["per_token_ms"] > 0
+
+
+def test_more_windows_than_a_trace_has_are_refused() -> None:
+    with pytest.raises(UserError, match="have 3; lower --runs"):
+        run(*TRACE, "--set", "workload.n_requests=30", "--set", "workload.draw=windows")

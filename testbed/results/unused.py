@@ -1,0 +1,57 @@
+"""Blocks that servers held for nothing: no request went through them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+_MOST_NAMES = 5
+
+
+def unused_blocks(
+    servers: Sequence[str], held: Iterable[tuple[int, int]], hops: Iterable[tuple[int, int, int]]
+) -> dict[str, Any] | None:
+    """``{n_held, n_unused, servers}``: blocks on all servers, those of no hop, and the servers that have only such.
+
+    ``held`` is [first, last) of each server, ``hops`` are (server, first, last) of all requests that were served.
+    ``None`` if none was: nothing could have been used.
+    """
+    used: list[set[int]] = [set() for _ in servers]
+    is_any = False
+    for server, first, last in set(hops):
+        used[server].update(range(first, last))
+        is_any = True
+    if not is_any:
+        return None
+    n_held = n_unused = 0
+    idle = []
+    for name, (first, last), blocks in zip(servers, held, used, strict=True):
+        n_held += last - first
+        n_unused += last - first - len(blocks)
+        if last > first and not blocks:
+            idle.append(name)
+    return {"n_held": n_held, "n_unused": n_unused, "servers": idle}
+
+
+def unused_over_runs(found: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:
+    """Of several runs: means of the counts, and the servers that were idle in all of them."""
+    known = [run for run in found if run is not None]
+    if not known:
+        return None
+    idle = [name for name in known[0]["servers"] if all(name in run["servers"] for run in known)]
+    counts = {key: sum(run[key] for run in known) / len(known) for key in ("n_held", "n_unused")}
+    return {**counts, "servers": idle}
+
+
+def unused_text(found: Mapping[str, Any] | None) -> list[str]:
+    """A hint where blocks were held that no request used; else nothing."""
+    if found is None or not found["n_unused"]:
+        return []
+    mean = "on average " if isinstance(found["n_unused"], float) else ""  # over runs
+    text = f"hint: {mean}no request used {found['n_unused']:,.6g} of the {found['n_held']:,.6g} blocks that servers hold"
+    if idle := found["servers"]:
+        names = ", ".join(idle[:_MOST_NAMES]) + (
+            f" and {len(idle) - _MOST_NAMES} more" if len(idle) > _MOST_NAMES else ""
+        )
+        text += f", and none of those on {names}"
+    return [f"{text}; fewer servers, another placement or routing may serve this load as well"]

@@ -1,0 +1,175 @@
+"""Several runs of one scenario: what each takes of a recording, and means over them with their intervals."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from testbed.errors import UserError
+from testbed.results.intervals import mean_of
+from testbed.results.unused import unused_over_runs
+from testbed.scenario.experiment import Experiment
+from testbed.scenario.policy import PolicyChoice
+from testbed.simulate.answer import MEANS, MOST_REASONS, PERCENTILES, TIMES
+from testbed.simulate.cases import Case, scenario_case
+
+BOOTSTRAP = "bootstrap"
+
+
+def cases_of(
+    target: str, choice: PolicyChoice, overrides: Sequence[str], seed: int | None, n_runs: int
+) -> Iterator[Case]:
+    """A case per seed, counting up. Each takes other requests of a recording, the same under every policy.
+
+    Where the scenario does not say which (``workload.draw``), they are windows that share no request if there
+    are enough, else a block bootstrap. Raises ``UserError``.
+    """
+    first = scenario_case(target, choice, overrides, seed)
+    sample, n = first.experiment.sample, len(first.experiment.requests)
+    if n_runs > 1 and sample is not None and n:
+        n_windows = sample.n_recorded // n
+        if sample.draw is None:
+            overrides = [*overrides, f"workload.draw={'windows' if n_runs <= n_windows else BOOTSTRAP}"]
+            first = scenario_case(target, choice, overrides, seed)
+        elif sample.draw == "windows" and n_runs > n_windows:
+            raise UserError(
+                f"--runs {n_runs} needs as many windows of {n:,} requests, and {sample.n_recorded:,} recorded requests "
+                f'have {n_windows}; lower --runs or workload.n_requests, or set workload.draw = "{BOOTSTRAP}"'
+            )
+    yield first
+    for number in range(1, n_runs):
+        yield scenario_case(target, choice, overrides, first.experiment.seed + number)
+
+
+def drawn_of(experiment: Experiment) -> dict[str, Any] | None:
+    """How runs took their requests from a recording, for people and scripts; ``None``: they were generated."""
+    sample = experiment.sample
+    if sample is None:
+        return None
+    n = len(experiment.requests)
+    return {"draw": sample.draw or "first", "n_requests": n, "n_recorded": sample.n_recorded}
+
+
+def recorded_share(drawn: dict[str, Any] | None) -> float:
+    """What ``testbed.results.intervals.mean_of`` needs to know of runs that share one recording."""
+    if drawn is None or drawn["draw"] != BOOTSTRAP:
+        return 0.0
+    return float(drawn["n_requests"] / drawn["n_recorded"])
+
+
+def fingerprint(case: Case, row: dict[str, Any]) -> Any:
+    """Equal for two runs only if one is a replay of the other: the same requests came, and fared the same."""
+    times = [{k: v for k, v in r.items() if k != "route"} for r in row["requests"] or ()]
+    return case.experiment.requests, times, row.get("error")
+
+
+def same_run_error(rows: Sequence[dict[str, Any]]) -> UserError:
+    """All runs under all policies are replays: there is no interval to state."""
+    first = rows[0]
+    return UserError(
+        f"{first['id']}: the {first['n_runs']} runs are one and the same, since no seed changes anything in it, and an "
+        "interval over them would say nothing; leave --runs out, or have something drawn (arrivals, lengths, or "
+        "workload.draw of a trace)"
+    )
+
+
+def aggregate(rows: list[dict[str, Any]], drawn: dict[str, Any] | None, is_same_run: bool) -> dict[str, Any]:
+    """Several seeds in one object: means over the runs with the half-width of their 95 % interval.
+
+    ``is_same_run``: every run is a replay of the first, so that there are no intervals (``None``).
+    """
+    feasible = [row for row in rows if row["feasible"]]
+    whole: dict[str, Any] = {
+        key: rows[0][key] for key in ("id", "policy", "mode", "engine", "engine_why", "session_setup_ms")
+    }
+    whole |= {"feasible": bool(feasible), "n_runs": len(rows), "n_feasible": len(feasible)}
+    if drawn is not None:
+        whole["drawn"] = drawn
+    whole["same_run"] = is_same_run
+    errors = list(dict.fromkeys(row["error"] for row in rows if not row["feasible"]))
+    if errors:
+        whole["error"] = "; ".join(errors[:3])
+    share = recorded_share(drawn)
+
+    def over_runs(values: Iterable[float | None]) -> tuple[float | None, float | None]:
+        found = mean_of([value for value in values if value is not None], share)
+        if found is None:
+            return None, None
+        return found.mean, None if found.n < 2 or is_same_run else found.half_width
+
+    for key in ("mean", "mean_without_session_setup"):
+        if any(key in row for row in feasible):
+            found = {name: over_runs(row[key][name] for row in feasible) for name in MEANS}
+            whole[key] = {name: mean for name, (mean, _) in found.items()}
+            whole[f"{key}_ci95"] = {name: half for name, (_, half) in found.items()}
+    if feasible:
+        whole["percentiles"], whole["percentiles_ci95"] = {}, {}
+        for name in TIMES:
+            of = {p: over_runs(row["percentiles"][name][p] for row in feasible) for p in PERCENTILES}
+            whole["percentiles"][name] = {p: mean for p, (mean, _) in of.items()}
+            whole["percentiles_ci95"][name] = {p: half for p, (_, half) in of.items()}
+        why: Counter[str] = Counter()
+        for row in feasible:
+            why.update(row["failed_because"])
+        whole["failed_because"] = dict(why.most_common(MOST_REASONS))
+        whole["mean_waiting_of_all_ms"] = over_runs(row["mean_waiting_of_all_ms"] for row in feasible)[0]
+        whole["unused_blocks"] = unused_over_runs([row["unused_blocks"] for row in feasible])
+        whole["n_empty"] = sum(not row["n_completed"] for row in feasible)
+    for key in ("n_requests", "n_completed", "n_failed", "n_never_admitted"):
+        whole[key] = sum(row.get(key, 0) for row in rows)
+    if "mean_without_session_setup" in whole:
+        key = "n_failed_without_session_setup"
+        whole[key] = sum(row.get(key, 0) for row in feasible)
+    for key in ("note", "online"):
+        if key in rows[0]:
+            whole[key] = rows[0][key]
+    if "goodput_rps" in rows[0]:
+        whole["goodput_rps"], whole["goodput_rps_ci95"] = over_runs(row["goodput_rps"] for row in feasible)
+    whole["decision_s"] = sum(row["decision_s"] for row in rows) / len(rows)
+    whole["runs"] = [{k: v for k, v in row.items() if k != "requests"} for row in rows]
+    return whole
+
+
+def add_gain(base: dict[str, Any], row: dict[str, Any]) -> None:
+    """Put under ``gain`` what ``row``'s runs have over those of ``base`` with the same seeds: two policies on one target.
+
+    Per figure ``gain_ms``, the mean of the differences base - row (above 0: ``row`` is faster), ``ci95_ms`` (the half-width of
+    its interval), ``ratio`` (of base's mean over these runs) and ``verdict``: "gain" or "loss" if the interval leaves 0
+    out, "unresolved" if it holds 0. ``None`` without two runs that both have the figure.
+    """
+    pairs = [
+        (a, b) for a, b in zip(base["runs"], row["runs"], strict=True) if a["feasible"] and b["feasible"]
+    ]
+    share = recorded_share(row.get("drawn"))
+
+    def gain(name: str, p: str | None = None) -> dict[str, Any] | None:
+        def value(run: dict[str, Any]) -> float | None:
+            found: float | None = run["mean"][name] if p is None else run["percentiles"][name][p]
+            return found
+
+        both = [
+            (a, b) for a, b in ((value(a), value(b)) for a, b in pairs) if a is not None and b is not None
+        ]
+        found = mean_of([a - b for a, b in both], share)
+        if found is None or found.n < 2:
+            return None
+        of_base = math.fsum(a for a, _ in both) / len(both)
+        verdict = "unresolved"
+        if abs(found.mean) > found.half_width:
+            verdict = "gain" if found.mean > 0 else "loss"
+        return {
+            "gain_ms": found.mean,
+            "ci95_ms": found.half_width,
+            "ratio": found.mean / of_base if of_base else None,
+            "verdict": verdict,
+            "n_runs": found.n,
+        }
+
+    row["gain"] = {
+        "against": base["policy"],
+        "n_left_out": [sum(pair[side]["n_failed"] for pair in pairs) for side in (0, 1)],
+        "mean": {name: gain(name) for name in TIMES},
+        "percentiles": {name: {p: gain(name, p) for p in PERCENTILES} for name in TIMES},
+    }
