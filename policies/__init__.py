@@ -10,6 +10,8 @@ Placement
 - ``petals``: PETALS' placement; ``ablations``: Optimized Order and Number; ``fixed``: as given
 - ``foresight``: our own, by trial; ``search``: trials on synthetic arrivals, |R| searched; ``neighbours``:
   small changes of a placement
+- ``pipelines``: those of other systems that make stages or pipelines; ``helix``: the largest flow; ``flow``: what a
+  placement can pass
 - ``feasibility``: words for what does not fit
 - ``milp``: the exact optimum of placement and routes, its relaxation and rounding that; ``milp_model``: the
   program; ``milp_solver``: HiGHS; ``offline``: CG-BPRR for given requests; ``link_costs``: time per token

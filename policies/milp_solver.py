@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from policies.problem import PolicyError
@@ -13,12 +13,16 @@ _TOLERANCE = 1e-9
 
 
 class Solution(NamedTuple):
-    """Values of the variables; ``bound`` is proven: no solution has a smaller objective."""
+    """Values of the variables; ``bound`` is proven: no solution has a smaller objective.
+
+    ``timed_out``: the time limit ended the search, so another machine may find another solution.
+    """
 
     values: tuple[float, ...]
     objective: float
     bound: float
     proven_optimal: bool
+    timed_out: bool = False
 
 
 class LinearModel:
@@ -41,6 +45,10 @@ class LinearModel:
         self._integer.append(integer)
         return len(self._costs) - 1
 
+    @property
+    def n_variables(self) -> int:
+        return len(self._costs)
+
     def row(self, terms: Mapping[int, float], lower: float, upper: float) -> None:
         """Add ``lower <= sum of coefficient * variable <= upper``; ``terms`` is by variable."""
         self._columns.extend(terms)
@@ -50,12 +58,19 @@ class LinearModel:
         self._upper_sides.append(upper)
 
     def solve(
-        self, *, relaxed: bool = False, time_limit_s: float = math.inf, gap_ratio: float = 0.0
+        self,
+        *,
+        relaxed: bool = False,
+        time_limit_s: float = math.inf,
+        gap_ratio: float = 0.0,
+        max_nodes: int | None = None,
+        start: Sequence[float] | None = None,
     ) -> Solution | None:
-        """The optimum (``relaxed``: without integrality), or the best found within the limit.
+        """The optimum (``relaxed``: without integrality), or the best found within the limits.
 
         ``None`` means that there is no solution. A solution within ``gap_ratio`` of the bound counts
-        as optimal. Raises ``PolicyError`` if the time was too short to find any, or if HiGHS fails.
+        as optimal. ``max_nodes`` limits the tree of branches, the same on every machine. ``start``: values
+        of a solution to begin with. Raises ``PolicyError`` if the time was too short to find any, or if HiGHS fails.
         """
         import highspy
         import numpy as np
@@ -77,7 +92,7 @@ class LinearModel:
             kinds = {True: highspy.HighsVarType.kInteger, False: highspy.HighsVarType.kContinuous}
             lp.integrality_ = [kinds[integer] for integer in self._integer]
         highs = highspy.Highs()  # type: ignore[no-untyped-call]
-        options: dict[str, bool | float | str] = {
+        options: dict[str, bool | int | float | str] = {
             "output_flag": False,
             "parallel": "off",
             "time_limit": time_limit_s,
@@ -87,15 +102,22 @@ class LinearModel:
             "primal_feasibility_tolerance": _TOLERANCE,
             "dual_feasibility_tolerance": _TOLERANCE,
         }
+        if max_nodes is not None:
+            options["mip_max_nodes"] = max_nodes
         for option, value in options.items():
             highs.setOptionValue(option, value)
         highs.passModel(lp)
+        if start is not None:
+            known = highspy.HighsSolution()
+            known.col_value = list(start)
+            highs.setSolution(known)
         highs.run()
         status, info = highs.getModelStatus(), highs.getInfo()
         if status in (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible):
             return None  # never unbounded: costs and variables are >= 0
         optimal = status == highspy.HighsModelStatus.kOptimal
-        if not optimal and status != highspy.HighsModelStatus.kTimeLimit:
+        timed_out = status == highspy.HighsModelStatus.kTimeLimit
+        if not (optimal or timed_out or status == highspy.HighsModelStatus.kSolutionLimit):
             raise PolicyError(f"HiGHS ended with {highs.modelStatusToString(status)!r}")
         if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
             raise PolicyError(
@@ -105,4 +127,4 @@ class LinearModel:
         # Costs are >= 0; the bound of a search that was stopped early can be less, even -inf.
         bound = max(info.mip_dual_bound, 0.0) if mixed else objective if optimal else 0.0
         values = tuple(float(value) for value in highs.getSolution().col_value)
-        return Solution(values, objective * scale, bound * scale, optimal)
+        return Solution(values, objective * scale, bound * scale, optimal, timed_out)

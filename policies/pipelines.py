@@ -26,7 +26,7 @@ from policies.problem import (
 from policies.state import SystemState
 from policies.waiting import fits, waiting_s
 
-_NOTHING = BlockRange(0, 0)
+NOTHING = BlockRange(0, 0)
 _MOST = 2**20
 """Sessions that no placement is designed for."""
 Ranges = list[BlockRange]
@@ -83,17 +83,26 @@ def _placement(
         design_concurrency = low
     ranges = at(design_concurrency)
     if ranges is None:
-        memory = gigabytes(sum(server.memory_bytes for server in problem.servers))
-        raise InfeasiblePlacement(
-            f"{name} with room for {design_concurrency} sessions has no way to put {problem.model.n_blocks} blocks of "
-            f"{gigabytes(problem.model.block_bytes)} on these servers ({memory} of memory in all); add servers"
-        )
+        raise no_way(name, problem, design_concurrency)
+    return Placement(name, tuple(ranges), what_is_left(problem, ranges), design_concurrency)
+
+
+def no_way(name: str, problem: Problem, design_concurrency: int) -> InfeasiblePlacement:
+    """The servers cannot hold all blocks and the caches of so many sessions."""
+    memory = gigabytes(sum(server.memory_bytes for server in problem.servers))
+    return InfeasiblePlacement(
+        f"{name} with room for {design_concurrency} sessions has no way to put {problem.model.n_blocks} blocks of "
+        f"{gigabytes(problem.model.block_bytes)} on these servers ({memory} of memory in all); add servers"
+    )
+
+
+def what_is_left(problem: Problem, ranges: Sequence[BlockRange]) -> tuple[float, ...]:
+    """Bytes that blocks leave for caches, by server; 0 where there are none."""
     block_bytes = problem.model.block_bytes
-    cache_bytes = tuple(
+    return tuple(
         server.memory_bytes - block_bytes * held.n_blocks if held.n_blocks else 0.0
         for server, held in zip(problem.servers, ranges, strict=True)
     )
-    return Placement(name, tuple(ranges), cache_bytes, design_concurrency)
 
 
 @dataclass
@@ -109,7 +118,7 @@ class WholeModel:
         def ranges_for(counts: list[int]) -> Ranges | None:
             if max(counts, default=0) < n_blocks:
                 return None
-            return [BlockRange(0, n_blocks) if count == n_blocks else _NOTHING for count in counts]
+            return [BlockRange(0, n_blocks) if count == n_blocks else NOTHING for count in counts]
 
         return _placement(self.name, problem, design_concurrency, ranges_for)
 
@@ -137,7 +146,7 @@ class Exo:
                 if sum(most) >= n_blocks:
                     sizes = shares(n_blocks, [memory[j] for j in ring], most)
                     held = dict(zip(ring, in_a_row(sizes), strict=True))
-                    return [held.get(j, _NOTHING) for j in range(len(counts))]
+                    return [held.get(j, NOTHING) for j in range(len(counts))]
             return None
 
         return _placement(self.name, problem, design_concurrency, ranges_for)
@@ -161,7 +170,7 @@ class SeparatePipelines:
             kinds.setdefault(server.hardware, []).append(j)
 
         def ranges_for(counts: list[int]) -> Ranges | None:
-            ranges = [_NOTHING] * len(counts)
+            ranges = [NOTHING] * len(counts)
             for servers in kinds.values():
                 options = []
                 for weakest in {counts[j] for j in servers if counts[j]}:
@@ -203,7 +212,7 @@ class Swarm:
                     break
             else:
                 return None
-            stages, ranges = in_a_row(even(n_blocks, n_stages)), [_NOTHING] * len(counts)
+            stages, ranges = in_a_row(even(n_blocks, n_stages)), [NOTHING] * len(counts)
             throughput = [0.0] * n_stages
             for j in sorted(able, key=lambda j: decode_s[j]):
                 stage = min(range(n_stages), key=lambda i: throughput[i])

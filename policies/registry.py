@@ -17,6 +17,7 @@ from policies.ablations import OptimizedNumber, OptimizedOrder
 from policies.cgbp import CgBp
 from policies.foresight import ForesightPlacement
 from policies.foresight_routing import ForesightRouting
+from policies.helix import Helix
 from policies.interfaces import PlacementPolicy, RoutingPolicy
 from policies.milp import LpRounding, MilpPlacement
 from policies.online import OnlinePolicy, TwoTimeScale
@@ -40,6 +41,7 @@ PLACEMENTS: dict[str, type[PlacementPolicy]] = {
         MilpPlacement,
         LpRounding,
         Exo,
+        Helix,
         SeparatePipelines,
         Swarm,
         WholeModel,

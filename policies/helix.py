@@ -1,0 +1,235 @@
+"""Helix' placement: the one with the largest flow of tokens (arXiv 2406.01566, ASPLOS '25)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from policies.flow import HUB, Flow, Rates, max_flow
+from policies.greedy import block_counts, whole
+from policies.milp_solver import LinearModel, Solution
+from policies.neighbours import Neighbours, Ranges
+from policies.petals import choose_ranges
+from policies.pipelines import NOTHING, even, in_a_row, no_way, what_is_left
+from policies.problem import BlockRange, Placement, Problem
+
+_MEMORY_RATIO = 0.5
+"""Of a server's memory blocks take no more, as in Helix."""
+_MOST_VARIABLES = 20_000
+"""Larger programs (about 100 servers) are not tried: the small changes have to do."""
+_DRAWS_PER_PAIR, _MOST_DRAWS = 40, 50_000
+"""Small changes tried, by pairs of servers."""
+
+
+@dataclass
+class Helix:
+    """The placement whose servers and links can pass the most tokens per second, by HiGHS (Helix).
+
+    Maximises the flow from the clients over servers and links back to them: a server with k blocks passes at most
+    T(k) tokens per second, a link what its rate allows (``policies.flow.Rates`` says how both follow from the
+    problem), and a session goes from server i to j only if first_j <= last_i < last_j. Blocks take at most half of a
+    server's memory, and leave cache for ``design_concurrency`` sessions (for one if it is left open); where half of
+    the memory cannot hold the model, the second rule alone counts.
+
+    The search starts from the best of equal stages and PETALS' windows, improved by small changes, as many as suit
+    the number of servers; then HiGHS has ``max_nodes`` branches. Both are counts, so the answer is the same on every
+    machine. Only if HiGHS needs more than ``time_limit_s`` does the clock end it, and ``bounds["stopped_by_time"]`` is 1
+    then. ``bounds`` also has the flow reached (``flow_tps``), one that no placement exceeds (``flow_bound_tps``), how far
+    apart they are (``gap_ratio``), and whether the flow is the largest (``proven_optimal``).
+
+    Helix measures T(k) on its GPUs, with full batches; here it follows from the time of a step alone. Helix also leaves
+    out slow edges to have a smaller program, improves no start by small changes, and stops Gurobi by the clock.
+    """
+
+    max_nodes: int = 500
+    time_limit_s: float = 120.0
+    name: str = "helix"
+
+    def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
+        """Raises ``InfeasiblePlacement``, and ``PolicyError`` if HiGHS fails."""
+        n_blocks = problem.model.n_blocks
+        at_least = 1 if design_concurrency is None else design_concurrency
+        most = _most_blocks(problem, at_least)
+        if sum(most) < n_blocks:
+            raise no_way(self.name, problem, at_least)
+        rates = Rates(problem)
+        able = [j for j, count in enumerate(most) if count]
+        bound_tps = rates.most_tps(able, n_blocks)
+        ranges, flow = self._by_heuristics(problem, rates, most, bound_tps)
+        stopped = False
+        model = _Model(rates, most, n_blocks, bound_tps)
+        if flow.total_tps < bound_tps * (1 - 1e-9) and model.linear.n_variables <= _MOST_VARIABLES:
+            solution = model.linear.solve(
+                time_limit_s=self.time_limit_s, max_nodes=self.max_nodes, start=model.values(ranges, flow)
+            )
+            assert solution is not None, "the program has the heuristics' solution"
+            found = model.ranges(solution)
+            found_flow = max_flow(rates, found, n_blocks)
+            if found_flow.total_tps > flow.total_tps * (1 + 1e-9):
+                ranges, flow = found, found_flow
+            # What is short of the bound is at least the program's own bound.
+            bound_tps = flow.total_tps if solution.proven_optimal else bound_tps * (1 - solution.bound)
+            stopped = solution.timed_out
+        room = what_is_left(problem, ranges)
+        if design_concurrency is None:
+            design_concurrency = min(
+                whole(free_bytes, problem.design_cache_bytes * held.n_blocks)
+                for free_bytes, held in zip(room, ranges, strict=True)
+                if held.n_blocks
+            )
+        bound_tps = max(bound_tps, flow.total_tps)
+        gap_ratio = 1 - flow.total_tps / bound_tps
+        bounds = {
+            "flow_tps": flow.total_tps,
+            "flow_bound_tps": bound_tps,
+            "gap_ratio": gap_ratio,
+            "proven_optimal": float(gap_ratio <= 1e-9),
+            "stopped_by_time": float(stopped),
+        }
+        return Placement(self.name, ranges, room, design_concurrency, bounds)
+
+    def _by_heuristics(
+        self, problem: Problem, rates: Rates, most: Sequence[int], bound_tps: float
+    ) -> tuple[Ranges, Flow]:
+        """Equally good changes are kept too: they lead off plateaus."""
+        n_blocks = problem.model.n_blocks
+        best = max(
+            _starts(problem, most, rates), key=lambda ranges: max_flow(rates, ranges, n_blocks).total_tps
+        )
+        flow = max_flow(rates, best, n_blocks)
+        neighbours = Neighbours(problem, Random("helix"), most)
+        for _ in range(min(_DRAWS_PER_PAIR * problem.n_servers**2, _MOST_DRAWS)):
+            if flow.total_tps >= bound_tps * (1 - 1e-9):
+                break
+            drawn = neighbours.draw(best)
+            if drawn is not None and _weakest_tps(rates, drawn, n_blocks) >= flow.total_tps:
+                changed = max_flow(rates, drawn, n_blocks)
+                if changed.total_tps >= flow.total_tps:
+                    best, flow = drawn, changed
+        return best, flow
+
+
+def _most_blocks(problem: Problem, concurrency: int) -> list[int]:
+    """Blocks that each server may hold."""
+    counts = block_counts(problem, concurrency)
+    half = [
+        min(count, whole(server.memory_bytes * _MEMORY_RATIO, problem.model.block_bytes))
+        for count, server in zip(counts, problem.servers, strict=True)
+    ]
+    return half if sum(half) >= problem.model.n_blocks else counts
+
+
+def _starts(problem: Problem, most: Sequence[int], rates: Rates) -> list[Ranges]:
+    """PETALS' windows, which hold every block, and equal stages, which may leave blocks out and then pass nothing."""
+    n_blocks = problem.model.n_blocks
+    order = sorted((j for j, count in enumerate(most) if count), key=lambda j: -rates.server_tps(j, 1))
+    starts = [choose_ranges(problem, most, order)]
+    for n_stages in range(1, min(len(order), n_blocks) + 1):
+        stages = in_a_row(even(n_blocks, n_stages))
+        ranges, passed_tps = [NOTHING] * len(most), [0.0] * n_stages
+        for j in order:
+            possible = [i for i, stage in enumerate(stages) if stage.n_blocks <= most[j]]
+            if possible:
+                at = min(possible, key=passed_tps.__getitem__)
+                ranges[j] = stages[at]
+                passed_tps[at] += rates.server_tps(j, stages[at].n_blocks)
+        starts.append(tuple(ranges))
+    return starts
+
+
+def _weakest_tps(rates: Rates, ranges: Ranges, n_blocks: int) -> float:
+    """What the servers of the weakest block pass together: no flow is larger."""
+    sums_tps = [0.0] * n_blocks
+    for j, held in enumerate(ranges):
+        if held.n_blocks:
+            server_tps = rates.server_tps(j, held.n_blocks)
+            for b in range(held.first, held.last):
+                sums_tps[b] += server_tps
+    return min(sums_tps)
+
+
+class _Model:
+    """The program. Flows are parts of ``unit_tps``; it minimises what the flow is short of it.
+
+    Of server i: ``first``, one of ``sizes`` (size k at k - 1, none: no blocks). Of each edge (i, j): its flow and
+    a switch that is 1 where it may have any.
+    """
+
+    def __init__(self, rates: Rates, most: Sequence[int], n_blocks: int, unit_tps: float) -> None:
+        self.linear = LinearModel()
+        self._n_blocks, self._unit_tps = n_blocks, unit_tps
+        able = [j for j, count in enumerate(most) if count]
+        self._n_servers = len(most)
+        self._short = self.linear.variable(1.0, 1.0, integer=False)
+        self._first = {j: self.linear.variable(0.0, n_blocks - 1) for j in able}
+        self._sizes = {j: [self.linear.variable(0.0, 1.0) for _ in range(most[j])] for j in able}
+        pairs = [(HUB, j) for j in able] + [(i, j) for i in able for j in [*able, HUB] if i != j]
+        self._flow = {pair: self.linear.variable(0.0, 1.0, integer=False) for pair in pairs}
+        self._open = {pair: self.linear.variable(0.0, 1.0) for pair in pairs}
+        for j in able:
+            self._server(rates, j, pairs)
+        for pair in pairs:
+            self._edge(rates, pair)
+        leaving = {self._flow[HUB, j]: 1.0 for j in able}
+        self.linear.row({**leaving, self._short: 1.0}, 1.0, 1.0)
+
+    def _server(self, rates: Rates, j: int, pairs: Sequence[tuple[int, int]]) -> None:
+        row, sizes = self.linear.row, self._sizes[j]
+        row(dict.fromkeys(sizes, 1.0), 0.0, 1.0)
+        row({self._first[j]: 1.0, **self._n_held(j)}, 0.0, self._n_blocks)
+        into = {self._flow[pair]: 1.0 for pair in pairs if pair[1] == j}
+        out = {self._flow[pair]: -1.0 for pair in pairs if pair[0] == j}
+        row({**into, **out}, 0.0, 0.0)
+        passed = {x: -self._part(rates.server_tps(j, k)) for k, x in enumerate(sizes, 1)}
+        row({**into, **passed}, -float(self._n_blocks), 0.0)
+
+    def _edge(self, rates: Rates, pair: tuple[int, int]) -> None:
+        row, n_blocks, (i, j) = self.linear.row, float(self._n_blocks), pair
+        is_open = self._open[pair]
+        row({self._flow[pair]: 1.0, is_open: -self._part(rates.link_tps(i, j))}, -1.0, 0.0)
+        if i == HUB:  # first_j <= 0
+            row({self._first[j]: 1.0, is_open: n_blocks}, 0.0, n_blocks)
+            return
+        last = {self._first[i]: 1.0, **self._n_held(i)}
+        if j == HUB:  # last_i >= L
+            row({**last, is_open: -n_blocks}, 0.0, n_blocks)
+            return
+        # first_j <= last_i < last_j, each only where the edge is open
+        row({self._first[j]: 1.0, **_negative(last), is_open: n_blocks}, -2 * n_blocks, n_blocks)
+        later = _negative({self._first[j]: 1.0, **self._n_held(j)})
+        row({**last, **later, is_open: n_blocks + 1}, -2 * n_blocks, n_blocks)
+
+    def _n_held(self, j: int) -> dict[int, float]:
+        return {x: float(k) for k, x in enumerate(self._sizes[j], 1)}
+
+    def _part(self, tps: float) -> float:
+        """Of the unit, at most all of it."""
+        return min(tps / self._unit_tps, 1.0)
+
+    def values(self, ranges: Ranges, flow: Flow) -> list[float]:
+        """The solution that a placement and its flow are."""
+        values = [0.0] * self.linear.n_variables
+        values[self._short] = 1 - flow.total_tps / self._unit_tps
+        for j, sizes in self._sizes.items():
+            if ranges[j].n_blocks:
+                values[self._first[j]] = ranges[j].first
+                values[sizes[ranges[j].n_blocks - 1]] = 1.0
+        for pair, tps in flow.edges_tps.items():
+            values[self._flow[pair]] = tps / self._unit_tps
+            values[self._open[pair]] = 1.0
+        return values
+
+    def ranges(self, solution: Solution) -> Ranges:
+        """The placement of a solution."""
+        held = [NOTHING] * self._n_servers
+        for j, sizes in self._sizes.items():
+            n_held = sum(k for k, x in enumerate(sizes, 1) if solution.values[x] > 0.5)
+            if n_held:
+                first = round(solution.values[self._first[j]])
+                held[j] = BlockRange(first, first + n_held)
+        return tuple(held)
+
+
+def _negative(terms: dict[int, float]) -> dict[int, float]:
+    return {x: -value for x, value in terms.items()}
