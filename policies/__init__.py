@@ -18,7 +18,7 @@ Placement
 
 Routing
 - ``wsrr``: WS-RR; ``petals_routing``: PETALS' routing; ``petals_search``: its search for chains
-- ``optimal_rr``: exact for one request
+- ``optimal_rr``: exact for one request; ``iwrr``: Helix' routing
 - ``petals_code``: PETALS' routing as its code does it; ``foresight_routing``: our own
 - ``chains``: links and cheapest chains; ``positions``: the graph of block positions
 - ``waiting``: time until cache is free; ``replay``: the reference simulator's semantics; ``workload``: requests

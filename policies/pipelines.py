@@ -21,10 +21,9 @@ from policies.problem import (
     Problem,
     RequestSpec,
     Route,
-    service_s,
 )
 from policies.state import SystemState
-from policies.waiting import fits, waiting_s
+from policies.waiting import fits, waited_route
 
 NOTHING = BlockRange(0, 0)
 _MOST = 2**20
@@ -249,8 +248,7 @@ class RoundRobinRouter:
             self._turn += 1
             needs = [(hop.server, hop.n_blocks * token_bytes) for hop in hops]
             if all(fits(self._placement.cache_bytes[server], need) for server, need in needs):
-                wait_s = max(waiting_s(state, server, need, now_s) for server, need in needs)
-                return Route(hops, wait_s, wait_s + service_s(self._problem, request, hops)[1])
+                return waited_route(self._problem, request, hops, state, now_s)
         return None
 
 

@@ -19,6 +19,7 @@ from policies.foresight import ForesightPlacement
 from policies.foresight_routing import ForesightRouting
 from policies.helix import Helix
 from policies.interfaces import PlacementPolicy, RoutingPolicy
+from policies.iwrr import Iwrr
 from policies.milp import LpRounding, MilpPlacement
 from policies.online import OnlinePolicy, TwoTimeScale
 from policies.optimal_rr import OptimalRr
@@ -49,7 +50,16 @@ PLACEMENTS: dict[str, type[PlacementPolicy]] = {
 }
 ROUTINGS: dict[str, type[RoutingPolicy]] = {
     r.name: r
-    for r in (PetalsRouting, PetalsCodeRouting, WsRr, OptimalRr, ShortestPath, ForesightRouting, RoundRobin)
+    for r in (
+        PetalsRouting,
+        PetalsCodeRouting,
+        WsRr,
+        OptimalRr,
+        ShortestPath,
+        ForesightRouting,
+        RoundRobin,
+        Iwrr,
+    )
 }
 PAIRS: dict[str, tuple[str, str]] = {
     "petals": ("petals", "petals"),
@@ -61,6 +71,7 @@ PAIRS: dict[str, tuple[str, str]] = {
     "cg-bprr": ("cg-bp", "shortest-path"),
     "milp": ("milp", "optimal-rr"),
     "exo": ("exo", "rr"),
+    "helix": ("helix", "iwrr"),
     "separate-pipelines": ("separate-pipelines", "rr"),
     "swarm": ("swarm", "ws-rr"),
     "whole-model": ("whole-model", "ws-rr"),

@@ -1,4 +1,4 @@
-"""The largest flow of a placement, and Helix' placement, on instances worked by hand and against every placement."""
+"""The largest flow of a placement, Helix' placement and its routing, on instances worked by hand and against every placement."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from policies import BlockRange, InfeasiblePlacement, Placement, Problem
+from policies import BlockRange, Hop, InfeasiblePlacement, Placement, Problem, RequestSpec, SystemState
 from policies.checks import check_placement
 from policies.flow import HUB, Rates, max_flow
 from policies.greedy import whole
 from policies.helix import Helix
-from tests.support.problems import forwarded, make_problem, placements, problems
+from policies.iwrr import Iwrr, IwrrRouter
+from tests.support.problems import forwarded, make_problem, placed, placements, problems
 
 
 def held(*ranges: tuple[int, int]) -> list[BlockRange]:
@@ -161,3 +162,56 @@ def test_helix_says_that_time_stopped_it_and_how_far_it_may_be_from_the_best() -
     assert (bounds["stopped_by_time"], bounds["proven_optimal"]) == (1.0, 0.0)
     assert bounds["gap_ratio"] == pytest.approx(1 - bounds["flow_tps"] / bounds["flow_bound_tps"])
     assert 0 < bounds["gap_ratio"] < 1
+
+
+def servers(router: IwrrRouter, state: SystemState, request: RequestSpec, times: int) -> list[list[int]]:
+    found = []
+    for _ in range(times):
+        route = router.route(request, state, 0.0)
+        assert route is not None
+        found.append([hop.server for hop in route.hops])
+    return found
+
+
+def test_iwrr_takes_turns_in_proportion_to_the_flow() -> None:
+    # 100 tokens/s into servers of 50 and 25: twice to s1, once to s2. Loads after a length of 1: 0.02, 0.04.
+    problem = make_problem([100.0] * 3, decode_s=[0.01, 0.02, 0.04], n_output_tokens=2)
+    placement = placed(problem, [(0, 2), (2, 4), (2, 4)], [80.0, 80.0, 80.0])
+    router, state = Iwrr().bind(problem, placement), SystemState(placement.cache_bytes)
+    # s1 at 0.02, then both would be at 0.04: the first listed; then s2 at 0.04, and again.
+    taken = servers(router, state, RequestSpec(0, 1, 2), 6)
+    assert taken == [[0, 1], [0, 1], [0, 2], [0, 1], [0, 1], [0, 2]]
+
+
+def test_iwrr_leaves_thin_edges_out() -> None:
+    # s1 passes 24/25 of what s0 sends on.
+    problem = make_problem([100.0] * 3, decode_s=[0.001, 0.01, 0.24], n_output_tokens=2)
+    placement = placed(problem, [(0, 2), (2, 4), (2, 4)], [80.0, 80.0, 80.0])
+    router, state = Iwrr().bind(problem, placement), SystemState(placement.cache_bytes)
+    assert servers(router, state, RequestSpec(0, 1, 2), 40) == [[0, 1]] * 40
+
+
+def test_iwrr_leaves_servers_out_that_would_be_too_full_unless_all_are() -> None:
+    problem = make_problem([100.0] * 2, decode_s=[0.01, 0.01], n_input_tokens=4, n_output_tokens=10)
+    placement = placed(problem, [(0, 4), (0, 4)], [40.0, 40.0])
+    state = SystemState(placement.cache_bytes)
+    request = RequestSpec(0, 4, 10)  # expected: 10 tokens, 20 bytes on four blocks; reserved: 28
+    router = Iwrr().bind(problem, placement)
+    assert servers(router, state, request, 4) == [[0], [1], [0], [1]]
+    state.open("other", [Hop(0, 0, 4)], 5.75, 9.0)  # 23 bytes, 16.4 of them expected: 36.4 of 36 are allowed
+    assert servers(router, state, request, 3) == [[1]] * 3
+    state.open("another", [Hop(1, 0, 4)], 5.5, 9.0)  # 22 bytes, 15.7 expected: below
+    assert servers(router, state, request, 1) == [[1]]
+    state.open("third", [Hop(1, 0, 4)], 0.25, 9.0)
+    route = router.route(request, state, 0.0)
+    assert route is not None and route.hops[0].server == 0  # all are above: whose turn it is
+    assert route.wait_s == 9.0
+
+
+def test_iwrr_goes_where_no_flow_goes_for_a_request_that_fits_nowhere_else() -> None:
+    problem = make_problem([100.0] * 2, decode_s=[0.001, 0.1], n_output_tokens=2)
+    placement = placed(problem, [(0, 4), (0, 4)], [4.0, 80.0])
+    router, state = Iwrr().bind(problem, placement), SystemState(placement.cache_bytes)
+    assert servers(router, state, RequestSpec(0, 1, 1), 2) == [[0], [0]]
+    assert servers(router, state, RequestSpec(0, 5, 5), 2) == [[1], [1]]
+    assert router.route(RequestSpec(0, 50, 50), state, 0.0) is None
