@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from random import Random
 
 from policies.flow import HUB, Flow, Rates, max_flow
-from policies.greedy import block_counts, whole
 from policies.milp_solver import LinearModel, Solution
 from policies.neighbours import Neighbours, Ranges
 from policies.petals import choose_ranges
-from policies.pipelines import NOTHING, even, in_a_row, no_way, what_is_left
+from policies.pipelines import NOTHING, even, in_a_row, most_blocks, no_way, placed
 from policies.problem import BlockRange, Placement, Problem
 
 _MEMORY_RATIO = 0.5
@@ -50,7 +49,7 @@ class Helix:
         """Raises ``InfeasiblePlacement``, and ``PolicyError`` if HiGHS fails."""
         n_blocks = problem.model.n_blocks
         at_least = 1 if design_concurrency is None else design_concurrency
-        most = _most_blocks(problem, at_least)
+        most = most_blocks(problem, at_least, _MEMORY_RATIO)
         if sum(most) < n_blocks:
             raise no_way(self.name, problem, at_least)
         rates = Rates(problem)
@@ -71,13 +70,6 @@ class Helix:
             # What is short of the bound is at least the program's own bound.
             bound_tps = flow.total_tps if solution.proven_optimal else bound_tps * (1 - solution.bound)
             stopped = solution.timed_out
-        room = what_is_left(problem, ranges)
-        if design_concurrency is None:
-            design_concurrency = min(
-                whole(free_bytes, problem.design_cache_bytes * held.n_blocks)
-                for free_bytes, held in zip(room, ranges, strict=True)
-                if held.n_blocks
-            )
         bound_tps = max(bound_tps, flow.total_tps)
         gap_ratio = 1 - flow.total_tps / bound_tps
         bounds = {
@@ -87,7 +79,7 @@ class Helix:
             "proven_optimal": float(gap_ratio <= 1e-9),
             "stopped_by_time": float(stopped),
         }
-        return Placement(self.name, ranges, room, design_concurrency, bounds)
+        return placed(self.name, problem, ranges, design_concurrency, bounds)
 
     def _by_heuristics(
         self, problem: Problem, rates: Rates, most: Sequence[int], bound_tps: float
@@ -108,16 +100,6 @@ class Helix:
                 if changed.total_tps >= flow.total_tps:
                     best, flow = drawn, changed
         return best, flow
-
-
-def _most_blocks(problem: Problem, concurrency: int) -> list[int]:
-    """Blocks that each server may hold."""
-    counts = block_counts(problem, concurrency)
-    half = [
-        min(count, whole(server.memory_bytes * _MEMORY_RATIO, problem.model.block_bytes))
-        for count, server in zip(counts, problem.servers, strict=True)
-    ]
-    return half if sum(half) >= problem.model.n_blocks else counts
 
 
 def _starts(problem: Problem, most: Sequence[int], rates: Rates) -> list[Ranges]:

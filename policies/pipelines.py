@@ -8,11 +8,11 @@ time, the design concurrency. Left open, c is the largest at which the placement
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from policies.feasibility import gigabytes
-from policies.greedy import block_counts
+from policies.greedy import block_counts, whole
 from policies.problem import (
     BlockRange,
     Hop,
@@ -83,7 +83,42 @@ def _placement(
     ranges = at(design_concurrency)
     if ranges is None:
         raise no_way(name, problem, design_concurrency)
-    return Placement(name, tuple(ranges), what_is_left(problem, ranges), design_concurrency)
+    return placed(name, problem, ranges, design_concurrency)
+
+
+def most_blocks(problem: Problem, concurrency: int, memory_ratio: float) -> list[int]:
+    """Blocks that each server may hold: at most ``memory_ratio`` of its memory, and cache for ``concurrency`` sessions.
+
+    Where the first rule leaves too little room for the model, the second alone counts.
+    """
+    counts = block_counts(problem, concurrency)
+    part = [
+        min(count, whole(server.memory_bytes * memory_ratio, problem.model.block_bytes))
+        for count, server in zip(counts, problem.servers, strict=True)
+    ]
+    return part if sum(part) >= problem.model.n_blocks else counts
+
+
+def placed(
+    name: str,
+    problem: Problem,
+    ranges: Sequence[BlockRange],
+    design_concurrency: int | None,
+    bounds: Mapping[str, float] | None = None,
+) -> Placement:
+    """All memory that blocks leave is for caches. ``None`` becomes the sessions that fit on every server at a time."""
+    block_bytes = problem.model.block_bytes
+    cache_bytes = tuple(
+        server.memory_bytes - block_bytes * held.n_blocks if held.n_blocks else 0.0
+        for server, held in zip(problem.servers, ranges, strict=True)
+    )
+    if design_concurrency is None:
+        design_concurrency = min(
+            whole(room, problem.design_cache_bytes * held.n_blocks)
+            for room, held in zip(cache_bytes, ranges, strict=True)
+            if held.n_blocks
+        )
+    return Placement(name, tuple(ranges), cache_bytes, design_concurrency, bounds or {})
 
 
 def no_way(name: str, problem: Problem, design_concurrency: int) -> InfeasiblePlacement:
@@ -92,15 +127,6 @@ def no_way(name: str, problem: Problem, design_concurrency: int) -> InfeasiblePl
     return InfeasiblePlacement(
         f"{name} with room for {design_concurrency} sessions has no way to put {problem.model.n_blocks} blocks of "
         f"{gigabytes(problem.model.block_bytes)} on these servers ({memory} of memory in all); add servers"
-    )
-
-
-def what_is_left(problem: Problem, ranges: Sequence[BlockRange]) -> tuple[float, ...]:
-    """Bytes that blocks leave for caches, by server; 0 where there are none."""
-    block_bytes = problem.model.block_bytes
-    return tuple(
-        server.memory_bytes - block_bytes * held.n_blocks if held.n_blocks else 0.0
-        for server, held in zip(problem.servers, ranges, strict=True)
     )
 
 
@@ -261,21 +287,21 @@ def disjoint_pipelines(ranges: Sequence[BlockRange], n_blocks: int) -> list[tupl
     left = [j for j, held in enumerate(ranges) if held.n_blocks]
     pipelines = []
 
-    def chain_from(position: int, dead: set[int], whole: bool) -> list[int] | None:
+    def chain_from(position: int, dead: set[int], whole_ranges: bool) -> list[int] | None:
         """``dead``: positions from which nothing leads to the end."""
         if position == n_blocks:
             return []
         for j in left:
             first, last = ranges[j]
-            if last not in dead and (first == position if whole else first <= position < last):
-                rest = chain_from(last, dead, whole)
+            if last not in dead and (first == position if whole_ranges else first <= position < last):
+                rest = chain_from(last, dead, whole_ranges)
                 if rest is not None:
                     return [j, *rest]
         dead.add(position)
         return None
 
-    for whole in (True, False):
-        while (chain := chain_from(0, set(), whole)) is not None:
+    for whole_ranges in (True, False):
+        while (chain := chain_from(0, set(), whole_ranges)) is not None:
             left = [j for j in left if j not in chain]
             firsts = [0, *(ranges[j].last for j in chain[:-1])]
             pipelines.append(

@@ -23,12 +23,14 @@ from policies.iwrr import Iwrr
 from policies.milp import LpRounding, MilpPlacement
 from policies.online import OnlinePolicy, TwoTimeScale
 from policies.optimal_rr import OptimalRr
+from policies.parallax import Parallax, ShortestByLayer
 from policies.petals import PetalsPlacement
 from policies.petals_code import PetalsCodeRouting
 from policies.petals_rebalancing import PetalsRebalancing
 from policies.petals_routing import PetalsRouting
 from policies.pipelines import Exo, RoundRobin, SeparatePipelines, Swarm, WholeModel
 from policies.problem import PolicyError
+from policies.swarm_routing import SwarmRouting
 from policies.wsrr import ShortestPath, WsRr
 
 PLACEMENTS: dict[str, type[PlacementPolicy]] = {
@@ -43,6 +45,7 @@ PLACEMENTS: dict[str, type[PlacementPolicy]] = {
         LpRounding,
         Exo,
         Helix,
+        Parallax,
         SeparatePipelines,
         Swarm,
         WholeModel,
@@ -58,7 +61,9 @@ ROUTINGS: dict[str, type[RoutingPolicy]] = {
         ShortestPath,
         ForesightRouting,
         RoundRobin,
+        ShortestByLayer,
         Iwrr,
+        SwarmRouting,
     )
 }
 PAIRS: dict[str, tuple[str, str]] = {
@@ -73,7 +78,10 @@ PAIRS: dict[str, tuple[str, str]] = {
     "exo": ("exo", "rr"),
     "helix": ("helix", "iwrr"),
     "separate-pipelines": ("separate-pipelines", "rr"),
-    "swarm": ("swarm", "ws-rr"),
+    "parallax": ("parallax", "rr"),
+    "parallax-dp": ("parallax", "dp"),
+    "swarm": ("swarm", "swarm"),
+    "swarm-ws-rr": ("swarm", "ws-rr"),
     "whole-model": ("whole-model", "ws-rr"),
 }
 ONLINE: dict[str, type[OnlinePolicy]] = {p.name: p for p in (TwoTimeScale, PetalsRebalancing)}

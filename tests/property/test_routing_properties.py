@@ -17,7 +17,7 @@ from tests.support.problems import every_chain, forwarded, placements, problems,
 
 ANY_CHAIN = sorted(set(ROUTINGS) - {"rr"})
 """rr has its own pipelines."""
-TAKES_TURNS = {"iwrr", "rr"}
+TAKES_TURNS = {"iwrr", "rr", "swarm"}
 """What they answer depends on what they answered before."""
 
 
