@@ -43,7 +43,7 @@ def test_a_shipped_name_and_its_file_are_the_same_scenario() -> None:
     names = [name for name, _ in shipped_scenarios()]
     assert names == [
         *("abovenet", "bellcanada", "bloom-tiny", "churn", "clustered"),
-        *("gts-ce", "load-shift", "petals-real", "trace-replay"),
+        *("gts-ce", "helix-24", "load-shift", "petals-real", "trace-replay"),
     ]
     assert all(description for _, description in shipped_scenarios())
 
