@@ -297,3 +297,12 @@ def test_the_resolved_scenario_of_a_fixed_placement_can_be_run_from_any_folder(
     run("../second/scenario.toml", "--out", "third")
     tables = [(tmp_path / name / "requests.parquet").read_bytes() for name in ("first", "elsewhere/third")]
     assert tables[0] == tables[1]
+
+
+def test_a_placement_that_searches_says_how_far_it_came(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (found,) = lines(capsys, write_instance(tmp_path), "--policy", "helix", "--session-setup", "none")
+    bounds = found["bounds"]
+    assert bounds["stopped_by_time"] == 0.0
+    assert bounds["gap_ratio"] == pytest.approx(1 - bounds["flow_tps"] / bounds["flow_bound_tps"])
