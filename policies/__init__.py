@@ -10,6 +10,8 @@ Placement
 - ``petals``: PETALS' placement; ``ablations``: Optimized Order and Number; ``fixed``: as given
 - ``foresight``: our own, by trial; ``search``: trials on synthetic arrivals, |R| searched; ``neighbours``:
   small changes of a placement
+- ``pipelines``: those of other systems that make stages or pipelines; ``parallax``: Parallax'; ``helix``: the
+  largest flow; ``flow``: what a placement can pass
 - ``feasibility``: words for what does not fit
 - ``milp``: the exact optimum of placement and routes, its relaxation and rounding that; ``milp_model``: the
   program; ``milp_solver``: HiGHS; ``offline``: CG-BPRR for given requests; ``link_costs``: time per token
@@ -17,6 +19,7 @@ Placement
 Routing
 - ``wsrr``: WS-RR; ``petals_routing``: PETALS' routing; ``petals_search``: its search for chains
 - ``optimal_rr``: exact for one request
+- ``iwrr``: Helix' routing; ``swarm_routing``: SWARM's; ``parallax`` and ``pipelines`` have Parallax'
 - ``petals_code``: PETALS' routing as its code does it; ``foresight_routing``: our own
 - ``chains``: links and cheapest chains; ``positions``: the graph of block positions
 - ``waiting``: time until cache is free; ``replay``: the reference simulator's semantics; ``workload``: requests

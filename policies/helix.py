@@ -1,350 +1,216 @@
-"""Helix (ASPLOS '25): a placement with the largest flow of requests, and round robin weighted by that flow.
-
-Servers batch, so that what counts is how many requests a second each of them can serve. The chains are paths through a
-flow network: the clients, servers that follow each other, the clients again. Public code: Thesys-lab/Helix-ASPLOS25.
-"""
+"""Helix' placement: the one with the largest flow of tokens (arXiv 2406.01566, ASPLOS '25)."""
 
 from __future__ import annotations
 
-import math
-import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from random import Random
 
-from policies.composition import MeanRequests
-from policies.feasibility import gigabytes
-from policies.greedy import whole
+from policies.flow import HUB, Flow, Rates, max_flow
+from policies.milp_solver import LinearModel, Solution
 from policies.neighbours import Neighbours, Ranges
 from policies.petals import choose_ranges
-from policies.pipelines import SeparatePipelines, Swarm
-from policies.problem import (
-    BlockRange,
-    Hop,
-    InfeasiblePlacement,
-    Placement,
-    Problem,
-    RequestSpec,
-    Route,
-    service_s,
-)
-from policies.state import SystemState
-from policies.waiting import waiting_s
+from policies.pipelines import NOTHING, even, in_a_row, most_blocks, no_way, placed
+from policies.problem import BlockRange, Placement, Problem
 
-WEIGHTS_RATIO = 0.5
-"""Of a server's memory, the most that blocks take where no number of sessions is given."""
-_MOST_EXACT = 60
-"""Servers up to which the program is solved; it has a switch for each two of them."""
-_N_DRAWS = 6000
-_SCALE = 10**6
-"""Flows are whole millionths of the largest server's."""
-
-_LEAST_S = 1e-9
-"""What a request takes of a server at least."""
-
-HUB = -1
-"""The clients, as a node of the flow network."""
-Flow = dict[tuple[int, int], float]
-"""Requests per second by (from, to), where there are any."""
-
-
-class Capacities:
-    """What servers and links carry, in requests of mean length per second."""
-
-    def __init__(self, problem: Problem) -> None:
-        self.mean = MeanRequests(problem)
-        self.problem = self.mean.problem
-        request = self.mean.request
-        self._n_states = request.n_tokens - 1
-        """Hidden states that a request sends over each of its links."""
-
-    def server_rps(self, server: int, n_blocks: int) -> float:
-        """With ``n_blocks``, and as many sessions in a batch as the rest of its memory has room for.
-
-        Each takes its prompt alone, and its further tokens with the others. With hub-spoke its link is part of it.
-        """
-        spec, request = self.problem.servers[server], self.mean.request
-        free_bytes = spec.memory_bytes - n_blocks * self.problem.model.block_bytes
-        n = max(1, whole(free_bytes, n_blocks * self.mean.slot_bytes))
-        prompt_s = spec.step_base_s + n_blocks * spec.prefill_s(request.n_input_tokens)
-        step_s = spec.step_base_s + n_blocks * (spec.mean_decode_s(request) + spec.session_slope_s * (n - 1))
-        rps = 1 / max(prompt_s + (request.n_output_tokens - 1) * step_s / n, _LEAST_S)
-        if self.problem.forwarding:
-            return rps
-        return min(rps, self._rps(self.problem.input_rtt_slope_s[0][server] / 2))
-
-    def link_rps(self, one: int, other: int) -> float:
-        """Between servers, or a server and the clients (``HUB``)."""
-        sent = self.problem.transmissions
-        if not self.problem.forwarding or sent is None:
-            return math.inf
-        if one == HUB:
-            return self._rps(sent.up.slope_s[0][other])
-        return self._rps(sent.down.slope_s[0][one] if other == HUB else sent.across.slope_s[one][other])
-
-    def _rps(self, state_s: float) -> float:
-        return 1 / (state_s * self._n_states) if state_s > 0 else math.inf
-
-
-def links_of(ranges: Sequence[BlockRange], n_blocks: int) -> list[tuple[int, int]]:
-    """The links that sessions may take: to j after i where j has the block after i's last, and ends later."""
-    held = [(j, r) for j, r in enumerate(ranges) if r.n_blocks]
-    links = [(HUB, j) for j, r in held if r.first == 0]
-    links += [(i, j) for i, a in held for j, b in held if b.first <= a.last < b.last]
-    return links + [(j, HUB) for j, r in held if r.last == n_blocks]
-
-
-def largest_flow(capacities: Capacities, ranges: Sequence[BlockRange]) -> tuple[float, Flow]:
-    """The most requests per second that a placement serves, and where they go; by SciPy's maximum flow."""
-    import numpy as np
-    from scipy.sparse import csr_array
-    from scipy.sparse.csgraph import maximum_flow
-
-    n = len(ranges)
-    rps = [capacities.server_rps(j, r.n_blocks) if r.n_blocks else 0.0 for j, r in enumerate(ranges)]
-    unit = max(rps, default=0.0) / _SCALE
-    links = links_of(ranges, capacities.problem.model.n_blocks)
-    if not unit or not links:
-        return 0.0, {}
-    most = np.iinfo(np.int32).max // (n + 2)
-
-    def whole_units(value: float) -> int:
-        return int(min(value / unit, most)) if value > 0 else 0
-
-    # Server j is entered at node j and left at node n + j; the clients are the source and the sink.
-    source, sink = 2 * n, 2 * n + 1
-    edges = [(j, n + j, whole_units(rps[j])) for j in range(n) if rps[j]]
-    edges += [
-        (source if i == HUB else n + i, sink if j == HUB else j, whole_units(capacities.link_rps(i, j)))
-        for i, j in links
-    ]
-    tails, heads, amounts = zip(*edges, strict=True)
-    graph = csr_array((np.array(amounts, dtype=np.int32), (tails, heads)), shape=(2 * n + 2, 2 * n + 2))
-    found = maximum_flow(graph, source, sink)
-    flow: Flow = {}
-    for i, j in links:
-        amount = found.flow[source if i == HUB else n + i, sink if j == HUB else j]
-        if amount > 0:
-            flow[i, j] = float(amount) * unit
-    return float(found.flow_value) * unit, flow
+_MEMORY_RATIO = 0.5
+"""Of a server's memory blocks take no more, as in Helix."""
+_MOST_VARIABLES = 20_000
+"""Larger programs (about 100 servers) are not tried: the small changes have to do."""
+_DRAWS_PER_PAIR, _MOST_DRAWS = 40, 50_000
+"""Small changes tried, by pairs of servers."""
 
 
 @dataclass
 class Helix:
-    """The placement with the largest flow of requests through it, by mixed-integer programming (Helix).
+    """The placement whose servers and links can pass the most tokens per second, by HiGHS (Helix).
 
-    Blocks take at most half of a server's memory, as there; with ``design_concurrency`` given, all but the caches of as many
-    mean requests. Tokens per second of k blocks are not measured here but follow from the hardware profile
-    (``Capacities.server_rps``). Up to 60 servers HiGHS improves the best of SWARM's stages, separate pipelines, PETALS'
-    windows and a local search; beyond, that is the answer. ``bounds`` has the flow, what no placement exceeds, and
-    ``proven_optimal``: if it is 0, the limits of the search decided (``max_nodes``, which every machine reaches alike, or
-    ``time_limit_s``).
+    Maximises the flow from the clients over servers and links back to them: a server with k blocks passes at most
+    T(k) tokens per second, a link what its rate allows (``policies.flow.Rates`` says how both follow from the
+    problem), and a session goes from server i to j only if first_j <= last_i < last_j. Blocks take at most half of a
+    server's memory, and leave cache for ``design_concurrency`` sessions (for one if it is left open); where half of
+    the memory cannot hold the model, the second rule alone counts.
+
+    The search starts from the best of equal stages and PETALS' windows, improved by small changes, as many as suit
+    the number of servers; then HiGHS has ``max_nodes`` branches. Both are counts, so the answer is the same on every
+    machine. Only if HiGHS needs more than ``time_limit_s`` does the clock end it, and ``bounds["stopped_by_time"]`` is 1
+    then. ``bounds`` also has the flow reached (``flow_tps``), one that no placement exceeds (``flow_bound_tps``), how far
+    apart they are (``gap_ratio``), and whether the flow is the largest (``proven_optimal``).
+
+    Helix measures T(k) on its GPUs; here it follows from the hardware profile. Helix also leaves
+    out slow edges to have a smaller program, improves no start by small changes, and stops Gurobi by the clock.
     """
 
-    time_limit_s: float = 60.0
-    max_nodes: int = 300
+    max_nodes: int = 500
+    time_limit_s: float = 120.0
     name: str = "helix"
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
-        """Raises ``InfeasiblePlacement`` if the servers cannot hold all blocks within these limits."""
-        capacities = Capacities(problem)
-        counts = _most_blocks(capacities, design_concurrency)
-        ranges = _searched(capacities, counts, problem)
-        if ranges is None:
-            memory = gigabytes(sum(server.memory_bytes for server in problem.servers))
-            limit = (
-                "half of their memory"
-                if design_concurrency is None
-                else f"room for {design_concurrency} sessions"
+        """Raises ``InfeasiblePlacement``, and ``PolicyError`` if HiGHS fails."""
+        n_blocks = problem.model.n_blocks
+        at_least = 1 if design_concurrency is None else design_concurrency
+        most = most_blocks(problem, at_least, _MEMORY_RATIO)
+        if sum(most) < n_blocks:
+            raise no_way(self.name, problem, at_least)
+        rates = Rates(problem)
+        bound_tps = rates.most_tps(most, n_blocks)
+        ranges, flow = self._by_heuristics(problem, rates, most, bound_tps)
+        stopped = False
+        model = _Model(rates, most, n_blocks, bound_tps)
+        if flow.total_tps < bound_tps * (1 - 1e-9) and model.linear.n_variables <= _MOST_VARIABLES:
+            solution = model.linear.solve(
+                time_limit_s=self.time_limit_s, max_nodes=self.max_nodes, start=model.values(ranges, flow)
             )
-            raise InfeasiblePlacement(
-                f"{self.name} finds no way to put {problem.model.n_blocks} blocks of "
-                f"{gigabytes(problem.model.block_bytes)} on these servers with {limit} ({memory} in all); add servers, or "
-                "set policy.design_concurrency lower"
-            )
-        flow = largest_flow(capacities, ranges)[0]
-        bound, proven = _bound(capacities, counts), 0.0
-        if problem.n_servers <= _MOST_EXACT and flow < bound * (1 - 1e-6):
-            from policies.helix_program import improved
+            assert solution is not None, "the program has the heuristics' solution"
+            found = model.ranges(solution)
+            found_flow = max_flow(rates, found, n_blocks)
+            if found_flow.total_tps > flow.total_tps * (1 + 1e-9):
+                ranges, flow = found, found_flow
+            # What is short of the bound is at least the program's own bound.
+            bound_tps = flow.total_tps if solution.proven_optimal else bound_tps * (1 - solution.bound)
+            stopped = solution.timed_out
+        bound_tps = max(bound_tps, flow.total_tps)
+        gap_ratio = 1 - flow.total_tps / bound_tps
+        bounds = {
+            "flow_tps": flow.total_tps,
+            "flow_bound_tps": bound_tps,
+            "gap_ratio": gap_ratio,
+            "proven_optimal": float(gap_ratio <= 1e-9),
+            "stopped_by_time": float(stopped),
+        }
+        return placed(self.name, problem, ranges, design_concurrency, bounds)
 
-            ranges, better_bound, is_optimal = improved(
-                capacities, counts, ranges, time_limit_s=self.time_limit_s, max_nodes=self.max_nodes
-            )
-            flow = largest_flow(capacities, ranges)[0]
-            bound, proven = max(flow, min(bound, better_bound)), float(is_optimal)
-        if flow >= bound * (1 - 1e-6):
-            proven = 1.0
-        block_bytes = problem.model.block_bytes
-        rooms = tuple(
-            server.memory_bytes - block_bytes * held.n_blocks if held.n_blocks else 0.0
-            for server, held in zip(problem.servers, ranges, strict=True)
+    def _by_heuristics(
+        self, problem: Problem, rates: Rates, most: Sequence[int], bound_tps: float
+    ) -> tuple[Ranges, Flow]:
+        """Equally good changes are kept too: they lead off plateaus."""
+        n_blocks = problem.model.n_blocks
+        best = max(
+            _starts(problem, most, rates), key=lambda ranges: max_flow(rates, ranges, n_blocks).total_tps
         )
-        bounds = {"flow_rps": flow, "upper_bound_rps": bound, "proven_optimal": proven}
-        return Placement(self.name, tuple(ranges), rooms, design_concurrency, bounds)
+        flow = max_flow(rates, best, n_blocks)
+        neighbours = Neighbours(problem, Random("helix"), most)
+        for _ in range(min(_DRAWS_PER_PAIR * problem.n_servers**2, _MOST_DRAWS)):
+            if flow.total_tps >= bound_tps * (1 - 1e-9):
+                break
+            drawn = neighbours.draw(best)
+            if drawn is not None and _weakest_tps(rates, drawn, n_blocks) >= flow.total_tps:
+                changed = max_flow(rates, drawn, n_blocks)
+                if changed.total_tps >= flow.total_tps:
+                    best, flow = drawn, changed
+        return best, flow
 
 
-def _most_blocks(capacities: Capacities, design_concurrency: int | None) -> list[int]:
-    model, counts = capacities.problem.model, []
-    for server in capacities.problem.servers:
-        if design_concurrency is None:
-            most = whole(server.memory_bytes * WEIGHTS_RATIO, model.block_bytes)
-        else:
-            each_bytes = model.block_bytes + design_concurrency * capacities.mean.slot_bytes
-            most = whole(server.memory_bytes, each_bytes)
-        counts.append(min(most, model.n_blocks))
-    return counts
-
-
-def _bound(capacities: Capacities, counts: Sequence[int]) -> float:
-    """No placement serves more: every request needs all blocks, and a server is fastest per block with its best number."""
-    n_blocks = capacities.problem.model.n_blocks
-    best = (
-        max((k * capacities.server_rps(j, k) for k in range(1, most + 1)), default=0.0)
-        for j, most in enumerate(counts)
-    )
-    return sum(best) / n_blocks
-
-
-def _searched(capacities: Capacities, counts: Sequence[int], problem: Problem) -> Ranges | None:
-    """The best of other policies' placements within ``counts``, improved by small changes while they help."""
+def _starts(problem: Problem, most: Sequence[int], rates: Rates) -> list[Ranges]:
+    """PETALS' windows, which hold every block, and equal stages, which may leave blocks out and then pass nothing."""
     n_blocks = problem.model.n_blocks
-    limited = _limited(problem, counts)
-    seeds: list[Ranges] = []
-    for policy in (Swarm(), SeparatePipelines()):
-        try:
-            seeds.append(policy.place(limited, 1).ranges)
-        except InfeasiblePlacement:
-            continue
-    order = sorted(range(len(counts)), key=lambda j: problem.servers[j].decode_s)
-    seeds.append(tuple(choose_ranges(problem, list(counts), [j for j in order if counts[j]])))
-    whole_ones = [
-        ranges
-        for ranges in seeds
-        if all(held.n_blocks <= most for held, most in zip(ranges, counts, strict=True))
-        and not Placement("", ranges, ()).uncovered(n_blocks)
-    ]
-    if not whole_ones:
-        return None
-
-    def worth(ranges: Ranges) -> float:
-        return largest_flow(capacities, ranges)[0]
-
-    best = max(whole_ones, key=worth)
-    best_flow, bound = worth(best), _bound(capacities, counts)
-    neighbours = Neighbours(problem, random.Random("helix"))
-    for _ in range(_N_DRAWS * _MOST_EXACT // max(_MOST_EXACT, problem.n_servers)):
-        if best_flow >= bound * (1 - 1e-6):
-            break
-        ranges = neighbours.draw(best)
-        if ranges is None or any(held.n_blocks > most for held, most in zip(ranges, counts, strict=True)):
-            continue
-        flow = worth(ranges)
-        if flow >= best_flow:  # sideways, too: many placements serve equally much
-            best, best_flow = ranges, flow
-    return best
+    order = sorted((j for j, count in enumerate(most) if count), key=lambda j: -rates.server_tps(j, 1))
+    starts = [choose_ranges(problem, most, order)]
+    for n_stages in range(1, min(len(order), n_blocks) + 1):
+        stages = in_a_row(even(n_blocks, n_stages))
+        ranges, passed_tps = [NOTHING] * len(most), [0.0] * n_stages
+        for j in order:
+            possible = [i for i, stage in enumerate(stages) if stage.n_blocks <= most[j]]
+            if possible:
+                at = min(possible, key=passed_tps.__getitem__)
+                ranges[j] = stages[at]
+                passed_tps[at] += rates.server_tps(j, stages[at].n_blocks)
+        starts.append(tuple(ranges))
+    return starts
 
 
-def _limited(problem: Problem, counts: Sequence[int]) -> Problem:
-    """The same servers with memory for ``counts`` blocks and one session."""
-    from dataclasses import replace
-
-    each_bytes = problem.model.block_bytes + problem.design_cache_bytes
-    servers = tuple(
-        replace(server, memory_bytes=count * each_bytes, block_cap=None)
-        for server, count in zip(problem.servers, counts, strict=True)
-    )
-    return replace(problem, servers=servers)
-
-
-EDGE_RATIO = 0.05
-"""Links with less of what leaves a server are not used."""
-HIGH_WATER = 0.9
-"""Of a server's room for caches; with more in use it gets no new sessions."""
-OUTPUT_RATIO = 0.6
-"""Of the output that a request may have, what it is expected to need room for."""
+def _weakest_tps(rates: Rates, ranges: Ranges, n_blocks: int) -> float:
+    """What the servers of the weakest block pass together: no flow is larger."""
+    sums_tps = [0.0] * n_blocks
+    for j, held in enumerate(ranges):
+        if held.n_blocks:
+            server_tps = rates.server_tps(j, held.n_blocks)
+            for b in range(held.first, held.last):
+                sums_tps[b] += server_tps
+    return min(sums_tps)
 
 
-class Iwrr:
-    """At each hop the server whose turn it is, by the largest flow through the placement (Helix' scheduler).
+class _Model:
+    """The program. Flows are parts of ``unit_tps``; it minimises what the flow is short of it.
 
-    Interleaved weighted round robin: the least of (load + length / flow), to which the request then adds. Links with less
-    than 5 % of what leaves a server are masked, and servers with more than 0.9 of their caches in use once the request's
-    input and 0.6 of its output is there. Ours differs: Helix takes 240 tokens for every output; a request that finds all masked
-    waits for the chain that it would take without masks.
+    Of server i: ``first``, one of ``sizes`` (size k at k - 1, none: no blocks). Of each edge (i, j): its flow and
+    a switch that is 1 where it may have any.
     """
 
-    name = "iwrr"
+    def __init__(self, rates: Rates, most: Sequence[int], n_blocks: int, unit_tps: float) -> None:
+        self.linear = LinearModel()
+        self._n_blocks, self._unit_tps = n_blocks, unit_tps
+        able = [j for j, count in enumerate(most) if count]
+        self._n_servers = len(most)
+        self._short = self.linear.variable(1.0, 1.0, integer=False)
+        self._first = {j: self.linear.variable(0.0, n_blocks - 1) for j in able}
+        self._sizes = {j: [self.linear.variable(0.0, 1.0) for _ in range(most[j])] for j in able}
+        pairs = [(HUB, j) for j in able] + [(i, j) for i in able for j in [*able, HUB] if i != j]
+        self._flow = {pair: self.linear.variable(0.0, 1.0, integer=False) for pair in pairs}
+        self._open = {pair: self.linear.variable(0.0, 1.0) for pair in pairs}
+        for j in able:
+            self._server(rates, j, pairs)
+        for pair in pairs:
+            self._edge(rates, pair)
+        leaving = {self._flow[HUB, j]: 1.0 for j in able}
+        self.linear.row({**leaving, self._short: 1.0}, 1.0, 1.0)
 
-    def bind(self, problem: Problem, placement: Placement) -> IwrrRouter:
-        return IwrrRouter(problem, placement)
+    def _server(self, rates: Rates, j: int, pairs: Sequence[tuple[int, int]]) -> None:
+        row, sizes = self.linear.row, self._sizes[j]
+        row(dict.fromkeys(sizes, 1.0), 0.0, 1.0)
+        row({self._first[j]: 1.0, **self._n_held(j)}, 0.0, self._n_blocks)
+        into = {self._flow[pair]: 1.0 for pair in pairs if pair[1] == j}
+        out = {self._flow[pair]: -1.0 for pair in pairs if pair[0] == j}
+        row({**into, **out}, 0.0, 0.0)
+        passed = {x: -self._part(rates.server_tps(j, k)) for k, x in enumerate(sizes, 1)}
+        row({**into, **passed}, -float(self._n_blocks), 0.0)
+
+    def _edge(self, rates: Rates, pair: tuple[int, int]) -> None:
+        row, n_blocks, (i, j) = self.linear.row, float(self._n_blocks), pair
+        is_open = self._open[pair]
+        row({self._flow[pair]: 1.0, is_open: -self._part(rates.link_tps(i, j))}, -1.0, 0.0)
+        if i == HUB:  # first_j <= 0
+            row({self._first[j]: 1.0, is_open: n_blocks}, 0.0, n_blocks)
+            return
+        last = {self._first[i]: 1.0, **self._n_held(i)}
+        if j == HUB:  # last_i >= L
+            row({**last, is_open: -n_blocks}, 0.0, n_blocks)
+            return
+        # first_j <= last_i < last_j, each only where the edge is open
+        row({self._first[j]: 1.0, **_negative(last), is_open: n_blocks}, -2 * n_blocks, n_blocks)
+        later = _negative({self._first[j]: 1.0, **self._n_held(j)})
+        row({**last, **later, is_open: n_blocks + 1}, -2 * n_blocks, n_blocks)
+
+    def _n_held(self, j: int) -> dict[int, float]:
+        return {x: float(k) for k, x in enumerate(self._sizes[j], 1)}
+
+    def _part(self, tps: float) -> float:
+        """Of the unit, at most all of it."""
+        return min(tps / self._unit_tps, 1.0)
+
+    def values(self, ranges: Ranges, flow: Flow) -> list[float]:
+        """The solution that a placement and its flow are."""
+        values = [0.0] * self.linear.n_variables
+        values[self._short] = 1 - flow.total_tps / self._unit_tps
+        for j, sizes in self._sizes.items():
+            if ranges[j].n_blocks:
+                values[self._first[j]] = ranges[j].first
+                values[sizes[ranges[j].n_blocks - 1]] = 1.0
+        for pair, tps in flow.edges_tps.items():
+            values[self._flow[pair]] = tps / self._unit_tps
+            values[self._open[pair]] = 1.0
+        return values
+
+    def ranges(self, solution: Solution) -> Ranges:
+        """The placement of a solution."""
+        held = [NOTHING] * self._n_servers
+        for j, sizes in self._sizes.items():
+            n_held = sum(k for k, x in enumerate(sizes, 1) if solution.values[x] > 0.5)
+            if n_held:
+                first = round(solution.values[self._first[j]])
+                held[j] = BlockRange(first, first + n_held)
+        return tuple(held)
 
 
-class IwrrRouter:
-    """A router whose links remember what they were given."""
-
-    def __init__(self, problem: Problem, placement: Placement) -> None:
-        self._problem = problem
-        self._placement = placement
-        _, flow = largest_flow(Capacities(problem), placement.ranges)
-        self._next = _next_servers(flow)
-        self._load: dict[tuple[int, int], float] = dict.fromkeys(flow, 0.0)
-        self._flow = flow
-
-    def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
-        """``Route.wait_s`` is the longest wait of its hops, ``cost_s`` that and the time of the service."""
-        hops = self._walk(request, state, masked=True) or self._walk(request, state, masked=False)
-        if hops is None:
-            return None
-        block_bytes = self._problem.model.cache_bytes(request.n_tokens)
-        wait_s = max(waiting_s(state, hop.server, hop.n_blocks * block_bytes, now_s) for hop in hops)
-        if wait_s == 0.0:  # else it asks again
-            for link in zip((HUB, *(h.server for h in hops)), (*(h.server for h in hops), HUB), strict=True):
-                self._load[link] += request.n_tokens / self._flow[link]
-        return Route(hops, wait_s, wait_s + service_s(self._problem, request, hops)[1])
-
-    def _walk(self, request: RequestSpec, state: SystemState, *, masked: bool) -> tuple[Hop, ...] | None:
-        """Hop by hop; back where a server leads nowhere. Without masks all but caches that could never hold it count."""
-        n_blocks, model = self._problem.model.n_blocks, self._problem.model
-        n_expected = request.n_input_tokens + OUTPUT_RATIO * request.n_output_tokens
-        expected_bytes = model.cache_bytes_per_token * n_expected
-        dead: set[int] = set()
-
-        def takes(hop: Hop) -> bool:
-            room = self._placement.cache_bytes[hop.server]
-            if (
-                waiting_s(state, hop.server, hop.n_blocks * model.cache_bytes(request.n_tokens), 0.0)
-                == math.inf
-            ):
-                return False
-            used_bytes = room - state.free_bytes(hop.server)
-            return not masked or used_bytes + hop.n_blocks * expected_bytes <= HIGH_WATER * room
-
-        def walk(at: int, position: int) -> list[Hop] | None:
-            if position == n_blocks:
-                return []
-            for j in sorted(self._next.get(at, ()), key=lambda j: self._turn(at, j, request)):
-                hop = Hop(j, position, self._placement.ranges[j].last)
-                if j in dead or not takes(hop):
-                    continue
-                rest = walk(j, hop.last)
-                if rest is not None:
-                    return [hop, *rest]
-                dead.add(j)
-            return None
-
-        found = walk(HUB, 0)
-        return None if found is None else tuple(found)
-
-    def _turn(self, at: int, server: int, request: RequestSpec) -> float:
-        return self._load[at, server] + request.n_tokens / self._flow[at, server]
-
-
-def _next_servers(flow: Mapping[tuple[int, int], float]) -> dict[int, list[int]]:
-    """Where each node's flow goes, without links that carry next to nothing of it."""
-    out: dict[int, float] = {}
-    for (i, _), rps in flow.items():
-        out[i] = out.get(i, 0.0) + rps
-    following: dict[int, list[int]] = {}
-    for (i, j), rps in sorted(flow.items()):
-        if j != HUB and rps >= EDGE_RATIO * out[i]:
-            following.setdefault(i, []).append(j)
-    return following
+def _negative(terms: dict[int, float]) -> dict[int, float]:
+    return {x: -value for x, value in terms.items()}

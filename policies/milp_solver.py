@@ -13,12 +13,16 @@ _TOLERANCE = 1e-9
 
 
 class Solution(NamedTuple):
-    """Values of the variables; ``bound`` is proven: no solution has a smaller objective."""
+    """Values of the variables; ``bound`` is proven: no solution has a smaller objective.
+
+    ``timed_out``: the time limit ended the search, so another machine may find another solution.
+    """
 
     values: tuple[float, ...]
     objective: float
     bound: float
     proven_optimal: bool
+    timed_out: bool = False
 
 
 class LinearModel:
@@ -41,6 +45,10 @@ class LinearModel:
         self._integer.append(integer)
         return len(self._costs) - 1
 
+    @property
+    def n_variables(self) -> int:
+        return len(self._costs)
+
     def row(self, terms: Mapping[int, float], lower: float, upper: float) -> None:
         """Add ``lower <= sum of coefficient * variable <= upper``; ``terms`` is by variable."""
         self._columns.extend(terms)
@@ -48,10 +56,6 @@ class LinearModel:
         self._starts.append(len(self._columns))
         self._lower_sides.append(lower)
         self._upper_sides.append(upper)
-
-    @property
-    def n_variables(self) -> int:
-        return len(self._costs)
 
     def solve(
         self,
@@ -64,9 +68,9 @@ class LinearModel:
     ) -> Solution | None:
         """The optimum (``relaxed``: without integrality), or the best found within the limits.
 
-        ``max_nodes`` of the search tree are a limit that every machine reaches alike; ``start`` are the values of a known
-        solution. ``None`` means that there is no solution. A solution within ``gap_ratio`` of the bound counts
-        as optimal. Raises ``PolicyError`` if the time was too short to find any, or if HiGHS fails.
+        ``None`` means that there is no solution. A solution within ``gap_ratio`` of the bound counts
+        as optimal. ``max_nodes`` limits the tree of branches, the same on every machine. ``start``: values
+        of a solution to begin with. Raises ``PolicyError`` if the time was too short to find any, or if HiGHS fails.
         """
         import highspy
         import numpy as np
@@ -88,7 +92,7 @@ class LinearModel:
             kinds = {True: highspy.HighsVarType.kInteger, False: highspy.HighsVarType.kContinuous}
             lp.integrality_ = [kinds[integer] for integer in self._integer]
         highs = highspy.Highs()  # type: ignore[no-untyped-call]
-        options: dict[str, bool | float | str] = {
+        options: dict[str, bool | int | float | str] = {
             "output_flag": False,
             "parallel": "off",
             "time_limit": time_limit_s,
@@ -98,10 +102,10 @@ class LinearModel:
             "primal_feasibility_tolerance": _TOLERANCE,
             "dual_feasibility_tolerance": _TOLERANCE,
         }
+        if max_nodes is not None:
+            options["mip_max_nodes"] = max_nodes
         for option, value in options.items():
             highs.setOptionValue(option, value)
-        if max_nodes is not None:
-            highs.setOptionValue("mip_max_nodes", max_nodes)
         highs.passModel(lp)
         if start is not None:
             known = highspy.HighsSolution()
@@ -112,8 +116,8 @@ class LinearModel:
         if status in (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible):
             return None  # never unbounded: costs and variables are >= 0
         optimal = status == highspy.HighsModelStatus.kOptimal
-        limits = (highspy.HighsModelStatus.kTimeLimit, highspy.HighsModelStatus.kSolutionLimit)
-        if not optimal and status not in limits:
+        timed_out = status == highspy.HighsModelStatus.kTimeLimit
+        if not (optimal or timed_out or status == highspy.HighsModelStatus.kSolutionLimit):
             raise PolicyError(f"HiGHS ended with {highs.modelStatusToString(status)!r}")
         if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
             raise PolicyError(
@@ -123,4 +127,4 @@ class LinearModel:
         # Costs are >= 0; the bound of a search that was stopped early can be less, even -inf.
         bound = max(info.mip_dual_bound, 0.0) if mixed else objective if optimal else 0.0
         values = tuple(float(value) for value in highs.getSolution().col_value)
-        return Solution(values, objective * scale, bound * scale, optimal)
+        return Solution(values, objective * scale, bound * scale, optimal, timed_out)

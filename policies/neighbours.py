@@ -12,12 +12,12 @@ Ranges = tuple[BlockRange, ...]
 
 
 class Neighbours:
-    """Draws changed ranges. A server never takes more blocks than leave it cache for one session."""
+    """Draws changed ranges. A server takes at most ``most[j]`` blocks; by default as many as leave cache for one session."""
 
-    def __init__(self, problem: Problem, rng: random.Random) -> None:
+    def __init__(self, problem: Problem, rng: random.Random, most: Sequence[int] | None = None) -> None:
         self._rng = rng
         self._n_blocks = problem.model.n_blocks
-        self._most = block_counts(problem, 1)
+        self._most = block_counts(problem, 1) if most is None else most
         self._able = [j for j, most in enumerate(self._most) if most]
 
     def draw(self, ranges: Ranges) -> Ranges | None:

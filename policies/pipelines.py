@@ -8,11 +8,11 @@ time, the design concurrency. Left open, c is the largest at which the placement
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from policies.feasibility import gigabytes
-from policies.greedy import block_counts
+from policies.greedy import block_counts, whole
 from policies.problem import (
     BlockRange,
     Hop,
@@ -21,12 +21,11 @@ from policies.problem import (
     Problem,
     RequestSpec,
     Route,
-    service_s,
 )
 from policies.state import SystemState
-from policies.waiting import fits, waiting_s
+from policies.waiting import fits, waited_route
 
-_NOTHING = BlockRange(0, 0)
+NOTHING = BlockRange(0, 0)
 _MOST = 2**20
 """Sessions that no placement is designed for."""
 Ranges = list[BlockRange]
@@ -83,17 +82,52 @@ def _placement(
         design_concurrency = low
     ranges = at(design_concurrency)
     if ranges is None:
-        memory = gigabytes(sum(server.memory_bytes for server in problem.servers))
-        raise InfeasiblePlacement(
-            f"{name} with room for {design_concurrency} sessions has no way to put {problem.model.n_blocks} blocks of "
-            f"{gigabytes(problem.model.block_bytes)} on these servers ({memory} of memory in all); add servers"
-        )
+        raise no_way(name, problem, design_concurrency)
+    return placed(name, problem, ranges, design_concurrency)
+
+
+def most_blocks(problem: Problem, concurrency: int, memory_ratio: float) -> list[int]:
+    """Blocks that each server may hold: at most ``memory_ratio`` of its memory, and cache for ``concurrency`` sessions.
+
+    Where the first rule leaves too little room for the model, the second alone counts.
+    """
+    counts = block_counts(problem, concurrency)
+    part = [
+        min(count, whole(server.memory_bytes * memory_ratio, problem.model.block_bytes))
+        for count, server in zip(counts, problem.servers, strict=True)
+    ]
+    return part if sum(part) >= problem.model.n_blocks else counts
+
+
+def placed(
+    name: str,
+    problem: Problem,
+    ranges: Sequence[BlockRange],
+    design_concurrency: int | None,
+    bounds: Mapping[str, float] | None = None,
+) -> Placement:
+    """All memory that blocks leave is for caches. ``None`` becomes the sessions that fit on every server at a time."""
     block_bytes = problem.model.block_bytes
     cache_bytes = tuple(
         server.memory_bytes - block_bytes * held.n_blocks if held.n_blocks else 0.0
         for server, held in zip(problem.servers, ranges, strict=True)
     )
-    return Placement(name, tuple(ranges), cache_bytes, design_concurrency)
+    if design_concurrency is None:
+        design_concurrency = min(
+            whole(room, problem.design_cache_bytes * held.n_blocks)
+            for room, held in zip(cache_bytes, ranges, strict=True)
+            if held.n_blocks
+        )
+    return Placement(name, tuple(ranges), cache_bytes, design_concurrency, bounds or {})
+
+
+def no_way(name: str, problem: Problem, design_concurrency: int) -> InfeasiblePlacement:
+    """The servers cannot hold all blocks and the caches of so many sessions."""
+    memory = gigabytes(sum(server.memory_bytes for server in problem.servers))
+    return InfeasiblePlacement(
+        f"{name} with room for {design_concurrency} sessions has no way to put {problem.model.n_blocks} blocks of "
+        f"{gigabytes(problem.model.block_bytes)} on these servers ({memory} of memory in all); add servers"
+    )
 
 
 @dataclass
@@ -109,7 +143,7 @@ class WholeModel:
         def ranges_for(counts: list[int]) -> Ranges | None:
             if max(counts, default=0) < n_blocks:
                 return None
-            return [BlockRange(0, n_blocks) if count == n_blocks else _NOTHING for count in counts]
+            return [BlockRange(0, n_blocks) if count == n_blocks else NOTHING for count in counts]
 
         return _placement(self.name, problem, design_concurrency, ranges_for)
 
@@ -137,7 +171,7 @@ class Exo:
                 if sum(most) >= n_blocks:
                     sizes = shares(n_blocks, [memory[j] for j in ring], most)
                     held = dict(zip(ring, in_a_row(sizes), strict=True))
-                    return [held.get(j, _NOTHING) for j in range(len(counts))]
+                    return [held.get(j, NOTHING) for j in range(len(counts))]
             return None
 
         return _placement(self.name, problem, design_concurrency, ranges_for)
@@ -161,7 +195,7 @@ class SeparatePipelines:
             kinds.setdefault(server.hardware, []).append(j)
 
         def ranges_for(counts: list[int]) -> Ranges | None:
-            ranges = [_NOTHING] * len(counts)
+            ranges = [NOTHING] * len(counts)
             for servers in kinds.values():
                 options = []
                 for weakest in {counts[j] for j in servers if counts[j]}:
@@ -203,7 +237,7 @@ class Swarm:
                     break
             else:
                 return None
-            stages, ranges = in_a_row(even(n_blocks, n_stages)), [_NOTHING] * len(counts)
+            stages, ranges = in_a_row(even(n_blocks, n_stages)), [NOTHING] * len(counts)
             throughput = [0.0] * n_stages
             for j in sorted(able, key=lambda j: decode_s[j]):
                 stage = min(range(n_stages), key=lambda i: throughput[i])
@@ -240,8 +274,7 @@ class RoundRobinRouter:
             self._turn += 1
             needs = [(hop.server, hop.n_blocks * token_bytes) for hop in hops]
             if all(fits(self._placement.cache_bytes[server], need) for server, need in needs):
-                wait_s = max(waiting_s(state, server, need, now_s) for server, need in needs)
-                return Route(hops, wait_s, wait_s + service_s(self._problem, request, hops)[1])
+                return waited_route(self._problem, request, hops, state, now_s)
         return None
 
 
@@ -254,21 +287,21 @@ def disjoint_pipelines(ranges: Sequence[BlockRange], n_blocks: int) -> list[tupl
     left = [j for j, held in enumerate(ranges) if held.n_blocks]
     pipelines = []
 
-    def chain_from(position: int, dead: set[int], whole: bool) -> list[int] | None:
+    def chain_from(position: int, dead: set[int], whole_ranges: bool) -> list[int] | None:
         """``dead``: positions from which nothing leads to the end."""
         if position == n_blocks:
             return []
         for j in left:
             first, last = ranges[j]
-            if last not in dead and (first == position if whole else first <= position < last):
-                rest = chain_from(last, dead, whole)
+            if last not in dead and (first == position if whole_ranges else first <= position < last):
+                rest = chain_from(last, dead, whole_ranges)
                 if rest is not None:
                     return [j, *rest]
         dead.add(position)
         return None
 
-    for whole in (True, False):
-        while (chain := chain_from(0, set(), whole)) is not None:
+    for whole_ranges in (True, False):
+        while (chain := chain_from(0, set(), whole_ranges)) is not None:
             left = [j for j in left if j not in chain]
             firsts = [0, *(ranges[j].last for j in chain[:-1])]
             pipelines.append(

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.problem import BlockRange, Hop
+from policies.problem import BlockRange, Hop, Placement, Problem
+from policies.waiting import fits
+
+_MAX_KINDS = 4096
+"""Lengths of requests whose hops are kept."""
 
 
 class PositionGraph:
@@ -29,3 +33,41 @@ class PositionGraph:
                 if held.first <= p < held.last:
                     into[number[held.last]].append((number[p], Hop(j, p, held.last)))
         self.into: tuple[tuple[tuple[int, Hop], ...], ...] = tuple(map(tuple, into))
+
+
+class Onward:
+    """The hops from each position that a request can take: they lead to the end over servers that can hold it.
+
+    A server can if its whole cache is large enough, whoever uses it now.
+    """
+
+    def __init__(self, problem: Problem, placement: Placement) -> None:
+        self._problem = problem
+        self._placement = placement
+        self._positions = PositionGraph(placement.ranges, problem.model.n_blocks).positions
+        self._known: dict[int, dict[int, list[Hop]]] = {}
+
+    def of(self, n_tokens: int) -> dict[int, list[Hop]]:
+        """By position, servers in list order; positions without hops are left out: without 0 there is no chain."""
+        onward = self._known.get(n_tokens)
+        if onward is None:
+            if len(self._known) >= _MAX_KINDS:
+                self._known.clear()
+            onward = self._known[n_tokens] = self._build(n_tokens)
+        return onward
+
+    def _build(self, n_tokens: int) -> dict[int, list[Hop]]:
+        n_blocks, ranges = self._problem.model.n_blocks, self._placement.ranges
+        token_bytes = self._problem.model.cache_bytes(n_tokens)
+        onward: dict[int, list[Hop]] = {}
+        for position in reversed(self._positions[:-1]):
+            hops = [
+                Hop(j, position, held.last)
+                for j, held in enumerate(ranges)
+                if held.first <= position < held.last
+                and (held.last == n_blocks or held.last in onward)
+                and fits(self._placement.cache_bytes[j], (held.last - position) * token_bytes)
+            ]
+            if hops:
+                onward[position] = hops
+        return onward

@@ -18,17 +18,20 @@ from policies.cgbp import CgBp
 from policies.composition import ChainComposition, Jffc
 from policies.foresight import ForesightPlacement
 from policies.foresight_routing import ForesightRouting
-from policies.helix import Helix, Iwrr
+from policies.helix import Helix
 from policies.interfaces import PlacementPolicy, RoutingPolicy
+from policies.iwrr import Iwrr
 from policies.milp import LpRounding, MilpPlacement
 from policies.online import OnlinePolicy, TwoTimeScale
 from policies.optimal_rr import OptimalRr
+from policies.parallax import Parallax, ShortestByLayer
 from policies.petals import PetalsPlacement
 from policies.petals_code import PetalsCodeRouting
 from policies.petals_rebalancing import PetalsRebalancing
 from policies.petals_routing import PetalsRouting
 from policies.pipelines import Exo, RoundRobin, SeparatePipelines, Swarm, WholeModel
 from policies.problem import PolicyError
+from policies.swarm_routing import SwarmRouting
 from policies.wsrr import ShortestPath, WsRr
 
 PLACEMENTS: dict[str, type[PlacementPolicy]] = {
@@ -42,6 +45,8 @@ PLACEMENTS: dict[str, type[PlacementPolicy]] = {
         MilpPlacement,
         LpRounding,
         Exo,
+        Helix,
+        Parallax,
         SeparatePipelines,
         Swarm,
         WholeModel,
@@ -60,7 +65,9 @@ ROUTINGS: dict[str, type[RoutingPolicy]] = {
         ForesightRouting,
         RoundRobin,
         Jffc,
+        ShortestByLayer,
         Iwrr,
+        SwarmRouting,
     )
 }
 PAIRS: dict[str, tuple[str, str]] = {
@@ -73,10 +80,13 @@ PAIRS: dict[str, tuple[str, str]] = {
     "cg-bprr": ("cg-bp", "shortest-path"),
     "milp": ("milp", "optimal-rr"),
     "exo": ("exo", "rr"),
-    "separate-pipelines": ("separate-pipelines", "rr"),
-    "swarm": ("swarm", "ws-rr"),
-    "whole-model": ("whole-model", "jffc"),
     "helix": ("helix", "iwrr"),
+    "separate-pipelines": ("separate-pipelines", "rr"),
+    "parallax": ("parallax", "rr"),
+    "parallax-dp": ("parallax", "dp"),
+    "swarm": ("swarm", "swarm"),
+    "swarm-ws-rr": ("swarm", "ws-rr"),
+    "whole-model": ("whole-model", "jffc"),
     "chain-composition": ("chain-composition", "jffc"),
 }
 ONLINE: dict[str, type[OnlinePolicy]] = {p.name: p for p in (TwoTimeScale, PetalsRebalancing)}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+from policies.problem import Hop, Problem, RequestSpec, Route, service_s
 from policies.state import SystemState
 
 ROUNDING_RATIO = 1e-9
@@ -31,3 +33,12 @@ def waiting_s(state: SystemState, server: int, need_bytes: float, now_s: float) 
         if free_bytes >= enough_bytes:
             return max(held.ends_at_s - now_s, 0.0)
     return math.inf
+
+
+def waited_route(
+    problem: Problem, request: RequestSpec, hops: Sequence[Hop], state: SystemState, now_s: float
+) -> Route:
+    """The route along ``hops``: it waits as long as the hop that waits longest, and costs that and its service."""
+    token_bytes = problem.model.cache_bytes(request.n_tokens)
+    wait_s = max(waiting_s(state, hop.server, hop.n_blocks * token_bytes, now_s) for hop in hops)
+    return Route(tuple(hops), wait_s, wait_s + service_s(problem, request, hops)[1])

@@ -177,8 +177,12 @@ def concurrency(requests: Iterable[SimulatedRequest]) -> tuple[float | None, int
     return mean, int(active.max())
 
 
+_SEARCHED = ("flow_tps", "flow_bound_tps", "gap_ratio", "proven_optimal", "stopped_by_time")
+"""What placements that search for an optimum say of their answer."""
+
+
 def _bounds(simulation: Simulation) -> dict[str, float | int | None]:
-    """|R| and what limits it; Theorem 1's bound and T^o per decoded token, and their ratio.
+    """|R| and what limits it; Theorem 1's bound and T^o per decoded token, and their ratio; how far a search came.
 
     The published bounds are for hub-spoke communication: with forwarding there are none.
     """
@@ -193,6 +197,8 @@ def _bounds(simulation: Simulation) -> dict[str, float | int | None]:
     else:
         found["design_concurrency_bound"] = chosen.memory_bound
         found["single_request_ms"] = chosen.single_request_s * 1e3
+    own = placement.bounds if placement else {}
+    found |= {name: own[name] for name in _SEARCHED if name in own}
     if problem.forwarding:
         return found
     lower_s = min(lower_bounds_per_token_s(problem))

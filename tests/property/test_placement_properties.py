@@ -18,8 +18,8 @@ from policies.registry import PLACEMENTS, ROUTINGS
 from policies.wsrr import WsRr
 from tests.support.problems import every_chain, problems
 
-EXACT = {"milp", "lp-rounding"}
-"""Placements for small instances only."""
+EXACT = {"milp", "lp-rounding", "helix"}
+"""Placements that are quick on small instances only."""
 
 
 @st.composite

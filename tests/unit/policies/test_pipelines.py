@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies import BlockRange, Hop, InfeasiblePlacement, Placement, Problem, RequestSpec, SystemState
 from policies.checks import check_placement, check_route
+from policies.parallax import Parallax, ShortestByLayer, water_filled
 from policies.pipelines import (
     Exo,
     RoundRobin,
@@ -19,7 +22,7 @@ from policies.pipelines import (
 )
 from tests.support.problems import make_problem, placed, problems
 
-POLICIES = (Exo(), SeparatePipelines(), Swarm(), WholeModel())
+POLICIES = (Exo(), SeparatePipelines(), Swarm(), WholeModel(), Parallax())
 
 
 def ranges(placement: Placement) -> list[tuple[int, int]]:
@@ -153,3 +156,100 @@ def test_a_pipeline_takes_the_rest_of_a_range_that_begins_earlier_if_no_range_be
     whole = [(Hop(0, 0, 4), Hop(3, 4, 6)), (Hop(2, 0, 3), Hop(4, 3, 6))]
     assert disjoint_pipelines(overlapping, 6) == whole
     assert disjoint_pipelines(overlapping[:2], 6) == [(Hop(0, 0, 4), Hop(1, 4, 6))]
+
+
+def test_layers_are_in_proportion_to_compute_until_a_server_is_full() -> None:
+    assert water_filled(12, [3, 2, 1], [9, 9, 9]) == [6, 4, 2]
+    assert water_filled(12, [3, 2, 1], [4, 9, 9]) == [4, 5, 3]  # 8 are left for 2 : 1, which is 5.33 and 2.67
+    assert water_filled(12, [9, 2, 1], [6, 3, 3]) == [6, 3, 3]
+
+
+def pipelines(placement: Placement) -> list[list[tuple[int, int]]]:
+    """(server, blocks) by pipeline."""
+    found = disjoint_pipelines(placement.ranges, max(held.last for held in placement.ranges))
+    return [[(hop.server, hop.n_blocks) for hop in hops] for hops in found]
+
+
+def test_parallax_interleaves_pipelines_where_one_after_the_other_makes_fewer() -> None:
+    # Rooms for 4, 4, 2, 2, 1 and 1 of seven blocks: k = 1 has two servers at best (4 + 4): 1/2; k = 2 all six: 4/6.
+    problem = make_problem([4 * 20, 4 * 20, 2 * 20, 2 * 20, 20, 20], n_blocks=7)
+    placement = Parallax().place(problem, 9)  # a block with its caches takes 19 bytes, 0.65 of 80 holds 5
+    assert ranges(placement) == [(0, 4), (0, 4), (4, 6), (4, 6), (6, 7), (6, 7)]
+    assert pipelines(placement) == [[(0, 4), (2, 2), (4, 1)], [(1, 4), (3, 2), (5, 1)]]
+
+
+def test_parallax_takes_fewer_servers_where_more_pipelines_are_not_worth_it() -> None:
+    # k = 1: one server of four blocks, 1. k = 2: four more of one block each, 4/5.
+    problem = make_problem([80, 20, 20, 20, 20])
+    assert ranges(Parallax().place(problem, 9)) == [(0, 4), (0, 0), (0, 0), (0, 0), (0, 0)]
+    # Two of two blocks make it 4/3.
+    assert ranges(Parallax().place(make_problem([80, 40, 40]), 9)) == [(0, 4), (0, 2), (2, 4)]
+
+
+def test_parallax_gives_layers_by_speed_within_a_pipeline() -> None:
+    # 0.65 of 120 bytes holds seven of twelve blocks: both are needed. 1 : 3 would be 3 and 9.
+    problem = make_problem([120, 120], n_blocks=12, decode_s=[0.03, 0.01])
+    placement = Parallax().place(problem)
+    assert ranges(placement) == [(0, 5), (5, 12)]
+    assert placement.design_concurrency == 7  # 50 bytes of cache for seven blocks
+
+
+def fewest_servers(most: list[int], n_blocks: int, k: int) -> float:
+    """s*(k), by giving every server to a pipeline or to none."""
+    best = float("inf")
+    for given_to in itertools.product(range(k + 1), repeat=len(most)):
+        held = [sum(m for m, at in zip(most, given_to, strict=True) if at == i) for i in range(k)]
+        if min(held) >= n_blocks:
+            best = min(best, sum(at < k for at in given_to))
+    return best
+
+
+@settings(max_examples=100)
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=5), st.integers(1, 7))
+def test_parallax_has_the_best_score_of_all_pipelines(most: list[int], n_blocks: int) -> None:
+    most = [min(count, n_blocks) for count in most]
+    # A block takes 10 bytes and 9 sessions' caches 9: 19 of 20 a block; the rest is too little for another block.
+    problem = make_problem([19.5 * count for count in most], n_blocks=n_blocks)
+    scores = {k: k * k / fewest_servers(most, n_blocks, k) for k in range(1, len(most) + 1)}
+    best = max(scores.values())
+    try:
+        placement = Parallax().place(problem, 9)
+    except InfeasiblePlacement:
+        assert best == 0
+        return
+    check_placement(problem, placement)
+    found = pipelines(placement)
+    assert sum(map(len, found)) == sum(held.n_blocks > 0 for held in placement.ranges)
+    assert len(found) == min(k for k, score in scores.items() if score == best)
+    assert len(found) ** 2 / sum(map(len, found)) == best
+
+
+def test_dp_counts_a_server_once_however_many_blocks_it_has() -> None:
+    # s0 and s1: 0.03 + 0.02 + 0.01; s2 alone: 0.05, though its four blocks take 0.2 s against 0.08 s.
+    problem = make_problem([80.0] * 3, decode_s=[0.03, 0.01, 0.05])
+    placement = placed(problem, [(0, 2), (2, 4), (0, 4)], [40.0] * 3)
+    router, state = ShortestByLayer().bind(problem, placement), SystemState(placement.cache_bytes)
+    request = RequestSpec(0, 1, 1)
+
+    def servers() -> list[int]:
+        route = router.route(request, state, 0.0)
+        assert route is not None
+        return [hop.server for hop in route.hops]
+
+    assert servers() == [2]
+    state.open("other", [Hop(2, 0, 4)], 10.0, 5.0)
+    assert servers() == [0, 1]  # s2 has no room now
+    state.open("another", [Hop(1, 2, 4)], 20.0, 7.0)
+    route = router.route(request, state, 0.0)
+    assert route is not None and (route.hops[0].server, route.wait_s) == (2, 5.0)  # nor has s1
+
+
+def test_dp_enters_a_range_in_the_middle_only_where_whole_ranges_make_no_chain() -> None:
+    problem = make_problem([80.0] * 3, decode_s=[0.01, 0.01, 0.5])
+    router = ShortestByLayer().bind(problem, placed(problem, [(0, 2), (1, 4), (2, 4)], [40.0] * 3))
+    state = SystemState([40.0] * 3)
+    route = router.route(RequestSpec(0, 1, 1), state, 0.0)
+    assert route is not None and [hop.server for hop in route.hops] == [0, 2]
+    router = ShortestByLayer().bind(problem, placed(problem, [(0, 2), (1, 4), (0, 0)], [40.0] * 3))
+    route = router.route(RequestSpec(0, 1, 1), state, 0.0)
+    assert route is not None and route.hops == (Hop(0, 0, 2), Hop(1, 2, 4))

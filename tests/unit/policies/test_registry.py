@@ -54,7 +54,7 @@ def test_an_unknown_name_is_answered_with_the_nearest_valid_one() -> None:
         PolicyError, match=r"no placement policy 'cgbp'; did you mean 'cg-bp'\? valid: petals, .*cg-bp"
     ):
         resolve_placement("cgbp")
-    with pytest.raises(PolicyError, match=r"did you mean 'ws-rr'"):
+    with pytest.raises(PolicyError, match="did you mean 'ws-rr'"):
         resolve_routing("WS-RR")
     with pytest.raises(PolicyError, match=r"no policy pair 'best'; valid: petals, .*proposed"):
         resolve_pair("best")

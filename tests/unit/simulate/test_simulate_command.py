@@ -347,3 +347,12 @@ def test_a_policy_whose_runs_are_one_and_the_same_has_no_interval_beside_one_tha
 def test_more_windows_than_a_trace_has_are_refused() -> None:
     with pytest.raises(UserError, match="have 3; lower --runs"):
         run(*TRACE, "--set", "workload.n_requests=30", "--set", "workload.draw=windows")
+
+
+def test_a_placement_that_searches_says_how_far_it_came(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (found,) = lines(capsys, write_instance(tmp_path), "--policy", "helix", "--session-setup", "none")
+    bounds = found["bounds"]
+    assert bounds["stopped_by_time"] == 0.0
+    assert bounds["gap_ratio"] == pytest.approx(1 - bounds["flow_tps"] / bounds["flow_bound_tps"])

@@ -1,0 +1,205 @@
+"""Parallax: pipelines by a dynamic programme, and the shortest chain (github.com/GradientHQ/parallax, ``src/scheduling``)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from policies.pipelines import NOTHING, Ranges, in_a_row, most_blocks, no_way, placed, shares
+from policies.problem import Hop, Placement, Problem, RequestSpec, Route
+from policies.state import SystemState
+from policies.waiting import fits, waited_route
+
+_MEMORY_RATIO = 0.65
+"""Of a server's memory blocks take no more, Parallax' default."""
+_MOST_STATES = 2_000
+"""States kept after each server: enough for all of some tens of servers of a few kinds."""
+_Residuals = tuple[int, ...]
+"""Blocks that each pipeline that is not finished still needs, ascending."""
+
+
+@dataclass
+class Parallax:
+    """Disjoint pipelines: as many as can be for the fewest servers each, layers by compute (Parallax).
+
+    s*(k) is the fewest servers that make k pipelines which can hold the model; k maximises k² / s*(k), the smallest of
+    equal ones. Within a pipeline, servers stand by the blocks that they could hold, the most first, and get blocks in
+    proportion to 1 / tau, none more than it could hold (water-filling), whole by the largest remainder. Servers that are in no
+    pipeline hold nothing. Blocks take at most 0.65 of a server's memory, and leave cache for ``design_concurrency``
+    sessions (for one if it is left open); where 0.65 cannot hold the model, the second rule alone counts.
+
+    Their programme also decides for every server whether to skip it. A larger server can stand for any smaller one, so
+    the s*(k) largest are always enough: here servers come in this order and none is skipped, which finds the same
+    s*(k). Of more than 2,000 states those that waste least are kept, and s*(k) may then be larger than need be. Their
+    docstring has an exponent and a round-trip term that their code does not use; they count compute in TFLOPS, and room
+    for embeddings on the first and last server of a pipeline, which here the clients have.
+    """
+
+    name: str = "parallax"
+
+    def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
+        """Raises ``InfeasiblePlacement``."""
+        n_blocks = problem.model.n_blocks
+        at_least = 1 if design_concurrency is None else design_concurrency
+        most = most_blocks(problem, at_least, _MEMORY_RATIO)
+        pipelines = _pipelines(most, n_blocks)
+        if not pipelines:
+            raise no_way(self.name, problem, at_least)
+        ranges: Ranges = [NOTHING] * problem.n_servers
+        for servers in pipelines:
+            speed = [1 / max(problem.servers[j].decode_s, 1e-12) for j in servers]
+            sizes = water_filled(n_blocks, speed, [most[j] for j in servers])
+            for j, held in zip(servers, in_a_row(sizes), strict=True):
+                ranges[j] = held
+        return placed(self.name, problem, ranges, design_concurrency)
+
+
+def water_filled(total: int, weights: Sequence[float], most: Sequence[int]) -> list[int]:
+    """``total`` in proportion to ``weights`` among those that are not at their ``most``, whole by the largest remainder."""
+    full: set[int] = set()
+    while True:
+        free = [i for i in range(len(weights)) if i not in full]
+        level = (total - sum(most[i] for i in full)) / sum(weights[i] for i in free) if free else 0.0
+        over = {i for i in free if level * weights[i] > most[i]}
+        if not over:
+            break
+        full |= over
+    parts = [float(most[i]) if i in full else level * weights[i] for i in range(len(weights))]
+    return shares(total, parts, most)
+
+
+def _pipelines(most: Sequence[int], n_blocks: int) -> list[list[int]]:
+    """The servers of each pipeline, in their order; none if the model does not fit."""
+    order = sorted((j for j, count in enumerate(most) if count), key=lambda j: -most[j])
+    best: list[list[int]] = []
+    best_score = 0.0
+    for k in range(1, sum(most) // n_blocks + 1):
+        found = _fewest(order, most, n_blocks, k)
+        n_servers = sum(map(len, found))
+        if found and k * k / n_servers > best_score:
+            best, best_score = found, k * k / n_servers
+    return best
+
+
+def _fewest(order: Sequence[int], most: Sequence[int], n_blocks: int, k: int) -> list[list[int]]:
+    """The first servers of ``order`` that make k pipelines, by pipeline; none if all together do not."""
+    left = sum(most[j] for j in order)
+    states: dict[_Residuals, None] = {(n_blocks,) * k: None}
+    steps: list[dict[_Residuals, tuple[_Residuals, int]]] = []
+    for j in order:
+        left -= most[j]
+        came: dict[_Residuals, tuple[_Residuals, int]] = {}
+        for state in states:
+            for need in dict.fromkeys(state):
+                after = list(state)
+                after.remove(need)
+                if need > most[j]:
+                    after.append(need - most[j])
+                key = tuple(sorted(after))
+                if sum(key) <= left and key not in came:
+                    came[key] = state, need
+        steps.append(came)
+        if () in came:
+            return _traced(order, steps, most, n_blocks)
+        states = dict.fromkeys(sorted(came, key=lambda state: (sum(state), state))[:_MOST_STATES])
+    return []
+
+
+def _traced(
+    order: Sequence[int],
+    steps: Sequence[dict[_Residuals, tuple[_Residuals, int]]],
+    most: Sequence[int],
+    n_blocks: int,
+) -> list[list[int]]:
+    """The pipelines of the way back from the state in which all are finished."""
+    needs: list[int] = []
+    state: _Residuals = ()
+    for came in reversed(steps):
+        state, need = came[state]
+        needs.append(need)
+    pipelines: list[list[int]] = []
+    unfinished: list[tuple[int, list[int]]] = []
+    for j, need in zip(order, reversed(needs), strict=False):
+        servers = next((servers for open_need, servers in unfinished if open_need == need), None)
+        if servers is None:
+            servers = []
+            pipelines.append(servers)
+        else:
+            unfinished.remove((need, servers))
+        servers.append(j)
+        if need > most[j]:
+            unfinished.append((need - most[j], servers))
+    return pipelines
+
+
+@dataclass
+class ShortestByLayer:
+    """The shortest chain by time per block and round trips between servers, as in Parallax' code (Parallax' dp).
+
+    A chain passes whole ranges, each beginning where the one before ends. A server costs its time per block, tau, *not*
+    times its blocks, as their code has it; a step from server to server their round trip, also where hidden states go
+    through the client; the way from and to the client nothing. Servers without cache for the request now are left out,
+    as theirs are that have as many requests as they take, unless every chain has one. Where whole ranges make no
+    chain at all, which theirs then has no answer for, a server's range may begin earlier than the chain has come to.
+    """
+
+    name: str = "dp"
+
+    def bind(self, problem: Problem, placement: Placement) -> ShortestByLayerRouter:
+        return ShortestByLayerRouter(problem, placement)
+
+
+class ShortestByLayerRouter:
+    """Equal costs: the server listed first."""
+
+    def __init__(self, problem: Problem, placement: Placement) -> None:
+        self._problem = problem
+        self._placement = placement
+        ranges = placement.ranges
+        holding = [j for j, held in enumerate(ranges) if held.n_blocks]
+        self._order = sorted(holding, key=lambda j: (ranges[j].last, j))
+        self._before: dict[bool, dict[int, list[int]]] = {
+            True: {j: [i for i in holding if ranges[i].last == ranges[j].first] for j in holding},
+            False: {
+                j: [i for i in holding if ranges[j].first <= ranges[i].last < ranges[j].last] for j in holding
+            },
+        }
+
+    def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
+        """``Route.wait_s`` is the longest wait of its hops, ``cost_s`` that and the time of the service."""
+        for whole_ranges in (True, False):
+            for room in ([state.free_bytes(j) for j in range(self._problem.n_servers)], state.cache_bytes):
+                hops = self._shortest(request, room, whole_ranges)
+                if hops:
+                    return waited_route(self._problem, request, hops, state, now_s)
+        return None
+
+    def _shortest(self, request: RequestSpec, room: Sequence[float], whole_ranges: bool) -> list[Hop]:
+        """The chain over servers with ``room`` bytes for their part of the request; empty if there is none."""
+        problem, ranges = self._problem, self._placement.ranges
+        token_bytes = problem.model.cache_bytes(request.n_tokens)
+        cost_s: dict[int, float] = {}
+        entered: dict[int, Hop] = {}
+        previous: dict[int, int | None] = {}
+        for j in self._order:
+            first, last = ranges[j]
+            best_s = math.inf
+            ways: list[tuple[float, int, int | None]] = [(0.0, 0, None)] if first == 0 else []
+            ways += [
+                (cost_s[i] + problem.server_rtt_s[i][j], ranges[i].last, i)
+                for i in self._before[whole_ranges][j]
+                if i in cost_s
+            ]
+            for way_s, position, i in ways:
+                if way_s < best_s and fits(room[j], (last - position) * token_bytes):
+                    best_s = way_s
+                    cost_s[j] = way_s + problem.servers[j].decode_s
+                    entered[j], previous[j] = Hop(j, position, last), i
+        ends = [j for j in cost_s if ranges[j].last == problem.model.n_blocks]
+        at = min(ends, key=lambda j: (cost_s[j], j), default=None)
+        hops: list[Hop] = []
+        while at is not None:
+            hops.append(entered[at])
+            at = previous[at]
+        return hops[::-1]

@@ -1,0 +1,74 @@
+"""SWARM's routing: priorities that grow by a moving average of latency (arXiv 2301.11913, appendix C)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from policies.positions import Onward
+from policies.problem import Hop, Placement, Problem, RequestSpec, Route, hop_times_s
+from policies.state import SystemState
+from policies.waiting import waited_route, waiting_s
+
+
+@dataclass
+class SwarmRouting:
+    """Per hop the server with the lowest priority value, which then grows by its average latency (SWARM).
+
+    Each server, and the clients together, keep a priority value and a moving average for every server that can be
+    next; of equal values the first listed is next. So a server twice as slow is taken half as often.
+
+    Helix' code measures the latency: from when a prompt is sent to a server until that server has computed it. A router
+    does not get measurements, so here it is the modelled one in the present state: the wait for cache, the way of the
+    prompt, and the prompt's time on the blocks. What other sessions do to a server's speed is not in it. ``smoothing_ratio``
+    is the part of the newest latency in the average; the first latency of a server is taken whole, where Helix' code
+    begins with a constant.
+    """
+
+    smoothing_ratio: float = 0.1
+    name: str = "swarm"
+
+    def bind(self, problem: Problem, placement: Placement) -> SwarmRouter:
+        return SwarmRouter(problem, placement, self.smoothing_ratio)
+
+
+class SwarmRouter:
+    """Every answer changes the priorities, also if the request then does not start."""
+
+    def __init__(self, problem: Problem, placement: Placement, smoothing_ratio: float) -> None:
+        self._problem = problem
+        self._onward = Onward(problem, placement)
+        self._smoothing_ratio = smoothing_ratio
+        self._priority_s: dict[tuple[int | None, int], float] = {}
+        self._average_s: dict[tuple[int | None, int], float] = {}
+
+    def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
+        """``Route.wait_s`` is the longest wait of its hops, ``cost_s`` that and the time of the service."""
+        onward = self._onward.of(request.n_tokens)
+        if 0 not in onward:
+            return None
+        hops: list[Hop] = []
+        previous: int | None = None
+        position = 0
+        while position < self._problem.model.n_blocks:
+            hop = min(onward[position], key=lambda hop: self._priority_s.get((previous, hop.server), 0.0))
+            self._use(previous, hop, self._latency_s(request, state, now_s, previous, hop))
+            hops.append(hop)
+            previous, position = hop.server, hop.last
+        return waited_route(self._problem, request, hops, state, now_s)
+
+    def _use(self, previous: int | None, hop: Hop, latency_s: float) -> None:
+        edge = previous, hop.server
+        known_s = self._average_s.get(edge, latency_s)
+        average_s = known_s + self._smoothing_ratio * (latency_s - known_s)
+        self._average_s[edge] = average_s
+        self._priority_s[edge] = self._priority_s.get(edge, 0.0) + average_s
+
+    def _latency_s(
+        self, request: RequestSpec, state: SystemState, now_s: float, previous: int | None, hop: Hop
+    ) -> float:
+        problem = self._problem
+        wait_s = waiting_s(
+            state, hop.server, hop.n_blocks * problem.model.cache_bytes(request.n_tokens), now_s
+        )
+        way_s = hop_times_s(problem, request, previous, hop.server)[0]
+        return wait_s + way_s + hop.n_blocks * problem.servers[hop.server].prefill_s(request.n_input_tokens)
