@@ -59,7 +59,7 @@ class StepLaw:
             block_s += max(self.prefill_least_s, straight_s + curve_s)
         if n:
             block_s += self.decode_s + self.session_slope_s * (n - 1)
-            block_s += self.context_slope_s * (sum(positions) - n * self.decode_context_tokens)
+            block_s += self.context_slope_s * (sum(positions) - self.decode_context_tokens)
         return self.step_base_s + n_blocks * block_s
 
 

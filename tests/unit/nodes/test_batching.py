@@ -54,8 +54,8 @@ def test_what_waits_when_a_server_becomes_free_goes_together() -> None:
     assert one.ended == (first,)
     assert one.end_at_s == 0.25 + 2 * 1.0
     assert two.ended == (second, third)
-    # Four blocks, as the longest has: a_d, one more session, and 2 and 6 tokens more in the caches.
-    assert two.end_at_s == 2.25 + 0.25 + 4 * (1.0 + 0.125 + (2 + 6) * 0.0625)
+    # Four blocks, as the longest has: a_d, one more session, and 24 tokens in the caches, where a_d is with 8.
+    assert two.end_at_s == 2.25 + 0.25 + 4 * (1.0 + 0.125 + (24 - 8) * 0.0625)
     assert (two.n_steps, two.n_tokens) == (2, 2)
 
 
@@ -93,10 +93,17 @@ def test_a_replay_above_the_start_goes_as_a_prompt() -> None:
     assert batches[1].end_at_s - batches[1].start_at_s == 0.25 + 2 * (replay_s + 1.0)
 
 
+def test_many_short_sessions_take_longer_than_one_of_the_length_that_the_law_is_for() -> None:
+    busy, *short = decode(0.0), *(decode(0.5, position=1) for _ in range(40))
+    last = run([busy, *short])[-1]
+    assert last.n_steps == 40
+    assert last.end_at_s - last.start_at_s == 0.25 + 2 * (1.0 + 39 * 0.125 + (40 - 8) * 0.0625)
+
+
 def test_a_slow_server_is_slow_for_all_that_go_with_the_step_that_met_it() -> None:
     busy, slow, other = decode(0.0), Step(0.5, 8, 1, 2, factor=3.0), decode(1.0)
     last = run([busy, slow, other])[-1]
-    assert last.end_at_s - last.start_at_s == 3 * (0.25 + 2 * 1.125)
+    assert last.end_at_s - last.start_at_s == 3 * (0.25 + 2 * (1.125 + 8 * 0.0625))
 
 
 steps = st.builds(
@@ -151,9 +158,9 @@ async def test_the_stub_computes_what_waits_together_and_says_so() -> None:
     bench.start("second")
     bench.start("third", client="c")
     await bench.clock.advance(20.0)
-    assert bench.ends == {"first": (2.25, 1, 1), "second": (2.25 + 2.5, 2, 2)}
+    assert bench.ends == {"first": (2.25, 1, 1), "second": (2.25 + 3.5, 2, 2)}
     await bench.clock.advance(100.0)
-    assert bench.ends["third"] == (104.75, 2, 2), "the client's overhead keeps nobody else"
+    assert bench.ends["third"] == (105.75, 2, 2), "the client's overhead keeps nobody else"
 
 
 async def test_a_step_that_is_given_up_before_its_batch_is_not_in_it() -> None:
