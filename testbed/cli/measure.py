@@ -76,7 +76,10 @@ def topology(
 
 def reproduce(
     what: Annotated[
-        str, typer.Argument(help="paper, or helix: a logged run of that system beside its simulation.")
+        str,
+        typer.Argument(
+            help="paper; chain: its successor's Table I; or helix: a logged run of that system beside its simulation."
+        ),
     ],
     only: Annotated[str | None, typer.Option(help="tables or figures; default both.")] = None,
     runs: Annotated[int, typer.Option(help="Monte-Carlo runs of every setting.")] = 20,
@@ -113,6 +116,12 @@ def reproduce(
         answer, text = helix_command(
             log, cluster, tables, warm_up, STEP_BASE_S if step_base is None else step_base
         )
+        print_answer(answer, lambda: text, as_json)
+        return
+    if what == "chain":
+        from testbed.studies.chain.command import chain_command
+
+        answer, text = chain_command(runs, seed, lambda text: typer.echo(text, err=True))
         print_answer(answer, lambda: text, as_json)
         return
     if log is not None or cluster is not None or tables is not None:

@@ -1,0 +1,94 @@
+"""`testbed reproduce chain`: four policies on the paper's servers and model, beside the response times that it prints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from testbed.errors import UserError
+from testbed.results.intervals import mean_of
+from testbed.scenario.policy import PolicyChoice
+from testbed.simulate.cases import scenario_case
+from testbed.simulate.engine import simulate
+
+SCENARIO = "chain-7b"
+RATES = (0.5, 1.0, 2.0)
+"""Requests per second: the paper's Table I does not say at which load it was measured."""
+
+
+class Printed(NamedTuple):
+    """A line of Table I: its name there, the pair of policies here, and the mean response time in seconds."""
+
+    name: str
+    pair: str
+    response_s: float
+
+
+TABLE_I = (
+    Printed("PETALS", "petals", 31.4),
+    Printed("BPRR", "proposed", 19.8),
+    Printed("JFFC only", "whole-model", 10.0),
+    Printed("proposed", "chain-composition", 7.3),
+)
+
+
+def chain_command(runs: int, seed: int, announce: Callable[[str], None]) -> tuple[dict[str, Any], str]:
+    """The answer for ``--json`` and the text for people: mean response times over ``runs`` seeds from ``seed`` on.
+
+    Raises ``UserError``.
+    """
+    if runs < 1:
+        raise UserError(f"--runs must be at least 1, not {runs}")
+    rows = []
+    for printed in TABLE_I:
+        simulated = []
+        for rate in RATES:
+            announce(f"{printed.name} at {rate:g} requests per second")
+            means_s = [_response_s(printed.pair, rate, seed + run) for run in range(runs)]
+            done_s = [mean_s for mean_s in means_s if mean_s is not None]
+            mean = mean_of(done_s)
+            simulated.append(
+                {
+                    "rate": rate,
+                    "n_runs": len(done_s),
+                    "response_s": mean.mean if mean else None,
+                    "ci95_s": mean.half_width if mean and math.isfinite(mean.half_width) else None,
+                }
+            )
+        rows.append({**printed._asdict(), "simulated": simulated})
+    answer = {"scenario": SCENARIO, "runs": runs, "seed": seed, "rows": rows}
+    return answer, "\n".join(_lines(answer))
+
+
+def _response_s(pair: str, rate: float, seed: int) -> float | None:
+    """Mean time from arrival to the last token; ``None`` where a request failed, or the policy has no placement."""
+    # Its model: sessions share caches, and never slow each other down.
+    settings = [f"workload.rate={rate}", "compute.batching=none"]
+    case = scenario_case(SCENARIO, PolicyChoice(pair), settings, seed)
+    times_s = [request.time_s for request in simulate(case, "real").requests]
+    return (
+        math.fsum(t for t in times_s if t is not None) / len(times_s)
+        if times_s and None not in times_s
+        else None
+    )
+
+
+def _lines(answer: dict[str, Any]) -> Sequence[str]:
+    lines = [
+        f"{SCENARIO}: mean response time in seconds, arrival to last token, servers as the paper models them; {answer['runs']} runs, 95 % intervals",
+        f"{'':12}{'printed':>9}" + "".join(f"{f'at {rate:g}/s':>19}" for rate in RATES),
+    ]
+    for row in answer["rows"]:
+        line = f"{row['name']:12}{row['response_s']:9.1f}"
+        for found in row["simulated"]:
+            text = "no answer" if found["response_s"] is None else f"{found['response_s']:.1f}"
+            if found["ci95_s"] is not None:
+                text += f" ±{found['ci95_s']:.1f}"
+            line += f"{text:>19}"
+        lines.append(line)
+    lines.append(
+        "The paper states neither the load, nor the round-trip times, nor the servers' speed: those of the scenario are assumed, "
+        "and the order of the policies is what can be compared."
+    )
+    return lines
