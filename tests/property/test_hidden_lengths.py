@@ -11,7 +11,8 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from policies import Placement, Problem, RequestSpec, Route, Router, RoutingPolicy, SystemState
-from policies.workload import RequestPlan
+from policies.registry import ROUTINGS
+from policies.workload import QueueRules, RequestPlan
 from testbed.fast.engine import COMPLETED
 from tests.property.test_fast_engine import Situation, situations
 from tests.support.simulation import run_fast
@@ -39,19 +40,28 @@ class Watched:
         return route
 
 
-def decided(situation: Situation, plans: list[RequestPlan]) -> tuple[list[Decision], float]:
+def decided(
+    situation: Situation, plans: list[RequestPlan], routing: str, queue: QueueRules | None
+) -> tuple[list[Decision], float]:
     """All decisions, and when the first request was done."""
-    problem, placement, _, routing, options = situation
-    watched = Watched(routing())
-    run = run_fast(problem, placement, plans, watched, **options)
+    problem, placement, _, _, options = situation
+    watched = Watched(ROUTINGS[routing]())
+    run = run_fast(problem, placement, plans, watched, **options, queue=queue)
     ends = [
         r.plan.arrival_at_s + r.time_s for r in run.requests if r.status == COMPLETED and r.time_s is not None
     ]
     return watched.decisions, min(ends, default=math.inf)
 
 
-@given(situations().filter(lambda s: "online" not in s[-1]), st.integers(0, 99))
-def test_no_decision_depends_on_lengths_before_a_request_has_ended(situation: Situation, seed: int) -> None:
+@given(
+    situations().filter(lambda s: "online" not in s[-1]),
+    st.integers(0, 99),
+    st.sampled_from(sorted(ROUTINGS)),
+    st.sampled_from([None, QueueRules("fifo", 0.0, 0.0, 60.0), QueueRules("backfill", 5.0, 0.0, 60.0)]),
+)
+def test_no_decision_depends_on_lengths_before_a_request_has_ended(
+    situation: Situation, seed: int, routing: str, queue: QueueRules | None
+) -> None:
     plans = situation[2]
     lengths = [plan.n_output_tokens for plan in plans]
     random.Random(seed).shuffle(lengths)
@@ -60,7 +70,7 @@ def test_no_decision_depends_on_lengths_before_a_request_has_ended(situation: Si
         hidden = [
             replace(plan, n_output_tokens=n, max_new_tokens=MOST) for plan, n in zip(plans, own, strict=True)
         ]
-        runs.append(decided(situation, hidden))
+        runs.append(decided(situation, hidden, routing, queue))
     until_s = min(end_s for _, end_s in runs)
     first, second = ([d for d in decisions if d[0] < until_s] for decisions, _ in runs)
     event(f"decisions: {min(len(first), 3)}")
