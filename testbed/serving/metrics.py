@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from nodes.messages import NewToken, ServerStatus
-from nodes.records import ENDED, Admitted, Arrived, Completed, Failed, Routed, States
+from nodes.records import ENDED, Admitted, Arrived, Completed, Failed, Preempted, Routed, States
 from testbed.scenario.experiment import Link
 
 _SHORT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
@@ -81,6 +81,7 @@ class Metrics:
             self._successes.labels(model, reason)
         self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts")
         self._tokens = self._counter("generation_tokens", "Tokens of answers")
+        self._preemptions = self._counter("num_preemptions", "Sessions that lost their cache to earlier ones")
         self._running = self._gauge("num_requests_running", "Requests with an open chain")
         self._waiting = self._gauge("num_requests_waiting", "Requests that wait for room")
         self._cache = self._gauge(
@@ -132,6 +133,10 @@ class Metrics:
             elif isinstance(record, Admitted):
                 request.is_admitted = True
                 self._n_running += 1
+            elif isinstance(record, Preempted):
+                request.is_admitted = False
+                self._n_running -= 1
+                self._preemptions.inc()
             elif isinstance(record, ENDED):
                 self._n_running -= request.is_admitted
                 self._ended(self._open.pop(record.request), record)

@@ -5,7 +5,17 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from nodes.messages import NewToken, ServerStatus
-from nodes.records import Admitted, Arrived, Cancelled, Completed, Failed, Rejected, Routed
+from nodes.records import (
+    Admitted,
+    Arrived,
+    Cancelled,
+    Completed,
+    Failed,
+    Preempted,
+    Rejected,
+    Resumed,
+    Routed,
+)
 from testbed.serving.metrics import Metrics
 
 
@@ -72,6 +82,21 @@ def test_every_end_is_counted_by_its_reason_and_nothing_is_left() -> None:
     reasons = {reason: found[f"vllm:request_success_total {reason}"] for reason in ("stop", "abort", "error")}
     assert reasons == {"stop": 1, "abort": 2, "error": 1}
     assert metrics._open == {}
+
+
+def test_a_preempted_request_waits_until_it_has_a_chain_again() -> None:
+    metrics = Metrics("m", 1.0)
+    serve(metrics, 0, 2)
+    metrics.recorded(Preempted(0, 5.0, 1, 21))
+    found = values(metrics)
+    assert (found["vllm:num_requests_running"], found["vllm:num_requests_waiting"]) == (0, 1)
+    assert found["vllm:num_preemptions_total"] == 1
+    metrics.recorded(Admitted(0, 6.0, []))
+    metrics.recorded(Resumed(0, 6.0, 22))
+    found = values(metrics)
+    assert (found["vllm:num_requests_running"], found["vllm:num_requests_waiting"]) == (1, 0)
+    metrics.recorded(Completed(0, 7.0))
+    assert values(metrics)["vllm:num_requests_running"] == 0
 
 
 def test_servers_that_do_not_answer_are_down_and_the_others_share_the_cache() -> None:
