@@ -52,7 +52,7 @@ format: $(VENV)/.test-$(TEST_EXTRAS)
 	$(BIN)/ruff check --fix .
 
 test: $(VENV)/.test-$(TEST_EXTRAS) check
-	@$(if $(strip $(ARGS)),:,echo "All tests, two at a time: 8 to 10 minutes on two cores; what is not there is skipped by name")
+	@$(if $(strip $(ARGS)),:,echo "All tests, two at a time: about 15 minutes on two cores; what is not there is skipped by name")
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 bench: $(VENV)/.test-$(TEST_EXTRAS)

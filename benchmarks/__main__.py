@@ -1,6 +1,6 @@
 """Runs all benchmarks, or those named on the command line, and prints their figures.
 
-``chaos``, ``fuzz``, ``petals`` and ``soak`` are commands of their own, with options (``benchmarks.fuzz``, ``benchmarks.petals``).
+``batches``, ``chaos``, ``fuzz``, ``petals``, ``rivals``, ``scale``, ``soak`` and ``sweep`` are commands of their own, with options (``benchmarks.fuzz``, ``benchmarks.petals``).
 """
 
 from __future__ import annotations
@@ -30,7 +30,17 @@ def main() -> int:
         from benchmarks import gpu
 
         return gpu.main(sys.argv[2:])
-    if sys.argv[1:2] in (["chaos"], ["chaos-mutations"], ["fuzz"], ["petals"], ["soak"]):
+    if sys.argv[1:2] in (
+        ["batches"],
+        ["chaos"],
+        ["chaos-mutations"],
+        ["fuzz"],
+        ["petals"],
+        ["rivals"],
+        ["scale"],
+        ["soak"],
+        ["sweep"],
+    ):
         module = sys.argv[1].replace("-", "_")
         return int(importlib.import_module(f"benchmarks.{module}").run(sys.argv[2:]))
     wanted = [argument for argument in sys.argv[1:] if not argument.startswith("-")] or list(NAMES)

@@ -98,7 +98,7 @@ def draw(seed: int) -> Document:
     room = random.Random(f"chaos:{seed}:room")
     if room.random() < 0.3:
         document["policy"] |= {"queue": room.choice(("fifo", "backfill")), "queue_age": "5 s"}
-    if room.random() < 0.4 and document["policy"]["communication"] == "hub-spoke":
+    if room.random() < 0.4:
         document["workload"] |= {"lengths": "hidden", "max_new_tokens": room.choice((10, 20))}
         document["cache"] = {"mode": "paged", "page_tokens": room.randint(1, 4)}
         document["cache"]["high_water"] = room.choice((0.5, 0.9, 1.0))

@@ -4,6 +4,7 @@
 - Load: GTS-CE with 26 servers at time scale 10, 5 and 20 requests at once. A hop crosses the forwarder
   twice: what it adds to a hop is at most twice a packet's lateness.
 - Streams: bulk TCP at rising rates, to where the forwarder, or the machine, cannot keep up.
+- Machines: one stream on one machine, and over the underlay of two.
 - Shared link: four streams over one link.
 - Losses: what TCP itself counts as retransmitted on a link that loses packets.
 
@@ -21,7 +22,7 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from benchmarks.fabric_streams import Streams, in_fork, streams
+from benchmarks.fabric_streams import Streams, in_fork, one_way, streams
 from benchmarks.figure import figure
 from netem.fabric import FabricBackend
 from netem.probe import become_network_admin
@@ -48,6 +49,8 @@ def measure() -> list[dict[str, Any]]:
         figures += _under_load(n_sessions)
     for n_pairs, rate_bps in _SPREAD:
         figures += _stream(n_pairs, rate_bps)
+    for n_machines in (1, 2):
+        figures += _across(n_machines)
     figures += _shared()
     for ratio in _LOSSES:
         link = LinkProfile(_DELAY_S, 1e9, loss_ratio=ratio)
@@ -153,6 +156,31 @@ def _shared() -> list[dict[str, Any]]:
         figure(f"{label}: goodput in all", seen.goodput_bps / 1e6, "Mbit/s", "965"),
         figure(f"{label}: slowest stream's part of a fair share", 100 * seen.least_share_ratio, "%"),
     ]
+
+
+def _across(n_machines: int) -> list[dict[str, Any]]:
+    """The same over one machine and over the underlay of two, which are namespaces here."""
+    errors_s = _best(lambda: sorted(one_way(_DELAY_S, 1000, n_machines)), lambda each: each[990])
+    label = f"{n_machines} machine{'s'[: n_machines - 1]}, one-way error at {1e3 * _DELAY_S:g} ms"
+    figures = [
+        figure(f"{label}: p50", 1e3 * errors_s[500], "ms"),
+        figure(f"{label}: p99", 1e3 * errors_s[990], "ms"),
+    ]
+    for rate_bps in (1e9, 10e9):
+        run = functools.partial(
+            streams, 1, LinkProfile(_DELAY_S, rate_bps), seconds=3.0, n_machines=n_machines
+        )
+        seen: Streams = _best(run, lambda each: -each.goodput_bps)
+        label = f"{n_machines} machine{'s'[: n_machines - 1]}, {rate_bps / 1e9:g} Gbit/s asked"
+        figures += [
+            figure(f"{label}: goodput", seen.goodput_bps / 1e9, "Gbit/s"),
+            figure(f"{label}: packets delivered", seen.packets_per_s, "1/s"),
+            figure(f"{label}: CPU per MB of all forwarders", 1e3 * seen.cpu_s_per_mb, "ms"),
+            figure(f"{label}: busier forwarder", 100 * seen.busy_ratio, "%"),
+            figure(f"{label}: lateness, p99", 1e3 * seen.late_p99_s, "ms"),
+            figure(f"{label}: datagrams lost", seen.underlay_lost, ""),
+        ]
+    return figures
 
 
 def _stream(n_pairs: int, rate_bps: float) -> list[dict[str, Any]]:

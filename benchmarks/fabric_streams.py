@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+from benchmarks.fabric_machines import open_two
 from netem.fabric import FabricBackend
 from netem.probe import become_network_admin
 from netem.spec import LinkProfile, NetworkSpec
@@ -30,7 +31,8 @@ _BYTES_SENT_AT, _BYTES_RETRANSMITTED_AT = 200, 208
 class Streams:
     """What the streams came to: payload per second in all, the forwarder's own account, TCP's retransmissions.
 
-    CPU and ``busy_ratio`` (share of one CPU) count the forwarder's work, not its waiting.
+    CPU and ``busy_ratio`` (share of one CPU) count the forwarder's work, not its waiting; over two machines that of
+    both, and of the busier one. ``packets_per_s``: handed to receivers, of which most are super-packets.
     """
 
     goodput_bps: float
@@ -41,6 +43,8 @@ class Streams:
     busy_ratio: float
     retransmitted_ratio: float
     dropped: int
+    packets_per_s: float
+    underlay_lost: int
 
 
 def in_fork(work: Callable[[], Any]) -> Any:
@@ -60,54 +64,125 @@ def in_fork(work: Callable[[], Any]) -> Any:
         process.join()
 
 
-def streams(n_pairs: int, link: LinkProfile, seconds: float, shared_bps: float | None = None) -> Streams:
+def streams(
+    n_pairs: int, link: LinkProfile, seconds: float, shared_bps: float | None = None, n_machines: int = 1
+) -> Streams:
     """``n_pairs`` nodes each receive one stream from the same hub for so long, over a link of their own.
 
-    ``shared_bps``: all of them then pass one shared link of that rate.
+    ``shared_bps``: all of them then pass one shared link of that rate. ``n_machines`` 2: the hub is on one, the
+    others on the other one.
     """
-    return in_fork(lambda: _streams(n_pairs, link, seconds, shared_bps))  # type: ignore[no-any-return]
+    return in_fork(lambda: _streams(n_pairs, link, seconds, shared_bps, n_machines))  # type: ignore[no-any-return]
 
 
-def _streams(n_pairs: int, link: LinkProfile, seconds: float, shared_bps: float | None) -> Streams:
+def _streams(
+    n_pairs: int, link: LinkProfile, seconds: float, shared_bps: float | None, n_machines: int
+) -> Streams:
     become_network_admin()
     nodes = ("hub", *(f"n{i}" for i in range(n_pairs)))
     back = LinkProfile(link.delay_s, link.rate_bps)
     links = {("hub", node): link for node in nodes[1:]} | {(node, "hub"): back for node in nodes[1:]}
     shared = {"core": shared_bps} if shared_bps else {}
     paths = {("hub", node): ("core",) for node in nodes[1:]} if shared else {}
-    backend = FabricBackend(NetworkSpec("streams", nodes, links, shared=shared, paths=paths))
-    backend.open()
-    pids = [_fork(backend.worker())]
+    machines = {node: "m0" if node == "hub" or n_machines == 1 else "m1" for node in nodes}
+    spec = NetworkSpec("streams", nodes, links, shared=shared, paths=paths, machines=machines)
+    pids: list[int] = []
+    backends = _open(spec, pids)
+    sender, receiver = backends[0], backends[-1]
     try:
         ready_in, ready_out = os.pipe()
         counted_in, counted_out = os.pipe()
         for node in nodes[1:]:
-            pids.append(_fork(functools.partial(_sink, backend, node, ready_out, counted_out, seconds)))
+            pids.append(_fork(functools.partial(_sink, receiver, node, ready_out, counted_out, seconds)))
         for _ in nodes[1:]:
             assert os.read(ready_in, 1) == b"+", "a sink did not start"
         sent_in, sent_out = os.pipe()
         for node in nodes[1:]:
-            pids.append(_fork(functools.partial(_source, backend, node, sent_out, seconds)))
+            pids.append(_fork(functools.partial(_source, sender, node, sent_out, seconds)))
         time.sleep(_WARM_S)
-        before, late_before, began_at = backend.stats(), backend.lateness(), time.monotonic()
+        before = [backend.stats() for backend in backends]
+        late_before, began_at = receiver.lateness(), time.monotonic()
         received = [struct.unpack("d", os.read(counted_in, 8))[0] for _ in nodes[1:]]
-        after, took_s = backend.stats(), time.monotonic() - began_at
-        worked_s = (after.cpu_s - after.spun_s) - (before.cpu_s - before.spun_s)
+        after, took_s = [backend.stats() for backend in backends], time.monotonic() - began_at
+        worked_s = [
+            (late.cpu_s - late.spun_s) - (early.cpu_s - early.spun_s)
+            for early, late in zip(before, after, strict=True)
+        ]
         sent = [struct.unpack("QQ", os.read(sent_in, 16)) for _ in nodes[1:]]
         return Streams(
             sum(received) * 8,
             min(received) * n_pairs / sum(received),
-            min(backend.lateness().since(late_before).quantile(0.99), after.late_max_s),
-            worked_s / ((after.wire_bytes - before.wire_bytes) / 1e6),
-            worked_s / took_s,
+            min(receiver.lateness().since(late_before).quantile(0.99), after[-1].late_max_s),
+            sum(worked_s) / ((after[0].wire_bytes - before[0].wire_bytes) / 1e6),
+            max(worked_s) / took_s,
             sum(again for _, again in sent) / sum(total for total, _ in sent),
-            after.dropped,
+            sum(each.dropped for each in after),
+            (after[-1].packets - before[-1].packets) / took_s,
+            sum(each.underlay_lost for each in after),
         )
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-        backend.close()
+        for backend in backends:
+            backend.close()
+
+
+def _open(spec: NetworkSpec, pids: list[int]) -> list[FabricBackend]:
+    """The backends of one machine or two, with their forwarders running: these processes are added to ``pids``."""
+    if spec.spans_machines:
+        return list(open_two(spec, lambda run: pids.append(_fork(run))).values())
+    backend = FabricBackend(spec)
+    backend.open()
+    pids.append(_fork(backend.worker()))
+    return [backend]
+
+
+def one_way(delay_s: float, n_datagrams: int, n_machines: int) -> list[float]:
+    """Delays of small datagrams that are sent every 5 ms from one node to another, less what was asked.
+
+    Both "machines" are this one, so that the receiver's clock is the sender's.
+    """
+    return in_fork(lambda: _one_way(delay_s, n_datagrams, n_machines))  # type: ignore[no-any-return]
+
+
+def _one_way(delay_s: float, n_datagrams: int, n_machines: int) -> list[float]:
+    become_network_admin()
+    machines = {"a": "m0", "b": "m0" if n_machines == 1 else "m1"}
+    link = LinkProfile(delay_s, 10e9)
+    pids: list[int] = []
+    backends = _open(NetworkSpec("ways", ("a", "b"), {("a", "b"): link}, machines=machines), pids)
+    try:
+        ready_in, ready_out = os.pipe()
+        seen_in, seen_out = os.pipe()
+        target = backends[-1].address("b")
+
+        def receive() -> None:
+            backends[-1].enter("b")
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+                sock.bind((target, _PORT))
+                os.write(ready_out, b"+")
+                for _ in range(n_datagrams):
+                    (sent_at,) = struct.unpack("d", sock.recv(8))
+                    os.write(seen_out, struct.pack("d", time.monotonic() - sent_at - delay_s))
+
+        def send() -> None:
+            backends[0].enter("a")
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+                for _ in range(n_datagrams):
+                    time.sleep(0.005)
+                    sock.sendto(struct.pack("d", time.monotonic()), (target, _PORT))
+
+        pids.append(_fork(receive))
+        assert os.read(ready_in, 1) == b"+", "the receiver did not start"
+        pids.append(_fork(send))
+        return [struct.unpack("d", os.read(seen_in, 8))[0] for _ in range(n_datagrams)]
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        for backend in backends:
+            backend.close()
 
 
 def _fork(run: Callable[[], None]) -> int:

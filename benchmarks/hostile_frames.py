@@ -79,6 +79,10 @@ FRAMES: Strategy = st.one_of(
         *(token, st.integers(0, N_PEERS), token),
     ),
     st.tuples(
+        *(st.just("join"), number, session, st.just("c"), blocks, blocks, st.integers(0, 40)),
+        *(token, st.integers(0, N_PEERS), token, st.integers(0, 12), st.floats(0, 9)),
+    ),
+    st.tuples(
         *(st.just("push"), number, token, st.integers(0, 12), st.integers(0, 4)),
         st.integers(0, 3).map(lambda n: wire.pack_timing(wire.Timing(0.0, 1.0, 16)) * n),
         st.integers(0, 5).map(lambda n: bytes(n * TOKEN_BYTES)),

@@ -146,7 +146,7 @@ class Witness:
         value = embed(7, self._position)
         answer = await self._ask("step", 3, "witness", self._position, 1, write_rows([value], TOKEN_BYTES))
         assert answer is not None and answer[:2] == ["out", 3], f"the witness was answered {answer}"
-        assert read_rows(answer[6], TOKEN_BYTES) == [apply_blocks(value, 0, self._caches)], "a wrong token"
+        assert read_rows(answer[5], TOKEN_BYTES) == [apply_blocks(value, 0, self._caches)], "a wrong token"
         self._position += 1
 
     async def _ask(self, *fields: Any) -> list[Any] | None:

@@ -43,11 +43,13 @@ def large_problem(n_servers: int, seed: int) -> Problem:
     profiles = {name: shelf.get(name, ("hardware",)) for name in ("a100-sweep", "mig-1g-sweep")}
     kinds = ["a100-sweep" if j % _A100_EVERY == 0 else "mig-1g-sweep" for j in range(n_servers)]
     places = rng.random((n_servers + 1, 2))
-    apart = np.hypot(*(places[:, None, axis] - places[None, :, axis] for axis in (0, 1)))
-    steps = _NEAREST_STEPS + np.rint(_PLANE_STEPS * apart).astype(np.int32)
-    np.fill_diagonal(steps, 0)
-    time_s = [step * _STEP_S for step in range(int(steps.max()) + 1)]  # equal times share one float
-    rows = [tuple(time_s[step] for step in row[1:].tolist()) for row in steps]
+    # Row by row: all at once would take several times what stays. Equal times share one float.
+    time_s = [step * _STEP_S for step in range(_NEAREST_STEPS + 2 * _PLANE_STEPS)]
+    rows = []
+    for row, place in enumerate(places):
+        steps = _NEAREST_STEPS + np.rint(_PLANE_STEPS * np.hypot(*(place - places).T)).astype(np.int32)
+        steps[row] = 0
+        rows.append(tuple(time_s[step] for step in steps[1:].tolist()))
     lengths = (_N_INPUT_TOKENS, _N_OUTPUT_TOKENS)
     return Problem(
         model=model,

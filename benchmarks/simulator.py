@@ -1,8 +1,8 @@
 """Speed of the simulator: one run with placement, routing decisions and replay.
 
-``python -m benchmarks.simulator`` measures small runs beside the published run times, and one large
-run. ``--servers N --requests N`` measures one run of that size in this process, and ``--sweep`` draws
-the time per request from 10 to 3,000 servers.
+``python -m benchmarks.simulator`` measures small runs beside the published run times, one large run, and
+what batching and paged caches cost each engine (``--batching``: these alone). ``--servers N --requests N``
+measures one run of that size in this process, and ``--sweep`` draws the time per request from 10 to 3,000 servers.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,12 @@ from policies.problem import InfeasiblePlacement, Placement, PolicyError, Proble
 from policies.registry import resolve_pair, resolve_placement, resolve_routing
 from policies.replay import ReplayedRequest, replay
 from policies.workload import RequestPlan
+from testbed.control.placing import place
+from testbed.fast.engine import simulate_fast
 from testbed.scenario import load_experiment
+from testbed.scenario.policy import PolicyChoice
+from testbed.simulate.cases import scenario_case
+from testbed.simulate.engine import simulate
 
 _SMALL = (
     # scenario, servers, goal in ms, the paper's MATLAB in ms: PETALS and proposed
@@ -34,6 +40,21 @@ _SMALL = (
 )
 _SMALL_RUNS = 30
 _LARGE = (1000, 100_000)
+_COUPLED_RUNS = 3
+_COUPLED_RATES = (0.1, 0.5)
+_COUPLED = (
+    # batching, cache.mode, the engine that is asked for: the virtual one, or the fastest that serves this
+    ("none", "reserved", "auto"),
+    ("none", "reserved", "virtual"),
+    ("none", "paged", "auto"),
+    ("none", "paged", "virtual"),
+    ("serial", "reserved", "auto"),
+    ("serial", "paged", "auto"),
+    ("continuous", "reserved", "auto"),
+    ("continuous", "reserved", "virtual"),
+    ("continuous", "paged", "auto"),
+    ("continuous", "paged", "virtual"),
+)
 _SWEEP_SERVERS = (10, 30, 100, 300, 1000, 3000)
 _SWEEP_POLICIES = ("proposed", "petals", "petals-optimized-rr")
 _SWEEP_FIGURE = Path(__file__).parents[1] / "docs" / "figures" / "simulator-speed.png"
@@ -55,7 +76,36 @@ def timed_run(
     return placed_at_s - began_at_s, time.perf_counter() - placed_at_s, placement, done
 
 
-def run_large(n_servers: int, n_requests: int, policy: str, seed: int, *, setup: bool) -> dict[str, Any]:
+def _served_fast(
+    problem: Problem, policy: str, requests: Sequence[RequestPlan], setup_s: float
+) -> tuple[float, float, Placement, list[ReplayedRequest]]:
+    """As ``timed_run``, by the fast engine: sessions are opened over the network, and who has no room asks again."""
+    placement, routing = resolve_pair(policy)
+    experiment = load_experiment("clustered")
+    experiment = replace(
+        experiment,
+        problem=problem,
+        requests=tuple(requests),
+        placement=placement,
+        routing=routing,
+        links={},
+        sites={},
+        calibration=replace(experiment.calibration, session_setup_s=setup_s),
+    )
+    began_at_s = time.perf_counter()
+    placed = place(experiment)
+    placed_at_s = time.perf_counter()
+    done = [
+        ReplayedRequest(r.plan, r.route, r.waiting_s, r.ttft_s, r.time_s)
+        for r in simulate_fast(experiment, placed).requests
+        if r.route is not None and r.ttft_s is not None and r.time_s is not None
+    ]
+    return placed_at_s - began_at_s, time.perf_counter() - placed_at_s, placed.placement, done
+
+
+def run_large(
+    n_servers: int, n_requests: int, policy: str, seed: int, *, setup: bool, engine: str = "reference"
+) -> dict[str, Any]:
     """One run on ``large_problem``; ``None`` for what an infeasible placement leaves open.
 
     ``seconds`` is ``placement_s + replay_s``; making the problem and its requests is not in it.
@@ -64,13 +114,15 @@ def run_large(n_servers: int, n_requests: int, policy: str, seed: int, *, setup:
     problem's matrices, requests and results.
     """
     answer: dict[str, Any] = {"policy": policy, "servers": n_servers, "requests": n_requests, "seed": seed}
+    answer["engine"] = engine
     setup_s = session_setup_s(resolve_pair(policy)[0]) if setup else 0.0
     problem = large_problem(n_servers, seed)
     requests = poisson_requests(problem, n_requests, seed)
     answer |= {"session_setup_s": setup_s, "feasible": True}
     began_at_cpu_s = time.process_time()
     try:
-        placement_s, replay_s, placement, done = timed_run(problem, policy, requests, setup_s)
+        serve = _served_fast if engine == "fast" else timed_run
+        placement_s, replay_s, placement, done = serve(problem, policy, requests, setup_s)
     except InfeasiblePlacement as error:
         answer |= {"feasible": False, "error": str(error), "seconds": None, "requests_per_s": None}
     else:
@@ -95,7 +147,7 @@ def run_fresh(n_servers: int, n_requests: int, policy: str) -> dict[str, Any]:
 
 
 def measure() -> list[dict[str, Any]]:
-    """Small runs, best and median of 30, at 0.5 requests/s; then 1,000 servers, once."""
+    """Small runs, best and median of 30, at 0.5 requests/s; 1,000 servers, once; ``measure_coupled``."""
     figures: list[dict[str, Any]] = []
     for scenario, n_servers, goal_ms, matlab_ms in _SMALL:
         sets = ["workload.rate=0.5", "workload.n_requests=100", "calibration.set=petals-scattered"]
@@ -113,7 +165,34 @@ def measure() -> list[dict[str, Any]]:
     what = "1,000 servers, 100,000 requests, 70 blocks: proposed"
     figures.append(figure(what, answer["seconds"], "s", "<= 60"))
     figures.append(figure(f"{what}, peak memory", answer["peak_memory_bytes"] / 1e6, "MB", "< 1000"))
+    return figures + measure_coupled()
+
+
+def measure_coupled() -> list[dict[str, Any]]:
+    """CPU seconds of 100 requests on ``clustered`` where servers batch, and where caches grow; placement included.
+
+    Best of several. Processes that a run begins are counted, too.
+    """
+    figures = []
+    for rate in _COUPLED_RATES:
+        for batching, mode, clock in _COUPLED:
+            sets = ["workload.n_requests=100", f"workload.rate={rate:g}"]
+            sets += [f"compute.batching={batching}", f"cache.mode={mode}"]
+            case = scenario_case("clustered", PolicyChoice(), sets, None)
+            times_s = []
+            for _ in range(_COUPLED_RUNS):
+                began_at_s = _cpu_s()
+                simulation = simulate(case, "real", is_virtual=clock == "virtual")
+                times_s.append(_cpu_s() - began_at_s)
+            what = f"clustered at {rate:g}/s, batching {batching}, cache {mode}: {simulation.engine}"
+            figures.append(figure(what, min(times_s), "s"))
     return figures
+
+
+def _cpu_s() -> float:
+    """Of this process and of those that it began and that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def sweep(path: Path) -> list[dict[str, Any]]:
@@ -179,8 +258,10 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=_LARGE[1], help="requests of that run")
     parser.add_argument("--policy", default="proposed", help="a pair that `testbed policies` lists")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--engine", choices=("reference", "fast"), default="reference", help="of that run")
     parser.add_argument("--session-setup", choices=("none", "reference"), default="none")
     parser.add_argument("--sweep", action="store_true", help="10 to 3,000 servers, drawn into docs/figures")
+    parser.add_argument("--batching", action="store_true", help="batching and paged caches alone")
     parser.add_argument("--json", action="store_true", help="one object per line")
     given = parser.parse_args()
     if given.servers is not None and (given.servers < 1 or given.requests < 1):
@@ -190,19 +271,22 @@ def main() -> int:
     if given.servers is not None:
         setup = given.session_setup == "reference"
         try:
-            answer = run_large(given.servers, given.requests, given.policy, given.seed, setup=setup)
+            answer = run_large(
+                given.servers, given.requests, given.policy, given.seed, setup=setup, engine=given.engine
+            )
         except PolicyError as error:
             print(f"benchmarks.simulator: {error}", file=sys.stderr)
             return 2
         print(json.dumps(answer) if given.json else _line(answer))
         return 0
-    rows = sweep(_SWEEP_FIGURE) if given.sweep else measure()
+    measured = measure_coupled if given.batching else measure
+    rows = sweep(_SWEEP_FIGURE) if given.sweep else measured()
     for row in rows:
         if given.json:
             print(json.dumps(row))
         elif not given.sweep:
             goal = f"(goal {row['goal']})" if row["goal"] else ""
-            print(f"{row['name']:<72} {row['value']:>8} {row['unit']:<4}{goal}")
+            print(f"{row['name']:<72} {row['value']:>8} {row['unit']:<6}{goal}")
     return 0
 
 

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
-from netem.spec import LinkProfile, NetworkSpec
+from netem.spec import LinkProfile, NetworkError, NetworkSpec
 
 
 class Backend(ABC):
@@ -25,10 +25,17 @@ class Backend(ABC):
     name: ClassVar[str]
     delays_in_client: ClassVar[bool] = False
     """True when the kernel delays nothing and clients must apply the links' delays themselves."""
+    any_port: ClassVar[bool] = False
+    """True when nodes share an address, and each listens on any free port."""
     shares_links: ClassVar[bool] = False
     """True when pairs compete for the links that ``spec.shared`` names; else every pair is emulated by itself."""
 
+    joins_machines: ClassVar[bool] = False
+    """True when nodes may be on several machines (``spec.machines``)."""
+
     def __init__(self, spec: NetworkSpec) -> None:
+        if spec.spans_machines and not self.joins_machines:
+            raise NetworkError(f"the {self.name} network is one machine's: over several machines take fabric")
         self.spec = spec
 
     @classmethod

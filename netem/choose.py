@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from netem.backend import Backend
 from netem.fabric import FabricBackend
+from netem.hosts import HostsBackend
 from netem.kernel import NetemBackend
 from netem.loopback import LoopbackBackend
 from netem.spec import NetworkError, NetworkUnavailable
 
 BACKENDS: tuple[type[Backend], ...] = (NetemBackend, FabricBackend, LoopbackBackend)
-"""From most to least faithful."""
+"""From most to least faithful; ``HostsBackend`` is taken only where it is asked for."""
 
 
-def choose_backend(wanted: str, sharing: bool = False) -> tuple[type[Backend], str]:
+def choose_backend(wanted: str, sharing: bool = False, joining: bool = False) -> tuple[type[Backend], str]:
     """The backend called ``wanted``, or for ``auto`` the first that works here, and one sentence why.
 
     ``sharing``: pairs share links, so ``auto`` tries the backends that can do that before all others.
+    ``joining``: nodes are on several machines, so it tries no others.
 
     Raises ``NetworkUnavailable`` when the one asked for does not work on this machine. Must be
     called from a single-threaded process: it probes in forked children.
     """
-    by_name = {backend.name: backend for backend in BACKENDS}
+    kinds: tuple[type[Backend], ...] = (*BACKENDS, HostsBackend)
+    by_name = {backend.name: backend for backend in kinds}
     if wanted != "auto":
         if wanted not in by_name:
             raise NetworkError(
@@ -32,8 +35,12 @@ def choose_backend(wanted: str, sharing: bool = False) -> tuple[type[Backend], s
         return by_name[wanted], "asked for"
     reasons: list[str] = []
     for backend in sorted(BACKENDS, key=lambda each: sharing and not each.shares_links):
+        if joining and not backend.joins_machines:
+            continue
         missing = backend.missing()
         if missing is None:
+            if joining:
+                reasons.append("nodes are on several machines, which it alone joins")
             if sharing and backend.shares_links:
                 reasons.append("pairs share links, which it alone emulates")
             return backend, "; ".join(reasons) or "the most faithful one works here"

@@ -1,12 +1,30 @@
 """The ``fabric`` backend: a TUN device in every node's namespace and one forwarding process.
 
 Needs namespaces and TUN, nothing else of the kernel: real TCP, with delay and rate in user space.
+
+**Over several machines** (``NetworkSpec.machines``) every machine has a backend of its own, with the same spec, for the
+nodes that are on it. Their forwarders exchange packets in UDP (``forwarder_far``, ``forwarder_underlay``). On each:
+
+    backend = FabricBackend(spec)
+    endpoint = backend.bind("m1", "10.77.0.2")        # before any other namespace is entered: (address, port)
+    become_network_admin()                            # the launcher's own; the socket stays in the machine's network
+    backend.open()                                    # devices of the nodes on m1 only
+    backend.join({"m0": ("10.77.0.1", 40001), …}, key)   # all machines' endpoints, this one's or not; 32 random bytes
+    worker = backend.worker()                         # forked by the launcher, as ever
+    backend.check()                                   # after the workers of all machines run
+    backend.update({("a", "b"): profile})             # the same call on every machine: each takes what is its own
+    backend.underlay()                                # {"m0": MachineStats, …}
+
+``check`` waits until every other machine has answered, and raises ``NetworkError`` with one sentence: for a machine that
+does not answer, or a link that is shorter than the underlay. Links that will come into force later can be checked with it
+too. ``enter``, ``namespaces`` are for this machine's nodes; ``address`` for all. ``close`` closes the socket.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +36,9 @@ from netem import tcp
 from netem.backend import Backend
 from netem.forwarder import Forwarder
 from netem.forwarder_changes import ChangeChannel
-from netem.forwarder_stats import ForwarderStats, Lateness, StatsPage
+from netem.forwarder_far import FarForwarder
+from netem.forwarder_stats import ForwarderStats, Lateness, MachineStats, StatsPage
+from netem.forwarder_underlay import SETTLED_SAMPLES, Endpoint, Underlay, bind_socket, piece_bytes_to
 from netem.forwarder_virtual import TimeKeeper, VirtualForwarder
 from netem.probe import probe_tun
 from netem.spec import LinkProfile, NetworkError, NetworkSpec, NetworkUnavailable
@@ -28,6 +48,7 @@ from netem.tun import open_tun
 DEVICE = "testbed0"
 
 _CLOSERS = 32
+_LOOK_S = 0.02
 
 EARLY_S = 60e-6
 """Delay per direction that the kernel's wake-ups and the forwarder add (see docs/accuracy.md)."""
@@ -38,9 +59,17 @@ class FabricBackend(Backend):
 
     name: ClassVar[str] = "fabric"
     shares_links: ClassVar[bool] = True
+    joins_machines: ClassVar[bool] = True
 
     def __init__(self, spec: NetworkSpec) -> None:
         super().__init__(spec)
+        self._machine = ""
+        """Which one this is, of several; their numbers are those of their names in order."""
+        self._machine_numbers = {name: i for i, name in enumerate(sorted(set(spec.machines.values())))}
+        self._socket: socket.socket | None = None
+        self._probe: socket.socket | None = None
+        """Asks for ways and MTUs in the machine's own network."""
+        self._underlay: Underlay | None = None
         self._namespaces: dict[str, int] = {}
         self._devices: dict[str, int] = {}
         self._page: StatsPage | None = None
@@ -53,11 +82,52 @@ class FabricBackend(Backend):
     def missing(cls) -> str | None:
         return probe_tun()
 
+    def bind(self, machine: str, address: str, port: int = 0) -> Endpoint:
+        """This is ``machine`` of ``spec.machines``, and ``address`` its own in the network between the machines.
+
+        Before ``open``, and in that network's namespace; answers what the others need for ``join``. Raises ``NetworkError``.
+        """
+        if machine not in self._machine_numbers:
+            raise NetworkError(f"no node is on machine {machine}: leave it out")
+        self._close_underlay()
+        self._machine = machine
+        self._socket = bind_socket(address, port)
+        self._probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        bound: Endpoint = self._socket.getsockname()
+        return bound
+
+    def join(self, endpoints: Mapping[str, Endpoint], key: bytes) -> None:
+        """Where the forwarders of all machines are, and the run's key, the same on all: 16 to 64 secret bytes.
+
+        After ``bind`` and before ``worker``. Raises ``NetworkError`` for a machine without endpoint.
+        """
+        probe = self._probe
+        if self._socket is None or probe is None:
+            raise NetworkError(
+                "nodes are on several machines: say which one this is (bind) before it joins them"
+            )
+        others = {}
+        for name, number in self._machine_numbers.items():
+            if name == self._machine:
+                continue
+            if name not in endpoints:
+                raise NetworkError(f"the forwarder of machine {name} has no address: bind it there first")
+            others[number] = endpoints[name]
+        pieces = {number: piece_bytes_to(probe, endpoint) for number, endpoint in others.items()}
+        self._underlay = Underlay(self._socket, self._machine_numbers[self._machine], others, pieces, key)
+
+    def _is_here(self, node: str) -> bool:
+        return not self.spec.spans_machines or self.spec.machines[node] == self._machine
+
     def open(self) -> None:
+        if self.spec.spans_machines and self._socket is None:
+            raise NetworkError(
+                "nodes are on several machines: say which one this is (bind) before it is opened"
+            )
         try:
-            self._page = StatsPage()
-            self._changes = ChangeChannel(self.spec.links)
-            for node in self.spec.nodes:
+            self._page = StatsPage(len(self._machine_numbers))
+            self._changes = ChangeChannel(pair for pair in self.spec.links if self._is_here(pair[0]))
+            for node in filter(self._is_here, self.spec.nodes):
                 self._namespaces[node] = new_network_namespace()
                 with inside(self._namespaces[node]):
                     self._devices[node] = open_tun(DEVICE)
@@ -84,7 +154,9 @@ class FabricBackend(Backend):
     def enter(self, node: str) -> None:
         setns(self._namespaces[node])
         self._close_devices()
-        self._close_changes()
+        if self._changes is not None:
+            self._changes.close()  # but not given up: that would write to memory that all nodes share
+        self._close_underlay()
 
     def namespaces(self) -> Mapping[str, int]:
         return self._namespaces
@@ -100,11 +172,73 @@ class FabricBackend(Backend):
             assert self.keeper is not None, "virtual time without anybody who keeps it"
             forwarder.keeper = self.keeper
             return forwarder.run
+        if self.spec.spans_machines:
+            assert self._underlay is not None, "worker() before join()"
+            return FarForwarder(
+                self.spec,
+                self._devices,
+                addresses,
+                self._page,
+                self._changes,
+                EARLY_S,
+                self._underlay,
+                {node: self._machine_numbers[machine] for node, machine in self.spec.machines.items()},
+            ).run
         return Forwarder(self.spec, self._devices, addresses, self._page, self._changes, EARLY_S).run
 
     def update(self, links: Mapping[tuple[str, str], LinkProfile]) -> None:
         assert self._changes is not None, "update() before open()"
-        self._changes.send(links)
+        elsewhere = {pair for pair in links if pair in self.spec.links and not self._is_here(pair[0])}
+        self._changes.send({pair: profile for pair, profile in links.items() if pair not in elsewhere})
+
+    def underlay(self) -> dict[str, MachineStats]:
+        """The other machines by name, as old as ``stats``."""
+        assert self._page is not None, "underlay() before open()"
+        return {
+            name: self._page.machine(number)
+            for name, number in self._machine_numbers.items()
+            if self.spec.spans_machines and name != self._machine
+        }
+
+    def check(
+        self, links: Mapping[tuple[str, str], LinkProfile] | None = None, patience_s: float = 10.0
+    ) -> dict[str, MachineStats]:
+        """Wait until the other machines' clocks are known; then see whether the underlay is fast enough for ``links``.
+
+        ``links``: also other profiles than those of ``spec``, say of changes to come; pairs that begin elsewhere are left out.
+        Answers ``underlay()``. Raises ``NetworkError`` for a machine that is silent for ``patience_s``, and for the
+        link that is short of the underlay the most.
+        """
+        until_s = time.monotonic() + patience_s
+        while True:
+            seen = self.underlay()
+            silent = [name for name, other in seen.items() if other.n_samples < SETTLED_SAMPLES]
+            if not silent:
+                break
+            if time.monotonic() > until_s:
+                raise NetworkError(
+                    f"the forwarder of machine {silent[0]} does not answer: see that it runs, with the same key, and "
+                    f"that UDP from {self._machine} gets there and back"
+                )
+            time.sleep(_LOOK_S)
+        short: list[tuple[float, tuple[str, str], float]] = []
+        for pair, profile in (self.spec.links if links is None else links).items():
+            machines = [self.spec.machines.get(node, "") for node in pair]
+            if machines[0] == self._machine and machines[1] in seen:
+                needed_s = seen[machines[1]].rtt_s / 2 + EARLY_S
+                if profile.delay_s < needed_s:
+                    short.append((needed_s - profile.delay_s, pair, profile.delay_s))
+        if short:
+            by_s, (source, target), delay_s = max(short)
+            machine = self.spec.machines[target]
+            others = f" (and {len(short) - 1} more)" if len(short) > 1 else ""
+            raise NetworkError(
+                f"the link from {source} to {target}{others} has a delay of {1e3 * delay_s:.3g} ms, but packets from machine "
+                f"{self._machine} to {machine} take {1e3 * (delay_s + by_s):.3g} ms (RTT {1e3 * seen[machine].rtt_s:.3g} "
+                "ms between their forwarders): put both nodes on one machine, give the link a longer delay, or take a "
+                "smaller time_scale"
+            )
+        return seen
 
     def stats(self) -> ForwarderStats:
         """The forwarder's counters, at most 0.1 s old (0.5 s while no packet is under way)."""
@@ -133,10 +267,17 @@ class FabricBackend(Backend):
             self._changes.close()
             self._changes = None
 
+    def _close_underlay(self) -> None:
+        for sock in (self._socket, self._probe):
+            if sock is not None:
+                sock.close()
+        self._socket = self._probe = None
+
     def close(self) -> None:
         if self._devices:
             self._remove_devices()
         self._close_changes()
+        self._close_underlay()
         for fd in self._namespaces.values():
             os.close(fd)
         self._namespaces.clear()

@@ -8,6 +8,7 @@ included, and arrive when their last byte does; segments lost at random are cut 
 
 - ``forwarder_links``: when a packet arrives; ``forwarder_packets``: its size, its segments
 - ``forwarder_changes``: how links change meanwhile; ``forwarder_stats``: the counters
+- ``forwarder_far`` (with ``forwarder_underlay``, ``forwarder_datagrams``): nodes on other machines
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import gc
 import os
 import select
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
 from typing import ClassVar
 
@@ -25,7 +26,7 @@ from netem.forwarder_changes import ChangeChannel
 from netem.forwarder_links import Pipe, SharedLink, Transit
 from netem.forwarder_packets import is_whole, segments, wire_bytes
 from netem.forwarder_stats import ForwarderStats, Lateness, StatsPage
-from netem.spec import NetworkError, NetworkSpec
+from netem.spec import LinkProfile, NetworkError, NetworkSpec
 from netem.syscalls import set_timer_slack
 from netem.tun import VNET_HEADER_BYTES
 
@@ -33,6 +34,7 @@ _READ_BYTES = 65536 + VNET_HEADER_BYTES
 _SPIN_S = 60e-6
 _PACKETS_PER_TURN = 16
 _REPORT_EVERY_S = 0.1
+_WAKE_S = 0.5
 _BARE_BYTES = 60
 """A packet without payload; where losses are repaired, these are not lost."""
 _BUSY_WINDOW_S = 1.0
@@ -43,7 +45,8 @@ MAX_HELD_BYTES = 2 * 1024**3
 class Forwarder:
     """Forwards between TUN devices until its process ends.
 
-    ``devices`` maps a node to its TUN descriptor, ``addresses`` to its IPv4 address as 4 bytes.
+    ``devices`` maps a node to its TUN descriptor, ``addresses`` to its IPv4 address as 4 bytes. Links of nodes
+    without a device are somebody else's; ``changes`` counts only those that begin at one with a device.
     ``early_s`` is subtracted from every delay: what the kernel and this process are known to add.
     """
 
@@ -65,11 +68,15 @@ class Forwarder:
         self._by_number: list[Pipe] = []
         self._pipes: dict[int, dict[bytes, Pipe]] = {fd: {} for fd in devices.values()}
         shared = {name: SharedLink(rate_bps) for name, rate_bps in spec.shared.items()}
-        for (source, target), profile in spec.links.items():
-            route = tuple(shared[name] for name in spec.paths.get((source, target), ()))
-            pipe = Pipe(f"{source} to {target}", devices[target], profile, early_s, route, self.repairs)
-            self._by_number.append(pipe)
-            self._pipes[devices[source]][addresses[target]] = pipe
+        for pair, profile in spec.links.items():
+            source, target = pair
+            if source in devices:
+                route = tuple(shared[name] for name in spec.paths.get(pair, ()))
+                pipe = self._pipe(pair, devices, profile, early_s, route)
+                self._by_number.append(pipe)
+                self._pipes[devices[source]][addresses[target]] = pipe
+        self._others: dict[int, Callable[[], None]] = {}
+        """What else is to be read, by descriptor."""
         self._queue: list[tuple[float, int, Pipe, bytes, Transit | None]] = []
         self._sequence = 0
         self.held_bytes = 0
@@ -77,6 +84,19 @@ class Forwarder:
         fastest_bps = max((link.rate_bps for link in spec.links.values()), default=0.0)
         self.stats = ForwarderStats(asked_max_bps=fastest_bps)
         self._lateness = Lateness()
+        self._meter = _Meter()
+        self._wake_s = _WAKE_S
+        """The longest sleep."""
+
+    def _pipe(
+        self,
+        pair: tuple[str, str],
+        devices: Mapping[str, int],
+        profile: LinkProfile,
+        early_s: float,
+        route: tuple[SharedLink, ...],
+    ) -> Pipe:
+        return Pipe(f"{pair[0]} to {pair[1]}", devices[pair[1]], profile, early_s, route, self.repairs)
 
     def run(self) -> None:
         """Forward for ever. Uses real-time priority where the system grants it."""
@@ -85,17 +105,17 @@ class Forwarder:
             os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
         gc.disable()  # nothing here makes cycles, and a collection would hold packets up for milliseconds
         poller = select.epoll()
-        for fd in (*self._pipes, self._changes.fileno()):
+        for fd in (*self._pipes, self._changes.fileno(), *self._others):
             poller.register(fd, select.EPOLLIN)
         waiter = [poller.fileno()]
         queue, stats, now_of, wait = self._queue, self.stats, time.monotonic, select.select
-        report_at_s = 0.0
-        meter = _Meter()
+        next_at_s = 0.0
+        self._meter = _Meter()
         while True:
             began = now_of()
-            timeout = queue[0][0] - began - _SPIN_S if queue else 0.5
+            timeout = queue[0][0] - began - _SPIN_S if queue else self._wake_s
             if timeout > 0:
-                wait(waiter, (), (), timeout)
+                wait(waiter, (), (), min(timeout, self._wake_s))
             ready = poller.poll(0)
             # All that waits now came before this instant: what it waits for this loop is no delay of its link.
             now = now_of()
@@ -106,15 +126,21 @@ class Forwarder:
             for fd, _ in ready:
                 if fd in self._pipes:
                     self._take(fd, now)
+                elif fd in self._others:
+                    self._others[fd]()
                 else:
                     changed = True
             if changed:  # after the packets: they were sent before the change, or at least with it
                 self._change()
             self._deliver()
-            if now > report_at_s:
-                meter.read(now, stats)
-                self._page.write(stats, self._lateness)
-                report_at_s = now + _REPORT_EVERY_S
+            if now > next_at_s:
+                next_at_s = self._regularly(now)
+
+    def _regularly(self, now: float) -> float:
+        """What is done now and then; when to do it again."""
+        self._meter.read(now, self.stats)
+        self._page.write(self.stats, self._lateness)
+        return now + _REPORT_EVERY_S
 
     def _change(self) -> None:
         for number, profile in self._changes.receive():

@@ -17,6 +17,7 @@ class LoopbackBackend(Backend):
 
     name: ClassVar[str] = "loopback"
     delays_in_client: ClassVar[bool] = True
+    any_port: ClassVar[bool] = True
 
     @classmethod
     def missing(cls) -> str | None:

@@ -69,8 +69,13 @@ class NetworkSpec:
     rate in bits per second, and ``paths`` gives, for an ordered pair, the names of the shared links along
     its way, in order (one name per direction, such as ``a>b``). A packet of such a pair passes the pair's
     own link first, then waits its turn on each of these (first come, first served, stored and forwarded);
-    the pair's delay is the propagation of the whole way. Raises ``NetworkError`` for a path over a link
-    that is not shared, and for a subnet without room for all nodes.
+    the pair's delay is the propagation of the whole way.
+
+    Over several machines (``machines``) rates are kept where the sender is, so all senders of a shared link
+    must be on one of them; time is real.
+
+    Raises ``NetworkError`` for a path over a link that is not shared, for a subnet without room for all
+    nodes, and for machines that break these rules or leave out a node.
     """
 
     run: str
@@ -84,8 +89,16 @@ class NetworkSpec:
     paths: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
     subnet: IPv4Network = SUBNET
     """Where the nodes' addresses come from."""
+    machines: Mapping[str, str] = field(default_factory=dict)
+    """Which machine each node is on; empty: all on this one."""
+
+    @property
+    def spans_machines(self) -> bool:
+        """Whether packets go from one machine to another."""
+        return len(set(self.machines.values())) > 1
 
     def __post_init__(self) -> None:
+        self._check_machines()
         if len(self.nodes) > self.subnet.num_addresses - SPARE_ADDRESSES:
             raise NetworkError(f"the subnet {self.subnet} has no room for {len(self.nodes)} nodes")
         for pair, path in self.paths.items():
@@ -93,4 +106,28 @@ class NetworkSpec:
                 if name not in self.shared:
                     raise NetworkError(
                         f"the path from {pair[0]} to {pair[1]} names {name!r}, which is no shared link"
+                    )
+
+    def _check_machines(self) -> None:
+        if not self.machines:
+            return
+        for node in self.nodes:
+            if node not in self.machines:
+                raise NetworkError(f"the node {node} is on no machine: name one for every node, or for none")
+        if not self.spans_machines:
+            return
+        if self.is_virtual:
+            raise NetworkError(
+                "virtual time is kept on one machine: run in real time, or put all nodes on the same machine"
+            )
+        first: dict[str, str] = {}
+        for pair, path in self.paths.items():
+            source = pair[0]
+            for name in path if pair in self.links else ():
+                other = first.setdefault(name, source)
+                if self.machines[other] != self.machines[source]:
+                    raise NetworkError(
+                        f"the shared link {name!r} is passed by {other} on machine {self.machines[other]} and by "
+                        f"{source} on machine {self.machines[source]}, but a link's rate is kept where its senders "
+                        "are: put them on the same machine, or let pairs share no links (share_links = false)"
                     )

@@ -1,6 +1,7 @@
 """Continuous batching: which steps a server computes together, and how long that takes.
 
-One rule for the stub, the simulator and the model: given when steps arrived, when each ends follows.
+One rule for the stub, the simulator, the model and real blocks. With a law of times, when each step ends follows from
+when they arrived; real blocks take as long as they take.
 """
 
 from __future__ import annotations
@@ -37,13 +38,68 @@ class Step:
         return self.position > 0 and self.n_tokens == 1
 
 
-class Batch(NamedTuple):
-    """Steps that are computed together from ``start_at_s`` until ``end_at_s``; ``ended`` are those that end with it."""
+class Work(NamedTuple):
+    """What is computed together from ``start_at_s`` on: ``decodes``, and the tokens at positions ``chunk`` of ``prompt``."""
 
     start_at_s: float
+    decodes: tuple[Step, ...]
+    prompt: Step | None
+    chunk: range
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        return self.decodes if self.prompt is None else (*self.decodes, self.prompt)
+
+    @property
+    def ended(self) -> tuple[Step, ...]:
+        """Those of ``steps`` of which nothing is left."""
+        prompt = self.prompt
+        is_left = prompt is not None and self.chunk.stop < prompt.position + prompt.n_tokens
+        return self.decodes if is_left else self.steps
+
+    @property
+    def together(self) -> Composition:
+        return Composition(
+            len(self.steps),
+            len(self.decodes) + len(self.chunk),
+            sum(step.position for step in self.decodes),
+            self.chunk.stop,
+            max(step.n_blocks for step in self.steps),
+            self.start_at_s,
+        )
+
+
+class Composition(NamedTuple):
+    """What a server computes together: all that its law of times asks for. All 0: it makes no batches.
+
+    ``steps`` are sessions' steps, at most one of them a prompt's; ``tokens`` those of the decodes, one each, and of the
+    prompt or its chunk. ``context_tokens`` is what the decodes have in their caches, in all. The prompt's tokens end
+    before position ``prompt_end`` (0: there is none). ``blocks`` are those of the longest step.
+    """
+
+    steps: int = 0
+    tokens: int = 0
+    context_tokens: int = 0
+    prompt_end: int = 0
+    blocks: int = 0
+    began_at_s: float = 0.0
+
+    @property
+    def decodes(self) -> int:
+        """How many of ``steps`` are no prompt's."""
+        return self.steps - (self.prompt_end > 0)
+
+    @property
+    def prompt(self) -> range:
+        """The positions of the prompt's tokens; none if there is none."""
+        return range(self.prompt_end - (self.tokens - self.decodes), self.prompt_end)
+
+
+class Batch(NamedTuple):
+    """Steps that are computed ``together`` until ``end_at_s``; ``ended`` are those that end with it."""
+
+    together: Composition
     end_at_s: float
-    n_steps: int
-    n_tokens: int
     ended: tuple[Step, ...]
 
 
@@ -57,7 +113,8 @@ class Batches:
     law says of all of them together, and a batch has as many blocks as the longest of its steps.
     """
 
-    def __init__(self, times: BatchTimes, chunk_tokens: int | None = None) -> None:
+    def __init__(self, times: BatchTimes | None, chunk_tokens: int | None = None) -> None:
+        """Without ``times``, who computes what ``take`` gives says when it has ended (``end``)."""
         self._times = times
         self._chunk_tokens = chunk_tokens
         self._decodes: deque[Step] = deque()
@@ -84,7 +141,15 @@ class Batches:
         return min(heads, key=lambda step: step.arrived_at_s, default=None)
 
     def next(self) -> Batch | None:
-        """Take what is computed next; ``None``: nothing waits. All that arrived before its start has been added."""
+        """The next batch, which takes as long as the law says; ``None``: nothing waits.
+
+        All that arrived before its start has been added.
+        """
+        work = self.take()
+        return None if work is None else self.end(work, work.start_at_s + self.busy_s(work))
+
+    def take(self) -> Work | None:
+        """Take what is computed next; ``None``: nothing waits. It ends (``end``) before more is taken."""
         first = self._first()
         if first is None:
             return None
@@ -101,29 +166,29 @@ class Batches:
                 decodes.append(self._decodes.popleft())
             if self._prompts and self._prompts[0].arrived_at_s < start_at_s:
                 prompt = self._prompts[0]
-        batch = self._composed(start_at_s, decodes, prompt)
-        self._free_at_s = batch.end_at_s
-        return batch
+        return Work(start_at_s, tuple(decodes), prompt, range(0) if prompt is None else self._chunk(prompt))
 
-    def _composed(self, start_at_s: float, decodes: list[Step], prompt: Step | None) -> Batch:
-        steps, chunk = tuple(decodes), range(0)
-        if prompt is not None:
-            begin, end = prompt.position + prompt.n_done, prompt.position + prompt.n_tokens
-            if self._chunk_tokens is not None:
-                end = min(end, begin + self._chunk_tokens)
-            chunk = range(begin, end)
-            prompt.n_done += len(chunk)
-            steps = (*steps, prompt)
-        n_blocks = max(step.n_blocks for step in steps)
-        busy_s = self._times.batch_s(n_blocks, [step.position for step in decodes], chunk)
-        busy_s *= max(step.factor for step in steps)
-        ended = steps
-        if prompt is not None:
-            if prompt.n_done == prompt.n_tokens:
-                self._prompts.popleft()
-            else:
-                ended = tuple(decodes)
-        return Batch(start_at_s, start_at_s + busy_s, len(steps), len(decodes) + len(chunk), ended)
+    def _chunk(self, prompt: Step) -> range:
+        """The next tokens of ``prompt``, which waits no more if they are its last."""
+        begin, end = prompt.position + prompt.n_done, prompt.position + prompt.n_tokens
+        if self._chunk_tokens is not None:
+            end = min(end, begin + self._chunk_tokens)
+        prompt.n_done += end - begin
+        if prompt.n_done == prompt.n_tokens:
+            self._prompts.popleft()
+        return range(begin, end)
+
+    def busy_s(self, work: Work) -> float:
+        """How long ``work`` takes by the law."""
+        assert self._times is not None, "a server with a law"
+        n_blocks = max(step.n_blocks for step in work.steps)
+        busy_s = self._times.batch_s(n_blocks, [step.position for step in work.decodes], work.chunk)
+        return busy_s * max(step.factor for step in work.steps)
+
+    def end(self, work: Work, end_at_s: float) -> Batch:
+        """``work`` has ended at ``end_at_s``: the server is free."""
+        self._free_at_s = end_at_s
+        return Batch(work.together, end_at_s, work.ended)
 
 
 def batches_of(steps: Iterable[Step], batches: Batches) -> Iterator[Batch]:

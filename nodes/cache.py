@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 ROUNDING = 1 + 1e-9
@@ -55,6 +55,43 @@ class CacheAccount:
         if session not in self._reserved:
             raise KeyError(session)
         self._take(session, n_bytes)
+
+    def leave_room(self, n_bytes: float, most_bytes: float, high_water: float) -> None:
+        """Raises ``NoCapacityError`` where ``n_bytes`` for a session would fill the room that others are to grow in.
+
+        A session may need ``most_bytes`` in the end.
+        """
+        if not self.could_hold(most_bytes):
+            raise NoCapacityError(
+                f"{most_bytes / 1e6:.1f} MB may be needed, there are {self.capacity_bytes / 1e6:.1f} MB"
+            )
+        after_bytes = self._used_bytes + n_bytes
+        if self._reserved and after_bytes > high_water * self.capacity_bytes * ROUNDING:
+            raise NoCapacityError(
+                f"{after_bytes / 1e6:.1f} MB would be in use, more than {high_water:.0%} of the room"
+            )
+
+    def make_room(
+        self,
+        session: Hashable,
+        n_bytes: float,
+        came: Callable[[Any], tuple[float, str]],
+        preempt: Callable[[Any], None],
+    ) -> bool:
+        """``grow``, for which those who ``came`` last go without; whether ``session`` is not one of them.
+
+        ``preempt`` has what somebody holds released.
+        """
+        while True:
+            try:
+                self.grow(session, n_bytes)
+            except NoCapacityError:
+                youngest = max(self._reserved, key=came)
+                preempt(youngest)
+                if youngest == session:
+                    return False
+            else:
+                return True
 
     def _take(self, session: Hashable, n_bytes: float) -> None:
         if not self.could_hold(self._used_bytes + n_bytes):

@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any, Literal, NamedTuple, Protocol
 
-from nodes.batching import Batch, Batches, Step
+from nodes.batching import Batch, Batches, Composition, Step, Work
 from nodes.clock import Clock
 from nodes.digest import apply_to_rows, read_rows, write_rows
 
@@ -22,15 +22,10 @@ class ComputeError(Exception):
 
 
 class Computed(NamedTuple):
-    """Hidden states after the session's blocks, and with how many others they were computed.
-
-    ``batch_steps`` and ``batch_tokens`` are the steps and tokens of the batch in which the step ended; 0 if the server
-    makes no batches.
-    """
+    """Hidden states after the session's blocks, and what was computed together in the batch with which the step ended."""
 
     payload: bytes
-    batch_steps: int = 0
-    batch_tokens: int = 0
+    together: Composition = Composition()
 
 
 class Compute(Protocol):
@@ -40,6 +35,13 @@ class Compute(Protocol):
 
     def new_session(self, client: str, first: int, last: int, max_tokens: int) -> Any:
         """State of one session for blocks ``[first, last)``. Raises ``ComputeError`` without memory for it."""
+        ...
+
+    def opening(self, session: Any) -> Awaitable[None] | None:
+        """Done once the session has its memory; ``None`` if it has. Raises ``ComputeError`` if there is none after all.
+
+        Until then it can be closed, and what is asked of it waits. Whoever gives up waiting ends nothing.
+        """
         ...
 
     def grow(self, session: Any, max_tokens: int) -> None:
@@ -68,6 +70,14 @@ class Compute(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+async def open_session(compute: Compute, client: str, first: int, last: int, max_tokens: int) -> Any:
+    """A new session that has its memory. Raises ``ComputeError``."""
+    session = compute.new_session(client, first, last, max_tokens)
+    if (opening := compute.opening(session)) is not None:
+        await opening
+    return session
 
 
 class StepTimes(Protocol):
@@ -165,7 +175,8 @@ class StubCompute:
         self._factor = 1.0
         self._clock = clock
         self._turns = Turns(profile.batching == "serial", profile.times.contention_ratio)
-        self._batcher = _Batcher(Batches(profile.times, profile.chunk_tokens), clock)
+        self._batches = Batches(profile.times, profile.chunk_tokens)
+        self._batcher = Batcher(self._batches, self._pass)
 
     def slowed(self, factor: float) -> StubCompute:
         """The same server with ``factor`` times the usual times, for steps that come from now on."""
@@ -175,6 +186,9 @@ class StubCompute:
 
     def new_session(self, client: str, first: int, last: int, max_tokens: int) -> _StubSession:
         return _StubSession(client, first, last)
+
+    def opening(self, session: _StubSession) -> None:
+        return None
 
     def grow(self, session: _StubSession, max_tokens: int) -> None:
         pass
@@ -198,25 +212,33 @@ class StubCompute:
         n_blocks = len(session.caches)
         values = apply_to_rows(read_rows(payload, self.token_bytes), session.first, session.caches)
         answer = write_rows(values, self.token_bytes)
-        batch_steps = batch_tokens = 0
+        together = Composition()
         if profile.batching == "continuous":
             step = Step(arrived_at_s, position, n_tokens, n_blocks, self._factor)
             batch = await self._batcher.run(step)
-            ended_at_s, batch_steps, batch_tokens = batch.end_at_s, batch.n_steps, batch.n_tokens
+            ended_at_s, together = batch.end_at_s, batch.together
         else:
             alone_s = profile.times.step_s(position, n_tokens, n_blocks) * self._factor
             start_at_s, busy_s = self._turns.take(arrived_at_s, alone_s)
             ended_at_s = start_at_s + busy_s
         await self._clock.sleep_until_s(ended_at_s + profile.overhead_s(session.client, position, n_tokens))
-        return Computed(answer, batch_steps, batch_tokens)
+        return Computed(answer, together)
+
+    async def _pass(self, work: Work) -> float:
+        end_at_s = work.start_at_s + self._batches.busy_s(work)
+        await self._clock.sleep_until_s(end_at_s)
+        return end_at_s
 
 
-class _Batcher:
-    """Runs a server's batches, one after another, while steps wait."""
+class Batcher:
+    """Runs a server's batches, one after another, while steps wait.
 
-    def __init__(self, batches: Batches, clock: Clock) -> None:
+    ``compute`` carries one out and answers when it ended.
+    """
+
+    def __init__(self, batches: Batches, compute: Callable[[Work], Awaitable[float]]) -> None:
         self._batches = batches
-        self._clock = clock
+        self._compute = compute
         self._waiting: dict[Step, asyncio.Future[Batch]] = {}
         self._work: asyncio.Task[None] | None = None
 
@@ -233,9 +255,15 @@ class _Batcher:
             if self._waiting.pop(step, None) is not None:
                 self._batches.remove(step)
 
+    def fail(self, step: Step, error: BaseException) -> None:
+        """Have ``run`` raise ``error``; what is left of ``step`` is not computed."""
+        if (ended := self._waiting.pop(step, None)) is not None and not ended.done():
+            ended.set_exception(error)
+        self._batches.remove(step)
+
     async def _run(self) -> None:
-        while (batch := self._batches.next()) is not None:
-            await self._clock.sleep_until_s(batch.end_at_s)
+        while (work := self._batches.take()) is not None:
+            batch = self._batches.end(work, await self._compute(work))
             for step in batch.ended:
                 if (ended := self._waiting.pop(step, None)) is not None and not ended.done():
                     ended.set_result(batch)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -27,6 +27,10 @@ class Answered(NamedTuple):
     frame: wire.Ok | wire.Out | wire.Result
     sent_at_s: float
     received_at_s: float
+
+
+WARM_BYTES = 8 * 1024**2
+"""What may be on its way at once to warm connections: it is memory of whoever does it, twice."""
 
 
 class ServerError(Exception):
@@ -222,12 +226,14 @@ class Connection:
                     break
                 n_bytes += len(message.data)
                 frame = receiver.take(wire.unpack_answer(message.data))
+                del message  # or it would be kept until the next one comes
                 if frame is None:
                     continue
                 if self._down is None:
                     self._deliver(channel, frame, self._clock.now_s())
                 else:
                     self._later(self._deliver_late(channel, frame, n_bytes, self._down))
+                del frame
                 n_bytes = 0
         except wire.FrameError as error:
             reason = f"carried what is no answer: {error}"
@@ -276,3 +282,17 @@ class Connection:
             if task is not reader:
                 task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+async def warm(connections: Iterable[Connection], n_bytes: int) -> None:
+    """Send ``n_bytes`` over every connection and back. Raises ``ConnectionLost`` and ``ServerError``."""
+    payload = bytes(n_bytes)
+    room = asyncio.Semaphore(max(1, WARM_BYTES // max(1, n_bytes)))
+
+    async def warm_one(connection: Connection) -> None:
+        async with room:
+            generation = await connection.ready()
+            if n_bytes:
+                await connection.ask(wire.Ping(connection.next_id(), payload), generation=generation)
+
+    await asyncio.gather(*map(warm_one, connections))

@@ -9,7 +9,9 @@ not taken tells the client. Clients name servers by number: where these are, onl
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +23,8 @@ from nodes.limits import cut
 from nodes.parts import Sender
 from nodes.rules import RecoveryRules
 from nodes.watchdog import Overdue, Watchdog
+
+_TOLD_REMEMBERED = 10_000
 
 
 @dataclass(eq=False)
@@ -59,6 +63,8 @@ class Forwarding:
         self.rules = RecoveryRules()
         self._watchdog = Watchdog(clock)
         self._places: dict[str, Place] = {}
+        self._told: OrderedDict[str, None] = OrderedDict()
+        self._telling: set[asyncio.Task[None]] = set()
 
     @property
     def n_places(self) -> int:
@@ -87,6 +93,22 @@ class Forwarding:
         """The place of the session that ``token`` opens; ``None`` if it is not here any more."""
         return self._places.get(token)
 
+    def tell(self, place: Place, code: str, message: str) -> None:
+        """Have the client told why its session is not at ``place`` any more.
+
+        What is still pushed to it is as good as taken: nobody else need say that it was not.
+        """
+        self._told[place.token] = None
+        if len(self._told) > _TOLD_REMEMBERED:
+            self._told.popitem(last=False)
+        task = asyncio.ensure_future(place.fail(code, message))
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+
+    def has_told(self, token: str) -> bool:
+        """Whether the client has been told that the session of ``token`` is gone."""
+        return token in self._told
+
     async def pass_on(
         self, place: Place, position: int, n_tokens: int, timings: bytes, answer: bytes
     ) -> None:
@@ -110,3 +132,5 @@ class Forwarding:
 
     def close(self) -> None:
         self._watchdog.close()
+        for task in self._telling:
+            task.cancel()

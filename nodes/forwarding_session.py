@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from nodes import wire
-from nodes.chain import FAILURES, Chain, HopFailed, OpenHop, Refusal
+from nodes.chain import FAILURES, Chain, HopFailed, OpenHop, Preempted, Refusal
 from nodes.connection import ConnectionLost, ServerError
 from nodes.records import HopPlan, HopRecord
 from nodes.request import SessionError
@@ -78,6 +78,8 @@ class ForwardingChain(Chain):
             last,
             self._request.n_reserved_tokens,
             *self._places[server],
+            first_tokens,
+            self._request.arrival_at_s,
         )
         await connection.ask(request, generation=generation, on_answer=on_answer)
         self._join_ids[server, key] = request.id
@@ -147,6 +149,8 @@ class ForwardingChain(Chain):
         self, hops: Sequence[OpenHop], at: int, code: str, text: str, asked_at_s: float
     ) -> HopFailed | SessionError:
         """What server number ``at`` of the chain has said: of itself, or of the next one."""
+        if code == wire.PREEMPTED:
+            return Preempted(hops[at], text, asked_at_s)
         if code not in _MAY_FAIL:
             return SessionError(f"server {hops[at].server}: {text}")
         if code == wire.NOT_PASSED_ON and at + 1 < len(hops):
@@ -206,6 +210,9 @@ class ForwardingSession(HubSession):
             first.inputs += self._model.remember(rows)
             try:
                 answer, timings = await self._run(n_new, rows)
+            except Preempted as failure:
+                rows = await self._start_over(failure, n_done)
+                continue
             except HopFailed as failure:
                 rows = await self._recovery.replace(self.hops, 0, failure, position, n_done)
                 continue
@@ -226,12 +233,12 @@ class ForwardingSession(HubSession):
                 self.hops, n_tokens, rows[begin:end]
             )
             n_replayed = n_tokens if is_replay else 0
-            for hop, (arrived_at_s, departed_at_s, n_bytes, *batch) in zip(self.hops, said, strict=True):
+            for hop, (arrived_at_s, departed_at_s, n_bytes, together) in zip(self.hops, said, strict=True):
                 is_last = hop is self.hops[-1]
                 instants = sent_at_s, arrived_at_s, departed_at_s, received_at_s if is_last else departed_at_s
                 sizes = n_bytes, len(answer) if is_last else 0
                 timings.append(
-                    HopRecord(hop.server, hop.first, hop.last, *instants, *sizes, n_replayed, *batch)
+                    HopRecord(hop.server, hop.first, hop.last, *instants, *sizes, n_replayed, together)
                 )
                 hop.n_cached += n_tokens
                 sent_at_s = departed_at_s

@@ -21,7 +21,7 @@ from nodes import control, wire
 from nodes.blocks.spec import BlocksSpec, HubSpec
 from nodes.clock import Clock, RunClock
 from nodes.compute import Compute, ComputeError, StubCompute, StubProfile
-from nodes.connection import Connection
+from nodes.connection import Connection, warm
 from nodes.eventlog import EventLog, LogFullError
 from nodes.forwarding_session import ForwardingSession
 from nodes.host import Host
@@ -80,6 +80,8 @@ class NodeConfig:
     port: int
     time_scale: float
     process: str = field(kw_only=True, default="")
+    key: str = field(kw_only=True, default="")
+    """What connections to servers must know; empty: nothing."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ async def _compute(config: ServerConfig, clock: Clock) -> Compute:
         return StubCompute(config.compute, clock)
     from nodes.blocks.compute import BlocksCompute  # brings torch
 
-    compute = BlocksCompute(config.compute)
+    compute = BlocksCompute(config.compute, clock)
     await compute.host(config.hosted.first, config.hosted.last)
     return compute
 
@@ -147,7 +149,7 @@ async def serve(config: ServerConfig, host: Host) -> None:
         compute = await _compute(config, clock)
     except ComputeError as error:
         await _unfit(config, host, error)
-    server = Server(config.name, config.hosted, compute, clock, config.limits)
+    server = Server(config.name, config.hosted, compute, clock, config.limits, config.key)
     runner = web.AppRunner(server.app(), access_log=None, handle_signals=False, shutdown_timeout=0.1)
     await runner.setup()
     port = await host.listen(runner, config.address, config.port)
@@ -169,7 +171,7 @@ async def serve(config: ServerConfig, host: Host) -> None:
         with contextlib.suppress(control.ControlError):  # the orchestrator is gone, and this node ends
             peer.tell(Phase(config.name, phase, at_s))
 
-    peering = Peering(host.connector, config.address, clock, server.sessions.forwarding)
+    peering = Peering(host.connector, config.address, clock, server.sessions.forwarding, config.key)
     handlers: control.Handlers = {
         Start: start,
         GetStatus: status,
@@ -247,10 +249,7 @@ class _Client:
         return self.clock.now_s()
 
     async def warm(self, message: Warm) -> None:
-        payload = bytes(message.n_bytes)
-        await asyncio.gather(
-            *(c.ask(wire.Ping(c.next_id(), payload)) for c in self.connections if c.generation)
-        )
+        await warm((c for c in self.connections if c.generation), message.n_bytes)
 
     async def start(self, message: Start) -> None:
         await _begin_time(self.clock, message)
@@ -352,7 +351,8 @@ async def drive(config: ClientConfig, host: Host) -> None:
     """Take work from the orchestrator until it says ``stop`` or is gone."""
     clock = host.clock(config.time_scale)
     connector = host.connector(config.address)
-    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as http:
+    timeout, headers = aiohttp.ClientTimeout(total=None), wire.headers(config.key)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers) as http:
         try:
             model = _hub(config, clock)
         except ComputeError as error:

@@ -9,7 +9,7 @@ import aiohttp
 
 from nodes import wire
 from nodes.clock import Clock
-from nodes.connection import Connection
+from nodes.connection import Connection, warm
 from nodes.control import Handlers
 from nodes.forwarding import Forwarding
 from nodes.messages import Links, Peers, Reach, Warm
@@ -19,7 +19,7 @@ from nodes.rules import RecoveryRules
 class Peering:
     """Makes ``forwarding``'s connections; each is opened when it is first needed, and stays.
 
-    ``connector(address)``: see ``nodes.host``.
+    ``connector(address)``: see ``nodes.host``; ``key``: see ``nodes.node.NodeConfig``.
     """
 
     def __init__(
@@ -28,11 +28,13 @@ class Peering:
         address: str,
         clock: Clock,
         forwarding: Forwarding,
+        key: str = "",
     ) -> None:
         self._connector = connector
         self._address = address
         self._clock = clock
         self._forwarding = forwarding
+        self._key = key
         self._connections: list[Connection] = []
         self._http: aiohttp.ClientSession | None = None
 
@@ -42,7 +44,9 @@ class Peering:
 
     async def peers(self, message: Peers) -> None:
         self._http = aiohttp.ClientSession(
-            connector=self._connector(self._address), timeout=aiohttp.ClientTimeout(total=None)
+            connector=self._connector(self._address),
+            timeout=aiohttp.ClientTimeout(total=None),
+            headers=wire.headers(self._key),
         )
         for server in message.servers:
             url = wire.url(server.address, server.port)
@@ -60,14 +64,7 @@ class Peering:
 
     async def warm(self, message: Warm) -> None:
         """Raises ``ConnectionLost``."""
-        payload = bytes(message.n_bytes)
-
-        async def warm_one(connection: Connection) -> None:
-            generation = await connection.ready()
-            if payload:
-                await connection.ask(wire.Ping(connection.next_id(), payload), generation=generation)
-
-        await asyncio.gather(*(warm_one(self._connections[server]) for server in message.servers or ()))
+        await warm((self._connections[server] for server in message.servers or ()), message.n_bytes)
 
     async def close(self) -> None:
         self._forwarding.close()

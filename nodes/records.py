@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from nodes.batching import Composition
+
 HopPlan = tuple[int, int, int]
 """(server, first block, last block), half-open."""
 Blocks = tuple[int, int]
@@ -41,10 +43,17 @@ class HopRecord(NamedTuple):
     down_bytes: int
     replayed_tokens: int = 0
     """Tokens of a history that it replayed; 0: it was no replay."""
-    batch_steps: int = 0
-    """Steps that the server computed together, this one among them; 0: it makes no batches."""
-    batch_tokens: int = 0
-    """Tokens of these; those of the last chunk of a prompt that came in several."""
+    together: Composition = Composition()
+    """What the server computed in the batch with which this step ended."""
+
+    def row(self) -> tuple[float, ...]:
+        """The values of ``HOP_COLUMNS``."""
+        return (*self[:-1], *self.together)
+
+
+BATCH = tuple(f"batch_{name}" for name in Composition._fields)
+"""What tables call the fields of a ``Composition``."""
+HOP_COLUMNS = (*HopRecord._fields[:-1], *BATCH)
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):

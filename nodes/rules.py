@@ -18,9 +18,9 @@ class PagingRules:
     page_tokens: int = 16
     high_water: float = 0.9
 
-    def paged(self, n_tokens: int) -> int:
-        """Whole pages for ``n_tokens``, in tokens."""
-        return -(-n_tokens // self.page_tokens) * self.page_tokens
+    def paged(self, n_tokens: int, most_tokens: int) -> int:
+        """Whole pages for ``n_tokens``, in tokens; not more than ``most_tokens``."""
+        return min(-(-n_tokens // self.page_tokens) * self.page_tokens, most_tokens)
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import logging
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 
 import msgspec
 from aiohttp import WebSocketError, WSCloseCode, WSMsgType, web
@@ -14,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from nodes import wire
+from nodes.batching import Composition
 from nodes.clock import Clock
 from nodes.compute import Compute, ComputeError
 from nodes.limits import HELLO_S, LAST_WORDS_S, ServerSocket, cut, shown
@@ -30,7 +32,10 @@ _LOOK_AGAIN_S = 0.005
 
 
 class Server(Collector):
-    """What goes over the wire to ``sessions`` and back. ``app()`` is the aiohttp application."""
+    """What goes over the wire to ``sessions`` and back. ``app()`` is the aiohttp application.
+
+    With ``key`` only those who know it may connect.
+    """
 
     def __init__(
         self,
@@ -39,8 +44,10 @@ class Server(Collector):
         compute: Compute,
         clock: Clock,
         limits: ServerLimits | None = None,
+        key: str = "",
     ) -> None:
         self.name = name
+        self._needed = wire.headers(key)
         self.clock = clock
         self.limits = limits or ServerLimits()
         self.sessions = Sessions(hosted, compute, clock, self.limits)
@@ -114,6 +121,9 @@ class Server(Collector):
 
     async def _serve_connection(self, request: web.Request) -> web.StreamResponse:
         client, live = request.remote or "", self.sessions.live
+        for name, value in self._needed.items():
+            if not hmac.compare_digest(request.headers.get(name, "").encode(), value.encode()):
+                raise web.HTTPUnauthorized(text="this server takes connections of its own run only")
         if len(live) >= self.limits.max_connections:
             raise web.HTTPServiceUnavailable(text="too many connections to this server")
         if sum(other.client == client for other in live.values()) >= self.limits.max_connections_per_client:
@@ -163,6 +173,7 @@ class Server(Collector):
                 return
             if answer is not None:
                 await connection.sender.send(answer)
+            del message, frame, answer  # or they would be kept until the next message comes
 
     def _take(self, connection: Connection, frame: wire.Request, arrived_at_s: float) -> wire.Answer | None:
         """Carry out a request; a step is answered later. Raises ``FrameError``."""
@@ -178,12 +189,37 @@ class Server(Collector):
                 return None
             case wire.Push():
                 return self._push(frame, arrived_at_s)
-            case wire.Opening():
-                return self.sessions.open(connection, frame)
+            case wire.Open() | wire.Join():
+                return self._open(connection, frame)
             case wire.Close():
                 return self.sessions.close(connection, frame)
             case wire.Ping():
-                return wire.Out(frame.id, arrived_at_s, self.clock.now_s(), 0, 0, frame.payload)
+                return wire.Out(frame.id, arrived_at_s, self.clock.now_s(), Composition(), frame.payload)
+
+    def _open(self, connection: Connection, frame: wire.Open | wire.Join) -> wire.Answer | None:
+        """Open a session; one whose backend must wait for its memory is answered later."""
+        answer = self.sessions.open(connection, frame)
+        if not isinstance(answer, Awaitable):
+            return answer
+        task = asyncio.ensure_future(self._answer_opening(connection, frame, answer))
+        connection.openings.add(task)
+        task.add_done_callback(connection.openings.discard)
+        return None
+
+    async def _answer_opening(
+        self,
+        connection: Connection,
+        frame: wire.Open | wire.Join,
+        opening: Awaitable[wire.Answer | None],
+    ) -> None:
+        try:
+            answer = await opening
+        except Exception:
+            log.exception("opening session %s failed: closing its connection", shown(frame.session))
+            await connection.socket.close(code=WSCloseCode.INTERNAL_ERROR, message=b"opening failed")
+            return
+        if answer is not None:
+            await _answer(connection, answer)
 
     async def _until_it_reads(self, connection: Connection) -> None:
         """Wait while a client has too much pending or unread; what it sends meanwhile stays with it."""
@@ -225,6 +261,8 @@ class Server(Collector):
         What is wrong with it is no reason to close the connection: other clients' steps come over it, too.
         """
         place = self.sessions.forwarding.place(frame.token)
+        if place is None and self.sessions.forwarding.has_told(frame.token):
+            return wire.Ok(frame.id)
         if place is None:
             return wire.Error(frame.id, wire.UNKNOWN_SESSION, "the session is not here any more")
         connection, session = place.owner
@@ -237,9 +275,11 @@ class Server(Collector):
             return wire.Error(frame.id, wire.TOO_MANY_STEPS, text)
         step = wire.Step(place.join_id, session.key, frame.position, frame.n_tokens, frame.payload)
         try:
-            self.sessions.check_step(connection, step, is_pushed=True)
+            taken = self.sessions.check_step(connection, step, is_pushed=True)
         except wire.FrameError as error:
             return wire.Error(frame.id, error.code, cut(error))
+        if taken is None:  # preempted by its own growth: its client is told
+            return wire.Ok(frame.id)
         self._begin(connection, session, step, arrived_at_s, frame.timings)
         return wire.Ok(frame.id)
 
@@ -286,7 +326,10 @@ class Server(Collector):
             log.warning("session %s: %s", shown(session.key), error)
             if session.key in connection.sessions:
                 self.sessions.forget(connection, session.key, wire.COMPUTE_FAILED, f"has failed: {error}")
-            await _answer(connection, wire.Error(step.id, wire.COMPUTE_FAILED, cut(error)))
+                ended = wire.COMPUTE_FAILED, cut(error)
+            else:  # it was ended while the step waited, for a reason that its client goes by
+                ended = connection.expired.get(session.key, (wire.COMPUTE_FAILED, cut(error)))
+            await _answer(connection, wire.Error(step.id, *ended))
             return
         except Exception:
             log.exception("computing session %s failed: closing its connection", shown(session.key))
@@ -299,14 +342,14 @@ class Server(Collector):
         self.counters.compute_s += departed_at_s - arrived_at_s
         if session.place is not None:
             timings += wire.pack_timing(
-                wire.Timing(arrived_at_s, departed_at_s, len(step.payload), *computed[1:])
+                wire.Timing(arrived_at_s, departed_at_s, len(step.payload), computed.together)
             )
             await self.sessions.forwarding.pass_on(
                 session.place, position, n_tokens, timings, computed.payload
             )
             return
         await _answer(
-            connection, wire.Out(step.id, arrived_at_s, departed_at_s, *computed[1:], computed.payload)
+            connection, wire.Out(step.id, arrived_at_s, departed_at_s, computed.together, computed.payload)
         )
 
 

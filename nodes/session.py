@@ -215,9 +215,8 @@ class HubSession:
             instants = sent_at_s, out.arrived_at_s, out.departed_at_s, received_at_s
             n_bytes = end - begin, len(out.payload)
             n_replayed = n_tokens if is_replay else 0
-            batch = out.batch_steps, out.batch_tokens
             timings.append(
-                HopRecord(hop.server, hop.first, hop.last, *instants, *n_bytes, n_replayed, *batch)
+                HopRecord(hop.server, hop.first, hop.last, *instants, *n_bytes, n_replayed, out.together)
             )
             hop.n_cached += n_tokens
             answers.append(out.payload)

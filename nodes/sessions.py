@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,6 +86,9 @@ class Connection:
     expired: OrderedDict[str, tuple[str, str]] = field(default_factory=OrderedDict)
     """Sessions that the server has ended: the code and the words for whoever asks for them."""
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    """Its steps."""
+    openings: set[asyncio.Task[None]] = field(default_factory=set)
+    """Of sessions that have no cache yet."""
     pending_bytes: int = 0
 
 
@@ -114,13 +117,19 @@ class Sessions:
 
     def drop(self, connection: Connection) -> None:
         """End all that a connection has here."""
-        for task in connection.tasks:
+        for task in (*connection.tasks, *connection.openings):
             task.cancel()
         for key in list(connection.sessions):
             self._release(connection, key)
 
-    def open(self, connection: Connection, frame: wire.Opening) -> wire.Answer:
-        """Open a session, with a place in a chain if ``frame`` is a ``Join``."""
+    def open(
+        self, connection: Connection, frame: wire.Open | wire.Join
+    ) -> wire.Answer | Awaitable[wire.Answer | None]:
+        """Open a session, with a place in a chain if ``frame`` is a ``Join``.
+
+        The answer is to be awaited where the backend needs time for the session's cache; ``None`` then, if the session
+        has been ended meanwhile and its client, that of a chain, told.
+        """
         key, first, last, max_tokens = frame.session, frame.first, frame.last, frame.max_tokens
         hosted = self.hosted
         if not hosted.first <= first < last <= hosted.last:
@@ -153,7 +162,8 @@ class Sessions:
             if len(self.account) >= self.limits.max_sessions:
                 raise NoCapacityError("too many sessions on this server")
             if hosted.paging is not None:
-                self._leave_room(hosted.paging, each_bytes * now_tokens, each_bytes * max_tokens)
+                most_bytes, high_water = each_bytes * max_tokens, hosted.paging.high_water
+                self.account.leave_room(each_bytes * now_tokens, most_bytes, high_water)
             self.account.reserve((connection.number, key), each_bytes * now_tokens)
             try:
                 state = self.compute.new_session(frame.client, first, last, now_tokens)
@@ -161,77 +171,87 @@ class Sessions:
                 self.account.release((connection.number, key))
                 raise NoCapacityError(str(error)) from error
         except NoCapacityError as error:
-            self.counters.refused += 1
-            never_fits = not self.may_move and each_bytes * max_tokens > hosted.cache_bytes * ROUNDING
-            code = wire.NEVER_FITS if never_fits else wire.NO_CAPACITY
-            return wire.Error(frame.id, code, cut(error))
+            return self._refused(frame, error)
         session = Session(key, first, last, max_tokens, state, self.clock.now_s(), now_tokens, arrived_at_s)
         connection.sessions[key] = session
         if isinstance(frame, wire.Join):
             owner = connection, session
             place = Place(owner, connection.sender, frame.id, frame.token, frame.peer, frame.next_token)
             session.place = self.forwarding.join(place)
+        opening = self.compute.opening(state)
+        if opening is not None:
+            return self._opened(connection, session, frame, opening)
         self.counters.opened += 1
         return wire.Ok(frame.id)
 
-    def _first_tokens(self, frame: wire.Opening) -> tuple[int, float]:
+    def _refused(self, frame: wire.Open | wire.Join, error: Exception) -> wire.Error:
+        hosted = self.hosted
+        self.counters.refused += 1
+        most_bytes = hosted.cache_bytes_per_token * (frame.last - frame.first) * frame.max_tokens
+        never_fits = not self.may_move and most_bytes > hosted.cache_bytes * ROUNDING
+        return wire.Error(frame.id, wire.NEVER_FITS if never_fits else wire.NO_CAPACITY, cut(error))
+
+    async def _opened(
+        self, connection: Connection, session: Session, frame: wire.Open | wire.Join, opening: Awaitable[None]
+    ) -> wire.Answer | None:
+        failure: ComputeError | None = None
+        try:
+            await opening
+        except ComputeError as error:
+            failure = error
+        if connection.sessions.get(session.key) is session:
+            if failure is not None:
+                self._release(connection, session.key)
+                return self._refused(frame, failure)
+            session.used_at_s = self.clock.now_s()
+            self.counters.opened += 1
+            return wire.Ok(frame.id)
+        if session.place is not None:
+            return None
+        ended = wire.NO_CAPACITY, f"session {shown(session.key)} was closed before it was open"
+        return wire.Error(frame.id, *connection.expired.get(session.key, ended))
+
+    def _first_tokens(self, frame: wire.Open | wire.Join) -> tuple[int, float]:
         """What there must be cache for when a session opens, and when its request arrived."""
         paging = self.hosted.paging
-        if paging is None or not isinstance(frame, wire.Open):
+        if paging is None:
             return frame.max_tokens, 0.0
-        n_tokens = paging.paged(min(frame.first_tokens or frame.max_tokens, frame.max_tokens))
-        return min(n_tokens, frame.max_tokens), frame.arrived_at_s
-
-    def _leave_room(self, paging: PagingRules, n_bytes: float, most_bytes: float) -> None:
-        """Raises ``NoCapacityError`` where a session would fill the room that others are to grow in."""
-        account = self.account
-        if not account.could_hold(most_bytes):
-            raise NoCapacityError(
-                f"{most_bytes / 1e6:.1f} MB may be needed, there are {account.capacity_bytes / 1e6:.1f} MB"
-            )
-        after_bytes = account.used_bytes + n_bytes
-        if len(account) and after_bytes > paging.high_water * account.capacity_bytes * ROUNDING:
-            raise NoCapacityError(
-                f"{after_bytes / 1e6:.1f} MB would be in use, more than {paging.high_water:.0%} of the room"
-            )
+        return paging.paged(frame.first_tokens or frame.max_tokens, frame.max_tokens), frame.arrived_at_s
 
     def _grow(self, connection: Connection, session: Session, n_tokens: int) -> bool:
         """Have cache for ``n_tokens``; those that came last go without. Whether ``session`` stays."""
         paging, hosted = self.hosted.paging, self.hosted
         if paging is None or n_tokens <= session.cached_tokens:
             return True
-        wanted = min(paging.paged(n_tokens), session.max_tokens)
+        wanted = paging.paged(n_tokens, session.max_tokens)
         more_bytes = (
             hosted.cache_bytes_per_token * (session.last - session.first) * (wanted - session.cached_tokens)
         )
-        key = (connection.number, session.key)
-        while True:
-            try:
-                self.account.grow(key, more_bytes)
-                break
-            except NoCapacityError:
-                number, name = self._youngest()
-                self.forget(self.live[number], name, wire.PREEMPTED, "made room for one that came before it")
-                self.counters.preempted += 1
-                if (number, name) == key:
-                    return False
+
+        def preempt(key: tuple[int, str]) -> None:
+            self._preempt(self.live[key[0]], key[1], "made room for one that came before it")
+
+        if not self.account.make_room((connection.number, session.key), more_bytes, self._came, preempt):
+            return False
         try:
             self.compute.grow(session.state, wanted)
         except ComputeError as error:
-            self.forget(connection, session.key, wire.PREEMPTED, f"has no room: {error}")
-            self.counters.preempted += 1
+            self._preempt(connection, session.key, f"has no room: {error}")
             return False
         session.cached_tokens = wanted
         return True
 
-    def _youngest(self) -> tuple[int, str]:
-        """The session whose request arrived last: a key of ``account``."""
+    def _preempt(self, connection: Connection, key: str, reason: str) -> None:
+        """Take a session's cache. The client of a chain is told at once, else when it next asks."""
+        place = connection.sessions[key].place
+        self.forget(connection, key, wire.PREEMPTED, reason)
+        self.counters.preempted += 1
+        if place is not None:
+            self.forwarding.tell(place, wire.PREEMPTED, cut(f"it {reason}"))
 
-        def came(key: tuple[int, str]) -> tuple[float, str]:
-            return self.live[key[0]].sessions[key[1]].arrived_at_s, key[1]
-
-        youngest: tuple[int, str] = max(self.account.keys(), key=came)
-        return youngest
+    def _came(self, key: tuple[int, str]) -> tuple[float, str]:
+        """When the request of a session of ``account`` arrived; of one instant, the greater name came last."""
+        return self.live[key[0]].sessions[key[1]].arrived_at_s, key[1]
 
     def close(self, connection: Connection, frame: wire.Close) -> wire.Answer:
         """Close a session; one that the server has ended counts as closed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import Any
 
 from nodes.clock import Clock
@@ -19,6 +20,9 @@ class SlowCompute:
 
     def new_session(self, client: str, first: int, last: int, max_tokens: int) -> Any:
         return self.inner.new_session(client, first, last, max_tokens)
+
+    def opening(self, session: Any) -> Awaitable[None] | None:
+        return self.inner.opening(session)
 
     def close_session(self, session: Any) -> None:
         self.inner.close_session(session)

@@ -17,10 +17,12 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta
 
+from nodes.batching import Composition
+
 PATH = "/v1/sessions"
 MAX_TIMINGS = 256
 """No chain has more hops."""
-_TIMING = struct.Struct("<ddIII")
+_TIMING = struct.Struct("<ddIIIIIId")
 MAX_PAYLOAD_BYTES = 2 * 1024**3
 """Hidden states of one step, however many messages bring them."""
 PART_BYTES = 64 * 1024**2
@@ -93,12 +95,14 @@ class Join(Opening, tag="join"):
     """As part of a chain.
 
     Whoever knows ``token`` may push. What comes out goes to server number ``peer`` under ``next_token``, or
-    from the last server (an empty ``next_token``) to the client.
+    from the last server (an empty ``next_token``) to the client. The last two are as in ``Open``.
     """
 
     token: Name
     peer: Count
     next_token: Name
+    first_tokens: Count = 0
+    arrived_at_s: float = 0.0
 
 
 class Step(Frame, tag="step"):
@@ -151,9 +155,7 @@ class Out(Frame, tag="out"):
     id: int
     arrived_at_s: float
     departed_at_s: float
-    batch_steps: int
-    batch_tokens: int
-    """As ``nodes.compute.Computed``."""
+    together: Composition
     payload: bytes
 
 
@@ -202,6 +204,11 @@ def url(address: str, port: int) -> str:
     return f"http://{address}:{port}{PATH}"
 
 
+def headers(key: str) -> dict[str, str]:
+    """What a request for a connection says to servers that take only those of one run; empty: to others."""
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
 def pack(frame: Frame) -> bytes:
     """The bytes of a frame."""
     return msgspec.msgpack.encode(frame)
@@ -210,26 +217,27 @@ def pack(frame: Frame) -> bytes:
 class Timing(NamedTuple):
     """One hop's part of ``timings``: when a payload of ``n_bytes`` came and what came of it was ready.
 
-    The batch is as in ``nodes.compute.Computed``.
+    ``together`` is what was computed in the same batch.
     """
 
     arrived_at_s: float
     departed_at_s: float
     n_bytes: int
-    batch_steps: int = 0
-    batch_tokens: int = 0
+    together: Composition = Composition()
 
 
 def pack_timing(timing: Timing) -> bytes:
     """A hop's part of ``timings``."""
-    return _TIMING.pack(*timing)
+    *instants, together = timing
+    return _TIMING.pack(*instants, *together)
 
 
 def unpack_timings(timings: bytes) -> list[Timing]:
     """What every hop has said. Raises ``FrameError`` (``bad-frame``)."""
     if len(timings) % _TIMING.size or len(timings) > MAX_TIMINGS * _TIMING.size:
         raise FrameError(BAD_FRAME, "not the timings of a chain")
-    return [Timing(*row) for row in _TIMING.iter_unpack(timings)]
+    rows = _TIMING.iter_unpack(timings)
+    return [Timing(arrived, departed, size, Composition(*rest)) for arrived, departed, size, *rest in rows]
 
 
 def unpack_request(data: bytes) -> Request | More:

@@ -50,11 +50,7 @@ class OptimizedNumber:
         concurrency = _concurrency(problem, design_concurrency)
         counts = block_counts(problem, concurrency, honour_cap=self.honour_block_cap)
         ranges = choose_ranges(problem, counts, problem.join_order)
-        cache_bytes = tuple(
-            server.memory_bytes - problem.model.block_bytes * held.n_blocks
-            for server, held in zip(problem.servers, ranges, strict=True)
-        )
-        placement = Placement(self.name, ranges, cache_bytes, concurrency)
+        placement = Placement(self.name, ranges, problem.free_bytes(ranges), concurrency)
         missing = placement.uncovered(problem.model.n_blocks)
         if missing:
             raise cgbp_infeasible(problem, concurrency, missing, self.honour_block_cap)

@@ -30,14 +30,10 @@ class CgBp:
         if design_concurrency < 1:
             raise PolicyError(f"design concurrency must be at least 1, not {design_concurrency}")
         greedy = plan(problem, design_concurrency, honour_cap=self.honour_block_cap)
-        block_bytes = problem.model.block_bytes
         placement = Placement(
             policy=self.name,
             ranges=greedy.ranges,
-            cache_bytes=tuple(
-                server.memory_bytes - block_bytes * held.n_blocks
-                for server, held in zip(problem.servers, greedy.ranges, strict=True)
-            ),
+            cache_bytes=problem.free_bytes(greedy.ranges),
             design_concurrency=design_concurrency,
         )
         missing = placement.uncovered(problem.model.n_blocks)

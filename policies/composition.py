@@ -33,6 +33,8 @@ from policies.waiting import waiting_s
 UTILISATION = 0.7
 """Of the throughput of all chains that GBP-CR makes, the part that the load may take: its rho-bar."""
 
+_LEAST_S = 1e-12
+"""A chain that takes no time counts as one that takes this."""
 _MOST_TRIALS = 20_000
 """Servers times concurrencies that a placement tries."""
 
@@ -67,8 +69,8 @@ class MeanRequests:
         """Of one block's cache."""
 
     def time_s(self, hops: Sequence[Hop]) -> float:
-        """T_k: what one takes on this chain alone."""
-        return service_s(self.problem, self.request, hops)[1]
+        """T_k: what one takes on this chain alone, and more than nothing."""
+        return max(service_s(self.problem, self.request, hops)[1], _LEAST_S)
 
 
 def _mean_row(rows: Matrix) -> Matrix:

@@ -42,16 +42,12 @@ def single_request_s(problem: Problem) -> float:
     servers' block caps do not apply here. Raises ``InfeasiblePlacement`` if some block has no server.
     """
     greedy = plan(problem, 1, honour_cap=False)
-    free_bytes = tuple(
-        server.memory_bytes - problem.model.block_bytes * held.n_blocks
-        for server, held in zip(problem.servers, greedy.ranges, strict=True)
-    )
-    placement = Placement("single request", greedy.ranges, free_bytes, 1)
+    placement = Placement("single request", greedy.ranges, problem.free_bytes(greedy.ranges), 1)
     missing = placement.uncovered(problem.model.n_blocks)
     if missing:
         raise cgbp_infeasible(problem, 1, missing, honour_cap=False)
     router = WsRr().bind(problem, placement)
-    idle = SystemState(free_bytes)
+    idle = SystemState(placement.cache_bytes)
     slowest_s = 0.0
     for client in range(len(problem.clients)):
         request = RequestSpec(client, problem.n_input_tokens, problem.n_output_tokens)

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from policies.cgbp import CgBp, lower_bounds_per_token_s
 from policies.foresight_routing import ForesightRouting
+from policies.foresight_sharing import SharedSearch
 from policies.greedy import plan
 from policies.neighbours import Neighbours, Ranges
 from policies.petals import choose_ranges
@@ -66,6 +67,8 @@ class ForesightPlacement:
         Raises ``InfeasiblePlacement`` if CG-BP does not hold all blocks even with |R| = 1, ``PolicyError``
         if ``design_concurrency`` is below 1.
         """
+        if problem.batching != "none" or len(set(problem.length_samples)) > 1:
+            return SharedSearch(problem, self.name).run(design_concurrency)
         return _Search(problem, self.name).run(design_concurrency)
 
 
@@ -114,12 +117,7 @@ class _Search:
 
     def _placed(self, ranges: Ranges, concurrency: int | None) -> Placement:
         """All memory that the blocks leave is for caches."""
-        block_bytes = self._problem.model.block_bytes
-        free_bytes = tuple(
-            server.memory_bytes - block_bytes * held.n_blocks
-            for server, held in zip(self._problem.servers, ranges, strict=True)
-        )
-        return Placement(self._name, ranges, free_bytes, concurrency, self._bounds)
+        return Placement(self._name, ranges, self._problem.free_bytes(ranges), concurrency, self._bounds)
 
     def _finalists(self, seeds: list[Placement], reference: Placement) -> list[Placement]:
         """The best seeds and what local search makes of the best, best first on streams of their own."""

@@ -1,13 +1,15 @@
-"""Foresight's routing: the chain that finishes this request first, the steps of the backoff included."""
+"""Foresight's routing: the chain that costs all requests the least, the steps of the backoff included."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from policies.chains import ChainGraph, Chains, Link, cheapest, route_of
-from policies.problem import Placement, Problem, RequestSpec, Route
+from policies.problem import Hop, Placement, Problem, RequestSpec, Route
 from policies.replay import backoff_s
+from policies.sharing import Sharing
 from policies.state import SystemState
 from policies.workload import Backoff
 from policies.wsrr import has_room, link_wait_s
@@ -35,16 +37,26 @@ class ForesightRouter:
     cheapest chain is taken and the best sum kept; the search ends when v plus the idle optimum cannot
     beat it. So no chain gives this request a smaller time in this state. Equal costs: the shorter
     wait, then the server listed first.
+
+    Where servers share their time among sessions (``Problem.batching``), a link also costs what its server's steps take longer
+    because of the sessions there, for this request and, because of this request, for theirs (``policies.sharing``).
     """
 
     def __init__(self, problem: Problem, placement: Placement, backoff: Backoff) -> None:
+        self._placement = placement
         self._chains = Chains(problem, placement)
         self._backoff = backoff
+        self._sharing = None if problem.batching == "none" else Sharing(problem)
 
     def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
         """The chain that ends first; ``cost_s`` has the backoff's steps in it, ``wait_s`` is its raw wait."""
         graph = self._chains.of(request)
-        if graph.idle is None or has_room(graph, state):  # nothing beats the idle optimum without a wait
+        if graph.idle is None:
+            return None
+        load_s = (
+            None if self._sharing is None else self._loads(self._sharing, graph.idle.hops, request, state)
+        )
+        if load_s is None and has_room(graph, state):  # nothing beats the idle optimum without a wait
             return graph.idle
         waits_s, steps_s = self._waits(graph, state, now_s)
         best: Route | None = None
@@ -56,11 +68,33 @@ class ForesightRouter:
             def keep(link: Link, most_s: float = most_s) -> bool:
                 return steps_s.get(id(link), 0.0) <= most_s
 
-            service_s, chain = cheapest(graph.into, keep=keep)
+            service_s, chain = cheapest(graph.into, load_s, keep)
             if most_s + service_s < best_s:
                 best_s = most_s + service_s
                 best = route_of(chain, max(waits_s.get(id(link), 0.0) for link in chain), best_s)
         return best
+
+    def _loads(
+        self, sharing: Sharing, idle: tuple[Hop, ...], request: RequestSpec, state: SystemState
+    ) -> Callable[[Link], float]:
+        """What the sessions that are there add to a link's cost, and what it adds to theirs, in seconds."""
+        n_decoded, ranges = request.n_output_tokens - 1, self._placement.ranges
+        cycle = sharing.cycle(request.client, idle)
+        known_s: dict[Hop, float] = {}
+
+        def load_s(link: Link) -> float:
+            hop = link.hop
+            if hop is None:
+                return 0.0
+            if hop not in known_s:
+                server, n = hop.server, state.n_active(hop.server)
+                n_blocks = ranges[server].n_blocks if n else hop.n_blocks
+                alone_s, with_s = (sharing.step_s(server, n_blocks, among, cycle) for among in (1, n + 1))
+                theirs_s = n * (with_s - sharing.step_s(server, n_blocks, n, cycle)) if n else 0.0
+                known_s[hop] = n_decoded * max(with_s - alone_s + theirs_s, 0.0)
+            return known_s[hop]
+
+        return load_s
 
     def _waits(
         self, graph: ChainGraph, state: SystemState, now_s: float

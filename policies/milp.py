@@ -181,10 +181,7 @@ def _design_requests(problem: Problem, design_concurrency: int | None) -> list[R
 def _placement(
     name: str, problem: Problem, ranges: Sequence[BlockRange], n_requests: int, bounds: dict[str, float]
 ) -> Placement:
-    free_bytes = tuple(
-        max(server.memory_bytes - problem.model.block_bytes * held.n_blocks, 0.0)
-        for server, held in zip(problem.servers, ranges, strict=True)
-    )
+    free_bytes = tuple(max(room, 0.0) for room in problem.free_bytes(ranges))
     return Placement(name, tuple(ranges), free_bytes, n_requests, bounds)
 
 

@@ -124,8 +124,9 @@ def placed(
 def no_way(name: str, problem: Problem, design_concurrency: int) -> InfeasiblePlacement:
     """The servers cannot hold all blocks and the caches of so many sessions."""
     memory = gigabytes(sum(server.memory_bytes for server in problem.servers))
+    sessions = f"{design_concurrency} session{'' if design_concurrency == 1 else 's'}"
     return InfeasiblePlacement(
-        f"{name} with room for {design_concurrency} sessions has no way to put {problem.model.n_blocks} blocks of "
+        f"{name} with room for {sessions} has no way to put {problem.model.n_blocks} blocks of "
         f"{gigabytes(problem.model.block_bytes)} on these servers ({memory} of memory in all); add servers"
     )
 
@@ -145,7 +146,14 @@ class WholeModel:
                 return None
             return [BlockRange(0, n_blocks) if count == n_blocks else NOTHING for count in counts]
 
-        return _placement(self.name, problem, design_concurrency, ranges_for)
+        try:
+            return _placement(self.name, problem, design_concurrency, ranges_for)
+        except InfeasiblePlacement:
+            largest = gigabytes(max(server.memory_bytes for server in problem.servers))
+            raise InfeasiblePlacement(
+                f"{self.name} needs a server that holds all {n_blocks} blocks, {gigabytes(n_blocks * problem.model.block_bytes)}, "
+                f"and has cache for |R| = {design_concurrency or 1}; the largest has {largest}: add a larger one"
+            ) from None
 
 
 @dataclass

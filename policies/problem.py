@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from policies.steps import StepLaw
 
 Matrix = tuple[tuple[float, ...], ...]
+Batching = Literal["none", "serial", "continuous"]
 
 
 class PolicyError(Exception):
@@ -82,7 +83,7 @@ class ServerSpec(StepLaw):
 
     Beyond the paper's model, all 0 by default: ``decode_context_tokens`` is the mean over a request of the
     lengths that placement is designed for. Policies see ``step_base_s`` in ``Problem.token_rtt_s`` and
-    ``input_rtt_base_s``; no policy knows of ``contention_ratio`` or ``session_slope_s``.
+    ``input_rtt_base_s``; no policy knows of ``contention_ratio``.
     """
 
     name: str
@@ -160,6 +161,9 @@ class Problem:
     goes through the client. ``transmissions``, for forwarding, are those of the links; ``None``: what t_cj has
     beyond propagation stands for them. ``hub_token_s`` is what the client itself computes per output token
     (embedding, head, choice): the same for every chain, so it is in ``service_s`` and in no policy's choice.
+    ``batching`` is how a server computes several sessions: "none", each as if alone; "serial", one step after another;
+    "continuous", all that wait in one step (``StepLaw.batch_s``). ``objectives_s`` are (metric, limit in seconds) that
+    requests should meet: queue, ttft, tpot, per_token, e2e; others are not for policies.
     """
 
     model: ModelSpec
@@ -180,6 +184,8 @@ class Problem:
     hub_token_s: float = 0.0
     length_samples: tuple[tuple[int, int], ...] = ()
     reserved_output_tokens: int | None = None
+    batching: Batching = "none"
+    objectives_s: tuple[tuple[str, float], ...] = ()
 
     @property
     def n_servers(self) -> int:
@@ -193,6 +199,13 @@ class Problem:
             return self.n_input_tokens, self.n_output_tokens
         n_input, n_output = (sum(column) for column in zip(*self.length_samples, strict=True))
         return -(-n_input // n), -(-n_output // n)
+
+    def free_bytes(self, ranges: Sequence[BlockRange]) -> tuple[float, ...]:
+        """What blocks in these ranges leave of every server's memory."""
+        return tuple(
+            server.memory_bytes - self.model.block_bytes * held.n_blocks
+            for server, held in zip(self.servers, ranges, strict=True)
+        )
 
     @property
     def design_cache_bytes(self) -> float:

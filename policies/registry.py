@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, cast
 
@@ -204,4 +204,7 @@ def _unknown(what: str, name: str, valid: Iterable[str]) -> str:
     near = difflib.get_close_matches(name.lower(), names, 2)
     hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
     own = "" if what == "policy pair" else ", or module:Class"
+    kinds: dict[str, Collection[str]] = {"policy": PAIRS, "placement": PLACEMENTS, "routing": ROUTINGS}
+    if elsewhere := [f"--{option} {name}" for option, known in kinds.items() if name in known]:
+        hint = f"did you mean {' or '.join(elsewhere)}? "
     return f"there is no {what} {name!r}; {hint}valid: {', '.join(names)}{own}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import NamedTuple
 
@@ -68,6 +69,24 @@ def synthetic_requests(
         requests.append(RequestPlan(index, client, at_s, n_in, n_out, problem.reserved_output_tokens))
         at_s += rng.gammavariate(load.shape, scale_s)
     return requests
+
+
+def likely_requests(problem: Problem, stream: str, n_requests: int) -> list[RequestPlan]:
+    """As ``synthetic_requests`` at the stated load, with the outputs of single past requests where these are known.
+
+    A router does not see outputs, so that these may be many; inputs are those of ``typical_lengths``.
+    """
+    requests = synthetic_requests(problem, STATED, stream, n_requests)
+    if not problem.length_samples:
+        return requests
+    rng = random.Random(f"outputs {stream}")
+    typical = typical_lengths(problem)
+    found = []
+    for plan in requests:
+        n_input, n_output = rng.choice(problem.length_samples)
+        near = min(typical, key=lambda lengths: (abs(lengths[0] - n_input), lengths))[0]
+        found.append(replace(plan, n_input_tokens=near, n_output_tokens=n_output))
+    return found
 
 
 def typical_lengths(problem: Problem) -> list[tuple[int, int]]:

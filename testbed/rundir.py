@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -36,12 +37,14 @@ OWNER_VARIABLE = "TESTBED_OWNER"
 """And in this one whose run it is: the owner's pid, a colon, and when it started."""
 TWIN = "twin"
 """Folder of the same run in virtual time: a run directory of its own."""
+SEED = "seed-"
+"""How the folders of several runs of one scenario begin: each is a run directory."""
 PAGE = "page.json"
 """Where the page of a run is served while it runs: ``url``, ``pid``."""
 ENDPOINT = "endpoint.json"
 """Where a run takes requests from outside while it serves: ``url``."""
-LINKS_PREFIX = "testbed-links-"
-"""Name of the temporary folders of ``testbed links``."""
+SCRATCH = ("links", "virtual", "sweep", "agent")
+"""What makes temporary folders: ``testbed links``, simulations by the system itself, runs of a sweep in real time, agents."""
 
 
 def make_run_dir(out: Path | None, name: str) -> Path:
@@ -81,6 +84,21 @@ def check_new_folder(out: Path, option: str = "--out") -> None:
         raise UserError(
             f"cannot use the folder {out}: {error.strerror}; choose another as {option}"
         ) from error
+
+
+@contextmanager
+def scratch(kind: str) -> Iterator[Path]:
+    """A temporary folder of a ``SCRATCH`` kind, which `testbed clean` removes if this process is killed."""
+    assert kind in SCRATCH, kind
+    with tempfile.TemporaryDirectory(prefix=f"testbed-{kind}-") as folder:
+        claim(Path(folder))
+        yield Path(folder)
+
+
+def scratch_folders() -> list[Path]:
+    """All that are there, whoever owns them."""
+    folder = Path(tempfile.gettempdir())
+    return sorted(path for kind in SCRATCH for path in folder.glob(f"testbed-{kind}-*"))
 
 
 def claim(run_dir: Path) -> None:

@@ -61,7 +61,7 @@ def _calibrate(record: Record, model: Model, weights: Weights) -> None:
         return
     name, profile = profile_of(job.folder, weights)
     options = Options(
-        model=str(_config_folder(job.folder, model)),
+        model=str(config_folder(job.folder, model)),
         device=job.device,
         dtype=model.dtype,
         weights=weights,
@@ -73,6 +73,7 @@ def _calibrate(record: Record, model: Model, weights: Weights) -> None:
         n_output_tokens=16 if job.is_small else 128,
         rounds=2,
         random_weights=True,
+        batches=False,  # a part has so much time
     )
     began_at_s = time.monotonic()
     answer, _ = calibrate_command(options, lambda text: print(f"{weights}: {text}", file=sys.stderr))
@@ -80,7 +81,7 @@ def _calibrate(record: Record, model: Model, weights: Weights) -> None:
     _say(record, model, weights, answer)
 
 
-def _config_folder(folder: Path, model: Model) -> Path:
+def config_folder(folder: Path, model: Model) -> Path:
     """A folder with nothing but ``config.json``: all that a model of random weights needs."""
     path = folder / "models" / model.name
     path.mkdir(parents=True, exist_ok=True)

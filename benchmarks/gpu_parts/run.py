@@ -20,7 +20,17 @@ from typing import Any
 
 from testbed.rundir import write_json
 
-SHARES = {"machine": 1, "correctness": 5, "streams": 5, "calibration": 8, "serving": 12}
+SHARES = {
+    "machine": 1,
+    "correctness": 5,
+    "streams": 5,
+    "graphs": 4,
+    "batches": 8,
+    "calibration": 8,
+    "serving": 12,
+    "cluster": 8,
+    "endpoint": 5,
+}
 """The parts in their order, and how the time is divided; what one leaves goes to those after it."""
 _LEAST_S = 15.0
 """Imports alone take seconds."""

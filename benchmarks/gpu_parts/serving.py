@@ -7,9 +7,6 @@ with the stub and the profile that ``calibration`` left, and both through ``test
 
 from __future__ import annotations
 
-import json
-import signal
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +15,13 @@ from typing import Any
 import tomli_w
 
 from benchmarks.gpu_parts.calibration import profile_of
+from benchmarks.gpu_parts.commands import up
 from benchmarks.gpu_parts.figures import draw_serving
+from benchmarks.gpu_parts.here import GUESSED, SITE, one_place
 from benchmarks.gpu_parts.record import Record
 from benchmarks.gpu_parts.sizes import Model, model_of, quantised_here
 from nodes.blocks.device import available_bytes, open_device
-from nodes.blocks.memory import amount
-from testbed.errors import RunError
+from nodes.blocks.memory import amount, workspace_bytes
 from testbed.runs.verify import verify_tokens
 from testbed.runtime.blocks import blocks_model
 from testbed.scenario import load_experiment
@@ -39,24 +37,13 @@ _CONCURRENCY = 2
 _MEMORY_RATIO = 0.95
 _CONTEXT_BYTES = 0.8e9
 """What a process takes of a GPU before it computes anything."""
-_WORKSPACE_BYTES = 4e9 / 14336
-"""Per unit of the hidden size: what ``BlocksCompute`` lets a process take beside blocks and caches."""
 _SPARE_RATIO = 1.02
-_GUESSED = {
-    "decode": "1 ms",
-    "prefill_base": "1 ms",
-    "prefill_per_token": "0.02 ms",
-    "petals_forward_rps": 2000,
-    "petals_network_rps": 400,
-}
-"""What policies plan with when there is no calibration; with one kind of server they plan the same."""
 _BLOCKS_SHARE = 0.6
 """Of the time, for the run with real blocks."""
 _WARM_UP_S = {"cpu": 1.0, "cuda": 8.0}
 """For the first request, which loads what a device computes with."""
 _N_WARM_UP = 1
 """Requests that are no measurement."""
-_STOP_S = 15.0
 _KEPT = ("n_requests", "n_completed", "network", "startup_s", "memory", "metrics", "overhead_per_hop_s")
 """Of the summary of the run with real blocks."""
 
@@ -116,9 +103,10 @@ def _shape(record: Record, model: Model) -> _Shape:
     job = record.job
     weights = "nf4" if quantised_here() else "plain"
     n_servers, n_output = (_N_SERVERS_SMALL, 24) if job.is_small else (_N_SERVERS, 128)
-    device, _ = open_device(job.device, model.dtype)
+    device, dtype = open_device(job.device, model.dtype)
     free_bytes = _MEMORY_RATIO * available_bytes(device) - model.client_bytes
-    beside_bytes = _WORKSPACE_BYTES * model.hidden_size
+    matrix_bytes = 4 * model.hidden_size**2 * dtype.itemsize
+    beside_bytes = workspace_bytes(model.hidden_size, matrix_bytes, n_streams=1)
     beside_bytes += _CONTEXT_BYTES if device.type == "cuda" else 0.0
     caches_bytes = _CONCURRENCY * model.cache_bytes(_N_INPUT_TOKENS + n_output)
     with_caches = model.block_bytes(weights) + caches_bytes
@@ -133,12 +121,8 @@ def _scenario(device: str, model: Model, shape: _Shape, name: str, profile: Path
     table: dict[str, Any] = {
         "name": "gpu-chain",
         "model": {**model.table, "n_blocks": shape.n_blocks},
-        "servers": [{"hardware": name, "site": "Here", "count": shape.n_servers, "memory": memory}],
-        "clients": {"site": "Here"},
-        "network": {
-            "kind": "clusters",
-            "pairs": [{"sites": ["Here", "Here"], "rtt": "2 ms", "rate": "10 Gbit/s"}],
-        },
+        "servers": [{"hardware": name, "site": SITE, "count": shape.n_servers, "memory": memory}],
+        **one_place(),
         "policy": {"name": "proposed", "design_concurrency": _CONCURRENCY},
         "compute": {
             "random_weights": True,
@@ -155,7 +139,7 @@ def _scenario(device: str, model: Model, shape: _Shape, name: str, profile: Path
         },
     }
     if profile is None:
-        return {**table, "hardware": {name: {**_GUESSED, "memory": memory}}}
+        return {**table, "hardware": {name: {**GUESSED, "memory": memory}}}
     return {"hardware_files": [str(profile)], **table}
 
 
@@ -173,25 +157,8 @@ def _write_scenario(path: Path, table: dict[str, Any], warm_up_s: float) -> None
 
 
 def _up(compute: str, scenario: Path, folder: Path, allowed_s: float) -> dict[str, Any]:
-    """``testbed up`` into ``folder``/``compute``; answers its summary. Raises ``RunError``."""
-    command = [sys.executable, "-m", "testbed", "up", str(scenario), "--compute", compute]
-    command += ["--out", str(folder / compute), "--json", "--no-report"]
-    command += ["--set", "compute.verify=false"]  # comes last, as it may take the longest
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
-    try:
-        output, _ = process.communicate(timeout=allowed_s)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGINT)  # it then removes its network and completes its tables
-        try:
-            process.communicate(timeout=_STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-        raise RunError(f"the run with {compute} did not end within {allowed_s:.0f} s") from None
-    if not output:
-        raise RunError(f"the run with {compute} ended with exit code {process.returncode}; see its log")
-    summary: dict[str, Any] = json.loads(output)
-    return summary
+    # The comparison of tokens comes last, as it may take the longest.
+    return up(scenario, folder / compute, ["--compute", compute, "--set", "compute.verify=false"], allowed_s)
 
 
 def _say_served(record: Record, shape: _Shape, summary: dict[str, Any]) -> None:

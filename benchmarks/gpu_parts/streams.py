@@ -24,6 +24,7 @@ from benchmarks.gpu_parts.sizes import Model, model_of, quantised_here
 from nodes.blocks.compute import BlocksCompute
 from nodes.blocks.device import available_bytes, open_device
 from nodes.blocks.spec import BlocksSpec, Weights, WeightSource
+from nodes.compute import open_session
 from testbed.studies.calibrate.backend import hidden_states
 
 SESSIONS = (1, 2, 4, 8)
@@ -101,7 +102,8 @@ async def _decode(
     """Seconds of every step while all sessions were busy, and as the last entry those from the first step
     to the end of the first session."""
     sessions = [
-        compute.new_session("benchmark", 0, n_blocks, load.n_prompt + load.n_steps) for _ in range(n_sessions)
+        await open_session(compute, "benchmark", 0, n_blocks, load.n_prompt + load.n_steps)
+        for _ in range(n_sessions)
     ]
     prompt = hidden_states(load.n_prompt, model.hidden_size, model.dtype)
     token = hidden_states(1, model.hidden_size, model.dtype)

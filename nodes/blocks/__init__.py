@@ -6,5 +6,6 @@
 - ``family``: what BLOOM, Llama and their like each supply
 - ``device``: what computes; ``memory``: what blocks and caches take of it; ``cache``: a session's keys and
   values
+- ``ragged``: one forward for several sessions
 - ``compute``: the server's backend; ``hub``: the client's part
 """

@@ -55,21 +55,42 @@ class SessionCache(Cache):
         store = torch.empty((last - first, 2, 1, n_heads, max_tokens, head_size), dtype=dtype, device=device)
         super().__init__(layers=[_Layer(block[0], block[1]) for block in store])
         self._first = first
-        self._store = store
+        self.store = store
 
     def grow(self, max_tokens: int) -> None:
         """Room for ``max_tokens``, those that are there included."""
-        n_blocks, _, _, n_heads, _, head_size = self._store.shape
-        store = self._store.new_empty((n_blocks, 2, 1, n_heads, max_tokens, head_size))
+        n_blocks, _, _, n_heads, _, head_size = self.store.shape
+        store = self.store.new_empty((n_blocks, 2, 1, n_heads, max_tokens, head_size))
         for layer, block in zip(self.layers, store, strict=True):
             block[:, :, :, : layer.length] = torch.stack([layer.keys, layer.values])[:, :, :, : layer.length]
             layer.keys, layer.values = block[0], block[1]
-        self._store = store
+        if store.is_cuda:  # else the old one could be given to another stream while it is still copied
+            torch.cuda.current_stream(store.device).synchronize()
+        self.store = store
+
+    def set_length(self, n_tokens: int) -> None:
+        """Count the first ``n_tokens`` as there, which every block has."""
+        for layer in self.layers:
+            layer.length = n_tokens
+
+    @property
+    def room(self) -> int:
+        """How many tokens it can have."""
+        return int(self.store.shape[4])
+
+    def clear_room(self) -> None:
+        """Zeros where there are no tokens yet: what a device's memory holds by chance need not be a number."""
+        self.store[:, :, :, :, self.get_seq_length() :] = 0
+
+    def of_block(self, number: int) -> _Layer:
+        layer = self.layers[number - self._first]
+        assert isinstance(layer, _Layer)
+        return layer
 
     @property
     def held_bytes(self) -> int:
         """What the allocator gave for it."""
-        return self._store.untyped_storage().nbytes()
+        return self.store.untyped_storage().nbytes()
 
     def update(
         self,

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import logging
 import threading
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Awaitable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from nodes.batching import Batches, Step, Work
 from nodes.blocks import quantised
 from nodes.blocks.cache import SessionCache, cache_bytes
 from nodes.blocks.device import (
@@ -19,22 +23,27 @@ from nodes.blocks.device import (
     limit_memory,
     memory_in_use,
     open_device,
+    saying_out_of_memory,
     to_bytes,
 )
 from nodes.blocks.family import cache_layout, family_of
+from nodes.blocks.graphs import Apart, Decoder
 from nodes.blocks.loading import empty_block, largest_matrix_bytes, load_block, planned_bytes, real_bytes
-from nodes.blocks.memory import MemoryAccount
+from nodes.blocks.memory import MemoryAccount, prefill_bytes, step_bytes, workspace_bytes
+from nodes.blocks.ragged import Part, Ragged
 from nodes.blocks.spec import BlocksSpec
 from nodes.blocks.weights import opened
-from nodes.compute import Computed, ComputeError
+from nodes.clock import Clock, ScaledClock
+from nodes.compute import Batcher, Computed, ComputeError
 
-_WORKSPACE_BYTES = 2 * 1024**3 / 14336
-"""Per unit of the hidden size: what computing takes beside blocks and caches. PETALS sets as much aside."""
+log = logging.getLogger(__name__)
+
+_NO_CACHE = "no memory for a session's cache"
 
 
 @dataclass(eq=False)
 class _BlocksSession:
-    """``cache`` and ``model`` go when the session is closed, but never under a step that runs."""
+    """``cache``, ``model`` and ``decoder`` go when the session is closed, but never under a step that runs."""
 
     first: int
     last: int
@@ -44,15 +53,41 @@ class _BlocksSession:
     model: Any
     closed_by: str = ""
     running: bool = False
+    wanted_tokens: int = 0
+    """If more than ``max_tokens``, its cache grows when its next step begins."""
+    decoder: Decoder | None = None
+    opening: Future[None] = field(default_factory=Future)
+    """Done once it has ``cache`` and ``model``; until then it counts as running."""
+
+
+@dataclass(eq=False)
+class _Job:
+    """A step of ``session`` that goes with others: its inputs, and answers as far as they are there."""
+
+    session: _BlocksSession
+    payload: bytes
+    answers: list[bytes] = field(default_factory=list)
+
+
+@dataclass(frozen=True, eq=False)
+class _Portion:
+    """The part of a step that one batch computes: ``n_tokens`` at ``position``."""
+
+    step: Step
+    job: _Job
+    position: int
+    n_tokens: int
+    payload: bytes
 
 
 class BlocksCompute:
     """Blocks of a model of transformers, on one device. Implements ``nodes.compute.Compute``.
 
-    Raises ``ComputeError`` for a model, device, dtype or kind of weights that cannot be served.
+    ``clock`` is the one by which steps arrive. Raises ``ComputeError`` for a model, device, dtype or kind of weights
+    that cannot be served.
     """
 
-    def __init__(self, spec: BlocksSpec) -> None:
+    def __init__(self, spec: BlocksSpec, clock: Clock | None = None) -> None:
         self._spec = spec
         self._family, self._config = family_of(spec.source.config)
         self._device, self._dtype = open_device(spec.device, spec.dtype)
@@ -64,25 +99,45 @@ class BlocksCompute:
         self.block_bytes = planned_bytes(block, self._dtype, spec.weights)
         self._account = MemoryAccount(spec.memory_bytes or float("inf"))
         if spec.memory_bytes:
-            workspace_bytes = _WORKSPACE_BYTES * self._config.hidden_size
-            if spec.weights != "plain":
-                workspace_bytes += largest_matrix_bytes(block, self._dtype)
-            limit_memory(self._device, spec.memory_bytes + workspace_bytes)
+            matrix_bytes = 0 if spec.weights == "plain" else largest_matrix_bytes(block, self._dtype)
+            beside_bytes = workspace_bytes(self._config.hidden_size, matrix_bytes, spec.n_streams)
+            limit_memory(self._device, spec.memory_bytes + beside_bytes)
         self._blocks: dict[int, torch.nn.Module] = {}
         self._models: dict[tuple[int, int], Any] = {}
         self._sessions: set[_BlocksSession] = set()
         self._idle = threading.Condition()
         """Guards the above; notified when a step ends."""
         torch.set_num_threads(spec.n_threads)
+        self._prefill_bytes = (
+            prefill_bytes(self._config.hidden_size) if self._device.type == "cuda" else float("inf")
+        )
+        """A step of more is computed in chunks."""
         self._resident_before_bytes = memory_in_use(self._device).get("resident_bytes", 0.0)
         self._queue = ThreadPoolExecutor(spec.n_streams, "blocks", self._begin_thread)
+        self._clock = clock or ScaledClock()
+        self._jobs: dict[Step, _Job] = {}
+        """Of steps that are computed in batches."""
+        self._batcher = self._ragged = None
+        if spec.is_batched or spec.has_graphs:
+            assert spec.n_streams == 1, "batches, and graphs that share their memory, come one after another"
+            self._ragged = Ragged(self._family, self._config, self._device)
+        if spec.is_batched:
+            self._batcher = Batcher(Batches(None, spec.chunk_tokens), self._pass)
+        self._apart = Apart()
+        self._graphs_pool = (
+            torch.cuda.graph_pool_handle() if spec.has_graphs and self._device.type == "cuda" else None
+        )
+        """One for all graphs: what a step answers has left the device before the next one."""
         self._loader = ThreadPoolExecutor(1, "loading", self._begin_thread)
+        self._opener = ThreadPoolExecutor(1, "opening", self._begin_thread, (False,))
+        """In the device's default stream."""
 
-    def _begin_thread(self) -> None:
+    def _begin_thread(self, has_stream: bool = True) -> None:
         torch.set_num_threads(self._spec.n_threads)
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
-            torch.cuda.set_stream(torch.cuda.Stream(self._device))
+            if has_stream:
+                torch.cuda.set_stream(torch.cuda.Stream(self._device))
 
     async def host(self, first: int, last: int) -> None:
         """Blocks that stay keep serving meanwhile. What could be loaded before an error is dropped again."""
@@ -94,6 +149,10 @@ class BlocksCompute:
     @torch.inference_mode()
     def _host(self, first: int, last: int) -> None:
         self._drop_outside(first, last)
+        with self._apart.allocating():
+            self._load(first, last)
+
+    def _load(self, first: int, last: int) -> None:
         missing = [number for number in range(first, last) if number not in self._blocks]
         if not missing:
             return
@@ -122,6 +181,11 @@ class BlocksCompute:
                     f"memory ran out while loading: {n_loaded} of {len(missing)} blocks fitted ({error})"
                 ) from error
             raise
+        finally:
+            if (
+                self._device.type == "cuda"
+            ):  # the loader's stream has a pool of its own, which no step can use
+                torch.cuda.empty_cache()
         planned_bytes_taken = len(missing) * self.block_bytes
         self._account.give_blocks(planned_bytes_taken - sum(map(real_bytes, loaded.values())))
         with self._idle:
@@ -141,106 +205,260 @@ class BlocksCompute:
             self._account.give_blocks(sum(map(real_bytes, gone.values())))
         if gone and self._device.type == "cuda":
             gone.clear()
-            torch.cuda.empty_cache()
+            with self._apart.allocating():
+                torch.cuda.empty_cache()
 
     def new_session(self, client: str, first: int, last: int, max_tokens: int) -> _BlocksSession:
+        """What it may take is settled at once; the device is asked for it beside the event loop."""
         n_bytes = cache_bytes(last - first, self._layout, max_tokens, self._dtype)
         with self._idle:
-            model = self._model(first, last)
-            self._account.take_cache(n_bytes)
-            try:
-                cache = SessionCache(first, last, self._layout, max_tokens, self._dtype, self._device)
-            except RuntimeError as error:
-                self._account.give_cache(n_bytes)
-                if is_out_of_memory(error):
-                    raise ComputeError(f"no memory for a session's cache: {error}") from error
-                raise
-            session = _BlocksSession(first, last, max_tokens, n_bytes, cache, model)
-            self._sessions.add(session)
-        return session
-
-    def grow(self, session: _BlocksSession, max_tokens: int) -> None:
-        """While it is copied, the cache is there twice."""
-        n_bytes = cache_bytes(session.last - session.first, self._layout, max_tokens, self._dtype)
-        with self._idle:
-            if session.closed_by:
-                raise ComputeError(f"the session cannot go on: {session.closed_by}")
-            assert session.cache is not None and not session.running, "only a session at rest grows"
-            more_bytes = n_bytes - session.n_bytes
-            self._account.take_cache(more_bytes)
-            try:
-                session.cache.grow(max_tokens)
-            except RuntimeError as error:
-                self._account.give_cache(more_bytes)
-                if is_out_of_memory(error):
-                    raise ComputeError(f"no memory for a session's cache: {error}") from error
-                raise
-            session.n_bytes, session.max_tokens = n_bytes, max_tokens
-            if self._device.type == "cuda":  # what the threads that compute will read
-                torch.cuda.current_stream(self._device).synchronize()
-
-    def _model(self, first: int, last: int) -> Any:
-        key = (first, last)
-        if key not in self._models:
             missing = [number for number in range(first, last) if number not in self._blocks]
             if missing:
                 raise ComputeError(f"block {missing[0]} is not here")
             blocks = [self._blocks[number] for number in range(first, last)]
-            self._models[key] = self._family.with_blocks(self._config, blocks).to(self._device)
+            self._account.take_cache(n_bytes)
+            session = _BlocksSession(first, last, max_tokens, n_bytes, None, None, running=True)
+            self._sessions.add(session)
+            session.opening = self._opener.submit(self._open, session, blocks)
+        return session
+
+    def opening(self, session: _BlocksSession) -> Awaitable[None] | None:
+        opening = session.opening
+        if opening.done() and not opening.cancelled() and opening.exception() is None:
+            return None
+        return asyncio.shield(asyncio.wrap_future(opening))  # whoever gives up leaves it to the others
+
+    def _open(self, session: _BlocksSession, blocks: Sequence[torch.nn.Module]) -> None:
+        """Give the session its model and cache; one that was closed meanwhile gives them back."""
+        failure = "it could not be opened"
+        try:
+            with self._apart.allocating(), saying_out_of_memory(_NO_CACHE):
+                session.model = self._model(session.first, session.last, blocks)
+                session.cache = SessionCache(
+                    session.first, session.last, self._layout, session.max_tokens, self._dtype, self._device
+                )
+            failure = ""
+        finally:
+            self._finish(session, failure)
+
+    def grow(self, session: _BlocksSession, max_tokens: int) -> None:
+        """Set more room aside; the cache has it when the session's next step begins, which allocates it in its thread.
+
+        What a session that was closed while it computes still holds is there by then, too. While the cache is copied,
+        it is there twice.
+        """
+        with self._idle:
+            if session.closed_by:
+                raise ComputeError(f"the session cannot go on: {session.closed_by}")
+            assert not (session.opening.done() and session.running), "only a session at rest grows"
+            try:
+                self._set_aside(session, max_tokens)
+            except ComputeError:
+                is_ending = any(other.closed_by and other.running for other in self._sessions)
+                if not is_ending or self._spec.n_streams > 1:
+                    raise
+            session.wanted_tokens = max_tokens
+
+    def _set_aside(self, session: _BlocksSession, max_tokens: int) -> None:
+        n_bytes = cache_bytes(session.last - session.first, self._layout, max_tokens, self._dtype)
+        self._account.take_cache(n_bytes - session.n_bytes)
+        session.n_bytes = n_bytes
+
+    def _model(self, first: int, last: int, blocks: Sequence[torch.nn.Module]) -> Any:
+        """That of ``blocks``, kept for the next session as long as they are here."""
+        key = (first, last)
+        with self._idle:
+            model = self._models.get(key)
+        if model is None:
+            model = self._family.with_blocks(self._config, blocks).to(self._device)
             if self._device.type == "cuda":  # what the threads that compute will read
                 torch.cuda.current_stream(self._device).synchronize()
-        return self._models[key]
+            with self._idle:
+                if all(self._blocks.get(n) is block for n, block in zip(range(*key), blocks, strict=True)):
+                    self._models[key] = model
+        return model
 
     def close_session(self, session: _BlocksSession) -> None:
         with self._idle:
             self._end(session, "it was closed")
 
     def _end(self, session: _BlocksSession, reason: str) -> None:
-        """Free what the session holds; a running step does it at its end."""
+        """Free what the session holds; a running step, or its opening, does it at its end."""
         session.closed_by = session.closed_by or reason
         if not session.running and session in self._sessions:
-            session.cache = session.model = None
+            session.cache = session.model = session.decoder = None
             self._account.give_cache(session.n_bytes)
             self._sessions.remove(session)
 
     async def step(
         self, session: _BlocksSession, position: int, n_tokens: int, payload: bytes, arrived_at_s: float
     ) -> Computed:
-        loop = asyncio.get_running_loop()
-        return Computed(
-            await loop.run_in_executor(self._queue, self._step, session, position, n_tokens, payload)
-        )
+        if (opening := self.opening(session)) is not None:
+            await opening
+        if self._batcher is None:
+            loop = asyncio.get_running_loop()
+            return Computed(
+                await loop.run_in_executor(self._queue, self._step, session, position, n_tokens, payload)
+            )
+        step = Step(arrived_at_s, position, n_tokens, session.last - session.first)
+        job = self._jobs[step] = _Job(session, payload)
+        try:
+            batch = await self._batcher.run(step)
+        finally:
+            del self._jobs[step]
+        return Computed(b"".join(job.answers), batch.together)
 
     def _step(self, session: _BlocksSession, position: int, n_tokens: int, payload: bytes) -> bytes:
+        self._begin(session, position, n_tokens)
+        failure = "an earlier step failed"
+        try:
+            with saying_out_of_memory(f"memory ran out while computing {n_tokens} tokens"):
+                answer = self._compute(session, n_tokens, payload)
+            failure = ""
+        finally:
+            self._finish(session, failure)
+        return answer
+
+    def _begin(self, session: _BlocksSession, position: int, n_tokens: int) -> None:
+        """Keep what the session has until ``_finish``. Raises ``ComputeError`` if the step cannot be its next."""
         with self._idle:
             if session.closed_by:
                 raise ComputeError(f"the session cannot go on: {session.closed_by}")
             assert session.cache is not None, "an open session has a cache"
             assert not session.running, "a session computes one step at a time"
+            room = max(session.wanted_tokens, session.max_tokens)
+            if room > session.max_tokens:
+                self._set_aside(session, room)
             cached = session.cache.get_seq_length()
-            if position != cached or position + n_tokens > session.max_tokens:
+            if position != cached or position + n_tokens > room:
                 raise ComputeError(
-                    f"{n_tokens} tokens at {position} do not follow the session's {cached} of "
-                    f"{session.max_tokens}"
+                    f"{n_tokens} tokens at {position} do not follow the session's {cached} of {room}"
                 )
             session.running = True
-        failure = "an earlier step failed"
-        try:
-            answer = self._compute(session, n_tokens, payload)
-            failure = ""
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
+        if room > session.max_tokens:
+            try:
+                with saying_out_of_memory(_NO_CACHE):
+                    session.cache.grow(room)
+            except BaseException:
+                self._finish(session, "its cache could not grow")
                 raise
-            raise ComputeError(f"memory ran out while computing {n_tokens} tokens: {error}") from error
-        finally:
-            self._finish(session, failure)
-        return answer
+            session.max_tokens = room
 
     @torch.inference_mode()
     def _compute(self, session: _BlocksSession, n_tokens: int, payload: bytes) -> bytes:
         states = from_bytes(payload, n_tokens, self._dtype, self._device)[None]
-        output = session.model(inputs_embeds=states, past_key_values=session.cache, use_cache=True)
-        return to_bytes(output.last_hidden_state[0])
+        assert session.cache is not None, "kept while it runs"
+        if self._spec.has_graphs and n_tokens == 1 and session.cache.get_seq_length():
+            return to_bytes(self._decode(session, states)[0])
+        chunk_tokens = self._chunk_tokens(session.cache.get_seq_length() + n_tokens)
+        outputs = [
+            session.model(
+                inputs_embeds=chunk, past_key_values=session.cache, use_cache=True
+            ).last_hidden_state
+            for chunk in states.split(min(n_tokens, chunk_tokens), dim=1)
+        ]
+        return to_bytes(torch.cat(outputs, dim=1)[0])
+
+    def _decode(self, session: _BlocksSession, states: torch.Tensor) -> torch.Tensor:
+        """Hidden states ``[1, 1, hidden size]`` of the session's next token."""
+        assert session.cache is not None and self._ragged is not None
+        if session.decoder is None or not session.decoder.fits(session.cache):
+            blocks = getattr(session.model, self._family.blocks)
+            session.decoder = Decoder(
+                self._ragged,
+                session.cache,
+                session.first,
+                blocks,
+                states,
+                self._apart,
+                self._graphs_pool,
+            )
+        return session.decoder.step(states)
+
+    def _chunk_tokens(self, context: int) -> int:
+        """How many tokens of a step that ends at ``context`` tokens are computed at once."""
+        config = self._config
+        feed_forward = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+        token_bytes = step_bytes(
+            config.num_attention_heads, config.hidden_size, feed_forward, context, self._dtype.itemsize
+        )
+        return int(max(1, min(context, self._prefill_bytes // token_bytes)))
+
+    async def _pass(self, work: Work) -> float:
+        portions = [_Portion(s, job := self._jobs[s], s.position, 1, job.payload) for s in work.decodes]
+        if work.prompt is not None:
+            job, start = self._jobs[work.prompt], work.chunk.start - work.prompt.position
+            n_bytes = self.token_bytes
+            payload = job.payload[start * n_bytes : (start + len(work.chunk)) * n_bytes]
+            portions.append(_Portion(work.prompt, job, work.chunk.start, len(work.chunk), payload))
+        loop = asyncio.get_running_loop()
+        answers: Sequence[tuple[_Portion, bytes | Exception]]
+        try:
+            answers = await loop.run_in_executor(self._queue, self._batch, portions)
+        except Exception as error:  # not of one session: the device itself, say
+            answers = [(portion, error) for portion in portions]
+        for portion, answer in answers:
+            if isinstance(answer, bytes):
+                portion.job.answers.append(answer)
+            else:
+                assert self._batcher is not None
+                self._batcher.fail(portion.step, answer)
+        return self._clock.now_s()
+
+    def _batch(self, portions: Sequence[_Portion]) -> list[tuple[_Portion, bytes | Exception]]:
+        """Compute ``portions`` in one forward; one that fails does not take the others with it."""
+        answers: dict[_Portion, bytes | Exception] = {}
+        begun = []
+        for portion in portions:
+            try:
+                self._begin(portion.job.session, portion.position, portion.n_tokens)
+                begun.append(portion)
+            except Exception as error:
+                answers[portion] = error
+        together = [p for p in begun if p.n_tokens <= self._chunk_tokens(p.position + p.n_tokens)]
+        if len(together) > 1:
+            try:
+                answers |= zip(together, self._compute_together(together), strict=True)
+            except Exception as error:
+                log.warning(
+                    "%d sessions are computed one by one, as together they fail: %s", len(together), error
+                )
+                for portion in together:
+                    assert portion.job.session.cache is not None
+                    portion.job.session.cache.set_length(portion.position)
+        for portion in begun:
+            if portion not in answers:
+                answers[portion] = self._alone(portion)
+            answer = answers[portion]
+            failure = "" if isinstance(answer, bytes) else "an earlier step failed"
+            self._finish(portion.job.session, failure)
+        return list(answers.items())
+
+    def _alone(self, portion: _Portion) -> bytes | Exception:
+        try:
+            return self._compute(portion.job.session, portion.n_tokens, portion.payload)
+        except Exception as error:
+            if not (isinstance(error, RuntimeError) and is_out_of_memory(error)):
+                return error
+            failed = ComputeError(f"memory ran out while computing {portion.n_tokens} tokens: {error}")
+            failed.__cause__ = error
+            return failed
+
+    @torch.inference_mode()
+    def _compute_together(self, portions: Sequence[_Portion]) -> list[bytes]:
+        assert self._ragged is not None
+        sizes = [portion.n_tokens for portion in portions]
+        payload = b"".join(portion.payload for portion in portions)
+        states = from_bytes(payload, sum(sizes), self._dtype, self._device)[None]
+        parts = []
+        for portion, own in zip(portions, states.split(sizes, dim=1), strict=True):
+            session = portion.job.session
+            assert session.cache is not None, "kept while it runs"
+            blocks = getattr(session.model, self._family.blocks)
+            parts.append(Part(own, session.cache, session.first, blocks))
+        row = to_bytes(torch.cat(self._ragged.forward(parts), dim=1)[0])
+        ends = [n * self.token_bytes for n in itertools.accumulate(sizes, initial=0)]
+        return [row[start:end] for start, end in itertools.pairwise(ends)]
 
     def _finish(self, session: _BlocksSession, failure: str) -> None:
         if failure and self._device.type == "cuda":  # what was launched may still use the cache
@@ -274,8 +492,11 @@ class BlocksCompute:
 
     def close(self) -> None:
         """Let everything go, but under a step that still runs: nobody waits for it."""
+        if self._batcher is not None:
+            self._batcher.close()
         self._queue.shutdown(wait=False, cancel_futures=True)
         self._loader.shutdown(wait=False, cancel_futures=True)
+        self._opener.shutdown(wait=False, cancel_futures=True)
         with self._idle:
             for session in list(self._sessions):
                 self._end(session, "the server has ended")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -14,12 +16,18 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def open_device(name: str, dtype_name: str) -> tuple[torch.device, torch.dtype]:
-    """Raises ``ComputeError`` if there is no such device, or it does not compute with such numbers."""
+    """``name``: "cpu", "cuda", "cuda:N", or the UUID of a GPU or MIG instance, to which this process is then held.
+
+    Raises ``ComputeError`` if there is no such device, or it does not compute with such numbers.
+    """
     if dtype_name not in DTYPES:
         raise ComputeError(f'no dtype "{dtype_name}" is known; those of these are: {", ".join(DTYPES)}')
     dtype = DTYPES[dtype_name]
+    is_uuid = name.startswith(("GPU-", "MIG-"))
+    if is_uuid:
+        _see_only(name)
     try:
-        device = torch.device(name)
+        device = torch.device("cuda:0" if is_uuid else name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = " ".join(str(error).split())
@@ -31,6 +39,13 @@ def open_device(name: str, dtype_name: str) -> tuple[torch.device, torch.dtype]:
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     return device, dtype
+
+
+def _see_only(uuid: str) -> None:
+    """CUDA reads its environment once, when it begins: the one device that it then finds is ``cuda:0``."""
+    if torch.cuda.is_initialized() and os.environ.get("CUDA_VISIBLE_DEVICES") != uuid:
+        raise ComputeError(f'the device "{uuid}" cannot be used: this process has begun CUDA with others')
+    os.environ["CUDA_VISIBLE_DEVICES"] = uuid
 
 
 def available_bytes(device: torch.device) -> float:
@@ -66,6 +81,17 @@ def memory_in_use(device: torch.device) -> dict[str, float]:
     return {}
 
 
+@contextlib.contextmanager
+def saying_out_of_memory(what: str) -> Iterator[None]:
+    """A device without room raises ``ComputeError``: ``what``, and its own words."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ComputeError(f"{what}: {error}") from error
+
+
 def is_out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
@@ -86,7 +112,8 @@ def to_bytes(states: torch.Tensor) -> bytes:
         host.copy_(states, non_blocking=True)
         # Blocking: a process that waits must not keep a core from the others that share the GPU.
         done = torch.cuda.Event(blocking=True)
-        done.record()
+        # The copy is in the stream of the tensor's own device, which need not be the thread's current one.
+        done.record(torch.cuda.current_stream(states.device))
         done.synchronize()
         states = host
     return states.contiguous().view(torch.uint8).numpy().tobytes()

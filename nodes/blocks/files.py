@@ -67,7 +67,7 @@ def resolve_checkpoint(name_or_folder: str, blocks: Collection[int] | None = Non
     except ModuleNotFoundError:
         raise ComputeError(
             f"{name_or_folder} is no folder, and to download a model of that name takes huggingface_hub: "
-            "pip install 'testbed[blocks]'"
+            "pip install '.[blocks]' in the checkout"
         ) from None
     with downloading(name_or_folder):
         folder = Path(snapshot_download(name_or_folder, allow_patterns=list(_SMALL_FILES)))

@@ -9,6 +9,42 @@ from nodes.compute import ComputeError
 _SLACK_RATIO = 1e-9
 """As much as a server's cache account grants: rounding never refuses what was promised."""
 
+_STATES_BYTES = 2 * 1024**3 / 14336
+"""Per unit of the hidden size: hidden states and attention scores of a step. PETALS sets as much aside."""
+
+_STREAM_BYTES = 96 * 1024**2
+"""What a stream takes whatever the model: cuBLAS and cuBLASLt keep 32 MiB each on Hopper, and torch's allocator,
+which has a pool per stream, takes 2 MiB for small tensors and 20 MiB at a time for larger ones."""
+
+
+def states_bytes(hidden_size: int) -> float:
+    """What a server sets aside for hidden states and attention scores while it computes, beside blocks and caches."""
+    return _STATES_BYTES * hidden_size
+
+
+def prefill_bytes(hidden_size: int) -> float:
+    """What of that one step may take: no allocator fills its memory to the last byte."""
+    return 0.75 * states_bytes(hidden_size)
+
+
+def step_bytes(n_heads: int, hidden_size: int, feed_forward: int, context: int, value_bytes: int) -> float:
+    """What a token of a step takes at most while a block computes it, if ``context`` tokens are cached after it.
+
+    ``feed_forward`` is the width of the feed-forward. Eager attention has its scores three times in the dtype and
+    once in float32; the activation of BLOOM's feed-forward has five temporaries of its width.
+    """
+    attention = n_heads * context * (3 * value_bytes + 4)
+    return float(attention + value_bytes * (5 * feed_forward + 10 * hidden_size))
+
+
+def workspace_bytes(hidden_size: int, largest_matrix_bytes: int, n_streams: int) -> float:
+    """What a server takes of a GPU beside blocks and caches.
+
+    ``largest_matrix_bytes``: of a quantised matrix that is made again while it computes, else 0. Loading blocks and
+    opening sessions have a stream each beside the ``n_streams`` that compute.
+    """
+    return states_bytes(hidden_size) + largest_matrix_bytes + _STREAM_BYTES * (n_streams + 2)
+
 
 class MemoryAccount:
     """Bytes taken by blocks and by caches, never more than ``limit_bytes`` together. Safe to share by threads.

@@ -1,6 +1,7 @@
 """Linear layers that hold their matrix in 8 or about 4 bits per value.
 
-``int8``: a scale per output channel, and the matrix is made again for every call, some rows at a time.
+``int8``: a scale per output channel. A few tokens are computed by torch's kernel from the codes themselves; for more the
+matrix is made again for every call, some rows at a time.
 ``nf4``: bitsandbytes' NF4 as PETALS uses it: a scale per 64 values, itself in 8 bits; 4.127 bits per value.
 """
 
@@ -16,6 +17,9 @@ from nodes.compute import ComputeError
 
 _SLICE_VALUES = 1 << 25
 """At most so many values of an int8 matrix exist in full at a time: 64 MiB in a 16-bit dtype."""
+FEW_TOKENS = 4
+"""Up to so many tokens torch's own int8 kernel is taken: it reads the codes once per token, a byte each, where a matrix
+that is made again costs five bytes per value, however many tokens there are."""
 _NF4_BLOCK, _NF4_OUTER_BLOCK = 64, 256
 
 
@@ -24,25 +28,39 @@ class Int8Linear(torch.nn.Module):
 
     def __init__(self, weight: torch.Tensor) -> None:
         super().__init__()
-        largest = weight.abs().amax(dim=1, keepdim=True).float()
-        scales = torch.where(largest > 0, largest / 127, torch.ones_like(largest))
-        self.register_buffer("codes", (weight.float() / scales).round().to(torch.int8))
+        codes = torch.empty_like(weight, dtype=torch.int8)
+        scales = torch.empty((weight.shape[0], 1), dtype=torch.float32, device=weight.device)
+        for rows in _slices(weight):
+            values = weight[rows].to(torch.float32, copy=True)
+            largest = values.abs().amax(dim=1, keepdim=True)
+            scales[rows] = torch.where(largest > 0, largest / 127, torch.ones_like(largest))
+            codes[rows] = values.div_(scales[rows]).round_()
+        self.register_buffer("codes", codes)
         self.register_buffer("scales", scales)
         self.register_parameter("bias", None)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        n_rows = max(1, _SLICE_VALUES // self.codes.shape[1])
-        if n_rows >= self.codes.shape[0]:
-            return torch.nn.functional.linear(x, self._rows(slice(None), x.dtype), self.bias)
-        output = x.new_empty(*x.shape[:-1], self.codes.shape[0])
-        for start in range(0, self.codes.shape[0], n_rows):
-            rows = slice(start, start + n_rows)
-            bias = None if self.bias is None else self.bias[rows]
-            output[..., rows] = torch.nn.functional.linear(x, self._rows(rows, x.dtype), bias)
-        return output
+        tokens = x.reshape(-1, x.shape[-1])
+        is_few = len(tokens) <= FEW_TOKENS and has_kernel(x.device, x.dtype)
+        output = self.from_codes(tokens) if is_few else self.from_matrix(tokens)
+        if self.bias is not None:
+            output += self.bias
+        return output.view(*x.shape[:-1], -1)
+
+    def from_codes(self, tokens: torch.Tensor) -> torch.Tensor:
+        """``x W^T`` of ``[n, columns]`` where ``has_kernel``."""
+        return torch._weight_int8pack_mm(tokens, self.codes, self.scales[:, 0])
+
+    def from_matrix(self, tokens: torch.Tensor) -> torch.Tensor:
+        """``x W^T`` of ``[n, columns]``, with the matrix made again some rows at a time."""
+        parts = [tokens @ self._rows(rows, tokens.dtype).T for rows in _slices(self.codes)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def _rows(self, rows: slice, dtype: torch.dtype) -> torch.Tensor:
-        return (self.codes[rows] * self.scales[rows]).to(dtype)
+        """In one pass: a byte per value is read, and ``dtype`` written; there is no float32 between them."""
+        codes = self.codes[rows]
+        matrix = torch.empty_like(codes, dtype=dtype)
+        return torch.mul(codes, self.scales[rows], out=matrix)
 
     def matrix(self, dtype: torch.dtype) -> torch.Tensor:
         """The matrix that this layer computes with."""
@@ -79,6 +97,19 @@ class Nf4Linear(torch.nn.Module):
         return self.codes.nbytes + sum(part.nbytes for part in parts)
 
 
+def _slices(matrix: torch.Tensor) -> list[slice]:
+    """Its rows, in parts of at most ``_SLICE_VALUES`` values."""
+    n_rows = max(1, _SLICE_VALUES // matrix.shape[1])
+    return [slice(start, start + n_rows) for start in range(0, matrix.shape[0], n_rows)]
+
+
+def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether torch multiplies by int8 codes as they are there. On CPUs that of 16-bit numbers reads beyond its inputs."""
+    if device.type == "cpu":
+        return dtype == torch.float32
+    return torch._C._dispatch_has_kernel_for_dispatch_key("aten::_weight_int8pack_mm", device.type.upper())
+
+
 LAYERS: Mapping[str, Any] = {"int8": Int8Linear, "nf4": Nf4Linear}
 
 
@@ -113,7 +144,7 @@ def _bitsandbytes() -> Any:
         import bitsandbytes
     except ImportError:
         raise ComputeError(
-            "weights in nf4 need bitsandbytes, which is not installed: pip install 'testbed[quantised]'"
+            "weights in nf4 need bitsandbytes, which is not installed: pip install '.[quantised]' in the checkout"
         ) from None
     finally:
         logger.setLevel(level)

@@ -28,6 +28,8 @@ class BlocksSpec:
     """A server's compute. ``dtype`` is that of activations, caches and weights that are not quantised.
 
     ``n_threads`` is for one step on the CPU; ``n_streams`` steps are computed at once (1: one after another).
+    With ``is_batched`` those that wait are one step (``nodes.batching``), with ``chunk_tokens`` of a prompt at most;
+    there is one stream then.
     """
 
     source: WeightSource
@@ -38,6 +40,10 @@ class BlocksSpec:
     memory_bytes: float = 0.0
     """Blocks and caches take no more than this, M_j of the model; 0: as much as there is."""
     n_streams: int = 1
+    is_batched: bool = False
+    chunk_tokens: int | None = None
+    has_graphs: bool = False
+    """Steps of one token are CUDA graphs (``nodes.blocks.graphs``); there is one stream then."""
 
 
 @dataclass(frozen=True)

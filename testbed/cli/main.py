@@ -16,6 +16,7 @@ from testbed.cli.blocks import generate, hardware, model_app, model_overrides
 from testbed.cli.measure import calibrate, links, reproduce, topology
 from testbed.cli.options import (
     ClockOption,
+    HostsOption,
     JsonOption,
     ModelOption,
     NetworkOption,
@@ -33,6 +34,7 @@ from testbed.cli.options import (
     with_page_port,
 )
 from testbed.cli.programs import execute, link, net, ps, shell
+from testbed.cli.sweep import advise, capacity, explain, sweep
 from testbed.cli.workload import workload_app
 from testbed.errors import EXIT_INTERRUPTED, TestbedError, UserError
 
@@ -54,6 +56,7 @@ def up(
     scenario: ScenarioArg,
     clock: ClockOption = None,
     network: NetworkOption = None,
+    hosts: HostsOption = None,
     compute: Annotated[
         str | None, typer.Option(help="stub (calibrated times) or blocks (real transformer blocks).")
     ] = None,
@@ -64,6 +67,14 @@ def up(
     policy: Annotated[str | None, typer.Option(help="A pair of both; see `testbed policies`.")] = None,
     time_scale: TimeScaleOption = None,
     seed: SeedOption = None,
+    runs: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="So many runs one after the other, each with the next seed, and their means with intervals; each has "
+            "its folder in --out.",
+        ),
+    ] = 1,
     overrides: SetOption = None,
     out: OutOption = None,
     as_json: JsonOption = False,
@@ -78,35 +89,37 @@ def up(
     no_page: NoPageOption = False,
 ) -> None:
     """Bring the testbed up, serve the scenario's workload, write a trace, print a summary."""
-    from testbed.runs.up import up_command
+    from testbed.results.slo import parse_slo
+    from testbed.runs.up import UpOptions, up_command
     from testbed.scenario import load_experiment
     from testbed.scenario.policy import PolicyChoice
 
-    options = {
+    keys = {
         "clock": clock,
         "network.backend": network,
+        "hosts": hosts,
         "compute.backend": compute,
         "time_scale": time_scale,
-        "seed": seed,
     }
-    changes = _changes(options)
+    changes = _changes(keys)
     changes += model_overrides(model, random_weights)
     _refuse_pair_and_half(policy is not None, placement, routing)
-    changes += PolicyChoice(policy, placement, routing).overrides()
-    experiment = load_experiment(scenario, [*(overrides or []), *changes])
-    raise typer.Exit(
-        up_command(
-            experiment,
-            out,
-            as_json=as_json,
-            hold=hold,
-            slo=slo,
-            report=report,
-            trace=trace,
-            with_twin=twin,
-            page_port=None if no_page else 0 if hold and page is None else page,
-        )
+    choice, changes = PolicyChoice(policy, placement, routing), [*(overrides or []), *changes]
+    options = UpOptions(
+        hold=hold,
+        objectives=parse_slo(slo) if slo is not None else None,
+        report=report,
+        trace=trace,
+        with_twin=twin,
+        page_port=None if no_page else 0 if hold and page is None else page,
     )
+    if runs > 1:
+        from testbed.studies.seeds.command import seeds_command
+
+        raise typer.Exit(seeds_command(scenario, choice, changes, seed, runs, out, options, as_json=as_json))
+    seeds = [] if seed is None else [f"seed={seed}"]
+    experiment = load_experiment(scenario, [*changes, *choice.overrides(), *seeds])
+    raise typer.Exit(up_command(experiment, out, options, as_json=as_json))
 
 
 def _refuse_pair_and_half(has_pair: bool, placement: str | None, routing: str | None) -> None:
@@ -150,6 +163,7 @@ def serve(
     placement: Annotated[str | None, typer.Option(help="Placement policy; the other half stays.")] = None,
     routing: Annotated[str | None, typer.Option(help="Routing policy; the other half stays.")] = None,
     network: NetworkOption = None,
+    hosts: HostsOption = None,
     compute: Annotated[str | None, typer.Option(help="stub or blocks; overrides compute.backend.")] = None,
     model: ModelOption = None,
     random_weights: RandomOption = False,
@@ -177,7 +191,13 @@ def serve(
         if value not in known:
             raise UserError(f"--{name} must be {' or '.join(known)}, not {value}")
     changes = _changes(
-        {"network.backend": network, "compute.backend": compute, "time_scale": time_scale, "seed": seed}
+        {
+            "network.backend": network,
+            "hosts": hosts,
+            "compute.backend": compute,
+            "time_scale": time_scale,
+            "seed": seed,
+        }
     )
     _refuse_pair_and_half(policy is not None, placement, routing)
     changes += [
@@ -342,12 +362,15 @@ def validate(scenario: ScenarioArg, overrides: SetOption = None, as_json: JsonOp
     A policy module:Class that the file names is not imported: its placement is not checked then.
     """
     from testbed.control.placing import place_experiment
+    from testbed.runtime.gpus import shared_out
     from testbed.runtime.wiring import check_frames
     from testbed.scenario import load_experiment
     from testbed.scenario.units import counted
 
     experiment = load_experiment(scenario, overrides or [])
     check_frames(experiment)
+    said: list[str] = []
+    blocks = shared_out(experiment, said.append)
     placement = None if experiment.code_in_file else place_experiment(experiment).placement
     answer: dict[str, Any] = {
         "valid": True,
@@ -357,6 +380,7 @@ def validate(scenario: ScenarioArg, overrides: SetOption = None, as_json: JsonOp
         "n_requests": len(experiment.requests),
         "design_concurrency": placement and placement.design_concurrency,
         "not_loaded": list(experiment.code_in_file),
+        "devices": blocks and [blocks.device_of(n) for n in range(experiment.problem.n_servers)],
     }
     if placement is None:
         placed = f"not placed: {', '.join(experiment.code_in_file)} of the file would run code"
@@ -369,6 +393,7 @@ def validate(scenario: ScenarioArg, overrides: SetOption = None, as_json: JsonOp
         lambda: (
             f"{experiment.name}: valid; {counted(answer['n_servers'], 'servers')}, "
             f"{counted(answer['n_clients'], 'clients')}, {counted(answer['n_requests'], 'requests')}; {placed}"
+            + "".join(f"\n{sentence}" for sentence in said)
         ),
         as_json,
     )
@@ -482,6 +507,10 @@ for command, panel in (
     (link, _RUNS),
     (generate, _RUNS),
     (topology, _SCENARIOS),
+    (sweep, _RESULTS),
+    (capacity, _RESULTS),
+    (advise, _RESULTS),
+    (explain, _RESULTS),
     (reproduce, _RESULTS),
     (links, _MACHINE),
     (calibrate, _MACHINE),

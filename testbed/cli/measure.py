@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from testbed.cli.options import (
+    HostsOption,
     JsonOption,
     NetworkOption,
     ScenarioArg,
@@ -21,6 +22,7 @@ from testbed.errors import UserError
 def links(
     scenario: ScenarioArg,
     network: NetworkOption = None,
+    hosts: HostsOption = None,
     pairs: Annotated[
         int | None, typer.Option(min=1, help="Measure only the first N client-server pairs.")
     ] = None,
@@ -39,7 +41,7 @@ def links(
     from testbed.scenario import load_experiment
     from testbed.studies.links.check import links_command
 
-    options = {"network.backend": network, "time_scale": time_scale}
+    options = {"network.backend": network, "hosts": hosts, "time_scale": time_scale}
     changes = [f"{key}={value}" for key, value in options.items() if value is not None]
     experiment = load_experiment(scenario, [*(overrides or []), *changes])
     answer, text = links_command(
@@ -74,11 +76,20 @@ def topology(
     print_answer(answer, lambda: text, as_json)
 
 
+_ONLY_FOR = {
+    **dict.fromkeys(("only", "out", "jobs"), ("paper",)),
+    **dict.fromkeys(("runs", "seed"), ("paper", "chain")),
+    **dict.fromkeys(("log", "cluster", "tables", "warm_up", "step_base"), ("helix",)),
+}
+"""Options of ``testbed reproduce`` that not all of its studies have."""
+
+
 def reproduce(
+    context: typer.Context,
     what: Annotated[
         str,
         typer.Argument(
-            help="paper; chain: its successor's Table I; or helix: a logged run of that system beside its simulation."
+            help="paper; chain: its successor's Table I; helix: a logged run of that system beside its simulation."
         ),
     ],
     only: Annotated[str | None, typer.Option(help="tables or figures; default both.")] = None,
@@ -104,8 +115,18 @@ def reproduce(
 ) -> None:
     """Run the paper's evaluation and set its printed numbers beside ours. Goes on where it was stopped.
 
-    helix: serve a log's queries on their routes, and set its measured latencies beside the simulated ones.
+    chain: the successor paper's response times beside simulated ones. helix: serve a log's queries on their routes, and set
+    its measured latencies beside the simulated ones. docs/validation.md has both.
     """
+    from testbed.studies.reproduce.command import WHAT
+
+    for name, studies in _ONLY_FOR.items():
+        source = context.get_parameter_source(name)
+        if what in WHAT and what not in studies and source is not None and source.name == "COMMANDLINE":
+            option = "--" + name.replace("_", "-")
+            raise UserError(
+                f"{option} is for reproduce {' and '.join(studies)}; leave it out of reproduce {what}"
+            )
     if what == "helix":
         from testbed.studies.helix.command import STEP_BASE_S, helix_command
 
@@ -124,8 +145,6 @@ def reproduce(
         answer, text = chain_command(runs, seed, lambda text: typer.echo(text, err=True))
         print_answer(answer, lambda: text, as_json)
         return
-    if log is not None or cluster is not None or tables is not None:
-        raise UserError("--log, --cluster and --tables are for reproduce helix")
     from testbed.studies.reproduce.command import reproduce_command
 
     answer, text = reproduce_command(what, only, runs, seed, out, jobs)
@@ -135,7 +154,7 @@ def reproduce(
 def calibrate(
     model: Annotated[str, typer.Option(help="A checkpoint's folder, or its name on the hub.")],
     compute: Annotated[str, typer.Option(help="What is calibrated: blocks.")] = "blocks",
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: Annotated[str, typer.Option(help="cpu, cuda, or the UUID of a GPU or MIG instance.")] = "cpu",
     dtype: Annotated[
         str | None, typer.Option(help="float32, bfloat16 or float16; default the model's own.")
     ] = None,
@@ -144,6 +163,10 @@ def calibrate(
     ] = "plain",
     threads: Annotated[int, typer.Option(help="CPU threads of a step.")] = 1,
     streams: Annotated[int, typer.Option(help="Steps that are computed at once.")] = 1,
+    cuda_graphs: Annotated[
+        bool,
+        typer.Option("--cuda-graphs", help="As compute.cuda_graphs of the runs that the profile is for."),
+    ] = False,
     name: Annotated[str | None, typer.Option(help="Name of the profile; default MODEL-DEVICE.")] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="A new folder; default runs/calibrate-NAME-TIME.")
@@ -152,7 +175,7 @@ def calibrate(
     lengths: Annotated[
         str | None, typer.Option(help="Input lengths, e.g. 16,64,256; default as far as the model goes.")
     ] = None,
-    sessions: Annotated[str, typer.Option(help="Numbers of sessions at once.")] = "1,2,4,8",
+    sessions: Annotated[str, typer.Option(help="Numbers of sessions at once, and in one step.")] = "1,2,4,8",
     output_tokens: Annotated[int, typer.Option(help="Output tokens of the longest session.")] = 128,
     rounds: Annotated[int, typer.Option(help="How often everything is measured.")] = 5,
     pause_ms: Annotated[
@@ -162,6 +185,16 @@ def calibrate(
         bool,
         typer.Option("--random-weights", help="No weights are read: --model may be a profile (bloom-176b)."),
     ] = False,
+    batches: Annotated[
+        bool, typer.Option("--batches/--no-batches", help="Measure steps of several sessions, too.")
+    ] = True,
+    keep_cpus_awake: Annotated[
+        bool,
+        typer.Option(
+            "--keep-cpus-awake/--no-keep-cpus-awake",
+            help="As network.keep_cpus_awake of the runs that the profile is for.",
+        ),
+    ] = True,
     as_json: JsonOption = False,
 ) -> None:
     """Measure a backend's times and memory, fit the model to them, write a hardware profile for scenarios."""
@@ -175,6 +208,7 @@ def calibrate(
         weights=weights,
         n_threads=threads,
         n_streams=streams,
+        has_graphs=cuda_graphs,
         name=name,
         out=out,
         n_blocks=blocks,
@@ -184,6 +218,8 @@ def calibrate(
         rounds=rounds,
         pause_s=pause_ms / 1e3,
         random_weights=random_weights,
+        batches=batches,
+        keep_cpus_awake=keep_cpus_awake,
     )
     answer, text = calibrate_command(options, lambda text: typer.echo(text, err=True))
     print_answer(answer, lambda: text, as_json)

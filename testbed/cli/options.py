@@ -20,6 +20,13 @@ TraceOption = Annotated[
     bool, typer.Option(help="Write trace.json: 500 bytes per message; every figure is made without it.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
+HostsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--hosts",
+        help="ray: servers are on all machines of the Ray cluster that this one belongs to; a scenario's hosts say which.",
+    ),
+]
 NetworkOption = Annotated[
     str | None, typer.Option(help="auto, netem, fabric, memory or loopback; overrides network.backend.")
 ]

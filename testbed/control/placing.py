@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
 import traceback
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from policies.checks import check_placement, check_route, check_waiting
 from policies.interfaces import PlacementPolicy, Router, RoutingPolicy
 from policies.joining import among, spread
 from policies.problem import Hop, Placement, PolicyError, Problem, RequestSpec, Route
-from policies.registry import resolve_placement, resolve_routing
+from policies.registry import PLACEMENTS, resolve_placement, resolve_routing
 from policies.search import search_design_concurrency
 from policies.state import SystemState
 from testbed.control.fixed import PREFIX, fixed_placement, fixed_routing
@@ -32,12 +34,13 @@ _DECIDING: list[str] = []
 """Policies whose code runs, the innermost last."""
 _MAX_CHECKED = 65536
 """Chains whose check is remembered."""
+_MAX_PLACEMENTS = 256
 
 
 class CheckedRouter:
     """A router that is held to the rules and whose time is taken.
 
-    ``decisions_s`` grows by the real seconds of each decision. ``check_waits`` also holds the expected
+    ``decisions_s`` grows by the real seconds of each decision, ``cpu_s`` by its CPU seconds. ``check_waits`` also holds the expected
     wait to what the state says, for engines that take the policy's word for it.
     """
 
@@ -48,13 +51,15 @@ class CheckedRouter:
         self._name = name
         self._checked: set[tuple[Hop, ...]] = set()
         self.decisions_s: list[float] = []
+        self.cpu_s = 0.0
         self.check_waits = False
 
     def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
         """Raises ``PolicyError`` naming the policy if it fails or answers a chain that breaks a rule."""
-        started_at = time.perf_counter()
+        started_at, cpu_at = time.perf_counter(), time.process_time()
         with policy_code("routing", self._name):
             route = self._router.route(request, state, now_s)
+        self.cpu_s += time.process_time() - cpu_at
         self.decisions_s.append(time.perf_counter() - started_at)
         if route is None:
             return None
@@ -70,7 +75,8 @@ class CheckedRouter:
 
 @dataclass(frozen=True)
 class PlacedExperiment:
-    """A checked placement, the router for it, and the real seconds that deciding took.
+    """A checked placement, the router for it, and the real seconds that deciding took; ``cpu_s``: CPU seconds of the placement
+    policy, also where it had decided before.
 
     ``bind`` makes a router for another placement of the same problem, ``bind_to`` for another problem too
     (a part of it, see ``policies.subrange``).
@@ -81,6 +87,7 @@ class PlacedExperiment:
     decision_s: float
     bind: Callable[[Placement], CheckedRouter]
     bind_to: Callable[[Problem, Placement], CheckedRouter]
+    cpu_s: float = 0.0
 
 
 class PolicyInterrupted(PolicyError):
@@ -140,8 +147,50 @@ def place_experiment(
         raise UserError(str(error)) from error
 
 
-def place(experiment: Experiment, stand_ins: Mapping[str, RoutingPolicy] = _NONE) -> PlacedExperiment:
-    """As ``place_experiment``, but raises the ``PolicyError`` itself."""
+class Decided(NamedTuple):
+    """A placement, and the CPU seconds that deciding it took."""
+
+    placement: Placement
+    cpu_s: float
+
+
+class Placements:
+    """Placements that were decided before, for runs that ask for the same ones: policies decide by what they are given.
+
+    The order in which servers join, which every seed draws anew, is for PETALS' placements; of other shipped ones it
+    changes nothing.
+    """
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[tuple[Any, ...], Decided | PolicyError] = OrderedDict()
+
+    def get(self, experiment: Experiment, problem: Problem, decide: Callable[[], Decided]) -> Decided:
+        """The placement of ``problem``, decided now if it was not before; or what its policy raised instead."""
+        name, given = experiment.placement, experiment.design_concurrency
+        if name in PLACEMENTS and not name.startswith("petals"):
+            problem = dataclasses.replace(problem, join_order=())
+        key = name, given, experiment.routing if given == "searched" else None, problem
+        if key not in self._known:
+            try:
+                self._known[key] = decide()
+            except PolicyInterrupted:
+                raise
+            except PolicyError as error:
+                self._known[key] = error
+            if len(self._known) > _MAX_PLACEMENTS:
+                self._known.popitem(last=False)
+        found = self._known[key]
+        if isinstance(found, PolicyError):
+            raise found
+        return found
+
+
+def place(
+    experiment: Experiment,
+    stand_ins: Mapping[str, RoutingPolicy] = _NONE,
+    placements: Placements | None = None,
+) -> PlacedExperiment:
+    """As ``place_experiment``, but raises the ``PolicyError`` itself. ``placements``: taken from there if decided before."""
     problem = experiment.problem
     prepare_users_code(experiment)
     policy = placement_policy(experiment.placement)
@@ -150,14 +199,21 @@ def place(experiment: Experiment, stand_ins: Mapping[str, RoutingPolicy] = _NONE
     present = [j for j in range(problem.n_servers) if j not in experiment.absent]
     is_whole = len(present) == problem.n_servers or experiment.placement.startswith(PREFIX)
     there = problem if is_whole else among(problem, present)
-    with policy_code("placement", experiment.placement):
-        given = experiment.design_concurrency
-        if given != "searched":
-            placement = policy.place(there, given)
-        elif getattr(policy, "searches", False):
-            placement = policy.place(there)
-        else:
-            placement = search_design_concurrency(there, policy.place, routing.bind).placement
+
+    def search() -> Placement:
+        with policy_code("placement", experiment.placement):
+            given = experiment.design_concurrency
+            if given != "searched":
+                return policy.place(there, given)
+            if getattr(policy, "searches", False):
+                return policy.place(there)
+            return search_design_concurrency(there, policy.place, routing.bind).placement
+
+    def decide() -> Decided:
+        began_at = time.process_time()
+        return Decided(search(), time.process_time() - began_at)
+
+    placement, cpu_s = decide() if placements is None else placements.get(experiment, there, decide)
     check_placement(there, placement, experiment.placement)
     if not is_whole:
         placement = spread(placement, present, problem.n_servers)
@@ -180,7 +236,7 @@ def place(experiment: Experiment, stand_ins: Mapping[str, RoutingPolicy] = _NONE
 
     bind = partial(bind_to, problem)
     router = bind(placement)
-    return PlacedExperiment(placement, router, time.perf_counter() - started_at, bind, bind_to)
+    return PlacedExperiment(placement, router, time.perf_counter() - started_at, bind, bind_to, cpu_s)
 
 
 def prepare_users_code(experiment: Experiment) -> None:

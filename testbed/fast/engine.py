@@ -2,28 +2,29 @@
 
 A request asks for a chain when it arrives, opens it on all hops at once and retries where a server has no room;
 its service takes the closed form of ``policies.problem.service_s``, or goes step by step (``testbed.fast.steps``) where
-servers compute several sessions together. See ``docs/simulator-modes.md``.
+servers compute several sessions together, or caches grow. See ``docs/simulator-modes.md``.
 """
 
 from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+from nodes.batching import Batches
 from policies.online import OnlinePolicy
-from policies.problem import BlockRange, PolicyError, Route
+from policies.problem import BlockRange, Hop, PolicyError, RequestSpec, Route
 from policies.replay import ServiceTimes
 from policies.workload import RequestPlan
 from testbed.control.coordinator import Coordinator
 from testbed.control.mover import Mover, Way
 from testbed.control.placing import PlacedExperiment
 from testbed.fast.events import EventQueue
-from testbed.fast.servers import Key, OnCache, Refused, Servers
-from testbed.fast.steps import Steps, legs_of
+from testbed.fast.servers import Key, Need, OnCache, Refused, Servers
+from testbed.fast.steps import Part, Steps, Walk, legs_of, replay_of
 from testbed.rundir import MOVED
 from testbed.scenario.experiment import Experiment
 
@@ -73,6 +74,10 @@ class SimulatedRequest(NamedTuple):
     n_replays: int = 0
     n_done: int = 0
     """Tokens of one that did not complete."""
+    n_preemptions: int = 0
+    preempted_tokens: int = 0
+    preempted_s: float = 0.0
+    """As ``testbed.results.logs.RequestRecord``."""
 
 
 class FastRun(NamedTuple):
@@ -83,7 +88,11 @@ class FastRun(NamedTuple):
     decisions_s: list[float]
     """Real seconds of every routing decision."""
     steps: array[float] | None = None
-    """Rows of ``testbed.fast.steps.COLUMNS`` where servers compute several sessions together, if they were asked for."""
+    """Rows of ``testbed.fast.steps.COLUMNS`` where it went step by step, if they were asked for and are not too many."""
+    n_steps: int | None = None
+    """How many there are; ``None``: it went in closed form."""
+    gaps_s: array[float] | None = None
+    """Seconds from every token to the next of its request, of all requests, where it went step by step."""
 
 
 def simulate_fast(
@@ -113,14 +122,28 @@ class _Session:
     plan: RequestPlan
     waits_s: Iterator[float]
     """Between one attempt to open it and the next."""
+    since_s: float
+    """Since when it has been without a chain."""
     opening: int = 0
+    n_chains: int = 0
+    """Those that it has tried to open."""
     asked_at_s: float = 0.0
+    waiting_s: float = 0.0
+    ready_at_s: float | None = None
+    """When its prompt could be sent."""
     route: Route | None = None
     opened: tuple[int, ...] = ()
     """The servers that have said yes."""
     refusal: str = ""
     is_final: bool = False
     """Waiting for others to end does not help."""
+    walk: Walk | None = None
+    """Its present chain's, or the last one's."""
+    preempted_by: int | None = None
+    """A server that has taken its cache before all of its present chain was open."""
+    n_preemptions: int = 0
+    preempted_tokens: int = 0
+    preempted_s: float = 0.0
 
 
 class _Run:
@@ -140,21 +163,35 @@ class _Run:
         self._problem = experiment.problem
         self._setup_s = experiment.calibration.session_setup_s
         self._max_attempts = max_attempts
-        self._servers = Servers(placed.placement, on_cache)
+        paging = experiment.paging
+        self._servers = Servers(
+            placed.placement,
+            experiment.problem.model.cache_bytes_per_token,
+            on_cache,
+            paging,
+            self._preempted,
+        )
         self._coordinator = Coordinator(experiment, placed, lambda: queue.now_s, queue.at)
         self._times = ServiceTimes(experiment.problem)
         self._steps: Steps | None = None
         """``None``: sessions do not meet on servers, and the closed form holds."""
-        if experiment.batching == "continuous":
-            problem = experiment.problem
+        if goes_step_by_step(experiment):
+            problem, batches = experiment.problem, None
+            if experiment.batching == "continuous":
+                batches = [Batches(law, experiment.chunk_tokens) for law in problem.servers]
             self._steps = Steps(
                 queue,
-                problem.servers,
                 problem.model.token_bytes,
+                laws=problem.servers,
+                batches=batches,
+                caches=None if paging is None else self._servers,
+                raw_rtt_s=problem.raw_rtt_s,
+                forwarding=problem.forwarding,
                 hub_token_s=problem.hub_token_s,
-                chunk_tokens=experiment.chunk_tokens,
                 most=most_steps,
             )
+        self._sessions: dict[int, _Session] = {}
+        """Those that have arrived and have not ended, by number."""
         self._ended: dict[int, SimulatedRequest] = {}
         self._moves: list[Move] = []
         self._draining: dict[int, tuple[Way, float]] = {}
@@ -172,26 +209,32 @@ class _Run:
         while len(self._ended) < len(requests):
             self._queue.step()
         ended = [self._ended[number] for number in range(len(requests))]
-        steps = self._steps.rows if self._steps is not None else None
-        return FastRun(ended, self._moves, self._coordinator.decisions_s, steps)
+        if (steps := self._steps) is None:
+            return FastRun(ended, self._moves, self._coordinator.decisions_s)
+        return FastRun(
+            ended, self._moves, self._coordinator.decisions_s, steps.rows, steps.n_rows, steps.gaps_s
+        )
 
     # Sessions.
 
     def _arrive(self, number: int, plan: RequestPlan) -> None:
         if self._mover is not None:
             self._mover.load.arrive(self._queue.now_s)
-        self._ask(_Session(number, plan, self._experiment.backoff.waits_s(plan.index)))
+        waits_s = self._experiment.backoff.waits_s(plan.index)
+        self._sessions[number] = session = _Session(number, plan, waits_s, plan.arrival_at_s)
+        self._ask(session)
 
     def _ask(self, session: _Session) -> None:
         """Ask for a chain."""
         session.opening += 1
-        self._coordinator.ask(session.plan.index, partial(self._told, session))
+        n_done = session.walk.token if session.walk is not None else 0
+        self._coordinator.ask(session.plan.index, partial(self._told, session), n_done)
 
     def _told(self, session: _Session, route: Route | PolicyError | None) -> None:
         """Send an opening to all servers of the chain."""
         now_s, plan = self._queue.now_s, session.plan
         session.asked_at_s = now_s
-        session.refusal, session.is_final, session.opened = "", False, ()
+        session.refusal, session.is_final, session.opened, session.preempted_by = "", False, (), None
         if isinstance(route, PolicyError):
             raise PolicyError(f"request {plan.index}: {route}") from route
         if route is None:
@@ -200,17 +243,20 @@ class _Run:
             return
         session.route = route
         rtt_s = self._problem.raw_rtt_s[plan.client]
-        block_bytes = self._problem.model.cache_bytes(plan.known.n_tokens)
+        # As clients name what they open, which decides between requests that arrived at once.
+        name = f"{plan.index}.{session.n_chains}" if session.n_chains else f"{plan.index}"
+        session.n_chains += 1
+        n_done = session.walk.token if session.walk is not None else 0
+        need = Need(plan.n_input_tokens + n_done, plan.known.n_tokens, (plan.arrival_at_s, name))
         slowest_s = 0.0
         for hop in route.hops:
-            n_bytes = (hop.last - hop.first) * block_bytes
-            self._queue.at(now_s + rtt_s[hop.server] / 2, self._open, session, hop, n_bytes)
+            self._queue.at(now_s + rtt_s[hop.server] / 2, self._open, session, hop, need)
             slowest_s = max(slowest_s, rtt_s[hop.server])
         self._queue.at(now_s + slowest_s, self._answered, session)
 
-    def _open(self, session: _Session, hop: Any, n_bytes: float) -> None:
+    def _open(self, session: _Session, hop: Hop, need: Need) -> None:
         """An opening reaches a server."""
-        refused = self._servers.reserve((session.number, session.opening), hop, n_bytes, self._queue.now_s)
+        refused = self._servers.reserve((session.number, session.opening), hop, need, self._queue.now_s)
         if refused is None:
             session.opened += (hop.server,)
         else:
@@ -230,14 +276,58 @@ class _Run:
             self._queue.free_at(closed_at_s, self._refused, session)
             return
         assert session.route is not None
-        ready_at_s = max(now_s, session.asked_at_s + self._problem.initial_delay_s) + self._setup_s
+        ready_at_s = now_s
+        if session.ready_at_s is None:
+            ready_at_s = max(now_s, session.asked_at_s + self._problem.initial_delay_s) + self._setup_s
+            session.waiting_s, session.ready_at_s = session.asked_at_s - plan.arrival_at_s, ready_at_s
         hops = session.route.hops
         if self._steps is not None:
-            legs = legs_of(self._experiment, plan.served, hops)
-            self._steps.walk(plan, hops, legs, ready_at_s, partial(self._finish, session, ready_at_s))
+            self._walk(self._steps, session, hops, ready_at_s)
             return
         first_s, all_s = self._times.of(plan.served, hops)
-        self._queue.free_at(ready_at_s + all_s, self._finish, session, ready_at_s, ready_at_s + first_s)
+        self._queue.free_at(ready_at_s + all_s, self._finish, session, ready_at_s + first_s)
+
+    def _walk(self, steps: Steps, session: _Session, hops: tuple[Hop, ...], ready_at_s: float) -> None:
+        """Go through a chain step by step: from the first token on, or with a replay from where another chain was lost."""
+        plan, before, key = session.plan, session.walk, (session.number, session.opening)
+        ended, lost = partial(self._finish, session), partial(self._lost, session)
+        parts: Sequence[Part] = (Part(0, plan.n_input_tokens),)
+        if before is not None:
+            parts = replay_of(before, in_steps=self._experiment.recovery.replay == "step_by_step")
+        sent = RequestSpec(plan.client, parts[0].n_tokens, plan.n_output_tokens)
+        session.walk = walk = Walk(plan, key, hops, legs_of(self._experiment, sent, hops), ended, lost)
+        walk.parts, walk.ready_at_s = parts, ready_at_s
+        if before is not None:
+            session.preempted_s += ready_at_s - session.since_s
+            walk.token, walk.first_at_s, walk.ready_at_s = before.token, before.first_at_s, before.ready_at_s
+            if not self._problem.forwarding:  # of hops that are done; else nobody has heard of them
+                walk.records = before.records[: len(before.records) - before.part]
+        walk.preempted_by = session.preempted_by
+        steps.begin(walk, ready_at_s)
+
+    def _preempted(self, key: Key, server: int) -> None:
+        """A server has taken a session's cache for others."""
+        session = self._sessions.get(key[0])  # it may have ended, which the server does not know yet
+        if self._problem.forwarding and session is not None:
+            heard_at_s = self._queue.now_s + self._problem.raw_rtt_s[session.plan.client][server] / 2
+            self._queue.at(heard_at_s, self._hear, session, key, server)
+
+    def _hear(self, session: _Session, key: Key, server: int) -> None:
+        """With forwarding, a client is told that it was preempted on the chain that it opened, or opens, as ``key``."""
+        if self._steps is not None and session.walk is not None and session.walk.key == key:
+            self._steps.tell(session.walk, server)
+        elif key == (session.number, session.opening):
+            session.preempted_by = session.preempted_by if session.preempted_by is not None else server
+
+    def _lost(self, session: _Session, server: int, cached_tokens: int) -> None:
+        """Give up the chain, and ask for another as at first."""
+        now_s, index = self._queue.now_s, session.plan.index
+        session.n_preemptions += 1
+        session.preempted_tokens += cached_tokens
+        session.since_s, session.waits_s = now_s, self._experiment.backoff.waits_s(index)
+        self._close(session)
+        self._coordinator.release(index)
+        self._ask(session)
 
     def _refused(self, session: _Session) -> None:
         """Try again after the backoff, or give up."""
@@ -246,43 +336,56 @@ class _Run:
         if session.is_final:
             give_up_s = give_up_s or self._experiment.recovery.give_up_s
         backoff_s = next(session.waits_s)
-        if give_up_s and now_s + backoff_s > plan.arrival_at_s + give_up_s:
+        if give_up_s and now_s + backoff_s > session.since_s + give_up_s:
             self._fail(session, f"no room within {give_up_s:g} s ({session.refusal})")
         elif session.opening >= self._max_attempts:
             self._fail(session, f"{session.opening} attempts to open a session failed ({session.refusal})")
         else:
             self._queue.at(now_s + backoff_s, self._ask, session)
 
-    def _finish(self, session: _Session, ready_at_s: float, first_at_s: float) -> None:
-        plan = session.plan
-        self._coordinator.release(plan.index)
+    def _finish(self, session: _Session, first_at_s: float) -> None:
+        self._coordinator.release(session.plan.index)
         self._close(session)
-        self._end(
-            session,
-            SimulatedRequest(
-                plan=plan,
-                status=COMPLETED,
-                route=session.route,
-                n_rejections=session.opening - 1,
-                waiting_s=session.asked_at_s - plan.arrival_at_s,
-                setup_s=ready_at_s - session.asked_at_s,
-                ttft_s=first_at_s - plan.arrival_at_s,
-                time_s=self._queue.now_s - plan.arrival_at_s,
-            ),
-        )
+        self._end(session, COMPLETED, session.route, first_at_s, self._queue.now_s)
 
     def _fail(self, session: _Session, reason: str) -> None:
-        plan = session.plan
-        waited_s, n_rejections = self._queue.now_s - plan.arrival_at_s, session.opening - 1
-        self._end(
-            session,
-            SimulatedRequest(plan, FAILED, None, n_rejections, waited_s, None, None, None, reason),
-        )
+        walk = session.walk
+        route = None if walk is None or session.route is None else session.route._replace(hops=walk.hops)
+        first_at_s = walk.first_at_s if walk is not None and walk.token else None
+        self._end(session, FAILED, route, first_at_s, None, reason)
 
-    def _end(self, session: _Session, ended: SimulatedRequest) -> None:
+    def _end(
+        self,
+        session: _Session,
+        status: str,
+        route: Route | None,
+        first_at_s: float | None,
+        ended_at_s: float | None,
+        reason: str = "",
+    ) -> None:
+        now_s, plan, setup_s = self._queue.now_s, session.plan, None
+        waiting_s = now_s - plan.arrival_at_s
+        if session.ready_at_s is not None:
+            waiting_s = session.waiting_s
+            setup_s = session.ready_at_s - (plan.arrival_at_s + waiting_s)
         if self._mover is not None:
-            self._mover.load.end(self._queue.now_s)
-        self._ended[session.number] = ended
+            self._mover.load.end(now_s)
+        del self._sessions[session.number]
+        self._ended[session.number] = SimulatedRequest(
+            plan=plan,
+            status=status,
+            route=route,
+            n_rejections=session.opening - 1 - session.n_preemptions,
+            waiting_s=waiting_s,
+            setup_s=setup_s,
+            ttft_s=None if first_at_s is None else first_at_s - plan.arrival_at_s,
+            time_s=None if ended_at_s is None else ended_at_s - plan.arrival_at_s,
+            reason=reason,
+            n_done=session.walk.token if session.walk is not None and ended_at_s is None else 0,
+            n_preemptions=session.n_preemptions,
+            preempted_tokens=session.preempted_tokens,
+            preempted_s=session.preempted_s,
+        )
 
     def _close(self, session: _Session) -> None:
         """Tell servers that the session is over."""
@@ -340,6 +443,11 @@ class _Run:
         if event == MOVED:
             names = [server.name for server in self._problem.servers]
             self._moves.append(move_of(details, names))
+
+
+def goes_step_by_step(experiment: Experiment) -> bool:
+    """Whether sessions meet on servers: there is no closed form for how long one lasts."""
+    return experiment.batching == "continuous" or experiment.paging is not None
 
 
 def move_of(line: dict[str, Any], names: list[str]) -> Move:

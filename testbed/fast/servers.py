@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from nodes.cache import CacheAccount, NoCapacityError
+from nodes.rules import PagingRules
 from policies.problem import BlockRange, Hop, Placement
 
 Key = tuple[int, int]
@@ -13,6 +15,9 @@ Key = tuple[int, int]
 
 OnCache = Callable[[float, int, float], None]
 """Told (instant, server, change in bytes) whenever cache is reserved or freed."""
+
+OnPreempted = Callable[[Key, int], None]
+"""Told whom a server took its cache for others, as soon as that is gone."""
 
 
 class Refused(NamedTuple):
@@ -22,34 +27,98 @@ class Refused(NamedTuple):
     is_final: bool
 
 
-class Servers:
-    """What every server offers new sessions (a range of blocks, room for caches) and what sessions hold."""
+class Need(NamedTuple):
+    """What a session asks for per block: tokens that come first and at most, when its request arrived, and its name.
 
-    def __init__(self, placement: Placement, on_cache: OnCache | None = None) -> None:
+    Of requests that arrived at once the one with the greater name counts as the later one.
+    """
+
+    first_tokens: int
+    most_tokens: int
+    came: tuple[float, str] = (0.0, "")
+
+
+@dataclass(slots=True)
+class _Held:
+    """What a session has on a server. ``cached_tokens``: those that there is cache for now."""
+
+    hop: Hop
+    need: Need
+    cached_tokens: int
+
+
+class Servers:
+    """What every server offers new sessions (a range of blocks, room for caches) and what sessions hold.
+
+    A token takes ``block_bytes`` in a block. With ``paging`` caches grow, and ``on_preempted`` says who made room.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        block_bytes: float,
+        on_cache: OnCache | None = None,
+        paging: PagingRules | None = None,
+        on_preempted: OnPreempted = lambda key, server: None,
+    ) -> None:
         self._ranges = list(placement.ranges)
         self._accounts = [CacheAccount(room) for room in placement.cache_bytes]
-        self._hops: list[dict[Key, Hop]] = [{} for _ in placement.ranges]
+        self._held: list[dict[Key, _Held]] = [{} for _ in placement.ranges]
         self._has_moved: set[int] = set()
+        self._block_bytes = block_bytes
         self._on_cache = on_cache
+        self._paging = paging
+        self._on_preempted = on_preempted
 
-    def reserve(self, key: Key, hop: Hop, n_bytes: float, now_s: float) -> Refused | None:
+    def reserve(self, key: Key, hop: Hop, need: Need, now_s: float) -> Refused | None:
         """Set cache aside for ``key``; why not, if the server refuses."""
-        server = hop.server
+        server, paging, n_tokens = hop.server, self._paging, need.most_tokens
         if not _holds(self._ranges[server], hop):
             return Refused("its blocks are not here any more", False)
-        account = self._accounts[server]
+        account, each_bytes = self._accounts[server], self._block_bytes * hop.n_blocks
+        most_bytes = each_bytes * n_tokens
         try:
-            account.reserve(key, n_bytes)
+            if paging is not None:
+                n_tokens = paging.paged(need.first_tokens, n_tokens)
+                account.leave_room(each_bytes * n_tokens, most_bytes, paging.high_water)
+            account.reserve(key, each_bytes * n_tokens)
         except NoCapacityError as error:
-            return Refused(str(error), server not in self._has_moved and not account.could_hold(n_bytes))
-        self._hops[server][key] = hop
+            return Refused(str(error), server not in self._has_moved and not account.could_hold(most_bytes))
+        self._held[server][key] = _Held(hop, need, n_tokens)
         if self._on_cache:
-            self._on_cache(now_s, server, n_bytes)
+            self._on_cache(now_s, server, each_bytes * n_tokens)
         return None
 
+    def grow(self, key: Key, server: int, n_tokens: int, now_s: float) -> bool:
+        """Have cache for ``n_tokens`` of ``key``; those that came last go without. Whether ``key`` has it."""
+        held, paging = self._held[server].get(key), self._paging
+        if held is None or paging is None or n_tokens <= held.cached_tokens:
+            return held is not None
+        wanted = paging.paged(n_tokens, held.need.most_tokens)
+        more_bytes = self._block_bytes * held.hop.n_blocks * (wanted - held.cached_tokens)
+
+        def preempt(key: Key) -> None:
+            self.release(key, server, now_s)
+            self._on_preempted(key, server)
+
+        if not self._accounts[server].make_room(key, more_bytes, self._came(server), preempt):
+            return False
+        held.cached_tokens = wanted
+        if self._on_cache:
+            self._on_cache(now_s, server, more_bytes)
+        return True
+
+    def _came(self, server: int) -> Callable[[Key], tuple[float, str]]:
+        return lambda key: self._held[server][key].need.came
+
+    def holds(self, key: Key, server: int) -> bool:
+        """Whether ``key`` has cache on ``server``."""
+        return key in self._held[server]
+
     def release(self, key: Key, server: int, now_s: float) -> None:
-        """Give back what ``key`` holds on ``server``."""
-        del self._hops[server][key]
+        """Give back what ``key`` holds on ``server``; nothing if it was preempted there."""
+        if self._held[server].pop(key, None) is None:
+            return
         n_bytes = self._accounts[server].held_bytes(key)
         self._accounts[server].release(key)
         if self._on_cache:
@@ -65,7 +134,7 @@ class Servers:
         """Whether the sessions that are there need no more than what is offered."""
         account, held = self._accounts[server], self._ranges[server]
         return account.could_hold(account.used_bytes) and all(
-            _holds(held, hop) for hop in self._hops[server].values()
+            _holds(held, one.hop) for one in self._held[server].values()
         )
 
     def room_bytes(self, server: int) -> float:

@@ -1,21 +1,23 @@
-"""Step by step: sessions on servers that compute several of them together (``nodes.batching``)."""
+"""Step by step: sessions that meet on servers, which compute them together (``nodes.batching``) or whose caches grow."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from nodes.batching import Batch, Batches, BatchTimes, Step
-from nodes.records import HopRecord
+from nodes.batching import Batch, Batches, Composition, Step
+from nodes.records import HOP_COLUMNS, HopRecord
 from policies.problem import Hop, RequestSpec, hop_times_s, return_times_s
+from policies.steps import StepLaw
 from policies.workload import RequestPlan
 from testbed.fast.events import EventQueue
+from testbed.fast.servers import Key, Servers
 from testbed.scenario.experiment import Experiment
 
-COLUMNS = ("request", "token", "hop", *HopRecord._fields)
+COLUMNS = ("request", "token", "hop", *HOP_COLUMNS, "client_s")
 """Of ``Steps.rows``."""
 
 
@@ -34,108 +36,229 @@ class Legs(NamedTuple):
     later: Sequence[Leg]
 
 
+class Part(NamedTuple):
+    """What goes in one message: ``n_tokens`` at ``position``; ``is_replay``: the servers had them before."""
+
+    position: int
+    n_tokens: int
+    is_replay: bool = False
+
+
 @dataclass(slots=True, eq=False)
-class _Walk:
-    """A session that has been opened: its next step is ``token`` on ``hops[at]``."""
+class Walk:
+    """A session on a chain that it has opened as ``key``: its next step is output token ``token``.
+
+    ``ended(instant of the first token)`` is called with its last token, ``lost(server, cached tokens)`` when the client
+    hears that a server took its cache.
+    """
 
     plan: RequestPlan
-    hops: Sequence[Hop]
+    key: Key
+    hops: tuple[Hop, ...]
     legs: Legs
     ended: Callable[[float], None]
+    lost: Callable[[int, int], None] = lambda server, cached_tokens: None
     token: int = 0
+    parts: Sequence[Part] = ()
+    """Of the present step: one, but for a replay step by step. It is at ``parts[part]`` on ``hops[at]``."""
+    part: int = 0
     at: int = 0
+    ready_at_s: float = 0.0
+    """When the present step could begin."""
     sent_at_s: float = 0.0
     first_at_s: float = 0.0
+    records: list[HopRecord] = field(default_factory=list)
+    """Of the present step."""
+    is_away: bool = False
+    """With forwarding: the client waits for a result."""
+    preempted_by: int | None = None
+    """The server that took its cache, of which the client will hear when it next waits for one."""
+    is_over: bool = False
+    """The client waits for nothing more; servers may not know yet."""
 
     @property
     def leg(self) -> Leg:
-        return (self.legs.later if self.token else self.legs.prompt)[self.at]
+        return (self.legs.later if self.parts[self.part].position else self.legs.prompt)[self.at]
 
 
 class Steps:
-    """All servers' steps, with the servers' ``times``. Every token takes its client ``hub_token_s``.
+    """All servers' steps: each by itself by the servers' ``laws`` of times, or those that wait together in ``batches``.
 
-    ``rows`` has one for each step, in the order of ``COLUMNS``, unless there are more than ``most``.
+    Every token takes its client ``hub_token_s``. Where caches grow, ``caches`` has them, and clients hear from servers by
+    ``raw_rtt_s`` [client][server]. ``rows`` has one for each step whose token came, in the order of ``COLUMNS``, unless
+    there are more than ``most``; ``n_rows`` counts them. ``gaps_s`` are the seconds from every token to
+    the next of its request.
     """
 
     def __init__(
         self,
         queue: EventQueue,
-        times: Sequence[BatchTimes],
         token_bytes: int,
         *,
+        laws: Sequence[StepLaw] = (),
+        batches: Sequence[Batches] | None = None,
+        caches: Servers | None = None,
+        raw_rtt_s: Sequence[Sequence[float]] = (),
+        forwarding: bool = False,
         hub_token_s: float = 0.0,
-        chunk_tokens: int | None = None,
         most: int = 0,
     ) -> None:
         self._queue = queue
-        self._batches = [Batches(one, chunk_tokens) for one in times]
-        self._is_busy = [False] * len(times)
-        self._walks: dict[Step, _Walk] = {}
+        self._laws = laws
+        self._batches = batches
+        self._busy: set[int] = set()
+        self._walks: dict[Step, Walk] = {}
+        self._caches = caches
+        self._raw_rtt_s = raw_rtt_s
         self._token_bytes = token_bytes
         self._hub_token_s = hub_token_s
+        self._forwarding = forwarding
+        self.n_rows = 0
         self.rows: array[float] | None = array("d") if most else None
-        self._most_values = most * len(COLUMNS)
+        self.gaps_s = array("d")
+        self._most = most
 
-    def walk(
-        self,
-        plan: RequestPlan,
-        hops: Sequence[Hop],
-        legs: Legs,
-        ready_at_s: float,
-        ended: Callable[[float], None],
-    ) -> None:
-        """Serve a request from ``ready_at_s`` on; ``ended(first_at_s)`` is called with its last token."""
-        self._send(_Walk(plan, hops, legs, ended), ready_at_s)
+    def begin(self, walk: Walk, ready_at_s: float) -> None:
+        """Serve a request from ``ready_at_s`` on, which may go on after tokens that it has."""
+        self._send(walk, ready_at_s)
 
-    def _send(self, walk: _Walk, at_s: float) -> None:
+    def tell(self, walk: Walk, server: int) -> None:
+        """With forwarding: the client hears that ``server`` has taken the session's cache."""
+        if walk.is_over or walk.preempted_by is not None:
+            return
+        walk.preempted_by = server
+        if walk.is_away:
+            self._lose(walk, server)
+
+    def _lose(self, walk: Walk, server: int) -> None:
+        walk.is_over = True
+        walk.lost(server, walk.parts[walk.part].position)
+
+    def _send(self, walk: Walk, at_s: float) -> None:
+        """The client sends the present part to ``hops[at]``."""
+        if self._caches is not None and self._forwarding:
+            self._queue.at(at_s, self._push, walk)
+        else:
+            self._carry(walk, at_s)
+
+    def _push(self, walk: Walk) -> None:
+        if walk.preempted_by is not None:
+            self._lose(walk, walk.preempted_by)
+        else:
+            walk.is_away = True
+            self._carry(walk, self._queue.now_s)
+
+    def _carry(self, walk: Walk, at_s: float) -> None:
         walk.sent_at_s = at_s
         self._queue.at(at_s + walk.leg.up_s, self._arrive, walk)
 
-    def _arrive(self, walk: _Walk) -> None:
-        hop, n_input, token = walk.hops[walk.at], walk.plan.n_input_tokens, walk.token
-        position, n_tokens = (n_input + token - 1, 1) if token else (0, n_input)
-        step = Step(self._queue.now_s, position, n_tokens, hop.n_blocks)
+    def _arrive(self, walk: Walk) -> None:
+        hop, part, now_s = walk.hops[walk.at], walk.parts[walk.part], self._queue.now_s
+        if self._caches is not None and not self._caches.grow(
+            walk.key, hop.server, part.position + part.n_tokens, now_s
+        ):
+            if not self._forwarding:  # else the client is told without asking
+                back_s = self._raw_rtt_s[walk.plan.client][hop.server] / 2
+                self._queue.at(now_s + back_s, self._lose, walk, hop.server)
+            return
+        if self._batches is None:
+            busy_s = self._laws[hop.server].step_s(part.position, part.n_tokens, hop.n_blocks)
+            self._queue.at(now_s + busy_s, self._computed, walk, now_s, Composition())
+            return
+        step = Step(now_s, part.position, part.n_tokens, hop.n_blocks)
         self._walks[step] = walk
         self._batches[hop.server].add(step)
-        if not self._is_busy[hop.server]:
-            self._begin(hop.server)
+        if hop.server not in self._busy:
+            self._begin(self._batches[hop.server], hop.server)
 
-    def _begin(self, server: int) -> None:
-        batch = self._batches[server].next()
-        self._is_busy[server] = batch is not None
-        if batch is not None:
-            self._queue.at(batch.end_at_s, self._end, server, batch)
+    def _begin(self, batches: Batches, server: int) -> None:
+        batch = batches.next()
+        if batch is None:
+            self._busy.discard(server)
+        else:
+            self._busy.add(server)
+            self._queue.at(batch.end_at_s, self._end, batches, server, batch)
 
-    def _end(self, server: int, batch: Batch) -> None:
+    def _end(self, batches: Batches, server: int, batch: Batch) -> None:
         for step in batch.ended:
-            self._computed(self._walks.pop(step), step, batch)
-        self._begin(server)
+            self._computed(self._walks.pop(step), step.arrived_at_s, batch.together)
+        self._begin(batches, server)
 
-    def _computed(self, walk: _Walk, step: Step, batch: Batch) -> None:
-        plan, hop, leg = walk.plan, walk.hops[walk.at], walk.leg
-        departed_at_s = self._queue.now_s + leg.added_s
-        received_at_s = departed_at_s + leg.down_s
-        if self.rows is not None:
-            n_bytes = step.n_tokens * self._token_bytes
-            instants = walk.sent_at_s, step.arrived_at_s, departed_at_s, received_at_s
-            row = HopRecord(*hop, *instants, n_bytes, n_bytes, 0, batch.n_steps, batch.n_tokens)
-            self.rows.extend((plan.index, walk.token, walk.at, *row))
-            if len(self.rows) > self._most_values:
-                self.rows = None
-        walk.at += 1
-        if walk.at < len(walk.hops):
-            self._send(walk, received_at_s)
+    def _computed(self, walk: Walk, arrived_at_s: float, together: Composition) -> None:
+        departed_at_s = self._queue.now_s + walk.leg.added_s
+        if self._caches is not None and self._forwarding:  # the session may have gone by then
+            self._queue.at(departed_at_s, self._depart, walk, arrived_at_s, departed_at_s, together)
+        else:
+            self._depart(walk, arrived_at_s, departed_at_s, together)
+
+    def _depart(self, walk: Walk, arrived_at_s: float, departed_at_s: float, together: Composition) -> None:
+        hop, part = walk.hops[walk.at], walk.parts[walk.part]
+        received_at_s = departed_at_s + walk.leg.down_s
+        is_passed_on = self._forwarding and walk.at + 1 < len(walk.hops)
+        if self._forwarding and self._caches is not None and not self._caches.holds(walk.key, hop.server):
             return
-        done_at_s = received_at_s + self._hub_token_s
+        instants = walk.sent_at_s, arrived_at_s, departed_at_s, received_at_s
+        n_bytes = part.n_tokens * self._token_bytes
+        n_back, n_replayed = (0 if is_passed_on else n_bytes), (part.n_tokens if part.is_replay else 0)
+        walk.records.append(HopRecord(*hop, *instants, n_bytes, n_back, n_replayed, together))
+        if is_passed_on:
+            walk.at += 1
+            self._carry(walk, departed_at_s)
+        elif self._caches is not None and self._forwarding:
+            self._queue.at(received_at_s, self._received, walk, received_at_s)
+        else:
+            self._received(walk, received_at_s)
+
+    def _received(self, walk: Walk, at_s: float) -> None:
+        """The client has what came of the present part, on one hop or with forwarding on all."""
+        walk.is_away = False
+        if walk.is_over:
+            return
+        # Parts go through the chain one by one with forwarding, else through one hop after another.
+        walk.part += 1
+        if walk.part < len(walk.parts):
+            walk.at = 0 if self._forwarding else walk.at
+        else:
+            walk.part, walk.at = 0, walk.at + 1
+            if walk.at == len(walk.hops):
+                self._next_token(walk, at_s + self._hub_token_s)
+                return
+        self._send(walk, at_s)
+
+    def _next_token(self, walk: Walk, done_at_s: float) -> None:
+        plan = walk.plan
+        self._write(walk)
         if walk.token == 0:
             walk.first_at_s = done_at_s
-        walk.token += 1
-        walk.at = 0
+        else:
+            self.gaps_s.append(done_at_s - walk.ready_at_s)
+        walk.token, walk.at, walk.ready_at_s = walk.token + 1, 0, done_at_s
+        walk.parts = (Part(plan.n_input_tokens + walk.token - 1, 1),)
         if walk.token < plan.n_output_tokens:
             self._send(walk, done_at_s)
         else:
+            walk.is_over = True
             self._queue.free_at(done_at_s, partial(walk.ended, walk.first_at_s))
+
+    def _write(self, walk: Walk) -> None:
+        self.n_rows += len(walk.records)
+        if self.n_rows > self._most:
+            self.rows = None
+        if self.rows is not None:
+            previous_s = walk.ready_at_s
+            for number, record in enumerate(walk.records):
+                client_s = record.sent_at_s - previous_s
+                self.rows.extend((walk.plan.index, walk.token, number, *record.row(), client_s))
+                previous_s = record.received_at_s
+        walk.records = []
+
+
+def replay_of(walk: Walk, *, in_steps: bool) -> list[Part]:
+    """What a new chain lacks for the present step of ``walk``: all at once, or as the steps were."""
+    n_input, n_more = walk.plan.n_input_tokens, walk.token
+    if not in_steps:
+        return [Part(0, n_input + n_more, True)]
+    return [Part(0, n_input, True), *(Part(n_input + i, 1, True) for i in range(n_more))]
 
 
 def legs_of(experiment: Experiment, request: RequestSpec, hops: Sequence[Hop]) -> Legs:

@@ -116,7 +116,7 @@ def list_command() -> tuple[dict[str, Any], str]:
         "cache_bytes_per_token",
     )
     cells = [
-        tuple(f"{row[key] / 1e6:.1f}" if key == "block_bytes" else f"{row[key]}" for key in keys)
+        (*(f"{row[key]}" for key in keys[:-2]), f"{row[keys[-2]] / 1e6:.1f}", f"{row[keys[-1]]:.0f}")
         for row in rows
     ]
     return {"models": rows}, "\n".join(_columns([titles, *cells]))

@@ -12,6 +12,7 @@ from typing import Any
 from netem import probe
 from netem.choose import BACKENDS, choose_backend
 from testbed.runtime.blocks import blocks_missing
+from testbed.runtime.gpus import find_gpus
 from testbed.scenario.checkpoints import INSTALL
 
 _ASK_TORCH = """
@@ -53,7 +54,7 @@ def doctor_rows() -> list[dict[str, Any]]:
     rows.append(
         {"name": "real time", "works": True, "detail": f"network auto takes {chosen.name}", "hint": why}
     )
-    return rows + _blocks_rows()
+    return rows + _blocks_rows() + _uuid_rows()
 
 
 def _row(name: str, missing: str | None, detail: str, hint: str = "") -> dict[str, Any]:
@@ -88,6 +89,12 @@ def _blocks_rows() -> list[dict[str, Any]]:
     gpus = ", ".join(found["gpus"])
     no_gpu = None if gpus else _gpu_missing() or "this torch was built without CUDA, or sees no device"
     return [_row("blocks", None, f"real transformer blocks: {versions}"), _row("gpu", no_gpu, gpus)]
+
+
+def _uuid_rows() -> list[dict[str, Any]]:
+    """What ``compute.device`` can be beside cpu and cuda: a row for each GPU or MIG instance."""
+    why_not = f"none: {_gpu_missing() or 'neither nvidia-ml-py nor nvidia-smi names one'}"
+    return [_row("gpu uuid", None, str(gpu)) for gpu in find_gpus()] or [_row("gpu uuid", why_not, "")]
 
 
 def _gpu_missing() -> str | None:

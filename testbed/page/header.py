@@ -37,6 +37,7 @@ def header(experiment: Experiment, plan: dict[str, Any]) -> dict[str, Any]:
         "model": problem.model.name,
         "n_blocks": problem.model.n_blocks,
         "cache_bytes_per_token": problem.model.cache_bytes_per_token,
+        "page_tokens": experiment.paging.page_tokens if experiment.paging else None,
         "placement": str(plan["placement"].get("policy", experiment.placement)),
         "routing": experiment.routing,
         "design_concurrency": plan["placement"].get("design_concurrency"),

@@ -13,6 +13,7 @@ Times are scenario seconds, servers and clients numbers in the header's order, b
 | ``d`` a hop failed | servers, blocks, position, reason |
 | ``r`` routed anew | blocks, hops |
 | ``p`` replayed | hops, when it failed |
+| ``v`` preempted: it has no chain until ``m`` | server, cached tokens lost |
 | ``e`` ended | status, reason |
 
 ``tokens``: columns ``request``, ``number``, ``at_s``. ``parts``: ``[request, token, ready_at_s, hops]`` with
@@ -35,6 +36,7 @@ from nodes.records import (
     Failed,
     Interrupted,
     Opening,
+    Preempted,
     Rejected,
     Replayed,
     Rerouted,
@@ -137,6 +139,8 @@ class History:
                 self.add("r", request, at_s, record.blocks, record.hops)
             case Replayed():
                 self.add("p", request, at_s, record.hops, _short(record.failed_at_s))
+            case Preempted():
+                self.add("v", request, at_s, record.server, record.tokens)
             case Completed() | Failed() | Cancelled() | Interrupted():
                 reason = record.reason if isinstance(record, Failed) else ""
                 self.ended(request, at_s, record.kind, reason)

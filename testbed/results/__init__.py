@@ -50,7 +50,7 @@ def finish_run(
 
     plan = json.loads((run_dir / "plan.json").read_text(encoding="utf-8"))
     if objectives is None:
-        objectives = _earlier_objectives(run_dir)
+        objectives = _earlier_objectives(run_dir, experiment)
     if tables is None:
         tables = read_tables(run_dir, experiment)
     records, hops, rows = tables.records, tables.hops, tables.rows
@@ -118,10 +118,10 @@ def write_all(run_dir: Path, writers: dict[str, Callable[[Path], object]]) -> No
         )
 
 
-def _earlier_objectives(run_dir: Path) -> dict[str, float]:
-    """The objectives of the summary that is there; none if there is no readable one."""
+def _earlier_objectives(run_dir: Path, experiment: Experiment) -> dict[str, float]:
+    """The objectives of the summary that is there; the scenario's if there is no readable one."""
     try:
         earlier = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return {}
+        return experiment.objectives
     return dict(earlier.get("objectives", {}))

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from nodes.eventlog import LogReader
 from nodes.records import (
+    HOP_COLUMNS,
     Admitted,
     AnyRecord,
     Arrived,
@@ -19,7 +20,6 @@ from nodes.records import (
     Completed,
     Failed,
     HopPlan,
-    HopRecord,
     Interrupted,
     Opening,
     Preempted,
@@ -52,7 +52,7 @@ class TokenTimes(NamedTuple):
 class LoggedHops:
     """Every message of every token, in the order of the logs, as numbers and not as objects: there may be millions."""
 
-    NAMES = ("request", "token", "hop", *HopRecord._fields, "client_s", "tail_s")
+    NAMES = ("request", "token", "hop", *HOP_COLUMNS, "client_s", "tail_s")
 
     def __init__(self) -> None:
         self._values = array("d")
@@ -64,7 +64,7 @@ class LoggedHops:
             n_after -= 1
             tail_s = 0.0 if n_after else token.at_s - hop.received_at_s
             client_s = hop.sent_at_s - previous_s
-            self._values.extend((token.request, token.token, number, *hop, client_s, tail_s))
+            self._values.extend((token.request, token.token, number, *hop.row(), client_s, tail_s))
             previous_s = hop.received_at_s
 
     def columns(self) -> dict[str, NDArray[np.float64]]:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from nodes.batching import Batches, Step, batches_of
 from nodes.compute import StubProfile, Turns
-from nodes.records import HopPlan
+from nodes.records import BATCH, HopPlan
 from testbed.results.changes import as_carried_out, as_intended
 from testbed.results.logs import RunRecords
 from testbed.results.slow import SlowServers
@@ -35,7 +35,8 @@ Array = NDArray[np.float64]
 
 _WHOLE = (
     *("request", "token", "hop", "server", "first", "last"),
-    *("up_bytes", "down_bytes", "replayed_tokens", "batch_steps", "batch_tokens"),
+    *("up_bytes", "down_bytes", "replayed_tokens"),
+    *(name for name in BATCH if not name.endswith("_s")),
 )
 """Columns of whole numbers."""
 _NO_BYTES = 0
@@ -81,18 +82,20 @@ class HopTable:
     """Hidden states in a message of a replay; 0, for every other row, if not given."""
     batch_steps: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     batch_tokens: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    """Steps and tokens that the server computed together with this one; 0, for every row, if not given."""
+    batch_context_tokens: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    batch_prompt_end: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    batch_blocks: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    batch_began_at_s: Array = field(default_factory=lambda: np.zeros(0))
+    """What the server computed together with this step (``nodes.batching.Composition``); 0, for every row, if not given."""
     model_client_s: Array = field(default_factory=lambda: np.zeros(0))
     """What the client computes for the token, at its last hop; 0 if not given."""
     model_opened_at_s: dict[int, float] = field(default_factory=dict)
     """When the chain of a request should have been open, by its number: given when it was asked to."""
 
     def __post_init__(self) -> None:
-        for name in ("replayed_tokens", "batch_steps", "batch_tokens"):
+        for name in ("replayed_tokens", *BATCH, "model_client_s"):
             if not len(getattr(self, name)):
-                setattr(self, name, np.zeros_like(self.request))
-        if not len(self.model_client_s):
-            self.model_client_s = np.zeros(len(self.request))
+                setattr(self, name, np.zeros(len(self.request), dtype=getattr(self, name).dtype))
 
     def tokens(self) -> TokenSums:
         """What the hops of each token add up to, in the order of the rows."""

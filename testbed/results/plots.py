@@ -11,6 +11,17 @@ from typing import Any
 from testbed.rundir import replacing
 
 DPI = 130
+LINES: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "lines.linewidth": 1.3,
+    "lines.markersize": 5,
+    "legend.frameon": False,
+}
+"""The style of figures with lines over a parameter."""
 _METADATA: dict[str, dict[str, None]] = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
 """The same figure is the same bytes, whenever it is drawn."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +31,20 @@ def report_body(summary: dict[str, Any], figures: list[tuple[Path, str]], failur
         parts += [f"<li>{html.escape(text)}</li>" for text in failures]
         parts.append("</ul>")
     if figures:
-        parts.append("<h2>Figures</h2><div class=figures>")
+        parts.append(figures_html(figures))
+    return "\n".join(parts) + "\n"
+
+
+def figures_html(figures: Sequence[tuple[Path, str]]) -> str:
+    """HTML of figures (PNG, caption), with the images in it."""
+    parts = ["<h2>Figures</h2><div class=figures>"]
     for image, caption in figures:
         data = base64.b64encode(image.read_bytes()).decode()
         parts.append(
             f'<figure><img alt="{html.escape(caption)}" src="data:image/png;base64,{data}">'
             f"<figcaption>{html.escape(caption)}</figcaption></figure>"
         )
-    if figures:
-        parts.append("</div>")
-    return "\n".join(parts) + "\n"
+    return "\n".join([*parts, "</div>"])
 
 
 def _parts_table(summary: dict[str, Any]) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,10 +101,11 @@ def summarize(
         "closed_model_lacks": _lacks(experiment, records),
         # In virtual time nothing takes any: what is left is what the closed model leaves out.
         "overhead_per_hop_s": None
-        if clock["name"] == "virtual"
+        if clock["name"] == "virtual" or plan["network"] == "hosts"
         else _median(overhead_s / experiment.time_scale),
         "startup_s": plan["startup_s"].get("total"),
         "forwarder": plan.get("forwarder"),
+        "machines": plan.get("machines") or [],
         "stalls": _stalls(plan.get("stalls") or []),
         "decision": {
             "placement_s": plan["placement_decision_s"],
@@ -113,7 +115,7 @@ def summarize(
             "control_plane_s": stats(a / experiment.time_scale for r in records.requests for a in r.asked_s),
         },
         "admission": _admission(records),
-        "preemption": _preemption(experiment, records),
+        "preemption": preemption_of(experiment, records.requests),
         "unused_blocks": _unused(records, plan),
         "achieved_concurrency": _concurrency(records),
         "goodput_rps": goodput_rps(rows, objectives or {}),
@@ -150,9 +152,20 @@ def _admission(records: RunRecords) -> dict[str, Any]:
     }
 
 
-def _preemption(experiment: Experiment, records: RunRecords) -> dict[str, Any]:
+class _MayBePreempted(Protocol):
+    """A request of a run, or of a simulation."""
+
+    @property
+    def n_preemptions(self) -> int: ...
+    @property
+    def preempted_tokens(self) -> int: ...
+    @property
+    def preempted_s(self) -> float: ...
+
+
+def preemption_of(experiment: Experiment, requests: Iterable[_MayBePreempted]) -> dict[str, Any]:
     """How often sessions lost their caches to others, and for how long; "reserved": never."""
-    preempted = [r for r in records.requests if r.n_preemptions]
+    preempted = [r for r in requests if r.n_preemptions]
     return {
         "cache_mode": "reserved" if experiment.paging is None else "paged",
         "n_preemptions": sum(r.n_preemptions for r in preempted),
@@ -225,6 +238,7 @@ def _lacks(experiment: Experiment, records: RunRecords) -> list[str]:
         "jitter": any(x.jitter_s for x in links),
         "random loss": any(0 < x.loss_ratio < 1 for x in links),
         "preemptions": any(r.n_preemptions for r in records.requests),
+        "connections made anew after a failure": any(e["event"] == "begun" for e in records.faults),
     }
     return [what for what, is_there in found.items() if is_there]
 

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from nodes.records import BATCH
 from testbed.results.model import HopTable
 from testbed.rundir import replacing
 from testbed.scenario.experiment import Experiment
@@ -30,7 +31,7 @@ _TYPES = {
 def write_requests(path: Path, rows: list[dict[str, Any]]) -> None:
     """A row per request of the scenario, also those that failed or never started."""
     types = [(name, _TYPES.get(name, pa.float64())) for name in (rows[0] if rows else {"request": 0})]
-    _write(path, pa.Table.from_pylist(rows, schema=pa.schema(types)))
+    write_table(path, pa.Table.from_pylist(rows, schema=pa.schema(types)))
 
 
 def write_hops(path: Path, experiment: Experiment, hops: HopTable) -> None:
@@ -61,12 +62,13 @@ def write_hops(path: Path, experiment: Experiment, hops: HopTable) -> None:
         "model_compute_s": hops.model_compute_s,
     }
     if experiment.batching == "continuous":
-        columns |= {"batch_steps": hops.batch_steps, "batch_tokens": hops.batch_tokens}
+        columns |= {name: getattr(hops, name) for name in BATCH}
     if experiment.problem.hub_token_s:
         columns["model_client_s"] = hops.model_client_s
-    _write(path, pa.table(columns))
+    write_table(path, pa.table(columns))
 
 
-def _write(path: Path, table: pa.Table) -> None:
+def write_table(path: Path, table: pa.Table) -> None:
+    """Write ``table`` whole or not at all."""
     with replacing(path) as temporary:
         pq.write_table(table, temporary)

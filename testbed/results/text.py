@@ -28,7 +28,10 @@ VIRTUAL_TIME = (
 )
 """What virtual time cannot show, said in the report of every run in it; the terminal has it shorter."""
 
-_CARRIES_BPS = 5e9
+_CARRIES_BPS, _CARRIES_BETWEEN_BPS = 5e9, 2.5e9
+"""Bits per second of real time that a forwarder carries on one machine, and between several."""
+_UNDERLAY_RATIO = 1e-3
+"""Of packets that come late over the network between machines, so many are not worth a word."""
 _LATE_S, _BUSY_RATIO = 1e-3, 0.9
 """Beyond these, what the forwarder adds is no longer small against a token's network time."""
 
@@ -104,6 +107,27 @@ def _errors(error: dict[str, float | None]) -> tuple[str, str]:
     return _percent(error["mean_abs_ratio"]), _percent(error["p99_abs_ratio"])
 
 
+def _machine_lines(summary: dict[str, Any]) -> list[str]:
+    """What is known of the other machines' clocks, and whether that is enough for one-way times."""
+    lines = []
+    way_s = (summary["metrics"]["hop_network_s"]["p50"] or 0.0) / 2 / summary["time_scale"]
+    for machine in summary["machines"]:
+        uncertainty_s = machine["uncertainty_s"]
+        text = (
+            f"machine {machine['name']}: {counted(machine['n_nodes'], 'nodes')}, its clock known to "
+            f"+-{uncertainty_s * 1e3:.3f} ms (round trip {machine['rtt_s'] * 1e3:.3f} ms)"
+        )
+        if machine["is_lost"]:
+            text += "; it was lost"
+        if uncertainty_s > way_s > 0:
+            text += (
+                f", more than the {way_s * 1e3:.3f} ms of one way (p50): what a single direction took (in hops.parquet and "
+                "trace.json) is not to be trusted; clients' times, and those of round trips, need one clock only"
+            )
+        lines.append(text)
+    return lines
+
+
 def _n_decisions(summary: dict[str, Any]) -> int:
     """Those for parts of chains included; of a run that was cut short only those for whole ones are known."""
     return int((summary.get("decisions") or {}).get("n_decisions") or summary["decision"]["routing_s"]["n"])
@@ -168,6 +192,11 @@ def _footer(summary: dict[str, Any]) -> str:
         )
     if summary["network"] == "loopback":
         lines.append("loopback network: delays are applied in the client, the least faithful of all")
+    if summary["network"] == "hosts":
+        lines.append(
+            "hosts network: the real one between the machines; the model has the scenario's links, which nothing emulates"
+        )
+    lines += _machine_lines(summary)
     if "without_session_setup" in summary:
         without = summary["without_session_setup"]
         lines.append(
@@ -189,10 +218,20 @@ def _footer(summary: dict[str, Any]) -> str:
             f"(real) after its time, and it was busy for up to {forwarder['busy_max_ratio']:.0%} of a second; lower "
             "the time scale, the rates or the load, or free the machine"
         )
-    if forwarder and forwarder.get("asked_max_bps", 0) > _CARRIES_BPS:
+    if forwarder and forwarder.get("underlay_late", 0) > _UNDERLAY_RATIO * forwarder["packets"]:
+        lines.append(
+            f"{forwarder['underlay_late']} of {forwarder['packets']} packets came over the network between the machines after "
+            "their time: it is slower than the links are allowed to be; take longer delays, or put these nodes on one machine"
+        )
+    if forwarder and forwarder.get("underlay_lost"):
+        lines.append(
+            f"the network between the machines lost {forwarder['underlay_lost']} datagrams, which cost packets that no link lost"
+        )
+    carries_bps = _CARRIES_BETWEEN_BPS if summary["machines"] else _CARRIES_BPS
+    if forwarder and forwarder.get("asked_max_bps", 0) > carries_bps:
         lines.append(
             f"links of up to {forwarder['asked_max_bps'] / 1e9:g} Gbit/s (real) were asked: long transfers there run at "
-            f"about {_CARRIES_BPS / 1e9:g} Gbit/s, what the forwarder carries on a machine such as docs/accuracy.md states"
+            f"about {carries_bps / 1e9:g} Gbit/s, what the forwarder carries on a machine such as docs/accuracy.md states"
         )
     if summary["dropped_log_bytes"]:
         lines.append(f"{summary['dropped_log_bytes']} bytes of an unfinished log record were dropped")
@@ -216,6 +255,11 @@ def _clock_lines(summary: dict[str, Any]) -> list[str]:
         if summary["closed_model_lacks"]:
             lines.append(
                 f"the closed model knows of no {' and no '.join(summary['closed_model_lacks'])}: the errors are mostly that"
+            )
+        if summary.get("n_replays"):
+            lines.append(
+                "of requests that outlived a failure it knows nothing: its columns have them as if there had been none, the "
+                "errors leave them out"
             )
     elif summary["emulation_error_of"] == "twin":
         text = "error: against the run's twin in virtual time"

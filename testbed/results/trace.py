@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from nodes.records import BATCH
 from testbed.results.logs import RequestRecord, RunRecords
 from testbed.results.model import HopTable
 from testbed.rundir import BY_HAND, replacing
@@ -111,13 +112,13 @@ def _message_events(
     columns = (
         *(hops.server, hops.replayed_tokens, hops.up_bytes, hops.down_bytes),
         *(hops.sent_at_s, hops.arrived_at_s, hops.departed_at_s, hops.received_at_s),
-        *(hops.batch_steps, hops.batch_tokens),
+        *(getattr(hops, name) for name in BATCH),
     )
-    for server, replayed, up, down, sent, arrived, departed, received, n_steps, n_tokens in zip(
+    for server, replayed, up, down, sent, arrived, departed, received, *batch in zip(
         *(column[rows].tolist() for column in columns), strict=True
     ):
         of = {"server": servers[server]} | ({"replayed_tokens": replayed} if replayed else {})
-        of |= {"batch_steps": n_steps, "batch_tokens": n_tokens} if n_steps else {}
+        of |= dict(zip(BATCH, batch, strict=True)) if batch[0] else {}
         yield _span("up", pid, tid, sent, arrived, of | {"bytes": up})
         yield _span("down", pid, tid, departed, received, of | {"bytes": down})
 

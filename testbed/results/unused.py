@@ -48,10 +48,14 @@ def unused_text(found: Mapping[str, Any] | None) -> list[str]:
     if found is None or not found["n_unused"]:
         return []
     mean = "on average " if isinstance(found["n_unused"], float) else ""  # over runs
-    text = f"hint: {mean}no request used {found['n_unused']:,.6g} of the {found['n_held']:,.6g} blocks that servers hold"
+    text = f"hint: {mean}no request used {_count(found['n_unused'])} of the {_count(found['n_held'])} blocks that servers hold"
     if idle := found["servers"]:
         names = ", ".join(idle[:_MOST_NAMES]) + (
             f" and {len(idle) - _MOST_NAMES} more" if len(idle) > _MOST_NAMES else ""
         )
         text += f", and none of those on {names}"
     return [f"{text}; fewer servers, another placement or routing may serve this load as well"]
+
+
+def _count(blocks: float) -> str:
+    return f"{round(blocks, 1):,g}" if isinstance(blocks, float) else f"{blocks:,}"

@@ -11,7 +11,6 @@ import contextlib
 import os
 import shutil
 import signal
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,14 @@ from testbed.results import finish_run, load_run
 from testbed.rundir import (
     ENDPOINT,
     HALF_WRITTEN,
-    LINKS_PREFIX,
     OWNER,
     OWNER_VARIABLE,
     PAGE,
     RUN_VARIABLE,
+    SEED,
     owner_alive,
     runs,
+    scratch_folders,
 )
 
 TABLES = ("summary.json", "requests.parquet", "hops.parquet", "trace.json")
@@ -46,7 +46,7 @@ def clean_command(out: Path) -> dict[str, Any]:
     for pid, run in _orphans():
         _end(pid)
         answer["processes"].append({"pid": pid, "run": str(run)})
-    for owner in sorted([*out.glob(OWNER), *out.glob(f"*/{OWNER}")]):
+    for owner in sorted([*out.glob(OWNER), *out.glob(f"*/{OWNER}"), *out.glob(f"*/{SEED}*/{OWNER}")]):
         run = owner.parent
         if owner_alive(run):
             continue
@@ -62,7 +62,7 @@ def clean_command(out: Path) -> dict[str, Any]:
                 answer["completed"].append(str(run))
             except (TestbedError, OSError) as error:
                 answer["problems"].append(f"{run}: {error}")
-    for folder in sorted(Path(tempfile.gettempdir()).glob(f"{LINKS_PREFIX}*")):
+    for folder in scratch_folders():
         if not owner_alive(folder) and _is_ours(folder):
             shutil.rmtree(folder)
             answer["folders"].append(str(folder))

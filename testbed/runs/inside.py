@@ -51,6 +51,8 @@ class Entrance:
         if node not in document["nodes"]:
             raise UserError(unknown("node", node, document["nodes"]))
         namespace = document["nodes"][node]["namespace"]
+        if namespace is None and any(there["namespace"] is not None for there in document["nodes"].values()):
+            raise UserError(f"{node} is on another machine of this run: programs run on nodes of this one")
         if namespace is None:
             raise UserError(
                 f"{_no_namespace(document['name'])}; start one with `testbed up SCENARIO --hold --network fabric`"

@@ -108,7 +108,7 @@ def serve_command(
         if blocks is not None and error is None:
             asked: dict[int, Generation] = endpoint.generations
             verify_tokens(run_dir, experiment, dataclasses.replace(blocks, generations=asked), _say)
-        if with_twin and error is None and experiment.requests:
+        if with_twin and stage.has_twin and error is None and experiment.requests:
             _say("running the twin in virtual time (--no-twin leaves it out)")
             run_twin(experiment, placed, run_dir, _say)
         summary = finish(run_dir, experiment, report=report, trace=trace)

@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,12 @@ from testbed.errors import EXIT_INTERRUPTED, RunError, TestbedError, UserError
 from testbed.page.beside import bind_page, page_beside
 from testbed.page.report import write_report
 from testbed.results import finish_run, read_tables
-from testbed.results.slo import parse_slo
 from testbed.results.text import summary_text
 from testbed.rundir import make_run_dir
 from testbed.runs.twin import run_twin
 from testbed.runs.verify import verify_tokens
-from testbed.runtime.blocks import blocks_model, check_model, require_blocks
+from testbed.runtime.blocks import blocks_model, check_fits, check_model, require_blocks
+from testbed.runtime.gpus import shared_out
 from testbed.runtime.launching import Launcher
 from testbed.runtime.programs import check_programs
 from testbed.runtime.running import emulate
@@ -33,30 +34,59 @@ from testbed.runtime.wiring import check_frames
 from testbed.scenario.experiment import Experiment
 
 
-def up_command(
-    experiment: Experiment,
-    out: Path | None,
-    *,
-    as_json: bool,
-    hold: bool,
-    slo: str | None,
-    report: bool,
-    trace: bool = True,
-    with_twin: bool = True,
-    page_port: int | None = None,
-) -> int:
-    """Run ``experiment``; returns the exit code: 0 only when every request completed.
+@dataclass(frozen=True)
+class UpOptions:
+    """What the command line says of a run.
 
     ``with_twin``: a run in real time is then repeated in virtual time, and judged by that. ``page_port``: serve the
-    run's page there while it runs (0: on any free port).
+    run's page there while it runs (0: on any free port). ``objectives`` are those of ``--slo``.
     """
-    objectives = parse_slo(slo) if slo is not None else None
+
+    hold: bool = False
+    objectives: dict[str, float] | None = None
+    report: bool = True
+    trace: bool = True
+    with_twin: bool = True
+    page_port: int | None = None
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A run with its tables. ``summary`` ``None``: it was interrupted before any session. ``error`` broke it midway."""
+
+    run_dir: Path
+    placed: PlacedExperiment
+    summary: dict[str, Any] | None = None
+    error: TestbedError | None = None
+    interrupted: bool = False
+
+
+def up_command(experiment: Experiment, out: Path | None, options: UpOptions, *, as_json: bool) -> int:
+    """Run ``experiment`` and print its summary; returns the exit code: 0 only when every request completed."""
+    ended = run_once(experiment, out, options)
+    if ended.summary is None:
+        return EXIT_INTERRUPTED
+    typer.echo(json.dumps(ended.summary) if as_json else summary_text(ended.summary))
+    if ended.error is not None:
+        raise ended.error
+    if ended.interrupted:
+        _say(f"interrupted: the record up to now is in {ended.run_dir}")
+        return EXIT_INTERRUPTED
+    return exit_code(ended.summary)
+
+
+def run_once(experiment: Experiment, out: Path | None, options: UpOptions) -> Ended:
+    """Run ``experiment`` into ``out`` (a new folder; ``None``: one in ``runs/``), with what the run says on stderr.
+
+    Raises ``TestbedError`` for what let no session begin, and for tables that cannot be written.
+    """
+    hold = options.hold
     if not experiment.requests:
         raise UserError("this scenario takes its requests from outside: run it with `testbed serve`")
     check_can_run(experiment, _say)
     stage = choose_stage(experiment, holds=hold)
     placed = placed_experiment(experiment)
-    listener = bind_page(page_port)
+    listener = bind_page(options.page_port)
     run_dir = make_run_dir(out, experiment.name)
     with page_beside(run_dir, listener, _say):
         launcher = stage.begin(experiment, run_dir)
@@ -68,25 +98,21 @@ def up_command(
         )
         if not has_begun(run_dir, error):
             _say(f"interrupted before any session; logs are in {run_dir}")
-            return EXIT_INTERRUPTED
+            return Ended(run_dir, placed, interrupted=True)
         if blocks is not None and error is None and not interrupted:
             verify_tokens(run_dir, experiment, blocks, _say)
-        if with_twin and not stage.is_virtual and error is None and not interrupted:
+        if options.with_twin and stage.has_twin and error is None and not interrupted:
             _say("running the twin in virtual time (--no-twin leaves it out)")
             run_twin(experiment, placed, run_dir, _say)
         try:
-            summary = finish(run_dir, experiment, objectives, report=report, trace=trace)
+            summary = finish(
+                run_dir, experiment, options.objectives, report=options.report, trace=options.trace
+            )
         except RunError:
             if error is not None:
                 _say(f"testbed: {error}")
             raise
-        typer.echo(json.dumps(summary) if as_json else summary_text(summary))
-        if error is not None:
-            raise error
-        if interrupted:
-            _say(f"interrupted: the record up to now is in {run_dir}")
-            return EXIT_INTERRUPTED
-        return exit_code(summary)
+    return Ended(run_dir, placed, summary, error, interrupted)
 
 
 def has_begun(run_dir: Path, error: TestbedError | None) -> bool:
@@ -107,7 +133,7 @@ def exit_code(summary: dict[str, Any]) -> int:
 
 
 def check_can_run(experiment: Experiment, announce: Callable[[str], None] = lambda _: None) -> None:
-    """Announce the programs of the user's that will run.
+    """Announce the programs of the user's that will run, and the devices that "auto" finds.
 
     Raises ``UserError`` for real blocks without what they need, for messages that nobody would take, and for programs
     that are not there.
@@ -117,11 +143,13 @@ def check_can_run(experiment: Experiment, announce: Callable[[str], None] = lamb
     if experiment.blocks is not None:
         require_blocks('compute.backend "blocks"')
         check_model(experiment.blocks)
+        shared_out(experiment, announce)
 
 
 def placed_experiment(experiment: Experiment) -> PlacedExperiment:
-    """Raises ``UserError`` if a policy does not take the scenario."""
+    """Raises ``UserError`` if a policy does not take the scenario, or real blocks do not fit on this machine."""
     placed = place_experiment(experiment)
+    check_fits(experiment, placed.placement)
     try:
         policy = online_policy(experiment)
         if policy is not None:
@@ -159,7 +187,7 @@ def run_quietly(experiment: Experiment, out: Path, with_twin: bool = False) -> d
         raise error
     if blocks is not None:
         verify_tokens(run_dir, experiment, blocks, lambda _: None)
-    if with_twin and not stage.is_virtual:
+    if with_twin and stage.has_twin:
         run_twin(experiment, placed, run_dir, lambda _: None)
     return finish_run(run_dir, experiment)
 

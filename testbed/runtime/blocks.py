@@ -8,9 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from nodes.blocks.memory import amount
 from nodes.blocks.spec import BlocksSpec, HubSpec, WeightSource
 from nodes.request import Generation
+from policies.problem import Placement
 from testbed.errors import UserError
+from testbed.runtime.gpus import shared_out
 from testbed.scenario.checkpoints import (
     INSTALL,
     checkpoint_folder,
@@ -38,12 +41,15 @@ class BlocksModel:
         settings = self.settings
         return BlocksSpec(
             source=self.source,
-            device=settings.devices[server % len(settings.devices)],
+            device=settings.device_of(server),
             dtype=settings.dtype,
             weights=settings.weights,  # type: ignore[arg-type]  # checked where the scenario is read
             n_threads=settings.n_threads,
             memory_bytes=memory_bytes,
             n_streams=settings.n_streams,
+            is_batched=settings.is_batched,
+            chunk_tokens=settings.chunk_tokens,
+            has_graphs=settings.has_graphs,
         )
 
     def hub_spec(self) -> HubSpec:
@@ -80,7 +86,7 @@ def blocks_model(experiment: Experiment, run_dir: Path) -> BlocksModel | None:
 
     Raises ``UserError``.
     """
-    settings = experiment.blocks
+    settings = shared_out(experiment, lambda _: None)
     if settings is None:
         return None
     if settings.random_weights:
@@ -150,3 +156,21 @@ def available_bytes() -> float:
     """Memory that this machine has left; infinite where it does not say."""
     found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"))
     return float(found[1]) * 1024 if found else float("inf")
+
+
+def check_fits(experiment: Experiment, placement: Placement) -> None:
+    """Raises ``UserError`` if the blocks that servers hold on this machine's CPU are more than it has memory left.
+
+    Each server looks by itself, too, but all load at once.
+    """
+    settings = shared_out(experiment, lambda _: None)
+    if settings is None or experiment.machines:
+        return
+    n_held = sum(held.n_blocks for n, held in enumerate(placement.ranges) if settings.device_of(n) == "cpu")
+    wanted_bytes, left_bytes = n_held * experiment.problem.model.block_bytes, available_bytes()
+    if wanted_bytes > left_bytes:
+        raise UserError(
+            f"the servers' {n_held} blocks on the CPU take {amount(wanted_bytes)}, and this machine has "
+            f"{amount(left_bytes)} left: take a GPU (compute.device), a smaller model, or fewer blocks on each server "
+            "(servers' memory)"
+        )

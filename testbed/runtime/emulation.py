@@ -120,6 +120,8 @@ class Emulation:
         self.memory = ServerMemory(experiment.problem)
         self.forwarder: dict[str, float] | None = None
         """Counters of the user-space forwarder, if the network has one."""
+        self.machines: list[dict[str, Any]] = []
+        """The other machines of the run, as the launcher knows them at the end."""
         self.stalls: list[dict[str, float]] = []
         """When the whole machine stood still while it served."""
 
@@ -192,6 +194,7 @@ class Emulation:
         self.progress.phase = "serving"
         self.events.write("serving", self.clock.now_s())
         self._in_background(self.links.run())
+        self._in_background(self.nodes.keep_time())
         if self.blocks is not None:
             self._in_background(self.memory.watch(self.nodes.peers))
         generations = self.blocks.generations if self.blocks is not None else {}
@@ -220,6 +223,7 @@ class Emulation:
             await self._serve_guests(self._guests)
         self._has_served_until_now()
         await self.processes.guard(self.faults.look_for_leaks())
+        self.machines = [vars(machine) for machine in self._launcher.machines()]
         self.forwarder = await self.processes.guard(self._launcher.stats())
         self.stalls = self._in_scenario(await self.processes.guard(self._launcher.stalls()))
         for client, failure in self._done.items():
@@ -473,11 +477,13 @@ async def _within_real_s(seconds: float, work: asyncio.Future[Any]) -> None:
 def plan_document(emulation: Emulation, has_ended: bool = False) -> dict[str, Any]:
     """``plan.json``: the placement, who made it, how long starting took, and in the end what was decided and left."""
     problem, placement = emulation.experiment.problem, emulation.placed.placement
+    blocks = emulation.blocks
     return {
         "placement": placement_data(placement),
         "routing": emulation.experiment.routing,
         "servers": [s.name for s in problem.servers],
         "clients": list(problem.clients),
+        "devices": blocks and [blocks.settings.device_of(number) for number in range(problem.n_servers)],
         "placement_decision_s": emulation.placed.decision_s,
         "network": emulation.network.name if emulation.network else emulation.experiment.network,
         "clock": {"name": emulation.stage.clock, "why": emulation.stage.why},
@@ -485,6 +491,7 @@ def plan_document(emulation: Emulation, has_ended: bool = False) -> dict[str, An
         "scenario_s": emulation.scenario_s,
         "startup_s": emulation.startup_s,
         "forwarder": emulation.forwarder,
+        "machines": emulation.machines,
         "stalls": emulation.stalls,
         "memory": emulation.memory.largest,
         "decisions": emulation.faults.decisions if has_ended else None,

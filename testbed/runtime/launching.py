@@ -15,6 +15,10 @@ OnExit = Callable[[str, int], None]
 """Called with a node's name and its process's exit status (negative: the signal that ended it)."""
 
 
+Endpoints = tuple[Mapping[str, tuple[str, int]], bytes]
+"""Of a network over several machines: where each reaches the others' parts of it, by name, and the run's key."""
+
+
 @dataclass(frozen=True)
 class OpenNetwork:
     """What carries a run, why it was chosen, and the address of every node."""
@@ -23,12 +27,44 @@ class OpenNetwork:
     why: str
     addresses: Mapping[str, str]
     delays_in_client: bool = False
-    """Nodes delay messages themselves, and listen on any free port."""
+    """Nodes delay messages themselves."""
+    any_port: bool = False
+    """Nodes listen on any free port."""
     shares_links: bool = True
     """Pairs whose paths share a link compete for it."""
     namespaces: Mapping[str, int] = field(default_factory=dict)
     """Descriptors of the nodes' network namespaces in the process ``holder``; empty if they have none."""
     holder: int | None = None
+
+
+@dataclass(frozen=True)
+class MachineState:
+    """Another machine of a run, and what is known of its clock; seconds."""
+
+    name: str
+    address: str
+    n_nodes: int
+    rtt_s: float
+    """The smallest of the last ones."""
+    offset_s: float
+    """Its monotonic clock less this machine's."""
+    drift: float
+    """Seconds that its clock gains per second."""
+    uncertainty_s: float
+    """How far ``offset_s`` is off at most."""
+    is_lost: bool = False
+
+
+class OnOneMachine:
+    """Of a launcher whose nodes are all on this machine."""
+
+    def instant_at(self, node: str, instant: float) -> float:
+        """As ``Launcher.instant_at``."""
+        return instant
+
+    def machines(self) -> list[MachineState]:
+        """As ``Launcher.machines``."""
+        return []
 
 
 class Listener(Protocol):
@@ -96,6 +132,14 @@ class Launcher(Protocol):
 
     async def keep_awake(self, on: bool) -> None:
         """Have what keeps CPUs awake rest, or go on."""
+        ...
+
+    def instant_at(self, node: str, instant: float) -> float:
+        """``instant`` by the monotonic clock of the machine that ``node`` is on."""
+        ...
+
+    def machines(self) -> list[MachineState]:
+        """The other machines of the run; empty if all of it is on this one."""
         ...
 
     def descriptors(self, processes: Mapping[str, int]) -> dict[str, int]:

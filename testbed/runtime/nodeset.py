@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from testbed.control.coordinator import Coordinator
 from testbed.errors import RunError
 from testbed.runtime import wiring
 from testbed.runtime.blocks import BlocksModel
-from testbed.runtime.launching import Launcher
+from testbed.runtime.launching import Launcher, OpenNetwork
 from testbed.runtime.peering import Ends, Peering
 from testbed.runtime.processes import Processes
 from testbed.scenario.experiment import Experiment, Link
@@ -23,21 +24,24 @@ from testbed.scenario.experiment import Experiment, Link
 Pair = tuple[str, str]
 
 _START_LEAD_S, _MAX_LEAD_S = 0.1, 5.0
+_KEEP_TIME_S = 1.0
+"""How often nodes of other machines are told what they know of this one's time."""
 _NODE_START_TIMEOUT_S, _LOADING_TIMEOUT_S = 30.0, 3600.0
 
 
-async def agree_on_zero(peers: Iterable[control.Peer], clock: RunClock) -> None:
+async def agree_on_zero(peers: Mapping[str, control.Peer], clock: RunClock, launcher: Launcher) -> None:
     """Tell all nodes when time zero is: a little later, when all know it. ``clock`` has it in the end.
 
     On a busy machine they may need longer, and another instant is agreed on. Virtual time is zero at a whole
     second, so that no rounding depends on how long starting took.
     """
-    peers, lead_s = list(peers), _START_LEAD_S
+    lead_s = _START_LEAD_S
     while True:
         origin_at = clock.instant() + lead_s
         if clock.is_virtual:
             origin_at = math.ceil(origin_at)
-        await asyncio.gather(*(peer.ask(Start(origin_at)) for peer in peers))
+        told = (peer.ask(Start(launcher.instant_at(name, origin_at))) for name, peer in peers.items())
+        await asyncio.gather(*told)
         if clock.instant() < origin_at - lead_s / 2 or lead_s >= _MAX_LEAD_S:
             clock.origin_at = origin_at
             return
@@ -120,12 +124,26 @@ class NodeSet:
             except control.ControlError as error:
                 raise RunError(f"{client} cannot reach the servers: {error}") from error
         await self._peering.begin(ends, self._coordinator.placement, delays_in_client, n_bytes)
-        await agree_on_zero(self.peers.values(), self.clock)
+        await agree_on_zero(self.peers, self.clock, self._launcher)
+
+    async def keep_time(self) -> None:
+        """Have the nodes of other machines follow this one's clock, for as long as it is awaited."""
+        while self._launcher.machines():
+            await asyncio.sleep(_KEEP_TIME_S)
+            here = self.clock.origin_at
+            for name, peer in list(self.peers.items()):
+                if (there := self._launcher.instant_at(name, here)) != here:
+                    with contextlib.suppress(control.ControlError):  # it has ended: the launcher says so
+                        await peer.ask(Start(there))
 
     @property
     def _delays_in_client(self) -> bool:
+        return self._network.delays_in_client
+
+    @property
+    def _network(self) -> OpenNetwork:
         assert self._processes.network is not None, "asked before the network was open"
-        return self._processes.network.delays_in_client
+        return self._processes.network
 
     def _ends(self) -> Ends:
         processes = self._processes
@@ -142,7 +160,7 @@ class NodeSet:
             server,
             self._processes.control_path,
             self._processes.address(name),
-            self._delays_in_client,
+            self._network.any_port,
             self._blocks,
         )
         if self._processes.port(name):  # it is where it was
@@ -154,7 +172,7 @@ class NodeSet:
         name = self._name(server)
         await self._spawn_server(server)
         await self._processes.all_here([name], self._patience_s)
-        await self.peers[name].ask(Start(self.clock.origin_at))
+        await self.peers[name].ask(Start(self._launcher.instant_at(name, self.clock.origin_at)))
         for client in self.clients:
             await client.ask(Reach(server, *self._ends()[name]))
         await self._peering.begun(server, self._ends(), self._delays_in_client)

@@ -15,7 +15,7 @@ from nodes.node import NodeConfig
 from testbed.control.guarded import unexpected
 from testbed.errors import RunError, TestbedError
 from testbed.runtime.launching import Launcher, Listener, OpenNetwork
-from testbed.runtime.quota import cpu_quota
+from testbed.runtime.quota import why_cpus_may_sleep
 
 T = TypeVar("T")
 _LOG_TAIL_LINES = 5
@@ -57,9 +57,8 @@ class Processes:
 
     async def open(self, wanted: str, spec: NetworkSpec, keep_awake: bool) -> OpenNetwork:
         """Build the network; with ``keep_awake`` no CPU sleeps. Nodes can be spawned from now on."""
-        if keep_awake and (quota := cpu_quota()) is not None:
-            self.about_sleep = f"CPUs may sleep: this container has a quota of {quota:g} CPUs"
-            keep_awake = False
+        if keep_awake and (why_not := why_cpus_may_sleep()) is not None:
+            self.about_sleep, keep_awake = why_not, False
         self._launcher.attach(self._ended)
         self._listener = await self._launcher.listen(self.control_path, self._accept)
         logs = self._run_dir / "logs"

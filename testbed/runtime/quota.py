@@ -19,6 +19,12 @@ def cpu_quota(mounts: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/sel
     return min(quotas, default=None)
 
 
+def why_cpus_may_sleep() -> str | None:
+    """Why nothing may keep them awake in this container; ``None`` where that costs nobody anything."""
+    quota = cpu_quota()
+    return None if quota is None else f"CPUs may sleep: this container has a quota of {quota:g} CPUs"
+
+
 def _quotas(mounts: Path, controllers: str, path: str) -> Iterator[float]:
     """The quotas of one line of ``/proc/self/cgroup``, from the innermost group out."""
     if controllers and "cpu" not in controllers.split(","):

@@ -77,12 +77,14 @@ async def emulate(
     return error, interrupted.is_set() and not emulation.has_served
 
 
-def run_to_end(experiment: Experiment, placed: PlacedExperiment, run_dir: Path, stage: Stage) -> None:
-    """A whole run with stubs, its progress shown. Raises what broke it, and ``KeyboardInterrupt`` if it was interrupted."""
+def run_to_end(
+    experiment: Experiment, placed: PlacedExperiment, run_dir: Path, stage: Stage, *, live: bool = True
+) -> None:
+    """A whole run with stubs; ``live``: its progress shown. Raises what broke it, and ``KeyboardInterrupt`` if it was interrupted."""
     launcher = stage.begin(experiment, run_dir)
     error, interrupted = stage.run(
         launcher,
-        emulate(experiment, placed, run_dir, stage, launcher, None, False, lambda _: None),
+        emulate(experiment, placed, run_dir, stage, launcher, None, False, lambda _: None, live),
     )
     if error is not None:
         raise error

@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from nodes.blocks.memory import amount, prefill_bytes, step_bytes
 from nodes.blocks.sizes import SIZES
 from testbed.errors import UserError
 from testbed.scenario.catalogue import DTYPES, OF_REPRESENTATION, config_of, dtype_of, filled
@@ -14,7 +15,7 @@ from testbed.scenario.experiment import BlocksSettings
 from testbed.scenario.families import FAMILIES, SIZED, VALUE_BYTES, ModelSizes, sizes_of
 from testbed.scenario.problems import KeyedError
 from testbed.scenario.profiles import profiled
-from testbed.scenario.schema import ComputeTable, ModelTable, Scenario
+from testbed.scenario.schema import CacheTable, ComputeTable, ModelTable, Scenario
 
 _log = logging.getLogger(__name__)
 
@@ -88,6 +89,14 @@ def resolve_blocks(
             ("model", "value_bytes"),
             f"is {full.value_bytes}, but {dtype} has {VALUE_BYTES[dtype]}; leave it out",
         )
+    if compute.cuda_graphs:
+        _check_graphs(compute, scenario.cache)
+        if compute.device in (None, "cpu") and not scenario.resolved:
+            _log.warning(
+                "compute.cuda_graphs: nothing is recorded on a CPU; steps are computed in the form that would be"
+            )
+    if compute.batching == "continuous":
+        _check_batches(compute, dtype, is_resolved=scenario.resolved)
     device = compute.device or "cpu"
     settings = BlocksSettings(
         checkpoint=checkpoint,
@@ -99,6 +108,9 @@ def resolve_blocks(
         weights=weights,
         n_threads=compute.threads or 1,
         n_streams=compute.streams or 1,
+        is_batched=compute.batching == "continuous",
+        chunk_tokens=compute.chunk_tokens,
+        has_graphs=bool(compute.cuda_graphs),
         verify=compute.verify is not False,
     )
     update = {
@@ -109,9 +121,64 @@ def resolve_blocks(
         "weights": weights,
         "threads": settings.n_threads,
         "streams": settings.n_streams,
+        "cuda_graphs": settings.has_graphs,
         "verify": settings.verify,
     }
     return full, compute.model_copy(update=update), settings
+
+
+def check_steps(settings: BlocksSettings | None, n_tokens: int) -> None:
+    """Raises ``KeyedError`` if a GPU's server has no room to compute a single token after ``n_tokens``.
+
+    Of "auto" it is not known before it is looked up (``testbed.runtime.gpus``).
+    """
+    if (
+        settings is None
+        or not settings.config
+        or all(device in ("cpu", "auto") for device in settings.devices)
+    ):
+        return
+    sizes = checkpoint_sizes(settings.config, "the model")
+    takes_bytes = step_bytes(
+        sizes.n_heads, sizes.hidden_size, sizes.feed_forward, n_tokens, VALUE_BYTES[settings.dtype]
+    )
+    room_bytes = prefill_bytes(sizes.hidden_size)
+    if takes_bytes > room_bytes:
+        raise KeyedError(
+            ("workload",),
+            f"has a request of {n_tokens} tokens, input and output: one step takes {amount(takes_bytes)} of a GPU "
+            f"then, and a server sets {amount(room_bytes)} aside for it; make requests shorter",
+        )
+
+
+def _check_graphs(compute: ComputeTable, cache: CacheTable) -> None:
+    """Graphs of a server share their memory, and hold the place of their session's cache."""
+    if (compute.streams or 1) > 1:
+        raise KeyedError(
+            ("compute", "streams"),
+            f"is {compute.streams}, but with cuda_graphs a server computes one step at a time; leave streams out",
+        )
+    if cache.mode == "paged":
+        raise KeyedError(
+            ("compute", "cuda_graphs"),
+            'is true, but a cache of mode "paged" moves when it grows, and graphs would be recorded anew for every '
+            'page; take cache.mode = "reserved"',
+        )
+
+
+def _check_batches(compute: ComputeTable, dtype: str, *, is_resolved: bool) -> None:
+    """Batches come one after another, and only float32 rounds finely enough to say the same tokens in any company."""
+    if (compute.streams or 1) > 1:
+        raise KeyedError(
+            ("compute", "streams"),
+            f'is {compute.streams}, but with batching = "continuous" all steps that wait are one; leave streams out',
+        )
+    if dtype != "float32" and compute.verify is not False and not is_resolved:
+        _log.warning(
+            'with compute.batching = "continuous" in %s a step\'s rounding depends on what it is computed with: a '
+            "text may differ from the whole model's, and is counted as altered then; float32 gives the same tokens",
+            dtype,
+        )
 
 
 def _known_config(table: ModelTable) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from testbed.errors import UserError
 from testbed.scenario.families import ConfigError, ModelSizes, sizes_of
 
 _log = logging.getLogger(__name__)
-INSTALL = "pip install 'testbed[blocks]'"
+INSTALL = "pip install '.[blocks]' in the checkout"
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 
 

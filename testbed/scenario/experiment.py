@@ -99,6 +99,18 @@ class Program:
 
 
 @dataclass(frozen=True)
+class Machine:
+    """A machine of a Ray cluster that has servers of the run: those named (servers or sites), or its share of the others.
+
+    ``resources`` is what Ray is asked for, by Ray's names.
+    """
+
+    name: str
+    resources: Mapping[str, float]
+    servers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class RecoveryRules(nodes.rules.RecoveryRules):
     """What a client does when a hop fails, with limits, and what routers do.
 
@@ -136,13 +148,22 @@ class BlocksSettings:
     seed: int
     """Of made weights."""
     devices: tuple[str, ...]
-    """Given to servers in turn; the client's part is on the first."""
+    """Given to servers in turn; the client's part is on the first. ``("auto",)``: those of the machine that runs."""
     dtype: str
     weights: str
     n_threads: int
     n_streams: int
     verify: bool
     """Compare the tokens with those of the whole model on one machine after the run."""
+    is_batched: bool = False
+    """Steps that wait are computed together; of a prompt at most ``chunk_tokens``."""
+    chunk_tokens: int | None = None
+    has_graphs: bool = False
+    """Steps of one token are CUDA graphs."""
+
+    def device_of(self, server: int) -> str:
+        """That of server number ``server``."""
+        return self.devices[server % len(self.devices)]
 
 
 @dataclass(frozen=True)
@@ -161,7 +182,7 @@ class Experiment:
     changes: tuple[NetworkChange, ...]
     """What happens to links while the workload is served, in the order of time."""
     network: str
-    """Backend asked for: auto, netem, fabric, memory, loopback."""
+    """Backend asked for: auto, netem, fabric, memory, loopback, hosts."""
     keep_cpus_awake: bool
     """Spin at idle priority while running, so that no CPU sleeps (see ``testbed.runtime.real.launcher``)."""
     tcp: TcpSpec
@@ -193,6 +214,8 @@ class Experiment:
     """The network between sites, from which ``links`` come; ``testbed.scenario.whole`` has what else follows."""
     events: tuple[EventTable, ...] = ()
     """From which ``changes`` come."""
+    machines: tuple[Machine, ...] | Literal["ray"] = ()
+    """Where servers are: on machines of a Ray cluster, on all of them ("ray"), or on this one (empty)."""
     programs: tuple[Program, ...] = ()
     """One for every ``[[node]]``; they are there in real time alone."""
     subnet: IPv4Network = SUBNET
@@ -232,6 +255,11 @@ class Experiment:
     def program_nodes(self) -> Mapping[str, Program]:
         """The nodes of the user's, by name."""
         return {program.node: program for program in self.programs}
+
+    @property
+    def objectives(self) -> dict[str, float]:
+        """Limits in seconds by metric (``testbed.scenario.slo``); empty: the scenario states none."""
+        return dict(self.problem.objectives_s)
 
     @property
     def nodes(self) -> tuple[str, ...]:

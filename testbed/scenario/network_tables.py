@@ -32,7 +32,7 @@ class NetworkTable(Table):
     ``subnet`` has the nodes' addresses.
     """
 
-    backend: Literal["auto", "netem", "fabric", "memory", "loopback"] = "auto"
+    backend: Literal["auto", "netem", "fabric", "memory", "loopback", "hosts"] = "auto"
     mtu: Annotated[int, Field(ge=576, le=65535)] = 1500
     subnet: str = str(SUBNET)
     keep_cpus_awake: bool = True

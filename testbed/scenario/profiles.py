@@ -32,7 +32,7 @@ from testbed.scenario.roofline import (
     rescaled,
     times_of,
 )
-from testbed.scenario.schema import CalibrationTable, HardwareTable, ModelTable
+from testbed.scenario.schema import CalibrationTable, HardwareTable, MeasuredTable, ModelTable
 
 _log = logging.getLogger(__name__)
 
@@ -182,7 +182,29 @@ class HardwareShelf:
         table = self._get(name, key, ())
         remedy = f'take the rest from another profile with base = "{name if name in gpus() else "..."}"'
         _require(table, _NEEDED + (_OF_PETALS if for_petals else ()), ("hardware", name), remedy)
-        return table
+        if table.measured is not None and not self._is_resolved:
+            self._warn_of_another(name, table.measured)
+        return table.model_copy(update={"measured": None})
+
+    def _warn_of_another(self, name: str, measured: MeasuredTable) -> None:
+        """Say that a calibrated profile is taken as it is for a model that it may not be of."""
+        block = self._block
+        of = measured.block_values, measured.heads_width, measured.dtype
+        if block is None:
+            which = (
+                "whether that is the scenario's model cannot be told, since [model] is given by bytes alone"
+            )
+        elif (block.values, block.width, block.dtype) != of:
+            which = f"not for {block.words}"
+        else:
+            return
+        _log.warning(
+            'hardware "%s" was measured for %s (%s), and its times are taken as they are: %s',
+            name,
+            measured.model,
+            measured.dtype,
+            which,
+        )
 
     def _get(self, name: str, key: Key, seen: tuple[str, ...]) -> HardwareTable:
         if name in self._own and name not in seen:

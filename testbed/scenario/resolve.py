@@ -13,7 +13,7 @@ from netem.spec import TcpSpec
 from nodes.rules import PagingRules
 from policies.problem import Problem
 from policies.workload import Backoff, QueueRules, RequestPlan
-from testbed.scenario.blocks import resolve_blocks
+from testbed.scenario.blocks import check_steps, resolve_blocks
 from testbed.scenario.events import check_events, network_changes
 from testbed.scenario.experiment import BlocksSettings, Experiment, Program
 from testbed.scenario.fault_tables import FaultTable
@@ -26,6 +26,7 @@ from testbed.scenario.faults import (
 )
 from testbed.scenario.hardware_files import one_hub_token, with_hardware_files
 from testbed.scenario.limits import check_counts
+from testbed.scenario.machines import machines_of
 from testbed.scenario.matrices import matrix_of_file
 from testbed.scenario.network import Node, node_links, node_paths, policy_times, site_links, subnet_of
 from testbed.scenario.network_tables import ClustersTable, MatrixTable, TopologyNetworkTable
@@ -53,6 +54,7 @@ from testbed.scenario.schema import (
     ServersTable,
     WorkloadTable,
 )
+from testbed.scenario.slo import parse_objectives
 from testbed.scenario.topologies import ANY, as_matrix, choose_nodes, topology_of, unknown_node
 from testbed.scenario.workload import join_order, make_requests, stream, workload_source
 
@@ -85,6 +87,7 @@ def resolve(scenario: Scenario, stem: str, folder_of: FolderOf) -> Experiment:
         scenario.workload, scenario.seed, len(where.clients), folder_of("workload", "file")
     )
     assert workload.rate is not None
+    check_steps(blocks, max((r.n_input_tokens + r.n_output_tokens for r in requests), default=0))
     specs = tuple(
         server_spec(
             node.name, group.hardware, hardware[group.hardware], group.memory, lengths, model.token_bytes
@@ -129,11 +132,6 @@ def resolve(scenario: Scenario, stem: str, folder_of: FolderOf) -> Experiment:
     # Sessions are midway through their outputs in the mean.
     n_known = 2 * len(length_samples)
     expected_output = -(-sum(n for _, n in length_samples) // n_known) if n_known else None
-    if paging is not None and is_forwarding:
-        raise KeyedError(
-            ("cache", "mode"),
-            '"paged" is for sessions through the client; set policy.communication to "hub-spoke"',
-        )
     tcp, backoff, endpoint = scenario.tcp, scenario.backoff, scenario.endpoint
     return Experiment(
         name=scenario.name or stem,
@@ -155,6 +153,8 @@ def resolve(scenario: Scenario, stem: str, folder_of: FolderOf) -> Experiment:
             hub_token_s=compute.hub_token or 0.0,
             length_samples=length_samples,
             reserved_output_tokens=_reserved_output(scenario, workload, length_samples),
+            batching=_batching(compute, blocks),
+            objectives_s=_objectives(workload.slo),
         ),
         sites=where.sites,
         links=links,
@@ -171,6 +171,7 @@ def resolve(scenario: Scenario, stem: str, folder_of: FolderOf) -> Experiment:
         ),
         events=tuple(network.event or ()),
         network=network.backend,
+        machines=machines_of(scenario),
         tcp=TcpSpec(tcp.warm, tcp.slow_start_after_idle, tcp.congestion_control),
         mtu=network.mtu,
         subnet=subnet_of(network.subnet, len(where.sites)),
@@ -228,10 +229,9 @@ class _Places:
 def _batching(
     compute: ComputeTable, blocks: BlocksSettings | None
 ) -> Literal["none", "serial", "continuous"]:
-    """How servers compute several sessions; real blocks, one step after another unless they have several streams."""
-    if blocks is not None and compute.batching == "continuous":
-        text = 'is not there for real blocks yet, which compute "serial" (or "none" with several streams)'
-        raise KeyedError(("compute", "batching"), text)
+    """How servers compute several sessions; real blocks that do not batch, one step after another unless they have several streams."""
+    if compute.batching == "continuous":
+        return "continuous"
     if compute.serial or (blocks is not None and blocks.n_streams == 1):
         return "serial"
     return compute.batching or "none"
@@ -282,6 +282,14 @@ def _hardware(
             key = ("servers", index, "hardware")
             named[group.hardware] = shelf.get(group.hardware, key, for_petals=for_petals)
     return named, compute
+
+
+def _objectives(slo: str | None) -> tuple[tuple[str, float], ...]:
+    """As ``Problem.objectives_s``."""
+    try:
+        return tuple(parse_objectives(slo).items()) if slo is not None else ()
+    except ValueError as error:
+        raise KeyedError(("workload", "slo"), str(error)) from error
 
 
 def _reserved_output(

@@ -72,6 +72,15 @@ class ModelTable(Table):
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
 
 
+class MeasuredTable(Table):
+    """``measured`` of a hardware profile: the model whose block it is about."""
+
+    model: str
+    dtype: Dtype
+    block_values: Annotated[int, Field(ge=1)]
+    heads_width: Annotated[int, Field(ge=1)]
+
+
 class HardwareTable(Table):
     """``[hardware.NAME]``: a hardware profile; what is left out comes from ``base``.
 
@@ -80,7 +89,8 @@ class HardwareTable(Table):
     prefill_curve l²`` per block, and at least ``prefill_least``. ``step_base`` comes once per step, and while n other sessions compute a step
     takes 1 + n x ``contention`` times as long. Where a step serves several sessions (``batching = "continuous"``),
     each further one adds ``session_slope`` per block. These six are 0 when left out. The ``petals_*`` numbers are
-    only needed where PETALS places blocks.
+    only needed where PETALS places blocks. ``measured`` says of which model's block all this is, so that a scenario with
+    another one is warned.
     """
 
     base: str | None = None
@@ -97,6 +107,7 @@ class HardwareTable(Table):
     contention: Weight | None = None
     session_slope: Seconds | None = None
     prefill_least: Seconds | None = None
+    measured: MeasuredTable | None = None
 
 
 class ServersTable(Table):
@@ -252,6 +263,11 @@ class WorkloadTable(Table):
 
     ``known_lengths`` are (input, output) lengths of requests of the past: what an operator knows of lengths. Left out, they are drawn
     from the distributions, or of a trace those requests that are not served.
+
+    ``max_input_tokens`` leaves recorded requests with longer prompts out, before anything is taken of the trace.
+
+    ``slo`` is what requests should meet ("ttft=5s,tpot=1s"): goodput counts those that do, and a placement policy may aim at
+    it.
     """
 
     arrivals: Literal["poisson", "gamma", "constant", "trace", "listed"] = "poisson"
@@ -267,8 +283,10 @@ class WorkloadTable(Table):
     lengths: Literal["known", "hidden"] = "known"
     max_new_tokens: Tokens | None = None
     known_lengths: Annotated[list[Lengths], Field(max_length=10_000)] | None = None
+    slo: str | None = None
     origin: Annotated[str, Field(max_length=1000)] | None = None
     draw: Draw | None = None
+    max_input_tokens: Tokens | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -301,6 +319,8 @@ class WorkloadTable(Table):
                 raise rule(f'is only for arrivals = "{kind}"; arrivals is "{self.arrivals}"', key)
             if not given and self.arrivals == kind:
                 raise rule(f'is missing; arrivals = "{kind}" needs it', key)
+        if self.max_input_tokens is not None and self.file is None:
+            raise rule("leaves out what a trace recorded, and needs workload.file", "max_input_tokens")
         if self.max_new_tokens is not None and self.lengths == "known":
             raise rule('is only for lengths = "hidden"; lengths is "known"', "max_new_tokens")
         if self.request_lengths is not None and (self.file is not None or not takes_lengths):
@@ -362,10 +382,15 @@ class PolicyTable(Table):
 
 
 def _device(value: Any) -> Any:
+    if value == "auto":
+        return value
     names = value if isinstance(value, list) and value else [value]
     for name in names:
-        if not (isinstance(name, str) and re.fullmatch(r"cpu|cuda(:\d{1,3})?", name)):
-            raise rule(f'must be "cpu", "cuda", "cuda:0" or the like, or a list of these, not {shown(value)}')
+        if not (isinstance(name, str) and re.fullmatch(r"cpu|cuda(:\d{1,3})?|(GPU|MIG)-[\w/-]{1,80}", name)):
+            raise rule(
+                'must be "cpu", "cuda", "cuda:0" or the like, a UUID such as "GPU-..." or "MIG-...", or a list of '
+                f'these, or "auto", not {shown(value)}'
+            )
     return value
 
 
@@ -377,7 +402,8 @@ class ComputeTable(Table):
     ``serial = true`` is another way to say "serial".
     ``hub_token`` is what the client computes per output token (embedding, head, choice): the stub's client takes
     it, and with real blocks the model counts it. Left out, it is that of ``hardware_files``, else 0.
-    ``model`` is a checkpoint's folder or its name on the hub. A list of devices goes round the servers.
+    ``model`` is a checkpoint's folder or its name on the hub. A list of devices goes round the servers,
+    "auto" is a list of what this machine has.
     """
 
     backend: Literal["stub", "blocks"] = "stub"
@@ -392,6 +418,7 @@ class ComputeTable(Table):
     weights: Literal["plain", "int8", "nf4"] | None = None
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     streams: Annotated[int, Field(ge=1, le=1024)] | None = None
+    cuda_graphs: bool | None = None
     verify: bool | None = None
 
     @model_validator(mode="after")
@@ -456,6 +483,29 @@ class BackoffTable(Table):
         return self
 
 
+class HostTable(Table):
+    """``[[hosts]]``: a machine of a Ray cluster that has what is asked for, or this ``address`` in it.
+
+    ``servers`` are names of servers or of sites.
+    """
+
+    name: Name | None = None
+    address: str | None = None
+    servers: Annotated[list[Name], Field(min_length=1)] | None = None
+    cpus: Positive = 1
+    gpus: Weight = 0
+    accelerator_type: str | None = None
+    resources: dict[str, Positive] = Field(default_factory=dict)
+
+
+def _all_of_cluster(value: Any) -> Any:
+    if isinstance(value, str):
+        if value != "ray":
+            raise rule('must be "ray" (all machines of the Ray cluster) or tables [[hosts]]')
+        return []
+    return value
+
+
 def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, dict) else value
 
@@ -476,6 +526,8 @@ class Scenario(Table):
     clients: Annotated[list[ClientsTable], BeforeValidator(_as_list), Field(min_length=1)]
     node: list[NodeTable] | None = None
     network: Annotated[ClustersTable | MatrixTable | TopologyNetworkTable, Field(discriminator="kind")]
+    hosts: Annotated[list[HostTable], BeforeValidator(_all_of_cluster)] | None = None
+    """Empty: all machines of the Ray cluster."""
     tcp: TcpTable = TcpTable()
     workload: WorkloadTable
     policy: PolicyTable = PolicyTable(name="proposed")

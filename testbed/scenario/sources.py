@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -51,26 +52,25 @@ class Source:
         return ScenarioError(": ".join(filter(None, (where, ".".join(key), wrong.what))))
 
 
-def shipped_files() -> Iterator[tuple[str, str]]:
-    """(name, TOML text) of every shipped scenario, by name."""
+def shipped_files() -> dict[str, Traversable]:
+    """Every shipped scenario's file, by name."""
     files = [f for f in resources.files("scenarios").iterdir() if f.name.endswith(".toml")]
-    for file in sorted(files, key=lambda f: f.name):
-        yield file.name.removesuffix(".toml"), file.read_text(encoding="utf-8")
+    return dict(sorted((file.name.removesuffix(".toml"), file) for file in files))
 
 
 def shipped_documents() -> Iterator[tuple[str, dict[str, Any]]]:
     """(name, data) of every shipped scenario, by name."""
-    for name, text in shipped_files():
-        yield name, _parse(text, f"scenarios/{name}.toml")
+    for name, file in shipped_files().items():
+        yield name, _parse(file.read_text(encoding="utf-8"), f"scenarios/{name}.toml")
 
 
 def read_source(name_or_path: str) -> Source:
     """The file at a path, or the shipped scenario of that name. Raises ``ScenarioError``."""
     path = Path(name_or_path)
     if not path.is_file():
-        shipped = dict(shipped_files())
+        shipped = shipped_files()
         if name_or_path in shipped:
-            text = shipped[name_or_path]
+            text = shipped[name_or_path].read_text(encoding="utf-8")
             label = f"scenarios/{name_or_path}.toml"
             folder = Path(str(resources.files("scenarios")))
             return Source(label, name_or_path, folder, _parse(text, label))
@@ -136,7 +136,7 @@ def override(source: Source, options: Sequence[str]) -> None:
             )
         _check_resolved(source, parts, option)
         try:
-            _put(source.document, parts, _value(text.strip()))
+            _put(source.document, parts, value_of(text.strip()))
         except KeyedError as wrong:
             key = ".".join(str(part) for part in wrong.key)
             raise ScenarioError(f"{source.label} with --set {option}: {key}: {wrong.what}") from None
@@ -159,7 +159,8 @@ def code_in_file(source: Source) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _value(text: str) -> Any:
+def value_of(text: str) -> Any:
+    """What ``--set`` makes of a text: TOML, or else the text itself."""
     try:
         parsed = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):

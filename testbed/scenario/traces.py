@@ -1,15 +1,18 @@
 """Recorded workloads: Mooncake and Qwen-Bailian JSONL, Azure and BurstGPT CSV, and a run's own ``requests.parquet``.
 
-The kind is told from the content. Every reader returns rows of (arrival, input tokens, output tokens).
+The kind is told from the content; text may be packed with gzip. Every reader returns rows of (arrival, input tokens, output tokens).
 """
 
 from __future__ import annotations
 
 import csv
+import gzip
+import io
 import json
 import logging
 import math
 import re
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -43,8 +46,6 @@ def read_trace(path: Path) -> Trace:
             start = file.read(4)
         if path.stat().st_size > MAX_FILE_BYTES:
             raise KeyedError(_KEY, f'"{path}" is larger than {MAX_FILE_BYTES:,} bytes; take a part of it')
-        if start[:2] == b"\x1f\x8b":
-            raise KeyedError(_KEY, f'"{path}" is compressed; unpack it first (gunzip)')
         rows = []
         kind, found = ("run", _parquet(path)) if start == b"PAR1" else _text(path)
         for row in found:
@@ -53,6 +54,8 @@ def read_trace(path: Path) -> Trace:
                 raise KeyedError(
                     _KEY, f'"{path}" holds more than {MAX_REQUESTS:,} requests; take a part of it'
                 )
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise KeyedError(_KEY, f'"{path}" cannot be unpacked: {error}') from None
     except OSError as error:
         raise KeyedError(_KEY, f'cannot read "{path}": {error.strerror}') from None
     except UnicodeDecodeError:
@@ -72,8 +75,32 @@ def read_trace(path: Path) -> Trace:
     return Trace(kind, [[at_s - served[0][0], n_in, n_out] for at_s, n_in, n_out in served])
 
 
+class _Unpacked(gzip.GzipFile):
+    """What a file packed with gzip holds, ``MAX_FILE_BYTES`` of it at most: a few kilobytes can stand for any number."""
+
+    n_read = 0
+
+    def read1(self, size: int = -1) -> bytes:
+        found = super().read1(size)
+        self.n_read += len(found)
+        if self.n_read > MAX_FILE_BYTES:
+            raise KeyedError(
+                _KEY, f'"{self.name}" unpacks to more than {MAX_FILE_BYTES:,} bytes; take a part of it'
+            )
+        return found
+
+
+def _open(path: Path) -> io.TextIOBase:
+    """A text file, packed with gzip or not, with its line ends as they are."""
+    with path.open("rb") as file:
+        is_packed = file.read(2) == b"\x1f\x8b"
+    if is_packed:
+        return io.TextIOWrapper(_Unpacked(path), encoding="utf-8-sig", newline="")
+    return path.open(encoding="utf-8-sig", newline="")
+
+
 def _text(path: Path) -> tuple[str, Iterator[Row]]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
+    with _open(path) as file:
         first = file.readline()
         file.seek(0)
         if first.lstrip().startswith("{"):
@@ -91,12 +118,12 @@ def _text(path: Path) -> tuple[str, Iterator[Row]]:
 
 
 def _json_lines(path: Path) -> Iterator[Row]:
-    with path.open(encoding="utf-8-sig") as file:
+    with _open(path) as file:
         yield from _rows(path, ((n, line) for n, line in enumerate(file, 1) if line.strip()), _json_line)
 
 
 def _csv_lines(path: Path, read: Callable[[dict[str, str]], Row]) -> Iterator[Row]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
+    with _open(path) as file:
         reader = csv.DictReader(file)
         yield from _rows(path, ((reader.line_num, record) for record in reader), read)
 

@@ -123,6 +123,25 @@ def _checked(listed: list[Any], n_clients: int, is_hidden: bool) -> Listed:
     return listed
 
 
+def _recorded(table: WorkloadTable, folder: Path) -> tuple[Listed, str]:
+    """The requests of the trace whose prompts are not too long, and where they come from, for people."""
+    kind, rows = read_trace(folder / (table.file or ""))
+    origin, most = f"{kind} trace {Path(table.file or '').name}", table.max_input_tokens
+    if most is None:
+        return rows, origin
+    short = [row for row in rows if row[1] <= most]
+    if not short:
+        raise KeyedError(
+            ("workload", "max_input_tokens"), f"is {most:,}, and every recorded prompt is longer; give more"
+        )
+    n_out = len(rows) - len(short)
+    if n_out:
+        origin += (
+            f" without {n_out:,} of {len(rows):,} requests, whose prompts have more than {most:,} tokens"
+        )
+    return [[at_s - short[0][0], *rest] for at_s, *rest in short], origin
+
+
 def _replayed(
     table: WorkloadTable, seed: int, folder: Path, n_clients: int
 ) -> tuple[Listed, float, str, Sample, list[Lengths]]:
@@ -132,8 +151,7 @@ def _replayed(
     gets then is as much above or below that rate as it was recorded.
     """
     if table.arrivals == "trace":
-        kind, rows = read_trace(folder / (table.file or ""))
-        origin = f"{kind} trace {Path(table.file or '').name}"
+        rows, origin = _recorded(table, folder)
     else:
         rows, origin = (
             _checked(table.requests or [], n_clients, table.lengths == "hidden"),
@@ -169,10 +187,10 @@ def _lengths_listed(
     """
     n = table.n_requests or 1
     if table.file is not None:
-        kind, rows = read_trace(folder / table.file)
+        rows, origin = _recorded(table, folder)
         rng = stream(seed, "recorded lengths")
         chosen = [rows[rng.randrange(len(rows))] for _ in range(n)]
-        said = f"lengths drawn from the {len(rows):,} requests of {kind} trace {Path(table.file).name}"
+        said = f"lengths drawn from the {len(rows):,} requests of {origin}"
         return [[int(row[1]), int(row[2])] for row in chosen], said, list(map(_lengths_of, rows))
     listed = table.request_lengths or []
     if n > len(listed):
@@ -284,6 +302,7 @@ def make_requests(
         update = {
             "arrivals": "listed",
             "file": None,
+            "max_input_tokens": None,
             "rate": rate,
             "n_requests": len(replayed),
             "origin": origin,
@@ -303,7 +322,7 @@ def make_requests(
         pairs = [[int(row[1]), int(row[2])] for row in replayed]
     elif is_listed:
         pairs, said, past = _lengths_listed(table, seed, folder)
-        update = {"file": None, "origin": said, "request_lengths": pairs}
+        update = {"file": None, "max_input_tokens": None, "origin": said, "request_lengths": pairs}
     lengths = []
     for column, spec, concern in (
         (0, table.n_input_tokens, "input lengths"),

@@ -56,6 +56,9 @@ def answer(simulation: Simulation) -> dict[str, Any]:
         if experiment.online is not None:
             found["online"] = experiment.online
             found["moves"] = [_move(move) for move in simulation.served.moves]
+        if experiment.paging is not None:
+            found["n_preemptions"] = sum(r.n_preemptions for r in simulation.requests)
+            found["preempted_tokens"] = sum(r.preempted_tokens for r in simulation.requests)
         summary = simulation.served.summary
         if summary is not None and (experiment.faults or summary["n_replays"]):
             found |= {name: summary[name] for name in ("n_faults", "n_replays")}
@@ -71,6 +74,8 @@ def _request(request: SimulatedRequest) -> dict[str, Any]:
         "time_ms": None if request.time_s is None else request.time_s * 1e3,
         "ttft_ms": None if request.ttft_s is None else request.ttft_s * 1e3,
     }
+    if request.n_preemptions:
+        row |= {"n_preemptions": request.n_preemptions, "preempted_ms": request.preempted_s * 1e3}
     if request.n_replays:
         row["n_replays"] = request.n_replays
     if request.status != "completed":

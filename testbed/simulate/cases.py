@@ -50,7 +50,9 @@ class Served(NamedTuple):
     routing_s: tuple[float, ...] = ()
     summary: dict[str, Any] | None = None
     steps: array[float] | None = None
-    """As ``testbed.fast.engine.FastRun``."""
+    n_steps: int | None = None
+    gaps_s: Sequence[float] | None = None
+    """All three as ``testbed.fast.engine.FastRun``; gaps ``None``: as the closed form says."""
 
 
 def is_instance(target: str) -> bool:

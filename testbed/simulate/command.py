@@ -15,7 +15,7 @@ from policies.problem import PolicyError
 from policies.registry import resolve_pair
 from testbed.errors import UserError
 from testbed.results.slo import goodput_rps
-from testbed.rundir import check_new_folder
+from testbed.rundir import SEED, check_new_folder
 from testbed.scenario.policy import PolicyChoice
 from testbed.simulate.answer import answer
 from testbed.simulate.cases import Case, instance_case, is_instance
@@ -186,8 +186,9 @@ def _one(case: Case, options: Options, target: str | None) -> dict[str, Any]:
     is_virtual = options.clock == "virtual"
     simulation = simulate(case, mode, is_virtual=is_virtual, folder=folder, announce=_say_once)
     row = answer(simulation)
-    if options.objectives is not None and simulation.placement is not None:
-        row["goodput_rps"] = goodput_rps(request_rows(simulation), options.objectives)
+    objectives = case.experiment.objectives if options.objectives is None else options.objectives
+    if objectives and simulation.placement is not None:
+        row["goodput_rps"] = goodput_rps(request_rows(simulation), objectives)
     given = case.experiment.design_concurrency
     if given is not None and simulation.placement and simulation.placement.design_concurrency is None:
         row["note"] = f"{case.policy} takes no design concurrency: {given} has no effect"
@@ -196,7 +197,6 @@ def _one(case: Case, options: Options, target: str | None) -> dict[str, Any]:
         row["mean_without_session_setup"] = bare["mean"]
         row["n_failed_without_session_setup"] = bare["n_failed"]
     if folder is not None and simulation.placement is not None and simulation.engine != VIRTUAL:
-        objectives = options.objectives or {}
         summary = summarize_simulation(simulation, objectives)
         if "mean_without_session_setup" in row:
             summary["without_session_setup"] = row["mean_without_session_setup"]
@@ -210,7 +210,7 @@ def _folder(case: Case, options: Options, target: str | None) -> Path | None:
     if folder is not None and target is not None:
         folder = folder / target / _slug(case.policy)
     if folder is not None and options.n_runs > 1:
-        folder = folder / f"seed-{case.experiment.seed}"
+        folder = folder / f"{SEED}{case.experiment.seed}"
     return folder
 
 

@@ -10,10 +10,10 @@ from policies.online import OnlinePolicy
 from policies.problem import InfeasiblePlacement, Placement, PolicyError
 from policies.registry import ROUTINGS
 from policies.replay import replay
-from testbed.control.placing import PlacedExperiment, place
+from testbed.control.placing import PlacedExperiment, Placements, place
 from testbed.control.steering import online_policy
 from testbed.errors import UserError
-from testbed.fast.engine import COMPLETED, Disturbed, SimulatedRequest, simulate_fast
+from testbed.fast.engine import COMPLETED, Disturbed, SimulatedRequest, goes_step_by_step, simulate_fast
 from testbed.scenario.experiment import Experiment
 from testbed.simulate.cases import Case, Served
 from testbed.simulate.virtual import serve_virtually
@@ -22,6 +22,8 @@ MODES = ("reference", "real")
 MAX_STEPS = 5_000_000
 """Above so many hops of tokens ``hops.parquet`` is left out; ``summary.json`` says so."""
 REFERENCE, FAST, VIRTUAL = "reference", "fast", "virtual"
+EMULATED = "emulated"
+"""The mode of a case that `testbed up` ran."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,8 @@ class Simulation:
     """A case and its outcome; without a feasible placement, ``error`` says why and nothing was served.
 
     ``engine`` is what served it, and ``why`` that one: reference, fast, or virtual (the testbed itself in
-    virtual time). ``placement_s`` are the real seconds that placement took.
+    virtual time). ``placement_s`` are the real seconds that placement took, ``placement_cpu_s`` and ``routing_cpu_s`` the CPU seconds of the
+    policies: of the one placement, and of a routing decision in the mean (``None``: there was none).
     """
 
     case: Case
@@ -40,6 +43,8 @@ class Simulation:
     placement_s: float = 0.0
     served: Served = Served()  # noqa: RUF009 - immutable
     error: str | None = None
+    placement_cpu_s: float = 0.0
+    routing_cpu_s: float | None = None
 
     @property
     def requests(self) -> tuple[SimulatedRequest, ...]:
@@ -53,17 +58,20 @@ def simulate(
     is_virtual: bool = False,
     folder: Path | None = None,
     announce: Callable[[str], None] = lambda text: None,
+    placements: Placements | None = None,
+    live: bool = True,
 ) -> Simulation:
     """Place and serve. ``is_virtual``: by the system itself, even if a faster engine would do.
 
     ``folder`` is where a run of the system itself goes, which else is not kept. ``announce`` is called with which engine
-    begins, and why. Raises ``UserError`` when a policy fails or breaks a rule, or if the mode does not fit.
+    begins, and why. ``placements``: as ``place``. ``live``: a run of the system
+    shows its progress. Raises ``UserError`` when a policy fails or breaks a rule, or if the mode does not fit.
     """
     experiment = case.experiment
     try:
         online = None if mode == REFERENCE else online_policy(experiment)
         engine, why = (VIRTUAL, "asked for") if is_virtual else _engine(case, mode, online)
-        placed = place(experiment, case.stand_ins)
+        placed = place(experiment, case.stand_ins, placements)
     except InfeasiblePlacement as error:
         return Simulation(case, mode, engine, why, error=str(error))
     except PolicyError as error:
@@ -79,10 +87,21 @@ def simulate(
         if engine == REFERENCE:
             served = _reference(case, placed)
         elif engine == VIRTUAL:
-            served = serve_virtually(case, placed, folder)
+            served = serve_virtually(case, placed, folder, live=live)
     except PolicyError as error:
         raise UserError(f"{experiment.name}: {error}") from error
-    return Simulation(case, mode, engine, why, placed.placement, placed.decision_s, served)
+    router = placed.router
+    return Simulation(
+        case,
+        mode,
+        engine,
+        why,
+        placed.placement,
+        placed.decision_s,
+        served,
+        placement_cpu_s=placed.cpu_s,
+        routing_cpu_s=router.cpu_s / len(router.decisions_s) if router.decisions_s else None,
+    )
 
 
 def _engine(case: Case, mode: str, online: OnlinePolicy | None) -> tuple[str, str]:
@@ -98,6 +117,7 @@ def _engine(case: Case, mode: str, online: OnlinePolicy | None) -> tuple[str, st
             (experiment.problem.hub_token_s > 0, "compute.hub_token"),
             (any(r.max_new_tokens is not None for r in experiment.requests), 'workload.lengths = "hidden"'),
             (experiment.batching != "none", "compute.batching"),
+            (experiment.paging is not None, "cache.mode paged"),
             (disturbance is not None, disturbance),
         ):
             if is_asked:
@@ -107,8 +127,9 @@ def _engine(case: Case, mode: str, online: OnlinePolicy | None) -> tuple[str, st
         return REFERENCE, "asked for" if case.source is None else "an instance file"
     if disturbance is not None:
         return VIRTUAL, f"{disturbance} can disturb a session midway"
-    if experiment.batching == "continuous":
-        return FAST, "nothing disturbs a session midway; step by step, since sessions share steps"
+    if goes_step_by_step(experiment):
+        what = "caches grow" if experiment.paging is not None else "sessions share steps"
+        return FAST, f"nothing disturbs a session midway; step by step, since {what}"
     return FAST, "nothing disturbs a session midway"
 
 
@@ -120,7 +141,10 @@ def _disturbance(experiment: Experiment, online: OnlinePolicy | None) -> str | N
         (experiment.membership.kind != "instant", "membership"),
         (bool(experiment.changes), "network.event"),
         (experiment.batching == "serial", "compute.batching serial"),
-        (experiment.paging is not None, "cache.mode paged"),
+        (
+            online is not None and experiment.paging is not None,
+            f"policy.online {experiment.online}, where caches grow,",
+        ),
         (any(s.contention_ratio for s in experiment.problem.servers), "contention of hardware"),
         (
             online is not None and not online.drains,
@@ -150,4 +174,5 @@ def _reference(case: Case, placed: PlacedExperiment) -> Served:
 def _fast(case: Case, placed: PlacedExperiment, online: OnlinePolicy | None, most_steps: int) -> Served:
     """As the testbed's nodes and coordinator do: see ``testbed.fast.engine``."""
     run = simulate_fast(case.experiment, placed, online, most_steps=most_steps)
-    return Served(tuple(run.requests), tuple(run.moves), tuple(run.decisions_s), steps=run.steps)
+    requests, moves, decisions_s = tuple(run.requests), tuple(run.moves), tuple(run.decisions_s)
+    return Served(requests, moves, decisions_s, None, run.steps, run.n_steps, run.gaps_s)

@@ -59,15 +59,15 @@ def _as_stepped(experiment: Experiment, steps: array[float]) -> HopTable:
     rows = np.frombuffer(steps, dtype=np.float64).reshape(-1, len(COLUMNS))
     rows = rows[np.lexsort((rows[:, 2], rows[:, 1], rows[:, 0]))]
     columns: dict[str, Any] = {
-        name: column if name.endswith("_at_s") else column.astype(np.int64)
+        name: column if name.endswith("_s") else column.astype(np.int64)
         for name, column in zip(COLUMNS, rows.T, strict=True)
     }
     none_s = np.zeros(len(rows))
     hub_s = hub_times_s(experiment, columns["last"])
+    ends_token = np.append(columns["hop"][1:] == 0, True)[: len(rows)]
     table = HopTable(
         **columns,
-        client_s=none_s,
-        tail_s=hub_s,
+        tail_s=np.where(ends_token, hub_s, 0.0),
         model_network_s=none_s,
         model_link_queue_s=none_s,
         model_compute_s=none_s,

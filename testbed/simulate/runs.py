@@ -27,20 +27,32 @@ def cases_of(
     are enough, else a block bootstrap. Raises ``UserError``.
     """
     first = scenario_case(target, choice, overrides, seed)
-    sample, n = first.experiment.sample, len(first.experiment.requests)
-    if n_runs > 1 and sample is not None and n:
-        n_windows = sample.n_recorded // n
-        if sample.draw is None:
-            overrides = [*overrides, f"workload.draw={'windows' if n_runs <= n_windows else BOOTSTRAP}"]
-            first = scenario_case(target, choice, overrides, seed)
-        elif sample.draw == "windows" and n_runs > n_windows:
-            raise UserError(
-                f"--runs {n_runs} needs as many windows of {n:,} requests, and {sample.n_recorded:,} recorded requests "
-                f'have {n_windows}; lower --runs or workload.n_requests, or set workload.draw = "{BOOTSTRAP}"'
-            )
+    draw = draw_of(first.experiment, n_runs)
+    if draw is not None:
+        overrides = [*overrides, draw]
+        first = scenario_case(target, choice, overrides, seed)
     yield first
     for number in range(1, n_runs):
         yield scenario_case(target, choice, overrides, first.experiment.seed + number)
+
+
+def draw_of(experiment: Experiment, n_runs: int) -> str | None:
+    """How ``n_runs`` runs should take their requests from its recording, as ``--set`` does, if the scenario does not say.
+
+    Raises ``UserError`` if it says windows, and has fewer of them.
+    """
+    sample, n = experiment.sample, len(experiment.requests)
+    if n_runs < 2 or sample is None or not n:
+        return None
+    n_windows = sample.n_recorded // n
+    if sample.draw is None:
+        return f"workload.draw={'windows' if n_runs <= n_windows else BOOTSTRAP}"
+    if sample.draw == "windows" and n_runs > n_windows:
+        raise UserError(
+            f"--runs {n_runs} needs as many windows of {n:,} requests, and {sample.n_recorded:,} recorded requests "
+            f'have {n_windows}; lower --runs or workload.n_requests, or set workload.draw = "{BOOTSTRAP}"'
+        )
+    return None
 
 
 def drawn_of(experiment: Experiment) -> dict[str, Any] | None:

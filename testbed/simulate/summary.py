@@ -7,6 +7,7 @@ from typing import Any
 from testbed.fast.engine import SimulatedRequest
 from testbed.results.requests import METRICS, stats
 from testbed.results.slo import goodput_rps
+from testbed.results.summary import preemption_of
 from testbed.simulate.answer import concurrency, unused_of
 from testbed.simulate.engine import MAX_STEPS, Simulation
 
@@ -35,9 +36,9 @@ def request_rows(simulation: Simulation) -> list[dict[str, Any]]:
                 "n_tokens_done": r.plan.n_output_tokens if done else r.n_done,
                 "n_rejections": r.n_rejections,
                 "n_recoveries": r.n_replays,
-                "n_preemptions": 0,
-                "preempted_tokens": 0,
-                "preempted_s": 0.0,
+                "n_preemptions": r.n_preemptions,
+                "preempted_tokens": r.preempted_tokens,
+                "preempted_s": r.preempted_s,
                 "schedule_lag_s": 0.0,
                 "decision_s": None,
                 "asked_s": None,
@@ -73,6 +74,8 @@ def _metrics(r: SimulatedRequest) -> dict[str, float]:
 
 
 def _n_hop_rows(simulation: Simulation) -> int:
+    if simulation.served.n_steps is not None:
+        return simulation.served.n_steps
     done = (r for r in simulation.requests if r.time_s is not None and r.route is not None)
     return sum(len(r.route.hops) * r.plan.n_output_tokens for r in done if r.route is not None)
 
@@ -109,6 +112,7 @@ def summarize_simulation(simulation: Simulation, objectives: dict[str, float]) -
             "n_never_admitted": sum(r.route is None for r in simulation.requests),
             "waited_s": stats(r.waiting_s for r in simulation.requests),
         },
+        "preemption": preemption_of(experiment, simulation.requests),
         "unused_blocks": unused_of(simulation),
         "decision": {"placement_s": simulation.placement_s, "routing_s": stats(simulation.served.routing_s)},
         "achieved_concurrency": {"mean": mean, "max": float(largest)},

@@ -12,6 +12,7 @@ from rich.table import Table
 from testbed.results.unused import unused_text
 from testbed.scenario.units import counted
 from testbed.simulate.answer import PERCENTILES
+from testbed.simulate.engine import EMULATED
 
 _COLUMNS = (
     ("per_token_ms", "per token"),
@@ -55,7 +56,9 @@ def _headline(name: str, rows: Sequence[dict[str, Any]]) -> str:
     runs = rows[0].get("n_runs", 1)
     what = f"means over {runs} runs with 95 % confidence intervals" if runs > 1 else "means over the requests"
     seed = f", seed {rows[0]['seed']}" if rows[0].get("seed") is not None else ""
-    return f"{name} (simulated, {rows[0]['mode']} mode, {rows[0]['engine']} engine{seed}): {what}, in seconds"
+    mode, engine = rows[0]["mode"], rows[0]["engine"]
+    how = f"{mode}, {engine}" if mode == EMULATED else f"simulated, {mode} mode, {engine} engine"
+    return f"{name} ({how}{seed}): {what}, in seconds"
 
 
 def _drawn(row: dict[str, Any]) -> list[str]:
@@ -148,6 +151,9 @@ def _notes(row: dict[str, Any]) -> list[str]:
         notes.append(
             f"{row['policy']}: {counted(n_faults, 'faults')}; sessions recovered {counted(n_replays, 'times')}"
         )
+    if any("n_preemptions" in run for run in runs):
+        n, n_tokens = (sum(run.get(key, 0) for run in runs) for key in ("n_preemptions", "preempted_tokens"))
+        notes.append(f"{row['policy']}: {counted(n, 'preemptions')}, {n_tokens:,} cached tokens lost")
     if row["session_setup_ms"]:
         notes.append(
             f"{row['policy']}: contains the published session setup of {row['session_setup_ms'] / 1e3:g} s per request"
@@ -155,7 +161,8 @@ def _notes(row: dict[str, Any]) -> list[str]:
     if row.get("error"):
         of = f" in {row['n_runs'] - row['n_feasible']} of {row['n_runs']} runs" if "n_runs" in row else ""
         rest = "; the means are of the other runs" if row.get("n_feasible") else ""
-        notes.append(f"{row['policy']} is infeasible{of}: {row['error']}{rest}")
+        what = "came to no result" if row["mode"] == EMULATED else "is infeasible"
+        notes.append(f"{row['policy']} {what}{of}: {row['error']}{rest}")
     if row.get("n_failed"):
         notes.append(_left_out(row))
     notes += [f"{row['policy']}: {hint}" for hint in unused_text(row.get("unused_blocks"))]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-import tempfile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ from testbed.control.placing import PlacedExperiment
 from testbed.errors import RunError, UserError
 from testbed.fast.engine import SimulatedRequest, move_of
 from testbed.results import finish_run, read_tables
+from testbed.results.errors import Tables
 from testbed.results.logs import RequestRecord
-from testbed.rundir import make_run_dir
+from testbed.rundir import make_run_dir, scratch
 from testbed.runs.twin import twin_of
 from testbed.runtime.running import run_to_end
 from testbed.runtime.stage import Stage
@@ -28,8 +29,8 @@ from testbed.simulate.cases import Case, Served
 _STAGE = Stage("virtual", "memory", "simulated")
 
 
-def serve_virtually(case: Case, placed: PlacedExperiment, out: Path | None) -> Served:
-    """Serve the case's requests; ``out`` is a new folder for the run, which else is not kept.
+def serve_virtually(case: Case, placed: PlacedExperiment, out: Path | None, *, live: bool = True) -> Served:
+    """Serve the case's requests; ``out`` is a new folder for the run, which else is not kept. ``live``: show progress.
 
     Raises ``UserError`` for what only a fast engine knows, and what broke the run.
     """
@@ -37,24 +38,35 @@ def serve_virtually(case: Case, placed: PlacedExperiment, out: Path | None) -> S
         raise UserError(
             "clock virtual runs scenarios: an instance file has no network; leave --clock out for it"
         )
-    with tempfile.TemporaryDirectory(prefix="testbed-virtual-") as scratch:
-        run_dir = make_run_dir(out or Path(scratch) / "run", case.experiment.name)
-        return serve_by_system(twin_of(case.experiment, run_dir), placed, run_dir, _STAGE)
+    with scratch("virtual") as folder:
+        run_dir = make_run_dir(out or folder / "run", case.experiment.name)
+        return serve_by_system(twin_of(case.experiment, run_dir), placed, run_dir, _STAGE, live=live)
 
 
-def serve_by_system(experiment: Experiment, placed: PlacedExperiment, run_dir: Path, stage: Stage) -> Served:
+def serve_by_system(
+    experiment: Experiment, placed: PlacedExperiment, run_dir: Path, stage: Stage, *, live: bool = True
+) -> Served:
     """Serve on ``stage`` with the record in ``run_dir``. Raises ``TestbedError`` for what broke the run."""
     check_frames(experiment)
-    run_to_end(experiment, placed, run_dir, stage)
+    run_to_end(experiment, placed, run_dir, stage, live=live)
     tables = read_tables(run_dir, experiment)
-    summary = finish_run(run_dir, experiment, tables=tables)
+    return served_of(experiment, run_dir, tables, finish_run(run_dir, experiment, tables=tables))
+
+
+def served_of(experiment: Experiment, run_dir: Path, tables: Tables, summary: dict[str, Any]) -> Served:
+    """A run of the system, with its tables and summary, as engines answer it. Raises ``RunError`` if a request has no end."""
     known = {record.index: record for record in tables.records.requests}
     plans = {plan.index: plan for plan in experiment.requests}
     requests = tuple(_request(plans[row["request"]], row, known[row["request"]]) for row in tables.rows)
     names = [server.name for server in experiment.problem.servers]
     moves = tuple(move_of(line, names) for line in tables.records.moves)
     plan = json.loads((run_dir / "plan.json").read_text(encoding="utf-8"))
-    return Served(requests, moves, tuple(plan["routing_decisions_s"]), summary)
+    gaps_s = [
+        later.at_s - token.at_s
+        for record in tables.records.requests
+        for token, later in pairwise(record.tokens)
+    ]
+    return Served(requests, moves, tuple(plan["routing_decisions_s"]), summary, gaps_s=gaps_s)
 
 
 def _request(plan: Any, row: dict[str, Any], record: RequestRecord) -> SimulatedRequest:
@@ -73,4 +85,7 @@ def _request(plan: Any, row: dict[str, Any], record: RequestRecord) -> Simulated
         row["reason"],
         n_replays=record.n_recoveries,
         n_done=row["n_tokens_done"],
+        n_preemptions=record.n_preemptions,
+        preempted_tokens=record.preempted_tokens,
+        preempted_s=record.preempted_s,
     )

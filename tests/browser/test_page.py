@@ -191,6 +191,36 @@ def test_a_link_that_is_down_is_shown_while_it_is(page: Page, command: Testbed) 
         expect(down).to_have_count(n_down)
 
 
+def test_a_preempted_session_waits_until_it_has_a_chain_again(page: Page, command: Testbed) -> None:
+    few = ("workload.n_requests=24", "workload.n_output_tokens=64", "workload.rate=3")
+    settings = [*few, "policy.design_concurrency=10", "cache.mode=paged"]
+    run_dir = command.up("clustered", *MEMORY, *(f"--set={value}" for value in settings)).run_dir
+    events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+    lost = [event for event in events if event["event"] == "preempted"]
+    assert lost
+    request, at_s = lost[-1]["request"], lost[-1]["at_s"]
+    back_s = next(e["at_s"] for e in events if e["event"] == "resumed" and e["request"] == request)
+    viewing = command.start("view", str(run_dir), "--port", "0", "--no-browser")
+    page.goto(wait_until(lambda: viewing.stdout.strip(), "the page's address"))
+    row = (
+        page.get_by_test_id("sessions")
+        .locator("tbody tr")
+        .filter(has=page.get_by_label(f"Hops of request {request}", exact=True))
+    )
+    go_to(page, (at_s + back_s) / 2)
+    expect(row.locator(".state")).to_have_text("preempted")
+    expect(row.locator(".hop")).to_have_count(0)
+    expect(row.locator("td.number").last).to_have_text("1")
+    preemptions = page.locator(".tiles div", has_text="preemptions").locator("dd")
+    expect(preemptions).to_have_text(str(len(lost)))
+    shares = page.locator(".meter-text", has_text="%").all_inner_texts()
+    assert shares and all(float(share.split()[0]) <= 100 for share in shares)
+    go_to(page, back_s + 0.5)
+    expect(row.locator(".state")).to_have_text("active")
+    page.get_by_label(f"Hops of request {request}", exact=True).click()
+    expect(page.get_by_test_id("waterfall").locator(".story")).to_contain_text("has a chain again")
+
+
 @pytest.mark.usefixtures("fabric")
 def test_two_pages_follow_a_run_do_a_fault_and_see_its_end(
     browser: Browser, page: Page, testbed: Testbed

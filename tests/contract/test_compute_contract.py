@@ -12,7 +12,7 @@ import pytest
 
 from nodes.blocks.spec import BlocksSpec, Weights, WeightSource
 from nodes.clock import ManualClock
-from nodes.compute import Batching, Compute, StubCompute, StubProfile
+from nodes.compute import Batching, Compute, StubCompute, StubProfile, open_session
 from nodes.digest import embed, write_rows
 from policies.steps import StepTimes
 from tests.support.blocks import BLOOM, CONFIGS, LLAMA, N_LAYERS, need_blocks
@@ -45,10 +45,10 @@ def _stub(batching: Batching) -> Backend:
 def _blocks(name: str, **spec: Any) -> Backend:
     config = CONFIGS[name]
 
-    def make(_: ManualClock) -> Compute:
+    def make(clock: ManualClock) -> Compute:
         from nodes.blocks.compute import BlocksCompute
 
-        compute: Compute = BlocksCompute(BlocksSpec(WeightSource(config, seed=2), **spec))
+        compute: Compute = BlocksCompute(BlocksSpec(WeightSource(config, seed=2), **spec), clock)
         return compute
 
     def rows(tokens: Tokens) -> bytes:
@@ -71,6 +71,8 @@ BACKENDS = {
     "blocks of bloom": _blocks(BLOOM),
     "blocks of llama": _blocks(LLAMA),
     "blocks, two streams": _blocks(BLOOM, n_streams=2),
+    "batching blocks": _blocks(LLAMA, is_batched=True),
+    "batching blocks, prompts in chunks": _blocks(BLOOM, is_batched=True, chunk_tokens=2),
     "blocks in 8 bits": _blocks(LLAMA, weights="int8"),
     "blocks in 4 bits": _blocks(BLOOM, weights="nf4"),
 }
@@ -122,9 +124,9 @@ async def test_a_session_that_grows_answers_what_one_with_all_its_room_answers(b
     answers = []
     for position, tokens, room in ((0, (5, 6, 7), 3), (3, (8,), 4), (4, (9,), 8)):
         compute.grow(session, room)
-        held_bytes.append(compute.memory().get("cache_bytes", 0.0))
         data = backend.rows([(token, position + i) for i, token in enumerate(tokens)])
         answers.append(await step(compute, clock, session, position, len(tokens), data))
+        held_bytes.append(compute.memory().get("cache_bytes", 0.0))
     compute.close_session(session)
     assert answers == whole
     assert [n / held_bytes[0] for n in held_bytes if held_bytes[0]] in ([], [1.0, 1.0, 4 / 3, 8 / 3])
@@ -159,7 +161,10 @@ async def test_sessions_do_not_see_each_other(backend: Backend) -> None:
     alone = await run_session(backend, clock, [(await hosting(backend, clock), 0, 4)])
     compute = await hosting(backend, clock)
     both = await asyncio.gather(*(run_session(backend, clock, [(compute, 0, 4)]) for _ in range(2)))
-    assert both == [alone, alone]
+    # Real blocks that compute two sessions together may round otherwise than one by one.
+    for answers in both:
+        assert len(answers) == len(alone)
+        assert all(map(backend.same, answers, alone))
 
 
 async def test_replaying_a_sessions_inputs_continues_it_on_another_server(backend: Backend) -> None:
@@ -205,7 +210,7 @@ async def test_the_memory_of_a_session_is_given_back(backend: Backend) -> None:
     clock = ManualClock()
     compute = await hosting(backend, clock)
     before = compute.memory()
-    session = compute.new_session("c", 0, 6, 100)
+    session = await open_session(compute, "c", 0, 6, 100)
     if before:  # a backend may hold nothing at all
         assert compute.memory()["cache_bytes"] > before["cache_bytes"]
     compute.close_session(session)

@@ -24,10 +24,9 @@ from tests.contract.test_network_contract import (
     NODES,
     Running,
     backend_class,
-    echo_s,
-    in_child,
     nothing_is_left_in_the_hosts_own_network,
 )
+from tests.support.children import echo_s, in_child
 
 __all__ = ["backend_class", "nothing_is_left_in_the_hosts_own_network"]  # fixtures
 

@@ -6,12 +6,9 @@ them) in a forked single-threaded process, as the launcher does.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
-import time
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +19,7 @@ from netem.backend import Backend
 from netem.choose import BACKENDS
 from netem.probe import become_network_admin
 from netem.spec import LinkProfile, NetworkSpec
+from tests.support.children import echo_s, in_child
 
 NODES = ("hub", "near", "far")
 LINKS = {
@@ -31,7 +29,6 @@ LINKS = {
     ("far", "hub"): LinkProfile(0.020, 1e9),
 }
 PORT = 7100
-_DEADLINE_S = 60
 
 
 @pytest.fixture(params=BACKENDS, ids=lambda backend: backend.name)
@@ -43,29 +40,6 @@ def backend_class(request: pytest.FixtureRequest) -> type[Backend]:
             pytest.fail(f"the {backend.name} network must work here, but: {missing}")
         pytest.skip(f"network {backend.name}: {missing}")
     return backend
-
-
-def in_child(work: Callable[[], Any]) -> Any:
-    """Run ``work`` in a forked process; answers its result, fails with its traceback."""
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(reading)
-        signal.alarm(_DEADLINE_S)
-        try:
-            answer = {"value": work()}
-        except BaseException:
-            answer = {"error": traceback.format_exc()}
-        os.write(writing, json.dumps(answer).encode())
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as pipe:
-        text = pipe.read()
-    os.waitpid(pid, 0)
-    assert text, "the child process died or ran out of time"
-    answer = json.loads(text)
-    assert "error" not in answer, answer["error"]
-    return answer["value"]
 
 
 class Running:
@@ -115,20 +89,6 @@ class Running:
         for pid in self._pids:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-
-
-def echo_s(connection: socket.socket, payload: bytes) -> float:
-    """Seconds until ``payload`` has come back, echoed when it has arrived whole."""
-    started_at = time.monotonic()
-    connection.sendall(len(payload).to_bytes(8, "big") + payload)
-    back = bytearray()
-    while len(back) < len(payload):
-        part = connection.recv(1 << 20)
-        assert part, "the echo server closed the connection"
-        back += part
-    took_s = time.monotonic() - started_at
-    assert bytes(back) == payload
-    return took_s
 
 
 def with_network(backend_class: type[Backend], work: Callable[[Running], Any]) -> Any:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodes import wire
+from nodes.batching import Composition
 from nodes.forwarding_session import ForwardingSession
 from nodes.request import SessionError
 from tests.property.test_recovery_properties import (
@@ -73,8 +74,9 @@ def test_no_failure_changes_a_token_of_a_chain_and_every_account_returns_to_zero
 INSTANTS = st.floats(allow_nan=False)
 
 
+SIZE = len(wire.pack_timing(wire.Timing(0.0, 0.0, 0, Composition())))
 COUNTS = st.integers(0, 2**32 - 1)
-TIMINGS = st.builds(wire.Timing, INSTANTS, INSTANTS, COUNTS, COUNTS, COUNTS)
+TIMINGS = st.builds(wire.Timing, INSTANTS, INSTANTS, COUNTS, st.builds(Composition, *[COUNTS] * 5, INSTANTS))
 
 
 @given(st.lists(TIMINGS, max_size=wire.MAX_TIMINGS))
@@ -82,10 +84,13 @@ def test_timings_come_out_as_they_went_in(rows: list[wire.Timing]) -> None:
     assert wire.unpack_timings(b"".join(map(wire.pack_timing, rows))) == rows
 
 
-@given(st.binary(max_size=400))
+@given(
+    st.binary(max_size=400)
+    | st.integers(0, 8).flatmap(lambda n: st.binary(min_size=SIZE * n, max_size=SIZE * n))
+)
 def test_any_bytes_are_timings_or_a_frame_error(data: bytes) -> None:
-    if len(data) % 28:
+    if len(data) % SIZE:
         with pytest.raises(wire.FrameError):
             wire.unpack_timings(data)
     else:
-        assert len(wire.unpack_timings(data)) == len(data) // 28
+        assert len(wire.unpack_timings(data)) == len(data) // SIZE

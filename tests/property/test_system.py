@@ -137,7 +137,6 @@ def test_whatever_fails_every_request_is_accounted_for_and_nothing_stays(
     queue: QueueRules | None,
     paging: PagingRules | None,
 ) -> None:
-    made = replace(made[0], forwarding=made[0].forwarding and paging is None), made[1]
     faults = data.draw(fault_lists(made[0].n_servers, len(requests)))
     options: dict[str, Any] = {"recovery": recovery, "membership": membership}
     options |= {"batching": batching, "queue": queue, "paging": paging}
@@ -167,7 +166,10 @@ def assert_alike(
     for a, b in zip(fast.requests, system.requests, strict=True):
         event(a.status)
         event("refused" if a.n_rejections else "let in at once")
+        event("preempted" if a.n_preemptions else "kept")
         assert (a.plan, a.status, a.n_rejections) == (b.plan, b.status, b.n_rejections)
+        assert (a.n_preemptions, a.preempted_tokens) == (b.n_preemptions, b.preempted_tokens)
+        assert b.preempted_s == pytest.approx(a.preempted_s, abs=1e-6)
         assert (a.route and a.route.hops) == (b.route and b.route.hops)
         if a.status == "completed":
             for name in ("waiting_s", "setup_s", "ttft_s", "time_s"):
@@ -205,6 +207,24 @@ def test_where_nothing_happens_the_fast_engine_is_as_the_system(
     )
 
 
+def irregular(
+    made: tuple[Problem, Placement], requests: Sequence[RequestPlan], session_slope_s: float = 0.0
+) -> tuple[tuple[Problem, Placement], list[RequestPlan]]:
+    """Where two steps arrive at one instant, or one arrives as another ends, rounding decides which is first."""
+    problem, placement = made
+    servers = tuple(
+        replace(
+            server,
+            decode_s=server.decode_s + 0.00137 * (i + 1),
+            prefill_slope_s=server.prefill_slope_s + 0.000271 * (i + 1),
+            session_slope_s=session_slope_s,
+        )
+        for i, server in enumerate(problem.servers)
+    )
+    later = [replace(plan, arrival_at_s=plan.arrival_at_s + 0.0193 * plan.index) for plan in requests]
+    return (replace(problem, servers=servers), placement), later
+
+
 @settings(max_examples=60, deadline=None)
 @given(systems(), workloads(), st.sampled_from([None, 1, 3]), st.sampled_from([0.0, 0.0371]))
 def test_where_sessions_share_steps_the_fast_engine_is_as_the_system(
@@ -213,15 +233,41 @@ def test_where_sessions_share_steps_the_fast_engine_is_as_the_system(
     chunk_tokens: int | None,
     session_slope_s: float,
 ) -> None:
-    problem, placement = made
-    # Irregular times: where two steps arrive at one instant, rounding decides which is first.
-    servers = tuple(
-        replace(server, decode_s=server.decode_s + 0.00137 * (i + 1), session_slope_s=session_slope_s)
-        for i, server in enumerate(problem.servers)
-    )
-    requests = [replace(plan, arrival_at_s=plan.arrival_at_s + 0.0193 * plan.index) for plan in requests]
-    made = replace(problem, servers=servers), placement
+    made, requests = irregular(made, requests, session_slope_s)
     assert_alike(made, requests, batching="continuous", chunk_tokens=chunk_tokens)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    systems(),
+    workloads(),
+    st.sampled_from(["none", "continuous"]),
+    st.sampled_from([PagingRules(1, 0.5), PagingRules(1, 1.0), PagingRules(4, 1.0)]),
+    st.sampled_from(["at_once", "step_by_step"]),
+    st.sampled_from([0.0, 5.0]),
+    st.sampled_from([None, QueueRules("fifo", 0.0, 0.0, 60.0), QueueRules("backfill", 4.0, 0.0, 60.0)]),
+)
+def test_where_caches_grow_the_fast_engine_is_as_the_system(
+    made: tuple[Problem, Placement],
+    requests: list[RequestPlan],
+    batching: str,
+    paging: PagingRules,
+    replay: str,
+    give_up_s: float,
+    queue: QueueRules | None,
+) -> None:
+    (problem, placement), requests = irregular(made, requests)
+    rooms = tuple(min(room_bytes, 30.0) for room_bytes in placement.cache_bytes)  # so that they run out
+    assert_alike(
+        (problem, replace(placement, cache_bytes=rooms)),
+        [replace(plan, max_new_tokens=8) for plan in requests],
+        batching=batching,
+        paging=paging,
+        expected_output=2,
+        recovery=RecoveryRules(replay=replay),
+        backoff=Backoff(1.0, 60.0, give_up_s),
+        queue=queue,
+    )
 
 
 @settings(max_examples=30, deadline=None)

@@ -15,6 +15,7 @@ from tests.support.data_plane import raw_frame
 NATURAL = st.integers(0, 2**63 - 1)
 NAME = st.text(max_size=128)
 PAYLOAD = st.binary(max_size=300)
+TOGETHER = st.tuples(*[NATURAL] * 5, st.floats(0, 1e9))
 REQUESTS = st.one_of(
     st.tuples(*(st.just("open"), NATURAL, NAME, NAME, NATURAL, NATURAL, NATURAL, NATURAL, st.floats(0, 1e9))),
     st.tuples(st.just("step"), NATURAL, NAME, NATURAL, NATURAL, PAYLOAD),
@@ -24,7 +25,7 @@ REQUESTS = st.one_of(
 )
 ANSWERS = st.one_of(
     st.tuples(st.just("ok"), NATURAL),
-    st.tuples(st.just("out"), NATURAL, st.floats(0, 1e9), st.floats(0, 1e9), NATURAL, NATURAL, PAYLOAD),
+    st.tuples(st.just("out"), NATURAL, st.floats(0, 1e9), st.floats(0, 1e9), TOGETHER, PAYLOAD),
     st.tuples(st.just("error"), st.integers(-1, 2**31), NAME, NAME),
 )
 LEAVES = st.one_of(

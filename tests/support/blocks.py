@@ -131,8 +131,8 @@ def generated(
             "top_p": sampling.top_p,
         }
     tokens = whole.generate(
-        torch.tensor([list(prompt)]),
-        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        torch.tensor([list(prompt)], device=whole.device),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long, device=whole.device),
         max_new_tokens=n_tokens,
         **how,
     )

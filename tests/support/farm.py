@@ -91,8 +91,8 @@ class Farm:
         return self.happens(number, position, n_tokens)
 
     def kill(self, number: int) -> None:
-        """Nobody listens any more, and every connection is reset."""
-        if number not in self.up:
+        """Nobody listens any more, and every connection is reset; not of one that only begins."""
+        if number not in self._runners:
             return
         self.up.discard(number)
         runner = self._runners.pop(number)

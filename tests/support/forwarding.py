@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import aiohttp
 
@@ -17,11 +18,11 @@ from tests.support.farm import Farm, farm
 
 @contextlib.asynccontextmanager
 async def forwarding_farm(
-    ranges: Sequence[tuple[int, int]], clock: Clock, limit_s: float = math.inf
+    ranges: Sequence[tuple[int, int]], clock: Clock, limit_s: float = math.inf, **caches: Any
 ) -> AsyncIterator[Farm]:
     """As ``farm``; every server knows where all of them are, and none has connected yet."""
     async with (
-        farm(ranges, clock) as servers,
+        farm(ranges, clock, **caches) as servers,
         aiohttp.ClientSession() as http,
         contextlib.AsyncExitStack() as stack,
     ):

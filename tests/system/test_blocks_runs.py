@@ -92,6 +92,35 @@ def test_weights_that_servers_make_themselves_are_compared_too(testbed: Testbed)
     assert not (outcome.run_dir / "model").exists()
 
 
+def test_steps_in_the_form_of_cuda_graphs_leave_the_tokens_alone(testbed: Testbed) -> None:
+    """On the CPU they are computed as they would be recorded."""
+    outcome = testbed.up(*REAL, *LOOPBACK, "--set", "compute.cuda_graphs=true", "--json", timeout_s=TIMEOUT_S)
+    assert outcome.code == 0, outcome.stderr
+    summary = outcome.json()
+    assert (summary["n_tokens_checked"], summary["n_tokens_altered"]) == (4 * 8, 0)
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        (("--clock", "virtual"), ("real blocks", "virtual", "leave")),
+        (
+            ("--set", "compute.cuda_graphs=true", "--set", "compute.streams=2"),
+            ("compute.streams", "one step at a time"),
+        ),
+        (
+            ("--set", "compute.cuda_graphs=true", "--set", "cache.mode=paged"),
+            ("compute.cuda_graphs", 'cache.mode = "reserved"'),
+        ),
+    ],
+)
+def test_what_real_blocks_cannot_do_is_one_sentence_and_exit_code_2(
+    testbed: Testbed, option: tuple[str, ...], expected: tuple[str, ...]
+) -> None:
+    assert_one_sentence(testbed.up(*REAL, *option), *expected)
+    assert not testbed.runs.exists()
+
+
 def test_a_killed_run_keeps_its_tokens(testbed: Testbed) -> None:
     running = testbed.start_up(
         "bloom-tiny",

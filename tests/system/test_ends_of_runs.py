@@ -106,7 +106,9 @@ def test_kill_9_leaves_no_process_and_clean_completes_the_tables(testbed: Testbe
     assert first.json()["completed"] == [str(run_dir)]
     assert first.json()["problems"] == []
     assert_tables_hold_the_whole_log(run_dir)
-    assert {"unfinished", "not-started"} <= set(statuses(run_dir))
+    found = set(statuses(run_dir))
+    assert "not-started" in found
+    assert found & {"unfinished", "interrupted"}  # a client may see its run end before it is killed itself
     second = testbed("clean", "--out", str(testbed.runs))
     assert (second.code, cleaned(second.stdout, testbed.folder)) == (0, "nothing was left")
 

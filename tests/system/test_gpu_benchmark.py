@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu_parts.run import Options, run_parts
+from benchmarks.gpu_parts.run import SHARES, Options, run_parts
 from testbed.scenario import load_experiment
 from tests.support.blocks import need_blocks, source_of
 from tests.support.runs import processes
@@ -37,8 +37,12 @@ def test_a_small_run_is_right_in_every_part_and_leaves_its_files_and_no_process(
     check_results(folder)
     check_correctness(part(folder, "correctness"))
     check_streams(folder, part(folder, "streams"))
+    check_graphs(part(folder, "graphs"))
     check_memory_of_a_block(folder)
     check_serving(folder, part(folder, "serving"))
+    check_batches(folder, part(folder, "batches"))
+    check_cluster(part(folder, "cluster"))
+    check_endpoint(part(folder, "endpoint"))
 
 
 def part(folder: Path, name: str) -> dict[str, Any]:
@@ -51,7 +55,7 @@ def check_results(folder: Path) -> None:
     """Every part's file and findings, and what they were measured with."""
     results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     assert results["status"] == "ok"
-    assert list(results["parts"]) == ["machine", "correctness", "streams", "calibration", "serving"]
+    assert list(results["parts"]) == list(SHARES)
     for name, about in results["parts"].items():
         assert about["status"] == "ok" and about["error"] is None
         assert about["findings"] == part(folder, name)["findings"] != []
@@ -86,6 +90,16 @@ def check_streams(folder: Path, found: dict[str, Any]) -> None:
     assert all((folder / figure).is_file() for figure in found["figures"])
 
 
+def check_graphs(found: dict[str, Any]) -> None:
+    """Both kinds of steps of each kind of weights, and their roofline."""
+    assert {"plain", "int8"} <= {row["weights"] for row in found["rows"]}
+    for row in found["rows"]:
+        assert min(row[key] for key in ("without_s", "with_s", "recorded_s", "roofline_s")) > 0
+        assert row["roofline_ratio"] == min(row["without_s"], row["with_s"]) / row["roofline_s"]
+    assert [row["n_tokens"] for row in found["int8"]] == [1, 2, 4, 5, 8, 16]
+    assert all(row["kernel_s"] > 0 and row["matrix_s"] > 0 for row in found["int8"])
+
+
 def check_memory_of_a_block(folder: Path) -> None:
     """What was measured of a block is what the model says."""
     model = load_experiment(str(folder / "serving" / "scenario.toml")).problem.model
@@ -110,6 +124,26 @@ def check_serving(folder: Path, found: dict[str, Any]) -> None:
         assert len(row["blocks_gaps_s"]) == len(row["stub_gaps_s"]) == found["n_output_tokens"] - 1
     assert (folder / "serving" / "compare" / "compare.json").is_file()
     assert all((folder / figure).is_file() for figure in found["figures"])
+
+
+def check_batches(folder: Path, found: dict[str, Any]) -> None:
+    """The law of several sessions, and both runs with it."""
+    assert found["batches"]["points"] and found["batches"]["held_out_mean_error"] > 0
+    blocks, stub = (found[name]["metrics"]["tpot_s"]["mean"] for name in ("blocks", "stub"))
+    assert found["stub_error_ratio"] == pytest.approx(stub / blocks - 1)
+    assert load_experiment(str(folder / "batches" / "scenario.toml")).problem.batching == "continuous"
+
+
+def check_cluster(found: dict[str, Any]) -> None:
+    """Every token the whole model's, whatever was killed."""
+    assert found["n_completed"] == found["n_requests"] == 6
+    assert found["n_faults"] > 0
+    assert (found["n_tokens_checked"], found["n_tokens_altered"]) == (6 * 24, 0)
+
+
+def check_endpoint(found: dict[str, Any]) -> None:
+    assert found["n_equal"] == len(found["texts"]) == len(found["streams"]) == 3
+    assert all(row["n_events"] > 1 for row in found["streams"])
 
 
 PARTS = """
@@ -140,8 +174,12 @@ def test_what_becomes_of_one_part_stops_no_other_and_is_recorded(
         "machine": "ok",
         "correctness": "failed",
         "streams": "wrong",
+        "graphs": "ok",
+        "batches": "ok",
         "calibration": "out of time",
         "serving": "ok",
+        "cluster": "ok",
+        "endpoint": "ok",
     }
     assert parts["correctness"]["error"] == "the device is on fire"
     assert parts["streams"]["failures"] == ["two and two are five"]
@@ -164,7 +202,7 @@ def test_bad_arguments_say_what_to_change(tmp_path: Path) -> None:
     (tmp_path / "full" / "something").touch()
     for arguments, sentence in (
         (("--minutes", "0"), "--minutes must be more than 0"),
-        (("--only", "copies"), "--only must be one of"),
+        (("--only", "copies"), "--only must be of machine, correctness"),
         (("--out", "full"), "holds something already"),
     ):
         done = benchmark("--device", "cpu", *arguments, cwd=tmp_path)

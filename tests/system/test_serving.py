@@ -232,7 +232,7 @@ def _n_running(testbed: Serving) -> float:
 
 def test_a_stream_goes_on_over_a_server_that_is_killed(tmp_path: Path) -> None:
     with serving(tmp_path / "run", "clustered", *SLOW) as testbed:
-        with streaming(testbed, max_tokens=150) as stream:
+        with streaming(testbed, max_tokens=40) as stream:
             stream.readline()
             assert run("fault", "kill", _busy_server(testbed), "--run", str(testbed.run_dir)).code == 0
             rest = stream.read().decode()
@@ -240,7 +240,7 @@ def test_a_stream_goes_on_over_a_server_that_is_killed(tmp_path: Path) -> None:
     assert rest.endswith("data: [DONE]\n\n")
     assert '"error":' not in rest
     [row] = rows_of(tmp_path / "run" / "requests.parquet")
-    assert (row["status"], row["n_tokens_done"], row["n_recoveries"]) == ("completed", 150, 1)
+    assert (row["status"], row["n_tokens_done"], row["n_recoveries"]) == ("completed", 40, 1)
 
 
 def _busy_server(testbed: Serving) -> str:

@@ -30,7 +30,7 @@ MISTAKES = {
     ),
     "an unknown network": (("clustered", "--network", "fabrik"), ("fabrik", "fabric")),
     "an unknown objective": (("clustered", "--slo", "ttf=5s"), ("--slo", "'ttf'", "ttft")),
-    "an objective without a unit": (("clustered", "--slo", "ttft=5"), ("--slo ttft", "5")),
+    "an objective without a unit": (("clustered", "--slo", "ttft=5"), ("--slo: ttft", '"5" has no unit')),
     "a site without a row": (("clustered", "--set", "clients.site=Mars"), ("Mars",)),
     "servers that cannot hold the model": (
         ("clustered", "--set", "servers.1.count=0"),

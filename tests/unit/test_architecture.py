@@ -49,7 +49,7 @@ LAYERS = (
         "control",
         "scenario",
     ),
-    *("rundir", "errors"),
+    *("rundir", "cluster", "codeversion", "errors"),
 )
 """The folders of ``testbed``: each may import those after it."""
 
@@ -121,7 +121,7 @@ def test_the_files_where_contributing_says_that_changes_begin_are_there() -> Non
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     table = text.partition("### Where a change goes")[2].partition("###")[0]
     named = re.findall(r"`([^`]+\.py)`", table)
-    assert len(named) == 23
+    assert len(named) == 25
     assert [name for name in named if not (ROOT / name).exists()] == []
     named = re.findall(r"`((?:testbed|nodes|netem|policies|tests)/[\w/.]+)`", text)
     assert [name for name in named if not (ROOT / name).exists()] == []

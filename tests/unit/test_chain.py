@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from testbed.cli.main import app
 from testbed.errors import UserError
 from testbed.results.intervals import t_quantile
 from testbed.studies.chain import command
@@ -34,9 +35,9 @@ def test_every_line_has_its_mean_and_interval_at_every_rate(
     assert first["ci95_s"] == pytest.approx(t_quantile(1))  # s is the square root of 2, n is 2
     alone = answer["rows"][1]["simulated"][1]
     assert (alone["n_runs"], alone["response_s"], alone["ci95_s"]) == (1, 10.0, None)
-    assert [line.split()[:3] for line in text.splitlines()[2:4]] == [
-        ["one", "3.0", "11.0"],
-        ["two", "2.0", "6.0"],
+    assert [line.split()[:4] for line in text.splitlines()[2:4]] == [
+        ["one", "petals", "3.0", "11.0"],
+        ["two", "proposed", "2.0", "6.0"],
     ]
 
 
@@ -51,3 +52,17 @@ def test_a_response_is_the_mean_over_all_requests_of_a_run(monkeypatch: pytest.M
 def test_no_runs_are_refused() -> None:
     with pytest.raises(UserError, match="--runs must be at least 1, not 0"):
         chain_command(0, 0, print)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("chain", "--log", "x"), "--log is for reproduce helix; leave it out of reproduce chain"),
+        (("helix", "--runs", "3"), "--runs is for reproduce paper and chain"),
+        (("paper", "--warm-up", "3"), "--warm-up is for reproduce helix"),
+        (("nothing",), "valid: paper, chain, helix"),
+    ],
+)
+def test_options_of_other_studies_are_refused(arguments: tuple[str, ...], complaint: str) -> None:
+    with pytest.raises(UserError, match=complaint):
+        app(["reproduce", *arguments], standalone_mode=False)

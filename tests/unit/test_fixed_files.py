@@ -87,7 +87,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_a_fixed_file_is_looked_for_beside_the_scenario_that_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shipped = dict(shipped_files())["clustered"]
+    shipped = shipped_files()["clustered"].read_text(encoding="utf-8")
     (tmp_path / "study").mkdir()
     scenario = tmp_path / "study" / "mine.toml"
     named = shipped.replace('name = "proposed"', 'placement = "fixed:plan.json"\nrouting = "ws-rr"')

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from testbed.runtime.real.awake import cpus_to_keep_awake
+from testbed.runtime.real import awake
+from testbed.runtime.real.awake import cpus_to_keep_awake, kept_awake
+from tests.support.runs import wait_until
 
 
 def machine(folder: Path, flags: str, siblings: dict[int, str]) -> tuple[Path, Path]:
@@ -37,3 +42,67 @@ def test_a_core_is_kept_awake_by_one_of_its_threads(
     flags: str, cpus: set[int], expected: list[int], tmp_path: Path
 ) -> None:
     assert cpus_to_keep_awake(cpus, *machine(tmp_path, flags, TWO_CORES)) == expected
+
+
+def spinners(ancestor: int) -> dict[int, int]:
+    """CPU by process of the spinners that descend from ``ancestor`` and have begun."""
+    found, waiting = {}, [ancestor]
+    while waiting:
+        pid = waiting.pop()
+        try:
+            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            waiting += map(int, children)
+            name = Path(f"/proc/{pid}/comm").read_text().strip()
+            if not name.startswith("tb:awake-") or os.sched_getscheduler(pid) != os.SCHED_IDLE:
+                continue
+            cpu = int(name.removeprefix("tb:awake-"))
+            if os.sched_getaffinity(pid) == {cpu}:
+                found[pid] = cpu
+        except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            continue
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")")[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_what_is_calibrated_has_the_spinners_of_a_run_and_they_go_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(awake, "why_cpus_may_sleep", lambda: None)
+    cpus = cpus_to_keep_awake(os.sched_getaffinity(0))
+    with kept_awake(True) as about:
+        wait_until(lambda: sorted(spinners(os.getpid()).values()) == cpus, "a spinner for each CPU")
+        pids = spinners(os.getpid())
+        assert about == "CPUs were kept awake"
+    wait_until(lambda: not any(map(is_alive, pids)), "their end")
+
+
+def test_they_go_with_a_process_that_is_killed() -> None:
+    code = (
+        "import sys, testbed.runtime.real.awake as awake\n"
+        "awake.why_cpus_may_sleep = lambda: None\n"
+        "with awake.kept_awake(True):\n    print('begun', flush=True)\n    sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as held:
+        assert held.stdout is not None and held.stdout.readline() == b"begun\n"
+        wait_until(lambda: spinners(held.pid), "a spinner")
+        pids = spinners(held.pid)
+        held.kill()
+    wait_until(lambda: not any(map(is_alive, pids)), "their end")
+
+
+@pytest.mark.parametrize(("wanted", "words"), [(True, "a quota of 1.5 CPUs"), (False, "as asked for")])
+def test_they_do_not_spin_under_a_quota_or_where_nobody_wants_it(
+    wanted: bool, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("testbed.runtime.quota.cpu_quota", lambda: 1.5)
+    with kept_awake(wanted) as about:
+        assert spinners(os.getpid()) == {}
+        assert about.startswith("CPUs may sleep") and words in about

@@ -25,7 +25,7 @@ FORBIDDEN_CALLS = {("torch", "load"), ("torch", "hub"), ("jit", "load"), ("np", 
 PRIVATE_PIPES = {
     "testbed/runtime/real/launcher.py",
     "testbed/runtime/real/handle.py",
-    "testbed/studies/reproduce/pool.py",
+    "testbed/studies/sweep/pool.py",
 }
 """These unpickle, but only what processes of ours send over socket pairs and pipes that nobody else can open."""
 IMPORTS_BY_NAME = {"policies/registry.py"}

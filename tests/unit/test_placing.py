@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from testbed.control.placing import place_experiment
+from policies.problem import InfeasiblePlacement
+from policies.registry import PLACEMENTS, resolve_placement
+from testbed.control.placing import Placements, place, place_experiment
 from testbed.errors import UserError
 from testbed.scenario import load_experiment
+from tests.support.problems import make_problem
 
 POLICY = """
 from policies.problem import BlockRange, Placement
@@ -74,3 +78,32 @@ def test_the_searched_design_concurrency_is_larger_where_that_is_free() -> None:
         for value in ("auto", "searched")
     )
     assert (formula.design_concurrency or 0) < (searched.design_concurrency or 0)
+
+
+@pytest.mark.parametrize("name", [name for name in PLACEMENTS if not name.startswith("petals")])
+def test_the_order_in_which_servers_join_is_petals_alone(name: str) -> None:
+    problem = make_problem(
+        [60.0, 33.0, 90.0, 45.0, 90.0], decode_s=[0.01, 0.02, 0.03, 0.01, 0.02], input_rtt_s=0.1
+    )
+    others = [replace(problem, join_order=order) for order in ((4, 3, 2, 1, 0), (2, 0, 4, 1, 3))]
+    assert others[0] != others[1]
+    assert resolve_placement(name).place(others[0]) == resolve_placement(name).place(others[1])
+
+
+def test_a_placement_that_is_known_is_the_one_that_would_be_decided() -> None:
+    known = Placements()
+    few = "workload.n_requests=2"
+    for policy in ("petals", "proposed", "foresight"):
+        for change in ("seed=1", "seed=2", "clients.site=Cluster1", "policy.design_concurrency=3"):
+            experiment = load_experiment("clustered", [f"policy.name={policy}", few, change])
+            assert place(experiment, placements=known).placement == place(experiment).placement
+
+
+def test_what_a_placement_policy_raises_is_known_too() -> None:
+    known, said = Placements(), []
+    for seed in (1, 2):
+        experiment = load_experiment("clustered", ["servers.1.count=0", f"seed={seed}"])
+        with pytest.raises(InfeasiblePlacement) as caught:
+            place(experiment, placements=known)
+        said.append(caught.value)
+    assert said[0] is said[1]

@@ -17,7 +17,7 @@ from testbed.errors import UserError
 from testbed.inspect.machine import _blocks_rows
 from testbed.inspect.model import make_tiny_command
 from testbed.runs.generate import GenerateOptions, generate_command
-from testbed.runs.up import check_can_run
+from testbed.runs.up import check_can_run, placed_experiment
 from testbed.runtime import wiring
 from testbed.runtime.blocks import BlocksModel, blocks_model
 from testbed.scenario import load_experiment
@@ -107,6 +107,15 @@ def test_requests_longer_than_the_model_is_made_for_are_refused(tmp_path: Path) 
         blocks_model(given, tmp_path)
 
 
+def test_a_request_whose_steps_a_gpus_server_has_no_room_for_is_refused_where_the_scenario_is_read() -> None:
+    long = ("compute.random_weights=true", "workload.n_input_tokens=200000", "workload.n_output_tokens=8")
+    words = r"200008 tokens, input and output: one step takes 12\.8 MB of a GPU then, and a server sets 7\.19 MB aside"
+    with pytest.raises(UserError, match=words):
+        blocks("compute.device=cuda", *long)
+    blocks("compute.device=cpu", *long)
+    blocks("compute.device=cuda", "compute.random_weights=true")
+
+
 def test_without_torch_one_sentence_says_what_to_install(no_torch: None, tmp_path: Path) -> None:
     for attempt in (
         lambda: check_can_run(blocks()),
@@ -115,7 +124,7 @@ def test_without_torch_one_sentence_says_what_to_install(no_torch: None, tmp_pat
         ),
         lambda: make_tiny_command(tmp_path / "m", "bloom", 1, 8, 2, 300, 0, n_kv_heads=None, n_shards=1),
     ):
-        with pytest.raises(UserError, match=r"\(torch.*\): pip install 'testbed\[blocks\]'$"):
+        with pytest.raises(UserError, match=r"\(torch.*\): pip install '\.\[blocks\]' in the checkout$"):
             attempt()
     check_can_run(load_experiment("bloom-tiny"))  # the stub works without
     assert list(tmp_path.iterdir()) == []
@@ -173,3 +182,20 @@ def test_tokens_are_sampled_only_if_one_of_the_samplings_settings_is_given(
 def test_the_name_of_a_model_is_text_whatever_it_looks_like() -> None:
     assert model_overrides("176", True) == ['compute.model="176"', "compute.random_weights=true"]
     assert model_overrides(None, False) == []
+
+
+def test_blocks_that_the_machines_memory_cannot_hold_are_refused_before_any_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each server would find room for its own, as all load at once."""
+    experiment = blocks("compute.random_weights=true")
+    n_held = sum(held.n_blocks for held in place_experiment(experiment).placement.ranges)
+    n_bytes = n_held * experiment.problem.model.block_bytes
+    monkeypatch.setattr("testbed.runtime.blocks.available_bytes", lambda: n_bytes)
+    placed_experiment(experiment)
+    monkeypatch.setattr("testbed.runtime.blocks.available_bytes", lambda: 0.99 * n_bytes)
+    with pytest.raises(
+        UserError, match=rf"the servers' {n_held} blocks on the CPU take .* and this machine has"
+    ):
+        placed_experiment(experiment)
+    placed_experiment(load_experiment("bloom-tiny"))  # the stub holds none

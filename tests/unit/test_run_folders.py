@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -75,10 +76,13 @@ def test_temporary_folders_of_others_are_left_to_them(
     theirs, linked = tmp_path / "testbed-links-theirs", tmp_path / "testbed-links-linked"
     theirs.mkdir()
     linked.symlink_to(tmp_path)
-    monkeypatch.setattr(clean.tempfile, "gettempdir", lambda: str(tmp_path))
-    monkeypatch.setattr(clean.os, "geteuid", lambda: theirs.stat().st_uid + 1)
+    user = theirs.stat().st_uid
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(clean.os, "geteuid", lambda: user + 1)
     monkeypatch.setattr(clean, "_orphans", list)
     assert clean_command(tmp_path / "none")["folders"] == []
-    monkeypatch.setattr(clean.os, "geteuid", lambda: theirs.stat().st_uid)
-    assert clean_command(tmp_path / "none")["folders"] == [str(theirs)]
+    monkeypatch.setattr(clean.os, "geteuid", lambda: user)
+    of_sweep = tmp_path / "testbed-sweep-x"
+    of_sweep.mkdir()
+    assert clean_command(tmp_path / "none")["folders"] == [str(theirs), str(of_sweep)]
     assert linked.is_symlink()

@@ -91,7 +91,7 @@ def test_cpus_may_sleep_where_the_machine_then_stands_still_less(
         return {state(pid) for pid, name in processes(tmp_path / "run").items() if "awake" in name}
 
     async def stalls(handle: LauncherHandle) -> list[tuple[float, float]]:
-        wait_until(lambda: len(spinners()) == 1, "the signal, which takes until the next tick", timeout_s=5)
+        wait_until(lambda: len(spinners()) == 1, "the signal, which takes until the next tick")
         states.append(spinners())
         until = time.monotonic() - 0.001
         found.extend((until - lasted_s, until) for lasted_s in next(new))

@@ -5,9 +5,20 @@ from __future__ import annotations
 import asyncio
 import time
 
+import pytest
+
 from nodes.clock import ScaledClock
 from nodes.messages import Start
 from testbed.runtime.nodeset import agree_on_zero
+
+AHEAD_S = 1e3
+
+
+class _Machines:
+    """A launcher on whose other machine the clock shows a later time."""
+
+    def instant_at(self, node: str, instant: float) -> float:
+        return instant + AHEAD_S if node == "there" else instant
 
 
 class Node:
@@ -24,9 +35,10 @@ class Node:
 
 
 async def test_all_nodes_know_time_zero_before_it_comes() -> None:
-    nodes = [Node(0.0), Node(0.15), Node(0.0)]
+    nodes = {"here": Node(0.0), "slow": Node(0.15), "there": Node(0.0)}
     clock = ScaledClock()
-    await agree_on_zero(nodes, clock)  # type: ignore[arg-type]
+    await agree_on_zero(nodes, clock, _Machines())  # type: ignore[arg-type]
     assert time.monotonic() < clock.origin_at
-    assert [node.origins_at[-1] for node in nodes] == [clock.origin_at] * 3
-    assert len(nodes[0].origins_at) >= 2
+    ahead_s = [node.origins_at[-1] - clock.origin_at for node in nodes.values()]
+    assert ahead_s == pytest.approx([0.0, 0.0, AHEAD_S], abs=1e-9)
+    assert len(nodes["here"].origins_at) >= 2

@@ -94,7 +94,19 @@ class Faults:
     async def look_for_leaks(self) -> None:
         """Count what is left of sessions; all clients are done."""
         n_sessions, cache_bytes = await leaks.held_by_servers(self._status)
-        n_descriptors = 0
+        left_open = await leaks.left_open(self._descriptors_left)
+        for name, n_more in left_open.items():
+            self._events.write("leak", self._nodes.now_s(), node=name, n_descriptors=n_more)
+        self.leaks = {
+            "sessions": n_sessions + self._coordinator.n_sessions,
+            "cache_bytes": cache_bytes,
+            "descriptors": sum(left_open.values()),
+            "namespaces": 0,
+        }
+
+    def _descriptors_left(self) -> dict[str, int]:
+        """How many more each node has open than it should have, of those that do."""
+        found = {}
         for name, count in self._nodes.descriptors().items():
             server = self._numbers.get(name)
             # One that began later has no clients in its first count: each has one connection to it.
@@ -104,14 +116,8 @@ class Faults:
             # A server that joined has a connection to everybody who needs it.
             n_more = count - before - self._machines.n_joined if before is not None else 0
             if n_more > 0:
-                self._events.write("leak", self._nodes.now_s(), node=name, n_descriptors=n_more)
-                n_descriptors += n_more
-        self.leaks = {
-            "sessions": n_sessions + self._coordinator.n_sessions,
-            "cache_bytes": cache_bytes,
-            "descriptors": n_descriptors,
-            "namespaces": 0,
-        }
+                found[name] = n_more
+        return found
 
     def _descriptors_of_servers(self) -> int:
         """The most that a server had open at the start."""

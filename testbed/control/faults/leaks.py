@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
+from typing import TypeVar
 
 from nodes.messages import ServerStatus
 from testbed.rundir import RUN_VARIABLE
@@ -16,21 +17,37 @@ _PATIENCE_S = 2.0
 """Seconds of the event loop's time, real or virtual, that the last messages may take to arrive."""
 _POLL_S = 0.05
 
+Left = TypeVar("Left", tuple[int, float], dict[str, int])
 Status = Callable[[], Awaitable[list[ServerStatus]]]
 """The status of every server that answers."""
 
 
 async def held_by_servers(status: Status) -> tuple[int, float]:
     """Sessions that servers still hold, and bytes of attention cache, once nothing changes any more."""
-    tries = round(_PATIENCE_S / _POLL_S)
-    for remaining in range(tries, -1, -1):
+
+    async def held() -> tuple[int, float]:
         found = await status()
-        n_sessions = sum(server.n_sessions for server in found)
-        cache_bytes = sum(server.cache_used_bytes for server in found)
-        if not (n_sessions or cache_bytes) or not remaining:
-            break
+        return sum(server.n_sessions for server in found), sum(server.cache_used_bytes for server in found)
+
+    return await _once_nothing_is_left(held)
+
+
+async def left_open(count: Callable[[], dict[str, int]]) -> dict[str, int]:
+    """What ``count`` answers once that is nothing, or at the end of patience: a server may still be reading weights."""
+
+    async def counted() -> dict[str, int]:
+        return count()
+
+    return await _once_nothing_is_left(counted)
+
+
+async def _once_nothing_is_left(look: Callable[[], Awaitable[Left]]) -> Left:
+    """What ``look`` finds, as soon as there is nothing in it, or at the end of patience."""
+    for _ in range(round(_PATIENCE_S / _POLL_S)):
+        if not any(found := await look()):
+            return found
         await asyncio.sleep(_POLL_S)
-    return n_sessions, cache_bytes
+    return await look()
 
 
 def namespaces_left(run_dir: Path, proc: Path = Path("/proc")) -> int:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Collection
+import signal
+import subprocess
+import sys
+from collections.abc import Collection, Iterator
 from pathlib import Path
+
+from netem.syscalls import set_death_signal, set_process_name
+from testbed.runtime.quota import why_cpus_may_sleep
 
 
 def spin(cpu: int) -> None:
@@ -34,3 +41,45 @@ def cpus_to_keep_awake(
         core = siblings.read_text() if siblings.exists() else str(cpu)
         chosen.setdefault(core, cpu)
     return list(chosen.values())
+
+
+@contextlib.contextmanager
+def kept_awake(wanted: bool) -> Iterator[str]:
+    """Keep CPUs awake while the body runs, as a run does, unless they may sleep; yields words on that.
+
+    The spinners are forked by a small process of their own: this one may have threads, or a GPU.
+    """
+    why_not = why_cpus_may_sleep() if wanted else "CPUs may sleep, as asked for"
+    if why_not is not None:
+        yield why_not
+        return
+    command = [sys.executable, "-P", "-m", "testbed.runtime.real.awake", str(os.getpid())]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True) as keeper:
+        try:
+            yield "CPUs were kept awake"
+        finally:
+            keeper.kill()
+
+
+def _dies_with(parent: int) -> bool:
+    """Whether ``parent`` is still there to die with."""
+    set_death_signal(signal.SIGKILL)
+    return os.getppid() == parent
+
+
+def main() -> None:
+    """Entry point: ``python -m testbed.runtime.real.awake PARENT``; ends with its parent, and the spinners with it."""
+    if not _dies_with(int(sys.argv[1])):
+        return
+    own = os.getpid()
+    for cpu in cpus_to_keep_awake(os.sched_getaffinity(0)):
+        if os.fork() == 0:
+            set_process_name(f"tb:awake-{cpu}")
+            if _dies_with(own):
+                spin(cpu)
+            os._exit(0)
+    os.wait()
+
+
+if __name__ == "__main__":
+    main()

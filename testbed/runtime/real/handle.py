@@ -20,7 +20,7 @@ from netem.spec import LinkProfile, NetworkSpec
 from nodes import control
 from testbed.errors import RunError, UserError
 from testbed.rundir import marks
-from testbed.runtime.launching import Listener, OnExit, OpenNetwork
+from testbed.runtime.launching import Endpoints, Listener, OnExit, OnOneMachine, OpenNetwork
 from testbed.runtime.virtual.page import BUSY, IDLE, LAUNCHER, ORCHESTRATOR, Page, SharedLoop
 
 _END_TIMEOUT_S = 10.0
@@ -35,7 +35,7 @@ def open_descriptors(pids: Mapping[str, int]) -> dict[str, int]:
     return found
 
 
-class LauncherHandle:
+class LauncherHandle(OnOneMachine):
     """Starts ``testbed.runtime.real.launcher`` at once; it imports its modules while the caller goes on.
 
     A ``testbed.runtime.launching.Launcher``: every node is a process.
@@ -88,6 +88,8 @@ class LauncherHandle:
         self._answers = asyncio.Queue()
         self._on_exit = on_exit
         asyncio.get_running_loop().add_reader(self._connection.fileno(), self._receive)
+        # libuv has made it one that does not wait, and a large network is more than the socket's buffer.
+        os.set_blocking(self._connection.fileno(), True)
 
     def _receive(self) -> None:
         assert self._answers is not None and self._on_exit is not None
@@ -108,9 +110,20 @@ class LauncherHandle:
     async def listen(self, path: Path, accept: Callable[[control.Peer], Awaitable[None]]) -> Listener:
         return await control.listen(path, accept)
 
-    async def open(self, wanted: str, spec: NetworkSpec, logs: Path, keep_awake: bool) -> OpenNetwork:
-        network: OpenNetwork = await self._ask("open", wanted, spec, logs, keep_awake)
+    async def bind(self, wanted: str, spec: NetworkSpec, machine: str, address: str) -> tuple[str, int]:
+        """Of a network over several machines, before ``open``: where the others reach the part of ``machine``."""
+        endpoint: tuple[str, int] = await self._ask("bind", wanted, spec, machine, address)
+        return endpoint
+
+    async def open(
+        self, wanted: str, spec: NetworkSpec, logs: Path, keep_awake: bool, others: Endpoints | None = None
+    ) -> OpenNetwork:
+        network: OpenNetwork = await self._ask("open", wanted, spec, logs, keep_awake, others)
         return network
+
+    async def check(self) -> None:
+        """Of a network over several machines, when all have opened it: whether its links can be had."""
+        await self._ask("check")
 
     async def spawn(self, kind: str, config: Any, log: Path) -> int:
         return int(await self._ask("spawn", kind, config, log))

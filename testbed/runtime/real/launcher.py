@@ -31,12 +31,13 @@ import uvloop
 from netem.backend import Backend
 from netem.choose import choose_backend
 from netem.fabric import FabricBackend
+from netem.hosts import HostsBackend
 from netem.probe import become_network_admin
 from netem.programs import become, end_all_in
 from netem.spec import LinkProfile, NetworkError, NetworkSpec, NetworkUnavailable
 from netem.syscalls import set_death_signal, set_process_name, set_timer_slack
 from nodes.clock import NS
-from testbed.runtime.launching import OpenNetwork
+from testbed.runtime.launching import Endpoints, OpenNetwork
 from testbed.runtime.real.awake import cpus_to_keep_awake, spin
 from testbed.runtime.real.still import Span, Spans, watch
 from testbed.runtime.virtual.keeper import Keeper
@@ -90,6 +91,7 @@ class Launcher:
         self._stopped: dict[int, tuple[int, int]] = {}
         """What the slots of stopped nodes were."""
         self._backend: Backend | None = None
+        self._why = ""
         self._children: dict[int, str] = {}
         self._awake: list[int] = []
         """Processes that keep CPUs awake."""
@@ -126,15 +128,31 @@ class Launcher:
         else:
             self._connection.send(("ok", value))
 
-    def _do_open(self, wanted: str, spec: NetworkSpec, logs: Path, keep_awake: bool) -> OpenNetwork:
-        """Choose and build the network; fork its forwarder if it has one.
+    def _do_bind(self, wanted: str, spec: NetworkSpec, machine: str, address: str) -> tuple[str, int]:
+        """Choose a network over several machines, of which this is ``machine``; where the others reach its part of it."""
+        backend_class, self._why = choose_backend(wanted, bool(spec.shared), joining=True)
+        backend = backend_class(spec)
+        assert isinstance(backend, FabricBackend | HostsBackend), "a network of one machine"
+        self._backend = backend
+        return backend.bind(machine, address)
 
-        ``keep_awake``: spinners of idle priority, so that no CPU goes to sleep.
+    def _do_open(
+        self, wanted: str, spec: NetworkSpec, logs: Path, keep_awake: bool, others: Endpoints | None = None
+    ) -> OpenNetwork:
+        """Choose and build the network, or what was bound; fork its forwarder if it has one.
+
+        ``keep_awake``: spinners of idle priority, so that no CPU goes to sleep. ``others``: what ``bind`` has answered on
+        all machines, and the run's key.
         """
-        backend_class, why = choose_backend(wanted, bool(spec.shared))
-        if not backend_class.delays_in_client:
+        if self._backend is None:
+            backend_class, self._why = choose_backend(wanted, bool(spec.shared))
+            self._backend = backend_class(spec)
+        backend = self._backend
+        if others is not None:  # still in the machine's own network
+            assert isinstance(backend, FabricBackend | HostsBackend), "a network of one machine"
+            backend.join(*others)
+        if not backend.any_port:
             become_network_admin()
-        self._backend = backend = backend_class(spec)
         backend.open()
         if self._page is not None:
             assert isinstance(backend, FabricBackend), (
@@ -155,13 +173,22 @@ class Launcher:
         addresses = {node: backend.address(node) for node in spec.nodes}
         return OpenNetwork(
             backend.name,
-            why,
+            self._why,
             addresses,
             backend.delays_in_client,
+            backend.any_port,
             backend.shares_links,
             dict(backend.namespaces()),
             os.getpid(),
         )
+
+    def _do_check(self) -> None:
+        """Whether the links can be had between the machines, once the network is open on all of them."""
+        assert isinstance(self._backend, FabricBackend | HostsBackend), "a network of one machine"
+        try:
+            self._backend.check()
+        except NetworkError as error:  # of the links or the machines that were asked for
+            raise NetworkUnavailable(str(error)) from error
 
     def _do_spawn(self, kind: str, config: Any, log: Path) -> int:
         """Fork one node into its network; returns its process id."""

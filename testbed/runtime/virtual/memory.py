@@ -21,7 +21,7 @@ from nodes import control, node
 from nodes.clock import RunClock, run_clock
 from nodes.host import Watch
 from testbed.errors import RunError, UserError
-from testbed.runtime.launching import OnExit, OpenNetwork
+from testbed.runtime.launching import OnExit, OnOneMachine, OpenNetwork
 from testbed.runtime.virtual import wire
 from testbed.runtime.virtual.loop import MemoryLoop
 from testbed.runtime.virtual.processes import CURRENT, Process
@@ -149,7 +149,7 @@ class _Listener:
         await asyncio.gather(*self._serving, return_exceptions=True)
 
 
-class MemoryLauncher:
+class MemoryLauncher(OnOneMachine):
     """Nodes are tasks, each with its own ``Process``; a ``testbed.runtime.launching.Launcher``. Needs a ``MemoryLoop``."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from nodes.blocks.sizes import SIZES
 from nodes.blocks.spec import BlocksSpec, Weights, WeightSource
-from nodes.compute import Compute, ComputeError
+from nodes.compute import Compute, ComputeError, open_session
 from nodes.hub import HubModel
 from testbed.errors import UserError
 from testbed.runtime.blocks import require_blocks
@@ -28,10 +28,10 @@ from testbed.scenario.families import FAMILIES, VALUE_BYTES, ModelSizes
 from testbed.scenario.problems import KeyedError
 from testbed.scenario.profiles import profiled
 from testbed.scenario.schema import ModelTable
+from testbed.studies.calibrate.measure import CLIENT
 from testbed.studies.calibrate.memory import MemorySample
 from testbed.studies.calibrate.plan import Plan
 
-CLIENT = "calibration"
 _WEIGHTS: tuple[Weights, ...] = ("plain", "int8", "nf4")
 
 
@@ -89,10 +89,13 @@ class Device:
     weights: str
     n_threads: int
     n_streams: int
+    has_graphs: bool = False
 
 
-def open_blocks(source: Source, device: Device) -> tuple[Compute, float]:
+def open_blocks(source: Source, device: Device, *, is_batched: bool = False) -> tuple[Compute, float]:
     """The backend without any blocks yet, and the bytes that its device has left for them.
+
+    ``is_batched``: steps that wait are computed together, in one stream.
 
     Raises ``UserError``; without torch it says what to install.
     """
@@ -104,6 +107,8 @@ def open_blocks(source: Source, device: Device) -> tuple[Compute, float]:
     for option, value in (("--threads", device.n_threads), ("--streams", device.n_streams)):
         if value < 1:
             raise UserError(f"{option} must be at least 1, not {value}")
+    if device.has_graphs and device.n_streams > 1:
+        raise UserError(f"--cuda-graphs computes one step at a time; leave --streams {device.n_streams} out")
     if source.weights.folder is not None:
         require_weights(source.weights.folder, source.sizes.n_blocks)
     from nodes.blocks.compute import BlocksCompute  # brings torch
@@ -115,7 +120,9 @@ def open_blocks(source: Source, device: Device) -> tuple[Compute, float]:
         dtype=device.dtype,
         weights=device.weights,
         n_threads=device.n_threads,
-        n_streams=device.n_streams,
+        n_streams=1 if is_batched else device.n_streams,
+        is_batched=is_batched,
+        has_graphs=device.has_graphs,
     )
     try:
         opened, _ = open_device(device.name, device.dtype)
@@ -166,7 +173,7 @@ async def measure_memory(compute: Compute, plan: Plan) -> list[MemorySample]:
     try:
         for n_sessions in plan.memory_sessions:
             while len(sessions) < n_sessions:
-                sessions.append(compute.new_session(CLIENT, 0, most, plan.memory_tokens))
+                sessions.append(await open_session(compute, CLIENT, 0, most, plan.memory_tokens))
             if n_sessions:
                 samples.append(_used(compute, most, n_sessions, plan.memory_tokens))
     finally:

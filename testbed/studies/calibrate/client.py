@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from nodes.clock import Clock
-from nodes.compute import Compute
+from nodes.compute import Compute, open_session
 from nodes.hub import HubModel
 from nodes.request import Request
 from testbed.studies.calibrate.measure import CLIENT
@@ -84,7 +84,7 @@ async def measure_client(plan: Plan, hub: HubModel, compute: Compute, clock: Clo
 async def _text(
     number: int, length: int, plan: Plan, hub: HubModel, compute: Compute, clock: Clock
 ) -> list[ClientSample]:
-    session: Any = compute.new_session(CLIENT, 0, plan.max_blocks, length + N_STEPS)
+    session: Any = await open_session(compute, CLIENT, 0, plan.max_blocks, length + N_STEPS)
     samples, position = [], 0
     try:
         sequence = hub.sequence(Request(0, 0.0, length, N_STEPS))

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from nodes.clock import ScaledClock
 from nodes.compute import Compute, ComputeError
 from testbed.errors import RunError, UserError
 from testbed.rundir import check_new_folder, write_json
+from testbed.runtime.real.awake import kept_awake
 from testbed.scenario.fields import checked_name
 from testbed.studies.calibrate.backend import (
     Device,
@@ -26,10 +28,16 @@ from testbed.studies.calibrate.backend import (
     open_hub,
     read_source,
 )
-from testbed.studies.calibrate.client import ClientFit, ClientSample, fit_client, measure_client
-from testbed.studies.calibrate.fit import Fit, fit_times
+from testbed.studies.calibrate.batches import (
+    BatchSample,
+    fit_batches,
+    measure_batches,
+    plan_batches,
+)
+from testbed.studies.calibrate.client import ClientSample, fit_client, measure_client
+from testbed.studies.calibrate.fit import fit_times
 from testbed.studies.calibrate.measure import Sample, measure
-from testbed.studies.calibrate.memory import MemoryFit, MemorySample, fit_memory
+from testbed.studies.calibrate.memory import MemorySample, fit_memory
 from testbed.studies.calibrate.plan import OUTPUT_TOKENS, PAUSE_S, ROUNDS, SESSIONS, Plan, make_plan
 from testbed.studies.calibrate.points import points_of
 from testbed.studies.calibrate.profile import Subject, profile_text
@@ -50,6 +58,7 @@ class Options:
     weights: str = "plain"
     n_threads: int = 1
     n_streams: int = 1
+    has_graphs: bool = False
     name: str | None = None
     out: Path | None = None
     n_blocks: int | None = None
@@ -59,6 +68,10 @@ class Options:
     rounds: int = ROUNDS
     pause_s: float = PAUSE_S
     random_weights: bool = False
+    batches: bool = True
+    """Measure steps of several sessions, too."""
+    keep_cpus_awake: bool = True
+    """As ``network.keep_cpus_awake`` of the runs that the profile is for."""
 
 
 def numbers(option: str, text: str | None) -> tuple[int, ...] | None:
@@ -78,6 +91,8 @@ def calibrate_command(options: Options, announce: Announce = lambda _: None) -> 
             f'--compute must be blocks, not "{options.compute}": only real blocks are calibrated, the stub '
             "takes the times of its profile"
         )
+    from testbed.studies.calibrate.figures import draw_figures
+
     source = read_source(options.model, random_weights=options.random_weights)
     name = _name(options, source)
     if options.out is not None:
@@ -95,26 +110,76 @@ def calibrate_command(options: Options, announce: Announce = lambda _: None) -> 
         pause_s=options.pause_s,
     )
     dtype = options.dtype or default_dtype(source.config)
-    device = Device(options.device, dtype, options.weights, options.n_threads, options.n_streams)
+    device = Device(
+        options.device, dtype, options.weights, options.n_threads, options.n_streams, options.has_graphs
+    )
     compute, memory_bytes = open_blocks(source, device)
     began_at_s = time.monotonic()
+    with kept_awake(options.keep_cpus_awake) as about_sleep:
+        try:
+            measured = uvloop.run(_measure(compute, plan, source, device, announce))
+        except ComputeError as error:
+            raise RunError(f"the calibration broke: {error}") from error
+        finally:
+            compute.close()
+        batched = _batched(options, plan, source, device, announce) if options.batches else []
+    subject = _subject(options, source, dtype, compute.token_bytes, memory_bytes)
+    fit, memory = fit_times(points_of(measured.steps)), fit_memory(measured.memory)
+    client = fit_client(measured.client) if measured.client else None
+    batches = fit_batches(batched) if batched else None
+    answer = answer_of(name, subject, fit, memory, client, batches)
+    how = [*_how(plan, measured, batched, time.monotonic() - began_at_s), "", f"{about_sleep}."]
+    files = {
+        "profile.toml": profile_text(name, fit, subject, client, batches),
+        "measurements.csv": samples_csv(Sample, measured.steps),
+        "batches.csv": samples_csv(BatchSample, batched),
+        "client.csv": samples_csv(ClientSample, measured.client),
+    }
+    folder = options.out or Path("runs") / f"calibrate-{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     try:
-        measured = uvloop.run(_measure(compute, plan, source, device, announce))
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, text in files.items():
+            (folder / file).write_text(text, encoding="utf-8")
+        write_json(folder / "calibration.json", answer)
+        drawn = draw_figures(folder / "figures", fit, measured.steps, memory)
+        figures = [(str(path.relative_to(folder)), caption) for path, caption in drawn]
+        report = report_markdown(name, subject, fit, memory, client, figures, how, batches)
+        (folder / "report.md").write_text(report, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror}; choose another with --out") from error
+    answer["out"] = str(folder)
+    written = f"written to {folder}: {', '.join(files)}, report.md, calibration.json, figures/"
+    return answer, report_text(subject, fit, client, [written], batches)
+
+
+def _batched(
+    options: Options, plan: Plan, source: Source, device: Device, announce: Announce
+) -> list[BatchSample]:
+    """Steps of several sessions, on a backend of their own that computes them together."""
+    batches = plan_batches(plan, options.sessions, source.sizes.max_tokens)
+    if batches is None:
+        announce(
+            "calibrating: steps of several sessions are left out: the model takes too few tokens for them"
+        )
+        return []
+    announce(f"calibrating: steps of several sessions, {batches.rounds} rounds of {len(batches.cases)} cases")
+    compute, _ = open_blocks(source, device, is_batched=True)
+
+    async def run() -> list[BatchSample]:
+        clock = ScaledClock()
+        try:
+            await compute.host(0, batches.max_blocks)
+            payload = partial(hidden_states, hidden_size=source.sizes.hidden_size, dtype=device.dtype)
+            return await measure_batches(batches, compute, clock, payload, close=compute.close_session)
+        finally:
+            clock.close()
+
+    try:
+        return uvloop.run(run())
     except ComputeError as error:
         raise RunError(f"the calibration broke: {error}") from error
     finally:
         compute.close()
-    subject = _subject(options, source, dtype, compute.token_bytes, memory_bytes)
-    fit, memory = fit_times(points_of(measured.steps)), fit_memory(measured.memory)
-    client = fit_client(measured.client) if measured.client else None
-    answer = answer_of(name, subject, fit, memory, client)
-    how = _how(plan, measured, time.monotonic() - began_at_s)
-    folder = _write(options, name, subject, fit, memory, client, measured, answer, how)
-    answer["out"] = str(folder)
-    files = [
-        f"written to {folder}: profile.toml, report.md, measurements.csv, client.csv, calibration.json, figures/"
-    ]
-    return answer, report_text(subject, fit, client, files)
 
 
 def _name(options: Options, source: Source) -> str:
@@ -178,6 +243,8 @@ def _subject(options: Options, source: Source, dtype: str, token_bytes: int, mem
         backend=options.compute,
         model=source.name,
         family=source.sizes.family,
+        block_values=sum(rows * columns for rows, columns in source.sizes.matrices),
+        heads_width=source.sizes.n_heads * source.sizes.head_size,
         n_blocks=source.sizes.n_blocks,
         hidden_size=source.sizes.hidden_size,
         token_bytes=token_bytes,
@@ -185,11 +252,12 @@ def _subject(options: Options, source: Source, dtype: str, token_bytes: int, mem
         dtype=dtype,
         weights=options.weights,
         threads=options.n_threads if options.device == "cpu" else None,
+        has_graphs=options.has_graphs,
         memory_bytes=memory_bytes,
     )
 
 
-def _how(plan: Plan, measured: _Measured, took_s: float) -> list[str]:
+def _how(plan: Plan, measured: _Measured, batched: Sequence[BatchSample], took_s: float) -> list[str]:
     samples = measured.steps
     n_used = sum(sample.is_used for sample in samples)
     lines = [
@@ -197,35 +265,8 @@ def _how(plan: Plan, measured: _Measured, took_s: float) -> list[str]:
         f"{plan.n_warm_up} to warm up, {1e3 * plan.pause_s:g} ms idle before every step of a session alone; "
         f"{len(samples)} samples, {n_used} used.",
     ]
+    if batched:
+        lines += ["", f"Steps of several sessions: {len(batched)} samples, warm-up included."]
     if measured.client_unmeasured:
         lines += ["", f"The client's part was not measured: {measured.client_unmeasured}."]
     return lines
-
-
-def _write(
-    options: Options,
-    name: str,
-    subject: Subject,
-    fit: Fit,
-    memory: MemoryFit | None,
-    client: ClientFit | None,
-    measured: _Measured,
-    answer: dict[str, Any],
-    how: Sequence[str],
-) -> Path:
-    from testbed.studies.calibrate.figures import draw_figures
-
-    folder = options.out or Path("runs") / f"calibrate-{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "measurements.csv").write_text(samples_csv(Sample, measured.steps), encoding="utf-8")
-        (folder / "client.csv").write_text(samples_csv(ClientSample, measured.client), encoding="utf-8")
-        write_json(folder / "calibration.json", answer)
-        (folder / "profile.toml").write_text(profile_text(name, fit, subject, client), encoding="utf-8")
-        drawn = draw_figures(folder / "figures", fit, measured.steps, memory)
-        figures = [(str(path.relative_to(folder)), caption) for path, caption in drawn]
-        report = report_markdown(name, subject, fit, memory, client, figures, how)
-        (folder / "report.md").write_text(report, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror}; choose another with --out") from error
-    return folder

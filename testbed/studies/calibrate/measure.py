@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from nodes.clock import Clock
-from nodes.compute import Compute
+from nodes.compute import Compute, open_session
 from testbed.studies.calibrate.plan import Case, Plan
 
 CLIENT = "calibration"
@@ -117,7 +117,7 @@ class _CaseRun:
         for _ in range(case.n_sessions):
             chain = []
             for first, last in self._ranges:
-                session = self._compute.new_session(CLIENT, first, last, case.max_tokens)
+                session = await open_session(self._compute, CLIENT, first, last, case.max_tokens)
                 self.opened.append(session)
                 chain.append((first, session))
             chains.append(chain)

@@ -1,18 +1,21 @@
 """The hardware profile that a calibration leaves: TOML tables that scenarios load with ``hardware_files``.
 
-Two tables: ``NAME`` holds the better model, ``NAME-paper`` the paper's, to be compared; a third, ``[hub]``, what the
-client takes per output token. ``decode`` of the
+``NAME`` holds the better model, ``NAME-paper`` the paper's, to be compared, ``NAME-batched`` that of steps of several
+sessions; ``[hub]`` what the client takes per output token. ``decode`` of the
 first is the time of a block with nothing cached, without what a step costs once; a scenario makes from it
 the tau that its policies see, at its own lengths (``ServerSpec``).
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 from policies.steps import StepTimes
+from testbed.scenario.catalogue import dtype_of
 from testbed.scenario.roofline import PETALS_ASSUMED_BPS, PETALS_PROMPT_TOKENS
 from testbed.scenario.units import DURATION, SIZE
+from testbed.studies.calibrate.batches import BatchFit
 from testbed.studies.calibrate.client import ClientFit
 from testbed.studies.calibrate.fit import Fit, time_s
 from testbed.studies.calibrate.linear import LinearFit
@@ -36,19 +39,29 @@ class Subject:
     weights: str
     threads: int | None
     memory_bytes: float
+    block_values: int
+    """Of a block's matrices."""
+    heads_width: int
+    """Of all heads of a block together."""
+    has_graphs: bool = False
 
     @property
     def words(self) -> str:
         """One line for headings."""
         threads = f", {self.threads} thread{'s' if self.threads > 1 else ''}" if self.threads else ""
+        graphs = ", CUDA graphs" if self.has_graphs else ""
         kind = self.dtype if self.weights == "plain" else f"{self.dtype} with {self.weights} weights"
-        return (
-            f"{self.model} ({self.family}, hidden size {self.hidden_size}), {kind} on {self.device}{threads}"
-        )
+        return f"{self.model} ({self.family}, hidden size {self.hidden_size}), {kind} on {self.device}{threads}{graphs}"
 
 
-def profile_text(name: str, fit: Fit, subject: Subject, client: ClientFit | None = None) -> str:
-    """The file's text: ``[hardware.NAME]`` and ``[hardware.NAME-paper]``, and ``[hub]`` of a ``client``."""
+def profile_text(
+    name: str,
+    fit: Fit,
+    subject: Subject,
+    client: ClientFit | None = None,
+    batches: BatchFit | None = None,
+) -> str:
+    """The file's text: ``[hardware.NAME]`` and ``[hardware.NAME-paper]``, ``[hardware.NAME-batched]`` of ``batches``, and ``[hub]`` of a ``client``."""
     better, paper = fit.better.times, fit.paper.times
     contention = fit.contention
     serial = contention is not None and contention.is_one_at_a_time
@@ -70,12 +83,27 @@ def profile_text(name: str, fit: Fit, subject: Subject, client: ClientFit | None
     ]
     if contention is not None and not serial:
         lines.append(f"contention = {_digits(contention.ratio.value)!r}")
+    if batches is not None:
+        lines.append(f"session_slope = {_seconds(batches.times.session_slope_s)}  # as in {name}-batched")
     lines += [
         "",
         f"# The paper's model. Decode {_quality(fit.paper.decode)}; prefill {_quality(fit.paper.prefill)}.",
         f"[hardware.{name}-paper]",
         *_common(subject, paper),
     ]
+    if batches is not None:
+        times = batches.times
+        lines += [
+            "",
+            '# Steps of several sessions, for [compute] batching = "continuous": fitted to batches alone.',
+            f"# {batch_quality(batches)}.",
+            f"[hardware.{name}-batched]",
+            *_common(subject, times),
+            f"step_base = {_seconds(times.step_base_s)}",
+            f"context_slope = {_seconds(times.context_slope_s)}",
+            f"prefill_curve = {_seconds(times.prefill_curve_s)}",
+            f"session_slope = {_seconds(times.session_slope_s)}",
+        ]
     if client is not None:
         lines += [
             "",
@@ -90,7 +118,14 @@ def _common(subject: Subject, times: StepTimes) -> list[str]:
     prompt = Point("prefill", 1, PETALS_PROMPT_TOKENS, 0.0, 1, 1, 0.0, 0.0, 0.0)
     forward_rps = PETALS_PROMPT_TOKENS / time_s(times, prompt)
     network_rps = PETALS_ASSUMED_BPS / (8 * subject.token_bytes)
+    about = {
+        "model": json.dumps(subject.model),
+        "dtype": f'"{dtype_of(subject.dtype, subject.weights)}"',
+        "block_values": subject.block_values,
+        "heads_width": subject.heads_width,
+    }
     return [
+        f"measured = {{ {', '.join(f'{key} = {value}' for key, value in about.items())} }}",
         f'memory = "{SIZE.format(max(1.0, round(subject.memory_bytes / 1e6)) * 1e6)}"',
         f"decode = {_seconds(times.decode_s)}",
         f"prefill_base = {_seconds(times.prefill_base_s)}",
@@ -98,6 +133,16 @@ def _common(subject: Subject, times: StepTimes) -> list[str]:
         f"petals_forward_rps = {_digits(forward_rps)!r}  # {PETALS_PROMPT_TOKENS} tokens on one block, by the fit",
         f"petals_network_rps = {_digits(network_rps)!r}  # what PETALS assumes unmeasured: 100 Mbit/s",
     ]
+
+
+def batch_quality(batches: BatchFit) -> str:
+    """How well the law fits, by the points that the fit has not seen."""
+    n_held_out = len(batches.errors_ratio())
+    return (
+        f"R² {batches.fit.r2:.4f} on {len(batches.points) - n_held_out} points; on {n_held_out} others, which the fit has "
+        f"not seen, off by {100 * batches.mean_error_ratio:.1f} % in the mean and {100 * batches.max_error_ratio:.1f} % at "
+        "most"
+    )
 
 
 def _quality(fit: LinearFit) -> str:

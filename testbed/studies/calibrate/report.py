@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from testbed.studies.calibrate.batches import BatchFit
 from testbed.studies.calibrate.client import ClientFit
 from testbed.studies.calibrate.fit import Fit
 from testbed.studies.calibrate.linear import Estimate, LinearFit
 from testbed.studies.calibrate.memory import MemoryFit
 from testbed.studies.calibrate.profile import Subject
-from testbed.studies.calibrate.tables import ESTIMATES
+from testbed.studies.calibrate.tables import BATCH_ESTIMATES, ESTIMATES
 from testbed.studies.calibrate.verdict import show_s, verdict
 
 _NONE = "-"
@@ -41,13 +42,22 @@ def _percent(ratio: float) -> str:
     return f"{100 * ratio:.1f} %"
 
 
-def report_text(subject: Subject, fit: Fit, client: ClientFit | None, files: Sequence[str]) -> str:
-    """The terminal's table and the findings."""
+def report_text(
+    subject: Subject,
+    fit: Fit,
+    client: ClientFit | None,
+    files: Sequence[str],
+    batches: BatchFit | None = None,
+) -> str:
+    """The terminal's tables and the findings."""
     rows = [("", "paper's model", "better model"), *_rows(fit, client)]
     wide = [max(len(row[i]) for row in rows) for i in range(3)]
     lines = [subject.words, ""]
     lines += [f"{what:<{wide[0]}}  {paper:>{wide[1]}}  {better:>{wide[2]}}" for what, paper, better in rows]
-    lines += ["", *verdict(fit, client)]
+    if batches is not None:
+        width = max(len(what) for what, _ in _batch_rows(batches))
+        lines += ["", *(f"{what:<{width}}  {value}" for what, value in _batch_rows(batches))]
+    lines += ["", *verdict(fit, client, batches)]
     if files:
         lines += ["", *files]
     return "\n".join(lines)
@@ -61,10 +71,11 @@ def report_markdown(
     client: ClientFit | None,
     figures: Sequence[tuple[str, str]],
     how: Sequence[str],
+    batches: BatchFit | None = None,
 ) -> str:
     """``report.md``: findings, numbers, figures as (path, caption); ``how`` says how it was measured."""
     lines = [f"# Calibration of {name}", "", f"{subject.words}.", "", *how, "", "## Findings", ""]
-    lines += [f"- {sentence}" for sentence in verdict(fit, client)]
+    lines += [f"- {sentence}" for sentence in verdict(fit, client, batches)]
     lines += ["", "## Fits", "", "| | the paper's model | the better model |", "| --- | ---: | ---: |"]
     lines += [f"| {what} | {paper} | {better} |" for what, paper, better in _rows(fit, client)]
     lines += [
@@ -73,6 +84,7 @@ def report_markdown(
         "one session at a time, so that relative errors weigh the same; residuals are relative.",
         "",
         *_contention_lines(fit),
+        *_batch_lines(batches),
         *_memory_lines(memory),
         *(f"![{caption}]({path})\n" for path, caption in figures),
     ]
@@ -105,6 +117,35 @@ def _contention_lines(fit: Fit) -> list[str]:
     error = "" if growth.error is None else f" ± {growth.error:.3f}"
     lines += ["", f"Fitted: 1 + {growth.value:.3f}{error} per further session, R² {contention.r2:.4f}.", ""]
     return lines
+
+
+def _batch_rows(batches: BatchFit) -> list[tuple[str, str]]:
+    """(what, its estimate) of steps of several sessions."""
+    rows = [("steps of several sessions", "")]
+    return rows + [(what, _shown(batches.fit.estimates[name])) for what, name in BATCH_ESTIMATES]
+
+
+def _batch_lines(batches: BatchFit | None) -> list[str]:
+    if batches is None:
+        return []
+    rows = _batch_rows(batches)[1:]
+    lines = [
+        "## Steps of several sessions",
+        "",
+        "| | |",
+        "| --- | ---: |",
+        *(f"| {w} | {v} |" for w, v in rows),
+        "",
+    ]
+    lines += [
+        "| blocks | decodes | cached tokens | prompt | measured | fitted | |",
+        "| ---: " * 6 + "| --- |",
+    ]
+    for p in batches.points:
+        numbers = p.n_blocks, p.n_decodes, f"{p.cached_tokens:.0f}", p.n_prompt_tokens
+        times = show_s(p.time_s), show_s(batches.fitted_s(p)), "held out" if p.is_held_out else ""
+        lines.append(f"| {' | '.join(map(str, (*numbers, *times)))} |")
+    return [*lines, ""]
 
 
 def _memory_lines(memory: MemoryFit | None) -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
+from testbed.studies.calibrate.batches import BatchFit
 from testbed.studies.calibrate.client import ClientFit
 from testbed.studies.calibrate.fit import Fit, ModelFit, time_s
 from testbed.studies.calibrate.linear import Estimate, LinearFit
@@ -24,6 +25,16 @@ ESTIMATES = (
     ("prefill curve (per block and squared token)", "prefill_curve_s"),
 )
 """What the parameters of the time models are called, in the order of tables."""
+BATCH_ESTIMATES = (
+    ("a_d (decodes, per block)", "decode_s"),
+    ("b_d (each further decode, per block)", "session_slope_s"),
+    ("a_p (a prompt, per block)", "prefill_base_s"),
+    ("b_p (per block and token of a prompt)", "prefill_slope_s"),
+    ("prefill curve (per block and squared token)", "prefill_curve_s"),
+    ("context slope (per block and cached token)", "context_slope_s"),
+    ("step base (per step)", "step_base_s"),
+)
+"""The same of steps of several sessions."""
 
 
 def samples_csv(kind: type[Any], samples: Sequence[Any]) -> str:
@@ -37,7 +48,12 @@ def samples_csv(kind: type[Any], samples: Sequence[Any]) -> str:
 
 
 def answer_of(
-    name: str, subject: Subject, fit: Fit, memory: MemoryFit | None, client: ClientFit | None
+    name: str,
+    subject: Subject,
+    fit: Fit,
+    memory: MemoryFit | None,
+    client: ClientFit | None,
+    batches: BatchFit | None = None,
 ) -> dict[str, Any]:
     """What ``--json`` prints and ``calibration.json`` holds; times in seconds, ratios without unit."""
     contention = fit.contention
@@ -67,7 +83,16 @@ def answer_of(
         "client": None
         if client is None
         else {"token": asdict(client.token), "prompts": [asdict(prompt) for prompt in client.prompts]},
-        "verdict": verdict(fit, client),
+        "batches": None
+        if batches is None
+        else {
+            **{name: _estimate(estimate) for name, estimate in batches.fit.estimates.items()},
+            **_quality(batches.fit),
+            "held_out_mean_error": batches.mean_error_ratio,
+            "held_out_max_error": batches.max_error_ratio,
+            "points": [{**asdict(point), "fitted_s": batches.fitted_s(point)} for point in batches.points],
+        },
+        "verdict": verdict(fit, client, batches),
         "points": [
             {
                 **asdict(point),

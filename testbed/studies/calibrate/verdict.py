@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from policies.steps import StepTimes
 from testbed.scenario.units import DURATION, counted
+from testbed.studies.calibrate.batches import BatchFit, BatchPoint
 from testbed.studies.calibrate.client import ClientFit
 from testbed.studies.calibrate.fit import Contention, Fit
 from testbed.studies.calibrate.linear import LinearFit
@@ -22,8 +24,8 @@ def show_s(value_s: float, digits: int = 4) -> str:
     return DURATION.format(float(f"{value_s:.{digits}g}"))
 
 
-def verdict(fit: Fit, client: ClientFit | None = None) -> list[str]:
-    """A sentence per finding, the most important ones first; of the ``client`` if it was measured."""
+def verdict(fit: Fit, client: ClientFit | None = None, batches: BatchFit | None = None) -> list[str]:
+    """A sentence per finding, the most important ones first; of the ``client`` and ``batches`` if they were measured."""
     sentences = [
         *_noise_sentence(fit),
         _decode_sentence(fit),
@@ -32,7 +34,22 @@ def verdict(fit: Fit, client: ClientFit | None = None) -> list[str]:
         _prefill_sentence(fit),
         _contention_sentence(fit.contention),
     ]
+    if batches is not None:
+        sentences.append(_batch_sentence(batches))
     return sentences if client is None else [*sentences, _client_sentence(client)]
+
+
+def _batch_sentence(batches: BatchFit) -> str:
+    most = max(point.n_decodes for point in batches.points)
+    alone = BatchPoint(max(point.n_blocks for point in batches.points), 1, 0.0, 0, 0, 0.0, False)
+    ratio = batches.fitted_s(replace(alone, n_decodes=most)) / batches.fitted_s(alone)
+    mean, largest = _percent(batches.mean_error_ratio), _percent(batches.max_error_ratio)
+    use = "do not use the batched profile: " if batches.mean_error_ratio > NOISE_RATIO else ""
+    return (
+        f"Batches: {use}the law of several sessions in one step is off by {mean} in the mean and {largest} at most on "
+        f"{len(batches.errors_ratio())} points that the fit has not seen (R² {batches.fit.r2:.4f} on the others); by it "
+        f"{most} decodes together take {ratio:.2f} times as long as one."
+    )
 
 
 def _client_sentence(client: ClientFit) -> str:

@@ -75,20 +75,24 @@ def _response_s(pair: str, rate: float, seed: int) -> float | None:
 
 
 def _lines(answer: dict[str, Any]) -> Sequence[str]:
+    runs = answer["runs"]
+    over = f"means over {runs} runs with 95 % intervals" if runs > 1 else "one run, so without intervals"
     lines = [
-        f"{SCENARIO}: mean response time in seconds, arrival to last token, servers as the paper models them; {answer['runs']} runs, 95 % intervals",
-        f"{'':12}{'printed':>9}" + "".join(f"{f'at {rate:g}/s':>19}" for rate in RATES),
+        f"{SCENARIO}: mean response time in seconds, from arrival to the last token; {over}",
+        f"{'in the paper':13}{'here':19}{'printed':>9}"
+        + "".join(f"{f'at {rate:g}/s':>17}" for rate in RATES),
     ]
     for row in answer["rows"]:
-        line = f"{row['name']:12}{row['response_s']:9.1f}"
+        line = f"{row['name']:13}{row['pair']:19}{row['response_s']:9.1f}"
         for found in row["simulated"]:
             text = "no answer" if found["response_s"] is None else f"{found['response_s']:.1f}"
             if found["ci95_s"] is not None:
                 text += f" ±{found['ci95_s']:.1f}"
-            line += f"{text:>19}"
+            line += f"{text:>17}"
         lines.append(line)
-    lines.append(
-        "The paper states neither the load, nor the round-trip times, nor the servers' speed: those of the scenario are assumed, "
-        "and the order of the policies is what can be compared."
-    )
+    lines += [
+        "Servers are as the paper models them: sessions need room for their caches and do not slow each other down.",
+        "The paper states neither load nor round-trip times nor the servers' speed, so those of the scenario are assumed:",
+        "compare the order of the policies, not the times.",
+    ]
     return lines

@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+from nodes.batching import Batches
 from policies.workload import RequestPlan
 from testbed.errors import UserError
 from testbed.fast.events import EventQueue
-from testbed.fast.steps import COLUMNS, Leg, Legs, Steps
+from testbed.fast.steps import COLUMNS, Leg, Legs, Part, Steps, Walk
 from testbed.results.requests import stats
 from testbed.studies.helix.read import Cluster, LoggedQuery, read_cluster, read_log, read_times
 
@@ -67,7 +67,8 @@ def replay(
                 )
     times = {kind: read_times(tables, kind, base_s) for kind in set(cluster.kinds)}
     queue = EventQueue()
-    steps = Steps(queue, [times[kind] for kind in cluster.kinds], TOKEN_BYTES, most=10**9)
+    batches = [Batches(times[kind]) for kind in cluster.kinds]
+    steps = Steps(queue, TOKEN_BYTES, batches=batches, forwarding=True, most=10**9)
     n_left = len(queries)
 
     def ended(_: float) -> None:
@@ -77,8 +78,9 @@ def replay(
     for number, query in queries.items():
         plan = RequestPlan(number, 0, query.sent_at_s[0], query.n_input, query.n_output)
         legs = Legs(*(_legs(cluster, query, n_tokens) for n_tokens in (query.n_input, 1)))
-        walk = partial(steps.walk, plan, query.hops, legs, plan.arrival_at_s, ended)
-        queue.at(plan.arrival_at_s, walk)
+        walk = Walk(plan, (number, 0), tuple(query.hops), legs, ended)
+        walk.parts, walk.ready_at_s = (Part(0, query.n_input),), plan.arrival_at_s
+        queue.at(plan.arrival_at_s, steps.begin, walk, plan.arrival_at_s)
     while n_left and queue.now_s <= until_s:
         queue.step()
     return _passes(steps)

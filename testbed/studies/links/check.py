@@ -8,7 +8,6 @@ while others exchange tokens' hidden states, from a process of their own.
 from __future__ import annotations
 
 import asyncio
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -24,10 +23,10 @@ from nodes.node import DATA_PORT, NodeConfig
 from nodes.probe import KeepBusy, Measure, Measured, ProbePlan, Rest
 from testbed.errors import RunError, UserError
 from testbed.results.requests import stats
-from testbed.rundir import LINKS_PREFIX, check_new_folder, claim
+from testbed.rundir import check_new_folder, scratch
 from testbed.runtime import wiring
 from testbed.runtime.processes import Processes
-from testbed.runtime.real.handle import LauncherHandle
+from testbed.runtime.stage import real_launcher
 from testbed.scenario.experiment import Experiment
 from testbed.studies.links.report import links_text, write_links
 
@@ -69,9 +68,7 @@ def links_command(
     if out is not None:
         check_new_folder(out)
         out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=LINKS_PREFIX) as folder:
-        run_dir = Path(folder)
-        claim(run_dir)
+    with scratch("links") as run_dir:
         (run_dir / "logs").mkdir()
 
         async def measure() -> dict[str, Any]:
@@ -117,7 +114,7 @@ class _Links:
         self._announce = announce
         self._stopping = False
         self._processes = Processes(
-            LauncherHandle(run_dir), run_dir, dict, lambda *_: self._stopping, asyncio.Event()
+            real_launcher(experiment, run_dir), run_dir, dict, lambda *_: self._stopping, asyncio.Event()
         )
 
     async def measure(self, pairs: int | None, echoes: int, load: bool) -> dict[str, Any]:
@@ -162,7 +159,7 @@ class _Links:
         names = [(c, process, "prober") for c in problem.clients for process in (c, _busy(c))[: 1 + load]]
         names += [(s.name, s.name, "echo") for s in problem.servers]
         for name, process, kind in names:
-            port = 0 if network.delays_in_client or kind == "prober" else DATA_PORT
+            port = 0 if network.any_port or kind == "prober" else DATA_PORT
             address = processes.address(name)
             config = NodeConfig(name, processes.control_path, address, port, 1.0, process=process)
             await processes.spawn(kind, config)
@@ -281,6 +278,9 @@ class _Links:
         token_bytes = self._experiment.problem.model.token_bytes
         links = self._links(pair)
         rtt_s = self._rtt_s(pair)
+        # The scenario says nothing of how far real machines are from each other.
+        is_real = self._network.name == "hosts"
+        ways_s = min(result.rtt_s, default=0.0) if is_real else rtt_s
         wire_s = sum(link.transmission_s(token_bytes, mtu) for link in links)
         rows = []
         for (source, target), link, took_s in zip(
@@ -294,7 +294,7 @@ class _Links:
             }
             if took_s is not None:
                 # The transfer's last byte arrives one propagation there and the answer one back after the first.
-                sending_s = max(took_s - rtt_s, 1e-9) * scale
+                sending_s = max(took_s - ways_s, 1e-9) * scale
                 rate["achieved"] = link.transmission_s(n_bytes, mtu) * link.rate_bps / sending_s / 1e6
                 rate["goodput"] = n_bytes * 8 / sending_s / 1e6
             rows.append(

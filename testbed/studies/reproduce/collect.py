@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from testbed.results.intervals import Mean, mean_of
+from testbed.studies.reproduce.record import Done
 from testbed.studies.reproduce.settings import Setting
-from testbed.studies.reproduce.store import Done
 
 
 class Results:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import sys
 import time
@@ -15,14 +14,12 @@ from testbed.errors import UserError
 from testbed.rundir import replacing
 from testbed.studies.reproduce.collect import Results
 from testbed.studies.reproduce.commands import settings_lines
-from testbed.studies.reproduce.disk import FIGURES, make_folder, writing
 from testbed.studies.reproduce.duel import duel_lines
 from testbed.studies.reproduce.explain import breakdown_lines, concurrency_lines
 from testbed.studies.reproduce.figures import draw_breakdown, draw_sweeps
-from testbed.studies.reproduce.pool import results, sigterm_as_ctrl_c
-from testbed.studies.reproduce.progress import with_progress
+from testbed.studies.reproduce.record import RESULTS, Done, inputs_digest, read_done, record_of
+from testbed.studies.reproduce.runs import begin_runs
 from testbed.studies.reproduce.settings import SWEEPS, TABLES, Setting, settings_of
-from testbed.studies.reproduce.store import Done, Store, inputs_digest
 from testbed.studies.reproduce.sweeps import sweep_lines
 from testbed.studies.reproduce.tables import (
     block_lines,
@@ -32,10 +29,15 @@ from testbed.studies.reproduce.tables import (
     summary,
     table_lines,
 )
+from testbed.studies.sweep.disk import FIGURES, make_folder, writing
+from testbed.studies.sweep.pool import Local, n_cpus, sigterm_as_ctrl_c
+from testbed.studies.sweep.progress import with_progress
+from testbed.studies.sweep.store import Lines
 
-WHAT = ("paper", "helix")
-"""``helix`` is ``testbed.studies.helix``."""
+WHAT = ("paper", "chain", "helix")
+"""``chain`` and ``helix`` are studies of their own, beside this one."""
 ONLY = ("tables", "figures")
+DOCUMENTS = ("tables.md", "run-times.md", "sweeps.md")
 DEFAULT_OUT = Path("runs") / "reproduce-paper"
 MAX_RUNS = 1000
 """Hours of computing; the results of ten times as many would not fit into memory."""
@@ -54,12 +56,11 @@ def reproduce_command(
     out = out or DEFAULT_OUT
     settings = settings_of(only)
     seeds = range(seed, seed + n_runs)
-    make_folder(out)
-    store = Store(out, inputs_digest())
-    done = store.load()
+    make_folder(out, DOCUMENTS)
     began_at = time.monotonic()
-    with sigterm_as_ctrl_c():
-        n_computed = _complete(store, done, settings, seeds, jobs or _n_cpus())
+    with sigterm_as_ctrl_c(), Lines(out / RESULTS) as lines:
+        done = read_done(lines, inputs_digest())
+        n_computed = _complete(lines, done, settings, seeds, jobs or n_cpus())
         computed_s = time.monotonic() - began_at
         collected = Results(done, settings, seeds)
         files = list(_write(out, collected, only, seeds))
@@ -106,23 +107,22 @@ def _check(what: str, only: str | None, n_runs: int, seed: int, jobs: int | None
         raise UserError(f"--jobs must be at least 1, not {jobs}")
 
 
-def _n_cpus() -> int:
-    return len(os.sched_getaffinity(0))
-
-
-def _complete(store: Store, done: Done, settings: Sequence[Setting], seeds: Sequence[int], jobs: int) -> int:
+def _complete(lines: Lines, done: Done, settings: Sequence[Setting], seeds: Sequence[int], jobs: int) -> int:
     """Compute what is missing into ``done``; how many that were."""
     tasks = [(setting, seed) for seed in seeds for setting in settings if (setting.id, seed) not in done]
     random.Random(0).shuffle(tasks)  # long and short ones mixed, so that the time left is told from both
     if not tasks:
         return 0
-    n_before = len(done)
-    with closing(results(tasks, jobs)) as items, closing(with_progress(items, len(tasks))) as shown:
+    n_left, inputs = len(tasks), inputs_digest()
+    found = Local(jobs).results(begin_runs, None, [[task] for task in tasks])
+    with closing(found), closing(with_progress(found, n_left)) as shown:
         try:
             for (setting, seed), result in shown:
-                done[setting.id, seed] = store.append(setting, seed, result)
+                record = record_of(inputs, setting, seed, result)
+                lines.append(record)
+                done[setting.id, seed] = record
+                n_left -= 1
         except KeyboardInterrupt:
-            n_left = len(tasks) - (len(done) - n_before)
             print(f"stopped; {n_left} runs are left: the same command goes on", file=sys.stderr)
             raise
     return len(tasks)

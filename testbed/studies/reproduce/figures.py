@@ -6,24 +6,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from testbed.results.plots import LINES as LINES_STYLE
 from testbed.results.plots import plotting, save
 from testbed.studies.reproduce.collect import Results
-from testbed.studies.reproduce.disk import writing
 from testbed.studies.reproduce.explain import FACTOR_LABELS, mean_shares
 from testbed.studies.reproduce.lines import LINES
 from testbed.studies.reproduce.paper import METRICS
 from testbed.studies.reproduce.settings import CLOSEST, STATED, SWEEPS, TOPOLOGIES, Sweep
+from testbed.studies.sweep.disk import writing
 
-_STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.alpha": 0.3,
-    "lines.linewidth": 1.3,
-    "lines.markersize": 5,
-    "legend.frameon": False,
-}
 _SETUPS = (("reference", "with"), ("none", "without"))
 _FACTOR_COLOURS = {
     "order": "#56b4e9",
@@ -50,7 +41,7 @@ def _draw(folder: Path, figures: Any, results: Results) -> list[Path]:
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     drawn = []
-    with plotting(_STYLE) as plt:
+    with plotting(LINES_STYLE) as plt:
         for name, figure in figures(plt, results):
             try:
                 for path in (folder / f"{name}.png", folder / f"{name}.pdf"):

@@ -1,10 +1,28 @@
-"""The form of a stored result, so that a damaged one is found when it is read and not when it is averaged."""
+"""Stored results: which inputs they are of, and their form, so that a damaged one is found when it is read."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from importlib import resources
+from importlib.resources.abc import Traversable
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Discriminator, FiniteFloat, Tag, TypeAdapter, ValidationError
+
+from testbed.errors import UserError
+from testbed.studies.reproduce.lines import LINES
+from testbed.studies.reproduce.settings import Setting, settings_of
+from testbed.studies.sweep.store import Lines
+
+RESULTS = "results.jsonl"
+_SOURCES = ("policies", "scenarios", "testbed.scenario")
+_MODULES = ("runs.py", "windows.py")
+
+Done = dict[tuple[str, int], dict[str, Any]]
+"""Results by id of the setting and seed of the run."""
 
 
 class _Form(BaseModel):
@@ -69,3 +87,57 @@ def fault_of(line: bytes, *, explained: bool) -> str | None:
         where = [str(part) for part in first["loc"] if part != "means"]  # the tag is no key of the file
         return f"{'.'.join(where)}: {first['msg']}"
     return None
+
+
+def inputs_digest() -> str:
+    """Fingerprint of all that determines a result besides the seed: settings, scenarios, policies' code."""
+    digest = hashlib.sha256()
+    about = {"settings": [asdict(s) for s in settings_of(None)], "lines": [line.name for line in LINES]}
+    digest.update(json.dumps(about, sort_keys=True).encode())
+    for package in _SOURCES:
+        for file in _files(resources.files(package)):
+            digest.update(file.read_bytes())
+    for name in _MODULES:
+        digest.update((resources.files("testbed.studies.reproduce") / name).read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _files(folder: Traversable) -> Iterator[Traversable]:
+    for entry in sorted(folder.iterdir(), key=lambda e: e.name):
+        if entry.is_dir():
+            yield from _files(entry)
+        elif entry.name.endswith((".py", ".toml")):
+            yield entry
+
+
+def record_of(inputs: str, setting: Setting, seed: int, result: dict[str, Any]) -> dict[str, Any]:
+    """A result as it is stored."""
+    return {"key": [inputs, setting.id, seed], **result}
+
+
+def read_done(lines: Lines, inputs: str) -> Done:
+    """What is there. Raises ``UserError`` for results of other inputs, and for a file that is not a results file."""
+    done: Done = {}
+    explained = [setting.id for setting in settings_of(None) if setting.factors]
+    for number, line in lines.read():
+        try:
+            record = json.loads(line)
+            of, setting, seed = record["key"]
+        except (ValueError, TypeError, KeyError):
+            raise _no_result(lines, number) from None
+        if of != inputs:
+            raise UserError(
+                f"{lines.path.parent} holds results of other settings or another version of the policies; "
+                "choose another --out, or remove it"
+            )
+        fault = fault_of(line, explained=setting in explained)
+        if fault is not None:
+            raise _no_result(lines, number, f" ({fault})")
+        done[setting, seed] = record
+    return done
+
+
+def _no_result(lines: Lines, number: int, why: str = "") -> UserError:
+    return UserError(
+        f"{lines.path}: line {number} is no result of this command{why}; remove that line, or choose another --out"
+    )

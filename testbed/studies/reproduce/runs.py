@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain, combinations
 from typing import Any
@@ -84,6 +84,11 @@ def run_setting(setting: Setting, seed: int) -> Row:
         answer["factors"] = list(_factors(trial))
         answer["concurrencies"] = list(_concurrencies(trial))
     return answer
+
+
+def begin_runs(_: None) -> Callable[[tuple[Setting, int]], Row]:
+    """What a worker does: see ``testbed.studies.sweep.pool``."""
+    return lambda task: run_setting(*task)
 
 
 def means(done: Iterable[ReplayedRequest]) -> Row:

@@ -6,6 +6,9 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any
+
+import pytest
 
 from tests.support.blocks import need_blocks
 
@@ -13,19 +16,56 @@ need_blocks()
 
 ASK = """
 import json, os, sys
+
+queries = []
+ASKING = ("is_available", "device_count", "init", "_lazy_init", "current_device", "get_device_properties")
+
+def trace(frame, event, argument):
+    code = frame.f_code
+    if event == "call" and code.co_name in ASKING and code.co_filename.endswith("torch/cuda/__init__.py"):
+        queries.append(code.co_name)
+    elif event == "c_call" and argument.__name__ in ("_cuda_init", "_cuda_getDeviceCount"):
+        queries.append(argument.__name__)
+
+sys.setprofile(trace)
 from testbed.runtime.real.launcher import _preload
 _preload(True)
 import torch
+exec(sys.argv[1])
+sys.setprofile(None)
+threads = len(os.listdir("/proc/self/task"))
+child = os.fork()
+if child == 0:
+    os._exit(bool(getattr(torch.cuda, "_is_in_bad_fork", lambda: False)()))
 print(json.dumps({
-    "threads": len(os.listdir("/proc/self/task")),
-    "cuda": torch.cuda.is_initialized(),
+    "threads": threads,
+    "queries": sorted(set(queries)),
+    "child_cannot_use_gpu": bool(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])),
     "loaded": all(name in sys.modules for name in ("nodes.blocks.compute", "nodes.blocks.hub")),
 }))
 """
 
 
-def test_importing_torch_before_the_fork_starts_no_thread_and_touches_no_gpu() -> None:
-    """Namespaces need a single thread, and a forked process cannot use a GPU that its parent has used."""
+def after_preloading(then: str) -> dict[str, Any]:
     env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # as the launcher is started
-    done = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, check=True, env=env)
-    assert json.loads(done.stdout) == {"threads": 1, "cuda": False, "loaded": True}
+    done = subprocess.run(
+        [sys.executable, "-c", ASK, then], capture_output=True, text=True, check=True, env=env
+    )
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def test_importing_torch_before_the_fork_starts_no_thread_and_touches_no_gpu() -> None:
+    """Namespaces need a single thread, and a forked process cannot use a GPU that its parent has asked for."""
+    assert after_preloading("") == {
+        "threads": 1,
+        "queries": [],
+        "child_cannot_use_gpu": False,
+        "loaded": True,
+    }
+
+
+@pytest.mark.parametrize("query", ["is_available", "device_count"])
+def test_a_question_to_cuda_before_the_fork_is_seen(query: str) -> None:
+    """So that the test above can fail: on a build without CUDA such a question leaves no other trace."""
+    assert query in after_preloading(f"torch.cuda.{query}()")["queries"]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from tests.support.blocks import (
 need_blocks("bitsandbytes", "quantised")
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from nodes.blocks import compute as compute_module
 from nodes.blocks import quantised
@@ -96,12 +98,60 @@ def test_a_row_of_zeros_stays_zero() -> None:
     assert not Int8Linear(weight).matrix(torch.float32)[1].any()
 
 
-def test_a_matrix_that_is_made_in_slices_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer, x = Int8Linear(matrix(50, 40)), matrix(2, 3, 40, seed=1)
-    layer.bias = torch.nn.Parameter(matrix(50, seed=2))
-    whole = layer(x)
+def largest_bytes(work: Callable[[], object]) -> int:
+    """Of the tensors that ``work`` makes."""
+    sizes = [0]
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            answer = func(*args, **(kwargs or {}))
+            inputs = {given.data_ptr() for given in args if isinstance(given, torch.Tensor)}
+            if isinstance(answer, torch.Tensor) and answer.data_ptr() not in inputs:  # else a view
+                sizes.append(answer.nbytes)
+            return answer
+
+    with Watch():
+        work()
+    return max(sizes)
+
+
+def test_a_matrix_is_coded_slice_by_slice_and_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = matrix(50, 40)
+    whole, before = Int8Linear(weight), weight.clone()
     monkeypatch.setattr(quantised, "_SLICE_VALUES", 7 * 40)
-    torch.testing.assert_close(layer(x), whole)
+    assert largest_bytes(lambda: Int8Linear(weight)) == 50 * 40, "the codes; a slice in float32 takes 1120"
+    assert torch.equal(weight, before)
+    assert torch.equal(Int8Linear(weight).codes, whole.codes)
+
+
+@pytest.mark.parametrize("n_tokens", [1, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_matrix_is_made_again_in_its_own_numbers_alone(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, n_tokens: int
+) -> None:
+    """Never in float32 on the way to 16 bits, and in slices. In float32 a token or two need no matrix at all."""
+    monkeypatch.setattr(quantised, "_SLICE_VALUES", 7 * 400)
+    layer, x = Int8Linear(matrix(50, 400).to(dtype)), matrix(n_tokens, 400, seed=1).to(dtype)
+    found = largest_bytes(lambda: layer(x))
+    has_kernel = n_tokens == 1 and dtype == torch.float32
+    assert found == (50 * 4 if has_kernel else 7 * 400 * dtype.itemsize)
+
+
+@pytest.mark.parametrize("n_tokens", [1, 4, 5])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_few_tokens_and_many_are_multiplied_by_the_same_matrix(
+    monkeypatch: pytest.MonkeyPatch, n_tokens: int, has_bias: bool
+) -> None:
+    layer, x = Int8Linear(matrix(50, 40)), matrix(1, n_tokens, 40, seed=1)
+    if has_bias:
+        layer.bias = torch.nn.Parameter(matrix(50, seed=2))
+    expected = torch.nn.functional.linear(x, layer.matrix(torch.float32), layer.bias)
+    with torch.inference_mode():
+        torch.testing.assert_close(layer(x), expected)
+        monkeypatch.setattr(quantised, "_SLICE_VALUES", 7 * 40)
+        torch.testing.assert_close(layer(x), expected)
+        monkeypatch.setattr(quantised, "FEW_TOKENS", 0)
+        torch.testing.assert_close(layer(x), expected)
 
 
 def test_4_bits_err_by_less_than_the_widest_gap_between_their_values() -> None:
@@ -151,5 +201,7 @@ def test_4_bits_without_their_library_say_what_to_install(
     models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "bitsandbytes", None)
-    with pytest.raises(ComputeError, match=r"need bitsandbytes, .* pip install 'testbed\[quantised\]'"):
+    with pytest.raises(
+        ComputeError, match=r"need bitsandbytes, .* pip install '\.\[quantised\]' in the checkout"
+    ):
         compute_module.BlocksCompute(BlocksSpec(models.source(BLOOM), weights="nf4"))

@@ -12,15 +12,17 @@ import pytest
 from nodes import wire
 from nodes.blocks.spec import BlocksSpec
 from nodes.clock import ManualClock
-from nodes.compute import ComputeError
+from nodes.compute import ComputeError, open_session
 from nodes.server import HostedBlocks, Server
 from tests.support.blocks import BLOOM, LLAMA, N_LAYERS, Models, Walk, generated, hub_of, need_blocks, served
-from tests.support.data_plane import raw_client, serving, until
+from tests.support.data_plane import raw_client, raw_frame, serving, until
 
 need_blocks()
 
 import torch
 
+from nodes.blocks import compute as module
+from nodes.blocks.cache import SessionCache
 from nodes.blocks.compute import BlocksCompute
 from nodes.blocks.memory import MemoryAccount
 
@@ -54,7 +56,7 @@ async def test_a_session_closed_while_it_computes_keeps_its_memory_until_then(
 ) -> None:
     compute = await served(models.source(BLOOM), 0, 3)
     gate = Gate(compute, monkeypatch)
-    session = compute.new_session("c", 0, 3, 4)
+    session = await open_session(compute, "c", 0, 3, 4)
     step = asyncio.ensure_future(compute.step(session, 0, 4, STATES, 0.0))
     await until(lambda: gate.n_inside == 1)
     compute.close_session(session)
@@ -71,7 +73,7 @@ async def test_a_session_closed_before_its_step_began_is_not_computed(
 ) -> None:
     compute = await served(models.source(BLOOM), 0, 3)
     gate = Gate(compute, monkeypatch)
-    first, second = (compute.new_session("c", 0, 3, 4) for _ in range(2))
+    first, second = [await open_session(compute, "c", 0, 3, 4) for _ in range(2)]
     steps = [asyncio.ensure_future(compute.step(s, 0, 4, STATES, 0.0)) for s in (first, second)]
     await until(lambda: gate.n_inside == 1)
     compute.close_session(second)
@@ -89,7 +91,7 @@ async def test_with_two_streams_two_sessions_compute_at_once(
 ) -> None:
     compute = await served(models.source(BLOOM), 0, 3, n_streams=2)
     gate = Gate(compute, monkeypatch)
-    sessions = [compute.new_session("c", 0, 3, 4) for _ in range(2)]
+    sessions = [await open_session(compute, "c", 0, 3, 4) for _ in range(2)]
     steps = [asyncio.ensure_future(compute.step(s, 0, 4, STATES, 0.0)) for s in sessions]
     await until(lambda: gate.n_inside == 2)
     gate.opened.set()
@@ -129,7 +131,7 @@ async def test_sessions_on_blocks_that_go_end_with_the_reason(
 ) -> None:
     compute = await served(models.source(BLOOM), 0, 3)
     gate = Gate(compute, monkeypatch)
-    idle, busy = (compute.new_session("c", 0, 3, 5) for _ in range(2))
+    idle, busy = [await open_session(compute, "c", 0, 3, 5) for _ in range(2)]
     step = asyncio.ensure_future(compute.step(busy, 0, 4, STATES, 0.0))
     await until(lambda: gate.n_inside == 1)
     moving = asyncio.ensure_future(compute.host(1, 3))
@@ -143,7 +145,7 @@ async def test_sessions_on_blocks_that_go_end_with_the_reason(
         with pytest.raises(ComputeError, match="its blocks are no longer here"):
             await compute.step(session, 0, 1, STATES[:256], 0.0)
     with pytest.raises(ComputeError, match="block 0 is not here"):
-        compute.new_session("c", 0, 3, 5)
+        await open_session(compute, "c", 0, 3, 5)
 
 
 async def test_blocks_that_cannot_be_loaded_leave_those_that_stay(models: Models) -> None:
@@ -152,7 +154,7 @@ async def test_blocks_that_cannot_be_loaded_leave_those_that_stay(models: Models
     with pytest.raises(ComputeError, match="4 blocks of 200 kB need 800 kB and 500 kB are free: 2 would fit"):
         await compute.host(1, N_LAYERS)
     assert compute.memory()["blocks_bytes"] == compute.block_bytes < limit
-    compute.new_session("c", 1, 2, 4)
+    await open_session(compute, "c", 1, 2, 4)
 
 
 async def test_more_blocks_than_fit_are_refused_with_how_many_would(models: Models) -> None:
@@ -195,10 +197,10 @@ async def test_a_session_without_room_is_refused_and_others_go_on(models: Models
     walk = Walk(hub_of(source), [(compute, 0, N_LAYERS)], PROMPT, 10)
     await walk.go(2)
     with pytest.raises(ComputeError, match=r"a cache of 15\.4 kB is asked for and 12\.3 kB are free"):
-        compute.new_session("d", 0, N_LAYERS, 5)
+        await open_session(compute, "d", 0, N_LAYERS, 5)
     assert await walk.go(8) == generated(models.whole(BLOOM, "float32"), PROMPT, 10)
     walk.close()
-    compute.close_session(compute.new_session("d", 0, N_LAYERS, 20))
+    compute.close_session(await open_session(compute, "d", 0, N_LAYERS, 20))
     assert compute.memory()["cache_bytes"] == 0
 
 
@@ -234,7 +236,7 @@ async def test_another_failure_of_a_step_ends_its_session_too(
     models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compute = await served(models.source(BLOOM), 0, 3)
-    session = compute.new_session("c", 0, 3, 4)
+    session = await open_session(compute, "c", 0, 3, 4)
     monkeypatch.setattr(compute, "_compute", lambda *_: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         await compute.step(session, 0, 4, STATES, 0.0)
@@ -244,9 +246,175 @@ async def test_another_failure_of_a_step_ends_its_session_too(
     assert compute.memory()["cache_bytes"] == 0
 
 
+class Hold:
+    """Holds back what asks for a session's memory, until told to let it go on; it then fails if ``fails``."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, fails: bool = False) -> None:
+        self.n_inside = 0
+        self.opened = threading.Event()
+        self._really, self._fails = module.SessionCache, fails
+        monkeypatch.setattr(module, "SessionCache", self._make)
+
+    def _make(self, *arguments: Any) -> Any:
+        self.n_inside += 1
+        assert self.opened.wait(20)
+        return out_of_memory() if self._fails else self._really(*arguments)
+
+
+async def test_while_a_session_waits_for_its_memory_others_open_close_and_compute(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the same connection, too. What was pipelined behind the opening is carried out after it."""
+    compute = await served(models.source(BLOOM), 0, 3)
+    server = Server("s", HostedBlocks(0, 3, 1e9, CACHE_BYTES_PER_TOKEN), compute, ManualClock())
+    async with serving(server) as url, raw_client(url) as client:
+        assert (await client.ask("open", 1, "a", "c", 0, 3, 8))[0] == "ok"
+        hold = Hold(monkeypatch)
+        await client.send(raw_frame("open", 2, "b", "c", 0, 3, 8))
+        await until(lambda: hold.n_inside == 1)
+        await client.send(raw_frame("step", 3, "b", 0, 4, STATES))
+        assert (await client.ask("step", 4, "a", 0, 4, STATES))[:2] == ["out", 4]
+        assert (await client.ask("close", 5, "a"))[:2] == ["ok", 5]
+        assert server.counters.opened == 1
+        hold.opened.set()
+        assert [(await client.answer())[:2] for _ in range(2)] == [["ok", 2], ["out", 3]]
+        assert server.counters.opened == 2
+        assert compute.memory()["cache_bytes"] == 3 * 8 * CACHE_BYTES_PER_TOKEN
+    assert compute.memory()["cache_bytes"] == compute._account.cache_bytes == 0
+
+
+async def test_memory_that_is_not_there_after_all_refuses_the_session_and_is_given_back(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute = await served(models.source(BLOOM), 0, 3)
+    server = Server("s", HostedBlocks(0, 3, 1e9, CACHE_BYTES_PER_TOKEN), compute, ManualClock())
+    async with serving(server) as url, raw_client(url) as client:
+        hold = Hold(monkeypatch, fails=True)
+        hold.opened.set()
+        answer = await client.ask("open", 1, "a", "c", 0, 3, 8)
+        assert answer[:3] == ["error", 1, wire.NO_CAPACITY]
+        assert answer[3] == "no memory for a session's cache: CUDA out of memory"
+        assert (server.counters.opened, server.counters.refused, len(server.sessions.account)) == (0, 1, 0)
+        assert (compute._account.cache_bytes, compute._sessions) == (0, set())
+        monkeypatch.undo()
+        assert (await client.ask("open", 2, "a", "c", 0, 3, 8))[:2] == ["ok", 2]
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["there", "not-there"])
+async def test_a_session_closed_before_it_is_open_leaves_nothing(
+    fails: bool, models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute = await served(models.source(BLOOM), 0, 3)
+    server = Server("s", HostedBlocks(0, 3, 1e9, CACHE_BYTES_PER_TOKEN), compute, ManualClock())
+    async with serving(server) as url, raw_client(url) as client:
+        hold = Hold(monkeypatch, fails=fails)
+        await client.send(raw_frame("open", 1, "a", "c", 0, 3, 8))
+        await until(lambda: hold.n_inside == 1)
+        assert (await client.ask("close", 2, "a"))[:2] == ["ok", 2]
+        assert compute._account.cache_bytes == 3 * 8 * CACHE_BYTES_PER_TOKEN, "the device may be giving it"
+        hold.opened.set()
+        assert (await client.answer())[:3] == ["error", 1, wire.NO_CAPACITY]
+        assert (compute._account.cache_bytes, compute._sessions, len(server.sessions.account)) == (
+            0,
+            set(),
+            0,
+        )
+
+
+async def test_a_client_that_leaves_while_its_session_opens_leaves_nothing(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute = await served(models.source(BLOOM), 0, 3)
+    server = Server("s", HostedBlocks(0, 3, 1e9, CACHE_BYTES_PER_TOKEN), compute, ManualClock())
+    async with serving(server) as url:
+        hold = Hold(monkeypatch)
+        async with raw_client(url) as client:
+            await client.send(raw_frame("open", 1, "a", "c", 0, 3, 8))
+            await client.send(raw_frame("open", 2, "b", "c", 0, 3, 8))  # which nobody has begun
+            await until(lambda: hold.n_inside == 1)
+        await until(lambda: not server.sessions.live)
+        assert len(server.sessions.account) == 0
+        hold.opened.set()
+        await until(lambda: compute._account.cache_bytes == 0)
+        assert compute._sessions == set()
+
+
+async def test_blocks_that_go_wait_for_a_session_that_opens_on_them(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute = await served(models.source(BLOOM), 0, 3)
+    hold = Hold(monkeypatch)
+    session = compute.new_session("c", 0, 3, 5)
+    await until(lambda: hold.n_inside == 1)
+    moving = asyncio.ensure_future(compute.host(1, 3))
+    await until(lambda: bool(session.closed_by))
+    assert not moving.done()
+    hold.opened.set()
+    await moving
+    assert (compute._account.cache_bytes, compute._models) == (0, {})
+    with pytest.raises(ComputeError, match="its blocks are no longer here"):
+        await compute.step(session, 0, 4, STATES, 0.0)
+
+
+async def test_a_session_that_is_to_grow_before_it_is_open_grows_with_its_first_step(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute = await served(models.source(BLOOM), 0, 3)
+    hold = Hold(monkeypatch)
+    session = compute.new_session("c", 0, 3, 2)
+    compute.grow(session, 4)
+    hold.opened.set()
+    assert len((await compute.step(session, 0, 4, STATES, 0.0)).payload) == len(STATES)
+    assert compute.memory()["cache_bytes"] == 3 * 4 * CACHE_BYTES_PER_TOKEN
+    compute.close()
+
+
+async def test_a_cache_grows_in_the_thread_that_computes_and_not_on_the_event_loop(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute = await served(models.source(BLOOM), 0, 3)
+    session = await open_session(compute, "c", 0, 3, 4)
+    await compute.step(session, 0, 4, STATES, 0.0)
+    threads: list[str] = []
+    really = SessionCache.grow
+
+    def grow(cache: SessionCache, max_tokens: int) -> None:
+        threads.append(threading.current_thread().name)
+        really(cache, max_tokens)
+
+    monkeypatch.setattr(SessionCache, "grow", grow)
+    compute.grow(session, 6)
+    assert not threads
+    assert compute._account.cache_bytes == 3 * 6 * CACHE_BYTES_PER_TOKEN, "set aside at once"
+    await compute.step(session, 4, 1, STATES[:256], 0.0)
+    await compute.step(session, 5, 1, STATES[:256], 0.0)
+    assert [name.split("_")[0] for name in threads] == ["blocks"]
+    compute.close()
+
+
+async def test_a_session_whose_cache_cannot_grow_ends_and_gives_its_room_back(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute = await served(models.source(BLOOM), 0, 3)
+    session = await open_session(compute, "c", 0, 3, 4)
+    await compute.step(session, 0, 4, STATES, 0.0)
+    compute.grow(session, 6)
+
+    def grow(cache: SessionCache, max_tokens: int) -> None:
+        raise torch.OutOfMemoryError("the device is full")
+
+    monkeypatch.setattr(SessionCache, "grow", grow)
+    with pytest.raises(ComputeError, match="no memory for a session's cache: the device is full"):
+        await compute.step(session, 4, 1, STATES[:256], 0.0)
+    assert compute._account.cache_bytes == 0
+    with pytest.raises(ComputeError, match="cannot go on: its cache could not grow"):
+        await compute.step(session, 4, 1, STATES[:256], 0.0)
+    compute.close()
+
+
 async def test_steps_that_do_not_follow_one_another_are_refused(models: Models) -> None:
     compute = await served(models.source(BLOOM), 0, 3)
-    session = compute.new_session("c", 0, 3, 5)
+    session = await open_session(compute, "c", 0, 3, 5)
     await compute.step(session, 0, 4, STATES, 0.0)
     for position, n_tokens in ((0, 1), (5, 1), (4, 2)):
         with pytest.raises(ComputeError, match=f"{n_tokens} tokens at {position} do not follow .* 4 of 5"):
@@ -256,14 +424,16 @@ async def test_steps_that_do_not_follow_one_another_are_refused(models: Models) 
 
 async def test_real_memory_is_what_the_model_says(models: Models) -> None:
     compute = await served(models.source(BLOOM), 0, 4, dtype="bfloat16")
-    sessions = [compute.new_session("c", first, 4, tokens) for first, tokens in ((0, 10), (1, 20), (3, 7))]
+    sessions = [
+        await open_session(compute, "c", first, 4, tokens) for first, tokens in ((0, 10), (1, 20), (3, 7))
+    ]
     modelled = sum((4 - first) * tokens for first, tokens in ((0, 10), (1, 20), (3, 7))) * 2 * 64 * 2
     memory = compute.memory()
     assert memory["cache_bytes"] == modelled
     stored = sum(s.cache.layers[i].keys.nbytes * 2 for s in sessions for i in range(s.last - s.first))
     assert stored == modelled
     assert memory["resident_bytes"] > memory["blocks_bytes"]
-    sessions[0].cache._store.untyped_storage().resize_(0)  # what is not there any more is not counted
+    sessions[0].cache.store.untyped_storage().resize_(0)  # what is not there any more is not counted
     assert compute.memory()["cache_bytes"] == modelled - 4 * 10 * 2 * 64 * 2
 
 

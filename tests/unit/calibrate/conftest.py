@@ -50,6 +50,9 @@ class KnownCompute:
         self.most_open = max(self.most_open, len(self.open))
         return session
 
+    def opening(self, session: KnownSession) -> None:
+        return None
+
     def close_session(self, session: KnownSession) -> None:
         """Keeps it in ``open``: those who want it gone remove it."""
 

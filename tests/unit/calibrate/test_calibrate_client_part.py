@@ -24,7 +24,7 @@ from testbed.studies.calibrate.verdict import verdict
 from tests.unit.calibrate.conftest import TOKEN_BYTES, KnownCompute
 
 TIMES = StepTimes(2e-3, 5e-3, 1e-4, step_base_s=1.5e-3)
-SUBJECT = Subject("blocks", "small", "bloom", 8, 64, 256, "cpu", "float32", "plain", 2, 4e9)
+SUBJECT = Subject("blocks", "small", "bloom", 8, 64, 256, "cpu", "float32", "plain", 2, 4e9, 49152, 64)
 CLIENT = ClientFit(ClientTime(1, 28, 1.25e-3, 1.125e-3, 1.5e-3), (ClientTime(16, 4, 2e-3, 2e-3, 2e-3),))
 PLAN = Plan((Case(1, 4), Case(3, 8), Case(3, 16)), 2, 1, (3,), (0,), 24, pause_s=7.0)
 SCENARIO = """

@@ -36,6 +36,7 @@ SMALL = Options(
     n_output_tokens=10,
     rounds=1,
     pause_s=0.0,
+    keep_cpus_awake=False,
 )
 
 
@@ -52,7 +53,7 @@ def test_a_calibration_leaves_samples_results_profile_report_and_figures(model: 
     need_blocks()
     out = tmp_path / "out"
     answer, text = calibrate_command(replace(SMALL, model=str(model), out=out))
-    assert answer["subject"]["n_blocks"] == 4 and n_findings(answer) == 6
+    assert answer["subject"]["n_blocks"] == 4 and n_findings(answer) == 7
     assert all(sentence in text for sentence in answer["verdict"])
     assert answer == {**json.loads((out / "calibration.json").read_text()), "out": str(out)}
     with (out / "measurements.csv").open() as file:
@@ -70,6 +71,7 @@ def test_a_calibration_leaves_samples_results_profile_report_and_figures(model: 
     }
     assert {path.suffix for path in (out / "figures").iterdir()} == {".png", ".pdf"}
     report = (out / "report.md").read_text()
+    assert "\nCPUs may sleep, as asked for.\n" in report
     assert all(sentence in report for sentence in answer["verdict"])
     assert all(
         (out / line.split("(")[-1].rstrip(")")).is_file() for line in report.split("\n") if line[:2] == "!["
@@ -80,6 +82,12 @@ def test_a_calibration_leaves_samples_results_profile_report_and_figures(model: 
         tokens = list(csv.DictReader(file))
     # Two rounds, the first to warm up; prompts of 4 and of 16 tokens, twice; eight tokens each.
     assert len(tokens) == 2 * 2 * 2 * 8 and {row["n_tokens"] for row in tokens} == {"1", "4", "16"}
+    with (out / "batches.csv").open() as file:
+        batches = list(csv.DictReader(file))
+    # On four blocks and on two: one and two decodes with either contexts, and prompts beside none or two.
+    assert {int(row["n_blocks"]) for row in batches} == {2, 4}
+    assert {int(row["n_decodes"]) for row in batches} == {0, 1, 2}
+    assert answer["batches"]["held_out_mean_error"] <= answer["batches"]["held_out_max_error"]
     client = answer["client"]
     assert client["token"]["n_samples"] == 2 * 2 * 7
     assert [prompt["n_tokens"] for prompt in client["prompts"]] == [4, 16]
@@ -127,9 +135,9 @@ def test_a_client_without_room_for_its_part_leaves_the_blocks_calibration_as_it_
     monkeypatch.setattr(command, "open_hub", refuse)
     out, said = tmp_path / "out", list[str]()
     answer, text = calibrate_command(replace(SMALL, model=str(model), out=out), said.append)
-    assert answer["client"] is None and n_findings(answer) == 5 and "client (per" not in text
+    assert answer["client"] is None and n_findings(answer) == 6 and "client (per" not in text
     assert "[hub]" not in (out / "profile.toml").read_text()
-    for where in ((out / "report.md").read_text(), said[-1]):
+    for where in ((out / "report.md").read_text(), "".join(said)):
         assert "its embeddings and head may need 7 GB and 1 GB are free" in where
     assert experiment_beside(out).problem.hub_token_s == 0.0
 

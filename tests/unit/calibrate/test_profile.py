@@ -17,7 +17,7 @@ from testbed.studies.calibrate.points import Point
 from testbed.studies.calibrate.profile import Subject, profile_text
 
 TIMES = StepTimes(2e-3, 5e-3, 1e-4, step_base_s=1.5e-3, context_slope_s=3e-6, prefill_curve_s=2e-7)
-SUBJECT = Subject("blocks", "small", "bloom", 8, 64, 256, "cpu", "float32", "plain", 2, 4e9)
+SUBJECT = Subject("blocks", "small", "bloom", 8, 64, 256, "cpu", "float32", "plain", 2, 4e9, 49152, 64)
 SCENARIO = """
 hardware_files = {files}
 [model]

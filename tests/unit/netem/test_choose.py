@@ -8,6 +8,7 @@ from netem import choose
 from netem.fabric import FabricBackend
 from netem.kernel import NetemBackend
 from netem.loopback import LoopbackBackend
+from netem.spec import NetworkUnavailable
 
 
 def _only_works(monkeypatch: pytest.MonkeyPatch, *working: str) -> None:
@@ -42,3 +43,12 @@ def test_a_network_that_is_asked_for_is_taken_also_if_it_shares_no_links(
 ) -> None:
     _only_works(monkeypatch, "netem")
     assert choose.choose_backend("netem", sharing=True) == (NetemBackend, "asked for")
+
+
+def test_auto_takes_fabric_for_several_machines_or_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    _only_works(monkeypatch, "netem", "fabric", "loopback")
+    why = "nodes are on several machines, which it alone joins"
+    assert choose.choose_backend("auto", joining=True) == (FabricBackend, why)
+    _only_works(monkeypatch, "netem", "loopback")
+    with pytest.raises(NetworkUnavailable, match="no fabric as no fabric"):
+        choose.choose_backend("auto", joining=True)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodes.batching import Batch, Batches, Step, batches_of
+from nodes.batching import Batch, Batches, Composition, Step, batches_of
 from nodes.clock import ManualClock
 from nodes.compute import StubCompute, StubProfile
 from policies.steps import StepTimes
@@ -45,7 +45,9 @@ def test_a_step_alone_takes_what_it_took_without_batching() -> None:
     for step in (decode(3.0, 20, 5), prompt(3.0, 7, 3)):
         (batch,) = run([step])
         alone_s = TIMES.step_s(step.position, step.n_tokens, step.n_blocks)
-        assert batch == Batch(3.0, 3.0 + alone_s, 1, step.n_tokens, (step,))
+        context, end = (step.position, 0) if step.is_decode else (0, step.n_tokens)
+        together = Composition(1, step.n_tokens, context, end, step.n_blocks, 3.0)
+        assert batch == Batch(together, 3.0 + alone_s, (step,))
 
 
 def test_what_waits_when_a_server_becomes_free_goes_together() -> None:
@@ -56,7 +58,7 @@ def test_what_waits_when_a_server_becomes_free_goes_together() -> None:
     assert two.ended == (second, third)
     # Four blocks, as the longest has: a_d, one more session, and 24 tokens in the caches, where a_d is with 8.
     assert two.end_at_s == 2.25 + 0.25 + 4 * (1.0 + 0.125 + (24 - 8) * 0.0625)
-    assert (two.n_steps, two.n_tokens) == (2, 2)
+    assert two.together == Composition(2, 2, 24, 0, 4, 2.25)
 
 
 def test_one_prompt_at_most_goes_with_the_decodes_and_the_next_one_later() -> None:
@@ -64,15 +66,19 @@ def test_one_prompt_at_most_goes_with_the_decodes_and_the_next_one_later() -> No
     batches = run([busy, one, two, other])
     assert [batch.ended for batch in batches] == [(busy,), (other, one), (two,)]
     prompt_s = 2.0 + 0.5 * 4 + 0.03125 * 16
-    assert batches[1].end_at_s - batches[1].start_at_s == 0.25 + 2 * (prompt_s + 1.0)
-    assert batches[1].n_tokens == 5
+    assert batches[1].end_at_s - batches[1].together.began_at_s == 0.25 + 2 * (prompt_s + 1.0)
+    assert batches[1].together.tokens == 5
 
 
 def test_a_prompt_in_chunks_ends_with_its_last_and_lets_decodes_in_between() -> None:
     long, late = prompt(0.0, 10), decode(0.5)
     batches = run([long, late], chunk_tokens=4)
-    assert [(batch.n_tokens, batch.ended) for batch in batches] == [(4, ()), (5, (late,)), (2, (long,))]
-    first, second, last = (batch.end_at_s - batch.start_at_s for batch in batches)
+    assert [(batch.together.tokens, batch.ended) for batch in batches] == [
+        (4, ()),
+        (5, (late,)),
+        (2, (long,)),
+    ]
+    first, second, last = (batch.end_at_s - batch.together.began_at_s for batch in batches)
     assert first == 0.25 + 2 * (2.0 + 0.5 * 4 + 0.03125 * 16)
     assert second == 0.25 + 2 * (2.0 + 0.5 * 4 + 0.03125 * (64 - 16) + 1.0)
     assert last == 0.25 + 2 * (2.0 + 0.5 * 2 + 0.03125 * (100 - 64))
@@ -90,20 +96,20 @@ def test_a_replay_above_the_start_goes_as_a_prompt() -> None:
     batches = run([busy, replay, other])
     assert batches[1].ended == (other, replay)
     replay_s = 2.0 + 0.5 * 4 + 0.03125 * (100 - 36)
-    assert batches[1].end_at_s - batches[1].start_at_s == 0.25 + 2 * (replay_s + 1.0)
+    assert batches[1].end_at_s - batches[1].together.began_at_s == 0.25 + 2 * (replay_s + 1.0)
 
 
 def test_many_short_sessions_take_longer_than_one_of_the_length_that_the_law_is_for() -> None:
     busy, *short = decode(0.0), *(decode(0.5, position=1) for _ in range(40))
     last = run([busy, *short])[-1]
-    assert last.n_steps == 40
-    assert last.end_at_s - last.start_at_s == 0.25 + 2 * (1.0 + 39 * 0.125 + (40 - 8) * 0.0625)
+    assert last.together.steps == 40
+    assert last.end_at_s - last.together.began_at_s == 0.25 + 2 * (1.0 + 39 * 0.125 + (40 - 8) * 0.0625)
 
 
 def test_a_slow_server_is_slow_for_all_that_go_with_the_step_that_met_it() -> None:
     busy, slow, other = decode(0.0), Step(0.5, 8, 1, 2, factor=3.0), decode(1.0)
     last = run([busy, slow, other])[-1]
-    assert last.end_at_s - last.start_at_s == 3 * (0.25 + 2 * (1.125 + 8 * 0.0625))
+    assert last.end_at_s - last.together.began_at_s == 3 * (0.25 + 2 * (1.125 + 8 * 0.0625))
 
 
 steps = st.builds(
@@ -121,9 +127,9 @@ def test_every_step_ends_once_and_no_sooner_than_alone(waiting: list[Step], chun
     batches = run(waiting, chunk_tokens)
     ended = [step for batch in batches for step in batch.ended]
     assert len(ended) == len(set(map(id, ended))) == len(waiting)
-    assert sum(batch.n_tokens for batch in batches) == sum(step.n_tokens for step in waiting)
+    assert sum(batch.together.tokens for batch in batches) == sum(step.n_tokens for step in waiting)
     for before, after in itertools.pairwise(batches):
-        assert before.end_at_s <= after.start_at_s
+        assert before.end_at_s <= after.together.began_at_s
     for batch in batches:
         assert sum(not step.is_decode for step in batch.ended) <= 1
         for step in batch.ended:
@@ -146,7 +152,7 @@ class Bench:
 
         async def work() -> None:
             computed = await self.compute.step(session, position, 1, bytes(TOKEN_BYTES), self.clock.now_s())
-            self.ends[name] = (self.clock.now_s(), computed.batch_steps, computed.batch_tokens)
+            self.ends[name] = (self.clock.now_s(), computed.together.steps, computed.together.tokens)
 
         return asyncio.create_task(work())
 

@@ -305,7 +305,7 @@ async def test_a_push_to_a_session_that_is_not_there_is_answered_and_the_connect
             1,
             "unknown-session",
         ]
-        assert await client.ask("ping", 2, b"") == ["out", 2, 0.0, 0.0, 0, 0, b""]
+        assert await client.ask("ping", 2, b"") == ["out", 2, 0.0, 0.0, [0] * 6, b""]
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,12 @@ from nodes import wire
 from nodes.cache import CacheAccount, NoCapacityError
 from nodes.clock import ManualClock
 from nodes.digest import write_rows
+from nodes.forwarding_session import ForwardingSession
 from nodes.rules import PagingRules
+from nodes.session import HubSession
 from tests.support.data_plane import TOKEN_BYTES, RawClient, make_server, raw_client, serving, until
 from tests.support.farm import Session, expected_tokens, farm
+from tests.support.forwarding import forwarding_farm
 
 BY_FOUR = PagingRules(page_tokens=4, high_water=0.75)
 
@@ -98,13 +101,18 @@ async def test_when_room_runs_out_the_request_that_arrived_last_makes_room() -> 
         assert await client.ask("close", 9, "last") == ["ok", 9]
 
 
-async def serve_two(n_first: int, n_second: int, cache_bytes: float) -> tuple[Session, Session]:
+WAYS: list[tuple[Any, type[HubSession]]] = [(farm, HubSession), (forwarding_farm, ForwardingSession)]
+both_ways = pytest.mark.parametrize("way", WAYS, ids=["hub-spoke", "forwarding"])
+
+
+async def serve_two(way: Any, cache_bytes: float) -> tuple[Session, Session]:
     """Two sessions at once over two servers that both hold half of the blocks; both must come to their end."""
     clock = ManualClock()
-    async with farm([(0, 2), (2, 4)], clock, cache_bytes=cache_bytes, paging=PagingRules(2, 1.0)) as servers:
+    made, kind = way
+    async with made([(0, 2), (2, 4)], clock, cache_bytes=cache_bytes, paging=PagingRules(2, 1.0)) as servers:
         sessions = (
-            Session(servers, clock, [0, 1], n_output_tokens=n_first, index=3),
-            Session(servers, clock, [0, 1], n_output_tokens=n_second, index=4),
+            Session(servers, clock, [0, 1], n_output_tokens=12, index=3, kind=kind),
+            Session(servers, clock, [0, 1], n_output_tokens=12, index=4, kind=kind),
         )
         running = asyncio.gather(*(session.hub.run() for session in sessions))
         while not running.done():
@@ -115,9 +123,10 @@ async def serve_two(n_first: int, n_second: int, cache_bytes: float) -> tuple[Se
     return sessions
 
 
-async def test_a_preempted_session_starts_over_and_gets_the_same_tokens() -> None:
+@both_ways
+async def test_a_preempted_session_starts_over_and_gets_the_same_tokens(way: Any) -> None:
     # Five input tokens each, 2 blocks a server. Both need at most 2 * 17 bytes; there are 44.
-    first, second = await serve_two(12, 12, 44.0)
+    first, second = await serve_two(way, 44.0)
     assert first.log.token_ids == expected_tokens(4, n_output_tokens=12)
     assert second.log.token_ids == expected_tokens(4, n_output_tokens=12, index=4)
     kinds = [[kind for kind, _ in session.log.states] for session in (first, second)]
@@ -127,10 +136,12 @@ async def test_a_preempted_session_starts_over_and_gets_the_same_tokens() -> Non
     assert resumed["tokens"] >= lost["tokens"] >= 5
     at = kinds[1].index("preempted")
     assert "admitted" in kinds[1][at : kinds[1].index("resumed")]
+    assert not second.log.events, "it is no failure of a server"
     replayed = [hop.replayed_tokens for rows in second.log.rows for hop in rows if hop.replayed_tokens]
     assert replayed == [resumed["tokens"]] * 2  # on both servers, though one of them had needed no room
 
 
-async def test_with_room_for_both_nobody_is_preempted() -> None:
-    for session in await serve_two(12, 12, 72.0):
+@both_ways
+async def test_with_room_for_both_nobody_is_preempted(way: Any) -> None:
+    for session in await serve_two(way, 72.0):
         assert [kind for kind, _ in session.log.states].count("preempted") == 0

@@ -8,7 +8,17 @@ from pathlib import Path
 import pytest
 
 from nodes.eventlog import EventLog
-from nodes.records import Admitted, AnyRecord, Arrived, Completed, HopRecord, Opening, Token
+from nodes.records import (
+    Admitted,
+    AnyRecord,
+    Arrived,
+    Completed,
+    HopRecord,
+    Opening,
+    Preempted,
+    Resumed,
+    Token,
+)
 from testbed.page.follow import EventReader, Follower
 from testbed.page.history import History, Position
 
@@ -59,6 +69,18 @@ def test_the_parts_of_tokens_are_sent_again_only_where_they_differ() -> None:
     [server, client, up, compute, down] = history.parts[-1][3][0]
     assert (server, client) == (0, 0)
     assert (up, compute, down) == pytest.approx((0.1, 0.7, 0.1))
+
+
+def test_a_page_hears_that_a_session_lost_its_chain_and_has_another() -> None:
+    history = History(["c0"], 6)
+    for record in (
+        *session()[:5],
+        Preempted(0, 1.9, 0, 5),
+        Admitted(0, 4.0, [(0, 0, 4)]),
+        Resumed(0, 4.0, 5),
+    ):
+        history.record(record)
+    assert history.records[-2:] == [["v", 0, 1.9, 0, 5], ["m", 0, 4.0, [(0, 0, 4)]]]
 
 
 def test_of_a_run_with_too_many_tokens_every_so_many_are_kept_and_the_last() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from testbed.studies.reproduce import pool
+from testbed.studies.reproduce import runs
 from testbed.studies.reproduce.runs import run_setting
 from testbed.studies.reproduce.settings import CLOSEST, Setting
 
@@ -31,5 +31,5 @@ def quick_runs(monkeypatch: pytest.MonkeyPatch, one_result: dict[str, Any]) -> l
             for kind, rows in one_result.items()
         }
 
-    monkeypatch.setattr(pool, "run_setting", run)
+    monkeypatch.setattr(runs, "run_setting", run)
     return ran

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from testbed.errors import UserError
-from testbed.studies.reproduce import pool
+from testbed.studies.reproduce import runs
 from testbed.studies.reproduce.command import reproduce_command
+from testbed.studies.reproduce.record import RESULTS, inputs_digest, read_done, record_of
 from testbed.studies.reproduce.settings import DRAWN, STATED, settings_of
-from testbed.studies.reproduce.store import RESULTS, Store, inputs_digest
 from testbed.studies.reproduce.tables import HEADER
+from testbed.studies.sweep.pool import Local
+from testbed.studies.sweep.store import Lines
 from tests.support.runs import wait_until
 
 SETTING = STATED.cells["Cluster0", 0]
@@ -77,24 +79,25 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    run = pool.run_setting
+    run = runs.run_setting
 
     def stop_at_the_fifth(*task: Any) -> dict[str, Any]:
         if len(quick_runs) == 4:
             raise KeyboardInterrupt
         return run(*task)
 
-    monkeypatch.setattr(pool, "run_setting", stop_at_the_fifth)
+    monkeypatch.setattr(runs, "run_setting", stop_at_the_fifth)
     with pytest.raises(KeyboardInterrupt):
         tables(tmp_path)
     assert f"{2 * N_TABLES - 4} runs are left" in capsys.readouterr().err
-    monkeypatch.setattr(pool, "run_setting", run)
+    monkeypatch.setattr(runs, "run_setting", run)
     answer = tables(tmp_path)
     assert (answer["n_found"], answer["n_computed"]) == (4, 2 * N_TABLES - 4)
 
 
 def test_a_second_folder_with_other_inputs_is_refused(tmp_path: Path) -> None:
-    Store(tmp_path, "other").append(SETTING, 0, {})
+    with Lines(tmp_path / RESULTS) as lines:
+        lines.append(record_of("other", SETTING, 0, {}))
     with pytest.raises(UserError, match=r"results of other settings .* choose another --out"):
         tables(tmp_path)
 
@@ -102,12 +105,12 @@ def test_a_second_folder_with_other_inputs_is_refused(tmp_path: Path) -> None:
 def test_a_file_that_is_no_results_file_is_refused_with_its_line(
     tmp_path: Path, one_result: dict[str, Any]
 ) -> None:
-    store = Store(tmp_path, inputs_digest())
-    store.append(SETTING, 0, one_result)
-    with open(tmp_path / RESULTS, "a") as file:
-        file.write("what is this\n")
-    with pytest.raises(UserError, match="line 2 is no result"):
-        store.load()
+    with Lines(tmp_path / RESULTS) as lines:
+        lines.append(record_of(inputs_digest(), SETTING, 0, one_result))
+        with open(tmp_path / RESULTS, "a") as file:
+            file.write("what is this\n")
+        with pytest.raises(UserError, match="line 2 is no result"):
+            read_done(lines, inputs_digest())
 
 
 @pytest.mark.parametrize(
@@ -135,7 +138,7 @@ def test_worker_processes_give_what_this_process_gives() -> None:
 
     def without_times(jobs: int) -> dict[str, Any]:
         found = {}
-        for (setting, _), result in pool.results(tasks, jobs):
+        for (setting, _), result in Local(jobs).results(runs.begin_runs, None, [[task] for task in tasks]):
             found[setting.id] = [{**row, "decision_s": 0} for row in result["policies"]]
         return found
 
@@ -167,7 +170,7 @@ def test_ctrl_c_and_sigterm_on_the_command_end_it_with_130_and_one_line(
         process.kill()
     assert process.returncode == 130, said
     assert text == "" and said.count("\n") == 1 and "the same command goes on" in said
-    assert Store(out, inputs_digest()).load()
+    assert read_done(Lines(results), inputs_digest())
 
 
 def test_a_log_gets_plain_lines_of_progress_instead_of_a_bar(
@@ -190,7 +193,7 @@ def test_a_second_sigterm_changes_nothing_about_the_first(
         raise AssertionError("SIGTERM stops the run")
 
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(pool, "run_setting", terminate)
+    monkeypatch.setattr(runs, "run_setting", terminate)
     with pytest.raises(KeyboardInterrupt):
         tables(tmp_path)
     assert signal.getsignal(signal.SIGTERM) == before

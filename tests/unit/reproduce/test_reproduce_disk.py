@@ -3,8 +3,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import resource
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,10 +12,12 @@ import pytest
 
 from testbed.errors import RunError, UserError
 from testbed.rundir import replacing
-from testbed.studies.reproduce import disk
-from testbed.studies.reproduce.command import reproduce_command
+from testbed.studies.reproduce.command import DOCUMENTS, reproduce_command
+from testbed.studies.reproduce.record import RESULTS, inputs_digest, read_done, record_of
 from testbed.studies.reproduce.settings import STATED, settings_of
-from testbed.studies.reproduce.store import RESULTS, Store, inputs_digest
+from testbed.studies.sweep import disk
+from testbed.studies.sweep.store import Lines
+from tests.support.full_disk import files_no_longer_than
 
 SETTING = STATED.cells["Cluster0", 0]
 N_TABLES = len(settings_of("tables"))
@@ -26,19 +26,6 @@ FULL = Path("/dev/full")
 
 def tables(out: Path) -> dict[str, Any]:
     return reproduce_command("paper", "tables", 2, 0, out, 1)[0]
-
-
-@contextmanager
-def files_no_longer_than(n_bytes: int) -> Iterator[None]:
-    """Writing more fails as on a full disk, but with EFBIG."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, ignored)
 
 
 def test_a_disk_that_fills_up_while_runs_are_computed_keeps_the_finished_ones(
@@ -75,7 +62,7 @@ def test_a_disk_that_is_full_when_results_are_written_down_costs_no_results(
     assert (tmp_path / name).stat().st_size > 0
 
 
-@pytest.mark.parametrize("name", disk.DOCUMENTS)
+@pytest.mark.parametrize("name", DOCUMENTS)
 def test_a_folder_where_a_document_belongs_is_named_before_anything_runs(
     tmp_path: Path, quick_runs: list[tuple[str, int]], name: str
 ) -> None:
@@ -153,11 +140,10 @@ def _key(record: dict[str, Any]) -> None:
 def test_a_line_of_another_form_is_refused_with_its_number_and_what_is_wrong(
     tmp_path: Path, one_result: dict[str, Any], damage: Any, fault: str
 ) -> None:
-    store = Store(tmp_path, inputs_digest())
-    store.append(SETTING, 0, one_result)
-    record = json.loads(json.dumps(store.append(SETTING, 1, one_result)))
-    damage(record)
-    lines = (tmp_path / RESULTS).read_text().splitlines()
-    (tmp_path / RESULTS).write_text(f"{lines[0]}\n{json.dumps(record)}\n")
+    whole, damaged = (
+        json.loads(json.dumps(record_of(inputs_digest(), SETTING, seed, one_result))) for seed in (0, 1)
+    )
+    damage(damaged)
+    (tmp_path / RESULTS).write_text(f"{json.dumps(whole)}\n{json.dumps(damaged)}\n")
     with pytest.raises(UserError, match=rf"line 2 is no result of this command{fault}; remove that line"):
-        store.load()
+        read_done(Lines(tmp_path / RESULTS), inputs_digest())

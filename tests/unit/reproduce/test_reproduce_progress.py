@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from testbed.studies.reproduce.progress import with_lines
+from testbed.studies.sweep.progress import with_lines
 
 
 def said(

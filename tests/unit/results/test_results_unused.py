@@ -52,6 +52,8 @@ def test_over_runs_counts_are_means_and_a_server_is_idle_only_if_it_always_was()
     ]
     assert unused_over_runs(runs) == {"n_held": 7.0, "n_unused": 3.5, "servers": ["b"]}
     assert "on average no request used 3.5 of the 7 blocks" in unused_text(unused_over_runs(runs))[0]
+    thirds = unused_over_runs([*runs, {"n_held": 9, "n_unused": 5, "servers": []}])
+    assert "no request used 4 of the 7.7 blocks" in unused_text(thirds)[0]
     assert unused_over_runs([None]) is None
 
 

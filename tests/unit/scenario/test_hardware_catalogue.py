@@ -42,6 +42,55 @@ PUBLISHED = {
 }
 
 
+# Of data sheets: gigabytes, GB/s, dense TFLOPS of fp32 and of fp16 with sums in fp32; docs/hardware.md says what was checked.
+SHEETS = {
+    "a100-40gb": (40, 1555, 19.5, 312),
+    "a100-80gb": (80, 2039, 19.5, 312),
+    "a100-80gb-pcie": (80, 1935, 19.5, 312),
+    "h100": (80, 3350, 67, 1979 / 2),
+    "h100-pcie": (80, 2000, 51, 1513 / 2),
+    "h200": (141, 4800, 67, 1979 / 2),
+    "l4": (24, 300, 30.3, 242 / 2),
+    "l40s": (48, 864, 91.6, 362.05),
+    "rtx-3090": (24, 936, 35.6, 71),
+    "rtx-4090": (24, 1008, 82.6, 330.4 / 2),
+    "t4": (16, 320, 8.1, 65),
+    "v100-16gb": (16, 900, 15.7, 125),
+    "v100-32gb": (32, 900, 15.7, 125),
+    "v100-16gb-pcie": (16, 900, 14, 112),
+    "v100-32gb-pcie": (32, 900, 14, 112),
+}
+SLICES = {
+    "a100-40gb-mig-1g": ("a100-40gb", 14 / 108, 1 / 8),
+    "a100-80gb-mig-1g": ("a100-80gb", 14 / 108, 1 / 8),
+    "a100-80gb-mig-2g": ("a100-80gb", 28 / 108, 2 / 8),
+    "a100-80gb-mig-3g": ("a100-80gb", 42 / 108, 4 / 8),
+    "h100-mig-1g": ("h100", 16 / 132, 1 / 8),
+    "h100-mig-3g": ("h100", 60 / 132, 4 / 8),
+}
+
+
+@pytest.mark.parametrize("name", SHEETS)
+def test_a_gpu_has_the_figures_of_its_data_sheet_without_sparsity(name: str) -> None:
+    gpu, (memory_gb, bandwidth_gbps, fp32, fp16) = gpus()[name], SHEETS[name]
+    assert gpu.memory_bytes == memory_gb * 1e9 and gpu.bandwidth_bytes_per_s == bandwidth_gbps * 1e9
+    assert gpu.flops["fp32"] == fp32 * 1e12 and gpu.flops["fp16"] == pytest.approx(fp16 * 1e12)
+    assert gpu.flops.get("bf16") == (None if name.startswith(("t4", "v100")) else gpu.flops["fp16"])
+
+
+@pytest.mark.parametrize("name", SLICES)
+def test_every_slice_has_its_share_of_the_figures(name: str) -> None:
+    gpu, (whole_name, compute, memory) = gpus()[name], SLICES[name]
+    whole = gpus()[whole_name]
+    assert gpu.memory_bytes == pytest.approx(whole.memory_bytes * memory)
+    assert gpu.bandwidth_bytes_per_s == pytest.approx(whole.bandwidth_bytes_per_s * memory)
+    assert gpu.flops == pytest.approx({dtype: flops * compute for dtype, flops in whole.flops.items()})
+
+
+def test_every_gpu_of_the_catalogue_is_held_to_its_data_sheet() -> None:
+    assert gpus().keys() == {*SHEETS, *SLICES}
+
+
 def block(model: str, dtype: str | None = None) -> Block:
     found = block_of(named_model(model, dtype))
     assert found is not None

@@ -42,7 +42,7 @@ def test_a_shipped_name_and_its_file_are_the_same_scenario() -> None:
     assert load_experiment(str(root / "scenarios/clustered.toml")) == load_experiment("clustered")
     names = [name for name, _ in shipped_scenarios()]
     assert names == [
-        *("abovenet", "bellcanada", "bloom-tiny", "chain-7b", "churn", "clustered"),
+        *("abovenet", "bellcanada", "bloom-tiny", "chain-7b", "churn", "clustered", "clustered-gpu"),
         *("gts-ce", "helix-24", "helix-42", "helix-regions", "load-shift", "petals-real", "trace-replay"),
     ]
     assert all(description for _, description in shipped_scenarios())

@@ -11,7 +11,7 @@ import pytest
 import scenarios
 from testbed.errors import ScenarioError, UserError
 from testbed.inspect.workload import make_command, show_command
-from testbed.scenario import dump_toml, load_experiment
+from testbed.scenario import dump_toml, load_experiment, traces
 from testbed.scenario.problems import KeyedError
 from testbed.scenario.traces import read_trace
 
@@ -221,8 +221,60 @@ def test_a_generated_workload_is_described_as_it_is_now(tmp_path: Path) -> None:
     assert load_experiment(str(resolved), ["workload.rate=3"]).workload.startswith("poisson, 3 per second;")
 
 
-def test_a_compressed_trace_is_named_as_such(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text", [AZURE, BURSTGPT, '{"timestamp": 5, "input_length": 3, "output_length": 2}\n']
+)
+def test_text_packed_with_gzip_is_read_as_if_it_were_not(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "trace.gz"
+    path.write_bytes(gzip.compress(text.encode()))
+    assert read_trace(path) == read_trace(_file(tmp_path, text, "plain"))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (gzip.compress(AZURE.encode(), mtime=0)[:-9], "cannot be unpacked"),
+        (b"\x1f\x8b and no more", "cannot be unpacked"),
+        (gzip.compress(b"\xff\xfe" * 9, mtime=0), "is neither text nor Parquet"),
+    ],
+    ids=["cut short", "header alone", "not text"],
+)
+def test_what_cannot_be_unpacked_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
     path = tmp_path / "trace.csv.gz"
-    path.write_bytes(gzip.compress(AZURE.encode()))
-    with pytest.raises(UserError, match="is compressed; unpack it first"):
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=said):
         show_command(path)
+
+
+def test_what_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "trace.csv.gz"
+    path.write_bytes(gzip.compress(b"x" * 100_000))
+    monkeypatch.setattr(traces, "MAX_FILE_BYTES", 50_000)
+    with pytest.raises(UserError, match="unpacks to more than 50,000 bytes"):
+        show_command(path)
+
+
+LONG = "".join(
+    json.dumps({"timestamp": 1000 * i, "input_length": n, "output_length": 4, "hash_ids": []}) + "\n"
+    for i, n in enumerate((9000, 20, 30, 70000, 40))
+)
+MOONCAKE = ("workload.arrivals=trace", *(f"workload.{key}=trace" for key in ("rate", "n_requests")))
+LENGTHS = tuple(f"workload.{key}=trace" for key in ("n_input_tokens", "n_output_tokens"))
+
+
+def test_recorded_prompts_that_are_too_long_are_left_out_and_that_is_said(tmp_path: Path) -> None:
+    file = f"workload.file={_file(tmp_path, LONG, 'long.jsonl')}"
+    cut = load_experiment("clustered", [*MOONCAKE, *LENGTHS, file, "workload.max_input_tokens=100"])
+    assert [(r.arrival_at_s, r.n_input_tokens) for r in cut.requests] == [(0, 20), (1, 30), (3, 40)]
+    said = "Mooncake trace long.jsonl without 2 of 5 requests, whose prompts have more than 100 tokens"
+    assert cut.workload.startswith(said)
+    again = load_experiment(str(_file(tmp_path, dump_toml(cut), "resolved.toml")))
+    assert again.requests == cut.requests and again.workload == cut.workload
+    every = load_experiment("clustered", [*MOONCAKE, *LENGTHS, file, "workload.max_input_tokens=70000"])
+    assert len(every.requests) == 5 and "without" not in every.workload
+    with pytest.raises(ScenarioError, match="is 10, and every recorded prompt is longer"):
+        load_experiment("clustered", [*MOONCAKE, *LENGTHS, file, "workload.max_input_tokens=10"])
+    drawn = ["workload.n_requests=30", *LENGTHS, file, "workload.max_input_tokens=100"]
+    assert {r.n_input_tokens for r in load_experiment("clustered", drawn).requests} == {20, 30, 40}
+    with pytest.raises(ScenarioError, match="and needs workload"):
+        load_experiment("clustered", ["workload.max_input_tokens=10"])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from nodes.batching import Composition
 from testbed.errors import UserError
 from testbed.scenario import load_experiment
 from testbed.scenario.policy import PolicyChoice
@@ -41,8 +43,9 @@ def mean(values: object) -> float:
         (),
         ("compute.chunk_tokens=8",),
         ('policy.communication="server-to-server"', "calibration.set='petals-clustered'"),
+        ('cache.mode="paged"', "cache.page_tokens=4", "cache.high_water=1.0", "cache.expected_output=4"),
     ],
-    ids=["whole prompts", "chunks", "forwarding"],
+    ids=["whole prompts", "chunks", "forwarding", "caches that grow"],
 )
 def test_the_fast_engine_goes_step_by_step_as_the_testbed_does(options: tuple[str, ...]) -> None:
     # In a queue: who asks again first is a lottery that a nanosecond decides.
@@ -76,6 +79,39 @@ def test_the_model_gives_every_steps_end_from_the_arrivals_and_the_tables_say_wh
     assert np.all(tokens >= steps)
 
 
+@pytest.mark.parametrize("engine", ["fast", "virtual"])
+@pytest.mark.parametrize("chunks", [(), ("compute.chunk_tokens=3",)], ids=["whole prompts", "chunks"])
+def test_what_a_step_was_composed_of_gives_how_long_it_took(
+    tmp_path: Path, engine: str, chunks: tuple[str, ...]
+) -> None:
+    of_times = ("context_slope='20 us'", "step_base='4 ms'", "prefill_curve='3 us'")
+    overrides = (*BUSY, *chunks, *(f"hardware.a100.{one}" for one in of_times))
+    clock = "virtual" if engine == "virtual" else None
+    options = Options((PolicyChoice(),), overrides=overrides, out=tmp_path / "run", clock=clock)
+    assert simulate_command(["clustered"], options, as_json=True) == 0
+    experiment = load_experiment("clustered", list(overrides))
+    laws = {server.name: server for server in experiment.problem.servers}
+    n_input = {request.index: request.n_input_tokens for request in experiment.requests}
+    hops = pq.read_table(tmp_path / "run" / "hops.parquet").to_pylist()
+    of_steps = defaultdict(list)
+    for hop in hops:
+        together = Composition(**{name: hop[f"batch_{name}"] for name in Composition._fields})
+        # Only the sum of what the decodes have in their caches counts.
+        cached = [together.context_tokens, *[0] * together.decodes][: together.decodes]
+        took_s = laws[hop["server"]].batch_s(together.blocks, cached, together.prompt)
+        assert together.began_at_s + took_s == pytest.approx(hop["departed_at_s"], abs=1e-6)
+        of_steps[hop["server"], together].append(hop)
+    # A step's sessions are the rows with its server and its beginning, but for a prompt that goes on in the next step.
+    assert len(of_steps) == len({(server, together.began_at_s) for server, together in of_steps})
+    for (_, together), ended in of_steps.items():
+        decodes = [hop for hop in ended if hop["token"]]
+        assert len(decodes) == together.decodes
+        contexts = (n_input[hop["request"]] + hop["token"] - 1 for hop in decodes)
+        assert sum(contexts) == together.context_tokens
+        assert len(ended) == together.steps or chunks
+    assert max(together.context_tokens for _, together in of_steps) > 100
+
+
 def test_the_fast_engine_writes_the_steps_that_it_made(tmp_path: Path) -> None:
     options = Options((PolicyChoice(),), overrides=BUSY, out=tmp_path / "run")
     assert simulate_command(["clustered"], options, as_json=True) == 0
@@ -93,7 +129,10 @@ def test_what_contradicts_itself_or_has_no_meaning_is_refused() -> None:
     for options, words in (
         (["compute.serial=true", 'compute.batching="continuous"'], "leave serial out"),
         (["compute.chunk_tokens=8"], 'only for batching = "continuous"'),
-        (['compute.backend="blocks"', 'compute.batching="continuous"'], "real blocks"),
+        (
+            ['compute.backend="blocks"', "compute.streams=2", 'compute.batching="continuous"'],
+            "compute.streams: is 2, but with batching",
+        ),
     ):
         with pytest.raises(UserError, match=words):
             load_experiment("bloom-tiny", options)

@@ -172,6 +172,7 @@ def test_a_placement_and_a_route_can_be_fixed(tmp_path: Path, capsys: pytest.Cap
         (("--mode", "exact"), "--mode must be reference or real, not 'exact'"),
         (("--session-setup", "on"), "--session-setup must be reference or none, not 'on'"),
         (("--policy", "propose"), "there is no policy pair 'propose'; did you mean 'proposed'?"),
+        (("--policy", "jffc"), "there is no policy pair 'jffc'; did you mean --routing jffc?"),
         (("--policy", "petals", "--routing", "ws-rr"), "--policy names both policies"),
         (("--design-concurrency", "many"), "--design-concurrency must be auto, searched or a whole number"),
         (("--placement", "fixed:none.json"), "none.json: cannot be read"),
@@ -261,6 +262,23 @@ def test_requests_that_do_not_complete_end_with_exit_code_1_and_are_counted(
     found = json.loads(capsys.readouterr().out)
     assert code == 1 and found["n_failed"] > 0 and found["goodput_rps"] > 0
     assert found["n_failed"] == sum("status" in request for request in found["requests"])
+
+
+def test_a_scenario_states_its_objectives_and_the_command_line_others(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    stated = ("clustered", "--set", "workload.slo=ttft=5s,tpot=1s", "--json")
+    run(*stated)
+    by_scenario = json.loads(capsys.readouterr().out)["goodput_rps"]
+    run(*stated, "--slo", "ttft=3s")
+    by_option = json.loads(capsys.readouterr().out)["goodput_rps"]
+    assert 0 < by_option < by_scenario
+    problem = load_experiment("clustered", ["workload.slo=ttft=5s, tpot=1s"]).problem
+    assert problem.objectives_s == (("ttft", 5.0), ("tpot", 1.0))
+    with pytest.raises(UserError, match=r"workload\.slo: no objective 'tftt'; valid: queue, setup"):
+        run("clustered", "--set", "workload.slo=tftt=5s")
+    with pytest.raises(UserError, match=r"workload\.slo: ttft is given twice"):
+        run("clustered", "--set", "workload.slo=ttft=5s,ttft=6s")
 
 
 def test_a_design_concurrency_that_has_no_effect_is_said_to_have_none(

@@ -11,7 +11,7 @@ const TOPICS = {
     ),
   ),
   ...Object.fromEntries(
-    ['detected', 're-routed', 'replayed', 'unreachable', 'failed'].map((kind) => [kind, 'sessions']),
+    ['detected', 're-routed', 'replayed', 'unreachable', 'failed', 'preempted', 'resumed'].map((kind) => [kind, 'sessions']),
   ),
   'network-change': 'links',
 };
@@ -60,6 +60,10 @@ export function describe(event) {
       return `request ${event.request}: ${pair(event.blocks)} now on ${hops(event.hops)}`;
     case 'replayed':
       return `request ${event.request} goes on after ${seconds(event.recovery_s ?? event.took_s)}, ${count(event.tokens, 'token')} replayed`;
+    case 'preempted':
+      return `request ${event.request}: ${server} needed its cache for others, ${count(event.tokens, 'token')} lost`;
+    case 'resumed':
+      return `request ${event.request} has a chain again and replays ${count(event.tokens, 'token')}`;
     case 'network-change':
       return `${text(event.why)} (${count(event.n_links, 'link')})`;
     case 'network':

@@ -1,6 +1,7 @@
 // What there is to know and to do about one server.
 import { h, setAttribute, setText } from './dom.js';
 import { blocks, percent, scaled } from './format.js';
+import { preemptionsAt } from './run.js';
 
 const KINDS = [
   ['kill', 'Ends the process: its caches are gone'],
@@ -71,12 +72,17 @@ export class ServerDialog {
       ['hardware', server.hardware],
       ['blocks', blocks(now.first, now.last)],
       ['sessions', String(used.sessions)],
+      ...(this.run.header.page_tokens ? [['preemptions', String(this.preemptions(t))]] : []),
       ['cache', `${scaled(used.cache, 'B')} of ${scaled(server.cache_bytes, 'B')} (${percent(server.cache_bytes ? used.cache / server.cache_bytes : 0)})`],
     ];
     const key = JSON.stringify(facts);
     if (key === this.factsKey) return;
     this.factsKey = key;
     this.facts.replaceChildren(...facts.map(([name, value]) => h('div', {}, h('dt', { text: name }), h('dd', { text: value }))));
+  }
+
+  preemptions(t) {
+    return this.run.ordered.reduce((sum, session) => sum + preemptionsAt(session, t, this.server), 0);
   }
 
   async act(kind) {

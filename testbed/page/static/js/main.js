@@ -1,7 +1,7 @@
 // The page: opens the run, makes its parts, and keeps them at the instant that is shown.
 import { h, setAttribute, setText } from './dom.js';
 import { count, seconds } from './format.js';
-import { Run, loadAt, stateAt } from './run.js';
+import { Run, loadAt, preemptionsAt, stateAt } from './run.js';
 import { Player } from './player.js';
 import { openSource, pageToken } from './source.js';
 import { BlockBar } from './blockbar.js';
@@ -75,7 +75,7 @@ class Page {
     this.events = new EventList(run, (t) => player.seek(t));
     this.slider = new TimeSlider(run, player);
     this.pill = h('span', { class: 'pill', role: 'status', 'data-testid': 'phase' });
-    this.tiles = new Map(['active', 'waiting', 'done', 'not completed', 'tokens per second', 'TTFT', 'per token'].map((name) => [name, h('dd')]));
+    this.tiles = new Map(['active', 'waiting', 'done', 'not completed', ...(header.page_tokens ? ['preemptions'] : []), 'tokens per second', 'TTFT', 'per token'].map((name) => [name, h('dd')]));
     const facts = [
       `${header.placement} + ${header.routing}`,
       header.design_concurrency ? `|R| = ${header.design_concurrency}` : '',
@@ -204,10 +204,12 @@ class Page {
     const { active, waiting, done, failed } = this.load;
     const window = Math.max(1, Math.min(10, this.player.end / 20));
     let tokens = 0;
+    let preemptions = 0;
     const [firsts, gaps] = [[], []];
     for (const session of this.run.ordered) {
       if (session.at > t) break;
       const { times, numbers } = session;
+      preemptions += preemptionsAt(session, t);
       if (times.length && times[0] <= t) firsts.push(times[0] - session.at);
       if (session.end && session.end.at < t - window) continue;
       for (let i = times.length - 1; i >= 0 && times[i] > t - window; i -= 1) {
@@ -220,7 +222,7 @@ class Page {
     const planned = this.run.header.n_requests; // null: requests come from outside
     const values = {
       ...{ active: String(active.length), waiting: String(waiting.length) },
-      ...{ done: planned === null ? String(done) : `${done} of ${planned}`, 'not completed': String(failed) },
+      ...{ done: planned === null ? String(done) : `${done} of ${planned}`, 'not completed': String(failed), preemptions: String(preemptions) },
       ...{ 'tokens per second': (tokens / window).toFixed(1), TTFT: seconds(median(firsts)), 'per token': seconds(median(gaps)) },
     };
     for (const [name, element] of this.tiles) setText(element, values[name]);

@@ -100,7 +100,10 @@ export class Run {
     } else if (kind === 'x') {
       session.refusals.push({ at, server: rest[0], reason: rest[1], pause: rest[2] });
     } else if (kind === 'm') {
-      session.admits.push({ at, hops: rest[0] });
+      session.admits.push({ at, hops: rest[0], isPreempted: false });
+    } else if (kind === 'v') {
+      // It has no chain from here to the next admission.
+      session.admits.push({ at, hops: [], isPreempted: true, server: rest[0], tokens: rest[1] });
     } else if (kind === 'o') {
       session.openingAt = at;
       [session.openAt] = rest;
@@ -123,25 +126,39 @@ export class Run {
   }
 }
 
-// future, waiting, active, or how it ended.
+// The last admission or preemption of a session up to an instant; null before the first.
+function admitAt(session, t) {
+  let found = null;
+  for (const admit of session.admits) if (admit.at <= t) found = admit;
+  return found;
+}
+
+// future, waiting, active, preempted (waiting once more), or how it ended.
 export function stateAt(session, t) {
   if (session.at === null || t < session.at) return 'future';
   if (session.end && t >= session.end.at) return session.end.status;
-  return session.admits.length && session.admits[0].at <= t ? 'active' : 'waiting';
+  const admit = admitAt(session, t);
+  if (!admit) return 'waiting';
+  return admit.isPreempted ? 'preempted' : 'active';
 }
 
 // The hops [server, first, last] of a session at an instant, in the order of their blocks.
 export function chainAt(session, t) {
-  let hops = null;
-  for (const admit of session.admits) if (admit.at <= t) hops = admit.hops;
-  if (!hops) return [];
+  const admit = admitAt(session, t);
+  if (!admit) return [];
+  let { hops } = admit;
   for (const change of session.changes) {
-    if (change.kind === 'r' && change.at <= t) {
+    if (change.kind === 'r' && change.at >= admit.at && change.at <= t) {
       const [first, last] = change.blocks;
       hops = hops.filter((hop) => hop[1] >= last || hop[2] <= first).concat(change.hops);
     }
   }
   return [...hops].sort((a, b) => a[1] - b[1]);
+}
+
+// How often it lost its cache to others, on any server or on one.
+export function preemptionsAt(session, t, server = null) {
+  return session.admits.filter((admit) => admit.isPreempted && admit.at <= t && (server === null || admit.server === server)).length;
 }
 
 export function recoveriesAt(session, t) {
@@ -150,13 +167,13 @@ export function recoveriesAt(session, t) {
 
 // Whether a hop has failed and the session does not go on yet.
 export function isRecovering(session, t) {
-  let failed = false;
+  let failedAt = null;
   for (const change of session.changes) {
     if (change.at > t) break;
-    if (change.kind === 'd') failed = true;
-    if (change.kind === 'p') failed = false;
+    if (change.kind === 'd') failedAt = change.at;
+    if (change.kind === 'p') failedAt = null;
   }
-  return failed;
+  return failedAt !== null && admitAt(session, t)?.at <= failedAt; // a chain opened since is another
 }
 
 // How many output tokens there are.
@@ -205,6 +222,13 @@ export function spansOf(session, now) {
   return spans;
 }
 
+// Tokens that a session has cache for: all that it may get, or, with pages, those that are there.
+export function cachedTokensAt(header, session, t) {
+  const page = header.page_tokens;
+  if (!page) return session.nIn + session.nOut;
+  return Math.ceil((session.nIn + tokensAt(session, t)) / page) * page;
+}
+
 // Sessions, cache bytes by server, and sessions by state, at an instant.
 export function loadAt(run, t) {
   const servers = run.header.servers.map(() => ({ sessions: 0, cache: 0 }));
@@ -215,12 +239,12 @@ export function loadAt(run, t) {
   for (const session of run.ordered) {
     if (session.at > t) break;
     const state = stateAt(session, t);
-    if (state === 'waiting') waiting.push(session);
+    if (state === 'waiting' || state === 'preempted') waiting.push(session);
     else if (state === 'completed') done += 1;
     else if (state !== 'active') failed += 1;
     else {
       active.push(session);
-      const perBlock = run.header.cache_bytes_per_token * (session.nIn + session.nOut);
+      const perBlock = run.header.cache_bytes_per_token * cachedTokensAt(run.header, session, t);
       const seen = new Set();
       for (const [server, first, last] of chainAt(session, t)) {
         if (!servers[server]) continue;

@@ -1,5 +1,5 @@
 // Columns for charts: what a run was like over its time, in equal steps.
-import { spansOf } from './run.js';
+import { cachedTokensAt, spansOf } from './run.js';
 
 const [FEWEST, MOST] = [40, 240];
 
@@ -14,19 +14,19 @@ function quantile(sorted, share) {
   return sorted.length ? sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))] : null;
 }
 
-// Requests waiting, active and done at every step.
+// Requests waiting (preempted ones, too), active and done at every step.
 export function requestCounts(run, steps) {
   const n = steps.times.length;
   const [waiting, active, done] = [new Float64Array(n + 1), new Float64Array(n + 1), new Float64Array(n + 1)];
   const place = (at) => Math.max(0, Math.min(n, Math.ceil(at / steps.size - 0.5)));
   for (const session of run.ordered) {
     const end = session.end ? session.end.at : Infinity;
-    const admitted = session.admits.length ? Math.min(session.admits[0].at, end) : end;
-    waiting[place(session.at)] += 1;
-    waiting[place(Math.min(admitted, 1e12))] -= 1;
-    if (admitted < end) {
-      active[place(admitted)] += 1;
-      active[place(Math.min(end, 1e12))] -= 1;
+    let [column, from] = [waiting, session.at];
+    for (const { at, isPreempted } of [...session.admits, { at: end }]) {
+      const until = Math.min(at, end);
+      column[place(from)] += 1;
+      column[place(Math.min(until, 1e12))] -= 1;
+      [column, from] = [isPreempted ? waiting : active, until];
     }
     if (session.end?.status === 'completed') done[place(end)] += 1;
   }
@@ -80,7 +80,6 @@ export function serverLoads(run, steps) {
   const make = () => run.header.servers.map(() => new Float64Array(n));
   const [sessions, cache] = [make(), make()];
   for (const session of run.ordered) {
-    const perBlock = run.header.cache_bytes_per_token * (session.nIn + session.nOut);
     for (const [server, blocks, from, until] of spansOf(session, run.lastAt)) {
       if (!sessions[server]) continue;
       const last = Math.min(n - 1, Math.floor(until / steps.size));
@@ -88,7 +87,7 @@ export function serverLoads(run, steps) {
         const begin = step * steps.size;
         const share = (Math.min(until, begin + steps.size) - Math.max(from, begin)) / steps.size;
         sessions[server][step] += share;
-        cache[server][step] += share * perBlock * blocks;
+        cache[server][step] += share * blocks * run.header.cache_bytes_per_token * cachedTokensAt(run.header, session, steps.times[step]);
       }
     }
   }

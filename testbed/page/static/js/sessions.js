@@ -1,10 +1,10 @@
 // The list of sessions: chain, position, recoveries; a click shows its hops.
 import { h, panel, setAttribute, setStyle, setText } from './dom.js';
 import { blocks, count, seconds } from './format.js';
-import { chainAt, isRecovering, recoveriesAt, stateAt, tokensAt } from './run.js';
+import { chainAt, isRecovering, preemptionsAt, recoveriesAt, stateAt, tokensAt } from './run.js';
 
 const SHOWN = 100;
-const ORDER = { active: 0, waiting: 1, failed: 2, cancelled: 2, interrupted: 2, unfinished: 2, completed: 3 };
+const ORDER = { active: 0, waiting: 1, preempted: 1, failed: 2, cancelled: 2, interrupted: 2, unfinished: 2, completed: 3 };
 
 export class SessionList {
   // open(session, button) shows a session's hops; hover(session or null) shows its way on the map.
@@ -24,9 +24,9 @@ export class SessionList {
     );
     head.append(this.note, choice);
     this.body = h('tbody');
-    const names = ['Request', 'State', 'Position', 'Chain', 'Queue', 'TTFT', 'Per token', 'Recov.'];
-    const numbers = ['Queue', 'TTFT', 'Per token', 'Recov.'];
-    const columns = names.map((name) => h('th', { scope: 'col', class: numbers.includes(name) ? 'number' : null, text: name, title: name === 'Recov.' ? 'Recoveries: how often it lost hops and went on' : null }));
+    this.numbers = ['Queue', 'TTFT', 'Per token', 'Recov.', ...(run.header.page_tokens ? ['Preempt.'] : [])];
+    const titles = { 'Recov.': 'Recoveries: how often it lost hops and went on', 'Preempt.': 'Preemptions: how often it lost its cache to others and began again' };
+    const columns = ['Request', 'State', 'Position', 'Chain', ...this.numbers].map((name) => h('th', { scope: 'col', class: this.numbers.includes(name) ? 'number' : null, text: name, title: titles[name] ?? null }));
     const table = h('table', { class: 'sessions' }, h('thead', {}, h('tr', {}, ...columns)), this.body);
     this.empty = h('p', { class: 'empty', text: 'No session yet.' });
     body.append(h('div', { class: 'scroll', tabindex: '0', role: 'group', 'aria-label': 'Sessions' }, table, this.empty));
@@ -41,7 +41,7 @@ export class SessionList {
     if (state === 'future') return false;
     if (this.which === 'all') return true;
     if (this.which === 'not completed') return ['failed', 'cancelled', 'interrupted', 'unfinished'].includes(state);
-    return state === this.which;
+    return state === this.which || (this.which === 'waiting' && state === 'preempted');
   }
 
   update(t) {
@@ -90,7 +90,7 @@ export class SessionList {
     const bar = h('div', { class: 'fill' });
     const position = h('span', { class: 'meter-text' });
     const chain = h('td', { class: 'chain' });
-    const numbers = Array.from({ length: 4 }, () => h('td', { class: 'number' }));
+    const numbers = this.numbers.map(() => h('td', { class: 'number' }));
     const element = h(
       'tr',
       {
@@ -127,14 +127,15 @@ export class SessionList {
     const queue = admitted ? (session.openingAt ?? session.admits[0].at) - session.at : t - session.at;
     const first = session.times.length && session.times[0] <= t ? session.times[0] : null;
     const last = done ? session.times[Math.max(0, session.times.findIndex((at) => at > t) - 1)] : null;
-    const until = state === 'active' || state === 'waiting' ? last : session.times[session.times.length - 1];
+    const until = ['active', 'waiting', 'preempted'].includes(state) ? last : session.times[session.times.length - 1];
     const values = [
       seconds(Math.max(0, queue)),
       first === null ? '–' : seconds(first - session.at),
       done > 1 ? seconds((until - first) / (done - 1)) : '–',
       String(recoveriesAt(session, t)),
+      String(preemptionsAt(session, t)),
     ];
-    values.forEach((value, i) => setText(row.numbers[i], value));
+    row.numbers.forEach((cell, i) => setText(cell, values[i]));
   }
 
   hop([server, first, last]) {

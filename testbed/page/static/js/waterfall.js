@@ -65,11 +65,16 @@ export class Waterfall {
     this.facts.replaceChildren(...facts.map(([name, value]) => h('div', {}, h('dt', { text: name }), h('dd', { text: value }))));
     const names = (numbers) => numbers.map((number) => this.run.header.servers[number]?.name ?? number).join(', ');
     const lines = [];
+    for (const admit of session.admits) {
+      if (admit.isPreempted) lines.push([admit.at, `preempted on ${names([admit.server])}: ${count(admit.tokens, 'token')} of cache lost`]);
+      else if (admit !== session.admits[0]) lines.push([admit.at, `has a chain again: ${names(admit.hops.map((hop) => hop[0]))}`]);
+    }
     for (const change of session.changes) {
       if (change.kind === 'd') lines.push([change.at, `lost ${names(change.servers)} at token ${change.position}: ${change.reason}`]);
       if (change.kind === 'r') lines.push([change.at, `${blocks(...change.blocks)} now on ${names(change.hops.map((hop) => hop[0]))}`]);
       if (change.kind === 'p') lines.push([change.at, `goes on ${seconds(change.at - change.failedAt)} after the failure`]);
     }
+    lines.sort((a, b) => a[0] - b[0]);
     this.story.replaceChildren(...lines.slice(-12).map(([at, text]) => h('li', {}, h('b', { text: instant(at) }), ` ${text}`)));
   }
 

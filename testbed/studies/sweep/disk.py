@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from testbed.errors import RunError, UserError
 
-DOCUMENTS = ("tables.md", "run-times.md", "sweeps.md")
 FIGURES = "figures"
 
 
-def make_folder(out: Path) -> None:
-    """Make ``out`` and see that all can be written there, before anything is computed for it.
+def make_folder(out: Path, documents: Iterable[str]) -> None:
+    """Make ``out`` and see that ``documents`` and figures can be written there, before anything is computed for it.
 
     Raises ``UserError`` if a file is where a folder belongs or a folder where a file does, ``RunError`` if the
     folder cannot be made or written into.
     """
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
-    for name in DOCUMENTS:
+    for name in documents:
         if (out / name).is_dir():
             raise UserError(f"{out / name} is a folder, but a file belongs there; {_REMEDY}")
     if (out / FIGURES).exists() and not (out / FIGURES).is_dir():

@@ -1,0 +1,67 @@
+"""``testbed up`` and ``testbed serve`` as processes, within the time that a part has."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from testbed.errors import RunError
+
+_STOP_S = 15.0
+
+
+def up(scenario: str | Path, out: Path, options: Sequence[str], allowed_s: float) -> dict[str, Any]:
+    """``testbed up`` into the new folder ``out``; answers its summary. Raises ``RunError``."""
+    command = _command("up", scenario, out, ["--json", "--no-report", *options])
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
+        try:
+            output, _ = process.communicate(timeout=allowed_s)
+        except subprocess.TimeoutExpired:
+            _stop(process)
+            raise RunError(f"the run in {out.name} did not end within {allowed_s:.0f} s") from None
+    if not output:
+        raise RunError(f"the run in {out.name} ended with exit code {process.returncode}; see its log")
+    summary: dict[str, Any] = json.loads(output)
+    return summary
+
+
+@contextlib.contextmanager
+def serving(scenario: str | Path, out: Path, options: Sequence[str], allowed_s: float) -> Iterator[str]:
+    """``testbed serve`` on a free port, as long as the body lasts: the address of its API. Raises ``RunError``."""
+    command = _command("serve", scenario, out, ["--port", "0", "--no-report", *options])
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield _url(process, time.monotonic() + allowed_s)
+        finally:
+            _stop(process)
+
+
+def _url(process: subprocess.Popen[str], until_s: float) -> str:
+    assert process.stdout is not None
+    ready, _, _ = select.select([process.stdout], [], [], max(0.0, until_s - time.monotonic()))
+    url = process.stdout.readline().strip() if ready else ""
+    if not url.startswith("http"):
+        raise RunError("the testbed did not begin to serve; see its log")
+    return url
+
+
+def _command(verb: str, scenario: str | Path, out: Path, options: Sequence[str]) -> list[str]:
+    return [sys.executable, "-m", "testbed", verb, str(scenario), "--out", str(out), "--no-page", *options]
+
+
+def _stop(process: subprocess.Popen[Any]) -> None:
+    """It then removes its network and completes its tables."""
+    process.send_signal(signal.SIGINT)
+    try:
+        process.communicate(timeout=_STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()

@@ -1,0 +1,113 @@
+"""A whole checkpoint on three servers that share the device, behind the endpoint, asked by OpenAI's own client.
+
+BLOOM-560m's size with random weights, at small size a tiny one. What is streamed must be what the whole checkpoint says, loaded
+by transformers on the same device.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+import torch
+
+from benchmarks.gpu_parts.commands import serving
+from benchmarks.gpu_parts.here import GUESSED, SITE, one_place
+from benchmarks.gpu_parts.record import Record
+from benchmarks.gpu_parts.sizes import Model, launch_bound_model, model_of
+from nodes.blocks.spec import BlocksSpec, WeightSource
+from nodes.blocks.tiny import make_tiny
+from nodes.blocks.whole import WholeModel
+
+_N_SERVERS, _N_STREAMS = 3, 3
+_PROMPT = tuple(range(10, 30))
+
+
+def run(record: Record) -> None:
+    job = record.job
+    if importlib.util.find_spec("openai") is None:
+        record.find("Not here: OpenAI's client (pip install openai).")
+        return
+    model = model_of(job) if job.is_small else launch_bound_model()
+    n_tokens = 16 if job.is_small else 96
+    folder = job.folder / "endpoint"
+    folder.mkdir()
+    checkpoint = folder / "model"
+    make_tiny(checkpoint, model.config, seed=4, n_shards=3)
+    scenario = folder / "scenario.toml"
+    scenario.write_text(tomli_w.dumps(_scenario(model, n_tokens)), encoding="utf-8")
+    record.put(model=model.name, dtype=model.dtype, n_tokens=n_tokens)
+    options = ["--compute", "blocks", "--model", str(checkpoint), "--set", f"compute.device={job.device}"]
+    options += ["--set", f"compute.dtype={model.dtype}", "--set", "compute.verify=false"]
+    with serving(scenario, folder / "run", options, job.left_s) as url:
+        texts = _ask(record, url, n_tokens)
+    _compare(record, checkpoint, model, texts, n_tokens)
+
+
+def _scenario(model: Model, n_tokens: int) -> dict[str, Any]:
+    """Each server has room for a third of the blocks, one more, and the sessions."""
+    n_each = model.n_blocks // _N_SERVERS + 1
+    room = n_each * (model.block_bytes("plain") + 8 * model.cache_bytes(len(_PROMPT) + n_tokens))
+    return {
+        "name": "gpu-endpoint",
+        "model": {},
+        "servers": [{"hardware": "shared", "site": SITE, "count": _N_SERVERS}],
+        "hardware": {"shared": {**GUESSED, "memory": f"{round(1.05 * room)} B"}},
+        **one_place(),
+        "policy": {"name": "proposed", "design_concurrency": _N_STREAMS},
+        "workload": {"n_input_tokens": len(_PROMPT), "n_output_tokens": n_tokens, "n_requests": 1, "rate": 1},
+    }
+
+
+def _ask(record: Record, url: str, n_tokens: int) -> list[str]:
+    """The text of each stream, one after another, and when its tokens came."""
+    import openai
+
+    texts = []
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        name = client.models.list().data[0].id
+        for number in range(_N_STREAMS):
+            sent_at_s, came_at_s, text = time.monotonic(), [], ""
+            prompt = [token + number for token in _PROMPT]
+            for chunk in client.completions.create(
+                model=name,
+                prompt=prompt,
+                max_tokens=n_tokens,
+                temperature=0,
+                stream=True,
+                extra_body={"ignore_eos": True},
+            ):
+                if chunk.choices:
+                    came_at_s.append(time.monotonic() - sent_at_s)
+                    text += chunk.choices[0].text
+            texts.append(text)
+            record.append(
+                "streams", {"n_events": len(came_at_s), "ttft_s": came_at_s[0], "came_at_s": came_at_s}
+            )
+    return texts
+
+
+def _compare(record: Record, checkpoint: Path, model: Model, texts: list[str], n_tokens: int) -> None:
+    from transformers import AutoTokenizer
+
+    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    whole = WholeModel(BlocksSpec(WeightSource(config, str(checkpoint)), record.job.device, model.dtype))
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    n_equal = 0
+    for number, text in enumerate(texts):
+        with torch.inference_mode():
+            tokens = whole.tokens([token + number for token in _PROMPT], n_tokens)
+        n_equal += text == tokenizer.decode(tokens, skip_special_tokens=True)
+    record.put(n_equal=n_equal, texts=texts)
+    first = record.values["streams"][-1]
+    gap_s = (first["came_at_s"][-1] - first["ttft_s"]) / max(1, first["n_events"] - 1)
+    record.find(
+        f"A checkpoint of {model.name}'s size on {_N_SERVERS} servers: {n_equal} of {len(texts)} texts that OpenAI's client was "
+        f"streamed are the whole checkpoint's; first event after {1e3 * first['ttft_s']:.4g} ms, then one each {1e3 * gap_s:.4g} ms."
+    )
+    if n_equal < len(texts):
+        record.fail(f"{len(texts) - n_equal} texts are not the whole checkpoint's.")

@@ -1,0 +1,212 @@
+"""Decoding of one session with and without CUDA graphs, beside the time that reading its weights takes.
+
+And int8 matrices: torch's kernel, which reads the codes once per token, against a matrix that is made again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.gpu_parts.record import Record
+from benchmarks.gpu_parts.sizes import Model, launch_bound_model, model_of, quantised_here
+from nodes.blocks import quantised
+from nodes.blocks.compute import BlocksCompute
+from nodes.blocks.device import available_bytes, open_device
+from nodes.blocks.spec import BlocksSpec, Weights, WeightSource
+from nodes.compute import open_session
+from testbed.scenario.catalogue import gpus
+from testbed.studies.calibrate.backend import hidden_states
+
+NEAR_RATIO = 1.3
+"""A step of up to so many times its roofline needs no explanation; of a slower one its longest kernels are named."""
+_N_BLOCKS = 4
+_MEMORY_RATIO = 0.8
+_N_WARM, _N_STEPS = 3, 30
+_N_KERNELS = 5
+_TOKENS = (1, 2, 4, 5, 8, 16)
+
+
+def run(record: Record) -> None:
+    job = record.job
+    device, _ = open_device(job.device, "float32")
+    measured, sheet = _bandwidth(device, job.is_small)
+    bandwidth = {"measured_bytes_per_s": measured, "sheet_bytes_per_s": sheet}
+    record.put(bandwidth=bandwidth, near_ratio=NEAR_RATIO, rows=[], int8=[])
+    on_sheet = f", of {sheet / 1e9:.4g} on its data sheet" if sheet else ""
+    record.find(f"A large copy on the device moves {measured / 1e9:.4g} GB/s{on_sheet}.")
+    if device.type == "cpu":
+        record.find(
+            'On a CPU nothing is recorded: steps "with graphs" are computed in the form that would be.'
+        )
+    model = model_of(job)
+    kinds: list[Weights] = ["plain", "int8", "nf4"] if quantised_here() else ["plain", "int8"]
+    contexts = (8,) if job.is_small else (64, 2048)
+    for weights in kinds:
+        asyncio.run(_decode_all(record, model, weights, _N_BLOCKS, contexts))
+    if not job.is_small:
+        small = launch_bound_model()
+        asyncio.run(_decode_all(record, small, "plain", small.n_blocks, contexts[:1]))
+    _measure_int8(record, model, device)
+
+
+async def _decode_all(
+    record: Record, model: Model, weights: Weights, most_blocks: int, contexts: tuple[int, ...]
+) -> None:
+    """A row per context, in turn without and with graphs."""
+    job = record.job
+    device, _ = open_device(job.device, model.dtype)
+    fits = int(_MEMORY_RATIO * available_bytes(device) / model.block_bytes(weights))
+    n_blocks = min(most_blocks, model.n_blocks, fits)
+    if not n_blocks:
+        record.fail(f"{weights}: not one block of {model.name} fits.")
+        return
+    found: dict[bool, dict[int, dict[str, Any]]] = {False: {}, True: {}}
+    for has_graphs in (False, True):
+        spec = BlocksSpec(WeightSource(model.config), job.device, model.dtype, weights, has_graphs=has_graphs)
+        compute = BlocksCompute(spec)
+        try:
+            await compute.host(0, n_blocks)
+            for context in contexts:
+                found[has_graphs][context] = await _decode(compute, model, n_blocks, context)
+            await compute.host(0, 0)
+        finally:
+            compute.close()
+    for context in contexts:
+        row = _row(record, model, weights, n_blocks, context, found[False][context], found[True][context])
+        record.append("rows", row)
+        record.find(_words(row))
+
+
+async def _decode(compute: BlocksCompute, model: Model, n_blocks: int, context: int) -> dict[str, Any]:
+    """Seconds of every step of a session with ``context`` tokens, and its longest kernels on a GPU."""
+    session = await open_session(compute, "benchmark", 0, n_blocks, context + _N_WARM + 2 * _N_STEPS)
+    token = hidden_states(1, model.hidden_size, model.dtype)
+    position = context
+    try:
+        await compute.step(session, 0, context, hidden_states(context, model.hidden_size, model.dtype), 0.0)
+        times = []
+        for _ in range(_N_WARM + _N_STEPS):
+            began_at_s = time.perf_counter()
+            await compute.step(session, position, 1, token, began_at_s)
+            times.append(time.perf_counter() - began_at_s)
+            position += 1
+        kernels = []
+        if torch.cuda.is_available():
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+                for _ in range(_N_STEPS):
+                    await compute.step(session, position, 1, token, 0.0)
+                    position += 1
+            ranked = sorted(profile.key_averages(), key=lambda one: -one.self_device_time_total)
+            kernels = [
+                {
+                    "name": one.key,
+                    "per_step_s": one.self_device_time_total * 1e-6 / _N_STEPS,
+                    "n_per_step": one.count / _N_STEPS,
+                }
+                for one in ranked[:_N_KERNELS]
+            ]
+    finally:
+        compute.close_session(session)
+    return {"second_s": times[1], "p50_s": float(np.median(times[_N_WARM:])), "kernels": kernels}
+
+
+def _row(
+    record: Record,
+    model: Model,
+    weights: Weights,
+    n_blocks: int,
+    context: int,
+    without: dict[str, Any],
+    with_graphs: dict[str, Any],
+) -> dict[str, Any]:
+    """``roofline_s``: reading weights and cache once, at the data sheet's bandwidth or what a copy reaches."""
+    bandwidth = record.values["bandwidth"]
+    n_bytes = n_blocks * (model.block_bytes(weights) + model.cache_bytes(context))
+    roofline_s = n_bytes / (bandwidth["sheet_bytes_per_s"] or bandwidth["measured_bytes_per_s"])
+    best_s = min(without["p50_s"], with_graphs["p50_s"])
+    return {
+        "model": model.name,
+        "weights": weights,
+        "dtype": model.dtype,
+        "n_blocks": n_blocks,
+        "context": context,
+        "without_s": without["p50_s"],
+        "with_s": with_graphs["p50_s"],
+        "recorded_s": with_graphs["second_s"],
+        "roofline_s": roofline_s,
+        "roofline_ratio": best_s / roofline_s,
+        "kernels": with_graphs["kernels"] if best_s > NEAR_RATIO * roofline_s else [],
+    }
+
+
+def _words(row: dict[str, Any]) -> str:
+    ratio = row["with_s"] / row["without_s"]
+    words = (
+        f"{row['model']} in {row['weights']} weights, {row['n_blocks']} blocks, context {row['context']}: a step takes "
+        f"{1e3 * row['without_s']:.4g} ms without and {1e3 * row['with_s']:.4g} ms with graphs ({100 * (ratio - 1):+.0f} %); the "
+        f"step that is recorded {1e3 * row['recorded_s']:.4g} ms. Reading weights and cache takes "
+        f"{1e3 * row['roofline_s']:.4g} ms: {row['roofline_ratio']:.3g} times that."
+    )
+    if row["kernels"]:
+        longest = ", ".join(f"{k['name'][:60]} {1e3 * k['per_step_s']:.3g} ms" for k in row["kernels"])
+        words += f" Longest kernels of a step: {longest}."
+    return words
+
+
+def _bandwidth(device: torch.device, is_small: bool) -> tuple[float, float | None]:
+    """Bytes per second: what a copy reads and writes, and those of the data sheet of a GPU that is known."""
+    n_bytes = (1 << 24) if is_small else (1 << 31)
+    source = torch.ones(n_bytes, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    took_s = _timed(device, lambda: target.copy_(source))
+    sheet = None
+    if device.type == "cuda":
+        words = torch.cuda.get_device_name(device).lower().split()
+        rates = [gpu.bandwidth_bytes_per_s for name, gpu in gpus().items() if name in words]
+        sheet = rates[0] if rates else None
+    return 2 * n_bytes / took_s, sheet
+
+
+def _timed(device: torch.device, work: Callable[[], object], n_times: int = 10) -> float:
+    """Seconds of ``work``, the median after two that do not count."""
+    times = []
+    for _ in range(n_times + 2):
+        began_at_s = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - began_at_s)
+    return float(np.median(times[2:]))
+
+
+def _measure_int8(record: Record, model: Model, device: torch.device) -> None:
+    """One matrix of a feed-forward, by numbers of tokens."""
+    _, dtype = open_device(record.job.device, model.dtype)
+    size = model.hidden_size
+    layer = quantised.Int8Linear(torch.randn(4 * size, size, device=device, dtype=dtype))
+    has_kernel = quantised.has_kernel(device, dtype)
+    for n_tokens in _TOKENS:
+        x = torch.randn(n_tokens, size, device=device, dtype=dtype)
+        record.append(
+            "int8",
+            {
+                "n_tokens": n_tokens,
+                "kernel_s": _timed(device, functools.partial(layer.from_codes, x)) if has_kernel else None,
+                "matrix_s": _timed(device, functools.partial(layer.from_matrix, x)),
+            },
+        )
+    if not has_kernel:
+        record.find(f"torch has no int8 kernel for {model.dtype} on this device: matrices are made again.")
+        return
+    faster = [row["n_tokens"] for row in record.values["int8"] if row["kernel_s"] < row["matrix_s"]]
+    record.find(
+        f"int8: the kernel is faster than making the matrix again for {', '.join(map(str, faster)) or 'no number of'} tokens of "
+        f"{', '.join(map(str, _TOKENS))}; it is taken up to {quantised.FEW_TOKENS}."
+    )

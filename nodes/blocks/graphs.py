@@ -1,0 +1,146 @@
+"""Decode steps whose launches are recorded once and played again: CUDA graphs.
+
+What is played again finds its tensors where they were, so a step attends to all the room of its session's cache, and what
+is not there yet is masked. Blocks are computed as for several sessions (``ragged``), with one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from nodes.blocks.cache import SessionCache
+from nodes.blocks.ragged import Part, Ragged
+
+log = logging.getLogger(__name__)
+
+
+class Apart:
+    """Keeps recordings and what else asks a device's allocator for memory apart, as either would break the other.
+
+    Any number may allocate at once; they wait for a recording, which is not begun while they do.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._n_allocating = 0
+        self._is_recording = False
+
+    @contextlib.contextmanager
+    def allocating(self) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_recording)
+            self._n_allocating += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._n_allocating -= 1
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[bool]:
+        """Whether one may be made now; it is not waited for."""
+        with self._changed:
+            may_record = not self._n_allocating and not self._is_recording
+            self._is_recording |= may_record
+        try:
+            yield may_record
+        finally:
+            if may_record:
+                with self._changed:
+                    self._is_recording = False
+                    self._changed.notify_all()
+
+
+class _FixedCache:
+    """A session's cache that answers all its room, and writes where ``position``, a tensor, says."""
+
+    def __init__(self, cache: SessionCache, position: torch.Tensor) -> None:
+        self._cache, self._position = cache, position
+
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, number: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        layer = self._cache.of_block(number)
+        layer.keys.index_copy_(2, self._position, keys)
+        layer.values.index_copy_(2, self._position, values)
+        return layer.keys, layer.values
+
+
+class Decoder:
+    """One session's steps of one token. On a GPU its second step is recorded, and those from it on are played.
+
+    On a CPU steps are computed as they would be recorded. Good for as long as ``fits`` says so.
+    """
+
+    def __init__(
+        self,
+        ragged: Ragged,
+        cache: SessionCache,
+        first: int,
+        blocks: Sequence[torch.nn.Module],
+        states: torch.Tensor,
+        apart: Apart,
+        pool: Any,
+    ) -> None:
+        """``states`` ``[1, 1, hidden size]`` are such as the steps will have."""
+        self._ragged, self._cache = ragged, cache
+        self._apart, self._pool = apart, pool
+        self._store = cache.store
+        self._states = torch.empty_like(states)
+        self._position = torch.zeros(1, dtype=torch.int64, device=states.device)
+        self._part = Part(self._states, _FixedCache(cache, self._position), first, blocks)
+        self._places = torch.arange(cache.room, device=states.device)
+        self._given = ragged.given_for(self._places, states)
+        self._unseen = torch.tensor(torch.finfo(states.dtype).min, dtype=states.dtype, device=states.device)
+        cache.clear_room()
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._output = self._states
+        self._is_warm = False
+        self._can_record = states.is_cuda
+
+    def fits(self, cache: SessionCache) -> bool:
+        """Not if the cache has grown since: then it is elsewhere."""
+        return cache.store is self._store
+
+    def step(self, states: torch.Tensor) -> torch.Tensor:
+        """Hidden states ``[1, 1, hidden size]`` after the blocks; they are good until the next step on this device."""
+        self._states.copy_(states)
+        self._position.fill_(self._cache.get_seq_length())
+        if self._graph is None and self._is_warm and self._can_record:
+            with self._apart.recording() as may_record:
+                if may_record:
+                    self._record()
+        if self._graph is None:
+            self._output = self._forward()
+            self._is_warm = True  # what libraries set up when first asked cannot be recorded
+        else:
+            self._graph.replay()
+        self._cache.set_length(self._cache.get_seq_length() + 1)
+        return self._output
+
+    def _record(self) -> None:
+        graph = torch.cuda.CUDAGraph()
+        try:
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                output = self._forward()
+            finally:
+                graph.capture_end()
+        except RuntimeError as error:
+            self._can_record = False
+            log.warning("a session's steps are not recorded as a CUDA graph: %s", error)
+            return
+        self._graph, self._output = graph, output
+
+    def _forward(self) -> torch.Tensor:
+        is_there = self._places <= self._position
+        mask = torch.where(is_there, torch.zeros_like(self._unseen), self._unseen)[None, None, None]
+        self._part.given = {**self._given(self._position), "attention_mask": mask}
+        (answer,) = self._ragged.through([self._part])
+        return answer

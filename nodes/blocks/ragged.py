@@ -1,0 +1,182 @@
+"""One forward for several sessions: their hidden states in one row, and attention for each with its own cache.
+
+Norms, projections and feed-forward know nothing of sessions, so one matrix product serves them all. Positions and masks
+are those that the family's own model class makes for each session, and attention computes what its block computes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, eager_attention_forward
+
+from nodes.blocks.family import Family
+
+Given = Callable[[torch.Tensor], Mapping[str, Any]]
+"""What blocks are given beside hidden states and mask, for a token at a position that is a tensor ``[1]``."""
+
+
+class Cached(Protocol):
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, number: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Take a part's keys and values in block ``number``; answers those that it attends to."""
+        ...
+
+
+@dataclass(eq=False)
+class Part:
+    """A session's next tokens: ``states`` ``[1, n, hidden size]`` through ``blocks``, of which ``first`` is the first."""
+
+    states: torch.Tensor
+    cache: Cached
+    first: int
+    blocks: Sequence[torch.nn.Module]
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """What the model class gives each of its blocks beside hidden states: positions and masks."""
+    rows: slice = field(default_factory=lambda: slice(0))
+    """Where its tokens are while they are computed with others'."""
+
+    @property
+    def last(self) -> int:
+        return self.first + len(self.blocks)
+
+
+class Ragged:
+    """Computes parts of sessions together. ``config`` is the whole model's."""
+
+    def __init__(self, family: Family, config: Any, device: torch.device) -> None:
+        self._through = _THROUGH[family.model_type]
+        self._given_for = _GIVEN_FOR[family.model_type]
+        self._given = _Given()
+        self._shell = family.with_blocks(config, [self._given]).to(device)
+
+    def forward(self, parts: Sequence[Part]) -> list[torch.Tensor]:
+        """Hidden states ``[1, n, hidden size]`` after each part's blocks; its cache has its tokens then.
+
+        A block computes those parts together whose range has it. Whatever is raised leaves caches with some of the
+        tokens in some blocks.
+        """
+        for part in parts:
+            self._shell(inputs_embeds=part.states, past_key_values=part.cache, use_cache=True)
+            part.given = self._given.given
+        return self.through(parts)
+
+    def through(self, parts: Sequence[Part]) -> list[torch.Tensor]:
+        """As ``forward``, for parts that know what their blocks are given."""
+        states = {part: part.states for part in parts}
+        edges = sorted({edge for part in parts for edge in (part.first, part.last)})
+        for start, end in itertools.pairwise(edges):
+            here = [part for part in parts if part.first <= start < part.last]
+            if not here:
+                continue
+            n_before = 0
+            for part in here:
+                part.rows = slice(n_before, n_before + part.states.shape[1])
+                n_before = part.rows.stop
+            row = torch.cat([states[part] for part in here], dim=1)
+            for number in range(start, end):
+                row = self._through(here[0].blocks[number - here[0].first], row, here)
+            states |= {part: row[:, part.rows] for part in here}
+        return [states[part] for part in parts]
+
+    def given_for(self, places: torch.Tensor, states: torch.Tensor) -> Given:
+        """``places``: 0, 1, ... for all tokens that the token may attend to. ``states`` are such as it will have."""
+        return self._given_for(self._shell, places, states)
+
+
+class _Given(torch.nn.Module):
+    """In place of blocks: keeps what the model class gives them."""
+
+    given: Mapping[str, Any]
+
+    def forward(self, states: torch.Tensor, **given: Any) -> torch.Tensor:
+        self.given = given
+        return states
+
+
+def _bloom(block: Any, states: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
+    """``BloomBlock.forward``, for several sessions."""
+    attention = block.self_attention
+    normed = block.input_layernorm(states)
+    residual = normed if block.apply_residual_connection_post_layernorm else states
+    query, key, value = attention._reshape(attention.query_key_value(normed))
+    mixed = [
+        _with_alibi(attention, query[:, :, part.rows], key[:, :, part.rows], value[:, :, part.rows], part)
+        for part in parts
+    ]
+    states = residual + attention.dense(torch.cat(mixed, dim=1))
+    normed = block.post_attention_layernorm(states)
+    answer: torch.Tensor = block.mlp(
+        normed, normed if block.apply_residual_connection_post_layernorm else states
+    )
+    return answer
+
+
+def _with_alibi(
+    attention: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, part: Part
+) -> torch.Tensor:
+    """The middle of ``BloomAttention.forward``; ``[1, heads, n, head size]`` each, ``[1, n, hidden size]`` out."""
+    key, value = part.cache.update(key, value, attention.layer_idx)
+    scores = part.given["alibi"].baddbmm(
+        query[0], key[0].transpose(-1, -2), beta=attention.beta, alpha=attention.inv_norm_factor
+    )
+    mask = part.given["attention_mask"]
+    if mask is not None:
+        scores = scores + mask[0]
+    weights = torch.nn.functional.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    merged: torch.Tensor = attention._merge_heads(torch.bmm(weights, value[0]))
+    return merged
+
+
+def _llama(block: Any, states: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
+    """``LlamaDecoderLayer.forward``, for several sessions."""
+    attention = block.self_attn
+    normed = block.input_layernorm(states)
+    query, key, value = (
+        project(normed).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
+        for project in (attention.q_proj, attention.k_proj, attention.v_proj)
+    )
+    angles = (part.given["position_embeddings"] for part in parts)
+    cosine, sine = (torch.cat(of_parts, dim=1) for of_parts in zip(*angles, strict=True))
+    query, key = apply_rotary_pos_emb(query, key, cosine, sine)
+    attend = ALL_ATTENTION_FUNCTIONS.get_interface(
+        attention.config._attn_implementation, eager_attention_forward
+    )
+    mixed = []
+    for part in parts:
+        keys, values = part.cache.update(key[:, :, part.rows], value[:, :, part.rows], attention.layer_idx)
+        mask, scaling = part.given["attention_mask"], attention.scaling
+        mixed.append(
+            attend(attention, query[:, :, part.rows], keys, values, mask, dropout=0.0, scaling=scaling)[0]
+        )
+    states = states + attention.o_proj(torch.cat(mixed, dim=1).flatten(2))
+    answer: torch.Tensor = states + block.mlp(block.post_attention_layernorm(states))
+    return answer
+
+
+_THROUGH: Mapping[str, Callable[[Any, torch.Tensor, Sequence[Part]], torch.Tensor]] = {
+    "bloom": _bloom,
+    "llama": _llama,
+}
+
+
+def _bloom_given(shell: Any, places: torch.Tensor, states: torch.Tensor) -> Given:
+    alibi = shell.build_alibi_tensor(torch.ones_like(places)[None], shell.num_heads, states.dtype)
+    return lambda position: {"alibi": alibi}
+
+
+def _llama_given(shell: Any, places: torch.Tensor, states: torch.Tensor) -> Given:
+    angles = shell.rotary_emb(states, places[None])
+    return lambda position: {"position_embeddings": tuple(each.index_select(1, position) for each in angles)}
+
+
+_GIVEN_FOR: Mapping[str, Callable[..., Given]] = {
+    "bloom": _bloom_given,
+    "llama": _llama_given,
+}

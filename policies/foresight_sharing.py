@@ -1,0 +1,149 @@
+"""Foresight's placement where servers share their time among sessions: the best on trial of several policies' and changes of it."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from statistics import fmean
+from typing import NamedTuple
+
+from policies.cgbp import CgBp, lower_bounds_per_token_s
+from policies.composition import ChainComposition
+from policies.foresight_routing import ForesightRouting
+from policies.greedy import plan
+from policies.neighbours import Neighbours, Ranges
+from policies.parallax import Parallax
+from policies.pipelines import SeparatePipelines, Swarm, WholeModel
+from policies.problem import Placement, PolicyError, Problem
+from policies.replay import ReplayedRequest
+from policies.search import candidate_concurrencies, likely_requests
+from policies.shared_replay import replay_shared
+
+_RIVALS = (CgBp, ChainComposition, Parallax, SeparatePipelines, Swarm, WholeModel)
+"""Whose placements are tried, too. Helix' takes too long to make, and Parallax' among many servers."""
+_MANY_SERVERS = 100
+_FITTING = "fit 0"
+_VALIDATION = ("validation 0", "validation 1")
+_N_FINALISTS = 3
+_LONG = 12
+"""A stream's requests, as a multiple of those that would be served at a time by the fastest chain."""
+_FEWEST, _MOST = 100, 400
+_UNCLEAR_MISSED = 0.01
+_UNCLEAR_RATIO = 0.02
+"""Differences that are left to chance."""
+
+
+class Cost(NamedTuple):
+    """Part of the requests that miss an objective, and the mean over requests of (completion - arrival) / output tokens."""
+
+    missed: float
+    per_token_s: float
+
+    def is_clearly_less(self, other: Cost) -> bool:
+        """By more than a replay can tell."""
+        if abs(self.missed - other.missed) > _UNCLEAR_MISSED:
+            return self.missed < other.missed
+        return self.missed <= other.missed and self.per_token_s < (1 - _UNCLEAR_RATIO) * other.per_token_s
+
+
+class SharedSearch:
+    """One search. Bounded by counts, not by a clock.
+
+    The best placement has the most requests that meet the objectives; of equally good ones the least mean time per token.
+    """
+
+    def __init__(self, problem: Problem, name: str) -> None:
+        self._problem = problem
+        self._name = name
+        self._routing = ForesightRouting()
+        # Long enough that those of the beginning, who meet empty servers, are few.
+        alone_s = min(lower_bounds_per_token_s(problem)) * problem.mean_lengths[1]
+        n_requests = round(min(max(_LONG * problem.request_rate * alone_s, _FEWEST), _MOST))
+        self._streams = {
+            stream: likely_requests(problem, stream, n_requests) for stream in (_FITTING, *_VALIDATION)
+        }
+        self._objectives_s = [one for one in problem.objectives_s if one[0] in _METRICS]
+        self._known: dict[tuple[Ranges, str], Cost] = {}
+        self._n_concurrencies = min(max(240 // problem.n_servers, 4), 12)
+        self._n_draws = min(480 // problem.n_servers, 40)
+
+    def run(self, design_concurrency: int | None) -> Placement:
+        """Raises ``InfeasiblePlacement`` if none of the policies has a placement."""
+        seeds = self._seeds(design_concurrency)
+        best = sorted(seeds, key=lambda placement: self.cost(placement, _FITTING))[:_N_FINALISTS]
+        improved = self._improved(best[0])
+        # The first of all is CG-BP's, if there is one.
+        chosen = seeds[0]
+        for placement in (*sorted(best, key=self.judged), improved):
+            if self.judged(placement).is_clearly_less(self.judged(chosen)):
+                chosen = placement
+        return chosen
+
+    def judged(self, placement: Placement) -> Cost:
+        """On requests that took no part in the search."""
+        costs = [self.cost(placement, stream) for stream in _VALIDATION]
+        return Cost(*map(fmean, zip(*costs, strict=True)))
+
+    def cost(self, placement: Placement, stream: str) -> Cost:
+        """Infinite where some request has no chain."""
+        key = placement.ranges, stream
+        if key not in self._known:
+            self._known[key] = self._replayed(placement, stream)
+        return self._known[key]
+
+    def _replayed(self, placement: Placement, stream: str) -> Cost:
+        router = self._routing.bind(self._problem, placement)
+        try:
+            done = replay_shared(self._problem, placement, router, self._streams[stream])
+        except PolicyError:
+            return Cost(1.0, math.inf)
+        n_missed = sum(any(_METRICS[name](d) > limit_s for name, limit_s in self._objectives_s) for d in done)
+        return Cost(n_missed / len(done), fmean(_METRICS["per_token"](d) for d in done))
+
+    def _seeds(self, design_concurrency: int | None) -> list[Placement]:
+        problem = self._problem
+        seeds: dict[Ranges, Placement] = {}
+        refusals = []
+        for rival in _RIVALS:
+            if rival is Parallax and problem.n_servers > _MANY_SERVERS:
+                continue
+            try:
+                found = rival().place(problem, design_concurrency)
+            except PolicyError as refusal:
+                refusals.append(refusal)
+                continue
+            seeds.setdefault(found.ranges, self._placed(found.ranges, found.design_concurrency))
+        for concurrency in reversed(candidate_concurrencies(problem, self._n_concurrencies)):
+            ranges = plan(problem, concurrency).ranges
+            placement = self._placed(ranges, concurrency)
+            if not placement.uncovered(problem.model.n_blocks):
+                seeds.setdefault(ranges, placement)
+        if not seeds:
+            raise refusals[0]
+        return list(seeds.values())
+
+    def _placed(self, ranges: Ranges, concurrency: int | None) -> Placement:
+        return Placement(self._name, ranges, self._problem.free_bytes(ranges), concurrency)
+
+    def _improved(self, placement: Placement) -> Placement:
+        neighbours = Neighbours(self._problem, random.Random("foresight"))
+        cost = self.cost(placement, _FITTING)
+        for _ in range(self._n_draws):
+            ranges = neighbours.draw(placement.ranges)
+            if ranges is not None:
+                changed = self._placed(ranges, placement.design_concurrency)
+                changed_cost = self.cost(changed, _FITTING)
+                if changed_cost < cost:
+                    placement, cost = changed, changed_cost
+        return placement
+
+
+_METRICS: dict[str, Callable[[ReplayedRequest], float]] = {
+    "queue": lambda done: done.waiting_s,
+    "ttft": lambda done: done.ttft_s,
+    "tpot": lambda done: (done.time_s - done.ttft_s) / max(done.plan.n_output_tokens - 1, 1),
+    "per_token": lambda done: done.time_s / done.plan.n_output_tokens,
+    "e2e": lambda done: done.time_s,
+}
+"""In seconds."""

@@ -1,0 +1,190 @@
+"""Replay of requests on servers that share their time among sessions, session by session.
+
+Steps are not followed: between one arrival or end and the next, every session goes on at the pace that
+``policies.sharing`` expects with so many sessions on its servers. For placements to be tried on; the engines follow steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from policies.interfaces import Router
+from policies.problem import (
+    Hop,
+    Placement,
+    PolicyError,
+    Problem,
+    Route,
+    hop_times_s,
+    return_times_s,
+    service_s,
+)
+from policies.replay import ReplayedRequest
+from policies.sharing import Cycle, Sharing
+from policies.state import SystemState
+from policies.waiting import fits
+from policies.workload import RequestPlan
+
+_NOTICED_RATIO = 0.03
+"""A step that changes by less leaves sessions at their pace."""
+
+
+@dataclass(slots=True, eq=False)
+class _Session:
+    plan: RequestPlan
+    route: Route
+    asked_at_s: float
+    ttft_s: float
+    on_links_s: float
+    """Of each further token."""
+    n_left: float
+    on: tuple[tuple[int, int], ...]
+    """(Server, number of blocks) of its hops."""
+    token_s: float
+    is_decoding: bool = False
+
+
+def replay_shared(
+    problem: Problem, placement: Placement, router: Router, requests: Sequence[RequestPlan]
+) -> list[ReplayedRequest]:
+    """Serve ``requests`` (ascending arrivals); who has no room waits, first come, first served.
+
+    Raises ``PolicyError`` if one has no chain.
+    """
+    return _Run(problem, placement, router).serve(requests)
+
+
+class _Run:
+    def __init__(self, problem: Problem, placement: Placement, router: Router) -> None:
+        self._problem = problem
+        self._placement = placement
+        self._router = router
+        self._sharing = Sharing(problem)
+        self._state = SystemState(placement.cache_bytes)
+        self._active: list[_Session] = []
+        self._waiting: deque[RequestPlan] = deque()
+        self._prompts: list[tuple[float, int, _Session]] = []
+        """Heap of (when the first token is there, index, session)."""
+        self._block_s = [0.0] * problem.n_servers
+        """What a block takes now of a step of all of a server's blocks."""
+        self._cycle = Cycle(0.0, 0.0)
+        """Of the last chain that was taken: for what others do."""
+        self._is_uneven = False
+        """Whether sessions do not go at the pace of their servers."""
+        self._now_s = 0.0
+        self._done: dict[int, ReplayedRequest] = {}
+
+    def serve(self, requests: Sequence[RequestPlan]) -> list[ReplayedRequest]:
+        coming = deque(requests)
+        while len(self._done) < len(requests):
+            arrives_at_s = coming[0].arrival_at_s if coming else math.inf
+            decodes_at_s = self._prompts[0][0] if self._prompts else math.inf
+            first = min(self._active, key=_left_s, default=None)
+            ends_at_s = math.inf if first is None else self._now_s + _left_s(first)
+            self._go_on(min(arrives_at_s, decodes_at_s, ends_at_s))
+            if first is not None and self._now_s == ends_at_s:
+                self._end(first)
+            elif self._now_s == decodes_at_s:
+                heappop(self._prompts)[2].is_decoding = True
+            else:
+                self._waiting.append(coming.popleft())
+                if len(self._waiting) == 1:
+                    self._let_in()
+        return [self._done[plan.index] for plan in requests]
+
+    def _go_on(self, to_s: float) -> None:
+        passed_s = to_s - self._now_s
+        for session in self._active:
+            if session.is_decoding:
+                session.n_left -= passed_s / session.token_s
+        self._now_s = to_s
+
+    def _let_in(self) -> None:
+        n_before = len(self._active)
+        while self._waiting:
+            plan = self._waiting[0]
+            route = self._router.route(plan.known, self._state, self._now_s)
+            if route is None:
+                raise PolicyError(f"request {plan.index} of {plan.known.n_tokens} tokens has no chain")
+            if route.wait_s or not self._has_room(plan, route.hops):
+                break
+            self._waiting.popleft()
+            self._open(plan, route)
+        if len(self._active) > n_before:
+            self._pace()
+
+    def _has_room(self, plan: RequestPlan, hops: Sequence[Hop]) -> bool:
+        block_bytes = self._problem.model.cache_bytes(plan.known.n_tokens)
+        return all(fits(self._state.free_bytes(hop.server), hop.n_blocks * block_bytes) for hop in hops)
+
+    def _open(self, plan: RequestPlan, route: Route) -> None:
+        problem, request, hops, n_output = self._problem, plan.known, route.hops, plan.n_output_tokens
+        self._cycle = self._sharing.cycle(plan.client, hops)
+        ends_at_s = self._now_s + service_s(problem, request, hops)[1]
+        self._state.open(plan.index, hops, problem.model.cache_bytes(request.n_tokens), ends_at_s)
+        self._changed(hops)
+        ttft_s = problem.initial_delay_s + max(problem.raw_rtt_s[plan.client][hop.server] for hop in hops)
+        ttft_s += problem.hub_token_s
+        on_links_s = problem.hub_token_s
+        previous: int | None = None
+        for hop in hops:
+            server, n_active = hop.server, self._state.n_active(hop.server)
+            spec, n_blocks = problem.servers[server], self._placement.ranges[server].n_blocks
+            input_s, token_s = hop_times_s(problem, request, previous, server)
+            prompt_s = hop.n_blocks * spec.prefill_s(plan.n_input_tokens)
+            busy = self._sharing.on_prompts(server, n_blocks, n_active, self._cycle)
+            ttft_s += (
+                input_s + prompt_s + n_blocks * self._block_s[server] / 3 + busy / (1 - busy) * prompt_s / 2
+            )
+            on_links_s += token_s - spec.step_base_s
+            previous = server
+        if previous is not None:
+            back_s = return_times_s(problem, request, previous)
+            ttft_s, on_links_s = ttft_s + back_s[0], on_links_s + back_s[1]
+        on = tuple((hop.server, hop.n_blocks) for hop in hops)
+        token_s = on_links_s + sum(n_blocks * self._block_s[server] for server, n_blocks in on)
+        session = _Session(plan, route, self._now_s, ttft_s, on_links_s, n_output - 1, on, token_s)
+        self._active.append(session)
+        heappush(self._prompts, (self._now_s + ttft_s, plan.index, session))
+
+    def _end(self, session: _Session) -> None:
+        plan = session.plan
+        waited_s = session.asked_at_s - plan.arrival_at_s
+        self._done[plan.index] = ReplayedRequest(
+            plan, session.route, waited_s, waited_s + session.ttft_s, self._now_s - plan.arrival_at_s
+        )
+        self._active.remove(session)
+        self._state.close(plan.index)
+        self._changed(session.route.hops)
+        self._let_in()
+        self._pace()
+
+    def _changed(self, hops: Sequence[Hop]) -> None:
+        """Other sessions are on these servers now."""
+        for hop in hops:
+            server, n_active = hop.server, self._state.n_active(hop.server)
+            n_blocks = self._placement.ranges[server].n_blocks
+            if n_active:
+                block_s = self._sharing.step_s(server, n_blocks, n_active, self._cycle) / n_blocks
+                if abs(block_s - self._block_s[server]) > _NOTICED_RATIO * block_s:
+                    self._block_s[server] = block_s
+                    self._is_uneven = True
+
+    def _pace(self) -> None:
+        if not self._is_uneven:
+            return
+        self._is_uneven = False
+        block_s = self._block_s
+        for session in self._active:
+            token_s = session.on_links_s
+            for server, n_blocks in session.on:
+                token_s += n_blocks * block_s[server]
+            session.token_s = token_s
+
+
+def _left_s(session: _Session) -> float:
+    return max(session.n_left, 0.0) * session.token_s if session.is_decoding else math.inf

@@ -1,0 +1,196 @@
+"""The GPUs and MIG instances of this machine, and which servers of a run compute on which.
+
+Nothing here imports torch or begins CUDA, which belongs to the processes that compute.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nodes.blocks.memory import amount
+from testbed.errors import UserError
+from testbed.scenario.blocks import check_steps
+from testbed.scenario.experiment import BlocksSettings, Experiment
+from testbed.scenario.problems import KeyedError
+
+_ROUNDING = 1 + 1e-9
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU, or a MIG instance of one. ``index``: of the GPU, in the driver's order."""
+
+    index: int
+    uuid: str
+    name: str
+    memory_bytes: float | None
+    """``None``: nobody here can say."""
+
+    def __str__(self) -> str:
+        return f"{self.uuid} {self.name}" + (f" {amount(self.memory_bytes)}" if self.memory_bytes else "")
+
+
+def find_gpus() -> list[Gpu]:
+    """Those that a process begun here may use: a GPU that is split into MIG instances is listed as these.
+
+    Empty where there are none, and where neither nvidia-ml-py nor nvidia-smi is there to say so.
+    """
+    gpus = _from_nvml()
+    return _visible(_from_smi() if gpus is None else gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def shared_out(experiment: Experiment, announce: Callable[[str], None]) -> BlocksSettings | None:
+    """The settings of real blocks with a device of this machine in place of ``"auto"``; ``None`` for the stub.
+
+    Raises ``UserError`` for a UUID that is none of this machine's GPUs, for servers whose ``memory`` is more than the
+    device that they share has, and for "auto" or UUIDs over several machines.
+    """
+    settings = experiment.blocks
+    if settings is None or not any(map(_is_looked_up, settings.devices)):
+        return settings
+    if experiment.machines:
+        raise UserError(
+            f'compute.device is "{next(filter(_is_looked_up, settings.devices))}", which is looked up on one machine; '
+            'over several machines it must be "cpu", "cuda" or the like'
+        )
+    gpus = find_gpus()
+    if settings.devices == ("auto",):
+        if not gpus:
+            announce('compute.device "auto" means cpu: no GPU is found here (`testbed doctor` says why)')
+            return replace(settings, devices=("cpu",))
+        settings = replace(settings, devices=tuple(gpu.uuid for gpu in gpus))
+        announce(f'compute.device "auto" goes round {", ".join(map(str, gpus))}')
+    if not gpus:
+        return settings  # nobody to ask: the node that opens the device will know
+    settings = replace(settings, devices=tuple(_full(name, gpus) for name in settings.devices))
+    try:
+        longest = max((r.n_input_tokens + r.n_output_tokens for r in experiment.requests), default=0)
+        check_steps(settings, longest)
+    except KeyedError as error:
+        raise UserError(f"{'.'.join(map(str, error.key))} {error.what}") from None
+    _check_memory(experiment, settings, gpus, announce)
+    return settings
+
+
+def _is_looked_up(device: str) -> bool:
+    return device == "auto" or device.startswith(("GPU-", "MIG-"))
+
+
+def _full(device: str, gpus: Sequence[Gpu]) -> str:
+    """The whole of a UUID that may be shortened, as CUDA takes it."""
+    if not _is_looked_up(device):
+        return device
+    found = [gpu.uuid for gpu in gpus if gpu.uuid.startswith(device)]
+    if len(found) != 1:
+        why = "are several" if found else "is none"
+        raise UserError(f'compute.device "{device}" {why} of the GPUs here: {", ".join(map(str, gpus))}')
+    return found[0]
+
+
+def _check_memory(
+    experiment: Experiment, settings: BlocksSettings, gpus: Sequence[Gpu], announce: Callable[[str], None]
+) -> None:
+    servers = experiment.problem.servers
+    for gpu in gpus:
+        those = [s for n, s in enumerate(servers) if settings.device_of(n) == gpu.uuid]
+        wanted_bytes = sum(server.memory_bytes for server in those)
+        if gpu.memory_bytes is None and those:
+            announce(f"how much memory {gpu.uuid} has is not known without nvidia-ml-py, and not checked")
+        elif gpu.memory_bytes is not None and wanted_bytes > gpu.memory_bytes * _ROUNDING:
+            names = ", ".join(server.name for server in those[:5]) + (", ..." if len(those) > 5 else "")
+            raise UserError(
+                f"the memory of the servers on {gpu} ({names}) is {amount(wanted_bytes)} together; give them less, "
+                "or compute.device more or larger devices"
+            )
+
+
+def _from_nvml() -> list[Gpu] | None:
+    """``None`` if nvidia-ml-py is not installed, or finds no driver."""
+    try:
+        import pynvml as nvml
+    except ImportError:
+        return None
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return None
+    try:
+        return [gpu for index in range(nvml.nvmlDeviceGetCount()) for gpu in _of_nvml(nvml, index)]
+    except nvml.NVMLError:
+        return None
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _of_nvml(nvml: Any, index: int) -> Iterator[Gpu]:
+    """The GPU of that index, or its MIG instances."""
+    gpu = nvml.nvmlDeviceGetHandleByIndex(index)
+    for handle in [gpu] if (instances := _instances(nvml, gpu)) is None else instances:
+        yield Gpu(
+            index,
+            nvml.nvmlDeviceGetUUID(handle),
+            nvml.nvmlDeviceGetName(handle),
+            float(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+        )
+
+
+def _instances(nvml: Any, gpu: Any) -> list[Any] | None:
+    """Handles of the MIG instances; ``None`` of a GPU that is not split."""
+    try:
+        current, _ = nvml.nvmlDeviceGetMigMode(gpu)
+    except nvml.NVMLError_NotSupported:
+        return None
+    if current != nvml.NVML_DEVICE_MIG_ENABLE:
+        return None
+    found = []
+    for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu)):
+        try:
+            found.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, number))
+        except nvml.NVMLError_NotFound:
+            continue  # a slot without an instance
+    return found
+
+
+def _from_smi() -> list[Gpu]:
+    try:
+        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return _listed(done.stdout) if done.returncode == 0 else []
+
+
+def _listed(text: str) -> list[Gpu]:
+    """What ``nvidia-smi -L`` prints: a line for each GPU, and after it one for each of its MIG instances."""
+    gpus: list[Gpu] = []
+    for line in text.splitlines():
+        whole = re.match(r"GPU (\d+): (.+) \(UUID: (GPU-\S+)\)", line)
+        part = re.match(r"\s+(MIG .+?)\s+Device\s+\d+: \(UUID: (MIG-\S+)\)", line)
+        if whole:
+            parent = Gpu(int(whole[1]), whole[3], whole[2], None)
+            gpus.append(parent)
+        elif part and gpus:
+            if gpus[-1] is parent:
+                gpus.pop()
+            gpus.append(Gpu(parent.index, part[2], f"{parent.name} {part[1]}", None))
+    return gpus
+
+
+def _visible(gpus: Sequence[Gpu], wanted: str | None) -> list[Gpu]:
+    """Those that ``CUDA_VISIBLE_DEVICES`` leaves, in its order; like CUDA, it ends at what names none."""
+    if wanted is None:
+        return list(gpus)
+    chosen: list[Gpu] = []
+    for name in wanted.split(","):
+        name = name.strip()
+        those = [
+            g for g in gpus if (str(g.index) == name if name.isdigit() else name and g.uuid.startswith(name))
+        ]
+        if not those:
+            break
+        chosen += those
+    return chosen

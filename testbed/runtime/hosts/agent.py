@@ -1,0 +1,153 @@
+"""What a run has on another machine: a launcher, a relay for its nodes' control connections, and a watch on both ends.
+
+The orchestrator calls the methods; the agent's own stream tells it the time here and which processes have ended.
+An agent that has not heard from the orchestrator for ``SILENCE_S`` takes the run for lost and ends all it has made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from netem.spec import LinkProfile, NetworkSpec
+from nodes.node import NodeConfig
+from testbed.rundir import scratch
+from testbed.runtime.hosts.relay import carry
+from testbed.runtime.hosts.sealed import NotOurs, SealedStream, connect
+from testbed.runtime.hosts.words import Exited, ForAgent, ForNode, Time, TimeIs, pack, word
+from testbed.runtime.launching import Endpoints, OpenNetwork
+from testbed.runtime.real.handle import LauncherHandle
+
+SILENCE_S = 10.0
+_LOG_BYTES = 1024**2
+"""Of each log, its end; what an orchestrator takes of a machine."""
+_TAIL_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Home:
+    """Whose agent it is: ``host`` is the machine's name in the run, ``address`` and ``port`` the orchestrator's."""
+
+    host: str
+    address: str
+    port: int
+    key: bytes
+    n_threads: int | None = None
+    """Of each node with real blocks; ``None``: there are none."""
+
+
+class Agent:
+    """Begin it with ``begin``; everything ends with ``end``, or with the process."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._around = contextlib.ExitStack()
+        self._over = asyncio.Event()
+
+    async def begin(self) -> None:
+        """Start the launcher, and connect to the orchestrator. Raises ``OSError`` and ``NotOurs``."""
+        self._folder = self._around.enter_context(scratch("agent"))
+        (self._folder / "logs").mkdir()
+        self._launcher = LauncherHandle(self._folder, self._home.n_threads)
+        self._launcher.attach(self._exited)
+        self._control = self._folder / "control.sock"
+        self._relay = await asyncio.start_unix_server(self._carry, str(self._control))
+        self._stream = await self._connect(ForAgent(self._home.host))
+        self._watching = asyncio.ensure_future(self._watch())
+
+    async def _connect(self, first: ForNode | ForAgent) -> SealedStream:
+        stream = await connect(self._home.address, self._home.port, self._home.key)
+        stream.send(pack(first))
+        return stream
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            stream = await self._connect(ForNode(self._home.host))
+        except (OSError, NotOurs) as error:
+            print(f"a node's control connection: {error}")
+            writer.close()
+            return
+        await carry(reader, writer, stream, print)
+
+    async def _watch(self) -> None:
+        """Tell the time until nobody asks for it any more; then end."""
+        with contextlib.suppress(TimeoutError, NotOurs, ConnectionError):
+            while True:
+                async with asyncio.timeout(SILENCE_S):
+                    data = await self._stream.receive()
+                now = time.monotonic()
+                if not data:
+                    break
+                said = word(data)
+                if isinstance(said, Time):
+                    self._stream.send(pack(TimeIs(said.number, now)))
+        self._stop()
+        self._forget()
+
+    def _exited(self, name: str, status: int) -> None:
+        with contextlib.suppress(ConnectionError):
+            self._stream.send(pack(Exited(name, status, self._log(name, _TAIL_BYTES))))
+
+    def _log(self, name: str, n_bytes: int) -> bytes:
+        """The end of a log."""
+        try:
+            with open(self._folder / "logs" / f"{name}.log", "rb") as file:
+                file.seek(max(0, file.seek(0, 2) - n_bytes))
+                return file.read()
+        except OSError:
+            return b""
+
+    async def bind(self, wanted: str, spec: NetworkSpec, address: str) -> tuple[str, int]:
+        return await self._launcher.bind(wanted, spec, self._home.host, address)
+
+    async def open(self, wanted: str, spec: NetworkSpec, keep_awake: bool, others: Endpoints) -> OpenNetwork:
+        return await self._launcher.open(wanted, spec, self._folder / "logs", keep_awake, others)
+
+    async def check(self) -> None:
+        await self._launcher.check()
+
+    async def spawn(self, kind: str, config: NodeConfig) -> int:
+        name = config.process or config.name
+        here = replace(config, control_path=self._control)
+        return await self._launcher.spawn(kind, here, self._folder / "logs" / f"{name}.log")
+
+    async def kill(self, process: int, signal: int) -> None:
+        await self._launcher.kill(process, signal)
+
+    async def update(self, links: Mapping[tuple[str, str], LinkProfile]) -> float:
+        return await self._launcher.update(links)
+
+    async def stats(self) -> dict[str, float] | None:
+        return await self._launcher.stats()
+
+    async def stalls(self) -> Sequence[tuple[float, float]]:
+        return await self._launcher.stalls()
+
+    async def keep_awake(self, on: bool) -> None:
+        await self._launcher.keep_awake(on)
+
+    async def ended(self) -> None:
+        """Returns when the agent has ended; fails with the machine."""
+        await self._over.wait()
+
+    async def end(self) -> dict[str, bytes]:
+        """End every node, the network and the launcher; the ends of their logs by name."""
+        self._watching.cancel()
+        self._stop()
+        names = sorted(file.removesuffix(".log") for file in os.listdir(self._folder / "logs"))
+        logs = {name: self._log(name, _LOG_BYTES) for name in names}
+        self._forget()
+        return logs
+
+    def _stop(self) -> None:
+        self._relay.close()
+        self._stream.close()
+        self._launcher.close()
+
+    def _forget(self) -> None:
+        self._around.close()
+        self._over.set()

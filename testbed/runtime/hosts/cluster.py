@@ -1,0 +1,165 @@
+"""The machines of a run on a Ray cluster: found or asked for by resources, one agent on each. Needs the extra ``[ray]``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from testbed.cluster import check_version, connected
+from testbed.codeversion import code_version
+from testbed.errors import RunError, TestbedError, UserError
+from testbed.runtime.hosts.agent import Agent, Home
+from testbed.scenario.experiment import Machine
+from testbed.scenario.machines import ANY_SHARE
+
+_BEGIN_S = 60.0
+"""How long the cluster may take to give what is asked for, and a machine to begin its agent."""
+
+
+class _Actor(Agent):
+    """An agent in a process of Ray's. ``about`` is asked first: other versions may not understand the rest."""
+
+    def __init__(self) -> None:
+        """Whose agent it is comes with ``begin_for``."""
+
+    async def about(self) -> str:
+        return code_version()
+
+    async def begin_for(self, home: Home) -> None:
+        super().__init__(home)
+        await self.begin()
+
+
+@dataclass
+class Host:
+    """A machine of the run. ``actor`` ``None``: the one of this process, which needs no agent."""
+
+    machine: Machine
+    address: str
+    weight: float
+    """CPUs that Ray has given to it, or GPUs."""
+    actor: Any = None
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """Have the agent do something. Raises what it raised, and ``RunError`` when the machine is gone."""
+        ref = getattr(self.actor, method).remote(*arguments)
+        try:
+            return await asyncio.wrap_future(ref.future())
+        except RayTaskError as error:
+            if isinstance(error.cause, TestbedError):
+                raise error.cause from None
+            raise RunError(f"{self.machine.name}: {_last_line(error)}") from None
+        except RayError as error:
+            raise RunError(f"the machine {self.machine.name} ({self.address}) is gone") from error
+
+
+class Cluster:
+    """This process as a driver of the cluster. Raises ``UserError`` if there is none."""
+
+    def __init__(self) -> None:
+        self._connection = connected()
+        self._connection.__enter__()
+        self.address: str = ray.util.get_node_ip_address()
+        """This machine's, as others of the cluster reach it."""
+        self._group: Any = None
+        self._hosts: list[Host] = []
+
+    async def machines(self, wanted: Sequence[Machine] | str, by_gpu: bool) -> list[Host]:
+        """Those asked for, or all that have CPUs (GPUs, if ``by_gpu``); each has an agent, but this one.
+
+        Raises ``UserError`` if the cluster does not have them, or another version of this program.
+        """
+        here = ray.get_runtime_context().get_node_id()
+        kind = "GPU" if by_gpu else "CPU"
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in alive}
+        if isinstance(wanted, str):
+            having = {node["NodeID"]: node["Resources"].get(kind, 0) for node in alive}
+            names = sorted((addresses[node], node) for node, n in having.items() if n)
+            if not names:
+                raise UserError(
+                    f"no machine of the Ray cluster has a {kind}: `ray status` shows what there is"
+                )
+            wanted = [
+                Machine(address, {kind: having[node] if by_gpu else 1, f"node:{address}": ANY_SHARE})
+                for address, node in names
+            ]
+            weights = [float(having[node]) for _, node in names]
+        else:
+            weights = [machine.resources.get(kind, 0.0) or 1.0 for machine in wanted]
+            for machine in wanted:
+                _check_there_is_one(machine, [node["Resources"] for node in alive])
+        self._group = placement_group(
+            [dict(machine.resources) for machine in wanted], strategy="STRICT_SPREAD"
+        )
+        await _within(
+            self._group.ready(),
+            "the Ray cluster does not have these machines free: "
+            + "; ".join(f"{m.name}: {_shown(m)}" for m in wanted),
+        )
+        placed = placement_group_table(self._group)["bundles_to_node_id"]
+        for number, (machine, weight) in enumerate(zip(wanted, weights, strict=True)):
+            host = Host(machine, addresses[placed[number]], weight)
+            self._hosts.append(host)
+            if placed[number] != here:
+                host.actor = self._actor(number, machine)
+        others = [host for host in self._hosts if host.actor is not None]
+        for host in others:
+            version = await _within(host.actor.about.remote(), f"{host.address} does not begin an agent")
+            check_version(version, host.address)
+        return self._hosts
+
+    def _actor(self, number: int, machine: Machine) -> Any:
+        where = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=number)
+        options = {
+            "num_cpus": machine.resources.get("CPU", 0),
+            "num_gpus": machine.resources.get("GPU", 0),
+            "max_restarts": 0,
+            "max_task_retries": 0,
+            "max_concurrency": 1000,
+            "scheduling_strategy": where,
+        }
+        return ray.remote(**options)(_Actor).remote()
+
+    def close(self) -> None:
+        """Every agent ends, and what it has made."""
+        for host in self._hosts:
+            if host.actor is not None:
+                ray.kill(host.actor)
+        self._hosts.clear()
+        if self._group is not None:
+            remove_placement_group(self._group)
+            self._group = None
+        self._connection.__exit__(None, None, None)
+
+
+async def _within(ref: Any, what: str) -> Any:
+    try:
+        async with asyncio.timeout(_BEGIN_S):
+            return await asyncio.wrap_future(ref.future())
+    except TimeoutError:
+        raise UserError(f"{what} (waited {_BEGIN_S:g} s)") from None
+    except RayError as error:
+        raise UserError(f"{what}: {_last_line(error)}") from None
+
+
+def _check_there_is_one(machine: Machine, resources: Sequence[Mapping[str, float]]) -> None:
+    """Raises ``UserError`` if no machine could have it even if nobody else used the cluster."""
+    asked = machine.resources.items()
+    if not any(all(there.get(kind, 0) >= amount for kind, amount in asked) for there in resources):
+        raise UserError(f"no machine of the Ray cluster has what {machine.name} asks for: {_shown(machine)}")
+
+
+def _shown(machine: Machine) -> str:
+    return ", ".join(f"{amount:g} {kind}" for kind, amount in machine.resources.items())
+
+
+def _last_line(error: BaseException) -> str:
+    return str(getattr(error, "cause", None) or error).strip().rpartition("\n")[2]

@@ -1,0 +1,381 @@
+"""A launcher over several machines: this one's own, and an agent on every other. See ``testbed.runtime.launching``.
+
+Clients are on this machine, where their logs are: what was measured does not depend on the others. Servers are where
+``spread`` has them. Nodes on other machines keep this machine's time as far as it can be known: ``instant_at``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from pathlib import Path
+from signal import SIGKILL
+from typing import Any
+
+from netem.hostclock import HostClock
+from netem.spec import LinkProfile, NetworkError, NetworkSpec
+from nodes import control
+from testbed.errors import RunError, UserError
+from testbed.runtime.hosts.agent import SILENCE_S, Home
+from testbed.runtime.hosts.cluster import Cluster, Host
+from testbed.runtime.hosts.relay import carry
+from testbed.runtime.hosts.sealed import STRANGER_S, NotOurs, SealedStream, accept, new_key
+from testbed.runtime.hosts.spread import spread
+from testbed.runtime.hosts.words import Exited, ForNode, Time, TimeIs, first_word, pack, word
+from testbed.runtime.launching import Listener, MachineState, OnExit, OpenNetwork
+from testbed.runtime.real.handle import LauncherHandle
+from testbed.scenario.experiment import Experiment
+
+HERE = "this-machine"
+"""What the network calls the machine of this process."""
+_ASK_TIME_S = 0.1
+"""How often another machine is asked for its time."""
+_SYNCED_SAMPLES = 20
+"""So many answers are waited for before time zero."""
+_ELSEWHERE = 2**32
+"""Numbers of processes on other machines begin here; no process of this machine has one."""
+
+
+@dataclass(eq=False)
+class _Remote:
+    """Another machine: its agent's stream, its clock, and the nodes that it has."""
+
+    host: Host
+    clock: HostClock = field(default_factory=HostClock)
+    stream: SealedStream | None = None
+    here: asyncio.Event = field(default_factory=asyncio.Event)
+    nodes: set[str] = field(default_factory=set)
+    asked_at: dict[int, float] = field(default_factory=dict)
+    is_lost: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.host.machine.name
+
+    @property
+    def said(self) -> str:
+        """Its name, and its address if that is another."""
+        address = self.host.address
+        return self.name if self.name == address else f"{self.name} ({address})"
+
+
+class HostsLauncher:
+    """A ``testbed.runtime.launching.Launcher`` for ``experiment.machines``.
+
+    Raises ``UserError`` if there is no Ray cluster.
+    """
+
+    def __init__(self, experiment: Experiment, run_dir: Path) -> None:
+        self._experiment = experiment
+        self._run_dir = run_dir
+        self.n_threads = experiment.blocks.n_threads if experiment.blocks else None
+        self._local = LauncherHandle(run_dir, self.n_threads)
+        try:
+            self._cluster: Cluster | None = Cluster()
+        except BaseException:
+            self._local.close()
+            raise
+        self.key = new_key()
+        # Data connections send theirs as it is.
+        self._data_key = blake2b(b"data plane", key=self.key, digest_size=16).hexdigest()
+        self._remotes: dict[str, _Remote] = {}
+        self._where: dict[str, _Remote | None] = {}
+        self._elsewhere: dict[int, tuple[_Remote, int]] = {}
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._on_exit: OnExit | None = None
+        self._is_ending = False
+
+    def new_loop(self) -> asyncio.AbstractEventLoop:
+        return self._local.new_loop()
+
+    def attach(self, on_exit: OnExit) -> None:
+        self._on_exit = on_exit
+        self._local.attach(on_exit)
+
+    async def listen(self, path: Path, accept: Callable[[control.Peer], Awaitable[None]]) -> Listener:
+        self._control_path = path
+        return await self._local.listen(path, accept)
+
+    async def open(self, wanted: str, spec: NetworkSpec, logs: Path, keep_awake: bool) -> OpenNetwork:
+        """The network's part on every machine, once all agents are here and their clocks known."""
+        assert self._cluster is not None, "opened after it was closed"
+        experiment, problem = self._experiment, self._experiment.problem
+        by_gpu = experiment.blocks is not None and set(experiment.blocks.devices) != {"cpu"}
+        hosts = await self._cluster.machines(experiment.machines, by_gpu)
+        self._server = await asyncio.start_server(self._accept, self._cluster.address, 0)
+        port = self._server.sockets[0].getsockname()[1]
+        servers = [server.name for server in problem.servers]
+        weights = [(host.machine, host.weight) for host in hosts]
+        where = spread(problem.clients, servers, experiment.sites, weights)
+        remotes = [_Remote(host) if host.actor is not None else None for host in hosts]
+        self._where = {node: remotes[number] if number >= 0 else None for node, number in where.items()}
+        used = set(self._where.values())
+        self._remotes = {remote.name: remote for remote in remotes if remote is not None and remote in used}
+        there = list(self._remotes.values())
+        await asyncio.gather(*(self._begin(remote, port) for remote in there))
+        spec = self._over_machines(spec)
+        endpoints = await self._everywhere(
+            self._local.bind(wanted, spec, HERE, self._cluster.address),
+            lambda remote: remote.host.call("bind", wanted, spec, remote.host.address),
+        )
+        others = dict(zip((HERE, *self._remotes), endpoints, strict=True)), self.key
+        opened: list[OpenNetwork] = await self._everywhere(
+            self._local.open(wanted, spec, logs, keep_awake, others),
+            lambda remote: remote.host.call("open", wanted, spec, keep_awake, others),
+        )
+        await self._everywhere(self._local.check(), lambda remote: remote.host.call("check"))
+        on = ", ".join(["this machine", *(remote.said for remote in there)])
+        return replace(opened[0], why=f"{opened[0].why}; on {on}")
+
+    def _over_machines(self, spec: NetworkSpec) -> NetworkSpec:
+        """Raises ``UserError`` for links that only one machine can share."""
+        where = {node: self._where.get(node) for node in spec.nodes}
+        names = {node: HERE if remote is None else remote.name for node, remote in where.items()}
+        try:
+            return replace(spec, machines=names)
+        except NetworkError as error:
+            raise UserError(f"hosts: {error}") from error
+
+    async def _everywhere(
+        self, here: Awaitable[Any], there: Callable[[_Remote], Awaitable[Any]]
+    ) -> list[Any]:
+        """At the same time on this machine and on all others; the answers, this one's first."""
+        return await asyncio.gather(here, *(there(remote) for remote in self._there()))
+
+    async def _begin(self, remote: _Remote, port: int) -> None:
+        assert self._cluster is not None, "asked after it was closed"
+        home = Home(remote.name, self._cluster.address, port, self.key, self.n_threads)
+        await remote.host.call("begin_for", home)
+        try:
+            async with asyncio.timeout(SILENCE_S):
+                await remote.here.wait()
+        except TimeoutError:
+            raise RunError(
+                f"{remote.said} does not reach this machine at {self._cluster.address}:{port}"
+            ) from None
+        self._begin_task(self._until_gone(remote))
+
+    def _begin_task(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """A stream from another machine: an agent's own, or a node's control connection. Strangers are cut off."""
+        try:
+            async with asyncio.timeout(STRANGER_S):
+                stream = await accept(reader, writer, self.key)
+                first = first_word(await stream.receive())
+        except (NotOurs, TimeoutError):
+            writer.close()
+            return
+        remote = self._remotes.get(first.host)
+        if remote is None:
+            stream.close()
+        elif isinstance(first, ForNode):
+            near = await asyncio.open_unix_connection(str(self._control_path))
+            await carry(*near, stream, _warn)
+        else:
+            remote.stream = stream
+            asking = asyncio.ensure_future(self._ask_time(remote, stream))
+            try:
+                await self._hear(remote, stream)
+            finally:
+                asking.cancel()
+            self._lost(remote, "its agent has ended")
+
+    async def _ask_time(self, remote: _Remote, stream: SealedStream) -> None:
+        number = 0
+        with contextlib.suppress(ConnectionError):
+            while True:
+                number += 1
+                remote.asked_at[number] = time.monotonic()
+                stream.send(pack(Time(number)))
+                await stream.drain()
+                await asyncio.sleep(_ASK_TIME_S if number > _SYNCED_SAMPLES else _ASK_TIME_S / 20)
+
+    async def _hear(self, remote: _Remote, stream: SealedStream) -> None:
+        """What an agent says, until it is gone."""
+        with contextlib.suppress(NotOurs, TimeoutError):
+            while True:
+                async with asyncio.timeout(SILENCE_S):
+                    data = await stream.receive()
+                now = time.monotonic()
+                if not data:
+                    return
+                said = word(data)
+                if isinstance(said, TimeIs) and said.number in remote.asked_at:
+                    remote.clock.add(remote.asked_at.pop(said.number), said.at, now)
+                    if remote.clock.n_samples >= _SYNCED_SAMPLES:
+                        remote.here.set()
+                elif isinstance(said, Exited):
+                    self._exited(remote, said)
+
+    def _exited(self, remote: _Remote, said: Exited) -> None:
+        if said.name == "launcher":
+            self._lost(remote, f"its launcher has ended (status {said.status})")
+            return
+        remote.nodes.discard(said.name)
+        self._keep_log(said.name, said.log)
+        if self._on_exit is not None:
+            self._on_exit(said.name, said.status)
+
+    async def _until_gone(self, remote: _Remote) -> None:
+        with contextlib.suppress(RunError):
+            await remote.host.call("ended")
+        self._lost(remote, "it is not in the cluster any more")
+
+    def _lost(self, remote: _Remote, why: str) -> None:
+        """All nodes of a machine have died with it."""
+        if remote.is_lost or self._is_ending:
+            return
+        remote.is_lost = True
+        _warn(f"the machine {remote.said} is lost: {why}")
+        if remote.stream is not None:
+            remote.stream.close()
+        assert self._on_exit is not None, "lost before attached"
+        for name in sorted(remote.nodes):
+            self._on_exit(name, -SIGKILL)
+
+    def _keep_log(self, name: str, log: bytes) -> None:
+        with contextlib.suppress(OSError):
+            (self._run_dir / "logs" / f"{name}.log").write_bytes(log)
+
+    async def spawn(self, kind: str, config: Any, log: Path) -> int:
+        remote = self._where.get(config.name)
+        config = replace(config, key=self._data_key)
+        if remote is None:
+            return await self._local.spawn(kind, config, log)
+        process = await remote.host.call("spawn", kind, config)
+        remote.nodes.add(config.process or config.name)
+        number = _ELSEWHERE + len(self._elsewhere)
+        self._elsewhere[number] = remote, process
+        return number
+
+    async def run_program(
+        self, node: str, command: Sequence[str], environment: Mapping[str, str], hosts: Path, log: Path
+    ) -> int:
+        return await self._local.run_program(node, command, environment, hosts, log)
+
+    async def signal_program(self, process: int, signal: int) -> None:
+        await self._local.signal_program(process, signal)
+
+    async def kill(self, process: int, signal: int) -> None:
+        if process in self._elsewhere:
+            remote, there = self._elsewhere[process]
+            await remote.host.call("kill", there, signal)
+        else:
+            await self._local.kill(process, signal)
+
+    async def update(self, links: Mapping[tuple[str, str], LinkProfile]) -> float:
+        """Every machine takes what is its own."""
+        done_at: list[float] = await self._everywhere(
+            self._local.update(links), lambda remote: self._updated(remote, links)
+        )
+        return max(done_at)
+
+    async def _updated(self, remote: _Remote, links: Mapping[tuple[str, str], LinkProfile]) -> float:
+        done_at: float = await remote.host.call("update", links)
+        return remote.clock.to_local(done_at)
+
+    async def stats(self) -> dict[str, float] | None:
+        """Of all forwarders: counters and seconds summed up, of the rest the largest."""
+        found = await self._everywhere(self._local.stats(), lambda remote: remote.host.call("stats"))
+        each: list[dict[str, float]] = [stats for stats in found if stats is not None]
+        return (
+            {
+                key: (sum if _adds_up(key, value) else max)(stats[key] for stats in each)
+                for key, value in each[0].items()
+            }
+            if each
+            else None
+        )
+
+    async def stalls(self) -> list[tuple[float, float]]:
+        """Of all machines, by this one's clock."""
+        remotes = self._there()
+        found = await self._everywhere(self._local.stalls(), lambda remote: remote.host.call("stalls"))
+        stalls = list(found[0])
+        for remote, theirs in zip(remotes, found[1:], strict=True):
+            stalls += [(remote.clock.to_local(begin), remote.clock.to_local(end)) for begin, end in theirs]
+        return sorted(stalls)
+
+    async def keep_awake(self, on: bool) -> None:
+        await self._everywhere(self._local.keep_awake(on), lambda remote: remote.host.call("keep_awake", on))
+
+    def _there(self) -> list[_Remote]:
+        return [remote for remote in self._remotes.values() if not remote.is_lost]
+
+    def instant_at(self, node: str, instant: float) -> float:
+        remote = self._where.get(node)
+        return instant if remote is None else remote.clock.to_remote(instant)
+
+    def machines(self) -> list[MachineState]:
+        return [
+            MachineState(
+                remote.name,
+                remote.host.address,
+                sum(where is remote for where in self._where.values()),
+                remote.clock.rtt_min_s,
+                remote.clock.offset_s,
+                remote.clock.drift,
+                remote.clock.uncertainty_s,
+                remote.is_lost,
+            )
+            for remote in self._remotes.values()
+        ]
+
+    def descriptors(self, processes: Mapping[str, int]) -> dict[str, int]:
+        """Of those on this machine."""
+        return self._local.descriptors(
+            {name: process for name, process in processes.items() if process not in self._elsewhere}
+        )
+
+    def busy(self) -> list[str]:
+        return []
+
+    def close(self) -> None:
+        self._is_ending = True
+        for task in self._tasks:
+            task.cancel()
+        if self._server is not None:
+            self._server.close()
+        self._local.close()
+        self._leave()
+
+    async def end(self) -> None:
+        """Agents end their nodes and send their logs; a machine that does not answer is left to Ray."""
+        self._is_ending = True
+        for remote in self._there():
+            try:
+                async with asyncio.timeout(SILENCE_S):
+                    logs = await remote.host.call("end")
+            except (TimeoutError, RunError) as error:
+                _warn(f"the logs of {remote.name} did not come: {error or 'it does not answer'}")
+                continue
+            for name, log in logs.items():
+                self._keep_log(name if name in self._where else f"{remote.name}-{name}", log)
+        self.close()
+
+    def dispose(self) -> None:
+        self._leave()
+        self._local.dispose()
+
+    def _leave(self) -> None:
+        if self._cluster is not None:
+            self._cluster.close()
+            self._cluster = None
+
+
+def _adds_up(key: str, value: float) -> bool:
+    return isinstance(value, int) or key in ("late_total_s", "cpu_s", "spun_s")
+
+
+def _warn(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,46 @@
+"""Control connections of nodes on other machines: a Unix socket there, a sealed stream, a Unix socket here.
+
+Nodes speak to the orchestrator as if it were on their machine (``nodes.control``); what they say is carried as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+from testbed.runtime.hosts.sealed import NotOurs, SealedStream
+
+_READ_BYTES = 256 * 1024
+
+
+async def carry(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    stream: SealedStream,
+    warn: Callable[[str], None],
+) -> None:
+    """Pass on what comes in both directions until one of them ends; then both are closed."""
+
+    async def out() -> None:
+        while chunk := await reader.read(_READ_BYTES):
+            stream.send(chunk)
+            await stream.drain()
+
+    async def back() -> None:
+        while chunk := await stream.receive():
+            writer.write(chunk)
+            await writer.drain()
+
+    ways = [asyncio.ensure_future(out()), asyncio.ensure_future(back())]
+    try:
+        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for way in ways:
+            way.cancel()
+        for ended in await asyncio.gather(*ways, return_exceptions=True):
+            if isinstance(ended, NotOurs):
+                warn(f"closed a control connection between machines: {ended}")
+        stream.close()
+        with contextlib.suppress(ConnectionError):
+            writer.close()

@@ -1,0 +1,112 @@
+"""Byte streams between machines of which every chunk is authenticated with the run's key.
+
+Whoever connects and whoever accepts each send 16 random bytes; from these and the run's key follow one key for each
+direction. A chunk goes as its length (4 bytes, big-endian), a keyed BLAKE2b of its number in the stream and its
+bytes (16 bytes), and itself: chunks of another run, changed, repeated or left out ones end the stream. Nothing is
+encrypted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import os
+import socket
+from hashlib import blake2b
+
+KEY_BYTES = 32
+MAX_CHUNK_BYTES = 1024**2
+_NONCE_BYTES = _MAC_BYTES = 16
+_GREETING = b"testbed run 1\n"
+STRANGER_S = 5.0
+"""Who has not shown the key within this time is none of ours."""
+
+
+class NotOurs(Exception):
+    """The other side does not have the key of this run, or what came is not what it sent."""
+
+
+def new_key() -> bytes:
+    """The key of a run."""
+    return os.urandom(KEY_BYTES)
+
+
+class SealedStream:
+    """Both directions of one TCP connection. Use ``connect`` or ``accept``."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mine: bytes, theirs: bytes
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._mine, self._theirs = mine, theirs
+        self._n_sent = self._n_received = 0
+
+    def send(self, chunk: bytes) -> None:
+        """Send at most ``MAX_CHUNK_BYTES``. Never waits: see ``drain``."""
+        assert len(chunk) <= MAX_CHUNK_BYTES, "a chunk that the other side would refuse"
+        self._writer.write(
+            len(chunk).to_bytes(4, "big") + _mac(self._mine, self._n_sent, chunk) + chunk,
+        )
+        self._n_sent += 1
+
+    async def drain(self) -> None:
+        """Wait until the other side has taken most of what was sent. Raises ``ConnectionError`` if it is gone."""
+        await self._writer.drain()
+
+    async def receive(self) -> bytes:
+        """The next chunk; empty at the end of the stream. Raises ``NotOurs``."""
+        try:
+            size = int.from_bytes(await self._reader.readexactly(4), "big")
+            if size > MAX_CHUNK_BYTES:
+                raise NotOurs("a chunk that is too large")
+            mac = await self._reader.readexactly(_MAC_BYTES)
+            chunk = await self._reader.readexactly(size)
+        except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
+            return b""
+        if not hmac.compare_digest(mac, _mac(self._theirs, self._n_received, chunk)):
+            raise NotOurs("a chunk that was not sealed with the key of this run")
+        self._n_received += 1
+        return chunk
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+async def connect(address: str, port: int, key: bytes) -> SealedStream:
+    """Connect to whoever accepts there. Raises ``OSError`` and ``NotOurs``."""
+    reader, writer = await asyncio.open_connection(address, port)
+    return await _greeted(reader, writer, key, is_caller=True)
+
+
+async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: bytes) -> SealedStream:
+    """The stream of a connection that has come. Raises ``NotOurs`` if the other side does not even greet."""
+    return await _greeted(reader, writer, key, is_caller=False)
+
+
+async def _greeted(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: bytes, *, is_caller: bool
+) -> SealedStream:
+    with contextlib.suppress(OSError):
+        writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    nonce = os.urandom(_NONCE_BYTES)
+    writer.write(_GREETING + nonce)
+    try:
+        async with asyncio.timeout(STRANGER_S):
+            greeting = await reader.readexactly(len(_GREETING) + _NONCE_BYTES)
+    except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
+        writer.close()
+        raise NotOurs("the other side does not greet") from None
+    if not greeting.startswith(_GREETING):
+        writer.close()
+        raise NotOurs("the other side is no testbed of this version")
+    other = greeting[len(_GREETING) :]
+    both = nonce + other if is_caller else other + nonce
+    keys = [blake2b(way + both, key=key, digest_size=32).digest() for way in (b"to accept", b"to caller")]
+    mine, theirs = keys if is_caller else reversed(keys)
+    return SealedStream(reader, writer, mine, theirs)
+
+
+def _mac(key: bytes, number: int, chunk: bytes) -> bytes:
+    return blake2b(number.to_bytes(8, "big") + chunk, key=key, digest_size=_MAC_BYTES).digest()

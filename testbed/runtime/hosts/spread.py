@@ -1,0 +1,43 @@
+"""Which node is on which machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from testbed.errors import UserError
+from testbed.scenario.experiment import Machine
+
+
+def spread(
+    clients: Sequence[str],
+    servers: Sequence[str],
+    sites: Mapping[str, str],
+    machines: Sequence[tuple[Machine, float]],
+) -> dict[str, int]:
+    """The number of every node's machine; -1: the one of this process, where all clients are.
+
+    ``machines`` come with what they have of what a server needs most (CPUs, or GPUs where blocks are on these). A
+    machine that names servers, or sites, has these; the others share what is left in proportion to that.
+    Raises ``UserError`` for a name that is none, or twice somewhere, and for servers that nobody takes.
+    """
+    where = dict.fromkeys(clients, -1)
+    for number, (machine, _) in enumerate(machines):
+        for name in machine.servers:
+            named = [server for server in servers if name in (server, sites[server])]
+            if not named:
+                raise UserError(f"hosts.{number}.servers: there is no server or site {name!r}")
+            for server in named:
+                if where.setdefault(server, number) != number:
+                    raise UserError(f"hosts.{number}.servers: {server} is on another machine already")
+    left = [server for server in servers if server not in where]
+    open_to_all = [number for number, (machine, _) in enumerate(machines) if not machine.servers]
+    if left and not open_to_all:
+        raise UserError(
+            f"hosts: no machine takes {', '.join(left)}: name them in one of the servers, or leave servers out of one"
+        )
+    load = dict.fromkeys(open_to_all, 0)
+    for server in left:
+        best = min(open_to_all, key=lambda number: ((load[number] + 1) / machines[number][1], number))
+        where[server] = best
+        load[best] += 1
+    return where

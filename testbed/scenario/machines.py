@@ -1,0 +1,43 @@
+"""``[[hosts]]``: the machines of a Ray cluster that a run's servers are on."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from testbed.scenario.experiment import Machine
+from testbed.scenario.problems import KeyedError
+from testbed.scenario.schema import HostTable, Scenario
+
+ANY_SHARE = 0.001
+"""Of a resource that says which machine it is, and that many may ask for."""
+
+
+def machines_of(scenario: Scenario) -> tuple[Machine, ...] | Literal["ray"]:
+    """Those of ``[[hosts]]``. Raises ``KeyedError`` for a name that is there twice, and the network without machines."""
+    if scenario.hosts is None and scenario.network.backend == "hosts":
+        raise KeyedError(
+            ("network", "backend"),
+            '"hosts" is the network between several machines: name them in [[hosts]], or add --hosts ray',
+        )
+    if not scenario.hosts:
+        return () if scenario.hosts is None else "ray"
+    names = [host.name or f"host-{number}" for number, host in enumerate(scenario.hosts)]
+    for number, name in enumerate(names):
+        if name in names[:number]:
+            raise KeyedError(("hosts", number, "name"), f"{name!r} is the name of another machine already")
+    return tuple(
+        Machine(name, _resources(host), tuple(host.servers or ()))
+        for name, host in zip(names, scenario.hosts, strict=True)
+    )
+
+
+def _resources(host: HostTable) -> dict[str, float]:
+    """By Ray's names."""
+    found = {"CPU": host.cpus, **host.resources}
+    if host.address is not None:
+        found[f"node:{host.address}"] = ANY_SHARE
+    if host.gpus:
+        found["GPU"] = host.gpus
+    if host.accelerator_type is not None:
+        found[f"accelerator_type:{host.accelerator_type}"] = ANY_SHARE
+    return found

@@ -1,0 +1,32 @@
+"""The seconds between one output token of a request and its next, as its client sees them."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.problem import decode_step_s
+from testbed.simulate.engine import Simulation
+
+
+def token_gaps_s(simulation: Simulation) -> NDArray[np.float64]:
+    """Array (gaps of all requests,): one for every token but a request's first. Waiting between two tokens is in it.
+
+    Of sessions that nothing disturbs they follow from the closed form, where a token takes longer by as much as its context is longer
+    than that of the token before.
+    """
+    served = simulation.served
+    if served.gaps_s is not None:
+        return np.asarray(served.gaps_s, dtype=np.float64)
+    problem = simulation.case.experiment.problem
+    found = []
+    for r in simulation.requests:
+        if r.time_s is None or r.route is None:
+            continue
+        n_input, n_gaps = r.plan.n_input_tokens, r.plan.n_output_tokens - 1
+        first_s, second_s = (
+            decode_step_s(problem, r.plan.served, r.route.hops, n_cached)
+            for n_cached in (n_input, n_input + 1)
+        )
+        found.append(first_s + (second_s - first_s) * np.arange(n_gaps))
+    return np.concatenate(found) if found else np.zeros(0)

@@ -1,0 +1,268 @@
+"""``testbed advise``: judges combinations of servers on the workers and seeds of ``testbed sweep``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from testbed.control.fixed import PREFIX
+from testbed.errors import ScenarioError, UserError
+from testbed.results.slo import parse_slo_statistics
+from testbed.scenario import load_experiment
+from testbed.scenario.slo import Objective, parse_statistic
+from testbed.studies.advise.candidates import Candidate, Counts, Fleet, parse_candidates, parse_cost
+from testbed.studies.advise.judging import Judging, Variant, numbers
+from testbed.studies.advise.search import LOOK_AHEAD, combinations, cost_of, everything, greedy, one_less
+from testbed.studies.advise.text import advise_text
+from testbed.studies.capacity.measures import load_measures
+from testbed.studies.sweep.axes import SEED
+from testbed.studies.sweep.disk import make_folder
+from testbed.studies.sweep.pool import Local, n_cpus, sigterm_as_ctrl_c
+from testbed.studies.sweep.runs import FAST, Record, Run, Runner, Setup, case_of, check_policy, lost_record
+from testbed.studies.sweep.store import Lines, read_records
+
+RUNS = "advice.jsonl"
+DEFAULT_METRIC = "e2e_mean"
+EXACT, GREEDY = "exact", "greedy"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line says; neither ``slo`` nor ``metric``: ``DEFAULT_METRIC`` is to be lowered.
+
+    ``most``: so many combinations are all tried, of more some are chosen. ``out``: where runs are kept.
+    """
+
+    budget: str
+    candidates: str
+    slo: str | None = None
+    metric: str | None = None
+    policy: str | None = None
+    overrides: tuple[str, ...] = ()
+    n_runs: int = 5
+    seed: int | None = None
+    jobs: int | None = None
+    most: int = 100
+    losses: bool = True
+    out: Path | None = None
+
+
+def advise_command(target: str, options: Options) -> tuple[dict[str, Any], str]:
+    """The answer for ``--json``, and the text for people.
+
+    Raises ``UserError`` for what makes no sense, ``RunError`` if a run of a combination broke.
+    """
+    budget, candidates = _checked(options)
+    objectives, costs = _objectives(options), [candidate.cost for candidate in candidates]
+    seed = options.seed
+    if seed is None:
+        seed = load_experiment(target, options.overrides).seed
+    seeds = range(seed, seed + options.n_runs)
+    fleets = {
+        seed: Fleet.of(load_experiment(target, [*options.overrides, f"{SEED}={seed}"])) for seed in seeds
+    }
+    losses = fleets[seed].losses if options.losses else []
+    paid = combinations(costs, budget, options.most)
+    is_slo = options.slo is not None
+    search = greedy(costs, budget) if paid is None else everything(costs, paid, stops=is_slo)
+    with sigterm_as_ctrl_c(), ExitStack() as stack:
+        lines, known = None, dict[str, Record]()
+        if options.out is not None:
+            make_folder(options.out, (RUNS,))
+            lines = stack.enter_context(Lines(options.out / RUNS))
+            known = read_records(lines)
+        setup = Setup(target, FAST, options.n_runs, {}, frozenset(known))
+        added = _added(setup, options, candidates, fleets[seed], seed)
+        judging = Judging(
+            candidates,
+            fleets,
+            options.overrides,
+            options.policy,
+            objectives,
+            is_slo,
+            search,
+            [lost for lost, _ in losses],
+            known,
+        )
+        begin = partial(Runner, measure=load_measures)
+        jobs = n_cpus() if options.jobs is None else options.jobs
+        runs = Local(jobs).results(begin, setup, judging.begin(), lost_record, judging.more)
+        with closing(runs):
+            for _, record in runs:
+                if lines is not None and record.key and not record.is_known:
+                    lines.append(record)
+    answer = {
+        "scenario": target,
+        "seeds": list(seeds),
+        "goal": _goal(options, objectives),
+        "budget": float(budget),
+        "candidates": added,
+        "method": GREEDY if paid is None else EXACT,
+        "look_ahead": LOOK_AHEAD if paid is None else None,
+        "n_combinations": None if paid is None else len(paid),
+        **_found(judging, candidates, budget, objectives, is_slo),
+        "losses": [
+            {
+                "server": fleets[seed].servers[lost]["name"],
+                "n_alike": n_alike,
+                **_outcome(judging, objectives, is_slo, Variant(judging.none, lost)),
+            }
+            for lost, n_alike in sorted(losses, key=lambda loss: judging.hurt(loss[0]), reverse=True)
+        ],
+    }
+    return answer, advise_text(answer)
+
+
+def _checked(options: Options) -> tuple[Fraction, tuple[Candidate, ...]]:
+    """The budget and the candidates. Raises ``UserError`` for these and other options that make no sense."""
+    for name, value, least in (
+        ("--runs", options.n_runs, 1),
+        ("--jobs", options.jobs, 1),
+        ("--exact", options.most, 0),
+        ("--seed", options.seed, 0),
+    ):
+        if value is not None and value < least:
+            raise UserError(f"{name} must be at least {least}, not {value}")
+    if any(change.partition("=")[0].strip() == SEED for change in options.overrides):
+        raise UserError("seeds come from --runs and --seed: leave seed out of what is set")
+    if options.slo is not None and options.metric is not None:
+        raise UserError("give --slo, objectives to reach, or --metric, what is to be lowered, not both")
+    if options.policy is not None:
+        check_policy(options.policy)
+    candidates = parse_candidates(options.candidates)
+    budget = parse_cost(options.budget, "--budget")
+    cheapest = min(candidates, key=lambda candidate: candidate.cost)
+    if cheapest.cost > budget:
+        raise UserError(
+            f"--budget {float(budget):g} pays none of the candidates: {cheapest.name} costs {float(cheapest.cost):g}"
+        )
+    return budget, candidates
+
+
+def _objectives(options: Options) -> tuple[Objective, ...]:
+    """What is to be kept, or with limit 0 what is to be lowered."""
+    if options.slo is not None:
+        return parse_slo_statistics(options.slo)
+    try:
+        return (Objective(*parse_statistic(options.metric or DEFAULT_METRIC), 0.0),)
+    except ValueError as error:
+        raise UserError(f"--metric: {error}") from error
+
+
+def _goal(options: Options, objectives: Sequence[Objective]) -> dict[str, Any]:
+    if options.slo is None:
+        return {"metric": objectives[0].name}
+    return {"objectives": {objective.name: objective.limit_s for objective in objectives}}
+
+
+def _added(
+    setup: Setup, options: Options, candidates: Sequence[Candidate], fleet: Fleet, seed: int
+) -> list[dict[str, Any]]:
+    """What each candidate is, with the first seed. Raises ``UserError`` for one that the scenario cannot have."""
+    found = []
+    for candidate in candidates:
+        counts = tuple(int(other is candidate) for other in candidates)
+        changes = fleet.changes(candidates, counts)
+        try:
+            case = case_of(setup, Run((*options.overrides, *changes), options.policy, seed))
+        except ScenarioError as error:
+            # The option that it names is ours.
+            why = re.sub(r"^servers\.\d+\.\w+: ", "", str(error).rpartition(f"{changes[0]}: ")[2])
+            raise UserError(f"--candidates: {candidate.name}: {why}") from None
+        if case.experiment.placement.startswith(PREFIX):
+            raise UserError(
+                f"{setup.target}: its placement is fixed, and puts nothing on other servers; take another with --policy"
+            )
+        spec = case.experiment.problem.servers[-1]
+        found.append(
+            {
+                "candidate": candidate.name,
+                "cost": float(candidate.cost),
+                "hardware": spec.hardware,
+                "memory_bytes": spec.memory_bytes,
+                "site": case.experiment.sites[spec.name],
+            }
+        )
+    return found
+
+
+def _found(
+    judging: Judging,
+    candidates: Sequence[Candidate],
+    budget: Fraction,
+    objectives: Sequence[Objective],
+    is_slo: bool,
+) -> dict[str, Any]:
+    costs = [candidate.cost for candidate in candidates]
+    outcome = partial(_outcome, judging, objectives, is_slo)
+    now, best = Variant(judging.none), Variant(judging.best)
+    tried = [counts for counts in judging.scores if cost_of(costs, counts) <= budget]
+    record = judging.judged[now].cell.rows[0].record
+
+    def combination(counts: Counts) -> dict[str, Any]:
+        add = {c.name: n for c, n in zip(candidates, counts, strict=True) if n}
+        return {"add": add, "cost": float(cost_of(costs, counts)), **outcome(Variant(counts))}
+
+    return {
+        "policy": record.policy,
+        "engine": record.engine or None,
+        "n_tried": len(tried),
+        "now": outcome(now),
+        "best": {
+            **combination(judging.best),
+            "without_one": [
+                {"candidate": candidate.name, **outcome(Variant(one_less(judging.best, i)), best)}
+                for i, candidate in enumerate(candidates)
+                if judging.best[i]
+            ],
+        },
+        "first": [
+            {
+                "candidate": candidate.name,
+                "cost": float(candidate.cost),
+                "is_paid": candidate.cost <= budget,
+                **outcome(Variant(tuple(int(other is candidate) for other in candidates))),
+            }
+            for candidate in candidates
+        ],
+        "tried": [combination(counts) for counts in sorted(tried, key=lambda c: (cost_of(costs, c), c))],
+    }
+
+
+def _outcome(
+    judging: Judging,
+    objectives: Sequence[Objective],
+    is_slo: bool,
+    variant: Variant,
+    base: Variant | None = None,
+) -> dict[str, Any]:
+    """What a variant comes to, and how it differs from ``base``, by default from what there is now."""
+    judged, compared = judging.judged[variant], judging.judged[base or Variant(judging.none)]
+    values, differences = {}, {}
+    for objective in objectives:
+        value_s, ci95_s = numbers(judged.verdict.values.get(objective.name))
+        values[objective.name] = {"value_s": value_s, "ci95_s": ci95_s}
+        found = judged.cell.against(compared.cell, objective.name)
+        if found is not None:
+            mean_s, ci95_s = numbers(found)
+            differences[objective.name] = {
+                "mean_s": mean_s,
+                "ci95_s": ci95_s,
+                "n": found.n,
+                "ratio": found.ratio,
+                "verdict": found.verdict,
+            }
+    return {
+        "values": values,
+        "difference": differences,
+        "is_kept": judged.verdict.is_kept if is_slo and not judged.error else None,
+        "share_without_placement": None if judged.error else judged.n_without,
+        "n_failed": None if judged.error else judged.n_failed,
+        "reason": judged.error or judged.verdict.reason or None,
+    }

@@ -1,0 +1,182 @@
+"""Variants of a scenario, which are judged as the results of their runs come."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from testbed.errors import RunError
+from testbed.scenario.slo import Objective
+from testbed.studies.advise.candidates import Candidate, Counts, Fleet
+from testbed.studies.advise.search import Score, Search, without_one
+from testbed.studies.capacity.verdict import PLACEMENT, REQUESTS, Verdict, verdict_of
+from testbed.studies.sweep.contrast import Cell
+from testbed.studies.sweep.runs import Record, Run
+from testbed.studies.sweep.table import Row
+
+
+class Variant(NamedTuple):
+    """The scenario with ``counts`` of the candidates, and without the server of number ``lost``."""
+
+    counts: Counts
+    lost: int | None = None
+
+
+class Judged(NamedTuple):
+    """What the runs with all seeds came to. ``error``: they broke."""
+
+    verdict: Verdict
+    cell: Cell
+
+    @property
+    def error(self) -> str:
+        return self.verdict.error
+
+    @property
+    def n_without(self) -> float:
+        """Share of the seeds without a placement."""
+        return self.verdict.excess[PLACEMENT].mean
+
+    @property
+    def n_failed(self) -> float | None:
+        """Requests that fail, mean over seeds; ``None`` without a placement."""
+        failed = self.verdict.excess.get(REQUESTS)
+        return None if failed is None else failed.mean
+
+
+class Judging:
+    """Asks the workers for runs until ``search`` has its answer, and for what else is to be said.
+
+    ``objectives``: with ``is_slo`` limits to keep, else one metric to lower. ``known``: records of earlier commands, by key.
+    """
+
+    def __init__(
+        self,
+        candidates: Sequence[Candidate],
+        fleets: Mapping[int, Fleet],
+        overrides: Sequence[str],
+        policy: str | None,
+        objectives: Sequence[Objective],
+        is_slo: bool,
+        search: Search,
+        losses: Sequence[int],
+        known: Mapping[str, Record],
+    ) -> None:
+        self._candidates, self._fleets, self._overrides = candidates, fleets, tuple(overrides)
+        self._policy, self._objectives, self._is_slo, self._known = policy, objectives, is_slo, known
+        self._search, self._losses = search, losses
+        self._steps = self._all_steps()
+        self._asked: list[Variant] = []
+        self._records: dict[Run, Record | None] = {}
+        self.judged: dict[Variant, Judged] = {}
+        self.best: Counts = ()
+
+    @property
+    def none(self) -> Counts:
+        return (0,) * len(self._candidates)
+
+    @property
+    def scores(self) -> dict[Counts, Score]:
+        """Of all combinations that are judged."""
+        return {v.counts: self._score(judged) for v, judged in self.judged.items() if v.lost is None}
+
+    def run(self, variant: Variant, seed: int) -> Run:
+        changes = self._fleets[seed].changes(self._candidates, *variant)
+        return Run((*self._overrides, *changes), self._policy, seed)
+
+    def begin(self) -> list[list[Run]]:
+        """The first runs, those of a variant together."""
+        return self._go_on()
+
+    def more(self, run: Run, record: Record) -> list[list[Run]]:
+        """What is to be run next, once all that was asked for is there."""
+        self._records[run] = self._known[record.key] if record.is_known else record
+        return [] if None in self._records.values() else self._go_on()
+
+    def hurt(self, lost: int) -> tuple[float, ...]:
+        """How bad the loss of a server is; what could not be judged is least."""
+        judged = self.judged[Variant(self.none, lost)]
+        return () if judged.error else self._score(judged).badness
+
+    def _go_on(self) -> list[list[Run]]:
+        groups: list[list[Run]] = []
+        while not groups:
+            for variant in self._asked:
+                self._judge(variant)
+            try:
+                self._asked = [v for v in next(self._steps) if v not in self.judged]
+            except StopIteration:
+                self._asked = []
+                break
+            for variant in self._asked:
+                runs = [run for seed in self._fleets if (run := self.run(variant, seed)) not in self._records]
+                self._records |= dict.fromkeys(runs)
+                groups += [runs] if runs else []
+        return groups
+
+    def _all_steps(self) -> Generator[list[Variant], None, None]:
+        singles = [Variant(tuple(int(i == j) for j in range(len(self.none)))) for i in range(len(self.none))]
+        yield [
+            Variant(self.none),
+            *singles,
+            *(Variant(self.none, lost) for lost in self._losses),
+        ]
+        sent: dict[Counts, Score] | None = None
+        while True:
+            try:
+                wanted = next(self._search) if sent is None else self._search.send(sent)
+            except StopIteration as end:
+                self.best = end.value
+                break
+            yield [Variant(counts) for counts in wanted]
+            sent = self.scores
+        yield [Variant(counts) for counts in without_one(self.best)]
+
+    def _judge(self, variant: Variant) -> None:
+        runs = [self.run(variant, seed) for seed in self._fleets]
+        records = [record for run in runs if (record := self._records[run]) is not None]
+        verdict = verdict_of(0.0, 0, records, self._objectives)
+        name = self.name(variant)
+        if verdict.error and variant.lost is None:
+            raise RunError(f"{name}: {verdict.error}")
+        rows = [Row({}, name, run.seed, record) for run, record in zip(runs, records, strict=True)]
+        self.judged[variant] = Judged(verdict, Cell({}, name, rows))
+        print(f"{name}: {self._said(verdict)}", file=sys.stderr, flush=True)
+
+    def _said(self, verdict: Verdict) -> str:
+        if verdict.error or verdict.reason:
+            return verdict.error or f"no placement: {verdict.reason}"
+        values = (f"{name} {value.mean:.4g} s" for name, value in verdict.values.items())
+        return ", ".join(values)
+
+    def name(self, variant: Variant) -> str:
+        """In words."""
+        if variant.lost is not None:
+            fleet = next(iter(self._fleets.values()))
+            return f"without {fleet.servers[variant.lost]['name']}"
+        return counted_names(self._candidates, variant.counts) or "as it is"
+
+    def _score(self, judged: Judged) -> Score:
+        """Of objectives the one that is missed by the largest part of its limit."""
+        verdict = judged.verdict
+        if self._is_slo:
+            value = max(verdict.ratios.values(), default=math.inf)
+        else:
+            values = verdict.values.values()
+            value = max((of.mean for of in values), default=math.inf)
+        failed = math.inf if judged.n_failed is None else judged.n_failed
+        return Score(self._is_slo and verdict.is_kept, judged.n_without, failed, value)
+
+
+def counted_names(candidates: Sequence[Candidate], counts: Counts) -> str:
+    """``2 a100@Cluster1 + 1 mig-1g@Cluster0``."""
+    return " + ".join(f"{n} {c.name}" for c, n in zip(candidates, counts, strict=True) if n)
+
+
+def numbers(of: Any) -> tuple[float | None, float | None]:
+    """Mean and half-width of a ``Mean`` or ``Difference``, ``None`` where there is none."""
+    if of is None:
+        return None, None
+    return of.mean, None if math.isnan(of.half_width) else of.half_width

@@ -1,0 +1,141 @@
+"""Which combinations of candidates are judged to find the best one that the budget pays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from fractions import Fraction
+from itertools import combinations_with_replacement, groupby
+from typing import NamedTuple
+
+from testbed.studies.advise.candidates import Counts
+
+LOOK_AHEAD = 2
+"""Greedy search looks at so many additions at once, at most."""
+MOST_BLIND = 20
+"""It makes so many steps, at most, towards a first placement."""
+
+
+class Score(NamedTuple):
+    """What a combination comes to; less is better. ``is_reached``: it keeps all objectives.
+
+    ``n_without``: seeds without a placement; ``n_failed``: requests that fail, mean over seeds; ``value``: what is to be lowered.
+    """
+
+    is_reached: bool
+    n_without: float
+    n_failed: float
+    value: float
+
+    @property
+    def badness(self) -> tuple[float, float, float]:
+        """Values that differ by rounding alone are equal."""
+        return self.n_without, self.n_failed, float(f"{self.value:.9g}")
+
+
+Search = Generator[Sequence[Counts], Mapping[Counts, Score], Counts]
+"""Asks for combinations, is sent the scores of all that are judged so far, and answers the best one."""
+
+
+def cost_of(costs: Sequence[Fraction], counts: Counts) -> Fraction:
+    return sum((cost * n for cost, n in zip(costs, counts, strict=True)), Fraction(0))
+
+
+def combinations(costs: Sequence[Fraction], budget: Fraction, most: int) -> list[Counts] | None:
+    """All that the budget pays, nothing added among them, by cost; ``None`` if they are more than ``most``."""
+    found = []
+    for counts in _paid(costs, budget):
+        found.append(counts)
+        if len(found) > most:
+            return None
+    return sorted(found, key=lambda counts: (cost_of(costs, counts), counts))
+
+
+def _paid(costs: Sequence[Fraction], budget: Fraction) -> Iterator[Counts]:
+    if not costs:
+        yield ()
+        return
+    for n in range(budget // costs[0] + 1):
+        for others in _paid(costs[1:], budget - n * costs[0]):
+            yield (n, *others)
+
+
+def everything(costs: Sequence[Fraction], all_paid: Sequence[Counts], *, stops: bool) -> Search:
+    """Judge all combinations. ``stops``: by cost, and none beyond the cost at which the first ones keep all objectives."""
+    levels = [list(level) for _, level in groupby(all_paid, key=lambda counts: cost_of(costs, counts))]
+    known: Mapping[Counts, Score] = {}
+    for asked in levels if stops else [all_paid]:
+        known = yield asked
+        if any(known[counts].is_reached for counts in asked):
+            break
+    return best_of(costs, {counts: known[counts] for counts in all_paid if counts in known})
+
+
+def greedy(costs: Sequence[Fraction], budget: Fraction) -> Search:
+    """Add what improves most, by itself or with one more, until nothing improves; once by gain per cost, once by gain.
+
+    Then take away again what is not needed. The answer is the best of all that was judged.
+    """
+    none: Counts = (0,) * len(costs)
+    known = yield [none]
+    for is_per_cost in (True, False):
+        at, n_blind = none, 0
+        while not known[at].is_reached:
+            more = [counts for counts in _extensions(at) if cost_of(costs, counts) <= budget]
+            if more:
+                known = yield more
+            better = [counts for counts in more if _is_better(known[counts], known[at])]
+            if not better and known[at].n_without and n_blind < MOST_BLIND:
+                better, n_blind = more, n_blind + 1  # it may take several to have a placement at all
+            if not better:
+                break
+            at = max(better, key=lambda counts: _gain(costs, known, at, counts, is_per_cost))
+    while True:
+        best = best_of(costs, {c: score for c, score in known.items() if cost_of(costs, c) <= budget})
+        fewer = [counts for counts in without_one(best) if counts not in known]
+        if not fewer:
+            return best
+        known = yield fewer
+
+
+def best_of(costs: Sequence[Fraction], known: Mapping[Counts, Score]) -> Counts:
+    """What keeps all objectives for the least cost, else what is least bad; of equals the cheapest."""
+
+    def rank(counts: Counts) -> tuple[object, ...]:
+        score, cost = known[counts], cost_of(costs, counts)
+        return (0, cost, score.badness, counts) if score.is_reached else (1, score.badness, cost, counts)
+
+    return min(known, key=rank)
+
+
+def without_one(counts: Counts) -> list[Counts]:
+    """Each way to leave one out."""
+    return [one_less(counts, i) for i, n in enumerate(counts) if n]
+
+
+def one_less(counts: Counts, i: int) -> Counts:
+    return (*counts[:i], counts[i] - 1, *counts[i + 1 :])
+
+
+def _extensions(at: Counts) -> Iterator[Counts]:
+    for n_more in range(1, LOOK_AHEAD + 1):
+        for added in combinations_with_replacement(range(len(at)), n_more):
+            yield tuple(n + added.count(i) for i, n in enumerate(at))
+
+
+def _is_better(one: Score, other: Score) -> bool:
+    return one.is_reached or one.badness < other.badness
+
+
+def _gain(
+    costs: Sequence[Fraction], known: Mapping[Counts, Score], at: Counts, to: Counts, is_per_cost: bool
+) -> tuple[object, ...]:
+    """Of steps that are as good the cheapest is the largest, not per cost the dearest: what costs more can do more."""
+    cost = cost_of(costs, to) - cost_of(costs, at)
+    by = float(cost) if is_per_cost else 1.0
+    gains = [_less(a, b) / by for a, b in zip(known[at].badness, known[to].badness, strict=True)]
+    return known[to].is_reached, *gains, -cost if is_per_cost else cost
+
+
+def _less(before: float, after: float) -> float:
+    return 0.0 if math.isinf(before) and math.isinf(after) else before - after

@@ -1,0 +1,153 @@
+"""Advice as a person reads it on the terminal."""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from testbed.results.intervals import Mean
+from testbed.studies.sweep.contrast import EQUAL, UNRESOLVED, WORSE, Difference
+from testbed.studies.sweep.documents import difference, number
+
+Outcome = dict[str, Any]
+
+
+def advise_text(answer: dict[str, Any], width: int = 160) -> str:
+    """The best combination, what its parts and the first additions are worth, and what losses cost."""
+    buffer = io.StringIO()
+    console = Console(file=buffer, width=width, highlight=False)
+    goal, best, seeds = answer["goal"], answer["best"], answer["seeds"]
+    objectives = goal.get("objectives")
+    if objectives is None:
+        wanted = f"to lower {goal['metric']}"
+    else:
+        wanted = f"for {', '.join(f'{name} at most {limit:g} s' for name, limit in objectives.items())}"
+    over = f"seed {seeds[0]}" if len(seeds) == 1 else f"means over seeds {seeds[0]} to {seeds[-1]}"
+    console.print(
+        f"{answer['scenario']} under {answer['policy']}: what to add for {answer['budget']:g} {wanted} ({over})"
+    )
+    console.print(_best(answer))
+    if any(of["verdict"] == UNRESOLVED for of in best["difference"].values()):
+        console.print(
+            "what that changes is unresolved: the interval over these seeds holds 0 (--runs takes more)"
+        )
+    console.print(_how(answer))
+    measures = list(answer["now"]["values"])
+    table = _table(measures)
+    table.add_row("now", "0", *_cells({**answer["now"], "difference": {}}, measures))
+    if best["add"]:
+        table.add_row("best", f"{best['cost']:g}", *_cells(best, measures))
+    for row in best["without_one"]:
+        table.add_row(f"best, one {row['candidate']} less", "", *_cells(row, measures, "against best: "))
+    for row in answer["first"]:
+        over_budget = "" if row["is_paid"] else " (beyond the budget)"
+        cells = _cells(row, measures)
+        table.add_row(f"only 1 {row['candidate']}{over_budget}", f"{row['cost']:g}", *cells)
+    console.print(table)
+    for row in answer["first"]:
+        why = _worse(row, answer["now"])
+        if why:
+            console.print(f"{row['candidate']} alone makes it worse: {why}")
+    judged = [row for row in answer["losses"] if row["share_without_placement"] is not None]
+    felt = [row for row in judged if _is_felt(row, answer["now"])]
+    if felt:
+        console.print(_losses(felt, measures))
+    others = sum(row["n_alike"] for row in judged if row not in felt)
+    if others:
+        console.print(f"losing any one of the other {others} servers changes nothing")
+    for row in answer["losses"]:
+        if row not in judged:
+            console.print(f"the loss of {row['server']} cannot be judged: {row['reason']}")
+    return buffer.getvalue().rstrip()
+
+
+def _best(answer: dict[str, Any]) -> str:
+    best = answer["best"]
+    add = " + ".join(f"{n} {name}" for name, n in best["add"].items())
+    what = f"add {add} for {best['cost']:g}" if add else "add nothing"
+    if best["share_without_placement"] == 1:
+        return f"no combination has a placement: {best['reason']}"
+    if best["is_kept"]:
+        return f"{what}: the objectives are kept" + ("" if add else " as it is")
+    if best["is_kept"] is False:
+        return f"no combination keeps the objectives; the nearest: {what}"
+    return what if add else "add nothing: no combination is better than what is there"
+
+
+def _how(answer: dict[str, Any]) -> str:
+    if answer["method"] == "greedy":
+        return (
+            f"greedy search with a look-ahead of {answer['look_ahead']}: the best of {answer['n_tried']} combinations tried; others may "
+            "be better (--exact tries all)"
+        )
+    n_tried, n_all = answer["n_tried"], answer["n_combinations"]
+    if n_tried < n_all:
+        return f"exact: {n_tried} of {n_all} combinations tried, and the others cost more"
+    return f"exact: all {n_all} combinations that the budget pays were tried"
+
+
+def _table(measures: list[str]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("servers", no_wrap=True)
+    table.add_column("cost", justify="right")
+    for measure in measures:
+        table.add_column(f"{measure} (s)", justify="right", no_wrap=True)
+        table.add_column("against now", no_wrap=True)
+    return table
+
+
+def _cells(row: Outcome, measures: list[str], against: str = "") -> list[str]:
+    cells = []
+    for measure in measures:
+        value, found = row["values"][measure], row["difference"].get(measure)
+        if value["value_s"] is None:
+            cells += ["-", "no placement" if row["share_without_placement"] else "all requests fail"]
+            continue
+        cells.append(number(Mean(value["value_s"], _half(value["ci95_s"]), 0)))
+        text = "" if found is None else _difference(found)
+        if row["share_without_placement"]:
+            text += f" ({row['share_without_placement']:.0%} of seeds: no placement)"
+        if row["n_failed"]:
+            text += f" ({row['n_failed']:g} requests fail)"
+        cells.append(against + text.strip() if text else "")
+    return cells
+
+
+def _difference(found: dict[str, Any]) -> str:
+    of = Difference(found["mean_s"], _half(found["ci95_s"]), found["n"], found["ratio"], found["verdict"])
+    return "" if of.mean == 0 and of.verdict is None else difference(of)
+
+
+def _half(ci95_s: float | None) -> float:
+    return math.nan if ci95_s is None else ci95_s
+
+
+def _worse(row: Outcome, now: Outcome) -> str:
+    """Why a row is worse than what there is; empty if it is not, or not surely."""
+    if (row["share_without_placement"] or 0) > (now["share_without_placement"] or 0):
+        return f"no placement: {row['reason']}"
+    if (row["n_failed"] or 0) > (now["n_failed"] or 0):
+        return f"{row['n_failed']:g} requests fail, {now['n_failed']:g} now"
+    found = {name: of for name, of in row["difference"].items() if of["verdict"] == WORSE}
+    return ", ".join(f"{name} {_difference(of)}" for name, of in found.items())
+
+
+def _losses(losses: list[Outcome], measures: list[str]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("lost server", no_wrap=True)
+    for measure in measures:
+        table.add_column(f"{measure} (s)", justify="right", no_wrap=True)
+        table.add_column("against now", no_wrap=True)
+    for row in losses:
+        alike = f" (as any of {row['n_alike']} alike)" if row["n_alike"] > 1 else ""
+        table.add_row(f"{row['server']}{alike}", *_cells(row, measures))
+    return table
+
+
+def _is_felt(loss: Outcome, now: Outcome) -> bool:
+    same = all(loss[key] == now[key] for key in ("share_without_placement", "n_failed"))
+    return not (same and all(of["verdict"] == EQUAL for of in loss["difference"].values()))

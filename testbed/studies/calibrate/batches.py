@@ -1,0 +1,250 @@
+"""Batches: how long a step of several sessions takes, measured, fitted, and judged by points that the fit has not seen.
+
+A server that is busy takes all that wait when it ends (``nodes.batching``). So every case begins with a step that keeps
+the server busy, asks for the case's steps meanwhile, and takes the time from the end of the one to the end of the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nodes.clock import Clock
+from nodes.compute import Compute, open_session
+from policies.steps import StepTimes
+from testbed.studies.calibrate.linear import LinearFit, fit_linear
+from testbed.studies.calibrate.measure import CLIENT, Close, MakePayload
+from testbed.studies.calibrate.plan import Plan
+
+HELD_OUT_RATIO = 0.25
+"""Of all points: the fit does not see them."""
+N_WARM_UP = 1
+
+
+@dataclass(frozen=True, order=True)
+class BatchCase:
+    """A step of ``n_decodes`` sessions and a prompt of ``n_prompt_tokens`` (0: none) on ``n_blocks`` blocks.
+
+    ``is_spread``: the sessions' contexts are as different as the plan's lengths, the longest first; else all shortest.
+    """
+
+    n_blocks: int
+    is_spread: bool
+    n_decodes: int
+    n_prompt_tokens: int
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """``rounds`` times all ``cases`` after one to warm up; sessions that decode begin with prompts of ``lengths``."""
+
+    cases: tuple[BatchCase, ...]
+    lengths: tuple[int, ...]
+    rounds: int
+
+    @property
+    def max_blocks(self) -> int:
+        return max(case.n_blocks for case in self.cases)
+
+    def contexts(self, is_spread: bool) -> list[int]:
+        """Tokens of every session that decodes, before its first step."""
+        most = max(case.n_decodes for case in self.cases)
+        longest_first = self.lengths[::-1]
+        return [longest_first[i % len(longest_first)] if is_spread else self.lengths[0] for i in range(most)]
+
+
+@dataclass(frozen=True)
+class BatchSample:
+    """One step; ``cached_tokens`` of all its decodes together. ``round`` is negative in warm-up."""
+
+    round: int
+    n_blocks: int
+    is_spread: bool
+    n_decodes: int
+    cached_tokens: int
+    n_prompt_tokens: int
+    time_s: float
+
+
+@dataclass(frozen=True)
+class BatchPoint:
+    """Samples of one case: the medians of their times and of their cached tokens."""
+
+    n_blocks: int
+    n_decodes: int
+    cached_tokens: float
+    n_prompt_tokens: int
+    n_samples: int
+    time_s: float
+    is_held_out: bool
+
+
+@dataclass(frozen=True)
+class BatchFit:
+    """The law of ``StepTimes.batch_s`` fitted to the points that are not held out."""
+
+    points: tuple[BatchPoint, ...]
+    fit: LinearFit
+    times: StepTimes
+
+    def fitted_s(self, point: BatchPoint) -> float:
+        """What the law says of a point."""
+        # The law knows their sum alone.
+        cached = [round(point.cached_tokens), *[0] * (point.n_decodes - 1)][: point.n_decodes]
+        return self.times.batch_s(point.n_blocks, cached, range(point.n_prompt_tokens))
+
+    def errors_ratio(self) -> list[float]:
+        """|fitted - measured| / measured of every point that was held out."""
+        return [abs(self.fitted_s(p) / p.time_s - 1) for p in self.points if p.is_held_out]
+
+    @property
+    def mean_error_ratio(self) -> float:
+        return float(np.mean(self.errors_ratio()))
+
+    @property
+    def max_error_ratio(self) -> float:
+        return max(self.errors_ratio())
+
+
+def plan_batches(plan: Plan, sizes: Sequence[int], max_tokens: int | None) -> BatchPlan | None:
+    """Batches of ``sizes`` decodes with the lengths of ``plan``; ``None`` where the model's sessions are too short.
+
+    On all blocks, and on half of them: that tells what a step costs once from what it costs per block.
+    """
+    sizes = sorted({1, *sizes})
+    usual = sorted({case.n_input_tokens for case in plan.cases})
+    # A session is in a batch of every size at most, and in every batch with a prompt.
+    n_steps = len(sizes) + 2 * 3
+    lengths = [n for n in usual if max_tokens is None or n + n_steps <= max_tokens]
+    if not lengths:
+        return None
+    prompts = sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]})
+    cases = set()
+    for n_blocks in {plan.max_blocks, max(1, plan.max_blocks // 2)}:
+        for is_spread in (False, True):
+            cases |= {BatchCase(n_blocks, is_spread, n, 0) for n in sizes}
+        cases |= {
+            BatchCase(n_blocks, False, n, tokens)
+            for n in (0, sizes[len(sizes) // 2], sizes[-1])
+            for tokens in prompts
+        }
+    return BatchPlan(tuple(sorted(cases)), tuple(lengths), plan.rounds)
+
+
+async def measure_batches(
+    plan: BatchPlan, compute: Compute, clock: Clock, payload: MakePayload, *, close: Close, seed: int = 0
+) -> list[BatchSample]:
+    """All samples of ``plan``; ``compute`` makes batches and holds blocks ``[0, plan.max_blocks)``."""
+    samples: list[BatchSample] = []
+    for number in range(-N_WARM_UP, plan.rounds):
+        chance = random.Random(f"{seed}:{number}")
+        groups = sorted({(case.n_blocks, case.is_spread) for case in plan.cases})
+        chance.shuffle(groups)
+        for n_blocks, is_spread in groups:
+            cases = [case for case in plan.cases if (case.n_blocks, case.is_spread) == (n_blocks, is_spread)]
+            chance.shuffle(cases)
+            group = _Group(compute, clock, payload, n_blocks, len(cases))
+            try:
+                await group.open(plan.contexts(is_spread))
+                samples += [await group.measure(number, case) for case in cases]
+            finally:
+                for session in group.opened:
+                    close(session)
+    return samples
+
+
+class _Group:
+    """Sessions on the same blocks, and cases that take their next steps. ``opened`` are to be closed afterwards."""
+
+    def __init__(
+        self, compute: Compute, clock: Clock, payload: MakePayload, n_blocks: int, n_cases: int
+    ) -> None:
+        self._compute, self._clock, self._payload = compute, clock, payload
+        self._n_blocks, self._n_cases = n_blocks, n_cases
+        self._sessions: list[Any] = []
+        self._positions: list[int] = []
+        self.opened: list[Any] = []
+
+    async def _session(self, max_tokens: int) -> Any:
+        self.opened.append(await open_session(self._compute, CLIENT, 0, self._n_blocks, max_tokens))
+        return self.opened[-1]
+
+    def _step(self, session: Any, position: int, n_tokens: int) -> asyncio.Task[Any]:
+        payload, arrived_at_s = self._payload(n_tokens), self._clock.now_s()
+        return asyncio.ensure_future(self._compute.step(session, position, n_tokens, payload, arrived_at_s))
+
+    async def open(self, contexts: Sequence[int]) -> None:
+        """A session that decodes with so many tokens each, and the one that keeps the server busy."""
+        self._positions = list(contexts)
+        for n_tokens in contexts:
+            self._sessions.append(await self._session(n_tokens + self._n_cases))
+            await self._step(self._sessions[-1], 0, n_tokens)
+        self._busy = await self._session(1 + self._n_cases)
+        await self._step(self._busy, 0, 1)
+        self._n_busy = 1
+
+    async def measure(self, number: int, case: BatchCase) -> BatchSample:
+        prompt = await self._session(case.n_prompt_tokens) if case.n_prompt_tokens else None
+        before = self._step(self._busy, self._n_busy, 1)
+        self._n_busy += 1
+        n = case.n_decodes
+        cached_tokens = sum(self._positions[:n])
+        steps = [self._step(self._sessions[i], self._positions[i], 1) for i in range(n)]
+        self._positions[:n] = [position + 1 for position in self._positions[:n]]
+        if case.n_prompt_tokens:
+            steps.append(self._step(prompt, 0, case.n_prompt_tokens))
+        await before
+        began_at_s = self._clock.now_s()
+        await asyncio.wait(steps, return_when=asyncio.FIRST_COMPLETED)
+        ended_at_s = self._clock.now_s()
+        together = {step.together.steps for step in await asyncio.gather(*steps)}
+        assert together == {len(steps)}, "all that wait for a busy server are one batch"
+        return BatchSample(
+            number,
+            case.n_blocks,
+            case.is_spread,
+            n,
+            cached_tokens,
+            case.n_prompt_tokens,
+            ended_at_s - began_at_s,
+        )
+
+
+def fit_batches(samples: Sequence[BatchSample]) -> BatchFit:
+    """Fit the law to three quarters of the points, drawn by lot; the others say how well it fits."""
+    groups: dict[tuple[int, bool, int, int], list[BatchSample]] = {}
+    for sample in samples:
+        if sample.round >= 0:
+            key = sample.n_blocks, sample.is_spread, sample.n_decodes, sample.n_prompt_tokens
+            groups.setdefault(key, []).append(sample)
+    keys = sorted(groups)
+    held_out = set(random.Random("held out").sample(keys, max(1, round(HELD_OUT_RATIO * len(keys)))))
+    points = tuple(
+        BatchPoint(
+            n_blocks=key[0],
+            n_decodes=key[2],
+            cached_tokens=float(np.median([sample.cached_tokens for sample in groups[key]])),
+            n_prompt_tokens=key[3],
+            n_samples=len(groups[key]),
+            time_s=float(np.median([sample.time_s for sample in groups[key]])),
+            is_held_out=key in held_out,
+        )
+        for key in keys
+    )
+    seen = [point for point in points if not point.is_held_out]
+    columns: dict[str, list[float]] = {
+        "decode_s": [p.n_blocks * (p.n_decodes > 0) for p in seen],
+        "session_slope_s": [p.n_blocks * max(0, p.n_decodes - 1) for p in seen],
+        "context_slope_s": [p.n_blocks * p.cached_tokens for p in seen],
+        "prefill_slope_s": [p.n_blocks * p.n_prompt_tokens for p in seen],
+        "prefill_base_s": [p.n_blocks * (p.n_prompt_tokens > 0) for p in seen],
+        "step_base_s": [1.0] * len(seen),
+        "prefill_curve_s": [p.n_blocks * p.n_prompt_tokens**2 for p in seen],
+    }
+    fit = fit_linear(columns, [p.time_s for p in seen])
+    return BatchFit(points, fit, StepTimes(**{name: fit.value(name) for name in columns}))

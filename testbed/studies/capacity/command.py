@@ -1,0 +1,270 @@
+"""``testbed capacity``: searches for every policy at once, on the same workers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from testbed.errors import UserError
+from testbed.results.intervals import Mean
+from testbed.results.slo import parse_slo_statistics
+from testbed.scenario import load_experiment
+from testbed.scenario.experiment import Experiment
+from testbed.scenario.slo import Objective
+from testbed.studies.capacity.measures import load_measures
+from testbed.studies.capacity.search import STEPS_DOWN, STEPS_UP, Found, Question, Search, search
+from testbed.studies.capacity.text import capacity_text
+from testbed.studies.capacity.verdict import PLACEMENT, REQUESTS, Verdict, verdict_of
+from testbed.studies.sweep.axes import SEED
+from testbed.studies.sweep.pool import Local, n_cpus, sigterm_as_ctrl_c
+from testbed.studies.sweep.runs import FAST, Record, Run, Runner, Setup, check_policy, lost_record
+
+WIDTH = 0.02
+LEAST_REQUESTS, MOST_REQUESTS = 100, 20_000
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line says; no ``policies``: the scenario's own. ``width``: the edge is found to within so much of the rate.
+
+    ``most_requests`` of generated ones, and no more, serve to tell whether a rate is kept.
+    """
+
+    slo: str
+    policies: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
+    n_runs: int = 5
+    seed: int | None = None
+    jobs: int | None = None
+    width: float = WIDTH
+    most_requests: int = MOST_REQUESTS
+
+
+def capacity_command(target: str, options: Options) -> tuple[dict[str, Any], str, int]:
+    """The answer for ``--json``, the text for people, the exit code (1: a run failed).
+
+    Raises ``UserError`` for what makes no sense; a policy that cannot place is a row with its reason.
+    """
+    objectives = parse_slo_statistics(options.slo)
+    _check(options)
+    experiment = load_experiment(target, [*options.overrides, *_seeded(options.seed)])
+    start = _start(experiment, target)
+    least, most = _requests(experiment, target, options.overrides, options.most_requests)
+    seeds = range(experiment.seed, experiment.seed + options.n_runs)
+    limits_s: dict[str, float] = {}
+    for objective in objectives:
+        limits_s[objective.metric] = max(objective.limit_s, limits_s.get(objective.metric, 0.0))
+    policies: Sequence[str | None] = options.policies or (None,)
+    searches = _Searches(
+        {policy: search(start, least, most, options.width, options.n_runs > 1) for policy in policies},
+        options.overrides,
+        seeds,
+        objectives,
+        can_set_requests=most > least,
+    )
+    jobs = n_cpus() if options.jobs is None else options.jobs
+    setup = Setup(target, FAST, options.n_runs, limits_s)
+    with sigterm_as_ctrl_c():
+        runs = Local(jobs).results(
+            partial(Runner, measure=load_measures), setup, searches.begin(), lost_record, searches.more
+        )
+        with closing(runs):
+            for _ in runs:
+                pass
+    rows = [_row(searches, policy, objectives, most) for policy in policies]
+    answer: dict[str, Any] = {
+        "scenario": target,
+        "objectives": {objective.name: objective.limit_s for objective in objectives},
+        "seeds": list(seeds),
+        "start_rate": start,
+        "lowest_rate": start / 2**STEPS_DOWN,
+        "highest_rate": start * 2**STEPS_UP,
+        "width_ratio": options.width,
+        "arrivals": experiment.workload,
+        "policies": rows,
+    }
+    return answer, capacity_text(answer), 1 if any(row["failed"] for row in rows) else 0
+
+
+def _seeded(seed: int | None) -> list[str]:
+    return [] if seed is None else [f"{SEED}={seed}"]
+
+
+def _check(options: Options) -> None:
+    if options.n_runs < 1:
+        raise UserError(f"--runs must be at least 1, not {options.n_runs}")
+    if options.jobs is not None and options.jobs < 1:
+        raise UserError(f"--jobs must be at least 1, not {options.jobs}")
+    if options.seed is not None and options.seed < 0:
+        raise UserError(f"--seed must not be negative, but is {options.seed}")
+    if any(change.partition("=")[0].strip() == SEED for change in options.overrides):
+        raise UserError("seeds come from --runs and --seed: leave seed out of what is set")
+    for i, name in enumerate(options.policies):
+        if name in options.policies[:i]:
+            raise UserError(f"the policy {name} is given twice; leave one out")
+        check_policy(name)
+
+
+def _start(experiment: Experiment, target: str) -> float:
+    """The scenario's own rate. Raises ``UserError`` where no rate says how fast requests arrive."""
+    workload = experiment.document["workload"]
+    if workload.get("changes"):
+        raise UserError(
+            f"{target}: workload.changes has rates of its own; a capacity is of one rate: --set workload.changes=[]"
+        )
+    arrivals_s = {request.arrival_at_s for request in experiment.requests}
+    if len(experiment.requests) > 1 and len(arrivals_s) == 1:
+        raise UserError(
+            f"{target}: all requests arrive at once, which no rate changes; a capacity needs arrivals"
+        )
+    return float(workload["rate"])
+
+
+def _requests(experiment: Experiment, target: str, overrides: Sequence[str], most: int) -> tuple[int, int]:
+    """How many requests a run has at first, and at most: of a recording or a list as many as the scenario says."""
+    n = len(experiment.requests)
+    if experiment.sample is None and n < most:
+        try:
+            load_experiment(target, [*overrides, f"workload.n_requests={most}"])
+        except UserError:
+            return n, n
+        return max(n, min(LEAST_REQUESTS, most)), most
+    return n, n
+
+
+class _Searches:
+    """Searches that go on as the results of their runs come."""
+
+    def __init__(
+        self,
+        searches: dict[str | None, Search],
+        overrides: Sequence[str],
+        seeds: range,
+        objectives: Sequence[Objective],
+        *,
+        can_set_requests: bool,
+    ) -> None:
+        self._searches, self._overrides, self._seeds = searches, tuple(overrides), seeds
+        self._objectives, self._can_set_requests = objectives, can_set_requests
+        self._asked: dict[str | None, Question] = {}
+        self._records: dict[str | None, dict[int, Record]] = {}
+        self.found: dict[str | None, Found] = {}
+        self.names: dict[str | None, tuple[str, str]] = {}
+        """Policy and engine, as a run said."""
+
+    def begin(self) -> list[list[Run]]:
+        return [self._ask(policy, lambda s=s: next(s)) for policy, s in self._searches.items()]  # type: ignore[misc]
+
+    def more(self, run: Run, record: Record) -> list[list[Run]]:
+        """What is to be judged next, once the last rate of a policy is."""
+        policy = run.policy
+        records = self._records[policy]
+        records[run.seed] = record
+        if record.policy:
+            self.names[policy] = record.policy, record.engine
+        if len(records) < len(self._seeds):
+            return []
+        asked = self._asked[policy]
+        verdict = verdict_of(
+            asked.rate, asked.n_requests, [records[seed] for seed in self._seeds], self._objectives
+        )
+        _say(policy, verdict)
+        runs = self._ask(policy, lambda: self._searches[policy].send(verdict))
+        return [runs] if runs else []
+
+    def _ask(self, policy: str | None, go_on: Callable[[], Question]) -> list[Run]:
+        try:
+            asked = go_on()
+        except StopIteration as end:
+            self.found[policy] = end.value
+            return []
+        self._asked[policy], self._records[policy] = asked, {}
+        changes = (*self._overrides, f"workload.rate={asked.rate!r}")
+        if self._can_set_requests:
+            changes = (*changes, f"workload.n_requests={asked.n_requests}")
+        return [Run(changes, policy, seed) for seed in self._seeds]
+
+
+def _say(policy: str | None, verdict: Verdict) -> None:
+    """How far it is, on stderr."""
+    whose = "" if policy is None else f"{policy}: "
+    said = verdict.error or ("kept" if verdict.is_kept else f"broken by {verdict.broken_by}")
+    print(
+        f"{whose}{verdict.rate:g} requests/s, {verdict.n_requests:,} requests: {said}",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _row(
+    searches: _Searches, policy: str | None, objectives: Sequence[Objective], most_requests: int
+) -> dict[str, Any]:
+    found = searches.found[policy]
+    name, engine = searches.names.get(policy, (policy or "", ""))
+    kept, at_edge = found.kept, found.broken or found.at_bottom
+    shown = kept or found.at_bottom
+    draining = [v.rate for v in found.judged if kept and v.rate <= kept.rate and not v.is_growing]
+    odd = [v.rate for v in found.judged if kept and v.rate > kept.rate and v.is_kept]
+    return {
+        "policy": name,
+        "engine": engine,
+        "max_rate": None if kept is None or found.error else kept.rate,
+        "low": found.low,
+        "high": found.high,
+        "limited_by": at_edge.broken_by if at_edge is not None else None,
+        "broken_at": found.broken.rate if found.broken is not None else None,
+        "goodput_rps": _mean(kept.goodput) if kept else None,
+        "goodput_rps_ci95": _half(kept.goodput) if kept else None,
+        "at_max": _values(kept, objectives),
+        "at_broken": _values(at_edge, objectives),
+        "metastable": None if kept is None else kept.is_growing,
+        "drains_at_broken": None if found.broken is None else not found.broken.is_growing,
+        "draining_rate": max(draining, default=None),
+        "ttft_thirds_s": list(kept.thirds_s) if kept is not None and kept.thirds_s is not None else None,
+        "also_kept_at": odd,
+        "broken_below": found.broken_below,
+        "n_requests": None if shown is None else shown.n_requests,
+        "mean_in_system": None if kept is None else kept.rate * kept.mean_s,
+        "n_rates": found.n_judged,
+        "failed": bool(found.error),
+        "reason": _reason(found, most_requests),
+    }
+
+
+def _reason(found: Found, most_requests: int) -> str | None:
+    """Why there is no edge, or what to know of it."""
+    if found.error:
+        return found.error
+    if found.kept is None:
+        bottom = found.at_bottom
+        assert bottom is not None, "without a rate that is kept, the lowest was judged"
+        if bottom.broken_by == PLACEMENT:
+            return bottom.reason
+        what = "requests fail" if bottom.broken_by == REQUESTS else f"{bottom.broken_by} is missed"
+        return f"no rate keeps it: at {bottom.rate:g} requests/s, the lowest tried, {what}"
+    if found.broken is None:
+        return f"every rate up to {found.kept.rate:g} requests/s, the highest tried, keeps it"
+    return None
+
+
+def _values(verdict: Verdict | None, objectives: Sequence[Objective]) -> dict[str, Any] | None:
+    """What the objectives' values are, in seconds."""
+    if verdict is None:
+        return None
+    values = {
+        o.name: {"value_s": _mean(verdict.values.get(o.name)), "ci95_s": _half(verdict.values.get(o.name))}
+        for o in objectives
+    }
+    return {"rate": verdict.rate, **values}
+
+
+def _mean(of: Mean | None) -> float | None:
+    return None if of is None else of.mean
+
+
+def _half(of: Mean | None) -> float | None:
+    return None if of is None or of.n < 2 else of.half_width

@@ -1,0 +1,34 @@
+"""What is measured of a run for its capacity: every statistic that an objective may be of, and how it goes on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from testbed.results.requests import stats
+from testbed.results.slo import goodput_rps
+from testbed.scenario.slo import NAMES, STATISTICS
+from testbed.simulate.engine import Simulation
+from testbed.simulate.summary import request_rows
+from testbed.studies.sweep.measures import GOODPUT
+
+N_FAILED = "n_failed"
+MEAN_TIME = "e2e_mean"
+THIRDS = ("ttft_first_third_s", "ttft_second_third_s", "ttft_last_third_s")
+"""Mean time to the first token of each third of the requests, in the order of their arrivals."""
+
+
+def load_measures(simulation: Simulation, limits_s: Mapping[str, float]) -> dict[str, float | int | None]:
+    """Seconds by ``METRIC_STATISTIC``, over requests that came so far; ``limits_s`` by metric are those of the goodput."""
+    rows = sorted(request_rows(simulation), key=lambda row: (row["arrival_at_s"], row["request"]))
+    found: dict[str, float | int | None] = {N_FAILED: sum(row["status"] != "completed" for row in rows)}
+    for metric in NAMES:
+        over = stats(row[f"{metric}_s"] for row in rows)
+        found |= {f"{metric}_{statistic}": over[statistic] for statistic in STATISTICS}
+    found[GOODPUT] = goodput_rps(rows, dict(limits_s))
+    n = len(rows)
+    for number, name in enumerate(THIRDS):
+        part = rows[n * number // 3 : n * (number + 1) // 3]
+        times_s = [row["ttft_s"] for row in part if row["ttft_s"] is not None]
+        found[name] = math.fsum(times_s) / len(times_s) if times_s else None
+    return found

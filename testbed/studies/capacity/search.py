@@ -1,0 +1,192 @@
+"""Which rates are judged to find the highest that is kept, and between which rates it can be told.
+
+Rates double or halve from the start until one is kept and the next is not, then the logarithm is bisected. Where objectives that
+are kept at a rate are not kept at a lower one, the answer is one of several edges.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from testbed.studies.capacity.verdict import Verdict
+
+STEPS_UP, STEPS_DOWN = 10, 6
+"""Doublings and halvings, at most, from the start."""
+STEPS_LOOKED = 4
+"""Doublings that are looked at where the start is not kept: a placement for a higher rate may have more room."""
+TURNOVERS = 5
+"""So many times as many requests as are there at a time, at least, are served at the highest rate that is kept."""
+
+
+class Question(NamedTuple):
+    """A rate (requests/s) to be judged with so many requests per seed."""
+
+    rate: float
+    n_requests: int
+
+
+@dataclass
+class Found:
+    """``kept`` is the highest rate that keeps the objectives, ``broken`` the lowest above it that does not.
+
+    ``low`` and ``high``: between them it cannot be told from nothing; ``None``: not among the rates that are tried. ``judged``:
+    all with the final number of requests, by rate. ``at_bottom``: the lowest rate, if that is not kept.
+    """
+
+    kept: Verdict | None = None
+    broken: Verdict | None = None
+    low: float | None = None
+    high: float | None = None
+    error: str = ""
+    at_bottom: Verdict | None = None
+    n_judged: int = 0
+    judged: list[Verdict] = field(default_factory=list)
+    broken_below: list[float] = field(default_factory=list)
+    """Rates below ``kept`` that are not kept, with however many requests."""
+
+
+Search = Generator[Question, Verdict, Found]
+_Step = Generator[Question, Verdict, Verdict]
+
+
+class _Broken(Exception):
+    """A run broke: there is nothing to find."""
+
+
+def search(start: float, n_requests: int, most_requests: int, width: float, has_interval: bool) -> Search:
+    """Ask for rates until the edge is known to within a factor of ``1 + width``.
+
+    All that the answer is made of is judged with the same number of requests: ``n_requests``, doubled up to ``most_requests`` until
+    there are ``TURNOVERS`` times as many as rate x mean time in the system. ``has_interval``: there are several seeds.
+    """
+    return _Searcher(start, n_requests, most_requests, width).run(has_interval)
+
+
+def rounded(rate: float) -> float:
+    """Six digits, so that what is said is what was judged."""
+    return float(f"{rate:.6g}")
+
+
+class _Searcher:
+    def __init__(self, start: float, n_requests: int, most_requests: int, width: float) -> None:
+        self._start, self._n, self._most, self._width = start, n_requests, most_requests, width
+        self._known: dict[Question, Verdict] = {}
+
+    def run(self, has_interval: bool) -> Search:
+        found = Found()
+        try:
+            yield from self._find(found, has_interval)
+        except _Broken as error:
+            found.error = str(error)
+        found.n_judged, found.judged = len(self._known), self._judged()
+        most = found.kept.rate if found.kept is not None else 0.0
+        found.broken_below = sorted(
+            {q.rate for q, v in self._known.items() if q.rate < most and not v.is_kept}
+        )
+        return found
+
+    def _find(self, found: Found, has_interval: bool) -> Generator[Question, Verdict, None]:
+        step = 0
+        while True:
+            verdict = yield from self._judge(self._grid(step))
+            if verdict.is_kept:
+                if self._takes_more(verdict):
+                    continue
+                found.kept, others = verdict, step + 1
+                if step == STEPS_UP:
+                    return
+            else:
+                if step == 0 and (higher := (yield from self._kept_above())):
+                    step = higher
+                    continue
+                if step == 0 and not (yield from self._judge(self._grid(-STEPS_DOWN))).is_kept:
+                    step = -STEPS_DOWN
+                if step == -STEPS_DOWN:
+                    found.kept, found.at_bottom = None, self._known[Question(self._grid(step), self._n)]
+                    return
+                others = step - 1
+            other = self._known.get(Question(self._grid(others), self._n))
+            if other is not None and other.is_kept != verdict.is_kept:
+                break
+            step = others
+        low, high = sorted((self._grid(step), self._grid(others)))
+        low, high = yield from self._edge(low, high, lambda v: v.is_kept)
+        found.kept, found.broken = (self._known[Question(rate, self._n)] for rate in (low, high))
+        if has_interval:
+            found.low = (yield from self._outer(low, -1, lambda v: v.is_surely_kept))[0]
+            found.high = (yield from self._outer(high, 1, lambda v: not v.is_surely_broken))[1]
+
+    def _kept_above(self) -> Generator[Question, Verdict, int]:
+        """The highest step looked at above the start that is kept; 0: none."""
+        kept = 0
+        for step in range(1, STEPS_LOOKED + 1):
+            if (yield from self._judge(self._grid(step))).is_kept:
+                kept = step
+        return kept
+
+    def _grid(self, step: int) -> float:
+        return rounded(self._start * 2.0**step)
+
+    def _judge(self, rate: float) -> _Step:
+        question = Question(rate, self._n)
+        if question not in self._known:
+            self._known[question] = yield question
+        verdict = self._known[question]
+        if verdict.error:
+            raise _Broken(verdict.error)
+        return verdict
+
+    def _judged(self) -> list[Verdict]:
+        """With the present number of requests, by rate."""
+        return [
+            verdict for question, verdict in sorted(self._known.items()) if question.n_requests == self._n
+        ]
+
+    def _takes_more(self, verdict: Verdict) -> bool:
+        """Whether requests were too few, and there are more now."""
+        # The edge is less than a doubling away.
+        before, needed = self._n, TURNOVERS * 2 * verdict.rate * verdict.mean_s
+        while self._n < min(needed, self._most):
+            self._n = min(2 * self._n, self._most)
+        return self._n > before
+
+    def _edge(
+        self, low: float, high: float, holds: Callable[[Verdict], bool]
+    ) -> Generator[Question, Verdict, tuple[float, float]]:
+        """Where ``holds`` ends, between ``low``, where it holds, and ``high``, where it does not."""
+        while high / low > 1 + self._width:
+            middle = rounded(math.sqrt(low * high))
+            if not low < middle < high:
+                break
+            if holds((yield from self._judge(middle))):
+                low = middle
+            else:
+                high = middle
+        return low, high
+
+    def _outer(
+        self, rate: float, way: int, holds: Callable[[Verdict], bool]
+    ) -> Generator[Question, Verdict, tuple[float | None, float | None]]:
+        """As ``_edge``, from ``rate`` on to higher (``way`` 1) or lower (-1) rates, as far as they are tried."""
+        limit = self._grid(STEPS_UP if way > 0 else -STEPS_DOWN)
+        inner = rate
+        verdict = yield from self._judge(rate)
+        if holds(verdict) != (way > 0):
+            return rate, rate
+        while holds(verdict) == (way > 0):
+            if inner == limit or (limit - inner) * way <= 0:
+                return None, None
+            rate, inner = inner, self._next(inner, way, limit)
+            verdict = yield from self._judge(inner)
+        low, high = sorted((rate, inner))
+        return (yield from self._edge(low, high, holds))
+
+    def _next(self, rate: float, way: int, limit: float) -> float:
+        """The next rate that is judged already, else half or twice as much."""
+        known = [v.rate for v in self._judged() if (v.rate - rate) * way > 0]
+        if known:
+            return min(known) if way > 0 else max(known)
+        return min(rounded(2 * rate), limit) if way > 0 else max(rounded(rate / 2), limit)

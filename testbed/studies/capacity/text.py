@@ -1,0 +1,85 @@
+"""Capacities as a person reads them on the terminal."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+_NOT_TIMES = {"placement": "no placement", "failed": "requests that fail"}
+
+
+def capacity_text(answer: dict[str, Any], width: int = 160) -> str:
+    """A row per policy, then what to know of each."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("policy", no_wrap=True)
+    for title in ("requests/s", "interval", "limited by", "goodput", "requests", "rates"):
+        table.add_column(title, justify="right", no_wrap=True)
+    notes = []
+    for row in answer["policies"]:
+        table.add_row(
+            row["policy"],
+            _number(row["max_rate"]),
+            _interval(row),
+            _NOT_TIMES.get(row["limited_by"], row["limited_by"]) or "-",
+            _goodput(row),
+            "-" if row["n_requests"] is None else f"{row['n_requests']:,}",
+            str(row["n_rates"]),
+        )
+        notes += _notes(row)
+    buffer = io.StringIO()
+    console = Console(file=buffer, width=width, highlight=False)
+    limits = ", ".join(f"{name} at most {limit:g} s" for name, limit in answer["objectives"].items())
+    seeds = answer["seeds"]
+    over = f"seed {seeds[0]}" if len(seeds) == 1 else f"means over seeds {seeds[0]} to {seeds[-1]}"
+    console.print(
+        f"{answer['scenario']}: highest rate with {limits} ({over}, within {answer['width_ratio']:.0%})"
+    )
+    console.print(table)
+    for note in notes:
+        console.print(note)
+    return buffer.getvalue().rstrip()
+
+
+def _interval(row: dict[str, Any]) -> str:
+    if row["low"] is None and row["high"] is None:
+        return "-"
+    return f"{_number(row['low'])} to {_number(row['high'])}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _goodput(row: dict[str, Any]) -> str:
+    half = row["goodput_rps_ci95"]
+    return _number(row["goodput_rps"]) + (f" ±{half:.2g}" if half is not None else "")
+
+
+def _notes(row: dict[str, Any]) -> list[str]:
+    policy, notes = row["policy"], []
+    if row["reason"]:
+        notes.append(f"{policy}: {row['reason']}")
+    if row["metastable"]:
+        first_s, _, last_s = row["ttft_thirds_s"]
+        stable = row["draining_rate"]
+        notes.append(
+            f"{policy}: a metastable edge: the limits are kept, but arrivals never drain (time to the first token {first_s:.3g} s "
+            f"in the first third of requests, {last_s:.3g} s in the last, still growing); "
+            + (f"they drain at {stable:g} requests/s" if stable else "no rate that was judged drains")
+        )
+    elif row["drains_at_broken"] is False:
+        notes.append(
+            f"{policy}: at {row['broken_at']:.4g} requests/s arrivals never drain: the limits break at once, not little by little"
+        )
+    if row["also_kept_at"]:
+        rates = ", ".join(f"{rate:g}" for rate in row["also_kept_at"])
+        notes.append(f"{policy}: also kept at {rates} requests/s: what is kept does not end at one rate")
+    if row["broken_below"]:
+        rates = ", ".join(f"{rate:g}" for rate in row["broken_below"])
+        notes.append(
+            f"{policy}: not kept at {rates} requests/s, which is less: the placement is another one at each rate"
+        )
+    return notes

@@ -1,0 +1,175 @@
+"""A request's time in parts, hop by hop, that add up to it, and what the best chain would have taken on idle servers."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from policies.chains import Chains
+from policies.problem import BlockRange, Hop, Placement, RequestSpec, service_s
+from testbed.errors import UserError
+from testbed.results.model import model_setup_s
+from testbed.runtime.wiring import scaled, stub_profile
+from testbed.scenario import load_experiment
+from testbed.scenario.experiment import Experiment
+from testbed.studies.compare.load import load_run
+
+OF_HOPS = (
+    *("propagation_s", "transmission_s", "link_queue_s", "network_rest_s"),
+    *("compute_alone_s", "compute_shared_s", "client_s"),
+)
+"""``network_rest_s``: what the links' delays and rates do not say (jitter, changes). ``compute_shared_s``: beyond the step alone."""
+PARTS = ("queue_s", "setup_s", *OF_HOPS, "replays_s", "preempted_s", "rest_s")
+"""They add up to ``e2e_s``; ``rest_s`` is what is in none of the others."""
+
+
+def account(run_dir: Path, request: int) -> dict[str, Any]:
+    """The parts of ``request`` (scenario seconds), per hop and in all. Raises ``UserError`` if the run cannot say."""
+    run = load_run(run_dir)
+    if run.form != "scenario":
+        raise UserError(
+            f"{run_dir} comes from an instance file, which has no links; give a run of a scenario"
+        )
+    if request not in run.requests:
+        raise UserError(f"there is no request {request}: they are {min(run.requests)} to {max(run.requests)}")
+    (row,) = pq.read_table(run_dir / "requests.parquet", filters=[("request", "==", request)]).to_pylist()
+    if row["status"] != "completed":
+        why = f" ({row['reason']})" if row["reason"] else ""
+        raise UserError(
+            f"request {request} did not complete: it is {row['status']}{why} after {row['n_rejections']} refusals, so "
+            "there is no time to explain; name one that completed"
+        )
+    if run.hops is None:
+        raise UserError(f"{run_dir} has no hops.parquet, for want of room; simulate fewer requests")
+    experiment = load_experiment(str(run_dir / "scenario.toml"))
+    hops = pq.read_table(run_dir / "hops.parquet", filters=[("request", "==", request)]).to_pylist()
+    plain, replayed = (
+        [r for r in hops if bool(r["replayed_tokens"]) == is_replay] for is_replay in (False, True)
+    )
+    per_hop = _per_hop(experiment, row, plain, is_closed_form=not (run_dir / "events").is_dir())
+    replays_s = math.fsum(r["hop_client_s"] + r["hop_network_s"] + r["hop_compute_s"] for r in replayed)
+    preempted_s = min(row["preempted_s"], replays_s)
+    parts = {"queue_s": row["queue_s"], "setup_s": row["setup_s"]}
+    parts |= {name: math.fsum(hop[name] for hop in per_hop) for name in OF_HOPS}
+    parts |= {"replays_s": replays_s - preempted_s, "preempted_s": preempted_s}
+    parts["rest_s"] = row["e2e_s"] - math.fsum(parts.values())
+    own_hops, best_hops = _chains(experiment, run_dir, row)
+    own = _alone(experiment, row, own_hops)
+    best = None if best_hops is None else _alone(experiment, row, best_hops)
+    return {
+        "request": request,
+        "client": row["client"],
+        "n_input_tokens": row["n_input_tokens"],
+        "n_output_tokens": row["n_output_tokens"],
+        "arrival_at_s": row["arrival_at_s"],
+        "e2e_s": row["e2e_s"],
+        "ttft_s": row["ttft_s"],
+        "n_attempts": row["n_rejections"] + 1,
+        "n_recoveries": row["n_recoveries"],
+        "n_preemptions": row["n_preemptions"],
+        "parts": parts,
+        "hops": per_hop,
+        "own_chain_alone": own,
+        "best_chain_alone": best,
+        "lost_to_others_s": row["e2e_s"] - own["e2e_s"],
+        "lost_to_chain_s": None if best is None else own["e2e_s"] - best["e2e_s"],
+    }
+
+
+def _per_hop(
+    experiment: Experiment, row: dict[str, Any], hops: Sequence[dict[str, Any]], *, is_closed_form: bool
+) -> list[dict[str, Any]]:
+    """What all tokens spent on each hop of the chain (of every chain that it had), in the order of use.
+
+    ``is_closed_form``: of a fast engine, whose network is propagation and transmission, and whose computing has all that a
+    calibration adds (what is published contains the transmission).
+    """
+    problem, client = experiment.problem, row["client"]
+    numbers = {server.name: j for j, server in enumerate(problem.servers)}
+    profiles = {name: stub_profile(experiment, numbers[name]) for name in {hop["server"] for hop in hops}}
+    found: dict[tuple[str, int, int], dict[str, Any]] = {}
+    before: dict[str, Any] | None = None
+    for hop in hops:
+        name = hop["server"]
+        total = found.setdefault(
+            (name, hop["first_block"], hop["last_block"]),
+            {
+                "server": name,
+                "first_block": hop["first_block"],
+                "last_block": hop["last_block"],
+                "n_tokens": 0,
+                **dict.fromkeys(OF_HOPS, 0.0),
+            },
+        )
+        sender = client
+        if problem.forwarding and hop["hop"] and before is not None and before["token"] == hop["token"]:
+            sender = before["server"]
+        ways = [((sender, name), hop["up_bytes"])]
+        if not problem.forwarding or hop["last_block"] == problem.model.n_blocks:
+            ways.append(((name, client), hop["down_bytes"]))
+        links = [(scaled(experiment.links[pair], 1.0), n_bytes) for pair, n_bytes in ways]
+        propagation_s = math.fsum(link.delay_s for link, _ in links)
+        transmission_s = math.fsum(link.transmission_s(n, experiment.mtu) for link, n in links)
+        n_input, token = row["n_input_tokens"], hop["token"]
+        position, n_tokens = (n_input + token - 1, 1) if token else (0, n_input)
+        profile = profiles[name]
+        alone_s = profile.times.step_s(position, n_tokens, hop["last_block"] - hop["first_block"])
+        if is_closed_form:
+            calibration = experiment.calibration
+            alone_s += calibration.token_overhead_s if token else calibration.input_overhead_s(n_input)
+            transmission_s = hop["hop_network_s"] - propagation_s
+        else:
+            alone_s += profile.overhead_s(client, position, n_tokens)
+        queue_s = hop["model_link_queue_s"]
+        total["n_tokens"] += 1
+        for part, value_s in (
+            ("propagation_s", propagation_s),
+            ("transmission_s", transmission_s),
+            ("link_queue_s", queue_s),
+            ("network_rest_s", hop["hop_network_s"] - propagation_s - transmission_s - queue_s),
+            ("compute_alone_s", alone_s),
+            ("compute_shared_s", hop["hop_compute_s"] - alone_s),
+            ("client_s", hop["hop_client_s"]),
+        ):
+            total[part] += value_s
+        before = hop
+    return list(found.values())
+
+
+def _chains(
+    experiment: Experiment, run_dir: Path, row: dict[str, Any]
+) -> tuple[tuple[Hop, ...], tuple[Hop, ...] | None]:
+    """The chain that the request had, and the one with the least time on idle servers of the run's placement."""
+    plan = json.loads((run_dir / "plan.json").read_text(encoding="utf-8"))["placement"]
+    ranges = tuple(BlockRange(*held) for held in plan["ranges"])
+    placement = Placement(plan["policy"], ranges, tuple(plan["cache_bytes"]))
+    known = RequestSpec(_client(experiment, row), row["n_input_tokens"], row["max_new_tokens"])
+    best = Chains(experiment.problem, placement).of(known).idle
+    own = tuple(
+        Hop(int(server), *map(int, blocks.split("-")))
+        for server, _, blocks in (part.partition(":") for part in row["chain"].split())
+    )
+    return own, None if best is None else best.hops
+
+
+def _client(experiment: Experiment, row: dict[str, Any]) -> int:
+    return experiment.problem.clients.index(row["client"])
+
+
+def _alone(experiment: Experiment, row: dict[str, Any], hops: tuple[Hop, ...]) -> dict[str, Any]:
+    """What the request would take on ``hops`` if nobody else were there."""
+    request = RequestSpec(_client(experiment, row), row["n_input_tokens"], row["n_output_tokens"])
+    setup_s = model_setup_s(experiment, row["client"], hops)
+    first_s, all_s = service_s(experiment.problem, request, hops)
+    names = [server.name for server in experiment.problem.servers]
+    return {
+        "hops": [{"server": names[h.server], "first_block": h.first, "last_block": h.last} for h in hops],
+        "setup_s": setup_s,
+        "ttft_s": setup_s + first_s,
+        "e2e_s": setup_s + all_s,
+    }

@@ -1,0 +1,42 @@
+"""``testbed explain``: a run directory's request, or a scenario's, which is simulated first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from testbed.errors import UserError
+from testbed.rundir import scratch
+from testbed.simulate.cases import scenario_case
+from testbed.simulate.engine import VIRTUAL, simulate
+from testbed.simulate.summary import summarize_simulation
+from testbed.simulate.tables import write_simulation
+from testbed.studies.explain.account import account
+from testbed.studies.explain.text import explain_text
+from testbed.studies.sweep.runs import check_policy, choice_of
+
+
+def explain_command(
+    target: str, request: int, policy: str | None, overrides: Sequence[str], seed: int | None
+) -> tuple[dict[str, Any], str]:
+    """The answer for ``--json``, and the text for people. Raises ``UserError`` for what cannot be explained."""
+    if Path(target).is_dir():
+        if policy is not None or overrides or seed is not None:
+            raise UserError(f"{target} is a run, which is as it was: leave out --policy, --set and --seed")
+        answer = {"target": target, "engine": None, **account(Path(target), request)}
+        return answer, explain_text(answer)
+    if policy is not None:
+        check_policy(policy)
+    case = scenario_case(target, choice_of(policy), overrides, seed)
+    with scratch("sweep") as folder:
+        run_dir = folder / "run"
+        simulation = simulate(case, "real", folder=run_dir, live=False)
+        if simulation.placement is None:
+            raise UserError(f"{case.experiment.name}: {simulation.error}")
+        if simulation.engine != VIRTUAL:
+            write_simulation(
+                run_dir, simulation, summarize_simulation(simulation, case.experiment.objectives)
+            )
+        answer = {"target": target, "engine": simulation.engine, **account(run_dir, request)}
+    return answer, explain_text(answer)

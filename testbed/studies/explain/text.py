@@ -1,0 +1,71 @@
+"""A request's time as a person reads it on the terminal."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from testbed.scenario.units import counted
+from testbed.studies.explain.account import OF_HOPS, PARTS
+
+_SAID = {
+    "queue_s": "waiting for room",
+    "setup_s": "session setup",
+    "propagation_s": "propagation",
+    "transmission_s": "transmission",
+    "link_queue_s": "queueing on links",
+    "network_rest_s": "network, other",
+    "compute_alone_s": "compute, alone",
+    "compute_shared_s": "compute, with others",
+    "client_s": "client",
+    "replays_s": "replays after failures",
+    "preempted_s": "preempted",
+    "rest_s": "rest",
+}
+LEAST_S = 5e-4
+"""Parts below it are not shown."""
+
+
+def explain_text(answer: dict[str, Any], width: int = 160) -> str:
+    """The parts and their shares, the hops, and the best chain in hindsight."""
+    buffer = io.StringIO()
+    console = Console(file=buffer, width=width, highlight=False)
+    e2e_s = answer["e2e_s"]
+    console.print(
+        f"request {answer['request']} of {answer['client']} took {e2e_s:.3f} s, the first token {answer['ttft_s']:.3f} s "
+        f"({counted(answer['n_input_tokens'], 'tokens')} in, {answer['n_output_tokens']:,} out, "
+        f"{counted(answer['n_attempts'], 'attempts')})"
+    )
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for name in PARTS:
+        value_s = answer["parts"][name]
+        if abs(value_s) >= LEAST_S:
+            table.add_row(_SAID[name], f"{value_s:.3f} s", f"{value_s / e2e_s:.1%}")
+    console.print(table)
+    hops = Table(box=None, pad_edge=False, header_style="bold")
+    shown = [name for name in OF_HOPS if any(abs(hop[name]) >= LEAST_S for hop in answer["hops"])]
+    hops.add_column("hop", no_wrap=True)
+    for name in ("blocks", "tokens", *(_SAID[name] for name in shown)):
+        hops.add_column(name, justify="right")
+    for hop in answer["hops"]:
+        cells = [f"{hop[name]:.3f}" for name in shown]
+        blocks = f"{hop['first_block'] + 1}-{hop['last_block']}"
+        hops.add_row(hop["server"], blocks, str(hop["n_tokens"]), *cells)
+    console.print(hops)
+    own, best = answer["own_chain_alone"], answer["best_chain_alone"]
+    console.print(
+        f"alone on its chain: {own['e2e_s']:.3f} s; {answer['lost_to_others_s']:.3f} s are due to others and to failures"
+    )
+    if best is None:
+        console.print("no chain of the placement has room for it")
+    elif best["hops"] == own["hops"]:
+        console.print("no chain would have been faster on idle servers")
+    else:
+        chain = ", ".join(f"{h['server']} {h['first_block'] + 1}-{h['last_block']}" for h in best["hops"])
+        console.print(
+            f"best chain in hindsight: {best['e2e_s']:.3f} s on idle servers, {answer['lost_to_chain_s']:.3f} s less ({chain})"
+        )
+    return buffer.getvalue().rstrip()

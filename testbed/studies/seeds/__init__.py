@@ -1,0 +1,1 @@
+"""``testbed up --runs``: one scenario run with several seeds."""

@@ -1,0 +1,126 @@
+"""``testbed up --runs``: one run after the other, a seed each; means over them as `testbed simulate --runs` has them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from policies.problem import InfeasiblePlacement
+from testbed.errors import EXIT_INTERRUPTED, RunError, TestbedError, UserError
+from testbed.results import read_tables
+from testbed.rundir import SEED, check_new_folder
+from testbed.runs.up import UpOptions, exit_code, run_once
+from testbed.runtime.stage import choose_stage
+from testbed.scenario.policy import PolicyChoice
+from testbed.simulate.answer import answer
+from testbed.simulate.cases import Case
+from testbed.simulate.engine import EMULATED, Simulation
+from testbed.simulate.runs import aggregate, cases_of, drawn_of, fingerprint, same_run_error
+from testbed.simulate.text import comparison_text
+from testbed.simulate.virtual import served_of
+
+
+def seeds_command(
+    target: str,
+    choice: PolicyChoice,
+    overrides: Sequence[str],
+    seed: int | None,
+    n_runs: int,
+    out: Path | None,
+    options: UpOptions,
+    *,
+    as_json: bool,
+) -> int:
+    """Run ``n_runs`` seeds, each into a folder of ``out``; returns the exit code: 0 only if all requests of all completed.
+
+    A run that breaks is told with its reason and left out of the means. After Ctrl-C the table is of the runs that came
+    to their end. Raises ``UserError`` for what no seed can have, and if all runs are one and the same; ``RunError`` if none
+    came to a result.
+    """
+    if options.hold or options.page_port is not None:
+        raise UserError("--hold and --page are for one run: leave them out, or --runs")
+    rows: list[dict[str, Any]] = []
+    prints: list[Any] = []
+    code, drawn = 0, None
+    for case in cases_of(target, choice, overrides, seed, n_runs):
+        if out is None:
+            out = Path("runs") / f"{case.experiment.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        if not rows:
+            check_new_folder(out)
+            drawn = drawn_of(case.experiment)
+        try:
+            row, is_whole = _run(case, out, options)
+        except KeyboardInterrupt:
+            row, is_whole = None, False
+        if row is None:
+            code = EXIT_INTERRUPTED
+            break
+        code = code if is_whole else 1
+        _say(f"seed {row['seed']}: {_told(row)} ({len(rows) + 1} of {n_runs} runs)")
+        rows.append(row)
+        prints.append(fingerprint(case, row))
+    if code == EXIT_INTERRUPTED:
+        _say(f"interrupted: {len(rows)} of {n_runs} runs came to their end; everything is in {out}")
+    if not rows:
+        return code
+    is_same_run = len(rows) > 1 and all(one == prints[0] for one in prints[1:])
+    whole_row = aggregate(rows, drawn, is_same_run) | {"target": target}
+    if not whole_row["feasible"]:
+        assert out is not None, "there were runs"
+        has_begun = any((out / f"{SEED}{row['seed']}").exists() for row in rows)
+        kind = RunError if has_begun else UserError  # without a placement no run leaves a folder
+        raise kind(f"{whole_row['id']}: no run came to a result: {whole_row['error']}")
+    if is_same_run:
+        raise same_run_error([whole_row])
+    typer.echo(json.dumps(whole_row) if as_json else comparison_text([whole_row]))
+    return code
+
+
+def _run(case: Case, out: Path, options: UpOptions) -> tuple[dict[str, Any] | None, bool]:
+    """The object of one run, ``None`` if it was interrupted, and whether all its requests completed.
+
+    Raises ``UserError`` for what lets no run begin, whatever its seed.
+    """
+    experiment = case.experiment
+    stage = choose_stage(experiment)
+    clock = f"{stage.clock} clock"
+    error: TestbedError
+    try:
+        ended = run_once(experiment, out / f"{SEED}{experiment.seed}", options)
+        summary = ended.summary
+        if ended.interrupted or summary is None:
+            return None, False
+        if ended.error is None:
+            tables, placed = read_tables(ended.run_dir, experiment), ended.placed
+            served = served_of(experiment, ended.run_dir, tables, summary)
+            row = answer(
+                Simulation(case, EMULATED, clock, stage.why, placed.placement, placed.decision_s, served)
+            )
+            if options.objectives is not None:
+                row["goodput_rps"] = summary["goodput_rps"]
+            return row, not exit_code(summary)
+        error = ended.error
+    except UserError as problem:
+        if not isinstance(problem.__cause__, InfeasiblePlacement):
+            raise
+        error = problem
+    except RunError as problem:
+        error = problem
+    why = f"seed {experiment.seed}: {error}"
+    return answer(Simulation(case, EMULATED, clock, stage.why, error=why)), False
+
+
+def _told(row: dict[str, Any]) -> str:
+    if not row["feasible"]:
+        return str(row["error"]).partition(": ")[2]
+    return f"{row['n_completed']:,} of {row['n_requests']:,} requests completed"
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,189 @@
+"""Axes: the values that a key takes, or several keys together, and how people write them."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from itertools import product
+from typing import Any, Literal
+
+from testbed.errors import UserError
+from testbed.scenario.sources import value_of
+
+POLICY = "policy"
+"""The axis that is no key of a scenario: policies by name."""
+SEED = "seed"
+MAX_VALUES = 100_000
+_OWN_WORDS = {
+    SEED: "seeds come from --runs and --seed",
+    "policy.name": 'policies by name are the axis "policy": write policy=...',
+}
+
+Point = dict[str, str]
+"""By key the value as ``--set`` takes it; policies under ``POLICY``."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """``values`` has a text for each of ``keys``; several keys change together. ``is_drawn``: points of a design."""
+
+    keys: tuple[str, ...]
+    values: tuple[tuple[str, ...], ...]
+    is_drawn: bool = False
+
+    @property
+    def points(self) -> list[Point]:
+        return [dict(zip(self.keys, value, strict=True)) for value in self.values]
+
+
+@dataclass(frozen=True)
+class Span:
+    """Where a design draws a key's values: from ``low`` to ``high``, evenly in their logarithm if ``log``."""
+
+    low: float
+    high: float
+    log: bool = False
+    integer: bool = False
+
+    def at(self, share: float) -> str:
+        """The value at ``share``, from 0 to 1 exclusive, with six digits: the same text on every machine."""
+        if self.integer:
+            steps = int(self.high) - int(self.low) + 1
+            if self.log:
+                value = self.low * ((self.high + 1) / self.low) ** share
+                return str(min(int(value), int(self.high)))
+            return str(int(self.low) + min(int(share * steps), steps - 1))
+        value = (
+            self.low * (self.high / self.low) ** share
+            if self.log
+            else self.low + share * (self.high - self.low)
+        )
+        return f"{value:.6g}"
+
+
+def parse_over(text: str) -> Axis:
+    """``KEY=VALUES`` of the command line. Raises ``UserError``."""
+    key, equals, values = text.partition("=")
+    key = key.strip()
+    if not equals or not key or not values.strip():
+        raise UserError(
+            f"--over {text}: must have the form KEY=VALUES, for example workload.rate=0.1:2:0.1 or policy=petals,proposed"
+        )
+    found = [value for part in _split(values) for value in _values(part.strip(), f"--over {text}")]
+    return checked_axis((key,), [(value,) for value in found], f"--over {text}")
+
+
+def checked_axis(
+    keys: Sequence[str], values: Sequence[tuple[str, ...]], where: str, *, is_drawn: bool = False
+) -> Axis:
+    """An axis with values, each of them once, of keys that axes may have. Raises ``UserError`` that begins with ``where``."""
+    for key in keys:
+        if key in _OWN_WORDS:
+            raise UserError(f"{where}: {_OWN_WORDS[key]}")
+    if not values:
+        raise UserError(f"{where}: there are no values; give at least one")
+    seen: set[str] = set()
+    for value in values:
+        said = json.dumps([value_of(text) for text in value], default=str)
+        if said in seen:
+            raise UserError(f"{where}: {', '.join(value)} is given twice; leave one out")
+        seen.add(said)
+    return Axis(tuple(keys), tuple(values), is_drawn)
+
+
+def value_range(text: str, where: str) -> list[str]:
+    """``start:stop:step`` with its end, in decimals: no value drifts. Raises ``UserError``."""
+    parts = text.split(":")
+    if len(parts) != 3:
+        raise UserError(f'{where}: the range "{text}" must be start:stop:step, for example 0.1:2:0.1')
+    try:
+        start, stop, step = (Decimal(part.strip()) for part in parts)
+    except InvalidOperation:
+        raise UserError(f'{where}: the range "{text}" must have three numbers, start:stop:step') from None
+    if not all(number.is_finite() for number in (start, stop, step)) or not step:
+        raise UserError(f'{where}: the range "{text}" needs finite numbers and a step other than 0')
+    n_steps = (stop - start) / step
+    if n_steps < 0:
+        raise UserError(f'{where}: the range "{text}" is empty; turn it round, or the sign of its step')
+    if n_steps >= MAX_VALUES:
+        raise UserError(f'{where}: the range "{text}" has more than {MAX_VALUES:,} values; take larger steps')
+    return [_decimal(start + i * step) for i in range(int(n_steps) + 1)]
+
+
+def drawn_axis(
+    kind: Literal["random", "sobol"], n_points: int, seed: int, spans: Mapping[str, Span], where: str
+) -> Axis:
+    """``n_points`` points in ``spans``, the same for the same seed; those that come out equal count once."""
+    for key, span in spans.items():
+        if span.low >= span.high:
+            raise UserError(f"{where}: {key} is empty: low must be less than high")
+        if span.log and span.low <= 0:
+            raise UserError(f"{where}: {key} has no logarithm at {span.low:g}; let low be more than 0")
+        if span.integer and not (float(span.low).is_integer() and float(span.high).is_integer()):
+            raise UserError(f"{where}: {key} is an integer, so low and high must be whole numbers")
+    if kind == "sobol":
+        from scipy.stats.qmc import Sobol
+
+        sampler = Sobol(len(spans), scramble=True, seed=seed)
+        rows = sampler.random_base2(math.ceil(math.log2(n_points)))[:n_points].tolist()
+    else:
+        rng = random.Random(f"{seed}:design")
+        rows = [[rng.random() for _ in spans] for _ in range(n_points)]
+    values = [tuple(span.at(share) for span, share in zip(spans.values(), row, strict=True)) for row in rows]
+    return checked_axis(tuple(spans), list(dict.fromkeys(values)), where, is_drawn=True)
+
+
+def combined(axes: Sequence[Axis]) -> Iterator[Point]:
+    """Every combination of values, in the order of the axes, the last one fastest."""
+    for combination in product(*(axis.points for axis in axes)):
+        yield {key: text for part in combination for key, text in part.items()}
+
+
+def toml_text(value: Any) -> str:
+    """A value of a TOML file as text that ``--set`` reads to the same value."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, list):
+        return f"[{', '.join(map(toml_text, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{json.dumps(k)} = {toml_text(v)}' for k, v in value.items())}}}"
+    return str(value)
+
+
+_RANGE = re.compile(r"[\s\d.eE+-]*\d[\s\d.eE+-]*:.*")
+
+
+def _values(text: str, where: str) -> list[str]:
+    if not text:
+        raise UserError(f"{where}: a value is empty; take the comma out")
+    return value_range(text, where) if _RANGE.fullmatch(text) else [text]
+
+
+def _decimal(value: Decimal) -> str:
+    return f"{value.normalize():f}"
+
+
+def _split(text: str) -> list[str]:
+    """At commas outside of brackets and quotes."""
+    parts, depth, quote = [""], 0, ""
+    for char in text:
+        if quote:
+            quote = "" if char == quote else quote
+        elif char in "\"'":
+            quote = char
+        elif char in "[{":
+            depth += 1
+        elif char in "]}":
+            depth -= 1
+        elif char == "," and depth == 0:
+            parts.append("")
+            continue
+        parts[-1] += char
+    return parts

@@ -1,0 +1,280 @@
+"""``testbed sweep``: runs what is missing, then writes the table of all runs, means, figures and a page."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from testbed.errors import UserError
+from testbed.rundir import replacing, write_json
+from testbed.scenario import load_experiment
+from testbed.studies.sweep.axes import Point
+from testbed.studies.sweep.contrast import cells_of
+from testbed.studies.sweep.disk import make_folder, writing
+from testbed.studies.sweep.documents import csv_text, header_and_rows, latex, markdown
+from testbed.studies.sweep.figures import draw_figures
+from testbed.studies.sweep.pool import Executor, Local, n_cpus, sigterm_as_ctrl_c
+from testbed.studies.sweep.progress import with_progress
+from testbed.studies.sweep.runs import FAILED, OK, REAL, Record, Run, Runner, case_of, lost_record
+from testbed.studies.sweep.store import Lines, read_records
+from testbed.studies.sweep.study import Options, Study, read_study
+from testbed.studies.sweep.table import RESULTS, Row, write_results
+from testbed.studies.sweep.webpage import page_text
+
+RUNS = "runs.jsonl"
+STUDY = "study.json"
+PAGE = "index.html"
+TABLES = ("table.md", "table.csv", "table.tex")
+LOCAL, RAY = "local", "ray"
+EXECUTORS = (LOCAL, RAY)
+MAX_RUNS = 1_000_000
+_MOST_REASONS = 10
+_MOST_TRIED = 20
+
+
+class Task(NamedTuple):
+    """A run with its place in the study."""
+
+    point: Point
+    run: Run
+
+
+def sweep_command(
+    target: str, options: Options, out: Path, executor: str, jobs: int | None
+) -> tuple[dict[str, Any], str, int]:
+    """Run, or go on with, a study; the answer for ``--json``, the text for people, the exit code (1: a run failed).
+
+    Raises ``UserError`` for what makes no sense and for a folder with anything else in it; ``RunError`` if a worker dies
+    or the disk is full or read-only. What was measured until then is kept.
+    """
+    began_at_s = time.monotonic()
+    if executor not in EXECUTORS:
+        raise UserError(f"--executor must be {' or '.join(EXECUTORS)}, not {executor}")
+    if jobs is not None and jobs < 1:
+        raise UserError(f"--jobs must be at least 1, not {jobs}")
+    study = read_study(target, options)
+    if study.engine == REAL and jobs not in (None, 1):
+        raise UserError(
+            "runs in real time measure this machine, one at a time: leave out --jobs, or --engine real"
+        )
+    if study.engine == REAL and executor != LOCAL:
+        raise UserError(
+            f"runs in real time measure this machine: leave out --executor {executor}, or --engine real"
+        )
+    workers = _ray(jobs) if executor == RAY else Local(1 if study.engine == REAL else jobs or n_cpus())
+    n_runs = study.n_points * max(len(study.policies), 1) * study.n_runs
+    if n_runs > MAX_RUNS:
+        raise UserError(
+            f"the study has {n_runs:,} runs, and {MAX_RUNS:,} are the most; give fewer values or --runs"
+        )
+    with sigterm_as_ctrl_c(), measured(study, out, workers) as (rows, seeds, n_computed, own_s):
+        computed_s = time.monotonic() - began_at_s
+        files = _write(out, study, seeds, rows)
+    statuses = Counter(row.record.status for row in rows)
+    answer: dict[str, Any] = {
+        "out": str(out),
+        "scenario": study.target,
+        "engine": study.engine,
+        "n_runs": n_runs,
+        "n_computed": n_computed,
+        "n_found": n_runs - n_computed,
+        "statuses": dict(sorted(statuses.items())),
+        "reasons": dict(_reasons(rows)),
+        "executor": executor,
+        "jobs": workers.n_jobs,
+        "own_s": round(own_s, 3),
+        "computing_s": round(computed_s, 3),
+        "total_s": round(time.monotonic() - began_at_s, 3),
+        "files": [str(file) for file in files],
+    }
+    text = [f"{n_runs} runs: {n_computed} computed in {computed_s:.1f} s, {answer['n_found']} found in {out}"]
+    text += [f"{count} x {reason}" for reason, count in _reasons(rows)]
+    text.append(f"{out / PAGE} shows them; {out / RESULTS} has a row per run")
+    return answer, "\n".join(text), 1 if statuses[FAILED] else 0
+
+
+class Measured(NamedTuple):
+    """A row per run of a study with these ``seeds``, how many were computed now, and the real seconds of these runs themselves."""
+
+    rows: list[Row]
+    seeds: range
+    n_computed: int
+    own_s: float
+
+
+@contextmanager
+def measured(study: Study, out: Path, workers: Executor) -> Iterator[Measured]:
+    """The runs of ``study``: what the folder ``out`` has of them, and what is missing, which is stored there.
+
+    While the body runs, the folder is this process's alone. Raises as ``sweep_command``.
+    """
+    seeds = _checked_seeds(study)
+    groups = [
+        [Task(point, study.run(point, policy, seed)) for seed in seeds]
+        for point in study.points
+        for policy in study.policies or (None,)
+    ]
+    _claim(out, study)
+    with Lines(out / RUNS) as lines:
+        rows, n_computed, own_s = _complete(study, groups, lines, read_records(lines), workers)
+        yield Measured(rows, seeds, n_computed, own_s)
+
+
+def _ray(jobs: int | None) -> Executor:
+    if find_spec("ray") is None:
+        raise UserError(
+            "--executor ray needs what is not installed here (ray): pip install '.[ray]' in the checkout"
+        )
+    from testbed.studies.sweep.on_ray import OnRay
+
+    return OnRay(jobs)
+
+
+def _checked_seeds(study: Study) -> range:
+    """The seeds of the runs, once every key and every value of an axis can be read. Raises ``UserError``."""
+    seed = study.seed
+    if seed is None:
+        seed = load_experiment(study.target, study.fixed).seed
+    seeds = range(seed, seed + study.n_runs)
+    policies = study.policies or (None,)
+    setup = study.setup()
+    first = {key: text for axis in study.axes for key, text in axis.points[0].items()}
+    for axis in study.axes:
+        if axis.is_drawn:  # a draw may meet what no scenario can be; not all of them may
+            first |= _readable(study, [{**first, **point} for point in axis.points[:_MOST_TRIED]], seeds)
+    for axis in study.axes:
+        for point in () if axis.is_drawn else axis.points:
+            case_of(setup, study.run({**first, **point}, policies[0], seeds[0]))
+    for policy in policies:
+        case_of(setup, study.run(first, policy, seeds[0]))
+    return seeds
+
+
+def _readable(study: Study, points: Sequence[Point], seeds: range) -> Point:
+    """The first of ``points`` that a scenario can be. Raises the first one's ``UserError`` if none can."""
+    wrong: list[UserError] = []
+    for point in points:
+        try:
+            case_of(study.setup(), study.run(point, (study.policies or (None,))[0], seeds[0]))
+        except UserError as error:
+            wrong.append(error)
+        else:
+            return point
+    raise wrong[0]
+
+
+def _claim(out: Path, study: Study) -> None:
+    """Make ``out`` the folder of ``study``, or see that it is. Values, policies and seeds may differ from before."""
+    about = {"scenario": study.target, "axes": sorted(study.keys), "engine": study.engine}
+    path = out / STUDY
+    make_folder(out, (RUNS, STUDY, RESULTS, PAGE, *TABLES))
+    if path.exists():
+        try:
+            before = json.loads(path.read_text(encoding="utf-8"))
+            there = {key: before[key] for key in about}
+        except (OSError, ValueError, TypeError, KeyError):
+            raise UserError(f"{path} cannot be read as a study's; choose another --out") from None
+        wrong = next((key for key in about if there[key] != about[key]), None)
+        if wrong is not None:
+            raise UserError(
+                f"{out} holds another study, with {wrong} {_shown(there[wrong])} and not {_shown(about[wrong])}; choose "
+                "another --out, or remove it"
+            )
+        return
+    if any(out.iterdir()):
+        raise UserError(f"{out} holds something else already; give a new folder with --out")
+    with writing(path):
+        write_json(path, about)
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(value) or "none" if isinstance(value, list) else str(value)
+
+
+def _complete(
+    study: Study, groups: Sequence[Sequence[Task]], lines: Lines, known: dict[str, Record], executor: Executor
+) -> tuple[list[Row], int, float]:
+    """A row per task, how many of them were computed, and the real seconds of these runs themselves."""
+    n_tasks, n_computed, own_s = sum(map(len, groups)), 0, 0.0
+    done: dict[Run, Record] = {}
+    runs = [[task.run for task in group] for group in groups]
+    found = executor.results(Runner, study.setup(frozenset(known)), runs, lost_record)
+    with closing(found), closing(with_progress(found, n_tasks)) as shown:
+        try:
+            for run, record in shown:
+                if record.is_known:
+                    record = known[record.key]
+                else:
+                    n_computed += 1
+                    own_s += record.took_s
+                    if record.key:
+                        lines.append(record)
+                done[run] = record
+        except KeyboardInterrupt:
+            print(
+                f"stopped; {n_tasks - len(done)} of {n_tasks} runs are left: the same command goes on",
+                file=sys.stderr,
+            )
+            raise
+    rows = []
+    for group in groups:
+        for point, run in group:
+            record = done[run]
+            rows.append(Row(point, run.policy or record.policy, run.seed, record))
+    return rows, n_computed, own_s
+
+
+def _reasons(rows: Sequence[Row]) -> list[tuple[str, int]]:
+    """Why runs have no result, the commonest first."""
+    why = Counter(f"{row.record.status}: {row.record.reason}" for row in rows if row.record.status != OK)
+    return why.most_common(_MOST_REASONS)
+
+
+def _write(out: Path, study: Study, seeds: range, rows: Sequence[Row]) -> list[Path]:
+    cells = cells_of(rows)
+    results = out / RESULTS
+    with writing(results):
+        write_results(results, rows, study.axes, study.measures)
+    table = header_and_rows(study, cells)
+    about = _about(study, seeds)
+    texts = (
+        "\n\n".join([f"# {study.title}", *about, markdown(*table)]),
+        csv_text(study, cells),
+        latex(*table),
+    )
+    files = [results]
+    files += [_save(out / name, text) for name, text in zip(TABLES, texts, strict=True)]
+    figures = draw_figures(out, study, cells)
+    failures = [f"{count} x {reason}" for reason, count in _reasons(rows)]
+    files.append(_save(out / PAGE, page_text(study.title, about, table, failures, figures)))
+    return files + [path for path, _ in figures]
+
+
+def _about(study: Study, seeds: range) -> list[str]:
+    """What the table is, in words."""
+    setting = f"Scenario {study.target}, engine {study.engine}, "
+    setting += f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}"
+    if study.fixed:
+        setting += f", with {', '.join(study.fixed)}"
+    if study.objectives:
+        setting += (
+            f"; objectives {', '.join(f'{name} {limit:g} s' for name, limit in study.objectives.items())}"
+        )
+    means = (
+        "Means over runs ± the half-width of their 95 % interval (Student's t). Differences are paired, seed by seed: the "
+        "same seed gives every policy the same requests. Unresolved: the interval of the difference holds 0."
+    )
+    return [*([study.description] if study.description else []), setting + ".", means]
+
+
+def _save(path: Path, text: str) -> Path:
+    with writing(path), replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    return path

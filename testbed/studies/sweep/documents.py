@@ -1,0 +1,126 @@
+"""Means and differences as tables: Markdown and LaTeX to read, CSV to compute with."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from io import StringIO
+
+from testbed.results.intervals import Mean
+from testbed.studies.sweep.contrast import EQUAL, Cell, Difference, baselines
+from testbed.studies.sweep.measures import label_of
+from testbed.studies.sweep.study import Study
+
+_LATEX = str.maketrans(
+    {
+        **{char: f"\\{char}" for char in "&%$#_{}"},
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "|": r"\textbar{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "±": r"$\pm$",
+    }
+)
+
+
+def header_and_rows(study: Study, cells: Sequence[Cell]) -> tuple[list[str], list[list[str]]]:
+    """What people read: keys, policy, runs, then for every metric its mean and the difference to the baseline."""
+    baseline = baseline_of(study, cells)
+    of_base = baselines(cells, baseline)
+    is_compared = any(cell.policy != baseline for cell in cells)
+    header = [*study.keys, "policy", "runs"]
+    for metric in study.metrics:
+        header += [label_of(metric)] + ([f"against {baseline}"] if is_compared else [])
+    rows = []
+    for cell in cells:
+        n = (
+            str(cell.n_measured)
+            if cell.n_measured == len(cell.rows)
+            else f"{cell.n_measured} of {len(cell.rows)}"
+        )
+        row = [*(cell.point[key].strip('"') for key in study.keys), cell.policy, n]
+        base = of_base.get(tuple(cell.point.values()))
+        for metric in study.metrics:
+            row.append(number(cell.mean(metric)))
+            if is_compared:
+                is_other = base is not None and base is not cell
+                row.append(difference(cell.against(base, metric)) if base is not None and is_other else "")
+        rows.append(row)
+    return header, rows
+
+
+def baseline_of(study: Study, cells: Sequence[Cell]) -> str:
+    """The policy that others are compared with."""
+    return study.baseline or (study.policies[0] if study.policies else cells[0].policy)
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Bars in cells are escaped."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
+
+
+def latex(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A ``tabular`` that needs no package."""
+    lines = [f"\\begin{{tabular}}{{{'l' * len(header)}}}", "\\hline"]
+    lines += [_latex_line(header), "\\hline", *map(_latex_line, rows), "\\hline", "\\end{tabular}"]
+    return "\n".join(lines) + "\n"
+
+
+def _latex_line(cells: Sequence[str]) -> str:
+    return " & ".join(cell.translate(_LATEX) for cell in cells) + r" \\"
+
+
+def csv_text(study: Study, cells: Sequence[Cell]) -> str:
+    """Every measure of the study in full digits; what is not there is empty. ``_ci95`` are half-widths."""
+    of_base = baselines(cells, baseline_of(study, cells))
+    names = ("", "_ci95", "_difference", "_difference_ci95", "_ratio", "_verdict")
+    out = StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    columns = [f"{measure}{name}" for measure in study.measures for name in names]
+    writer.writerow([*study.keys, "policy", "n_runs", "n_measured", *columns])
+    for cell in cells:
+        line: list[object] = [*(cell.point[key].strip('"') for key in study.keys), cell.policy]
+        line += [len(cell.rows), cell.n_measured]
+        base = of_base.get(tuple(cell.point.values()))
+        for measure in study.measures:
+            mean = cell.mean(measure)
+            line += [_cell(mean and mean.mean), _cell(mean and mean.half_width)]
+            found = cell.against(base, measure) if base is not None and base is not cell else None
+            line += [_cell(found and found.mean), _cell(found and found.half_width)]
+            line += [_cell(found and found.ratio), (found and found.verdict) or ""]
+        writer.writerow(line)
+    return out.getvalue()
+
+
+def _cell(value: float | None) -> str:
+    return "" if value is None or math.isnan(value) else repr(float(value))
+
+
+def number(mean: Mean | Difference | None, sign: str = "") -> str:
+    """A mean ± half-width, with as many digits as the half-width gives a meaning to."""
+    if mean is None:
+        return "-"
+    if math.isnan(mean.half_width) or mean.half_width <= 1e-9 * abs(mean.mean):  # no more than rounding
+        text = f"{mean.mean:{sign}.4g}"
+        return text if math.isnan(mean.half_width) else f"{text} ± 0"
+    size = max(abs(mean.mean), mean.half_width)
+    digits = min(
+        max(1 - math.floor(math.log10(mean.half_width)), 0), max(3 - math.floor(math.log10(size)), 0)
+    )
+    half = f"{mean.half_width:.{digits}f}"
+    return f"{mean.mean:{sign}.{digits}f} ± {half if float(half) else f'{mean.half_width:.0e}'}"
+
+
+def difference(found: Difference | None) -> str:
+    """``+0.12 ± 0.03 (+4 %), worse``; ``equal`` alone, since rounding is no difference."""
+    if found is None:
+        return "-"
+    if found.verdict == EQUAL:
+        return EQUAL
+    ratio = "" if found.ratio is None else f" ({100 * found.ratio:+.1f} %)"
+    verdict = "" if found.verdict is None else f", {found.verdict}"
+    return f"{number(found, '+')}{ratio}{verdict}"

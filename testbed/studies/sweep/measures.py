@@ -1,0 +1,106 @@
+"""What is measured of a run: the columns of ``results.parquet``, in scenario seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from testbed.results.requests import stats
+from testbed.results.slo import goodput_rps, n_met, served_span_s
+from testbed.simulate.answer import concurrency
+from testbed.simulate.engine import Simulation
+from testbed.simulate.gaps import token_gaps_s
+from testbed.simulate.summary import request_rows
+
+GAP = "token_gap_s"
+TIMES = ("queue_s", "setup_s", "ttft_s", "tpot_s", "per_token_s", "e2e_s", GAP)
+STATISTICS = ("mean", "p50", "p95", "p99")
+COUNTS = ("n_requests", "n_completed", "n_failed")
+GOODPUT, MET = "goodput_rps", "met_ratio"
+FAIRNESS = "length_fairness_ratio"
+MEASURES = (
+    *COUNTS,
+    *(f"{time}_{statistic}" for time in TIMES for statistic in STATISTICS),
+    "tokens_per_s",
+    "decode_tokens_per_s",
+    FAIRNESS,
+    "concurrent_mean",
+    "concurrent_max",
+    "design_concurrency",
+)
+"""Of every run; with objectives those of ``UNDER_OBJECTIVES`` come after them."""
+UNDER_OBJECTIVES = (GOODPUT, MET)
+HIGHER_IS_BETTER = frozenset(
+    {"tokens_per_s", "decode_tokens_per_s", *UNDER_OBJECTIVES, "n_completed", "design_concurrency"}
+)
+LABELS = {
+    "queue_s": "waiting for room",
+    "setup_s": "session setup",
+    "ttft_s": "time to first token",
+    "tpot_s": "time per further token",
+    "per_token_s": "time per token",
+    "e2e_s": "time of a request",
+    GAP: "time from a token to the next",
+    "tokens_per_s": "output tokens per second",
+    "decode_tokens_per_s": "output tokens after the first, per second",
+    FAIRNESS: "time per token, longest outputs over shortest",
+    GOODPUT: "goodput [requests/s]",
+    MET: "part of the requests that met the objectives",
+    "n_requests": "requests",
+    "n_completed": "completed requests",
+    "n_failed": "failed requests",
+    "concurrent_mean": "requests at a time, mean",
+    "concurrent_max": "requests at a time, most",
+    "design_concurrency": "|R|: sessions designed for",
+}
+
+
+def measures_of(simulation: Simulation, objectives: Mapping[str, float]) -> dict[str, float | int | None]:
+    """``MEASURES`` of a run that had a placement, and the goodput under ``objectives`` if there are any.
+
+    Times are over requests that came so far, ``token_gap_s`` over all tokens of all requests; tokens per second count those of
+    completed requests, from the first arrival to the last end, and decode tokens are all but a request's first.
+    """
+    assert simulation.placement is not None, "only feasible runs are measured"
+    rows = request_rows(simulation)
+    done = [row for row in rows if row["status"] == "completed"]
+    found: dict[str, float | int | None] = {
+        "n_requests": len(rows),
+        "n_completed": len(done),
+        "n_failed": len(rows) - len(done),
+    }
+    for time in TIMES:
+        over = stats(token_gaps_s(simulation) if time == GAP else (row[time] for row in rows))
+        found |= {f"{time}_{statistic}": over[statistic] for statistic in STATISTICS}
+    span_s, n_tokens = served_span_s(rows), sum(row["n_tokens_done"] for row in done)
+    found["tokens_per_s"] = n_tokens / span_s if span_s else None
+    found["decode_tokens_per_s"] = (n_tokens - len(done)) / span_s if span_s else None
+    found[FAIRNESS] = _fairness(done)
+    mean, most = concurrency(simulation.requests)
+    found |= {"concurrent_mean": mean, "concurrent_max": float(most)}
+    found["design_concurrency"] = simulation.placement.design_concurrency
+    if objectives:
+        found[GOODPUT] = goodput_rps(rows, dict(objectives))
+        found[MET] = n_met(rows, dict(objectives)) / len(rows)
+    return found
+
+
+def _fairness(done: list[dict[str, Any]]) -> float | None:
+    """Mean time per token of the quarter of requests with the longest outputs over that of the shortest quarter.
+
+    Requests as long as others are taken in the order in which they came; ``None`` with fewer than four.
+    """
+    quarter = len(done) // 4
+    if not quarter:
+        return None
+    per_token_s = [row["per_token_s"] for row in sorted(done, key=lambda row: int(row["n_output_tokens"]))]
+    return float(sum(per_token_s[-quarter:]) / sum(per_token_s[:quarter]))
+
+
+def label_of(measure: str) -> str:
+    """A measure in words, with its unit if it is a time."""
+    for statistic in STATISTICS:
+        time = measure.removesuffix(f"_{statistic}")
+        if time in TIMES and time != measure:
+            return f"{LABELS[time]}, {statistic} [s]"
+    return LABELS.get(measure, measure)

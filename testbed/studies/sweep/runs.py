@@ -1,0 +1,214 @@
+"""One run of a sweep, in a process that does many: what it is, by what it is known, and what it measured."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from policies.problem import InfeasiblePlacement, PolicyError
+from policies.registry import resolve_pair, resolve_placement, resolve_routing
+from testbed.codeversion import rules_digest
+from testbed.control.fixed import PREFIX
+from testbed.control.placing import Placements, place
+from testbed.errors import RunError, UserError
+from testbed.rundir import make_run_dir, scratch
+from testbed.runs.up import check_can_run
+from testbed.runtime.stage import choose_stage
+from testbed.scenario.experiment import Experiment
+from testbed.scenario.policy import PolicyChoice
+from testbed.simulate.cases import Case, scenario_case
+from testbed.simulate.engine import VIRTUAL, Simulation, simulate
+from testbed.simulate.runs import draw_of, drawn_of, recorded_share
+from testbed.simulate.virtual import serve_by_system
+from testbed.studies.sweep.measures import measures_of
+
+FAST, REAL = "fast", "real"
+ENGINES = (FAST, VIRTUAL, REAL)
+OK, INFEASIBLE, FAILED = "ok", "infeasible", "failed"
+
+
+class Run(NamedTuple):
+    """A point of the study under a policy (``None``: the scenario's own) with a seed; ``changes`` as ``--set`` takes them."""
+
+    changes: tuple[str, ...]
+    policy: str | None
+    seed: int
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What all runs of a study have in common. ``known``: keys of runs that are measured already."""
+
+    target: str
+    engine: str = FAST
+    n_runs: int = 1
+    objectives: Mapping[str, float] = field(default_factory=dict)
+    known: frozenset[str] = frozenset()
+
+
+class Record(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What became of a run. ``key`` stands for all that determines it; empty: it could not be read.
+
+    ``recorded_share``: as ``testbed.results.intervals.mean_of``. ``took_s``: real seconds, of reading it, too.
+    ``placement_cpu_s``, ``routing_cpu_s``: CPU seconds that the policies took to decide the placement, and a route in the mean. ``is_known``: it
+    was measured before, and nothing else is said here. ``again``: it failed for what may not last, and is worth another try.
+    """
+
+    key: str
+    status: str = OK
+    reason: str = ""
+    policy: str = ""
+    engine: str = ""
+    measures: dict[str, float | int | None] = {}
+    recorded_share: float = 0.0
+    took_s: float = 0.0
+    placement_cpu_s: float | None = None
+    routing_cpu_s: float | None = None
+    is_known: bool = False
+    again: bool = False
+
+
+def choice_of(policy: str | None) -> PolicyChoice:
+    """A pair by its name, or ``placement+routing``."""
+    if policy is None:
+        return PolicyChoice()
+    placement, plus, routing = policy.partition("+")
+    return PolicyChoice(None, placement, routing) if plus else PolicyChoice(policy)
+
+
+def check_policy(name: str) -> None:
+    """Raises ``UserError`` for a policy that there is not."""
+    choice = choice_of(name)
+    try:
+        if choice.pair is not None:
+            resolve_pair(choice.pair)
+        else:
+            resolve_placement(choice.placement or "")
+            resolve_routing(choice.routing or "")
+    except PolicyError as error:
+        raise UserError(f"policy {name}: {error}") from error
+
+
+def lost_record(run: Run) -> Record:
+    """Of a run that ended its process twice. It is not stored, and so tried again by the next command."""
+    why = "its process was killed twice, as the system does when memory runs out"
+    return Record("", FAILED, why, run.policy or "", again=True)
+
+
+Measures = dict[str, float | int | None]
+
+
+class Runner:
+    """Runs one after the other; what they share is done once. ``measure`` says what is measured of each."""
+
+    def __init__(
+        self, setup: Setup, measure: Callable[[Simulation, Mapping[str, float]], Measures] = measures_of
+    ) -> None:
+        self._setup = setup
+        self._measure = measure
+        self._placements = Placements()
+
+    def __call__(self, run: Run) -> Record:
+        began_at_s = time.perf_counter()
+        try:
+            case = case_of(self._setup, run)
+            key = key_of(case.experiment, self._setup)
+        except UserError as error:
+            return Record("", FAILED, str(error), run.policy or "")
+        if key in self._setup.known:
+            return Record(key, is_known=True)
+        found = self._served(case)
+        share = recorded_share(drawn_of(case.experiment))
+        return msgspec.structs.replace(
+            found,
+            key=key,
+            policy=case.policy,
+            recorded_share=share,
+            took_s=time.perf_counter() - began_at_s,
+        )
+
+    def _served(self, case: Case) -> Record:
+        try:
+            simulation = self._simulate(case)
+        except (UserError, RunError) as error:
+            return Record("", FAILED, str(error), again=isinstance(error, RunError))
+        except Exception as error:  # thousands of others need not fail with it
+            return Record("", FAILED, f"{type(error).__name__}: {error}", again=True)
+        if simulation.placement is None:
+            return Record("", INFEASIBLE, simulation.error or "", engine=simulation.engine)
+        found = self._measure(simulation, self._setup.objectives or case.experiment.objectives)
+        wrong = [name for name, value in found.items() if value is not None and not math.isfinite(value)]
+        if wrong:
+            return Record("", FAILED, f"{', '.join(wrong)}: not finite", engine=simulation.engine)
+        return Record(
+            "",
+            engine=simulation.engine,
+            measures=found,
+            placement_cpu_s=simulation.placement_cpu_s,
+            routing_cpu_s=simulation.routing_cpu_s,
+        )
+
+    def _simulate(self, case: Case) -> Simulation:
+        engine = self._setup.engine
+        if engine == REAL:
+            return _served_in_real_time(case)
+        is_virtual = engine == VIRTUAL
+        return simulate(case, "real", is_virtual=is_virtual, placements=self._placements, live=False)
+
+
+def case_of(setup: Setup, run: Run) -> Case:
+    """What is to be simulated. Of a recording every seed takes other requests, as with `testbed simulate --runs`."""
+    choice = choice_of(run.policy)
+    changes = list(run.changes)
+    if setup.engine == REAL:
+        changes.append("clock=real")
+    case = scenario_case(setup.target, choice, changes, run.seed)
+    draw = draw_of(case.experiment, setup.n_runs)
+    return case if draw is None else scenario_case(setup.target, choice, [*changes, draw], run.seed)
+
+
+def key_of(experiment: Experiment, setup: Setup) -> str:
+    """Of all that determines what a run measures: the resolved scenario, the engine, the code that serves it."""
+    about = [rules_digest(), setup.engine, dict(setup.objectives), experiment.document]
+    about += [_file_of(name) for name in (experiment.placement, experiment.routing, experiment.online or "")]
+    return hashlib.sha256(msgspec.json.encode(about, order="sorted")).hexdigest()[:32]
+
+
+def _file_of(policy: str) -> str:
+    """Of a policy that a file makes: what is in it."""
+    if ":" not in policy:
+        return ""
+    if policy.startswith(PREFIX):
+        file = Path(policy.removeprefix(PREFIX))
+    else:
+        try:
+            spec = find_spec(policy.partition(":")[0])
+        except (ImportError, ValueError):
+            return ""
+        file = Path(spec.origin or "") if spec is not None else Path()
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
+
+
+def _served_in_real_time(case: Case) -> Simulation:
+    """By the system itself, as `testbed up --clock real` does; its record is not kept."""
+    experiment = case.experiment
+    check_can_run(experiment)
+    try:
+        placed = place(experiment)
+    except InfeasiblePlacement as error:
+        return Simulation(case, REAL, REAL, "asked for", error=str(error))
+    except PolicyError as error:
+        raise UserError(str(error)) from error
+    stage = choose_stage(experiment)
+    with scratch("sweep") as folder:
+        run_dir = make_run_dir(folder / "run", experiment.name)
+        served = serve_by_system(experiment, placed, run_dir, stage, live=False)
+    return Simulation(case, REAL, REAL, "asked for", placed.placement, placed.decision_s, served)

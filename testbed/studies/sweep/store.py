@@ -1,0 +1,92 @@
+"""Results on disk: a line of JSON for each, written as soon as it is there, so that a stopped command goes on."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from testbed.errors import UserError
+from testbed.studies.sweep.disk import writing
+from testbed.studies.sweep.runs import Record
+
+
+class Lines:
+    """The lines of the file ``path``. Entered, it is this process's alone to append to.
+
+    A line goes to the disk with one write: a kill or a full disk can cut the last one short, which ``read`` then removes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd: int | None = None
+
+    def __enter__(self) -> Self:
+        with writing(self.path):
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._close()
+            raise UserError(
+                f"{self.path.parent}: another command writes there now; let it end, or choose another --out"
+            ) from None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def read(self) -> Iterator[tuple[int, bytes]]:
+        """The whole lines with their numbers, from 1 on; what follows the last of them is cut off."""
+        with _reading(self.path):
+            content = self.path.read_bytes()
+        whole, _, torn = content.rpartition(b"\n")
+        if torn:
+            with writing(self.path):
+                os.truncate(self.path, len(content) - len(torn))
+        yield from enumerate(whole.splitlines(), 1)
+
+    def append(self, record: Any) -> None:
+        """Write ``record`` as a line. Raises ``RunError`` if the disk does not take it."""
+        assert self._fd is not None, "the lines are entered before they are written"
+        line = msgspec.json.encode(record) + b"\n"
+        with writing(self.path):
+            if os.write(self._fd, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def read_records(lines: Lines) -> dict[str, Record]:
+    """What was measured before, by key, without what is worth another try. Raises ``UserError`` for a line of another form."""
+    known: dict[str, Record] = {}
+    decoder = msgspec.json.Decoder(Record)
+    for number, line in lines.read():
+        try:
+            record = decoder.decode(line)
+        except msgspec.DecodeError as error:
+            raise UserError(
+                f"{lines.path}: line {number} is no result of this command ({error}); remove that line, or choose another --out"
+            ) from None
+        known[record.key] = record
+    return {key: record for key, record in known.items() if not record.again}
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); choose another --out") from None

@@ -1,0 +1,307 @@
+"""What a sweep is asked for: a study file, the command line, or both."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib import resources
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError
+
+from testbed.errors import ScenarioError, UserError
+from testbed.results.slo import parse_slo
+from testbed.scenario import load_experiment
+from testbed.scenario.fields import Table
+from testbed.scenario.problems import explain, unknown
+from testbed.scenario.sources import read_toml, shipped_documents
+from testbed.studies.sweep.axes import (
+    POLICY,
+    SEED,
+    Axis,
+    Point,
+    Span,
+    checked_axis,
+    combined,
+    drawn_axis,
+    parse_over,
+    toml_text,
+    value_range,
+)
+from testbed.studies.sweep.measures import (
+    GOODPUT,
+    HIGHER_IS_BETTER,
+    MEASURES,
+    STATISTICS,
+    TIMES,
+    UNDER_OBJECTIVES,
+)
+from testbed.studies.sweep.runs import ENGINES, Run, Setup, check_policy
+
+DEFAULT_METRICS = ("ttft_s_mean", "tpot_s_mean", "per_token_s_mean")
+DEFAULT_PARETO = ("tokens_per_s", "ttft_s_mean")
+MAX_DESIGN = 1 << 16
+
+
+class AxisTable(Table):
+    """``[[axis]]``: values of one key, or with ``zip`` of several that change together."""
+
+    key: str | None = None
+    values: list[Any] | None = None
+    range: str | None = None
+    zip: dict[str, list[Any]] | None = None
+
+
+class SpanTable(Table):
+    """Where a key of ``[design.over]`` is drawn from."""
+
+    low: Annotated[float, Field(strict=False)]
+    high: Annotated[float, Field(strict=False)]
+    log: bool = False
+    integer: bool = False
+
+
+class DesignTable(Table):
+    """``[design]``: points drawn in a box."""
+
+    kind: Literal["random", "sobol"]
+    n: Annotated[int, Field(ge=1, le=MAX_DESIGN)]
+    seed: Annotated[int, Field(ge=0)] = 0
+    over: Annotated[dict[str, SpanTable], Field(min_length=1)]
+
+
+class StudyTable(Table):
+    """A study file."""
+
+    scenario: str
+    description: str = ""
+    runs: Annotated[int, Field(ge=1)] = 1
+    seed: Annotated[int, Field(ge=0)] | None = None
+    engine: Literal["fast", "virtual", "real"] = "fast"
+    policies: list[str] = Field(default_factory=list)
+    baseline: str | None = None
+    slo: str | None = None
+    metrics: list[str] = Field(default_factory=list)
+    pareto: list[str] | None = None
+    set: dict[str, Any] = Field(default_factory=dict)
+    axis: list[AxisTable] = Field(default_factory=list)
+    design: DesignTable | None = None
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line says; what it leaves out is as the study file says."""
+
+    over: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
+    n_runs: int | None = None
+    seed: int | None = None
+    engine: str | None = None
+    baseline: str | None = None
+    slo: str | None = None
+    metrics: str | None = None
+    pareto: str | None = None
+
+
+@dataclass(frozen=True)
+class Study:
+    """``axes`` are of keys of the scenario, ``policies`` by name (none: the scenario's own)."""
+
+    title: str
+    description: str
+    target: str
+    axes: tuple[Axis, ...]
+    policies: tuple[str, ...]
+    baseline: str | None
+    fixed: tuple[str, ...]
+    n_runs: int
+    seed: int | None
+    engine: str
+    objectives: dict[str, float]
+    """Of all runs; none: as the scenario of each says."""
+    has_goodput: bool
+    metrics: tuple[str, ...]
+    pareto: tuple[str, str]
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Of all axes, in their order."""
+        return tuple(chain.from_iterable(axis.keys for axis in self.axes))
+
+    @property
+    def n_points(self) -> int:
+        return math.prod(len(axis.values) for axis in self.axes)
+
+    @property
+    def points(self) -> list[Point]:
+        return list(combined(self.axes))
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """The columns of measures."""
+        return (*MEASURES, *UNDER_OBJECTIVES) if self.has_goodput else MEASURES
+
+    def setup(self, known: frozenset[str] = frozenset()) -> Setup:
+        return Setup(self.target, self.engine, self.n_runs, self.objectives, known)
+
+    def run(self, point: Point, policy: str | None, seed: int) -> Run:
+        return Run((*self.fixed, *(f"{key}={text}" for key, text in point.items())), policy, seed)
+
+
+def read_study(target: str, options: Options) -> Study:
+    """The study that ``target`` (a study file, a shipped study, or a scenario) and the command line ask for.
+
+    Raises ``UserError`` for what makes no sense.
+    """
+    table, where, folder = _table(target)
+    scenario, title = (target, Path(target).stem) if table is None else (table.scenario, Path(where).stem)
+    if table is None:
+        table = StudyTable(scenario=target)
+    elif folder is not None and (folder / scenario).is_file():
+        scenario = str(folder / scenario)
+    given = [parse_over(text) for text in options.over]
+    new = [axis for axis in given if axis.keys != (POLICY,)]
+    replaced = {axis.keys for axis in new}
+    axes = [axis for axis in _axes(table, where) if axis.keys not in replaced] + new
+    policies = tuple(table.policies)
+    for axis in given:
+        if axis.keys == (POLICY,):
+            policies = tuple(value for (value,) in axis.values)
+    _check_axes(axes, policies)
+    objectives_text = options.slo or table.slo
+    study = Study(
+        title=title,
+        description=table.description,
+        target=scenario,
+        axes=tuple(axes),
+        policies=policies,
+        baseline=options.baseline or table.baseline,
+        fixed=(*(f"{key}={toml_text(value)}" for key, value in table.set.items()), *options.overrides),
+        n_runs=table.runs if options.n_runs is None else options.n_runs,
+        seed=table.seed if options.seed is None else options.seed,
+        engine=options.engine or table.engine,
+        objectives=parse_slo(objectives_text) if objectives_text else {},
+        has_goodput=False,
+        metrics=DEFAULT_METRICS,
+        pareto=DEFAULT_PARETO,
+    )
+    _check(study)
+    stated = study.objectives or "workload.slo" in study.keys
+    has_goodput = bool(stated or load_experiment(study.target, study.fixed).objectives)
+    study = replace(study, has_goodput=has_goodput)
+    metrics = _listed(options.metrics) or table.metrics
+    pareto = _listed(options.pareto) or table.pareto
+    default = (*DEFAULT_METRICS, GOODPUT) if study.has_goodput else DEFAULT_METRICS
+    study = replace(study, metrics=tuple(_measure(study, name) for name in metrics) or default)
+    if pareto is not None:
+        names = [_measure(study, name) for name in pareto]
+        if len(names) != 2 or names[0] == names[1]:
+            raise UserError(f"a Pareto front needs two metrics, not {', '.join(pareto)}")
+        study = replace(study, pareto=(names[0], names[1]))
+    return study
+
+
+def _table(target: str) -> tuple[StudyTable | None, str, Path | None]:
+    """The study file, what it is called, and its folder; no study file: ``target`` is a scenario."""
+    path = Path(target)
+    folder: Path | None = path.parent
+    if path.suffix == ".toml" and path.is_file():
+        document = read_toml(path)
+        if "scenario" not in document:
+            return None, target, None
+    else:
+        shipped = shipped_studies()
+        if path.is_file() or target not in shipped or target in {name for name, _ in shipped_documents()}:
+            return None, target, None
+        path, folder = shipped[target], None
+        document = read_toml(path)
+    try:
+        return StudyTable.model_validate(document), str(path), folder
+    except ValidationError as error:
+        wrong = explain(error)
+        raise ScenarioError(f"{path}: {'.'.join(map(str, wrong.key))}: {wrong.what}") from None
+
+
+def shipped_studies() -> dict[str, Path]:
+    """The studies that are installed with the tool, by name."""
+    folder = Path(str(resources.files("scenarios") / "studies"))
+    return {file.stem: file for file in sorted(folder.glob("*.toml"))}
+
+
+def _axes(table: StudyTable, where: str) -> list[Axis]:
+    found = []
+    for number, axis in enumerate(table.axis):
+        at = f"{where}: axis.{number}"
+        forms = [name for name in ("values", "range", "zip") if getattr(axis, name) is not None]
+        if len(forms) != 1:
+            raise UserError(f"{at}: give one of values, range and zip, not {' and '.join(forms) or 'none'}")
+        if axis.zip is not None:
+            if axis.key is not None or not axis.zip:
+                raise UserError(f"{at}: zip has its keys inside: zip = {{ KEY = [...], KEY = [...] }}")
+            if len({len(values) for values in axis.zip.values()}) > 1:
+                raise UserError(f"{at}: keys that change together need as many values each")
+            columns = [[toml_text(value) for value in values] for values in axis.zip.values()]
+            found.append(checked_axis(tuple(axis.zip), list(zip(*columns, strict=True)), at))
+            continue
+        if axis.key is None:
+            raise UserError(f"{at}: key is missing")
+        texts = (
+            value_range(axis.range, at)
+            if axis.range is not None
+            else [toml_text(value) for value in axis.values or ()]
+        )
+        found.append(checked_axis((axis.key,), [(text,) for text in texts], at))
+    if table.design is not None:
+        spans = {key: Span(**span.model_dump()) for key, span in table.design.over.items()}
+        design = table.design
+        found.append(drawn_axis(design.kind, design.n, design.seed, spans, f"{where}: design"))
+    return found
+
+
+def _listed(text: str | None) -> list[str]:
+    return [part.strip() for part in text.split(",")] if text else []
+
+
+def _check_axes(axes: Sequence[Axis], policies: Sequence[str]) -> None:
+    keys = [key for axis in axes for key in axis.keys]
+    for what, names in (("axis", keys), ("policy", policies)):
+        twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
+        if twice is not None:
+            raise UserError(f"the {what} {twice} is given twice; leave one out")
+    if POLICY in keys:
+        raise UserError('policies are listed under "policies", or with --over policy=...')
+
+
+def _check(study: Study) -> None:
+    if study.engine not in ENGINES:
+        raise UserError(f"--engine must be {', '.join(ENGINES[:-1])} or {ENGINES[-1]}, not {study.engine}")
+    if study.n_runs < 1:
+        raise UserError(f"--runs must be at least 1, not {study.n_runs}")
+    if study.seed is not None and study.seed < 0:
+        raise UserError(f"--seed must not be negative, but is {study.seed}")
+    if any(change.partition("=")[0].strip() == SEED for change in study.fixed):
+        raise UserError("seeds come from --runs and --seed: leave seed out of what is set")
+    for name in study.policies:
+        check_policy(name)
+    if study.baseline is not None and study.baseline not in study.policies:
+        valid = ", ".join(study.policies) or "none is given: use --over policy=..."
+        raise UserError(f"the baseline {study.baseline} is none of the policies compared; valid: {valid}")
+
+
+def _measure(study: Study, name: str) -> str:
+    """A measure by its column, or a time's mean by the time alone."""
+    if name in TIMES:
+        return f"{name}_{STATISTICS[0]}"
+    if name in UNDER_OBJECTIVES and not study.has_goodput:
+        raise UserError(f"the metric {name} needs objectives: add --slo, for example --slo ttft=5s")
+    if name not in study.measures:
+        raise UserError(unknown("metric", name, [*TIMES, *study.measures]))
+    return name
+
+
+def is_better(measure: str, a: float, b: float) -> bool:
+    """Whether ``a`` is the better value."""
+    return a > b if measure in HIGHER_IS_BETTER else a < b

@@ -1,0 +1,77 @@
+"""``results.parquet``: a row per run, sorted; the same bytes whoever computed the runs, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from testbed.results.tables import write_table
+from testbed.scenario.sources import value_of
+from testbed.studies.sweep.axes import POLICY, SEED, Axis
+from testbed.studies.sweep.measures import COUNTS
+from testbed.studies.sweep.runs import OK, Record
+
+RESULTS = "results.parquet"
+_WHOLE = (*COUNTS, "design_concurrency")
+
+Scalar = bool | int | float | str
+
+
+@dataclass(frozen=True)
+class Row:
+    """A run's place in the study, ``at`` with one text per key, and what became of it."""
+
+    at: Mapping[str, str]
+    policy: str
+    seed: int
+    record: Record
+
+    def value(self, measure: str) -> float | None:
+        """``None`` if it was not measured."""
+        return self.record.measures.get(measure) if self.record.status == OK else None
+
+
+def typed(axes: Sequence[Axis]) -> dict[str, dict[str, Scalar]]:
+    """By key and text the value that a column holds: all of one type, text where they have no other in common."""
+    found: dict[str, dict[str, Scalar]] = {}
+    for axis in axes:
+        for number, key in enumerate(axis.keys):
+            texts = list(dict.fromkeys(value[number] for value in axis.values))
+            found[key] = _of_one_type({text: value_of(text) for text in texts})
+    return found
+
+
+def _of_one_type(values: Mapping[str, Any]) -> dict[str, Scalar]:
+    kinds = {type(value) for value in values.values()}
+    if kinds in ({bool}, {int}, {float}, {str}):
+        return dict(values)
+    if kinds == {int, float}:
+        return {text: float(value) for text, value in values.items()}
+    return {text: value if isinstance(value, str) else text for text, value in values.items()}
+
+
+def write_results(path: Path, rows: Sequence[Row], axes: Sequence[Axis], measures: Sequence[str]) -> None:
+    """Write ``rows`` (in any order) with a column per key, policy, seed, ``measures``, engine, status and reason."""
+    values = typed(axes)
+    in_order = sorted(rows, key=lambda r: (*(values[key][r.at[key]] for key in values), r.policy, r.seed))
+    columns: dict[str, Any] = {
+        key: pa.array([of[row.at[key]] for row in in_order], _type_of(of)) for key, of in values.items()
+    }
+    columns[POLICY] = pa.array([row.policy for row in in_order], pa.string())
+    columns[SEED] = pa.array([row.seed for row in in_order], pa.int64())
+    columns["engine"] = pa.array([row.record.engine for row in in_order], pa.string())
+    for measure in measures:
+        kind = pa.int64() if measure in _WHOLE else pa.float64()
+        columns[measure] = pa.array([row.value(measure) for row in in_order], kind)
+    columns["status"] = pa.array([row.record.status for row in in_order], pa.string())
+    columns["reason"] = pa.array([row.record.reason for row in in_order], pa.string())
+    write_table(path, pa.table(columns))
+
+
+def _type_of(values: Mapping[str, Scalar]) -> Any:
+    kind = type(next(iter(values.values())))
+    return {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}[kind]

@@ -1,0 +1,51 @@
+"""Work in a forked process, as where it enters a network namespace, and echoes inside one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+_DEADLINE_S = 60
+
+
+def in_child(work: Callable[[], Any]) -> Any:
+    """Run ``work`` in a forked process; answers its result, fails with its traceback."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reading)
+        signal.alarm(_DEADLINE_S)
+        try:
+            answer = {"value": work()}
+        except BaseException:
+            answer = {"error": traceback.format_exc()}
+        os.write(writing, json.dumps(answer).encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        text = pipe.read()
+    os.waitpid(pid, 0)
+    assert text, "the child process died or ran out of time"
+    answer = json.loads(text)
+    assert "error" not in answer, answer["error"]
+    return answer["value"]
+
+
+def echo_s(connection: socket.socket, payload: bytes) -> float:
+    """Seconds until ``payload`` has come back, echoed when it has arrived whole."""
+    started_at = time.monotonic()
+    connection.sendall(len(payload).to_bytes(8, "big") + payload)
+    back = bytearray()
+    while len(back) < len(payload):
+        part = connection.recv(1 << 20)
+        assert part, "the echo server closed the connection"
+        back += part
+    took_s = time.monotonic() - started_at
+    assert bytes(back) == payload
+    return took_s

@@ -1,0 +1,180 @@
+"""A Ray cluster of machines that are namespaces, without a way out of them.
+
+Each has processes and mounts of its own: killed, it ends as if its power were off. Its clock may show another time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tests.support.runs import require, wait_until
+
+ADDRESSES = ("10.77.0.1", "10.77.0.2", "10.77.0.3")
+HEAD = ADDRESSES[0]
+PORT = 6379
+_RAY = str(Path(sys.executable).with_name("ray"))
+_BEGIN = f"""
+ip link set lo up
+if [ $1 = {HEAD} ]; then
+    ip link add b0 type bridge; end=b0  # which outlives the other machines
+else
+    while ! ip link show v0 >/dev/null 2>&1; do sleep 0.05; done
+    end=v0
+fi
+ip addr add $1/24 dev $end; ip link set $end up; ip route add default via 10.77.0.254
+if [ $1 != {HEAD} ]; then
+    until timeout 1 bash -c '</dev/tcp/{HEAD}/{PORT}' 2>/dev/null; do sleep 0.05; done
+fi
+shift; exec "$@"
+"""
+
+
+def need_ray() -> None:
+    """Skip the module, by name, where there is no Ray or no machine for it can be made; fail where there has to be."""
+    missing = None
+    if importlib.util.find_spec("ray") is None:
+        missing = "ray is not installed"
+    elif os.geteuid() != 0:
+        missing = "namespaces of machines need root"
+    require("ray", missing)
+
+
+class Machine:
+    """A node of the cluster, which has begun as soon as it says so. Its monotonic clock is ``ahead_s`` ahead."""
+
+    def __init__(self, address: str, n_cpus: int, folder: Path, ahead_s: int = 0) -> None:
+        self.address, self._log = address, folder / "log"
+        folder.mkdir()
+        # Ray asks clouds and a usage host about itself otherwise.
+        (folder / "ray_bootstrap_config.yaml").write_text("{}", encoding="utf-8")
+        how = ["--head", f"--port={PORT}", "--include-dashboard=false"]
+        if address != HEAD:
+            how = [f"--address={HEAD}:{PORT}"]
+        how += [f"--node-ip-address={address}", f"--num-cpus={n_cpus}", "--object-store-memory=80000000"]
+        how += [f"--temp-dir={folder / 'ray'}", "--block"]
+        inside = ["bash", "-c", _BEGIN, "bash", address, _RAY, "start", *how]
+        clock = ["-T", f"--monotonic={ahead_s}"] if ahead_s else []
+        with open(self._log, "wb") as log:
+            self._process = subprocess.Popen(
+                ["unshare", *clock, "-n", "-p", "-f", "--mount-proc", "--kill-child", *inside],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=os.environ
+                | {
+                    "HOME": str(folder),
+                    "RAY_USAGE_STATS_ENABLED": "0",
+                    "RAY_USAGE_STATS_REPORT_URL": "http://127.0.0.1:9/",
+                    "RAY_health_check_initial_delay_ms": "0",
+                    "RAY_health_check_period_ms": "200",
+                    "RAY_health_check_timeout_ms": "500",
+                    "RAY_health_check_failure_threshold": "10",
+                    "RAY_gcs_rpc_server_reconnect_timeout_s": "20",
+                },
+            )
+        self.pid = wait_until(self._first, "the machine's first process")
+
+    def _first(self) -> int | None:
+        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
+        return int(children[0]) if children else None
+
+    def wait(self) -> None:
+        """Until it is part of the cluster."""
+
+        def is_up() -> bool:
+            said = self._log.read_text(encoding="utf-8")
+            assert self._process.poll() is None, said
+            return "Ray runtime started" in said
+
+        wait_until(is_up, f"Ray on {self.address}", 60)
+
+    def entered(self, *command: str) -> list[str]:
+        """``command`` with this machine's network."""
+        return ["nsenter", "-t", str(self.pid), "-n", *command]
+
+    def inside(self, command: Sequence[str]) -> list[str]:
+        """``command`` as a program on this machine."""
+        where = ["nsenter", "-t", str(self.pid), "-n", "-p", "-m", f"--wd={Path.cwd()}"]
+        return [*where, "env", f"RAY_ADDRESS={HEAD}:{PORT}", *command]
+
+    def kill(self) -> None:
+        """Its power goes off."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        self._process.wait(20)
+
+    def workers(self) -> list[int]:
+        """The processes on it that do tasks."""
+        found, left = [], [self.pid]
+        while left:
+            pid = left.pop()
+            with contextlib.suppress(OSError):  # it has just ended
+                left += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+                if b"_Actor" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found.append(pid)
+        return found
+
+
+def _fails(command: Sequence[str]) -> bool:
+    return subprocess.run(command, capture_output=True).returncode != 0
+
+
+class Cluster:
+    """The head, and machines that join it; all end with the block, the head last."""
+
+    def __init__(self, folder: Path, n_cpus: int, stack: contextlib.ExitStack, ahead_s: int = 0) -> None:
+        self._folder, self._n_cpus, self._stack, self._ahead_s = folder, n_cpus, stack, ahead_s
+        self.machines: list[Machine] = []
+        self.head = self._begin()
+
+    def _begin(self) -> Machine:
+        number = len(self.machines)
+        folder, ahead_s = self._folder / str(number), number * self._ahead_s
+        machine = Machine(ADDRESSES[number], self._n_cpus, folder, ahead_s)
+        self._stack.callback(machine.kill)
+        self.machines.append(machine)
+        return machine
+
+    def begin_other(self) -> Machine:
+        """A machine beside the head, with a link to it; it has yet to begin, as the head may."""
+        machine, end = self._begin(), f"v{len(self.machines) - 1}"
+        ends = [f"/proc/{other.pid}/ns/net" for other in (self.head, machine)]
+        wait_until(lambda: not _fails(self.head.entered("ip", "link", "show", "b0")), "the head's bridge")
+        pair = ["ip", "link", "add", end, "netns", ends[0], "type", "veth", "peer", "name", "v0"]
+        for command in (
+            [*pair, "netns", ends[1]],
+            self.head.entered("ip", "link", "set", end, "master", "b0", "up"),
+        ):
+            subprocess.run(command, check=True, capture_output=True)
+        return machine
+
+
+@contextlib.contextmanager
+def head_alone(folder: Path, n_cpus: int = 1) -> Iterator[Cluster]:
+    """A cluster whose head has begun."""
+    with contextlib.ExitStack() as stack:
+        found = Cluster(folder, n_cpus, stack)
+        found.head.wait()
+        yield found
+
+
+@contextlib.contextmanager
+def cluster(folder: Path, n_cpus: int = 1, n_machines: int = 2, ahead_s: int = 0) -> Iterator[list[Machine]]:
+    """The head and other nodes with ``n_cpus`` each, all of which have begun.
+
+    The clock of each is ``ahead_s`` ahead of the one before.
+    """
+    with contextlib.ExitStack() as stack:
+        found = Cluster(folder, n_cpus, stack, ahead_s)
+        for _ in range(n_machines - 1):
+            found.begin_other()
+        for machine in found.machines:
+            machine.wait()
+        yield found.machines

@@ -1,0 +1,248 @@
+"""Runs over three machines of a Ray cluster whose clocks are 1,000 s apart: namespaces, each with processes of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.ray_cluster import Machine, cluster, need_ray
+from tests.support.runs import (
+    assert_tables_hold_the_whole_log,
+    logged_tokens,
+    rows_of,
+    wait_until,
+)
+
+need_ray()
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("fabric")]
+
+AHEAD_S = 1000
+SERVERS = ("a100-0", "a100-1", "a100-2", "a100-3")
+SCENARIO = """
+name = "machines"
+seed = 1
+model = { profile = "bloom-176b", n_blocks = 8 }
+clients = { site = "a" }
+workload = { arrivals = "constant", rate = 2, n_requests = 4, n_input_tokens = 20, n_output_tokens = 40 }
+policy = { name = "petals" }
+
+[[servers]]
+hardware = "a100"
+site = "b"
+count = 4
+memory = "12 GB"
+
+[network]
+kind = "clusters"
+pairs = [
+    { sites = ["b", "b"], rtt = "5 ms", rate = "1 Gbit/s" },
+    { sites = ["a", "b"], rtt = "50 ms", rate = "1 Gbit/s" },
+]
+
+[[hosts]]
+name = "here"
+address = "10.77.0.1"
+servers = ["a100-3"]
+
+[[hosts]]
+name = "second"
+address = "10.77.0.2"
+servers = ["a100-1", "a100-2"]
+
+[[hosts]]
+name = "third"
+address = "10.77.0.3"
+"""
+"""Four servers, of which any one can be spared."""
+
+
+@pytest.fixture(scope="module")
+def machines() -> Iterator[list[Machine]]:
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        cluster(Path(folder), n_machines=3, ahead_s=AHEAD_S) as found,
+    ):
+        yield found
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> str:
+    path = tmp_path / "machines.toml"
+    path.write_text(SCENARIO, encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+@dataclass
+class Run:
+    code: int
+    summary: dict[str, Any]
+    stderr: str
+
+
+def begin(head: Machine, scenario: str, run_dir: Path, *options: str) -> subprocess.Popen[str]:
+    command = [
+        sys.executable,
+        "-m",
+        "testbed",
+        "up",
+        scenario,
+        "--no-page",
+        "--no-report",
+        "--json",
+        *options,
+    ]
+    inside = head.inside([*command, "--out", str(run_dir)])
+    return subprocess.Popen(inside, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def ended(process: subprocess.Popen[str]) -> Run:
+    out, err = process.communicate(timeout=240)
+    return Run(process.returncode, json.loads(out) if out else {}, err)
+
+
+def left_on(machine: Machine) -> list[str]:
+    """What there is of a run on a machine: processes and network devices."""
+    # The first process of these machines waits for no children but its own.
+    names = (
+        "ps -e -o stat=,comm= | grep -v ^Z | grep -o tb:.* ; ip -o link | cut -d: -f2 | grep testbed; true"
+    )
+    asked = [*machine.inside(["sh", "-c", names])]
+    return subprocess.run(asked, check=True, capture_output=True, text=True).stdout.split()
+
+
+def assert_nothing_left(machines: Sequence[Machine]) -> None:
+    for machine in machines:
+        wait_until(lambda machine=machine: not left_on(machine), f"nothing on {machine.address}", 20)
+
+
+def assert_instants_are_in_order(run: Run, run_dir: Path) -> None:
+    """A step arrives after it was sent and departs before it is received, as far as the clocks are known."""
+    known_s = max(machine["uncertainty_s"] for machine in run.summary["machines"])
+    assert known_s < 0.1
+    hops = rows_of(run_dir / "hops.parquet")
+    assert {hop["server"] for hop in hops} >= {"a100-0", "a100-2"}
+    for hop in hops:
+        assert hop["sent_at_s"] <= hop["arrived_at_s"] + known_s
+        assert hop["arrived_at_s"] <= hop["departed_at_s"] <= hop["received_at_s"] + known_s
+
+
+def assert_clocks_are_known(run: Run) -> None:
+    assert [machine["name"] for machine in run.summary["machines"]] == ["second", "third"]
+    assert [machine["n_nodes"] for machine in run.summary["machines"]] == [2, 1]
+    for number, machine in enumerate(run.summary["machines"], 1):
+        assert abs(machine["offset_s"] - number * AHEAD_S) <= machine["uncertainty_s"] < 0.05
+
+
+@pytest.mark.parametrize("network", ["hosts", "fabric"])
+def test_a_run_over_three_machines(
+    machines: list[Machine], scenario: str, run_dir: Path, network: str
+) -> None:
+    run = ended(begin(machines[0], scenario, run_dir, "--network", network))
+    assert run.code == 0, run.stderr
+    assert run.summary["n_completed"] == 4
+    assert run.summary["network"] == network
+    assert run.summary["leaks"] == {"sessions": 0, "cache_bytes": 0, "descriptors": 0, "namespaces": 0}
+    assert_clocks_are_known(run)
+    assert_instants_are_in_order(run, run_dir)
+    assert_tables_hold_the_whole_log(run_dir)
+    assert {f"{server}.log" for server in SERVERS} <= {path.name for path in (run_dir / "logs").iterdir()}
+    assert (run_dir / "twin").exists() == (network == "fabric")
+    if network == "fabric":
+        ways_s = [hop["arrived_at_s"] - hop["sent_at_s"] for hop in rows_of(run_dir / "hops.parquet")]
+        assert 0.0245 < min(ways_s) < 0.040, "a link's 25 ms, whatever the machines are apart"
+    assert_nothing_left(machines)
+
+
+def test_a_link_that_is_shorter_than_the_real_one_is_refused(
+    machines: list[Machine], scenario: str, run_dir: Path
+) -> None:
+    short = ("--network", "fabric", "--set", "network.pairs.1.rtt=10 us")
+    run = ended(begin(machines[0], scenario, run_dir, *short))
+    assert run.code == 2, run.stderr
+    assert "give the link a longer delay" in run.stderr and "Traceback" not in run.stderr
+    assert_nothing_left(machines)
+
+
+def test_a_program_that_is_not_of_the_run_gets_no_connection(
+    machines: list[Machine], scenario: str, run_dir: Path
+) -> None:
+    process = begin(
+        machines[0], scenario, run_dir, "--network", "hosts", "--set", "workload.n_output_tokens=300"
+    )
+    wait_until(lambda: (run_dir / "events").exists() and len(logged_tokens(run_dir)) >= 10, "some tokens", 60)
+    ask = (
+        "import re, subprocess, urllib.request as u\n"
+        "ports = {int(p) for p in re.findall(r'10\\.77\\.0\\.2:(\\d+)', "
+        "subprocess.run(['ss', '-ltnHp'], capture_output=True, text=True).stdout)}\n"
+        "for port in sorted(ports):\n"
+        "    for headers in ({}, {'Authorization': 'Bearer 0123'}):\n"
+        "        try: u.urlopen(u.Request(f'http://10.77.0.2:{port}/v1/sessions', headers=headers), timeout=2)\n"
+        "        except u.HTTPError as e: print(e.code)\n"
+        "        except OSError: pass\n"
+    ).replace("u.HTTPError", "__import__('urllib.error').error.HTTPError")
+    asked = subprocess.run(
+        machines[1].inside([sys.executable, "-c", ask]), capture_output=True, text=True, timeout=60
+    )
+    run = ended(process)
+    assert asked.stdout.split().count("401") == 4, asked
+    assert run.code == 0 and run.summary["n_completed"] == 4
+
+
+def test_a_kill_9_of_the_command_ends_everything_on_all_machines(
+    machines: list[Machine], scenario: str, run_dir: Path
+) -> None:
+    process = begin(
+        machines[0], scenario, run_dir, "--network", "fabric", "--set", "workload.n_output_tokens=500"
+    )
+    wait_until(lambda: (run_dir / "events").exists() and len(logged_tokens(run_dir)) >= 10, "some tokens", 60)
+    assert all(left_on(machine) for machine in machines)
+    driver = json.loads((run_dir / "owner.json").read_text())["pid"]
+    subprocess.run(machines[0].inside(["kill", "-9", str(driver)]), check=True)
+    process.communicate(timeout=60)
+    assert_nothing_left(machines)
+
+
+def test_what_the_cluster_does_not_have_is_one_sentence(
+    machines: list[Machine], scenario: str, run_dir: Path
+) -> None:
+    other = Path(scenario).read_text(encoding="utf-8").replace("10.77.0.3", "10.77.0.9")
+    Path(scenario).write_text(other, encoding="utf-8")
+    run = ended(begin(machines[0], scenario, run_dir))
+    assert (
+        run.code == 2
+        and "no machine of the Ray cluster has what third asks for: 1 CPU, 0.001 node" in run.stderr
+    )
+
+
+def test_sessions_recover_from_the_loss_of_a_machine(
+    machines: list[Machine], scenario: str, run_dir: Path
+) -> None:
+    """The last one here: the machine does not come back."""
+    longer = ("--set", "workload.n_output_tokens=60", "--no-twin")
+    soon = ("--set", "recovery.request_timeout=5 s")  # nobody is left to reset the clients' connections
+    process = begin(machines[0], scenario, run_dir, "--network", "fabric", *longer, *soon)
+    wait_until(lambda: (run_dir / "events").exists() and len(logged_tokens(run_dir)) >= 40, "some tokens", 60)
+    machines[1].kill()
+    run = ended(process)
+    assert run.code == 0, run.stderr
+    assert run.summary["n_completed"] == 4
+    assert run.summary["n_replays"] >= 1
+    assert run.stderr.count("the machine second (10.77.0.2) is lost") == 1
+    assert [machine["is_lost"] for machine in run.summary["machines"]] == [True, False]
+    events = map(json.loads, (run_dir / "events.jsonl").read_text(encoding="utf-8").splitlines())
+    died = {event["server"] for event in events if event["event"] == "fault"}
+    assert died == {"a100-1", "a100-2"}
+    assert_nothing_left([machines[0], machines[2]])

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed.errors import UserError
+from testbed.scenario import load_experiment
+from testbed.scenario.policy import PolicyChoice
+from testbed.simulate.cases import scenario_case
+from testbed.simulate.engine import simulate
+from testbed.studies.advise.candidates import Fleet, parse_candidates
+from testbed.studies.advise.command import RUNS, Options, advise_command
+
+BATCH = (
+    *("model.n_blocks=10", "policy.queue=fifo", "policy.design_concurrency=1", "workload.arrivals=listed"),
+    "workload.requests=[[0,20,128],[0,20,128],[0,20,128],[0,20,128]]",
+    *("workload.n_input_tokens=trace", "workload.n_output_tokens=trace", "workload.n_requests=4"),
+)
+"""Four requests at once."""
+ONE_SERVER = (*BATCH, 'servers=[{hardware="a100",site="Cluster1",count=1,memory="13.4 GB"}]')
+"""With room for one session at a time."""
+PARTS = (
+    *BATCH,
+    "hardware.part.base=a100",
+    "hardware.part.memory=6.7 GB",
+    'servers=[{hardware="part",site="Cluster1",count=1}]',
+)
+"""With room for five of the blocks."""
+
+
+def advise(candidates: str, budget: str, *overrides: str, **options: Any) -> dict[str, Any]:
+    chosen = Options(budget, candidates, overrides=overrides, **{"jobs": 1, "n_runs": 2, **options})
+    answer, text = advise_command("clustered", chosen)
+    return {**answer, "text": text}
+
+
+def mean_s(outcome: dict[str, Any]) -> float:
+    return float(outcome["values"]["e2e_mean"]["value_s"])
+
+
+def test_servers_that_take_one_session_each_are_worth_what_the_queue_says() -> None:
+    """Four requests wait for 0, 1, 2, 3 sessions at one server; for 0, 0, 1, 1 at two; for 0, 0, 0, 1 at three."""
+    case = scenario_case("clustered", PolicyChoice(), [*ONE_SERVER, "workload.n_requests=1"], None)
+    time_s = simulate(case, "real").requests[0].time_s
+    assert time_s is not None
+    answer = advise("a100-0@Cluster1=1", "3", *ONE_SERVER)
+    assert (answer["method"], answer["n_combinations"], answer["n_tried"]) == ("exact", 4, 4)
+    assert answer["best"]["add"] == {"a100-0@Cluster1": 3} and answer["best"]["cost"] == 3
+    by_hand = [2.5, 1.5, 1.25, 1.0]
+    assert [mean_s(row) / time_s for row in answer["tried"]] == pytest.approx(by_hand, rel=0.003)
+    (first,), (less,) = answer["first"], answer["best"]["without_one"]
+    assert first["difference"]["e2e_mean"]["mean_s"] == pytest.approx(-time_s, rel=0.003)
+    assert less["difference"]["e2e_mean"]["mean_s"] == pytest.approx(0.25 * time_s, rel=0.01)
+    assert answer["losses"] == [], "it is the only one"
+
+
+def test_an_objective_is_reached_for_the_least_cost() -> None:
+    answer = advise("a100-0@Cluster1=1,a100@Cluster1=2.5", "5", *ONE_SERVER, slo="queue_p99=10ms")
+    assert answer["best"]["add"] == {"a100@Cluster1": 1}, "the whole memory has room for all four"
+    assert answer["best"]["is_kept"] and answer["now"]["is_kept"] is False
+    assert answer["n_tried"] < answer["n_combinations"] and "others cost more" in answer["text"]
+    answer = advise("a100-0@Cluster1=1", "2", *ONE_SERVER, slo="queue_p99=10ms")
+    assert answer["best"]["is_kept"] is False and answer["best"]["cost"] == 2
+    assert "no combination keeps the objectives; the nearest" in answer["text"]
+
+
+@pytest.mark.parametrize("most", [100, 0])
+def test_two_more_are_needed_before_blocks_have_a_place(most: int) -> None:
+    """Fifteen blocks, five to a server: one more than there is does nothing."""
+    answer = advise("part-0@Cluster1=1", "4", *PARTS, "model.n_blocks=15", most=most)
+    assert answer["method"] == ("exact" if most else "greedy")
+    assert answer["best"]["add"] == {"part-0@Cluster1": 2} and answer["best"]["share_without_placement"] == 0
+    assert answer["now"]["share_without_placement"] == 1 and mean_s(answer["best"]) > 0
+    assert answer["first"][0]["values"]["e2e_mean"]["value_s"] is None
+    assert "no placement" in answer["text"]
+
+
+def test_a_server_that_makes_it_worse_is_not_added_and_that_is_said() -> None:
+    """Helix' placement takes every server into its chain: each of 128 tokens makes one more round trip of 100 ms."""
+    scenario = ("servers.1.count=3", "servers.0.count=0", "workload.n_requests=10")
+    answer = advise("mig-1g@Cluster2=1", "1", *scenario, policy="helix")
+    (first,) = answer["first"]
+    assert first["difference"]["e2e_mean"]["verdict"] == "worse"
+    assert first["difference"]["e2e_mean"]["mean_s"] > 128 * 0.1
+    assert answer["best"]["add"] == {} and answer["best"]["cost"] == 0
+    assert "mig-1g@Cluster2 alone makes it worse" in answer["text"]
+    assert "add nothing: no combination is better" in answer["text"]
+
+
+def test_losses_are_sorted_by_what_they_cost_and_alike_servers_count_once() -> None:
+    answer = advise("mig-1g@Cluster0=1", "1", "workload.n_requests=20")
+    assert [(row["server"], row["n_alike"]) for row in answer["losses"]] == [("a100-1", 2), ("mig-1g-6", 7)]
+    assert mean_s(answer["losses"][0]) > 1.5 * mean_s(answer["now"])
+    answer = advise("mig-1g@Cluster0=1", "1", "workload.n_requests=20", "servers.1.count=1")
+    assert answer["losses"][0]["server"] == "a100-0" and answer["losses"][0]["share_without_placement"] == 1
+    assert advise("mig-1g@Cluster0=1", "1", "workload.n_requests=5", losses=False)["losses"] == []
+
+
+def test_nothing_else_moves_when_a_server_is_added_at_a_place_that_the_seed_draws() -> None:
+    base = load_experiment("bellcanada", ["seed=3"])
+    fleet = Fleet.of(base)
+    candidates = parse_candidates("a100@bellcanada-47=1,mig-1g-large-2@a100-large-0=1")
+    same = load_experiment("bellcanada", ["seed=3", *fleet.changes(candidates, (0, 0))])
+    assert (same.sites, same.problem, same.links) == (base.sites, base.problem, base.links)
+    more = load_experiment("bellcanada", ["seed=3", *fleet.changes(candidates, (1, 1))])
+    assert {name: more.sites[name] for name in base.sites} == base.sites
+    assert more.sites["a100-0"] == "bellcanada-47"
+    assert more.sites["mig-1g-large-21"] == base.sites["a100-large-0"]
+    assert more.requests == base.requests
+    less = load_experiment("bellcanada", ["seed=3", *fleet.changes(candidates, (0, 0), lost=25)])
+    assert set(base.sites) - set(less.sites) == {base.problem.servers[25].name}
+
+
+def test_a_copy_has_the_memory_of_its_server_and_a_profile_its_own() -> None:
+    answer = advise("a100-0@client-0=1,a100@Cluster2=2", "1", *ONE_SERVER)
+    copied, named = answer["candidates"]
+    assert copied["memory_bytes"] == 13.4e9 and copied["site"] == "Cluster0"
+    assert named["memory_bytes"] == 79.13e9 and named["site"] == "Cluster2"
+    assert [row["is_paid"] for row in answer["first"]] == [True, False]
+
+
+def test_what_is_measured_is_kept_and_workers_change_nothing(tmp_path: Path) -> None:
+    given = ("a100-0@Cluster1=1", "2", *ONE_SERVER)
+    one = advise(*given, out=tmp_path / "kept")
+    n_runs = (tmp_path / "kept" / RUNS).read_bytes().count(b"\n")
+    assert n_runs == 3 * 2
+    assert advise(*given, out=tmp_path / "kept", jobs=2) == advise(*given, jobs=2) == one
+    assert (tmp_path / "kept" / RUNS).read_bytes().count(b"\n") == n_runs
+
+
+@pytest.mark.parametrize(
+    ("candidates", "budget", "options", "said"),
+    [
+        ("a100@Cluster1", "4", {}, "LIKE@PLACE=COST"),
+        ("a100=1", "4", {}, "LIKE@PLACE=COST"),
+        ("", "4", {}, "LIKE@PLACE=COST"),
+        ("a100@Cluster1=0", "4", {}, "must be a number above 0"),
+        ("a100@Cluster1=x", "4", {}, "must be a number above 0"),
+        ("a100@Cluster1=1e999999999", "4", {}, "must be a number above 0"),
+        ("a100@Cluster1=1", "nan", {}, "must be a number above 0"),
+        ("a100@Cluster1=1,a100@Cluster1=2", "4", {}, "given twice"),
+        ("a100@Cluster1=1", "-1", {}, "--budget must be a number above 0"),
+        ("a100@Cluster1=3.5", "3", {}, "--budget 3 pays none of the candidates: a100@Cluster1 costs 3.5"),
+        ("a101@Cluster1=1", "4", {}, "--candidates: a101@Cluster1: unknown hardware"),
+        ("a100@Cluster9=1", "4", {}, '--candidates: a100@Cluster9: unknown site "Cluster9"'),
+        ("a100@Cluster1=1", "4", {"metric": "ttft"}, "--metric: no objective 'ttft'; write METRIC_STATISTIC"),
+        ("a100@Cluster1=1", "4", {"slo": "ttft=5s"}, "--slo: no objective 'ttft'"),
+        ("a100@Cluster1=1", "4", {"slo": "ttft_p95=5s", "metric": "ttft_p95"}, "not both"),
+        ("a100@Cluster1=1", "4", {"n_runs": 0}, "--runs must be at least 1"),
+        ("a100@Cluster1=1", "4", {"policy": "petal"}, "policy petal"),
+    ],
+)
+def test_what_makes_no_sense_is_said_before_anything_runs(
+    candidates: str, budget: str, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UserError, match=said):
+        advise(candidates, budget, **options)

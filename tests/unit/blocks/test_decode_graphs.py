@@ -1,0 +1,199 @@
+"""Steps of one token as they are recorded for a GPU: what they say, and what CUDA is asked for."""
+
+# ruff: noqa: E402 - what needs torch is imported once it is known to be there
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from nodes.blocks.spec import Weights
+from nodes.compute import open_session
+from tests.support.blocks import (
+    BLOOM,
+    CONFIGS,
+    DTYPES,
+    N_LAYERS,
+    TOLERANCES,
+    Models,
+    Walk,
+    generated,
+    hub_of,
+    need_blocks,
+    served,
+)
+
+need_blocks()
+
+import torch
+
+from nodes.blocks.compute import BlocksCompute
+from nodes.blocks.graphs import Apart, Decoder
+from tests.support.fake_cuda import FakeCuda
+
+PROMPT = (5, 9, 200, 11, 7, 8)
+SPLIT = ((0, 1), (1, 4), (4, N_LAYERS))
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that has just been asked for is full of what is not a number, as a device's may be."""
+    empty = torch.empty
+
+    def full_of_nan(*size: Any, **given: Any) -> torch.Tensor:
+        tensor = empty(*size, **given)
+        return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
+
+    monkeypatch.setattr(torch, "empty", full_of_nan)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", CONFIGS)
+async def test_a_chain_of_recorded_steps_says_the_whole_models_tokens(
+    models: Models, name: str, dtype: str
+) -> None:
+    source = models.source(name)
+    chain = [(await served(source, *cut, dtype=dtype, has_graphs=True), *cut) for cut in SPLIT]
+    tokens = await Walk(hub_of(source, dtype=dtype), chain, PROMPT, 24).go(24)
+    assert tokens == generated(models.whole(name, dtype), PROMPT, 24)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", CONFIGS)
+async def test_hidden_states_are_those_of_steps_that_are_not_recorded(
+    models: Models, name: str, dtype: str
+) -> None:
+    """Attention over empty room adds zeros: only the order of additions may differ."""
+    rows = torch.randn(9, CONFIGS[name]["hidden_size"], generator=torch.Generator().manual_seed(3))
+    rows = rows.to(getattr(torch, dtype))
+    found = []
+    for has_graphs in (False, True):
+        compute = await served(models.source(name), 1, 4, dtype=dtype, has_graphs=has_graphs)
+        session = await open_session(compute, "c", 1, 4, 40)
+        answers = [await step(compute, session, 0, rows[:5])]
+        answers += [await step(compute, session, i, rows[i : i + 1]) for i in range(5, 9)]
+        found.append(torch.cat(answers).float())
+        compute.close()
+    largest = found[0].abs().max()
+    assert (found[1] - found[0]).abs().max() <= TOLERANCES[dtype] * largest
+    assert torch.isfinite(found[1]).all()
+
+
+async def step(compute: BlocksCompute, session: Any, position: int, rows: torch.Tensor) -> torch.Tensor:
+    payload = rows.contiguous().view(torch.uint8).numpy().tobytes()
+    answer = (await compute.step(session, position, len(rows), payload, 0.0)).payload
+    return torch.frombuffer(bytearray(answer), dtype=rows.dtype).reshape(rows.shape)
+
+
+@pytest.mark.parametrize("weights", ["plain", "int8"])
+async def test_recorded_and_batched_steps_of_a_session_follow_each_other(
+    models: Models, weights: Weights
+) -> None:
+    """With company a step is one of a batch, alone it is a recorded one; both use the same cache."""
+    source = models.source(BLOOM)
+    plain = await served(source, 0, N_LAYERS, weights=weights)
+    expected = [
+        await Walk(hub_of(source), [(plain, 0, N_LAYERS)], prompt, 20).go(20) for prompt in (PROMPT, (3, 4))
+    ]
+    compute = await served(source, 0, N_LAYERS, weights=weights, is_batched=True, has_graphs=True)
+    long, short = (Walk(hub_of(source), [(compute, 0, N_LAYERS)], prompt, 20) for prompt in (PROMPT, (3, 4)))
+    await long.go(4)
+    await asyncio.gather(long.go(6), short.go(6))
+    assert [await long.go(10), await short.go(14)] == expected
+
+
+async def test_a_session_whose_cache_has_grown_gets_another_decoder(models: Models) -> None:
+    compute = await served(models.source(BLOOM), 0, 3, has_graphs=True)
+    session = await open_session(compute, "c", 0, 3, 4)
+    rows = torch.randn(8, 64, generator=torch.Generator().manual_seed(3))
+    await step(compute, session, 0, rows[:3])
+    await step(compute, session, 3, rows[3:4])
+    before = session.decoder
+    compute.grow(session, 8)
+    grown = [await step(compute, session, i, rows[i : i + 1]) for i in range(4, 6)]
+    assert session.decoder is not before
+    plain = await served(models.source(BLOOM), 0, 3)
+    session = await open_session(plain, "c", 0, 3, 8)
+    await step(plain, session, 0, rows[:4])
+    torch.testing.assert_close(grown, [await step(plain, session, i, rows[i : i + 1]) for i in range(4, 6)])
+
+
+async def decoder_on_fake(models: Models, monkeypatch: pytest.MonkeyPatch) -> tuple[FakeCuda, Apart, Decoder]:
+    compute = await served(models.source(BLOOM), 0, 3, has_graphs=True)
+    session = await open_session(compute, "c", 0, 3, 12)
+    await step(compute, session, 0, torch.randn(3, 64))
+    cuda = FakeCuda(monkeypatch)
+    apart = Apart()
+    blocks = session.model.h
+    assert compute._ragged is not None and session.cache is not None
+    decoder = Decoder(compute._ragged, session.cache, 0, blocks, torch.randn(1, 1, 64), apart, "the pool")
+    monkeypatch.setattr(decoder, "_can_record", True)
+    return cuda, apart, decoder
+
+
+async def test_the_second_step_is_recorded_and_played_and_so_are_those_after_it(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda, _, decoder = await decoder_on_fake(models, monkeypatch)
+    states = torch.randn(3, 1, 1, 64)
+    order: list[list[str]] = []
+    for number in range(3):
+        decoder.step(states[number])
+        order.append([call[0] for call in cuda.calls])
+        cuda.calls.clear()
+        assert int(decoder._position) == 3 + number
+        assert torch.equal(decoder._states, states[number])
+    assert order == [[], ["capture_begin", "capture_end", "replay"], ["replay"]]
+
+
+async def test_nothing_is_recorded_while_others_ask_the_device_for_memory(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda, apart, decoder = await decoder_on_fake(models, monkeypatch)
+    states = torch.randn(1, 1, 64)
+    decoder.step(states)
+    with apart.allocating(), apart.allocating():
+        decoder.step(states)
+        assert not cuda.calls
+    decoder.step(states)
+    assert [call[0] for call in cuda.calls] == ["capture_begin", "capture_end", "replay"]
+
+
+async def test_who_asks_for_memory_waits_for_a_recording(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda, apart, decoder = await decoder_on_fake(models, monkeypatch)
+    states = torch.randn(1, 1, 64)
+    decoder.step(states)
+    order: list[str] = []
+
+    def allocate() -> None:
+        with apart.allocating():
+            order.append("allocated")
+
+    other = threading.Thread(target=allocate)
+
+    def replayed() -> None:
+        other.start()
+        other.join(0.2)  # time enough to get in, were it not held up
+        order.append("recorded")
+
+    cuda.then["capture_end"] = replayed
+    decoder.step(states)
+    other.join(20)
+    assert order == ["recorded", "allocated"]
+
+
+async def test_a_step_that_cannot_be_recorded_is_computed_and_the_session_goes_on_without(
+    models: Models, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cuda, _, decoder = await decoder_on_fake(models, monkeypatch)
+    cuda.fails_in = "capture_end"
+    states = torch.randn(1, 1, 64)
+    for _ in range(3):
+        answer = decoder.step(states)
+        assert torch.isfinite(answer).all()
+    assert [call[0] for call in cuda.calls] == ["capture_begin", "capture_end"]
+    assert "not recorded as a CUDA graph: the device says no" in caplog.text

@@ -1,0 +1,100 @@
+"""What only a GPU can show. ``TESTBED_REQUIRE=gpu python -m pytest -m gpu`` fails where there is none."""
+
+# ruff: noqa: E402 - what needs torch is imported once it is known to be there
+from __future__ import annotations
+
+import copy
+import os
+from typing import Any
+
+import pytest
+
+from nodes.blocks.spec import Weights
+from nodes.compute import ComputeError, open_session
+from tests.support.blocks import (
+    BLOOM,
+    DTYPES,
+    LLAMA,
+    N_LAYERS,
+    Models,
+    Walk,
+    generated,
+    hub_of,
+    need_blocks,
+    served,
+)
+
+need_blocks()
+
+import torch
+
+from nodes.blocks.quantised import Int8Linear, has_kernel
+
+if not torch.cuda.is_available():
+    if "gpu" in os.environ.get("TESTBED_REQUIRE", "").split(","):
+        pytest.fail("gpu must work here: torch finds no CUDA device")
+    pytest.skip("gpu: torch finds no CUDA device", allow_module_level=True)
+
+pytestmark = pytest.mark.gpu
+CUDA = torch.device("cuda", 0)
+PROMPT = (5, 9, 200, 11, 7, 8)
+
+
+@pytest.mark.parametrize("has_graphs", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", [BLOOM, LLAMA])
+async def test_a_chain_says_what_transformers_says_on_the_same_device(
+    models: Models, name: str, dtype: str, has_graphs: bool
+) -> None:
+    source = models.source(name)
+    chain = [
+        (await served(source, *cut, dtype=dtype, device="cuda", has_graphs=has_graphs), *cut)
+        for cut in ((0, 1), (1, 4), (4, N_LAYERS))
+    ]
+    walk = Walk(hub_of(source, dtype=dtype, device="cuda"), chain, PROMPT, 24)
+    assert await walk.go(24) == generated(copy.deepcopy(models.whole(name, dtype)).to(CUDA), PROMPT, 24)
+
+
+@pytest.mark.parametrize("weights", ["plain", "int8"])
+async def test_a_sessions_second_step_is_recorded_and_played(models: Models, weights: Weights) -> None:
+    compute = await served(models.source(BLOOM), 0, 3, device="cuda", weights=weights, has_graphs=True)
+    session = await open_session(compute, "c", 0, 3, 12)
+    rows = torch.randn(8, 64, generator=torch.Generator().manual_seed(1))
+    await compute.step(session, 0, 4, rows[:4].numpy().tobytes(), 0.0)
+    recorded = []
+    for i in range(4, 8):
+        await compute.step(session, i, 1, rows[i].numpy().tobytes(), 0.0)
+        recorded.append(session.decoder._graph is not None)
+    assert recorded == [False, True, True, True]
+    compute.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_torchs_int8_kernel_multiplies_by_the_matrix_that_is_made_again(dtype: torch.dtype) -> None:
+    layer = Int8Linear(torch.randn(300, 200, device=CUDA, dtype=dtype))
+    assert has_kernel(CUDA, dtype)
+    x = torch.randn(3, 200, device=CUDA, dtype=dtype)
+    torch.testing.assert_close(layer.from_codes(x), layer.from_matrix(x), rtol=0.02, atol=0.05)
+
+
+async def test_what_a_server_held_is_free_again(models: Models) -> None:
+    before = torch.cuda.memory_allocated(CUDA)
+    compute = await served(models.source(BLOOM), 0, N_LAYERS, device="cuda", has_graphs=True)
+    walk = Walk(hub_of(models.source(BLOOM), device="cuda"), [(compute, 0, N_LAYERS)], PROMPT, 8)
+    await walk.go(8)
+    walk.close()
+    await compute.host(0, 0)
+    compute.close()
+    del walk, compute
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_allocated(CUDA) <= before + 32 * 1024**2, "but for what cuBLAS keeps"
+
+
+async def test_a_server_takes_no_more_of_the_device_than_it_may(models: Models) -> None:
+    compute = await served(models.source(BLOOM), 0, 1, device="cuda", memory_bytes=2e6)
+    sessions: list[Any] = []
+    with pytest.raises(ComputeError, match="is asked for and"):
+        while True:
+            sessions.append(await open_session(compute, "c", 0, 1, 64))
+    assert 0 < len(sessions) * 64 * 2 * 64 * 4 <= 2e6
+    compute.close()

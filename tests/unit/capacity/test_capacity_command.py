@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed.errors import UserError
+from testbed.scenario.policy import PolicyChoice
+from testbed.simulate.cases import scenario_case
+from testbed.simulate.engine import simulate
+from testbed.studies.capacity.command import Options, capacity_command
+
+ONE_SERVER = (
+    'servers=[{hardware="a100",site="Cluster1",count=1,memory="13.4 GB"}]',
+    *("model.n_blocks=10", "policy.queue=fifo", "workload.arrivals=constant", "workload.rate=0.3"),
+    "policy.design_concurrency=1",
+)
+"""Room for one session at a time; the next one begins as soon as the last has ended."""
+
+
+def capacity(slo: str, *overrides: str, target: str = "clustered", **options: Any) -> dict[str, Any]:
+    answer, text, code = capacity_command(target, Options(slo, overrides=overrides, **{"jobs": 1, **options}))
+    return {**answer, "text": text, "code": code}
+
+
+def test_one_session_at_a_time_serves_as_many_as_its_time_says() -> None:
+    case = scenario_case("clustered", PolicyChoice(), [*ONE_SERVER, "workload.n_requests=1"], None)
+    time_s = simulate(case, "real").requests[0].time_s
+    assert time_s is not None
+    answer = capacity("queue_p99=10ms", *ONE_SERVER, n_runs=2)
+    (row,) = answer["policies"]
+    assert 0.96 / time_s < row["max_rate"] <= 1 / time_s, "freeing the server takes a message"
+    assert row["low"] <= row["max_rate"] <= row["high"] == row["broken_at"]
+    assert (
+        row["limited_by"] == "queue_p99" and row["drains_at_broken"] is False and row["metastable"] is False
+    )
+    assert row["goodput_rps"] == pytest.approx(row["max_rate"], rel=0.02) and answer["code"] == 0
+    assert "arrivals never drain" in answer["text"]
+
+
+def test_two_workers_find_the_same_as_one_and_rows_stay_in_order() -> None:
+    given: dict[str, Any] = {"policies": ("proposed", "petals"), "n_runs": 2}
+    slo = "ttft_p95=20s,tpot_p95=0.7s"
+    one = capacity(slo, "workload.n_output_tokens=16", **given)
+    two = capacity(slo, "workload.n_output_tokens=16", **given, jobs=2)
+    assert one == two
+    assert [row["policy"] for row in one["policies"]] == list(given["policies"])
+
+
+def test_a_policy_that_cannot_place_is_a_row_with_its_reason() -> None:
+    answer = capacity("ttft_p95=5s", "servers.1.count=0", n_runs=2)
+    (row,) = answer["policies"]
+    assert (row["max_rate"], row["limited_by"], answer["code"]) == (None, "placement", 0)
+    assert "on no server" in row["reason"] and row["reason"] in answer["text"]
+
+
+def test_a_wider_edge_and_fewer_requests_ask_for_less() -> None:
+    wide = capacity("queue_p99=10ms", *ONE_SERVER, n_runs=1, width=0.2, most_requests=40)
+    (row,), (fine,) = wide["policies"], capacity("queue_p99=10ms", *ONE_SERVER, n_runs=1)["policies"]
+    assert row["n_rates"] < fine["n_rates"] and row["broken_at"] <= 1.2 * row["max_rate"]
+    assert row["max_rate"] <= fine["max_rate"] < row["broken_at"] and wide["width_ratio"] == 0.2
+    few = capacity("queue_p99=10ms", *ONE_SERVER, "workload.n_requests=20", n_runs=1, most_requests=40)
+    assert few["policies"][0]["n_requests"] == 40
+
+
+def test_no_rate_and_every_rate_are_said() -> None:
+    (row,) = capacity("tpot_mean=1ms", n_runs=1)["policies"]
+    assert row["max_rate"] is None and row["reason"].startswith("no rate keeps it: at 0.0015625 requests/s")
+    (row,) = capacity("setup_mean=1h", "workload.rate=0.001", "workload.n_output_tokens=2", n_runs=1)[
+        "policies"
+    ]
+    assert row["max_rate"] == 1.024 and "every rate up to 1.024 requests/s" in row["reason"]
+
+
+def test_a_recording_is_stretched_with_as_many_requests_as_it_has(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    lines = [
+        {"timestamp": 10_000 * i, "input_length": 10, "output_length": 8, "hash_ids": []} for i in range(60)
+    ]
+    trace.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    recorded = (
+        "workload.arrivals=trace",
+        f"workload.file={trace}",
+        "workload.draw=first",
+        "workload.n_requests=60",
+    )
+    answer = capacity("ttft_p95=20s", *recorded, n_runs=2)
+    (row,) = answer["policies"]
+    assert row["n_requests"] == 60 and row["max_rate"] > 0.1
+
+
+@pytest.mark.parametrize(
+    ("slo", "overrides", "options", "said"),
+    [
+        ("ttft=5s", (), {}, "METRIC_STATISTIC"),
+        ("ttf_p95=5s", (), {}, "METRIC_STATISTIC"),
+        ("ttft_p96=5s", (), {}, "METRIC_STATISTIC"),
+        ("ttft_p95=5", (), {}, "has no unit"),
+        ("ttft_p95=5s,ttft_p95=6s", (), {}, "given twice"),
+        ("ttft_p95=5s", (), {"n_runs": 0}, "--runs must be at least 1"),
+        ("ttft_p95=5s", (), {"jobs": 0}, "--jobs must be at least 1"),
+        ("ttft_p95=5s", (), {"seed": -1}, "--seed must not be negative"),
+        ("ttft_p95=5s", ("seed=1",), {}, "leave seed out"),
+        ("ttft_p95=5s", (), {"policies": ("petal",)}, "policy petal"),
+        ("ttft_p95=5s", (), {"policies": ("petals", "petals")}, "given twice"),
+        ("ttft_p95=5s", ("workload.changes=[{at='5 s',rate=2}]",), {}, "workload.changes"),
+    ],
+)
+def test_what_makes_no_sense_is_said_before_anything_runs(
+    slo: str, overrides: tuple[str, ...], options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UserError, match=said):
+        capacity(slo, *overrides, **options)

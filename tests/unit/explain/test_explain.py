@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed.errors import UserError
+from testbed.scenario.policy import PolicyChoice
+from testbed.simulate.cases import scenario_case
+from testbed.simulate.engine import simulate
+from testbed.studies.explain.account import OF_HOPS, PARTS
+from testbed.studies.explain.command import explain_command
+
+SHORT = ("workload.n_requests=30", "workload.n_output_tokens=16", "workload.rate=2")
+FULL = ("workload.n_output_tokens=128", "workload.n_requests=100")
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "alone": (),
+    "batches": ("compute.batching=continuous",),
+    "one at a time": ("compute.batching=serial",),
+    "forwarding": ("policy.communication=server-to-server",),
+    "calibrated": ("calibration.token_overhead=30 ms", "calibration.input_overhead_base=50 ms"),
+    "a client that computes": ("compute.hub_token=20 ms",),
+    "a server that dies": ("fault=[{kind='kill',server='a100-0',at='5 s',for='10 s'}]",),
+}
+
+
+def explain(request: int, *overrides: str, policy: str | None = None) -> dict[str, Any]:
+    answer, text = explain_command("clustered", request, policy, [*SHORT, *overrides], None)
+    assert f"request {request} of client-0 took {answer['e2e_s']:.3f} s" in text
+    return answer
+
+
+def check_sums(answer: dict[str, Any]) -> None:
+    parts = answer["parts"]
+    assert tuple(parts) == PARTS
+    assert sum(parts.values()) == pytest.approx(answer["e2e_s"], abs=1e-9)
+    assert abs(parts["rest_s"]) < 1e-6, "everything has a name"
+    for name in OF_HOPS:
+        assert parts[name] == pytest.approx(sum(hop[name] for hop in answer["hops"]), abs=1e-9)
+    assert answer["lost_to_others_s"] == pytest.approx(answer["e2e_s"] - answer["own_chain_alone"]["e2e_s"])
+    assert answer["best_chain_alone"]["e2e_s"] <= answer["own_chain_alone"]["e2e_s"] + 1e-9
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_parts_add_up_to_the_request(variant: str) -> None:
+    answer = explain(12, *VARIANTS[variant])
+    check_sums(answer)
+    assert answer["hops"] and answer["hops"][0]["first_block"] == 0
+    if variant in ("batches", "one at a time"):
+        assert answer["parts"]["compute_shared_s"] > 0.1
+    elif variant != "a server that dies":
+        assert abs(answer["parts"]["compute_shared_s"]) < 1e-9 and answer["parts"]["transmission_s"] >= -1e-9
+    if variant == "a client that computes":
+        assert answer["parts"]["client_s"] == pytest.approx(16 * 0.02)
+
+
+def test_a_request_alone_takes_what_its_chain_takes_alone() -> None:
+    answer = explain(0)
+    check_sums(answer)
+    assert answer["n_attempts"] == 1 and answer["parts"]["queue_s"] == 0
+    assert answer["lost_to_others_s"] == pytest.approx(0, abs=1e-6)
+
+
+def test_waiting_counts_attempts_and_hindsight_shows_a_worse_chain() -> None:
+    case = scenario_case("clustered", PolicyChoice("petals"), [*SHORT, *FULL], None)
+    asked = max(simulate(case, "real").requests, key=lambda r: r.n_rejections)
+    answer = explain(asked.plan.index, *FULL, policy="petals")
+    check_sums(answer)
+    assert answer["n_attempts"] == asked.n_rejections + 1 > 1
+    assert answer["parts"]["queue_s"] == pytest.approx(asked.waiting_s)
+    assert answer["lost_to_others_s"] == pytest.approx(asked.waiting_s, abs=0.01)
+
+
+def test_a_session_that_outlived_a_server_has_its_replays_named() -> None:
+    answers = [explain(n, *VARIANTS["a server that dies"]) for n in range(8)]
+    hit = [answer for answer in answers if answer["n_recoveries"]]
+    assert hit, "the fault met a session"
+    for answer in hit:
+        check_sums(answer)
+        assert answer["parts"]["replays_s"] > 0
+
+
+def test_a_run_s_folder_says_the_same_as_its_scenario(tmp_path: Path) -> None:
+    from testbed.simulate.command import Options, simulate_command
+
+    options = Options((PolicyChoice("petals"),), overrides=SHORT, out=tmp_path / "run")
+    simulate_command(["clustered"], options, as_json=True)
+    of_run, _ = explain_command(str(tmp_path / "run"), 12, None, [], None)
+    of_scenario = explain(12, policy="petals")
+    for answer in (of_run, of_scenario):
+        del answer["target"], answer["engine"]
+    assert of_run == json.loads(json.dumps(of_scenario))
+    with pytest.raises(UserError, match="is a run, which is as it was"):
+        explain_command(str(tmp_path / "run"), 12, "petals", [], None)
+    with pytest.raises(UserError, match="there is no request 30: they are 0 to 29"):
+        explain_command(str(tmp_path / "run"), 30, None, [], None)
+
+
+def test_what_cannot_be_explained_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="did not complete: it is failed"):
+        explain_command("clustered", 99, "petals", ["workload.rate=2", "backoff.give_up=1 s"], None)
+    with pytest.raises(UserError, match="on no server"):
+        explain_command("clustered", 0, None, ["servers.1.count=0"], None)
+    with pytest.raises(UserError, match="policy petal"):
+        explain_command("clustered", 0, "petal", [], None)
+    with pytest.raises(UserError, match="not a run directory"):
+        explain_command(str(tmp_path), 0, None, [], None)

@@ -1,0 +1,82 @@
+"""Which node is on which machine: what is refused, in one sentence, before anything is made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from netem.choose import BACKENDS
+from netem.fabric import FabricBackend
+from netem.spec import LinkProfile, NetworkError, NetworkSpec
+
+_NODES = ("a", "b", "c")
+_LINK = LinkProfile(0.01, 1e9)
+_LINKS = {(source, target): _LINK for source in _NODES for target in _NODES if source != target}
+_TWO = {"a": "m0", "b": "m0", "c": "m1"}
+
+
+def spec(machines: dict[str, str], **keys: Any) -> NetworkSpec:
+    return NetworkSpec("test", _NODES, _LINKS, machines=machines, **keys)
+
+
+@pytest.mark.parametrize(
+    ("machines", "spans"), [({}, False), (dict.fromkeys(_NODES, "m0"), False), (_TWO, True)]
+)
+def test_a_network_spans_machines_only_if_there_are_several(machines: dict[str, str], spans: bool) -> None:
+    assert spec(machines).spans_machines is spans
+
+
+def test_every_node_or_none_has_a_machine() -> None:
+    with pytest.raises(
+        NetworkError, match="the node c is on no machine: name one for every node, or for none"
+    ):
+        spec({"a": "m0", "b": "m1"})
+
+
+def test_virtual_time_is_for_one_machine() -> None:
+    assert spec(dict.fromkeys(_NODES, "m0"), is_virtual=True).is_virtual
+    with pytest.raises(NetworkError, match="virtual time is kept on one machine: run in real time"):
+        spec(_TWO, is_virtual=True)
+
+
+def test_a_shared_link_has_its_senders_on_one_machine() -> None:
+    keys: dict[str, Any] = {"shared": {"core": 1e9}}
+    spec(_TWO, paths={("a", "b"): ("core",), ("b", "c"): ("core",)}, **keys)
+    sentence = (
+        "the shared link 'core' is passed by a on machine m0 and by c on machine m1, .* put them on the same machine, or "
+        "let pairs share no links"
+    )
+    with pytest.raises(NetworkError, match=sentence):
+        spec(_TWO, paths={("a", "b"): ("core",), ("c", "b"): ("core",)}, **keys)
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: str(backend.name))
+def test_only_fabric_joins_machines_and_the_others_say_so(backend: Any) -> None:
+    if backend.joins_machines:
+        assert backend is FabricBackend
+        backend(spec(_TWO))
+    else:
+        with pytest.raises(
+            NetworkError, match=f"the {backend.name} network is one machine's: .* take fabric"
+        ):
+            backend(spec(_TWO))
+        backend(spec(dict.fromkeys(_NODES, "m0")))
+
+
+def test_fabric_says_what_it_lacks_to_join_machines() -> None:
+    backend = FabricBackend(spec(_TWO))
+    with pytest.raises(NetworkError, match="say which one this is"):
+        backend.open()
+    with pytest.raises(NetworkError, match="say which one this is"):
+        backend.join({}, bytes(32))
+    with pytest.raises(NetworkError, match="no node is on machine m7: leave it out"):
+        backend.bind("m7", "127.0.0.1")
+    address, port = backend.bind("m0", "127.0.0.1")
+    assert address == "127.0.0.1"
+    assert port > 0
+    with pytest.raises(NetworkError, match="the forwarder of machine m1 has no address: bind it there first"):
+        backend.join({"m0": (address, port)}, bytes(32))
+    with pytest.raises(NetworkError, match="a run's key has 16 to 64 bytes"):
+        backend.join({"m0": (address, port), "m1": (address, 9)}, b"")
+    backend.close()

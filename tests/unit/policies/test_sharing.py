@@ -1,0 +1,151 @@
+"""Servers that share their time among sessions: expected times, the replay on them, and what Foresight makes of both."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import fmean
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies import Hop, InfeasiblePlacement, Problem, RequestSpec, SystemState
+from policies.cgbp import CgBp
+from policies.checks import check_placement
+from policies.foresight import ForesightPlacement
+from policies.foresight_routing import ForesightRouting
+from policies.foresight_sharing import SharedSearch
+from policies.problem import Batching
+from policies.search import likely_requests, typical_lengths
+from policies.shared_replay import replay_shared
+from policies.sharing import Cycle, Sharing
+from testbed.control.placing import place
+from testbed.fast.engine import simulate_fast
+from testbed.scenario import load_experiment
+from testbed.scenario.policy import PolicyChoice
+from testbed.simulate.cases import scenario_case
+from tests.support.problems import make_problem, placed, problems
+
+SLOPED = 0.001
+
+
+def shared(problem: Problem, batching: Batching = "continuous", slope_s: float = SLOPED) -> Problem:
+    servers = tuple(replace(server, session_slope_s=slope_s) for server in problem.servers)
+    return replace(problem, servers=servers, batching=batching)
+
+
+def test_one_session_is_as_fast_as_alone_and_more_are_slower() -> None:
+    problem = shared(make_problem([100.0], n_output_tokens=10, prefill_slope_s=0.002))
+    sharing = Sharing(problem)
+    cycle = sharing.cycle(0, (Hop(0, 0, 4),))
+    assert cycle == pytest.approx(Cycle(0.1, 0.04))
+    times_s = [sharing.step_s(0, 4, n, cycle) for n in range(1, 40)]
+    assert times_s[0] == pytest.approx(0.04)
+    assert times_s == sorted(times_s)
+    # Never more than a step of all sessions, one that is met, and half a prompt.
+    for n, time_s in enumerate(times_s, 1):
+        assert time_s <= 2 * (0.04 + 4 * SLOPED * (n - 1)) + 4 * 0.002 / 2 + 1e-9
+
+
+def test_serial_servers_are_slower_than_batching_ones() -> None:
+    problem = make_problem([100.0], n_output_tokens=10)
+    cycle = Cycle(0.1, 0.04)
+    together_s, in_turn_s = (
+        Sharing(shared(problem, kind)).step_s(0, 4, 20, cycle) for kind in ("continuous", "serial")
+    )
+    assert in_turn_s > 3 * together_s
+
+
+def test_a_session_goes_where_fewer_are() -> None:
+    problem = make_problem([100.0, 100.0], n_output_tokens=10)
+    placement = placed(problem, [(0, 4), (0, 4)], [60.0, 60.0])
+    state = SystemState(placement.cache_bytes)
+    for number in range(3):
+        state.open(number, [Hop(0, 0, 4)], 1.0, 10.0)
+    request = RequestSpec(0, 1, 10)
+    servers = []
+    for one in (problem, shared(problem)):
+        route = ForesightRouting().bind(one, placement).route(request, state, 0.0)
+        assert route is not None
+        servers.append(route.hops[0].server)
+    assert servers == [0, 1]
+
+
+def test_nobody_is_let_in_without_room_however_overdue_others_are() -> None:
+    # Room for one session; with others there it lasts longer than the state expects.
+    problem = shared(make_problem([100.0], n_output_tokens=9, cache_bytes_per_token=1.0), slope_s=1.0)
+    placement = placed(problem, [(0, 4)], [2 * 4 * 10.0])
+    requests = likely_requests(problem, "test", 30)
+    done = replay_shared(problem, placement, ForesightRouting().bind(problem, placement), requests)
+    spans = [(d.plan.arrival_at_s + d.waiting_s, d.plan.arrival_at_s + d.time_s) for d in done]
+    for start_s, _ in spans:
+        assert sum(a <= start_s < b - 1e-9 for a, b in spans) <= 2
+    assert max(d.waiting_s for d in done) > 0
+
+
+def test_outputs_are_those_of_past_requests_and_inputs_few() -> None:
+    samples = tuple((n, 2 * n) for n in range(1, 40))
+    problem = replace(make_problem([100.0]), length_samples=samples, reserved_output_tokens=100)
+    requests = likely_requests(problem, "test", 200)
+    assert {plan.n_input_tokens for plan in requests} <= {n for n, _ in typical_lengths(problem)}
+    assert {plan.n_output_tokens for plan in requests} <= {n for _, n in samples}
+    assert len({plan.n_output_tokens for plan in requests}) > 30
+    assert {plan.known.n_output_tokens for plan in requests} == {100}
+
+
+@pytest.mark.parametrize(
+    ("scenario", "rate", "placement", "concurrency"),
+    [
+        ("chain-7b", 4.0, "chain-composition", None),
+        ("helix-24", 1.4, "cg-bp", 40),
+        ("abovenet", 0.3, "cg-bp", None),
+        ("abovenet", 0.3, "chain-composition", None),
+    ],
+)
+def test_the_replay_is_near_the_engine(
+    scenario: str, rate: float, placement: str, concurrency: int | None
+) -> None:
+    """The mean time per token is within 35 % of what the fast engine has, step by step."""
+    changes = [f"workload.rate={rate}", "workload.n_requests=200", "policy.queue=fifo"]
+    changes += ["compute.batching=continuous"]
+    if concurrency is not None:
+        changes.append(f"policy.design_concurrency={concurrency}")
+    experiment = scenario_case(scenario, PolicyChoice(None, placement, "foresight"), changes, 0).experiment
+    made = place(experiment)
+    served = simulate_fast(experiment, made).requests
+    replayed = replay_shared(experiment.problem, made.placement, made.router, experiment.requests)
+    engine_s = fmean(r.time_s / r.plan.n_output_tokens for r in served if r.time_s is not None)
+    replay_s = fmean(d.time_s / d.plan.n_output_tokens for d in replayed)
+    assert abs(replay_s / engine_s - 1) < 0.35
+
+
+@settings(max_examples=25, deadline=None)
+@given(problems(), st.sampled_from(["serial", "continuous"]))
+def test_placements_hold_and_are_no_worse_than_the_proposed_ones(
+    problem: Problem, batching: Batching
+) -> None:
+    problem = shared(problem, batching)
+    try:
+        rival = CgBp().place(problem)
+    except InfeasiblePlacement:
+        rival = None
+    try:
+        placement = ForesightPlacement().place(problem)
+    except InfeasiblePlacement:
+        assert rival is None
+        return
+    check_placement(problem, placement, "foresight")
+    assert ForesightPlacement().place(problem).ranges == placement.ranges
+    if rival is not None:
+        search = SharedSearch(problem, "foresight")
+        assert search.judged(placement) <= search.judged(rival)
+
+
+def test_it_aims_at_the_objectives() -> None:
+    """For early first tokens servers hold fewer blocks and more caches, so that chains are longer."""
+    base = load_experiment("helix-24", ["workload.rate=1.4", "workload.n_requests=10"]).problem
+    early, fast = (
+        SharedSearch(replace(base, objectives_s=objectives), "foresight").run(None)
+        for objectives in ((("ttft", 5.0),), (("tpot", 0.35),))
+    )
+    assert max(held.n_blocks for held in early.ranges) < max(held.n_blocks for held in fast.ranges)

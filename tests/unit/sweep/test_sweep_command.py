@@ -1,0 +1,331 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from testbed.errors import RunError, UserError
+from testbed.scenario.policy import PolicyChoice
+from testbed.simulate import engine
+from testbed.simulate.cases import scenario_case
+from testbed.simulate.engine import simulate
+from testbed.simulate.summary import summarize_simulation
+from testbed.studies.sweep import command, runs
+from testbed.studies.sweep.command import PAGE, RUNS, STUDY, TABLES, sweep_command
+from testbed.studies.sweep.runs import Run, Runner, Setup, case_of, key_of
+from testbed.studies.sweep.store import Lines
+from testbed.studies.sweep.study import Options
+from testbed.studies.sweep.table import RESULTS
+from tests.support.full_disk import files_no_longer_than
+
+POLICIES = "policy=petals,proposed"
+RATES = "workload.rate=0.5,0.1"
+
+
+def sweep(out: Path, *over: str, jobs: int = 1, target: str = "clustered", **options: Any) -> dict[str, Any]:
+    given = Options(over=over, **{"overrides": ("workload.n_requests=5",), **options})
+    answer, _, answer["code"] = sweep_command(target, given, out, "local", jobs)
+    return answer
+
+
+def rows(out: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = pq.read_table(out / RESULTS).to_pylist()
+    return found
+
+
+def test_a_row_per_run_sorted_with_what_simulate_measures(tmp_path: Path) -> None:
+    answer = sweep(tmp_path, RATES, POLICIES, n_runs=2, slo="ttft=4s")
+    assert (answer["n_runs"], answer["n_computed"], answer["statuses"], answer["code"]) == (
+        8,
+        8,
+        {"ok": 8},
+        0,
+    )
+    table = rows(tmp_path)
+    places = [(row["workload.rate"], row["policy"], row["seed"]) for row in table]
+    assert places == sorted(places) and len(set(places)) == 8
+    last = table[-1]
+    changes = ["workload.n_requests=5", "workload.rate=0.5"]
+    served = simulate(scenario_case("clustered", PolicyChoice("proposed"), changes, 1), "real")
+    summary = summarize_simulation(served, {"ttft": 4.0})
+    for name in ("ttft_s", "tpot_s", "per_token_s", "queue_s"):
+        for statistic in ("mean", "p50", "p95", "p99"):
+            assert last[f"{name}_{statistic}"] == summary["metrics"][name][statistic]
+    assert last["goodput_rps"] == summary["goodput_rps"]
+    assert last["n_completed"] == last["n_requests"] == 5 and last["n_failed"] == 0
+    span_s = max(r.plan.arrival_at_s + (r.time_s or 0) for r in served.requests)
+    assert last["tokens_per_s"] == pytest.approx(5 * 128 / span_s)
+    assert last["engine"] == "fast" and last["status"] == "ok" and last["reason"] == ""
+
+
+def test_goodput_is_under_the_scenario_s_own_objectives_where_none_are_given(tmp_path: Path) -> None:
+    few = "workload.n_requests=5"
+    sweep(tmp_path / "given", slo="ttft=4s")
+    sweep(tmp_path / "own", overrides=(few, "workload.slo=ttft=4s"))
+    sweep(tmp_path / "axis", "workload.slo=ttft=4s,ttft=1s", overrides=(few,))
+    of = {name: [row["goodput_rps"] for row in rows(tmp_path / name)] for name in ("given", "own", "axis")}
+    assert of["given"] == of["own"] and of["given"][0] > 0
+    assert of["axis"] == [0.0, *of["given"]]
+
+
+def test_the_same_seed_gives_every_policy_the_same_arrivals() -> None:
+    setup = Setup("clustered", n_runs=2)
+    ran = [case_of(setup, Run((), policy, 3)).experiment.requests for policy in ("petals", "foresight")]
+    assert ran[0] == ran[1] != case_of(setup, Run((), "petals", 4)).experiment.requests
+
+
+def test_the_bytes_are_the_same_for_one_worker_and_for_two(tmp_path: Path) -> None:
+    for jobs in (1, 2):
+        sweep(tmp_path / str(jobs), RATES, POLICIES, n_runs=3, jobs=jobs)
+    for name in (RESULTS, PAGE, *TABLES):
+        assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "2" / name).read_bytes(), name
+
+
+def test_only_what_is_new_is_computed(tmp_path: Path) -> None:
+    assert sweep(tmp_path, RATES, POLICIES)["n_computed"] == 4
+    before = (tmp_path / RESULTS).read_bytes()
+    again = sweep(tmp_path, RATES, POLICIES)
+    assert (again["n_computed"], again["n_found"]) == (0, 4)
+    assert (tmp_path / RESULTS).read_bytes() == before
+    assert sweep(tmp_path, "workload.rate=0.1,0.3,0.5", POLICIES)["n_computed"] == 2
+    assert sweep(tmp_path, RATES, "policy=petals,proposed,cg-bprr")["n_computed"] == 2
+    assert sweep(tmp_path, RATES, POLICIES, n_runs=2)["n_computed"] == 4
+    assert sweep(tmp_path, RATES, POLICIES)["n_computed"] == 0
+    assert (tmp_path / RESULTS).read_bytes() == before, "rows of other studies in the folder are left out"
+
+
+def test_a_run_is_known_by_all_that_determines_it(tmp_path: Path) -> None:
+    def key(*changes: str, policy: str = "petals", seed: int = 0, engine: str = "fast") -> str:
+        setup = Setup("clustered", engine=engine)
+        return key_of(case_of(setup, Run(changes, policy, seed)).experiment, setup)
+
+    assert key() == key("workload.rate=0.1") == key("workload.rate=0.10"), (
+        "the same run, however it is written"
+    )
+    keys = [key(), key("workload.rate=0.2"), key(policy="proposed"), key(seed=1), key(engine="virtual")]
+    plan = tmp_path / "plan.json"
+    for text in ("{}", "[]"):
+        plan.write_text(text)
+        keys.append(key(f"policy.placement=fixed:{plan}", "policy.routing=ws-rr", policy=None))  # type: ignore[arg-type]
+    assert len(set(keys)) == len(keys)
+
+
+def test_a_run_that_cannot_be_is_a_row_with_its_reason(tmp_path: Path) -> None:
+    answer = sweep(tmp_path, "servers.1.count=0,2", POLICIES)
+    table = rows(tmp_path)
+    assert [row["status"] for row in table] == ["infeasible", "infeasible", "ok", "ok"]
+    assert "leaves 28 of 70 blocks unplaced" in table[1]["reason"] and table[1]["ttft_s_mean"] is None
+    assert answer["statuses"] == {"infeasible": 2, "ok": 2} and len(answer["reasons"]) == 2
+    assert answer["code"] == 0, "that nothing fits is an answer"
+    assert "unplaced" in (tmp_path / PAGE).read_text(encoding="utf-8")
+    assert sweep(tmp_path, "servers.1.count=0,2", POLICIES)["n_computed"] == 0
+
+
+def test_a_run_that_fails_is_a_row_and_what_may_not_last_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(case: Any, *rest: Any, **more: Any) -> Any:
+        if case.policy == "petals":
+            raise ZeroDivisionError("no idea")
+        if case.experiment.seed == 1:
+            raise UserError("a rule is broken")
+        return simulate(case, *rest, **more)
+
+    monkeypatch.setattr(runs, "simulate", broken)
+    answer = sweep(tmp_path, POLICIES, n_runs=2)
+    assert answer["code"] == 1 and answer["statuses"] == {"failed": 3, "ok": 1}
+    said = [
+        (row["policy"], row["seed"], row["reason"]) for row in rows(tmp_path) if row["status"] == "failed"
+    ]
+    assert said == [
+        ("petals", 0, "ZeroDivisionError: no idea"),
+        ("petals", 1, "ZeroDivisionError: no idea"),
+        ("proposed", 1, "a rule is broken"),
+    ]
+    monkeypatch.setattr(runs, "simulate", simulate)
+    again = sweep(tmp_path, POLICIES, n_runs=2)
+    assert (again["n_computed"], again["statuses"]) == (2, {"failed": 1, "ok": 3})
+
+
+def test_a_drawn_point_that_no_scenario_can_be_is_a_row(tmp_path: Path) -> None:
+    table = tmp_path / "study.toml"
+    scenario = tmp_path / "short.toml"
+    text = "[workload]\narrivals = 'listed'\nrequests = [[0, 9, 9], [1, 9, 9], [2, 9, 9], [3, 9, 9]]\n"
+    shipped = (Path(command.__file__).parents[3] / "scenarios" / "clustered.toml").read_text(encoding="utf-8")
+    head, _, tail = shipped.partition("[workload]")
+    scenario.write_text(head + text + tail[tail.index("[policy]") :], encoding="utf-8")
+    table.write_text(
+        'scenario = "short.toml"\n[design]\nkind = "random"\nn = 12\nseed = 1\n'
+        'over = { "workload.n_requests" = { low = 2, high = 6, integer = true } }\n',
+        encoding="utf-8",
+    )
+    answer = sweep(tmp_path / "out", target=str(table), overrides=())
+    assert set(answer["statuses"]) == {"ok", "failed"}
+    failed = [row for row in rows(tmp_path / "out") if row["status"] == "failed"]
+    assert all(
+        row["workload.n_requests"] > 4 and "there are only 4 requests" in row["reason"] for row in failed
+    )
+
+
+def test_a_placement_is_decided_once_for_all_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    class Counting(runs.Placements):
+        def get(self, experiment: Any, problem: Any, decide: Any) -> Any:
+            def counted() -> Any:
+                asked.append(experiment.placement)
+                return decide()
+
+            return super().get(experiment, problem, counted)
+
+    monkeypatch.setattr(runs, "Placements", Counting)
+    runner = Runner(Setup("clustered"))
+    few = ("workload.n_requests=3",)
+    found = {
+        policy: [runner(Run(few, policy, seed)) for seed in range(3)] for policy in ("petals", "proposed")
+    }
+    assert asked == ["petals"] * 3 + ["cg-bp"], "servers join PETALS in an order that the seed draws"
+    alone = [Runner(Setup("clustered"))(Run(few, "proposed", seed)) for seed in range(3)]
+    assert [r.measures for r in alone] == [r.measures for r in found["proposed"]]
+
+
+def test_of_a_recording_every_seed_takes_other_requests() -> None:
+    setup = Setup("trace-replay", n_runs=2)
+    first, second = (
+        case_of(setup, Run(("workload.n_requests=20",), None, seed)).experiment for seed in (0, 1)
+    )
+    assert first.sample is not None and first.sample.draw == "windows"
+    assert [r.n_output_tokens for r in first.requests] != [r.n_output_tokens for r in second.requests]
+
+
+def test_tables_say_what_is_a_difference_and_what_is_none(tmp_path: Path) -> None:
+    sweep(tmp_path, "workload.rate=0.5", "policy=petals,proposed,cg-bp+ws-rr", n_runs=12, metrics="tpot_s")
+    text = (tmp_path / "table.md").read_text(encoding="utf-8")
+    assert "| against petals |" in text and ", better |" in text
+    csv = (tmp_path / "table.csv").read_text(encoding="utf-8").splitlines()
+    header, first, second = (line.split(",") for line in csv[:3])
+    by_name = dict(zip(header, second, strict=True))
+    of_base = dict(zip(header, first, strict=True))
+    assert (of_base["policy"], by_name["policy"]) == ("petals", "proposed")
+    pairs = {
+        p: [row["tpot_s_mean"] for row in rows(tmp_path) if row["policy"] == p]
+        for p in ("petals", "proposed")
+    }
+    differences = [b - a for a, b in zip(pairs["petals"], pairs["proposed"], strict=True)]
+    assert float(by_name["tpot_s_mean_difference"]) == pytest.approx(sum(differences) / 12)
+    assert by_name["tpot_s_mean_verdict"] == "better"
+    latex = (tmp_path / "table.tex").read_text(encoding="utf-8")
+    assert latex.startswith("\\begin{tabular}") and "$\\pm$" in latex
+
+
+def test_runs_that_are_all_the_same_have_no_interval(tmp_path: Path) -> None:
+    same = ("workload.n_requests=3", "workload.arrivals=constant")
+    sweep(tmp_path, "policy=proposed,cg-bprr", n_runs=3, overrides=same)
+    assert "±" not in (tmp_path / "table.md").read_text(encoding="utf-8").split("| --- |")[1]
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    sweep(tmp_path / "a", RATES)
+    for over, options, said in (
+        (
+            ("workload.n_input_tokens=5,6",),
+            {},
+            "another study, with axes workload.rate and not workload.n_input_tokens",
+        ),
+        ((RATES,), {"engine": "virtual"}, "another study, with engine fast and not virtual"),
+        ((RATES,), {"target": "abovenet"}, "another study, with scenario clustered and not abovenet"),
+    ):
+        with pytest.raises(UserError, match=said):
+            sweep(tmp_path / "a", *over, **options)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "letter.txt").write_text("")
+    with pytest.raises(UserError, match="holds something else already"):
+        sweep(tmp_path / "b", RATES)
+    (tmp_path / "a" / STUDY).write_text("[]")
+    with pytest.raises(UserError, match="cannot be read as a study's"):
+        sweep(tmp_path / "a", RATES)
+
+
+def test_two_commands_do_not_write_into_one_folder(tmp_path: Path) -> None:
+    sweep(tmp_path, RATES)
+    with Lines(tmp_path / RUNS), pytest.raises(UserError, match="another command writes there now"):
+        sweep(tmp_path, RATES)
+
+
+def test_a_line_of_another_form_is_named_and_one_cut_short_is_computed_again(tmp_path: Path) -> None:
+    sweep(tmp_path, RATES)
+    path, before = tmp_path / RUNS, (tmp_path / RESULTS).read_bytes()
+    path.write_bytes(path.read_bytes()[:-20])
+    assert sweep(tmp_path, RATES)["n_computed"] == 1
+    assert (tmp_path / RESULTS).read_bytes() == before
+    assert all(json.loads(line) for line in path.read_text().splitlines())
+    with open(path, "a") as file:
+        file.write('{"key": 3}\n')
+    with pytest.raises(UserError, match=r"line 3 is no result of this command \(.*\); remove that line"):
+        sweep(tmp_path, RATES)
+
+
+def test_a_disk_that_fills_up_keeps_what_was_measured(tmp_path: Path) -> None:
+    rates = "workload.rate=0.1:0.8:0.1"
+    with files_no_longer_than(4000), pytest.raises(RunError, match=r"runs.jsonl: cannot be written"):
+        sweep(tmp_path, rates)
+    answer = sweep(tmp_path, rates)
+    assert 0 < answer["n_found"] < 8 and answer["n_computed"] == 8 - answer["n_found"]
+
+
+@pytest.mark.parametrize(
+    ("over", "options", "said"),
+    [
+        (("workload.rat=1",), {}, r'workload.rat: unknown key \(did you mean "rate"\?\)'),
+        (("workload.rate=1,-1",), {}, "workload.rate=-1: workload.rate: must be"),
+        (("policy=petals,petalz",), {}, "policy petalz: there is no policy pair"),
+        (("policy=cg-bp+nothing",), {}, "there is no routing policy 'nothing'"),
+        ((), {"n_runs": 10**12}, "the study has 1,000,000,000,000 runs, and 1,000,000 are the most"),
+        (
+            ("servers.0.count=1:2000:1", "servers.1.count=1:2000:1"),
+            {},
+            "the study has 4,000,000 runs",
+        ),
+        ((), {"n_runs": 0}, "--runs must be at least 1"),
+        ((), {"seed": -1}, "--seed must not be negative"),
+        ((), {"engine": "slow"}, "--engine must be fast, virtual or real"),
+        ((), {"jobs": 0}, "--jobs must be at least 1"),
+        ((), {"engine": "real", "jobs": 2}, "one at a time"),
+        ((), {"target": "clusterd"}, 'did you mean "clustered"'),
+    ],
+)
+def test_what_makes_no_sense_gets_one_sentence_before_anything_is_made(
+    tmp_path: Path, over: tuple[str, ...], options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UserError, match=said) as caught:
+        sweep(tmp_path / "out", *over, **options)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(UserError, match="--executor must be local or ray, not farm"):
+        sweep_command("clustered", Options(), tmp_path / "out", "farm", None)
+
+
+def test_the_system_itself_serves_in_virtual_time(tmp_path: Path) -> None:
+    answer = sweep(tmp_path, POLICIES, engine="virtual", overrides=("workload.n_requests=2",))
+    assert answer["statuses"] == {"ok": 2}
+    assert [row["engine"] for row in rows(tmp_path)] == [engine.VIRTUAL] * 2
+
+
+def test_a_sweep_without_axes_is_one_point(tmp_path: Path) -> None:
+    assert sweep(tmp_path)["n_runs"] == 1
+    (row,) = rows(tmp_path)
+    assert (row["policy"], row["seed"]) == ("proposed", 0)
+    assert not [name for name in os.listdir(tmp_path / "figures") if "map" in name]
+
+
+def test_ray_that_is_not_installed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install '\.\[ray\]' in the checkout"):
+        sweep_command("clustered", Options(), tmp_path / "out", "ray", None)
+    with pytest.raises(UserError, match="leave out --executor ray"):
+        sweep_command("clustered", Options(engine="real"), tmp_path / "out", "ray", None)
+    assert not (tmp_path / "out").exists()

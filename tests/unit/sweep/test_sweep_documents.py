@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from testbed.results.intervals import Mean
+from testbed.studies.sweep.axes import parse_over
+from testbed.studies.sweep.contrast import Cell
+from testbed.studies.sweep.documents import difference, latex, markdown, number
+from testbed.studies.sweep.figures import _undominated
+from testbed.studies.sweep.runs import Record
+from testbed.studies.sweep.table import Row, typed
+
+
+def cell(policy: str, values: list[float], measure: str = "ttft_s_mean", share: float = 0.0) -> Cell:
+    rows = [
+        Row({}, policy, seed, Record("k", measures={measure: value}, recorded_share=share))
+        for seed, value in enumerate(values)
+    ]
+    return Cell({}, policy, rows)
+
+
+def test_differences_are_paired_seed_by_seed() -> None:
+    base = cell("a", [10.0, 20.0, 30.0])
+    found = cell("b", [9.0, 19.1, 28.9]).against(base, "ttft_s_mean")
+    assert found is not None and found.mean == pytest.approx(-1.0)
+    assert found.half_width == pytest.approx(4.303 * 0.1 / math.sqrt(3), rel=1e-3)
+    assert found.ratio == pytest.approx(-0.05) and found.verdict == "better"
+    assert difference(found) == "-1.00 ± 0.25 (-5.0 %), better"
+
+
+@pytest.mark.parametrize(
+    ("values", "measure", "verdict"),
+    [
+        ([11.0, 21.1, 30.9], "ttft_s_mean", "worse"),
+        ([11.0, 21.1, 30.9], "tokens_per_s", "better"),
+        ([9.0, 21.0, 30.0], "ttft_s_mean", "unresolved"),
+        ([10.0, 20.0, 30.0], "ttft_s_mean", "equal"),
+    ],
+)
+def test_a_result_says_whether_it_is_one(values: list[float], measure: str, verdict: str) -> None:
+    found = cell("b", values, measure).against(cell("a", [10.0, 20.0, 30.0], measure), measure)
+    assert found is not None and found.verdict == verdict
+
+
+def test_rounding_is_no_difference() -> None:
+    found = cell("b", [10.0, 20.0 + 4e-15, 30.0]).against(cell("a", [10.0, 20.0, 30.0]), "ttft_s_mean")
+    assert difference(found) == "equal"
+
+
+def test_only_seeds_that_both_have_count_and_one_alone_has_no_interval() -> None:
+    found = cell("b", [9.0]).against(cell("a", [10.0, 20.0]), "ttft_s_mean")
+    assert found is not None and (found.n, found.mean, found.verdict) == (1, -1.0, None)
+    assert math.isnan(found.half_width)
+    assert cell("b", []).against(cell("a", [1.0]), "ttft_s_mean") is None
+
+
+def test_runs_over_one_recording_come_no_closer_than_the_recording() -> None:
+    plain, shared = (cell("a", [1.0, 2.0, 3.0], share=share).mean("ttft_s_mean") for share in (0.0, 1.0))
+    assert plain is not None and shared is not None
+    assert shared.half_width == pytest.approx(2 * plain.half_width)
+
+
+@pytest.mark.parametrize(
+    ("mean", "text"),
+    [
+        (Mean(12.3456, 0.123, 5), "12.35 ± 0.12"),
+        (Mean(1234.5, 120.0, 5), "1234 ± 120"),
+        (Mean(0.0123456, 0.00012, 5), "0.01235 ± 0.00012"),
+        (Mean(3.0, math.nan, 1), "3"),
+        (Mean(3.0, 0.0, 4), "3 ± 0"),
+        (Mean(3.0, 1e-7, 4), "3.000 ± 1e-07"),
+        (Mean(3.0, 1e-9, 4), "3 ± 0"),
+        (None, "-"),
+    ],
+)
+def test_a_number_has_as_many_digits_as_its_interval_gives_a_meaning(mean: Mean | None, text: str) -> None:
+    assert number(mean) == text
+
+
+def test_cells_are_escaped() -> None:
+    assert markdown(["|R|"], [["a|b"]]).splitlines() == ["| \\|R\\| |", "| --- |", "| a\\|b |"]
+    assert latex(["n_1"], [["5 % ± 1"]]).splitlines()[2:5:2] == ["n\\_1 \\\\", "5 \\% $\\pm$ 1 \\\\"]
+
+
+def test_a_column_has_one_type() -> None:
+    assert typed([parse_over("a=1,2")])["a"] == {"1": 1, "2": 2}
+    assert typed([parse_over("a=1,2.5")])["a"] == {"1": 1.0, "2.5": 2.5}
+    assert typed([parse_over("a=1,auto")])["a"] == {"1": "1", "auto": "auto"}
+    assert typed([parse_over('a="x",y')])["a"] == {'"x"': "x", "y": "y"}
+    assert typed([parse_over("a=true,false")])["a"] == {"true": True, "false": False}
+
+
+def test_the_front_has_what_no_other_beats() -> None:
+    points = [(1.0, 5.0), (2.0, 4.0), (2.0, 6.0), (3.0, 4.5), (3.0, 1.0)]
+    assert _undominated(points, ("ttft_s_mean", "tpot_s_mean")) == [(1.0, 5.0), (2.0, 4.0), (3.0, 1.0)]
+    assert _undominated(points, ("tokens_per_s", "tpot_s_mean")) == [(3.0, 1.0)]
