@@ -36,15 +36,15 @@ def check_placement(problem: Problem, placement: Placement, name: str | None = N
             raise PolicyError(
                 f"{who} puts blocks [{first}, {last}) on {server.name}; the model has [0, {model.n_blocks})"
             )
-        needed_bytes = model.block_bytes * (last - first) + cache_bytes
+        own_bytes = model.block_bytes * (last - first)
+        if own_bytes + max(cache_bytes, 0.0) > server.memory_bytes * (1 + _ROUNDING_RATIO):
+            raise PolicyError(
+                f"{who} overbooks {server.name}: {gigabytes(own_bytes)} of blocks and "
+                f"{gigabytes(max(cache_bytes, 0.0))} of caches in {gigabytes(server.memory_bytes)} of memory"
+            )
         if not cache_bytes >= 0:
             raise PolicyError(
                 f"{who} leaves {cache_bytes} bytes for caches on {server.name}; it must be >= 0"
-            )
-        if needed_bytes > server.memory_bytes * (1 + _ROUNDING_RATIO):
-            raise PolicyError(
-                f"{who} overbooks {server.name}: {gigabytes(needed_bytes)} of blocks and caches in "
-                f"{gigabytes(server.memory_bytes)} of memory"
             )
     missing = placement.uncovered(model.n_blocks)
     if missing:

@@ -203,7 +203,9 @@ def _unknown(what: str, name: str, valid: Iterable[str]) -> str:
     names = list(valid)
     near = difflib.get_close_matches(name.lower(), names, 2)
     hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
-    own = "" if what == "policy pair" else ", or module:Class"
+    own = ", or module:Class"
+    if what == "policy pair":
+        own = "; a policy of your own, module:Class, is a --placement or a --routing" if ":" in name else ""
     kinds: dict[str, Collection[str]] = {"policy": PAIRS, "placement": PLACEMENTS, "routing": ROUTINGS}
     if elsewhere := [f"--{option} {name}" for option, known in kinds.items() if name in known]:
         hint = f"did you mean {' or '.join(elsewhere)}? "

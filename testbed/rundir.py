@@ -76,7 +76,7 @@ def make_run_dir(out: Path | None, name: str) -> Path:
 
 
 def check_new_folder(out: Path, option: str = "--out") -> None:
-    """``out``, given as ``option``, must be new or empty; nothing is made. Raises ``UserError``."""
+    """``out``, given as ``option``, must be new or empty, and writable; nothing is made. Raises ``UserError``."""
     try:
         if out.exists() and any(out.iterdir()):
             raise UserError(f"{out} holds something already; give a new folder as {option}")
@@ -84,6 +84,18 @@ def check_new_folder(out: Path, option: str = "--out") -> None:
         raise UserError(
             f"cannot use the folder {out}: {error.strerror}; choose another as {option}"
         ) from error
+    check_writable(out, option)
+
+
+def check_writable(out: Path, option: str = "--out") -> None:
+    """Nobody should measure for a folder that cannot be written; nothing is made. Raises ``UserError``."""
+    there = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
+    if not there.is_dir():
+        raise UserError(f"{there} is a file, but a folder belongs there; choose another as {option}")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UserError(
+            f"{out}: nothing can be written to {there} (read-only, or not yours); choose another as {option}"
+        )
 
 
 @contextmanager

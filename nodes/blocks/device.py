@@ -31,7 +31,9 @@ def open_device(name: str, dtype_name: str) -> tuple[torch.device, torch.dtype]:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = " ".join(str(error).split())
-        raise ComputeError(f'the device "{name}" cannot be used: {reason}') from error
+        raise ComputeError(
+            f'the device "{name}" cannot be used: {reason}; set compute.device to one that `testbed doctor` lists'
+        ) from error
     if device.type not in ("cpu", "cuda"):
         raise ComputeError(f'the device "{name}" is not supported; those of these are: cpu, cuda')
     if device.type == "cuda" and dtype == torch.bfloat16 and not torch.cuda.is_bf16_supported(False):

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from testbed.cli.blocks import generate, hardware, model_app, model_overrides
 from testbed.cli.measure import calibrate, links, reproduce, topology
 from testbed.cli.options import (
     ClockOption,
+    ComputeOption,
     HostsOption,
     JsonOption,
     ModelOption,
@@ -38,7 +40,19 @@ from testbed.cli.sweep import advise, capacity, explain, sweep
 from testbed.cli.workload import workload_app
 from testbed.errors import EXIT_INTERRUPTED, TestbedError, UserError
 
+
+class _Commands(TyperGroup):
+    """Says of Ctrl-C what the command said of it; Typer would say nothing."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as interrupted:
+            _fail(str(interrupted) or "stopped", EXIT_INTERRUPTED)
+
+
 app = typer.Typer(
+    cls=_Commands,
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Networked emulation testbed for geographically distributed LLM inference.",
@@ -57,9 +71,7 @@ def up(
     clock: ClockOption = None,
     network: NetworkOption = None,
     hosts: HostsOption = None,
-    compute: Annotated[
-        str | None, typer.Option(help="stub (calibrated times) or blocks (real transformer blocks).")
-    ] = None,
+    compute: ComputeOption = None,
     model: ModelOption = None,
     random_weights: RandomOption = False,
     placement: Annotated[str | None, typer.Option(help="Placement policy; see `testbed policies`.")] = None,
@@ -111,7 +123,7 @@ def up(
         report=report,
         trace=trace,
         with_twin=twin,
-        page_port=None if no_page else 0 if hold and page is None else page,
+        page_port=_page_port(page, no_page, hold),
     )
     if runs > 1:
         from testbed.studies.seeds.command import seeds_command
@@ -125,6 +137,13 @@ def up(
 def _refuse_pair_and_half(has_pair: bool, placement: str | None, routing: str | None) -> None:
     if has_pair and (placement is not None or routing is not None):
         raise UserError("--policy names both policies: give either it, or --placement and --routing")
+
+
+def _page_port(page: int | None, no_page: bool, by_default: bool) -> int | None:
+    """``None``: no page is served."""
+    if no_page and page is not None:
+        raise UserError("--page and --no-page cannot both be given; leave one out")
+    return 0 if page is None and by_default and not no_page else page
 
 
 @app.command(rich_help_panel=_RUNS)
@@ -164,7 +183,7 @@ def serve(
     routing: Annotated[str | None, typer.Option(help="Routing policy; the other half stays.")] = None,
     network: NetworkOption = None,
     hosts: HostsOption = None,
-    compute: Annotated[str | None, typer.Option(help="stub or blocks; overrides compute.backend.")] = None,
+    compute: ComputeOption = None,
     model: ModelOption = None,
     random_weights: RandomOption = False,
     time_scale: TimeScaleOption = None,
@@ -177,7 +196,7 @@ def serve(
         bool,
         typer.Option(help="Judge the run by the same requests in virtual time, served again at the end."),
     ] = True,
-    page: PageOption = 0,
+    page: PageOption = None,
     no_page: NoPageOption = False,
 ) -> None:
     """Bring the testbed up and serve whoever asks, with OpenAI's API, until Ctrl-C."""
@@ -214,7 +233,7 @@ def serve(
         max_requests,
         max_model_len,
         tokenizer,
-        None if no_page else page,
+        _page_port(page, no_page, True),
     )
     serve_command(
         scenario,
@@ -356,20 +375,33 @@ def show(scenario: ScenarioArg, overrides: SetOption = None, as_json: JsonOption
 
 
 @app.command(rich_help_panel=_SCENARIOS)
-def validate(scenario: ScenarioArg, overrides: SetOption = None, as_json: JsonOption = False) -> None:
+def validate(
+    scenario: ScenarioArg,
+    compute: ComputeOption = None,
+    model: ModelOption = None,
+    random_weights: RandomOption = False,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Check a scenario, its placement included, without running anything.
 
     A policy module:Class that the file names is not imported: its placement is not checked then.
     """
     from testbed.control.placing import place_experiment
-    from testbed.runtime.gpus import shared_out
+    from testbed.runtime.gpus import missing_gpu, shared_out
     from testbed.runtime.wiring import check_frames
     from testbed.scenario import load_experiment
     from testbed.scenario.units import counted
 
-    experiment = load_experiment(scenario, overrides or [])
+    changes = [
+        *(overrides or []),
+        *_changes({"compute.backend": compute}),
+        *model_overrides(model, random_weights),
+    ]
+    experiment = load_experiment(scenario, changes)
     check_frames(experiment)
-    said: list[str] = []
+    missing = missing_gpu(experiment)
+    said = [missing] if missing else []
     blocks = shared_out(experiment, said.append)
     placement = None if experiment.code_in_file else place_experiment(experiment).placement
     answer: dict[str, Any] = {
@@ -380,6 +412,7 @@ def validate(scenario: ScenarioArg, overrides: SetOption = None, as_json: JsonOp
         "n_requests": len(experiment.requests),
         "design_concurrency": placement and placement.design_concurrency,
         "not_loaded": list(experiment.code_in_file),
+        "missing_gpu": missing,
         "devices": blocks and [blocks.device_of(n) for n in range(experiment.problem.n_servers)],
     }
     if placement is None:

@@ -36,6 +36,9 @@ ClockOption = Annotated[
         help="virtual (exact, whatever else the machine does), real (measures the machine) or auto; overrides clock."
     ),
 ]
+ComputeOption = Annotated[
+    str | None, typer.Option(help="stub (calibrated times) or blocks (real transformer blocks).")
+]
 TimeScaleOption = Annotated[
     float | None, typer.Option(help="Run so many times faster than life; times are reported scaled back.")
 ]

@@ -241,7 +241,7 @@ def _footer(summary: dict[str, Any]) -> str:
 def _clock_lines(summary: dict[str, Any]) -> list[str]:
     """How fast time went, what the error columns are about, and what virtual time leaves out."""
     lines = []
-    if summary["wall_s"]:
+    if summary["wall_s"] and summary["scenario_s"] > 0:
         speed = summary["scenario_s"] / summary["wall_s"]
         lines.append(
             f"clock {summary['clock']} ({summary['clock_why']}): {summary['scenario_s']:.0f} s served in "

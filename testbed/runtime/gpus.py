@@ -77,6 +77,15 @@ def shared_out(experiment: Experiment, announce: Callable[[str], None]) -> Block
     return settings
 
 
+def missing_gpu(experiment: Experiment) -> str | None:
+    """One sentence if real blocks shall compute on this machine's GPU, and none is found here."""
+    devices = experiment.blocks.devices if experiment.blocks and not experiment.machines else ()
+    asked = next((device for device in devices if device not in ("cpu", "auto")), None)
+    if asked is None or find_gpus():
+        return None
+    return f'compute.device is "{asked}", and no GPU is found here (`testbed doctor` says why): the run would be refused'
+
+
 def _is_looked_up(device: str) -> bool:
     return device == "auto" or device.startswith(("GPU-", "MIG-"))
 

@@ -128,6 +128,22 @@ def test_links_interrupted_exits_130_and_leaves_no_folder(testbed: Testbed, tmp_
     assert not list(tmp_path.glob("testbed-links-*"))
 
 
+def test_a_study_interrupted_says_that_it_stopped(testbed: Testbed) -> None:
+    run = testbed.start("capacity", "clustered", "--slo", "ttft_p95=5s", "--runs", "500")
+    children = Path(f"/proc/{run.process.pid}/task/{run.process.pid}/children")
+    wait_until(children.read_text, "a worker")
+    run.interrupt()
+    outcome = run.wait(20)
+    assert (outcome.code, outcome.stdout, outcome.stderr) == (130, "", "testbed: stopped\n")
+
+
+def test_page_and_no_page_are_not_both(testbed: Testbed) -> None:
+    for command in ("up", "serve"):
+        outcome = testbed(command, "clustered", "--page", "--no-page")
+        assert (outcome.code, outcome.stdout) == (2, "")
+        assert outcome.stderr == "testbed: --page and --no-page cannot both be given; leave one out\n"
+
+
 def test_auto_takes_what_the_doctor_promises_to_a_process_without_capabilities(testbed: Testbed) -> None:
     # The kernel lets root without capabilities make no user namespace that maps root.
     drop = (

@@ -185,7 +185,7 @@ def test_a_users_placement_that_overbooks_is_stopped_by_name(
     assert_one_sentence(
         outcome,
         "placement policy mypolicies:Greedy overbooks mig-1g-0",
-        "92.64 GB of blocks and caches in 8.20 GB of memory",
+        "92.64 GB of blocks and 0 bytes of caches in 8.20 GB of memory",
     )
     assert not testbed.runs.exists()
 

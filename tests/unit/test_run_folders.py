@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from testbed.errors import RunError
+from testbed.errors import RunError, UserError
 from testbed.page.report import write_report
 from testbed.results import finish_run
-from testbed.rundir import OWNER, owner_alive, write_json
+from testbed.rundir import OWNER, check_new_folder, owner_alive, write_json
 from testbed.runs import clean
 from testbed.runs.clean import clean_command
 from tests.unit.results.conftest import SyntheticRun, make_experiment
@@ -54,6 +54,22 @@ def test_figures_go_into_no_folder_that_is_a_link(run: SyntheticRun, tmp_path: P
 def test_an_owner_that_is_none_is_not_alive(text: str, tmp_path: Path) -> None:
     (tmp_path / OWNER).write_text(text)
     assert owner_alive(tmp_path) is False
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_new_folder(tmp_path / "a" / "b")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        UserError, match="file is a file, but a folder belongs there; choose another as --out"
+    ):
+        check_new_folder(tmp_path / "file" / "b")
+    # Root may write everywhere, and tests cannot mount: what the system says of a read-only disk is given here.
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
+    with pytest.raises(UserError, match=r"b: nothing can be written to .* choose another as --out"):
+        check_new_folder(tmp_path / "a" / "b")
 
 
 def test_an_owner_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:

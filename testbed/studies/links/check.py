@@ -67,7 +67,6 @@ def links_command(
         raise UserError("the memory network has nothing to measure: give --network fabric, netem or loopback")
     if out is not None:
         check_new_folder(out)
-        out.mkdir(parents=True, exist_ok=True)
     with scratch("links") as run_dir:
         (run_dir / "logs").mkdir()
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from testbed.errors import RunError
 from testbed.rundir import write_json
 from testbed.studies.links.plot import draw_links, rate_error_percent
 
@@ -135,8 +136,17 @@ def links_csv(answer: dict[str, Any]) -> str:
 
 
 def write_links(folder: Path, answer: dict[str, Any]) -> None:
-    """``links.json``, ``links.md``, ``links.csv``, ``links.png`` and ``links.pdf`` in ``folder``."""
-    write_json(folder / "links.json", answer)
-    (folder / "links.md").write_text(links_markdown(answer), encoding="utf-8")
-    (folder / "links.csv").write_text(links_csv(answer), encoding="utf-8")
-    draw_links(folder, answer)
+    """``links.json``, ``links.md``, ``links.csv``, ``links.png`` and ``links.pdf`` in ``folder``, which is made.
+
+    Raises ``RunError`` when they cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / "links.json", answer)
+        (folder / "links.md").write_text(links_markdown(answer), encoding="utf-8")
+        (folder / "links.csv").write_text(links_csv(answer), encoding="utf-8")
+        draw_links(folder, answer)
+    except OSError as error:
+        raise RunError(
+            f"cannot write to {folder} ({error.strerror}); make room, or choose another --out"
+        ) from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -123,8 +122,7 @@ def _complete(lines: Lines, done: Done, settings: Sequence[Setting], seeds: Sequ
                 done[setting.id, seed] = record
                 n_left -= 1
         except KeyboardInterrupt:
-            print(f"stopped; {n_left} runs are left: the same command goes on", file=sys.stderr)
-            raise
+            raise KeyboardInterrupt(f"stopped; {n_left} runs are left: the same command goes on") from None
     return len(tasks)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -218,11 +217,9 @@ def _complete(
                         lines.append(record)
                 done[run] = record
         except KeyboardInterrupt:
-            print(
-                f"stopped; {n_tasks - len(done)} of {n_tasks} runs are left: the same command goes on",
-                file=sys.stderr,
-            )
-            raise
+            raise KeyboardInterrupt(
+                f"stopped; {n_tasks - len(done)} of {n_tasks} runs are left: the same command goes on"
+            ) from None
     rows = []
     for group in groups:
         for point, run in group:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from testbed.errors import RunError, UserError
+from testbed.rundir import check_writable
 
 FIGURES = "figures"
 
@@ -15,9 +15,10 @@ FIGURES = "figures"
 def make_folder(out: Path, documents: Iterable[str]) -> None:
     """Make ``out`` and see that ``documents`` and figures can be written there, before anything is computed for it.
 
-    Raises ``UserError`` if a file is where a folder belongs or a folder where a file does, ``RunError`` if the
-    folder cannot be made or written into.
+    Raises ``UserError`` if a file is where a folder belongs, a folder where a file does, or nothing can be written
+    there; ``RunError`` if the folder cannot be made all the same.
     """
+    check_writable(out)
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
     for name in documents:
@@ -25,8 +26,6 @@ def make_folder(out: Path, documents: Iterable[str]) -> None:
             raise UserError(f"{out / name} is a folder, but a file belongs there; {_REMEDY}")
     if (out / FIGURES).exists() and not (out / FIGURES).is_dir():
         raise UserError(f"{out / FIGURES} is a file, but a folder belongs there; {_REMEDY}")
-    if not os.access(out, os.W_OK | os.X_OK):
-        raise RunError(f"{out}: nothing can be written there (read-only, or not yours); choose another --out")
 
 
 @contextmanager

@@ -11,7 +11,8 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from types import FrameType
 from typing import Any, Generic, Protocol, TypeVar
@@ -88,7 +89,7 @@ class Local:
         has_answered = False
 
         def new_worker() -> _Worker[T]:
-            with _signals_ignored():  # inherited by the worker: the parent alone answers Ctrl-C and SIGTERM
+            with _signals_waiting():
                 return _Worker(begin, setup, waiting)
 
         with stop_asked_for() as asked:
@@ -233,6 +234,9 @@ def _serve(begin: Callable[[Any], Callable[[Any], Any]], setup: Any, parent: Con
     if os.getppid() != pid:  # it died before the death signal was set
         os.kill(os.getpid(), signal.SIGKILL)
     os.setpgid(0, 0)  # Ctrl-C in a terminal is for the parent, even while a run answers signals itself
+    for number in _STOPS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
     work = begin(setup)
     while True:
         for task in parent.recv():
@@ -251,8 +255,15 @@ def stop_asked_for() -> Iterator[Callable[[], bool]]:
         yield lambda: bool(came)
 
 
-def _signals_ignored() -> AbstractContextManager[None]:
-    return handling(signal.SIG_IGN, *_STOPS)
+@contextmanager
+def _signals_waiting() -> Iterator[None]:
+    """Ctrl-C and SIGTERM are answered after the body; a worker begun in it has them held back until it ignores them."""
+    resource_tracker.ensure_running()  # begun with a worker, it would let them through
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

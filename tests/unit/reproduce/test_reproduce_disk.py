@@ -91,7 +91,7 @@ def test_a_folder_where_a_figure_belongs_gets_one_sentence(
 
 def test_an_output_folder_that_is_a_file_gets_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("")
-    with pytest.raises(UserError, match="out: something of another kind is in its place"):
+    with pytest.raises(UserError, match="out is a file, but a folder belongs there; choose another"):
         tables(tmp_path / "out")
 
 
@@ -100,7 +100,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(
 ) -> None:
     # Root may write everywhere, and tests cannot mount: what the system says of a read-only disk is given here.
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
-    with pytest.raises(RunError, match=r"nothing can be written there .*; choose another --out"):
+    with pytest.raises(UserError, match=r"nothing can be written to .*; choose another as --out"):
         tables(tmp_path)
     assert quick_runs == []
 

@@ -17,7 +17,7 @@ from testbed.inspect.machine import _uuid_rows
 from testbed.runs import up
 from testbed.runtime import gpus as module
 from testbed.runtime.blocks import blocks_model
-from testbed.runtime.gpus import Gpu, find_gpus, shared_out
+from testbed.runtime.gpus import Gpu, find_gpus, missing_gpu, shared_out
 from testbed.scenario import load_experiment
 from testbed.scenario.experiment import Experiment
 
@@ -263,6 +263,18 @@ def test_names_that_are_no_matter_of_this_machine_are_left_alone(monkeypatch: py
     monkeypatch.setattr(module, "find_gpus", lambda: pytest.fail("was asked"))
     assert devices(blocks("compute.device=cuda:1")) == ["cuda:1"] * 5
     assert shared_out(load_experiment("bloom-tiny"), pytest.fail) is None
+
+
+def test_validate_says_that_a_gpu_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ["--compute", "blocks", "--random-weights", "--set", "compute.device=cuda"]
+    having(monkeypatch)
+    said = CliRunner().invoke(app, ["validate", "bloom-tiny", *options], catch_exceptions=False).stdout
+    assert said.splitlines()[-1].startswith('compute.device is "cuda", and no GPU is found here')
+    having(monkeypatch, *PARTS)
+    assert "no GPU" not in CliRunner().invoke(app, ["validate", "bloom-tiny", *options]).stdout
+    having(monkeypatch)
+    assert missing_gpu(blocks("compute.device=auto")) is None and missing_gpu(blocks()) is None
+    assert missing_gpu(replace(blocks("compute.device=cuda"), machines="ray")) is None
 
 
 def test_validate_and_up_refuse_alike_and_validate_says_who_gets_what(

@@ -172,6 +172,7 @@ def test_a_placement_and_a_route_can_be_fixed(tmp_path: Path, capsys: pytest.Cap
         (("--mode", "exact"), "--mode must be reference or real, not 'exact'"),
         (("--session-setup", "on"), "--session-setup must be reference or none, not 'on'"),
         (("--policy", "propose"), "there is no policy pair 'propose'; did you mean 'proposed'?"),
+        (("--policy", "mine:Best"), "a policy of your own, module:Class, is a --placement or a --routing"),
         (("--policy", "jffc"), "there is no policy pair 'jffc'; did you mean --routing jffc?"),
         (("--policy", "petals", "--routing", "ws-rr"), "--policy names both policies"),
         (("--design-concurrency", "many"), "--design-concurrency must be auto, searched or a whole number"),
