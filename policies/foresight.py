@@ -16,7 +16,7 @@ from policies.greedy import plan
 from policies.neighbours import Neighbours, Ranges
 from policies.petals import choose_ranges
 from policies.problem import InfeasiblePlacement, Placement, Problem
-from policies.search import STATED, Load, Trials, candidate_concurrencies
+from policies.search import STATED, STREAM_REQUESTS, Load, Trials, candidate_concurrencies, stream_requests
 from policies.wsrr import WsRr
 
 LOADS = (
@@ -73,7 +73,7 @@ class ForesightPlacement:
 
 
 class _Search:
-    """One search. Its work is bounded by counts, not by a clock: fewer candidates where there are more servers."""
+    """One search. Its work is bounded by counts, not by a clock: fewer candidates where there are more servers, or longer streams."""
 
     def __init__(self, problem: Problem, name: str) -> None:
         self._problem = problem
@@ -81,8 +81,9 @@ class _Search:
         self._trials = Trials(problem, ForesightRouting().bind, LOADS)
         self._proposed = Trials(problem, WsRr().bind, LOADS)
         self._bounds = {"lower_bound_per_token_s": min(lower_bounds_per_token_s(problem))}
-        self._n_concurrencies = min(max(600 // problem.n_servers, 4), 40)
-        self._n_draws = min(1200 // problem.n_servers, 100)
+        share = STREAM_REQUESTS / stream_requests(problem)
+        self._n_concurrencies = max(round(share * min(600 // problem.n_servers, 40)), 4)
+        self._n_draws = round(share * min(1200 // problem.n_servers, 100))
 
     def run(self, design_concurrency: int | None) -> Placement:
         refusal = None

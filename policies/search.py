@@ -13,6 +13,7 @@ from dataclasses import replace
 from statistics import fmean
 from typing import NamedTuple
 
+from policies.design import single_request_s
 from policies.feasibility import largest_concurrency
 from policies.greedy import block_counts
 from policies.interfaces import Router
@@ -24,8 +25,10 @@ MakeRouter = Callable[[Problem, Placement], Router]
 """``bind`` of a routing policy."""
 
 STREAM_REQUESTS = 100
-"""Requests of a synthetic stream: as many as the paper's experiments send."""
-
+"""Requests of a synthetic stream, at least: as many as the paper's experiments send."""
+_MOST_REQUESTS = 1000
+_MOST_BY_SERVERS = 15_000
+"""Requests of a stream times servers, at most, where that is more than ``STREAM_REQUESTS``: trials take time."""
 
 _FINEST_RATIO = 0.02
 """Neighbouring candidates for |R| differ by this much at least: with many unlike servers m_j changes at each."""
@@ -104,11 +107,25 @@ def typical_lengths(problem: Problem) -> list[tuple[int, int]]:
     return [(round(fmean(a for a, _ in part)), round(fmean(b for _, b in part))) for part in parts]
 
 
+def stream_requests(problem: Problem) -> int:
+    """Requests that a stream needs: a quarter more than the stated load has at a time, or memory never gets scarce in it.
+
+    No more than a quarter more than CG-BP can make room for. At least ``STREAM_REQUESTS``; bounded, since trials take time.
+    """
+    try:
+        at_a_time = min(problem.request_rate * single_request_s(problem), largest_concurrency(problem))
+    except InfeasiblePlacement:  # whoever places will say so
+        return STREAM_REQUESTS
+    most = min(_MOST_REQUESTS, _MOST_BY_SERVERS // problem.n_servers)
+    return max(min(math.ceil(1.25 * at_a_time), most), STREAM_REQUESTS)
+
+
 class Trials:
     """Mean time per token of placements, on streams of requests that are made once."""
 
     def __init__(self, problem: Problem, make_router: MakeRouter, loads: Sequence[Load]) -> None:
         self._problem = problem
+        self._n_requests = stream_requests(problem)
         self._make_router = make_router
         self._loads = tuple(loads)
         self._requests: dict[tuple[Load, str], list[RequestPlan]] = {}
@@ -125,7 +142,7 @@ class Trials:
     def _mean_s(self, placement: Placement, router: Router, load: Load, stream: str) -> float:
         requests = self._requests.get((load, stream))
         if requests is None:
-            requests = synthetic_requests(self._problem, load, stream)
+            requests = synthetic_requests(self._problem, load, stream, self._n_requests)
             self._requests[load, stream] = requests
         try:
             done = replay(self._problem, placement, router, requests)

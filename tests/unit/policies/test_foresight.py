@@ -23,6 +23,7 @@ from policies.search import (
     Load,
     candidate_concurrencies,
     search_design_concurrency,
+    stream_requests,
     synthetic_requests,
     typical_lengths,
 )
@@ -88,6 +89,33 @@ def test_more_requests_than_stated_wait_less_than_under_the_proposed_pair() -> N
     actual = (*stated, "workload.rate=1")
     before_s = per_token_s(problem, proposed, WsRr(), actual)
     assert per_token_s(problem, found, ForesightRouting(), actual) < 0.5 * before_s
+
+
+def test_streams_have_as_many_requests_as_there_are_at_a_time() -> None:
+    # 32 s per request: 3 at a time, 253, and more than trials have time for; `clustered` has no room for more than 177.
+    for scenario, rate, n in (
+        ("gts-ce", 0.1, 100),
+        ("gts-ce", 8, 317),
+        ("gts-ce", 30, 576),
+        ("clustered", 30, 222),
+    ):
+        assert stream_requests(load_experiment(scenario, [f"workload.rate={rate}"]).problem) == n
+    assert stream_requests(make_problem([15.0])) == 100
+
+
+def test_where_hundreds_are_served_at_a_time_there_is_room_for_them() -> None:
+    high = ("workload.rate=8", "workload.n_requests=2000")
+    problem = load_experiment("gts-ce", high).problem
+    requests = load_experiment("gts-ce", high).requests
+    proposed, found = CgBp().place(problem), ForesightPlacement().place(problem)
+    before_s, after_s = (
+        fmean(
+            d.time_s
+            for d in replay(problem, placement, ForesightRouting().bind(problem, placement), requests)
+        )
+        for placement in (proposed, found)
+    )
+    assert found.ranges != proposed.ranges and after_s <= before_s
 
 
 def test_the_same_problem_always_gets_the_same_placement() -> None:
