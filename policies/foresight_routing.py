@@ -42,11 +42,13 @@ class ForesightRouter:
     because of the sessions there, for this request and, because of this request, for theirs (``policies.sharing``).
     """
 
-    def __init__(self, problem: Problem, placement: Placement, backoff: Backoff) -> None:
+    def __init__(
+        self, problem: Problem, placement: Placement, backoff: Backoff, sharing: Sharing | None = None
+    ) -> None:
         self._placement = placement
         self._chains = Chains(problem, placement)
         self._backoff = backoff
-        self._sharing = None if problem.batching == "none" else Sharing(problem)
+        self._sharing = None if problem.batching == "none" else sharing or Sharing(problem)
 
     def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
         """The chain that ends first; ``cost_s`` has the backoff's steps in it, ``wait_s`` is its raw wait."""
@@ -68,7 +70,7 @@ class ForesightRouter:
             def keep(link: Link, most_s: float = most_s) -> bool:
                 return steps_s.get(id(link), 0.0) <= most_s
 
-            service_s, chain = cheapest(graph.into, load_s, keep)
+            service_s, chain = cheapest(graph.into, load_s, keep if steps_s else None)
             if most_s + service_s < best_s:
                 best_s = most_s + service_s
                 best = route_of(chain, max(waits_s.get(id(link), 0.0) for link in chain), best_s)
@@ -80,19 +82,22 @@ class ForesightRouter:
         """What the sessions that are there add to a link's cost, and what it adds to theirs, in seconds."""
         n_decoded, ranges = request.n_output_tokens - 1, self._placement.ranges
         cycle = sharing.cycle(request.client, idle)
-        known_s: dict[Hop, float] = {}
+        known_s: dict[int, float] = {}
 
         def load_s(link: Link) -> float:
-            hop = link.hop
-            if hop is None:
+            if link.hop is None:
                 return 0.0
-            if hop not in known_s:
-                server, n = hop.server, state.n_active(hop.server)
-                n_blocks = ranges[server].n_blocks if n else hop.n_blocks
-                alone_s, with_s = (sharing.step_s(server, n_blocks, among, cycle) for among in (1, n + 1))
-                theirs_s = n * (with_s - sharing.step_s(server, n_blocks, n, cycle)) if n else 0.0
-                known_s[hop] = n_decoded * max(with_s - alone_s + theirs_s, 0.0)
-            return known_s[hop]
+            server = link.hop.server
+            found_s = known_s.get(server)
+            if found_s is None:
+                n, n_blocks, found_s = state.n_active(server), ranges[server].n_blocks, 0.0
+                if n:
+                    alone_s, now_s, with_s = (
+                        sharing.step_s(server, n_blocks, among, cycle) for among in (1, n, n + 1)
+                    )
+                    found_s = n_decoded * max(with_s - alone_s + n * (with_s - now_s), 0.0)
+                known_s[server] = found_s
+            return found_s
 
         return load_s
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from policies.cgbp import CgBp, lower_bounds_per_token_s
 from policies.composition import ChainComposition
-from policies.foresight_routing import ForesightRouting
+from policies.foresight_routing import ForesightRouter
 from policies.greedy import plan
 from policies.neighbours import Neighbours, Ranges
 from policies.parallax import Parallax
@@ -19,6 +19,8 @@ from policies.problem import Placement, PolicyError, Problem
 from policies.replay import ReplayedRequest
 from policies.search import candidate_concurrencies, likely_requests
 from policies.shared_replay import replay_shared
+from policies.sharing import Sharing
+from policies.workload import Backoff
 
 _RIVALS = (CgBp, ChainComposition, Parallax, SeparatePipelines, Swarm, WholeModel)
 """Whose placements are tried, too. Helix' takes too long to make, and Parallax' among many servers."""
@@ -56,7 +58,7 @@ class SharedSearch:
     def __init__(self, problem: Problem, name: str) -> None:
         self._problem = problem
         self._name = name
-        self._routing = ForesightRouting()
+        self._sharing = Sharing(problem)
         # Long enough that those of the beginning, who meet empty servers, are few.
         alone_s = min(lower_bounds_per_token_s(problem)) * problem.mean_lengths[1]
         n_requests = round(min(max(_LONG * problem.request_rate * alone_s, _FEWEST), _MOST))
@@ -93,9 +95,9 @@ class SharedSearch:
         return self._known[key]
 
     def _replayed(self, placement: Placement, stream: str) -> Cost:
-        router = self._routing.bind(self._problem, placement)
+        router = ForesightRouter(self._problem, placement, Backoff(), self._sharing)
         try:
-            done = replay_shared(self._problem, placement, router, self._streams[stream])
+            done = replay_shared(self._problem, placement, router, self._streams[stream], self._sharing)
         except PolicyError:
             return Cost(1.0, math.inf)
         n_missed = sum(any(_METRICS[name](d) > limit_s for name, limit_s in self._objectives_s) for d in done)

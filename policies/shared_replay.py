@@ -49,21 +49,27 @@ class _Session:
 
 
 def replay_shared(
-    problem: Problem, placement: Placement, router: Router, requests: Sequence[RequestPlan]
+    problem: Problem,
+    placement: Placement,
+    router: Router,
+    requests: Sequence[RequestPlan],
+    sharing: Sharing | None = None,
 ) -> list[ReplayedRequest]:
     """Serve ``requests`` (ascending arrivals); who has no room waits, first come, first served.
 
+    ``sharing``: of ``problem``, for several replays.
+
     Raises ``PolicyError`` if one has no chain.
     """
-    return _Run(problem, placement, router).serve(requests)
+    return _Run(problem, placement, router, sharing or Sharing(problem)).serve(requests)
 
 
 class _Run:
-    def __init__(self, problem: Problem, placement: Placement, router: Router) -> None:
+    def __init__(self, problem: Problem, placement: Placement, router: Router, sharing: Sharing) -> None:
         self._problem = problem
         self._placement = placement
         self._router = router
-        self._sharing = Sharing(problem)
+        self._sharing = sharing
         self._state = SystemState(placement.cache_bytes)
         self._active: list[_Session] = []
         self._waiting: deque[RequestPlan] = deque()
@@ -83,8 +89,7 @@ class _Run:
         while len(self._done) < len(requests):
             arrives_at_s = coming[0].arrival_at_s if coming else math.inf
             decodes_at_s = self._prompts[0][0] if self._prompts else math.inf
-            first = min(self._active, key=_left_s, default=None)
-            ends_at_s = math.inf if first is None else self._now_s + _left_s(first)
+            first, ends_at_s = self._next_end()
             self._go_on(min(arrives_at_s, decodes_at_s, ends_at_s))
             if first is not None and self._now_s == ends_at_s:
                 self._end(first)
@@ -95,6 +100,16 @@ class _Run:
                 if len(self._waiting) == 1:
                     self._let_in()
         return [self._done[plan.index] for plan in requests]
+
+    def _next_end(self) -> tuple[_Session | None, float]:
+        """Who ends first at the present pace, and when."""
+        first, first_left_s = None, math.inf
+        for session in self._active:
+            if session.is_decoding:
+                left_s = max(session.n_left, 0.0) * session.token_s
+                if left_s < first_left_s:
+                    first, first_left_s = session, left_s
+        return first, self._now_s + first_left_s
 
     def _go_on(self, to_s: float) -> None:
         passed_s = to_s - self._now_s
@@ -184,7 +199,3 @@ class _Run:
             for server, n_blocks in session.on:
                 token_s += n_blocks * block_s[server]
             session.token_s = token_s
-
-
-def _left_s(session: _Session) -> float:
-    return max(session.n_left, 0.0) * session.token_s if session.is_decoding else math.inf

@@ -39,9 +39,9 @@ COMMANDS = {
     "links": ["links", "gts-ce", *NETEM, "--pairs", "3", "--echoes", "10"],
 }
 RUNS = [
-    *(("clustered", 0), ("gts-ce", 0), ("clustered", NOBODY), ("gts-ce", NOBODY), ("links", NOBODY)),
+    *(("clustered", 0), ("gts-ce", NOBODY), ("links", NOBODY)),
     *(("faults", 0), ("forwarding", NOBODY)),
-    *(("virtual", 0), ("virtual", NOBODY), ("memory", NOBODY)),
+    *(("virtual", NOBODY), ("memory", NOBODY)),
 ]
 
 

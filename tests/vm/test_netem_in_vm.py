@@ -93,8 +93,7 @@ def test_programs_on_any_two_nodes_find_the_links_of_the_scenario_and_those_set_
     assert re.search(r"^10\.77\.\d+\.\d+ a100-1\s*$", text, re.MULTILINE)
 
 
-@as_either_user
-@pytest.mark.parametrize(("scenario", "n_nodes"), [("clustered", 10), ("gts-ce", 27)])
+@pytest.mark.parametrize(("scenario", "n_nodes", "user"), [("clustered", 10, 0), ("gts-ce", 27, NOBODY)])
 def test_a_scenario_is_served_over_netem_from_end_to_end(
     guest: GuestResult, scenario: str, n_nodes: int, user: int
 ) -> None:
@@ -115,11 +114,10 @@ def test_sessions_outlive_a_server_over_netem_and_leave_nothing(
     assert answer["leaks"] == {"sessions": 0, "cache_bytes": 0.0, "descriptors": 0, "namespaces": 0}
 
 
-@as_either_user
 def test_virtual_time_is_as_exact_on_a_kernel_whose_timers_only_a_route_can_put_off(
-    guest: GuestResult, user: int
+    guest: GuestResult,
 ) -> None:
-    answer, memory = run_of(guest, "virtual", user)["answer"], run_of(guest, "memory", NOBODY)["answer"]
+    answer, memory = (run_of(guest, name, NOBODY)["answer"] for name in ("virtual", "memory"))
     assert (answer["clock"], answer["network"], memory["network"]) == ("virtual", "fabric", "memory")
     assert answer["n_completed"] == memory["n_completed"] == 2
     assert answer["emulation_error"]["hop_s"]["max_abs_ratio"] < 1e-3
