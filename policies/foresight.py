@@ -5,17 +5,20 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import ClassVar
 
 from policies.cgbp import CgBp, lower_bounds_per_token_s
+from policies.composition import ChainComposition
 from policies.foresight_routing import ForesightRouting
 from policies.foresight_sharing import SharedSearch
 from policies.greedy import plan
 from policies.neighbours import Neighbours, Ranges
 from policies.petals import choose_ranges
-from policies.problem import InfeasiblePlacement, Placement, Problem
+from policies.pipelines import SeparatePipelines, Swarm
+from policies.problem import InfeasiblePlacement, Placement, PolicyError, Problem
 from policies.search import STATED, STREAM_REQUESTS, Load, Trials, candidate_concurrencies, stream_requests
 from policies.wsrr import WsRr
 
@@ -36,6 +39,8 @@ _VALIDATION = tuple(f"validation {i}" for i in range(8))
 _T_95 = 1.895
 """Student's t, one-sided 95 %, for the degrees of freedom of the validation streams (7)."""
 
+_RIVALS = (ChainComposition, SeparatePipelines, Swarm)
+"""Whose placements are tried, too: a few fast servers alone, which CG-BP never leaves alone."""
 _N_FINALISTS = 4
 _ROUNDING_RATIO = 1e-9
 
@@ -112,9 +117,19 @@ class _Search:
                 placement = self._placed(ranges, concurrency)
                 if not placement.uncovered(problem.model.n_blocks):
                     seeds.setdefault(ranges, placement)
+        for rival in _RIVALS:
+            with suppress(PolicyError):
+                ranges = rival().place(problem).ranges
+                if self._keeps_caps(ranges):
+                    seeds.setdefault(ranges, self._placed(ranges, None))
         if baseline is not None:
             seeds.pop(baseline.ranges, None)
         return list(seeds.values())
+
+    def _keeps_caps(self, ranges: Ranges) -> bool:
+        """``ServerSpec.block_cap``, which CG-BP honours."""
+        pairs = zip(self._problem.servers, ranges, strict=True)
+        return all(spec.block_cap is None or held.n_blocks <= spec.block_cap for spec, held in pairs)
 
     def _placed(self, ranges: Ranges, concurrency: int | None) -> Placement:
         """All memory that the blocks leave is for caches."""
