@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from policies.neighbours import Neighbours, Ranges
 from policies.parallax import Parallax
 from policies.pipelines import SeparatePipelines, Swarm, WholeModel
 from policies.problem import Placement, PolicyError, Problem
-from policies.replay import ReplayedRequest
+from policies.replay import ReplayedRequest, replay
 from policies.search import candidate_concurrencies, likely_requests
 from policies.shared_replay import replay_shared
 from policies.sharing import Sharing
@@ -27,6 +27,10 @@ _RIVALS = (CgBp, ChainComposition, Parallax, SeparatePipelines, Swarm, WholeMode
 _MANY_SERVERS = 100
 _FITTING = "fit 0"
 _VALIDATION = ("validation 0", "validation 1")
+_EXACT = tuple(f"exact {i}" for i in range(8))
+_TOO_SLOW_RATIO = 1.1
+"""Where servers do not share their time, a placement that is so much slower than another on exact replays is at the edge: it has
+room for what comes on most streams, and far too little on some."""
 _N_FINALISTS = 3
 _LONG = 12
 """A stream's requests, as a multiple of those that would be served at a time by the fastest chain."""
@@ -49,6 +53,10 @@ class Cost(NamedTuple):
         return self.missed <= other.missed and self.per_token_s < (1 - _UNCLEAR_RATIO) * other.per_token_s
 
 
+_IMPOSSIBLE = Cost(1.0, math.inf)
+"""Where some request has no chain."""
+
+
 class SharedSearch:
     """One search. Bounded by counts, not by a clock.
 
@@ -62,6 +70,7 @@ class SharedSearch:
         # Long enough that those of the beginning, who meet empty servers, are few.
         alone_s = min(lower_bounds_per_token_s(problem)) * problem.mean_lengths[1]
         n_requests = round(min(max(_LONG * problem.request_rate * alone_s, _FEWEST), _MOST))
+        self._n_requests = n_requests
         self._streams = {
             stream: likely_requests(problem, stream, n_requests) for stream in (_FITTING, *_VALIDATION)
         }
@@ -80,7 +89,25 @@ class SharedSearch:
         for placement in (*sorted(best, key=self.judged), improved):
             if self.judged(placement).is_clearly_less(self.judged(chosen)):
                 chosen = placement
-        return chosen
+        return chosen if self._problem.batching != "none" else self._away_from_the_edge(chosen, seeds)
+
+    def _away_from_the_edge(self, chosen: Placement, seeds: list[Placement]) -> Placement:
+        """``chosen``, unless another misses no more and is far faster when requests wait as clients do."""
+        streams = [likely_requests(self._problem, name, self._n_requests) for name in _EXACT]
+
+        def exact(placement: Placement) -> Cost:
+            router = ForesightRouter(self._problem, placement, Backoff())
+            try:
+                done = [d for requests in streams for d in replay(self._problem, placement, router, requests)]
+            except PolicyError:
+                return _IMPOSSIBLE
+            return self._cost_of(done)
+
+        own = exact(chosen)
+        costs = [(exact(placement), placement) for placement in seeds]
+        rivals = [one for one in costs if one[0].missed <= own.missed + _UNCLEAR_MISSED]
+        fastest, placement = min(rivals, key=lambda one: one[0].per_token_s, default=(own, chosen))
+        return placement if own.per_token_s > _TOO_SLOW_RATIO * fastest.per_token_s else chosen
 
     def judged(self, placement: Placement) -> Cost:
         """On requests that took no part in the search."""
@@ -99,7 +126,10 @@ class SharedSearch:
         try:
             done = replay_shared(self._problem, placement, router, self._streams[stream], self._sharing)
         except PolicyError:
-            return Cost(1.0, math.inf)
+            return _IMPOSSIBLE
+        return self._cost_of(done)
+
+    def _cost_of(self, done: Sequence[ReplayedRequest]) -> Cost:
         n_missed = sum(any(_METRICS[name](d) > limit_s for name, limit_s in self._objectives_s) for d in done)
         return Cost(n_missed / len(done), fmean(_METRICS["per_token"](d) for d in done))
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.foresight import SCARCE, drawn
 from policies import Hop, InfeasiblePlacement, Problem, RequestSpec, SystemState
 from policies.cgbp import CgBp
 from policies.checks import check_placement
@@ -16,6 +17,7 @@ from policies.foresight import ForesightPlacement
 from policies.foresight_routing import ForesightRouting
 from policies.foresight_sharing import SharedSearch
 from policies.problem import Batching
+from policies.replay import replay
 from policies.search import likely_requests, typical_lengths
 from policies.shared_replay import replay_shared
 from policies.sharing import Cycle, Sharing
@@ -139,6 +141,15 @@ def test_placements_hold_and_are_no_worse_than_the_proposed_ones(
     if rival is not None:
         search = SharedSearch(problem, "foresight")
         assert search.judged(placement) <= search.judged(rival)
+
+
+def test_a_placement_at_the_edge_is_not_taken() -> None:
+    """One that has room on two streams of a hundred requests, and takes ten times as long on most others."""
+    (setting,) = (one for one in SCARCE if one.name == "mixed lengths, 1 A100 + 4 MIG, 0.1/s")
+    problem, requests = drawn(setting, 19)
+    placement = SharedSearch(problem, "foresight").run(None)
+    done = replay(problem, placement, ForesightRouting().bind(problem, placement), requests)
+    assert fmean(one.time_s / one.plan.n_output_tokens for one in done) < 1.3
 
 
 def test_it_aims_at_the_objectives() -> None:
