@@ -27,7 +27,8 @@ _RIVALS = (CgBp, ChainComposition, Parallax, SeparatePipelines, Swarm, WholeMode
 _MANY_SERVERS = 100
 _FITTING = "fit 0"
 _VALIDATION = ("validation 0", "validation 1")
-_EXACT = tuple(f"exact {i}" for i in range(8))
+_N_EXACT = 8
+"""Exact replays; fewer among more servers than ``_MANY_SERVERS``."""
 _TOO_SLOW_RATIO = 1.1
 """Where servers do not share their time, a placement that is so much slower than another on exact replays is at the edge: it has
 room for what comes on most streams, and far too little on some."""
@@ -93,7 +94,8 @@ class SharedSearch:
 
     def _away_from_the_edge(self, chosen: Placement, seeds: list[Placement]) -> Placement:
         """``chosen``, unless another misses no more and is far faster when requests wait as clients do."""
-        streams = [likely_requests(self._problem, name, self._n_requests) for name in _EXACT]
+        n_exact = max(min(_N_EXACT * _MANY_SERVERS // self._problem.n_servers, _N_EXACT), 2)
+        streams = [likely_requests(self._problem, f"exact {i}", self._n_requests) for i in range(n_exact)]
 
         def exact(placement: Placement) -> Cost:
             router = ForesightRouter(self._problem, placement, Backoff())
