@@ -19,7 +19,7 @@ from policies.neighbours import Neighbours, Ranges
 from policies.petals import choose_ranges
 from policies.pipelines import SeparatePipelines, Swarm
 from policies.problem import InfeasiblePlacement, Placement, PolicyError, Problem
-from policies.search import STATED, STREAM_REQUESTS, Load, Trials, candidate_concurrencies, stream_requests
+from policies.search import STATED, STREAM_REQUESTS, Load, Trials, candidate_concurrencies
 from policies.wsrr import WsRr
 
 LOADS = (
@@ -53,8 +53,8 @@ class ForesightPlacement:
     """The proposed placement, unless another one is clearly better on simulated arrivals (own).
 
     CG-BP fixes |R| by a formula and from it m_j for every server alike. Foresight tries instead: CG-BP
-    at every |R| that changes some m_j, the same m_j on other windows, and small changes of the best,
-    each replayed under its own routing on the same synthetic arrivals: of the stated load, of three
+    at every |R| that changes some m_j, the same m_j on other windows, what GBP-CR, separate pipelines and SWARM
+    would hold, and small changes of the best, each replayed under its own routing on the same synthetic arrivals: of the stated load, of three
     times its rate, and in bursts of mixed lengths. The best few then meet CG-BP, under Foresight's
     routing and under WS-RR, on arrivals that took no part in the choice. One replaces CG-BP only if its
     mean time per token there is no larger on the stated load and on the rush, on mixed lengths larger by
@@ -86,7 +86,7 @@ class _Search:
         self._trials = Trials(problem, ForesightRouting().bind, LOADS)
         self._proposed = Trials(problem, WsRr().bind, LOADS)
         self._bounds = {"lower_bound_per_token_s": min(lower_bounds_per_token_s(problem))}
-        share = STREAM_REQUESTS / stream_requests(problem)
+        share = STREAM_REQUESTS / self._trials.n_requests
         self._n_concurrencies = max(round(share * min(600 // problem.n_servers, 40)), 4)
         self._n_draws = round(share * min(1200 // problem.n_servers, 100))
 

@@ -105,11 +105,12 @@ class SharedSearch:
                 return _IMPOSSIBLE
             return self._cost_of(done)
 
-        own = exact(chosen)
-        costs = [(exact(placement), placement) for placement in seeds]
-        rivals = [one for one in costs if one[0].missed <= own.missed + _UNCLEAR_MISSED]
-        fastest, placement = min(rivals, key=lambda one: one[0].per_token_s, default=(own, chosen))
-        return placement if own.per_token_s > _TOO_SLOW_RATIO * fastest.per_token_s else chosen
+        tried = {placement.ranges: placement for placement in (*seeds, chosen)}
+        costs = {ranges: exact(placement) for ranges, placement in tried.items()}
+        own = costs[chosen.ranges]
+        meeting = [ranges for ranges, cost in costs.items() if cost.missed <= own.missed + _UNCLEAR_MISSED]
+        fastest = min(meeting, key=lambda ranges: costs[ranges].per_token_s)
+        return tried[fastest] if own.per_token_s > _TOO_SLOW_RATIO * costs[fastest].per_token_s else chosen
 
     def judged(self, placement: Placement) -> Cost:
         """On requests that took no part in the search."""

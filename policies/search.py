@@ -121,11 +121,11 @@ def stream_requests(problem: Problem) -> int:
 
 
 class Trials:
-    """Mean time per token of placements, on streams of requests that are made once."""
+    """Mean time per token of placements, on streams of ``n_requests`` requests that are made once."""
 
     def __init__(self, problem: Problem, make_router: MakeRouter, loads: Sequence[Load]) -> None:
         self._problem = problem
-        self._n_requests = stream_requests(problem)
+        self.n_requests = stream_requests(problem)
         self._make_router = make_router
         self._loads = tuple(loads)
         self._requests: dict[tuple[Load, str], list[RequestPlan]] = {}
@@ -142,7 +142,7 @@ class Trials:
     def _mean_s(self, placement: Placement, router: Router, load: Load, stream: str) -> float:
         requests = self._requests.get((load, stream))
         if requests is None:
-            requests = synthetic_requests(self._problem, load, stream, self._n_requests)
+            requests = synthetic_requests(self._problem, load, stream, self.n_requests)
             self._requests[load, stream] = requests
         try:
             done = replay(self._problem, placement, router, requests)

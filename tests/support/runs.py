@@ -195,6 +195,11 @@ def _run_of(entry: Path) -> Path | None:
     return None
 
 
+def below(pid: int) -> list[int]:
+    """The processes that ``pid`` has begun."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def node_pid(run_dir: Path, name: str) -> int:
     """The process of one node, as soon as it is there. The kernel keeps 15 characters of its name."""
 

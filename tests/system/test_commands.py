@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.runs import FAST, MEMORY, REAL, Testbed, rows_of, wait_until
+from tests.support.runs import FAST, MEMORY, REAL, Testbed, below, rows_of, wait_until
 
 COMMANDS = ("up", "show", "validate", "scenarios", "policies", "links", "doctor", "clean", "report")
 
@@ -130,8 +130,7 @@ def test_links_interrupted_exits_130_and_leaves_no_folder(testbed: Testbed, tmp_
 
 def test_a_study_interrupted_says_that_it_stopped(testbed: Testbed) -> None:
     run = testbed.start("capacity", "clustered", "--slo", "ttft_p95=5s", "--runs", "500")
-    children = Path(f"/proc/{run.process.pid}/task/{run.process.pid}/children")
-    wait_until(children.read_text, "a worker")
+    wait_until(lambda: below(run.process.pid), "a worker")
     run.interrupt()
     outcome = run.wait(20)
     assert (outcome.code, outcome.stdout, outcome.stderr) == (130, "", "testbed: stopped\n")

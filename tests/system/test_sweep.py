@@ -14,7 +14,7 @@ import pytest
 from testbed.studies.sweep.command import PAGE, RUNS
 from testbed.studies.sweep.store import Lines
 from testbed.studies.sweep.table import RESULTS
-from tests.support.runs import wait_until
+from tests.support.runs import below, wait_until
 
 STUDY = [
     *("clustered", "--over", "workload.rate=0.2:1:0.2", "--over", "policy=petals,proposed", "--runs", "20"),
@@ -29,11 +29,6 @@ def command(out: Path, jobs: int = 2) -> list[str]:
 
 def n_lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
-def below(pid: int) -> list[int]:
-    """The processes that ``pid`` has begun."""
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def is_there(pid: int) -> bool:

@@ -15,7 +15,7 @@ import pytest
 from testbed.studies.sweep.command import RUNS
 from testbed.studies.sweep.table import RESULTS
 from tests.support.ray_cluster import Machine, cluster, head_alone, need_ray
-from tests.support.runs import wait_until
+from tests.support.runs import below, wait_until
 
 need_ray()
 pytestmark = pytest.mark.timeout(600)
@@ -89,8 +89,8 @@ def test_the_same_bytes_after_a_stop_and_with_a_machine_lost_midway(
     process = begin()
     try:
         wait_until(lambda: n_lines(out / RUNS) > 20 or process.poll() is not None, "some results", 180)
-        (driver,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        os.kill(int(driver), signal.SIGINT)
+        (driver,) = below(process.pid)
+        os.kill(driver, signal.SIGINT)
         said = process.communicate(timeout=120)[1]
     finally:
         process.kill()
@@ -140,8 +140,8 @@ def test_a_machine_that_joins_works_and_a_killed_command_or_a_lost_head_costs_on
                 lambda: node.workers() or process.poll() is not None, "a worker on the new machine", 180
             )
             assert process.poll() is None, process.communicate()
-            (driver,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-            os.kill(int(driver), signal.SIGKILL)
+            (driver,) = below(process.pid)
+            os.kill(driver, signal.SIGKILL)
             process.communicate(timeout=60)
         finally:
             process.kill()
