@@ -3,9 +3,7 @@
 Both families, all dtypes and kinds of weights that the device has: three sessions at once on random chains
 over four servers, whose steps are computed on several streams; one of them moves to another chain half-way.
 
-Tokens must be those of ``generate`` on the whole model on the same device. In 16 bits two tokens can be so
-close that another order of additions decides: a first difference where the whole model's two logits are
-closer than ``TIE_RATIO`` of their size is reported as a tie, and no failure. Hidden states at the end of every hop must be
+Tokens must be those of ``generate`` on the whole model on the same device, but for ties (``nodes.blocks.whole``). Hidden states at the end of every hop must be
 those of the whole model within ``TOLERANCES``.
 """
 
@@ -30,14 +28,13 @@ from nodes.blocks.family import FAMILIES
 from nodes.blocks.hub import BlocksHub
 from nodes.blocks.spec import BlocksSpec, HubSpec, Weights, WeightSource
 from nodes.blocks.tiny import make_tiny
-from nodes.blocks.whole import WholeModel
+from nodes.blocks.whole import TIE_RATIO, WholeModel
 from nodes.compute import ComputeError
 
 DTYPES = ("float32", "bfloat16", "float16")
 WEIGHTS: tuple[Weights, ...] = ("plain", "int8", "nf4")
 TOLERANCES = {"float32": 1e-4, "bfloat16": 0.04, "float16": 0.005}
 """Largest difference of a hidden state, as a ratio of the largest hidden state: some roundings of the dtype."""
-TIE_RATIO = {"float32": 1e-5, "bfloat16": 0.04, "float16": 0.005}
 _VOCABULARY, _N_STREAMS, _N_PROMPT = 300, 3, 9
 
 
@@ -115,16 +112,16 @@ async def _case(spec: BlocksSpec, n_tokens: int) -> dict[str, Any]:
                 for i, prompt in enumerate(prompts)
             ]
             answers = await asyncio.gather(*sessions)
-            found = [_tokens(whole, *pair, spec.dtype) for pair in zip(prompts, answers, strict=True)]
+            found = [whole.judge(*pair) for pair in zip(prompts, answers, strict=True)]
             apart = await _states(servers, hub, whole, prompts[0] + answers[0][:-1], chance)
             left_bytes = sum(compute.memory()["cache_bytes"] for compute in servers.computes)
     is_right = apart <= TOLERANCES[spec.dtype] and not left_bytes
-    right = is_right and all(kind != "wrong" for kind, _ in found)
+    n_altered, n_tied = (sum(len(getattr(one, kind)) for one in found) for kind in ("altered", "tied"))
     return {
-        "status": "right" if right else "wrong",
-        "tokens_equal": sum(n for _, n in found),
-        "tokens_compared": n_tokens * len(found),
-        "sessions": [kind for kind, _ in found],
+        "status": "right" if is_right and not n_altered else "wrong",
+        "n_tokens_checked": n_tokens * len(found),
+        "n_tokens_altered": n_altered,
+        "n_tokens_tied": n_tied,
         "hidden_states_apart_ratio": apart,
         "cache_bytes_left": left_bytes,
     }
@@ -141,23 +138,6 @@ async def _generate(
             await walk.move(servers.chain(chance))
         await walk.go(n_tokens - len(walk.tokens))
     return walk.tokens
-
-
-def _tokens(whole: WholeModel, prompt: list[int], ours: list[int], dtype: str) -> tuple[str, int]:
-    """(equal, tie or wrong; how many tokens are equal up to the first that is not)."""
-    theirs = whole.tokens(prompt, len(ours))
-    for i, (our, their) in enumerate(zip(ours, theirs, strict=True)):
-        if our != their:
-            logits = _logits(whole, prompt + theirs[:i])
-            gap = float((logits[their] - logits[our]).abs() / logits.abs().max())
-            return ("tie" if gap <= TIE_RATIO[dtype] else "wrong"), i
-    return "equal", len(ours)
-
-
-def _logits(whole: WholeModel, tokens: list[int]) -> torch.Tensor:
-    with torch.inference_mode():
-        logits: torch.Tensor = whole.model(torch.tensor([tokens], device=whole.device)).logits
-    return logits[0, -1].float()
 
 
 async def _states(
@@ -203,12 +183,12 @@ def _conclude(record: Record) -> None:
     tried = [row for row in rows if row["status"] != "not here"]
     missing = sorted({f"{row['dtype']}/{row['weights']}" for row in rows if row["status"] == "not here"})
     if tried:
-        equal = sum(row["tokens_equal"] for row in tried)
-        compared = sum(row["tokens_compared"] for row in tried)
-        ties = sum(row["sessions"].count("tie") for row in tried)
+        checked, altered, tied = (
+            sum(row[f"n_tokens_{kind}"] for row in tried) for kind in ("checked", "altered", "tied")
+        )
         record.find(
-            f"{len(tried)} combinations of family, dtype and weights: {equal} of {compared} tokens are those of "
-            f"transformers on this device, {ties} of {3 * len(tried)} sessions end in a tie."
+            f"{len(tried)} combinations of family, dtype and weights: {checked - altered} of {checked} tokens are those of "
+            f"transformers on this device, {tied} of them by a tie of two logits."
         )
         for dtype in DTYPES:
             apart = [row["hidden_states_apart_ratio"] for row in tried if row["dtype"] == dtype]

@@ -27,7 +27,7 @@ from nodes.blocks.device import (
     to_bytes,
 )
 from nodes.blocks.family import cache_layout, family_of
-from nodes.blocks.graphs import Apart, Decoder
+from nodes.blocks.graphs import Apart, Decoder, Pool
 from nodes.blocks.loading import empty_block, largest_matrix_bytes, load_block, planned_bytes, real_bytes
 from nodes.blocks.memory import MemoryAccount, prefill_bytes, step_bytes, workspace_bytes
 from nodes.blocks.ragged import Part, Ragged
@@ -124,9 +124,7 @@ class BlocksCompute:
         if spec.is_batched:
             self._batcher = Batcher(Batches(None, spec.chunk_tokens), self._pass)
         self._apart = Apart()
-        self._graphs_pool = (
-            torch.cuda.graph_pool_handle() if spec.has_graphs and self._device.type == "cuda" else None
-        )
+        self._graphs_pool = Pool(self._device) if spec.has_graphs and self._device.type == "cuda" else None
         """One for all graphs: what a step answers has left the device before the next one."""
         self._loader = ThreadPoolExecutor(1, "loading", self._begin_thread)
         self._opener = ThreadPoolExecutor(1, "opening", self._begin_thread, (False,))
@@ -463,7 +461,8 @@ class BlocksCompute:
     def _finish(self, session: _BlocksSession, failure: str) -> None:
         if failure and self._device.type == "cuda":  # what was launched may still use the cache
             torch.cuda.current_stream(self._device).synchronize()
-            torch.cuda.empty_cache()
+            with self._apart.allocating():
+                torch.cuda.empty_cache()
         with self._idle:
             session.running = False
             if failure or session.closed_by:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -57,6 +57,41 @@ class Apart:
                     self._changed.notify_all()
 
 
+class Pool:
+    """The device memory that all graphs of a server share.
+
+    torch forgets a pool's handle with its last graph and then refuses it, so an almost empty graph is kept as long as the pool.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._kept: torch.cuda.CUDAGraph | None = None
+        self._handle: Any = None
+        self.is_refused = False
+        """Whether the device has refused a recording. It is not asked again: torch may not get back all that one has taken."""
+
+    def record(self, work: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor] | None:
+        """The graph of ``work``, and the tensor that it leaves its answer in each time. None if it was refused."""
+        try:
+            if self._kept is None:
+                self._handle = torch.cuda.graph_pool_handle()
+                self._kept, _ = self._capture(lambda: torch.zeros(1, device=self._device))
+            return self._capture(work)
+        except RuntimeError as error:
+            self.is_refused = True
+            log.warning("steps are not recorded as CUDA graphs: %s", error)
+            return None
+
+    def _capture(self, work: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(pool=self._handle, capture_error_mode="thread_local")
+        try:
+            answer = work()
+        finally:
+            graph.capture_end()
+        return graph, answer
+
+
 class _FixedCache:
     """A session's cache that answers all its room, and writes where ``position``, a tensor, says."""
 
@@ -86,9 +121,9 @@ class Decoder:
         blocks: Sequence[torch.nn.Module],
         states: torch.Tensor,
         apart: Apart,
-        pool: Any,
+        pool: Pool | None,
     ) -> None:
-        """``states`` ``[1, 1, hidden size]`` are such as the steps will have."""
+        """``states`` ``[1, 1, hidden size]`` are such as the steps will have. Without a ``pool`` nothing is recorded."""
         self._ragged, self._cache = ragged, cache
         self._apart, self._pool = apart, pool
         self._store = cache.store
@@ -102,7 +137,6 @@ class Decoder:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._output = self._states
         self._is_warm = False
-        self._can_record = states.is_cuda
 
     def fits(self, cache: SessionCache) -> bool:
         """Not if the cache has grown since: then it is elsewhere."""
@@ -112,10 +146,10 @@ class Decoder:
         """Hidden states ``[1, 1, hidden size]`` after the blocks; they are good until the next step on this device."""
         self._states.copy_(states)
         self._position.fill_(self._cache.get_seq_length())
-        if self._graph is None and self._is_warm and self._can_record:
+        if self._graph is None and self._is_warm and self._pool is not None and not self._pool.is_refused:
             with self._apart.recording() as may_record:
-                if may_record:
-                    self._record()
+                if may_record and (recorded := self._pool.record(self._forward)) is not None:
+                    self._graph, self._output = recorded
         if self._graph is None:
             self._output = self._forward()
             self._is_warm = True  # what libraries set up when first asked cannot be recorded
@@ -123,20 +157,6 @@ class Decoder:
             self._graph.replay()
         self._cache.set_length(self._cache.get_seq_length() + 1)
         return self._output
-
-    def _record(self) -> None:
-        graph = torch.cuda.CUDAGraph()
-        try:
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                output = self._forward()
-            finally:
-                graph.capture_end()
-        except RuntimeError as error:
-            self._can_record = False
-            log.warning("a session's steps are not recorded as a CUDA graph: %s", error)
-            return
-        self._graph, self._output = graph, output
 
     def _forward(self) -> torch.Tensor:
         is_there = self._places <= self._position

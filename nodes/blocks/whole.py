@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -23,7 +24,23 @@ from nodes.blocks.spec import BlocksSpec, Sampling, WeightSource
 from nodes.blocks.weights import opened
 from nodes.request import Generation, Request
 
+TIE_RATIO = {"float32": 1e-5, "bfloat16": 0.04, "float16": 0.005}
+"""Two tokens whose logits are no further apart than this, as a ratio of the largest logit, are a tie: which of them a model
+says is settled by the order of its additions. By dtype: some of its roundings."""
 _MAX_LISTED = 20
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A text beside the whole model's. ``altered`` and ``tied`` are numbers of its tokens.
+
+    ``should_be``: the whole model's choice after the same tokens; after an altered one, after its own.
+    -1 where its text had ended.
+    """
+
+    should_be: list[int]
+    altered: list[int]
+    tied: list[int]
 
 
 class WholeModel:
@@ -35,6 +52,7 @@ class WholeModel:
 
     def __init__(self, spec: BlocksSpec) -> None:
         self.device, dtype = open_device(spec.device, spec.dtype)
+        self._tie_ratio = TIE_RATIO[spec.dtype]
         torch.set_num_threads(spec.n_threads)
         _, self.config = family_of(spec.source.config)
         if spec.source.folder is not None and spec.weights == "plain":
@@ -73,6 +91,50 @@ class WholeModel:
         output = self.model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings)
         return [int(token) for token in output[0, len(prompt) :]]
 
+    def judge(
+        self,
+        prompt: Sequence[int],
+        said: Sequence[int],
+        sampling: Sampling | None = None,
+        min_tokens: int = 0,
+        ends: Collection[int] = (),
+    ) -> Judged:
+        """Compare what was ``said`` after ``prompt`` with ``tokens``. After a tie the model goes on from what was said.
+
+        Sampled tokens have no ties: what is drawn there depends on all odds.
+        """
+        n_tokens = len(said)
+        theirs: list[int] = []
+        tied: list[int] = []
+        while True:
+            n_kept = len(theirs)
+            if n_kept < n_tokens:
+                found = self.tokens(
+                    [*prompt, *said[:n_kept]], n_tokens - n_kept, sampling, max(0, min_tokens - n_kept), ends
+                )
+                theirs += found + [-1] * (n_tokens - n_kept - len(found))
+            apart = [i for i in range(n_kept, n_tokens) if said[i] != theirs[i]]
+            if not apart:
+                return Judged(theirs, [], tied)
+            first = apart[0]
+            may_tie = (
+                sampling is None and theirs[first] >= 0 and not (said[first] in ends and first < min_tokens)
+            )
+            if (
+                not may_tie
+                or self._gap([*prompt, *said[:first]], said[first], theirs[first]) > self._tie_ratio
+            ):
+                return Judged(theirs, apart, tied)
+            tied.append(first)
+            del theirs[first + 1 :]
+
+    @torch.inference_mode()
+    def _gap(self, tokens: Sequence[int], one: int, other: int) -> float:
+        """How far apart the logits of two tokens are after ``tokens``, as a ratio of the largest."""
+        ids = torch.tensor([list(tokens)], device=self.device)
+        logits = self.model(ids).logits[0, -1].float()
+        return float((logits[one] - logits[other]).abs() / logits.abs().max())
+
 
 def _assembled(spec: BlocksSpec, dtype: torch.dtype, device: torch.device) -> Any:
     family, config = family_of(spec.source.config)
@@ -98,7 +160,7 @@ def _assembled(spec: BlocksSpec, dtype: torch.dtype, device: torch.device) -> An
 
 
 def compare(job: Mapping[str, Any]) -> dict[str, Any]:
-    """How many of a run's tokens are not the whole model's.
+    """How many of a run's tokens are not the whole model's, and how many of a tie.
 
     ``job``: the fields of a ``BlocksSpec`` as ``spec``, and ``requests``, each with ``index``, ``n_input_tokens``,
     its ``tokens``, and the fields of a ``Generation`` as ``generation``. A text that ends where the whole model's
@@ -107,24 +169,33 @@ def compare(job: Mapping[str, Any]) -> dict[str, Any]:
     spec = BlocksSpec(**{**job["spec"], "source": WeightSource(**job["spec"]["source"])})
     whole = WholeModel(spec)
     ends = end_tokens(spec.source, whole.config)
-    n_checked = n_altered = 0
+    n_checked = n_altered = n_tied = 0
     altered: list[dict[str, int]] = []
     for entry in job["requests"]:
         ours = entry["tokens"]
         how = msgspec.convert(entry["generation"], Generation)
         request = Request(entry["index"], 0.0, entry["n_input_tokens"], len(ours), how)
         prompt = prompt_of(request, whole.config.vocab_size)
-        found = whole.tokens(prompt, len(ours), how.sampling, how.min_tokens, ends if how.stops else ())
-        theirs = found + [-1] * (len(ours) - len(found))  # a text that ended before ours
-        wrong = [i for i, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1]]
+        found = whole.judge(prompt, ours, how.sampling, how.min_tokens, ends if how.stops else ())
         n_checked += len(ours)
-        n_altered += len(wrong)
-        if wrong and len(altered) < _MAX_LISTED:
-            first = wrong[0]
+        n_altered += len(found.altered)
+        n_tied += len(found.tied)
+        if found.altered and len(altered) < _MAX_LISTED:
+            first = found.altered[0]
             altered.append(
-                {"request": request.index, "token": first, "is": ours[first], "should_be": theirs[first]}
+                {
+                    "request": request.index,
+                    "token": first,
+                    "is": ours[first],
+                    "should_be": found.should_be[first],
+                }
             )
-    return {"n_tokens_checked": n_checked, "n_tokens_altered": n_altered, "altered": altered}
+    return {
+        "n_tokens_checked": n_checked,
+        "n_tokens_altered": n_altered,
+        "n_tokens_tied": n_tied,
+        "altered": altered,
+    }
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from rich.table import Table
 from testbed.results.errors import DISTRIBUTIONS
 from testbed.results.failures import failure_text
 from testbed.results.unused import unused_text
+from testbed.results.verified import ties
 from testbed.scenario.units import counted
 
 _ROWS = (
@@ -285,7 +286,7 @@ def _blocks_lines(summary: dict[str, Any]) -> list[str]:
     if checked is None:
         lines = [f"tokens were not compared with the whole model's: {summary['tokens_unchecked_because']}"]
     elif not altered:
-        lines = [f"all {checked} tokens are those of the whole model on one machine"]
+        lines = [f"all {checked} tokens are those of the whole model on one machine{ties(summary)}"]
     else:
         first = summary["altered"][0]
         lines = [

@@ -16,11 +16,22 @@ _STUB = "the stub's client compares every token itself, and fails a request with
 
 def unchecked(reason: str) -> dict[str, Any]:
     """An answer that holds no comparison, and why."""
-    return {"n_tokens_checked": None, "n_tokens_altered": None, "tokens_unchecked_because": reason}
+    return {
+        "n_tokens_checked": None,
+        "n_tokens_altered": None,
+        "n_tokens_tied": None,
+        "tokens_unchecked_because": reason,
+    }
+
+
+def ties(verification: dict[str, Any]) -> str:
+    """A clause on those tokens that are the whole model's but for a tie; empty where there is none."""
+    n_tied = verification.get("n_tokens_tied")  # not in records of earlier versions
+    return f" ({n_tied} of them by a tie of two logits)" if n_tied else ""
 
 
 def read_verification(run_dir: Path, experiment: Experiment) -> dict[str, Any]:
-    """``{n_tokens_checked, n_tokens_altered, tokens_unchecked_because}``, and which were ``altered``."""
+    """``{n_tokens_checked, n_tokens_altered, n_tokens_tied, tokens_unchecked_because}``, and which were ``altered``."""
     if experiment.blocks is None:
         return unchecked(_STUB)
     try:

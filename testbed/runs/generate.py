@@ -17,6 +17,7 @@ from nodes.request import Generation
 from testbed.control.placing import place_experiment
 from testbed.errors import EXIT_INTERRUPTED, TestbedError, UserError
 from testbed.results.logs import RequestRecord, read_logs
+from testbed.results.verified import ties
 from testbed.rundir import make_run_dir
 from testbed.runs.up import (
     check_can_run,
@@ -137,7 +138,7 @@ def generate_command(
         _say(f"interrupted: the record up to now is in {run_dir}")
         return EXIT_INTERRUPTED, {}
     answer = _answer(run_dir, experiment, records[0], ids, text)
-    for key in ("n_tokens_checked", "n_tokens_altered", "tokens_unchecked_because"):
+    for key in ("n_tokens_checked", "n_tokens_altered", "n_tokens_tied", "tokens_unchecked_because"):
         answer[key] = summary[key]
     return exit_code(summary), answer
 
@@ -155,7 +156,7 @@ def answer_text(answer: dict[str, Any]) -> str:
     elif altered:
         verdict = f"{altered} of {checked} are NOT those of the whole model on one machine"
     else:
-        verdict = "all are those of the whole model on one machine"
+        verdict = f"all are those of the whole model on one machine{ties(answer)}"
     return (
         f"{counted(n_tokens, 'tokens')}, ended by {answer['ended_by']}: the first after {answer['ttft_s']:.3f} s{rest}; "
         f"{verdict}\nblocks by server: {chain}"

@@ -38,6 +38,9 @@ class FakeCuda:
         monkeypatch.setattr(torch.cuda, "Event", lambda **given: _Event(self, given))
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device=CURRENT: _Stream(self, device))
         monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: _Graph(self))
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+        self.graphs_of: dict[Any, int] = {}
+        """How many graphs live in a pool, by its handle; 0 once the last is gone."""
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (TOTAL_BYTES, TOTAL_BYTES))
         monkeypatch.setattr(
             torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=TOTAL_BYTES)
@@ -74,19 +77,37 @@ class _Event:
 
 
 class _Graph:
-    """Records nothing and plays nothing: a step answers what it answered when it was recorded."""
+    """Records nothing and plays nothing: a step answers what it answered when it was recorded.
+
+    As in torch, a pool whose last graph is gone takes no other.
+    """
 
     def __init__(self, cuda: FakeCuda) -> None:
         self._cuda = cuda
+        self._pool: Any = None
 
-    def __getattr__(self, name: str) -> Any:
-        def note(**given: Any) -> None:
-            self._cuda.calls.append((name, given))
-            self._cuda.then.get(name, lambda: None)()
-            if name == self._cuda.fails_in:
-                raise RuntimeError("the device says no")
+    def capture_begin(self, pool: Any, **given: Any) -> None:
+        if self._cuda.graphs_of.get(pool) == 0:
+            raise RuntimeError("it->second->use_count > 0 INTERNAL ASSERT FAILED")
+        self._pool = pool
+        self._cuda.graphs_of[pool] = self._cuda.graphs_of.get(pool, 0) + 1
+        self._note("capture_begin", given)
 
-        return note
+    def capture_end(self) -> None:
+        self._note("capture_end")
+
+    def replay(self) -> None:
+        self._note("replay")
+
+    def _note(self, name: str, *given: Any) -> None:
+        self._cuda.calls.append((name, *given))
+        self._cuda.then.get(name, lambda: None)()
+        if name == self._cuda.fails_in:
+            raise RuntimeError("the device says no")
+
+    def __del__(self) -> None:
+        if self._pool is not None:
+            self._cuda.graphs_of[self._pool] -= 1
 
 
 class OnDevice(torch.Tensor):

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from nodes.blocks.spec import Weights
+from nodes.blocks.spec import BlocksSpec, Weights
 from nodes.compute import open_session
 from tests.support.blocks import (
     BLOOM,
@@ -19,7 +20,6 @@ from tests.support.blocks import (
     TOLERANCES,
     Models,
     Walk,
-    generated,
     hub_of,
     need_blocks,
     served,
@@ -30,7 +30,8 @@ need_blocks()
 import torch
 
 from nodes.blocks.compute import BlocksCompute
-from nodes.blocks.graphs import Apart, Decoder
+from nodes.blocks.graphs import Apart, Decoder, Pool
+from nodes.blocks.whole import WholeModel
 from tests.support.fake_cuda import FakeCuda
 
 PROMPT = (5, 9, 200, 11, 7, 8)
@@ -57,7 +58,11 @@ async def test_a_chain_of_recorded_steps_says_the_whole_models_tokens(
     source = models.source(name)
     chain = [(await served(source, *cut, dtype=dtype, has_graphs=True), *cut) for cut in SPLIT]
     tokens = await Walk(hub_of(source, dtype=dtype), chain, PROMPT, 24).go(24)
-    assert tokens == generated(models.whole(name, dtype), PROMPT, 24)
+    found = WholeModel(BlocksSpec(source, dtype=dtype)).judge(PROMPT, tokens)
+    assert not found.altered
+    assert len(found.tied) <= (0 if dtype == "float32" else 3), (
+        "on some processors additions in another order tell"
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -120,23 +125,37 @@ async def test_a_session_whose_cache_has_grown_gets_another_decoder(models: Mode
     torch.testing.assert_close(grown, [await step(plain, session, i, rows[i : i + 1]) for i in range(4, 6)])
 
 
-async def decoder_on_fake(models: Models, monkeypatch: pytest.MonkeyPatch) -> tuple[FakeCuda, Apart, Decoder]:
+@dataclass
+class OnFake:
+    """A server whose decoders record on a fake of CUDA. Its first recording has been made, with what comes before that."""
+
+    cuda: FakeCuda
+    compute: BlocksCompute
+    apart: Apart
+    pool: Pool
+
+    async def decoder(self) -> Decoder:
+        session = await open_session(self.compute, "c", 0, 3, 12)
+        await step(self.compute, session, 0, torch.randn(3, 64))
+        assert self.compute._ragged is not None and session.cache is not None
+        states = torch.randn(1, 1, 64)
+        return Decoder(self.compute._ragged, session.cache, 0, session.model.h, states, self.apart, self.pool)
+
+
+@pytest.fixture
+async def on_fake(models: Models, monkeypatch: pytest.MonkeyPatch) -> OnFake:
     compute = await served(models.source(BLOOM), 0, 3, has_graphs=True)
-    session = await open_session(compute, "c", 0, 3, 12)
-    await step(compute, session, 0, torch.randn(3, 64))
     cuda = FakeCuda(monkeypatch)
-    apart = Apart()
-    blocks = session.model.h
-    assert compute._ragged is not None and session.cache is not None
-    decoder = Decoder(compute._ragged, session.cache, 0, blocks, torch.randn(1, 1, 64), apart, "the pool")
-    monkeypatch.setattr(decoder, "_can_record", True)
-    return cuda, apart, decoder
+    pool = Pool(torch.device("cpu"))
+    assert pool.record(lambda: torch.zeros(1)) is not None
+    cuda.calls.clear()
+    return OnFake(cuda, compute, Apart(), pool)
 
 
 async def test_the_second_step_is_recorded_and_played_and_so_are_those_after_it(
-    models: Models, monkeypatch: pytest.MonkeyPatch
+    on_fake: OnFake,
 ) -> None:
-    cuda, _, decoder = await decoder_on_fake(models, monkeypatch)
+    cuda, decoder = on_fake.cuda, await on_fake.decoder()
     states = torch.randn(3, 1, 1, 64)
     order: list[list[str]] = []
     for number in range(3):
@@ -149,9 +168,9 @@ async def test_the_second_step_is_recorded_and_played_and_so_are_those_after_it(
 
 
 async def test_nothing_is_recorded_while_others_ask_the_device_for_memory(
-    models: Models, monkeypatch: pytest.MonkeyPatch
+    on_fake: OnFake,
 ) -> None:
-    cuda, apart, decoder = await decoder_on_fake(models, monkeypatch)
+    cuda, apart, decoder = on_fake.cuda, on_fake.apart, await on_fake.decoder()
     states = torch.randn(1, 1, 64)
     decoder.step(states)
     with apart.allocating(), apart.allocating():
@@ -162,9 +181,9 @@ async def test_nothing_is_recorded_while_others_ask_the_device_for_memory(
 
 
 async def test_who_asks_for_memory_waits_for_a_recording(
-    models: Models, monkeypatch: pytest.MonkeyPatch
+    on_fake: OnFake,
 ) -> None:
-    cuda, apart, decoder = await decoder_on_fake(models, monkeypatch)
+    cuda, apart, decoder = on_fake.cuda, on_fake.apart, await on_fake.decoder()
     states = torch.randn(1, 1, 64)
     decoder.step(states)
     order: list[str] = []
@@ -186,14 +205,28 @@ async def test_who_asks_for_memory_waits_for_a_recording(
     assert order == ["recorded", "allocated"]
 
 
-async def test_a_step_that_cannot_be_recorded_is_computed_and_the_session_goes_on_without(
-    models: Models, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_a_step_that_cannot_be_recorded_is_computed_and_the_server_goes_on_without(
+    on_fake: OnFake, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cuda, _, decoder = await decoder_on_fake(models, monkeypatch)
+    cuda, decoder = on_fake.cuda, await on_fake.decoder()
     cuda.fails_in = "capture_end"
     states = torch.randn(1, 1, 64)
     for _ in range(3):
         answer = decoder.step(states)
         assert torch.isfinite(answer).all()
     assert [call[0] for call in cuda.calls] == ["capture_begin", "capture_end"]
-    assert "not recorded as a CUDA graph: the device says no" in caplog.text
+    assert "not recorded as CUDA graphs: the device says no" in caplog.text
+    other = await on_fake.decoder()
+    for _ in range(3):
+        other.step(states)
+    assert cuda.of("capture_begin") == [cuda.calls[0]], "no other session tries again"
+
+
+async def test_sessions_are_recorded_when_all_that_were_before_have_gone(on_fake: OnFake) -> None:
+    for _ in range(2):
+        decoder = await on_fake.decoder()
+        for _ in range(2):
+            decoder.step(torch.randn(1, 1, 64))
+        assert decoder._graph is not None
+        del decoder
+    assert list(on_fake.cuda.graphs_of.values()) == [1]

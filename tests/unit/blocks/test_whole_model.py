@@ -24,8 +24,10 @@ from tests.support.blocks import (
 
 need_blocks()
 
+import torch
+
 from nodes.blocks.hub import prompt_of
-from nodes.blocks.whole import WholeModel, compare
+from nodes.blocks.whole import Judged, WholeModel, compare
 
 PROMPT = (5, 9, 200, 11, 3, 8)  # 3 is the padding token, which must not be taken for padding
 SAMPLING = Sampling(temperature=0.8, top_k=40, top_p=0.9, seed=3)
@@ -73,6 +75,7 @@ def test_every_altered_token_is_counted_and_the_first_of_a_request_is_named(mode
     assert compare(job(models, entries)) == {
         "n_tokens_checked": 12,
         "n_tokens_altered": 2,
+        "n_tokens_tied": 0,
         "altered": [{"request": 1, "token": 2, "is": wrong[2], "should_be": right[2]}],
     }
 
@@ -82,3 +85,41 @@ def test_a_request_without_a_prompt_is_compared_with_the_one_that_its_client_mak
     tokens = generated(models.whole(BLOOM, "float32"), prompt, 3)
     entry = {"index": 4, "generation": {}, "n_input_tokens": 5, "tokens": tokens}
     assert compare(job(models, [entry]))["n_tokens_altered"] == 0
+
+
+def test_a_token_whose_logit_is_as_large_is_a_tie_and_the_model_goes_on_from_it(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = WholeModel(BlocksSpec(models.source(BLOOM)))
+    right = whole.tokens(PROMPT, 8)
+    with torch.inference_mode():
+        logits = whole.model(torch.tensor([[*PROMPT, *right[:2]]])).logits[0, -1]
+    first, second = logits.topk(2)[1].tolist()
+    assert first == right[2]
+    other = [*right[:2], second, *whole.tokens([*PROMPT, *right[:2], second], 5)]
+    gap = float((logits[first] - logits[second]) / logits.abs().max())
+    monkeypatch.setattr(whole, "_tie_ratio", 1.01 * gap)
+    choices = [*right[:3], *other[3:]]
+    assert whole.judge(PROMPT, other) == Judged(choices, [], [2])
+    wrong = [*other[:5], (other[5] + 1) % 300, *other[6:]]
+    assert whole.judge(PROMPT, wrong) == Judged(choices, [5], [2])
+    monkeypatch.setattr(whole, "_tie_ratio", 0.99 * gap)
+    found = whole.judge(PROMPT, other)
+    assert (found.altered[0], found.tied, found.should_be) == (2, [], right)
+    monkeypatch.setattr(whole, "_tie_ratio", 10.0)
+    sampled = whole.judge(PROMPT, other, SAMPLING)
+    assert sampled.altered and not sampled.tied, "what is sampled has no ties"
+
+
+def test_a_text_that_ends_before_or_after_the_whole_models_is_no_tie(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = WholeModel(BlocksSpec(models.source(BLOOM)))
+    monkeypatch.setattr(whole, "_tie_ratio", 10.0)
+    right = whole.tokens(PROMPT, 8)
+    end = next(token for token in right if token != right[0])
+    n_tokens = right.index(end) + 1
+    longer = whole.judge(PROMPT, right, ends=[end])
+    assert longer.altered == list(range(n_tokens, 8)) and longer.should_be[n_tokens:] == [-1] * (8 - n_tokens)
+    too_early = [*right[:n_tokens], *whole.tokens([*PROMPT, *right[:n_tokens]], 8 - n_tokens)]
+    assert n_tokens - 1 in whole.judge(PROMPT, too_early, min_tokens=8, ends=[end]).altered

@@ -77,6 +77,14 @@ def test_a_summary_says_that_every_token_is_the_whole_models(real: SyntheticRun)
     assert exit_code(summary) == 0
 
 
+def test_ties_are_said_beside_the_tokens_that_are_right(real: SyntheticRun) -> None:
+    summary = finished(real, {**CHECKED, "n_tokens_tied": 2})
+    assert "all 6 tokens are those of the whole model on one machine (2 of them by a tie" in summary_text(
+        summary
+    )
+    assert exit_code(summary) == 0
+
+
 def test_an_altered_token_is_named_and_makes_the_exit_code_1(real: SyntheticRun) -> None:
     summary = finished(real, ALTERED)
     text = summary_text(summary)
