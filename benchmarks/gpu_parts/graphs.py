@@ -8,20 +8,19 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.gpu_parts.limits import Limits, limits_of, timed
 from benchmarks.gpu_parts.record import Record
 from benchmarks.gpu_parts.sizes import Model, launch_bound_model, model_of, quantised_here
 from nodes.blocks import quantised
 from nodes.blocks.compute import BlocksCompute
-from nodes.blocks.device import available_bytes, open_device
+from nodes.blocks.device import DTYPES, available_bytes, open_device
 from nodes.blocks.spec import BlocksSpec, Weights, WeightSource
 from nodes.compute import open_session
-from testbed.scenario.catalogue import gpus
 from testbed.studies.calibrate.backend import hidden_states
 
 NEAR_RATIO = 1.3
@@ -36,28 +35,33 @@ _TOKENS = (1, 2, 4, 5, 8, 16)
 def run(record: Record) -> None:
     job = record.job
     device, _ = open_device(job.device, "float32")
-    measured, sheet = _bandwidth(device, job.is_small)
-    bandwidth = {"measured_bytes_per_s": measured, "sheet_bytes_per_s": sheet}
-    record.put(bandwidth=bandwidth, near_ratio=NEAR_RATIO, rows=[], int8=[])
+    model = model_of(job)
+    limits = limits_of(device, DTYPES[model.dtype], is_small=job.is_small)
+    record.put(limits=vars(limits), near_ratio=NEAR_RATIO, rows=[], int8=[])
+    sheet = limits.sheet_bytes_per_s
     on_sheet = f", of {sheet / 1e9:.4g} on its data sheet" if sheet else ""
-    record.find(f"A large copy on the device moves {measured / 1e9:.4g} GB/s{on_sheet}.")
+    record.find(f"A large copy on the device moves {limits.measured_bytes_per_s / 1e9:.4g} GB/s{on_sheet}.")
     if device.type == "cpu":
         record.find(
             'On a CPU nothing is recorded: steps "with graphs" are computed in the form that would be.'
         )
-    model = model_of(job)
     kinds: list[Weights] = ["plain", "int8", "nf4"] if quantised_here() else ["plain", "int8"]
-    contexts = (8,) if job.is_small else (64, 2048)
+    contexts = (8,) if job.is_small else (1, 64, 1024, 4096)
     for weights in kinds:
-        asyncio.run(_decode_all(record, model, weights, _N_BLOCKS, contexts))
+        asyncio.run(_decode_all(record, model, weights, limits, _N_BLOCKS, contexts))
     if not job.is_small:
         small = launch_bound_model()
-        asyncio.run(_decode_all(record, small, "plain", small.n_blocks, contexts[:1]))
+        asyncio.run(_decode_all(record, small, "plain", limits, small.n_blocks, (64,)))
     _measure_int8(record, model, device)
 
 
 async def _decode_all(
-    record: Record, model: Model, weights: Weights, most_blocks: int, contexts: tuple[int, ...]
+    record: Record,
+    model: Model,
+    weights: Weights,
+    limits: Limits,
+    most_blocks: int,
+    contexts: tuple[int, ...],
 ) -> None:
     """A row per context, in turn without and with graphs."""
     job = record.job
@@ -79,7 +83,7 @@ async def _decode_all(
         finally:
             compute.close()
     for context in contexts:
-        row = _row(record, model, weights, n_blocks, context, found[False][context], found[True][context])
+        row = _row(limits, model, weights, n_blocks, context, found[False][context], found[True][context])
         record.append("rows", row)
         record.find(_words(row))
 
@@ -118,7 +122,7 @@ async def _decode(compute: BlocksCompute, model: Model, n_blocks: int, context: 
 
 
 def _row(
-    record: Record,
+    limits: Limits,
     model: Model,
     weights: Weights,
     n_blocks: int,
@@ -126,10 +130,7 @@ def _row(
     without: dict[str, Any],
     with_graphs: dict[str, Any],
 ) -> dict[str, Any]:
-    """``roofline_s``: reading weights and cache once, at the data sheet's bandwidth or what a copy reaches."""
-    bandwidth = record.values["bandwidth"]
-    n_bytes = n_blocks * (model.block_bytes(weights) + model.cache_bytes(context))
-    roofline_s = n_bytes / (bandwidth["sheet_bytes_per_s"] or bandwidth["measured_bytes_per_s"])
+    roofline_s = n_blocks * limits.roofline_s(model, weights, 1, context)
     best_s = min(without["p50_s"], with_graphs["p50_s"])
     return {
         "model": model.name,
@@ -160,32 +161,6 @@ def _words(row: dict[str, Any]) -> str:
     return words
 
 
-def _bandwidth(device: torch.device, is_small: bool) -> tuple[float, float | None]:
-    """Bytes per second: what a copy reads and writes, and those of the data sheet of a GPU that is known."""
-    n_bytes = (1 << 24) if is_small else (1 << 31)
-    source = torch.ones(n_bytes, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    took_s = _timed(device, lambda: target.copy_(source))
-    sheet = None
-    if device.type == "cuda":
-        words = torch.cuda.get_device_name(device).lower().split()
-        rates = [gpu.bandwidth_bytes_per_s for name, gpu in gpus().items() if name in words]
-        sheet = rates[0] if rates else None
-    return 2 * n_bytes / took_s, sheet
-
-
-def _timed(device: torch.device, work: Callable[[], object], n_times: int = 10) -> float:
-    """Seconds of ``work``, the median after two that do not count."""
-    times = []
-    for _ in range(n_times + 2):
-        began_at_s = time.perf_counter()
-        work()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        times.append(time.perf_counter() - began_at_s)
-    return float(np.median(times[2:]))
-
-
 def _measure_int8(record: Record, model: Model, device: torch.device) -> None:
     """One matrix of a feed-forward, by numbers of tokens."""
     _, dtype = open_device(record.job.device, model.dtype)
@@ -198,8 +173,8 @@ def _measure_int8(record: Record, model: Model, device: torch.device) -> None:
             "int8",
             {
                 "n_tokens": n_tokens,
-                "kernel_s": _timed(device, functools.partial(layer.from_codes, x)) if has_kernel else None,
-                "matrix_s": _timed(device, functools.partial(layer.from_matrix, x)),
+                "kernel_s": timed(device, functools.partial(layer.from_codes, x)) if has_kernel else None,
+                "matrix_s": timed(device, functools.partial(layer.from_matrix, x)),
             },
         )
     if not has_kernel:

@@ -22,9 +22,12 @@ from testbed.rundir import write_json
 
 SHARES = {
     "machine": 1,
+    "tests": 2,
     "correctness": 5,
     "streams": 5,
     "graphs": 4,
+    "steps": 5,
+    "models": 12,
     "batches": 8,
     "calibration": 8,
     "serving": 12,

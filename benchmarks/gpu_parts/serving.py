@@ -22,6 +22,8 @@ from benchmarks.gpu_parts.record import Record
 from benchmarks.gpu_parts.sizes import Model, model_of, quantised_here
 from nodes.blocks.device import available_bytes, open_device
 from nodes.blocks.memory import amount, workspace_bytes
+from nodes.blocks.spec import Weights
+from testbed.results.verified import ties
 from testbed.runs.verify import verify_tokens
 from testbed.runtime.blocks import blocks_model
 from testbed.scenario import load_experiment
@@ -49,14 +51,14 @@ _KEPT = ("n_requests", "n_completed", "network", "startup_s", "memory", "metrics
 
 
 @dataclass(frozen=True)
-class _Shape:
+class Shape:
     """``n_servers`` servers of ``n_each`` blocks, each with ``server_bytes`` for them and for its sessions."""
 
     n_servers: int
     n_each: int
     server_bytes: float
     n_output_tokens: int
-    weights: str
+    weights: Weights
 
     @property
     def n_blocks(self) -> int:
@@ -66,7 +68,9 @@ class _Shape:
 def run(record: Record) -> None:
     job = record.job
     model = model_of(job)
-    shape = _shape(record, model)
+    weights: Weights = "nf4" if quantised_here() else "plain"
+    n_servers, n_output_tokens = (_N_SERVERS_SMALL, 24) if job.is_small else (_N_SERVERS, 128)
+    shape = shape_of(job.device, model, weights, n_servers, n_output_tokens)
     if not shape.n_each:
         record.fail(f"Not one block of {model.name} on each of {shape.n_servers} servers fits.")
         return
@@ -86,8 +90,8 @@ def run(record: Record) -> None:
     folder = job.folder / "serving"
     folder.mkdir()
     scenario = folder / "scenario.toml"
-    table = _scenario(job.device, model, shape, name, profile if is_calibrated else None)
-    _write_scenario(scenario, table, _WARM_UP_S[job.device.partition(":")[0]])
+    table = scenario_of(job.device, model, shape, name, profile if is_calibrated else None)
+    write_scenario(scenario, table)
     summary = _up("blocks", scenario, folder, _BLOCKS_SHARE * job.left_s)
     _say_served(record, shape, summary)
     if is_calibrated:
@@ -95,27 +99,24 @@ def run(record: Record) -> None:
         _compare(record, folder)
     else:
         record.fail("Nothing to compare with: the calibration left no profile.")
-    _verify(record, scenario, folder / "blocks")
+    _check_tokens(record, scenario, folder / "blocks")
 
 
-def _shape(record: Record, model: Model) -> _Shape:
+def shape_of(device_name: str, model: Model, weights: Weights, n_servers: int, n_output_tokens: int) -> Shape:
     """As many blocks as the device holds with all that its processes take beside them."""
-    job = record.job
-    weights = "nf4" if quantised_here() else "plain"
-    n_servers, n_output = (_N_SERVERS_SMALL, 24) if job.is_small else (_N_SERVERS, 128)
-    device, dtype = open_device(job.device, model.dtype)
+    device, dtype = open_device(device_name, model.dtype)
     free_bytes = _MEMORY_RATIO * available_bytes(device) - model.client_bytes
-    matrix_bytes = 4 * model.hidden_size**2 * dtype.itemsize
+    matrix_bytes = 0 if weights == "plain" else 4 * model.hidden_size**2 * dtype.itemsize
     beside_bytes = workspace_bytes(model.hidden_size, matrix_bytes, n_streams=1)
     beside_bytes += _CONTEXT_BYTES if device.type == "cuda" else 0.0
-    caches_bytes = _CONCURRENCY * model.cache_bytes(_N_INPUT_TOKENS + n_output)
+    caches_bytes = _CONCURRENCY * model.cache_bytes(_N_INPUT_TOKENS + n_output_tokens)
     with_caches = model.block_bytes(weights) + caches_bytes
     fits = int((free_bytes / n_servers - beside_bytes) / (with_caches * _SPARE_RATIO))
     n_each = max(0, min(model.n_blocks // n_servers, fits))
-    return _Shape(n_servers, n_each, n_each * with_caches * _SPARE_RATIO, n_output, weights)
+    return Shape(n_servers, n_each, n_each * with_caches * _SPARE_RATIO, n_output_tokens, weights)
 
 
-def _scenario(device: str, model: Model, shape: _Shape, name: str, profile: Path | None) -> dict[str, Any]:
+def scenario_of(device: str, model: Model, shape: Shape, name: str, profile: Path | None) -> dict[str, Any]:
     """The scenario; when its requests come is not settled yet."""
     memory = SIZE.format(round(shape.server_bytes))
     table: dict[str, Any] = {
@@ -143,9 +144,10 @@ def _scenario(device: str, model: Model, shape: _Shape, name: str, profile: Path
     return {"hardware_files": [str(profile)], **table}
 
 
-def _write_scenario(path: Path, table: dict[str, Any], warm_up_s: float) -> None:
+def write_scenario(path: Path, table: dict[str, Any]) -> None:
     """Requests after the warm-up come so far apart, by what the profile says, that each is alone."""
     arrivals = table["workload"]["requests"]
+    warm_up_s = _WARM_UP_S[table["compute"]["device"].partition(":")[0]]
     path.write_text(tomli_w.dumps(table), encoding="utf-8")
     problem = load_experiment(str(path)).problem
     server, [row] = problem.servers[0], problem.token_rtt_s
@@ -161,7 +163,7 @@ def _up(compute: str, scenario: Path, folder: Path, allowed_s: float) -> dict[st
     return up(scenario, folder / compute, ["--compute", compute, "--set", "compute.verify=false"], allowed_s)
 
 
-def _say_served(record: Record, shape: _Shape, summary: dict[str, Any]) -> None:
+def _say_served(record: Record, shape: Shape, summary: dict[str, Any]) -> None:
     record.put(blocks={key: summary[key] for key in _KEPT if key in summary})
     record.find(
         f"{shape.n_blocks} of {record.values['n_blocks_of_model']} blocks of {record.values['model']} in "
@@ -206,12 +208,9 @@ def _compare(record: Record, folder: Path) -> None:
         )
 
 
-def _verify(record: Record, scenario: Path, run_dir: Path) -> None:
+def _check_tokens(record: Record, scenario: Path, run_dir: Path) -> None:
     """Are the tokens those of the whole model, on the same device? It is there alone now."""
-    experiment = load_experiment(str(scenario), ["compute.backend=blocks"])
-    real = blocks_model(experiment, run_dir)
-    assert real is not None, "the scenario has real blocks"
-    found = verify_tokens(run_dir, experiment, real, lambda text: print(text, file=sys.stderr))
+    found = tokens_of(scenario, run_dir)
     record.put(tokens=found)
     if found["tokens_unchecked_because"]:
         record.find(f"The tokens were not compared: {found['tokens_unchecked_because']}.")
@@ -220,4 +219,14 @@ def _verify(record: Record, scenario: Path, run_dir: Path) -> None:
             f"{found['n_tokens_altered']} of {found['n_tokens_checked']} tokens are not the whole model's."
         )
     else:
-        record.find(f"All {found['n_tokens_checked']} tokens are the whole model's on this device.")
+        record.find(
+            f"All {found['n_tokens_checked']} tokens are the whole model's on this device{ties(found)}."
+        )
+
+
+def tokens_of(scenario: Path, run_dir: Path) -> dict[str, Any]:
+    """What a comparison of a run's tokens with the whole model's says."""
+    experiment = load_experiment(str(scenario), ["compute.backend=blocks"])
+    real = blocks_model(experiment, run_dir)
+    assert real is not None, "the scenario has real blocks"
+    return verify_tokens(run_dir, experiment, real, lambda text: print(text, file=sys.stderr))

@@ -51,9 +51,17 @@ def model_of(job: Job) -> Model:
     return Model("bloom-small", make_config("bloom", *sizes.values()), table, "float32")
 
 
+def named_model(name: str, dtype: str = "bfloat16") -> Model:
+    """One of ``nodes.blocks.sizes``, of BLOOM's family."""
+    config = config_of_size(name)
+    sizes = {"n_blocks": config["n_layer"], "hidden_size": config["hidden_size"], "heads": config["n_head"]}
+    table = {"family": "bloom", "name": name, **sizes, "vocab": config["vocab_size"]}
+    return Model(name, config, table, dtype)
+
+
 def launch_bound_model() -> Model:
     """BLOOM-560m: its kernels are so short that launching them is what a step waits for."""
-    return Model("bloom-560m", config_of_size("bloom-560m"), {}, "bfloat16")
+    return named_model("bloom-560m")
 
 
 def quantised_here() -> bool:

@@ -38,6 +38,8 @@ def test_a_small_run_is_right_in_every_part_and_leaves_its_files_and_no_process(
     check_correctness(part(folder, "correctness"))
     check_streams(folder, part(folder, "streams"))
     check_graphs(part(folder, "graphs"))
+    check_steps(part(folder, "steps"))
+    check_models(part(folder, "models"))
     check_memory_of_a_block(folder)
     check_serving(folder, part(folder, "serving"))
     check_batches(folder, part(folder, "batches"))
@@ -98,6 +100,29 @@ def check_graphs(found: dict[str, Any]) -> None:
         assert row["roofline_ratio"] == min(row["without_s"], row["with_s"]) / row["roofline_s"]
     assert [row["n_tokens"] for row in found["int8"]] == [1, 2, 4, 5, 8, 16]
     assert all(row["kernel_s"] > 0 and row["matrix_s"] > 0 for row in found["int8"])
+
+
+def check_steps(found: dict[str, Any]) -> None:
+    """One and several sessions and a prompt at each context, and what bounds them; the paper's constants for one session."""
+    rows = [row for row in found["rows"] if row["weights"] == "plain"]
+    assert [(row["n_sessions"], row["context"]) for row in rows] == [
+        (n, context) for context in (4, 16) for n in (1, 4, 0)
+    ]
+    for row in found["rows"]:
+        assert row["roofline_ratio"] == pytest.approx(row["block_s"] / row["roofline_s"])
+        assert row["roofline_s"] > 0 and row["block_s"] > 0
+    (one,) = [row for row in rows if (row["n_sessions"], row["context"]) == (1, 4)]
+    assert one["a100_s"] == pytest.approx(3.2197e-3)
+    (prompt,) = [row for row in rows if (row["n_sessions"], row["context"]) == (0, 16)]
+    assert prompt["mig-1g_s"] == pytest.approx(206.3547e-3 + 16 * 0.1041e-3)
+
+
+def check_models(found: dict[str, Any]) -> None:
+    """All blocks of the small model on one server, and on three in another dtype."""
+    cases = [(row["dtype"], row["weights"], row["n_servers"], row["n_blocks"]) for row in found["rows"]]
+    assert cases == [("float32", "plain", 1, 8), ("bfloat16", "int8", 3, 6)]
+    for row in found["rows"]:
+        assert (row["n_completed"], row["n_tokens_checked"], row["n_tokens_altered"]) == (3, 3 * 8, 0)
 
 
 def check_memory_of_a_block(folder: Path) -> None:
@@ -172,9 +197,12 @@ def test_what_becomes_of_one_part_stops_no_other_and_is_recorded(
     parts = answer["parts"]
     assert {name: about["status"] for name, about in parts.items()} == {
         "machine": "ok",
+        "tests": "ok",
         "correctness": "failed",
         "streams": "wrong",
         "graphs": "ok",
+        "steps": "ok",
+        "models": "ok",
         "batches": "ok",
         "calibration": "out of time",
         "serving": "ok",
@@ -202,7 +230,7 @@ def test_bad_arguments_say_what_to_change(tmp_path: Path) -> None:
     (tmp_path / "full" / "something").touch()
     for arguments, sentence in (
         (("--minutes", "0"), "--minutes must be more than 0"),
-        (("--only", "copies"), "--only must be of machine, correctness"),
+        (("--only", "copies"), "--only must be of machine, tests, correctness"),
         (("--out", "full"), "holds something already"),
     ):
         done = benchmark("--device", "cpu", *arguments, cwd=tmp_path)
@@ -226,9 +254,9 @@ def test_wrong_tokens_and_wrong_hidden_states_are_noticed(tmp_path: Path) -> Non
     whole, hub = WholeModel(BlocksSpec(sources[0])), BlocksHub(HubSpec(sources[0]))
     prompt = [5, 6, 7]
     tokens = whole.tokens(prompt, 4)
-    assert correctness._tokens(whole, prompt, tokens, "float32") == ("equal", 4)
+    assert not whole.judge(prompt, tokens).altered
     other = [*tokens[:2], (tokens[2] + 1) % 300, tokens[3]]
-    assert correctness._tokens(whole, prompt, other, "float32") == ("wrong", 2)
+    assert whole.judge(prompt, other).altered[0] == 2
 
     async def apart(which: int) -> float:
         servers = await start_servers(BlocksSpec(sources[which]), 4)
