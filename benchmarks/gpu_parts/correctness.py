@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import math
 import random
 import time
 from pathlib import Path
@@ -78,7 +79,7 @@ def run(record: Record) -> None:
     longest_s = 0.0
     for done, (family, dtype, weights) in enumerate(cases):
         if job.left_s < 1.5 * longest_s:
-            record.find(f"Out of time after {done} of {len(cases)} cases.")
+            record.fail(f"Out of time after {done} of {len(cases)} cases.")
             break
         began_at_s = time.monotonic()
         if family not in sources:
@@ -153,7 +154,8 @@ async def _states(
     for (_, _, last), answer in zip(chain, ours, strict=True):
         states = from_bytes(answer, len(tokens), hub.dtype, hub.device).float()
         expected = theirs[last - 1]
-        apart = max(apart, float((states - expected).abs().max() / expected.abs().max()))
+        ratio = float((states - expected).abs().max() / expected.abs().max())
+        apart = max(apart, math.inf if math.isnan(ratio) else ratio)
     return apart
 
 

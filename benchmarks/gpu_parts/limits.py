@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.gpu_parts.sizes import Model
 from nodes.blocks.spec import Weights
-from testbed.scenario.catalogue import gpus
+from testbed.scenario.catalogue import Gpu, gpus
 from testbed.scenario.families import sizes_of
 
 _SHEET_TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
@@ -50,14 +50,20 @@ def limits_of(device: torch.device, dtype: torch.dtype, *, is_small: bool) -> Li
     copied_s, multiplied_s = _copy_s(device, n_bytes), _product_s(device, dtype, side)
     sheet = None
     if device.type == "cuda":
-        words = torch.cuda.get_device_name(device).lower().split()
-        sheet = next((gpu for name, gpu in gpus().items() if name in words), None)
+        sheet = sheet_of(torch.cuda.get_device_name(device))
     return Limits(
         2 * n_bytes / copied_s,
         2 * side**3 / multiplied_s,
         sheet.bandwidth_bytes_per_s if sheet else None,
         sheet.flops.get(_SHEET_TYPES[dtype]) if sheet else None,
     )
+
+
+def sheet_of(device_name: str) -> Gpu | None:
+    """The data sheet of a whole GPU by what its driver calls it: ``h100-pcie`` for "NVIDIA H100 PCIe". None for a slice."""
+    words = set(device_name.lower().split())
+    found = [gpu for name, gpu in gpus().items() if "mig" not in words and words.issuperset(name.split("-"))]
+    return max(found, key=lambda gpu: len(gpu.name), default=None)
 
 
 def _copy_s(device: torch.device, n_bytes: int) -> float:

@@ -147,7 +147,7 @@ def scenario_of(device: str, model: Model, shape: Shape, name: str, profile: Pat
 def write_scenario(path: Path, table: dict[str, Any]) -> None:
     """Requests after the warm-up come so far apart, by what the profile says, that each is alone."""
     arrivals = table["workload"]["requests"]
-    warm_up_s = _WARM_UP_S[table["compute"]["device"].partition(":")[0]]
+    warm_up_s = _WARM_UP_S["cpu" if table["compute"]["device"] == "cpu" else "cuda"]
     path.write_text(tomli_w.dumps(table), encoding="utf-8")
     problem = load_experiment(str(path)).problem
     server, [row] = problem.servers[0], problem.token_rtt_s

@@ -126,9 +126,9 @@ class BlocksCompute:
         self._apart = Apart()
         self._graphs_pool = Pool(self._device) if spec.has_graphs and self._device.type == "cuda" else None
         """One for all graphs: what a step answers has left the device before the next one."""
-        self._loader = ThreadPoolExecutor(1, "loading", self._begin_thread)
+        self._loader = ThreadPoolExecutor(1, "loading", self._begin_thread, (False,))
         self._opener = ThreadPoolExecutor(1, "opening", self._begin_thread, (False,))
-        """In the device's default stream."""
+        """Both in the device's default stream: bitsandbytes quantises there, whichever stream is the thread's own."""
 
     def _begin_thread(self, has_stream: bool = True) -> None:
         torch.set_num_threads(self._spec.n_threads)
@@ -180,9 +180,7 @@ class BlocksCompute:
                 ) from error
             raise
         finally:
-            if (
-                self._device.type == "cuda"
-            ):  # the loader's stream has a pool of its own, which no step can use
+            if self._device.type == "cuda":  # streams have pools of their own: no step could use this one
                 torch.cuda.empty_cache()
         planned_bytes_taken = len(missing) * self.block_bytes
         self._account.give_blocks(planned_bytes_taken - sum(map(real_bytes, loaded.values())))

@@ -38,6 +38,9 @@ def open_device(name: str, dtype_name: str) -> tuple[torch.device, torch.dtype]:
         raise ComputeError(f'the device "{name}" is not supported; those of these are: cpu, cuda')
     if device.type == "cuda" and dtype == torch.bfloat16 and not torch.cuda.is_bf16_supported(False):
         raise ComputeError(f"{torch.cuda.get_device_name(device)} does not compute in {dtype_name}")
+    if device.type == "cuda":
+        # It would plan anew for every length of a session, some 30 ms each, and a session is one longer with every step.
+        torch.backends.cuda.enable_cudnn_sdp(False)
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     return device, dtype

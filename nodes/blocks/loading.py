@@ -34,6 +34,7 @@ def fill(
             module.set_submodule(path, quantised.LAYERS[how](tensor))
         else:
             setattr(module.get_submodule(path), leaf, torch.nn.Parameter(tensor, requires_grad=False))
+        del tensor  # else a quantised layer's matrix is there until the next one has been made
     return module.eval()
 
 

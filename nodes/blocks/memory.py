@@ -41,7 +41,7 @@ def workspace_bytes(hidden_size: int, largest_matrix_bytes: int, n_streams: int)
     """What a server takes of a GPU beside blocks and caches.
 
     ``largest_matrix_bytes``: of a quantised matrix that is made again while it computes, else 0. Loading blocks and
-    opening sessions have a stream each beside the ``n_streams`` that compute.
+    opening sessions, in the default stream, count as one each beside the ``n_streams`` that compute.
     """
     return states_bytes(hidden_size) + largest_matrix_bytes + _STREAM_BYTES * (n_streams + 2)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import math
 import random
 import subprocess
 import sys
@@ -238,8 +240,28 @@ def test_bad_arguments_say_what_to_change(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["full"]
 
 
+@pytest.mark.parametrize(
+    ("name", "sheet"),
+    [
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        ("Another One", None),
+    ],
+)
+def test_a_devices_data_sheet_is_found_by_its_drivers_name(name: str, sheet: str | None) -> None:
+    need_blocks()
+    from benchmarks.gpu_parts.limits import sheet_of
+
+    found = sheet_of(name)
+    assert (found.name if found else None) == sheet
+
+
 def test_wrong_tokens_and_wrong_hidden_states_are_noticed(tmp_path: Path) -> None:
     need_blocks()
+    import torch
+
     from benchmarks.gpu_parts import correctness
     from benchmarks.gpu_parts.chains import start_servers
     from nodes.blocks.hub import BlocksHub
@@ -258,8 +280,11 @@ def test_wrong_tokens_and_wrong_hidden_states_are_noticed(tmp_path: Path) -> Non
     other = [*tokens[:2], (tokens[2] + 1) % 300, tokens[3]]
     assert whole.judge(prompt, other).altered[0] == 2
 
-    async def apart(which: int) -> float:
+    async def apart(which: int, *, is_broken: bool = False) -> float:
         servers = await start_servers(BlocksSpec(sources[which]), 4)
+        if is_broken:
+            for block in itertools.chain.from_iterable(one._blocks.values() for one in servers.computes):
+                block.input_layernorm.weight = torch.nn.Parameter(torch.full((64,), math.nan))
         try:
             return await correctness._states(servers, hub, whole, prompt, random.Random(0))
         finally:
@@ -267,6 +292,7 @@ def test_wrong_tokens_and_wrong_hidden_states_are_noticed(tmp_path: Path) -> Non
 
     tolerance = correctness.TOLERANCES["float32"]
     assert asyncio.run(apart(0)) <= tolerance < asyncio.run(apart(1))
+    assert asyncio.run(apart(0, is_broken=True)) == math.inf
     hub.close()
 
 

@@ -67,7 +67,7 @@ def test_the_limit_of_a_tiny_models_server_has_room_for_each_streams_workspace(
 async def test_what_loading_took_for_a_moment_is_given_back_before_the_first_step(
     models: Models, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The loader's stream has a pool of its own. A load that fails gives it back, too."""
+    """Streams have pools of their own. A load that fails gives it back, too."""
     really = module.load_block
 
     def load(*arguments: Any) -> torch.nn.Module:
@@ -80,6 +80,7 @@ async def test_what_loading_took_for_a_moment_is_given_back_before_the_first_ste
     await compute.host(0, 2)
     order = [call[0] for call in cuda.of("load", "synchronize", "empty_cache")]
     assert order == ["load", "load", "synchronize", "empty_cache"]
+    assert not cuda.of("set_stream"), "bitsandbytes quantises in the default stream, so all of loading must"
     cuda.calls.clear()
     monkeypatch.setattr(module, "load_block", out_of_memory)
     with pytest.raises(ComputeError, match="ran out while loading"):
@@ -130,7 +131,9 @@ def test_a_process_that_opens_a_uuid_sees_that_device_alone_before_cuda_begins(
 
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     monkeypatch.setattr(torch, "empty", first_use)
+    torch.backends.cuda.enable_cudnn_sdp(True)
     assert open_device(uuid, "float32") == (torch.device("cuda", 0), torch.float32)
+    assert not torch.backends.cuda.cudnn_sdp_enabled(), "it would plan anew for every step of a session"
     assert open_device(uuid, "float32") == (torch.device("cuda", 0), torch.float32)
     assert seen == [(uuid, torch.device("cuda", 0))] * 2
     with pytest.raises(

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from nodes.blocks.spec import BlocksSpec, Weights
 from nodes.compute import ComputeError
 from tests.support.blocks import (
     BLOOM,
+    CONFIGS,
     DTYPES,
     LLAMA,
     N_LAYERS,
@@ -32,7 +34,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from nodes.blocks import compute as compute_module
 from nodes.blocks import quantised
 from nodes.blocks.family import family_of
-from nodes.blocks.loading import empty_block, planned_bytes, real_bytes
+from nodes.blocks.loading import empty_block, fill, planned_bytes, real_bytes
 from nodes.blocks.quantised import Int8Linear, Nf4Linear
 from nodes.blocks.sizes import SIZES
 
@@ -205,3 +207,28 @@ def test_4_bits_without_their_library_say_what_to_install(
         ComputeError, match=r"need bitsandbytes, .* pip install '\.\[quantised\]' in the checkout"
     ):
         compute_module.BlocksCompute(BlocksSpec(models.source(BLOOM), weights="nf4"))
+
+
+def test_a_full_matrix_is_gone_before_the_next_one_is_made() -> None:
+    """A server's memory has room for one of them beside what it keeps."""
+    family, config = family_of(CONFIGS[BLOOM])
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    class Weights:
+        def tensors(
+            self, part: str, shapes: Mapping[str, torch.Size], *_: Any
+        ) -> Iterator[tuple[str, torch.Tensor]]:
+            for name, shape in shapes.items():
+                assert all(earlier() is None for earlier in made)
+                tensor = torch.ones(shape)
+                if len(shape) > 1:
+                    made.append(weakref.ref(tensor))
+                yield name, tensor
+                del tensor
+
+        def head(self, *_: Any) -> torch.Tensor:
+            raise AssertionError("no block has one")
+
+    block = empty_block(family, family.shell(config).config, 0)
+    fill(block, "h.0", Weights(), torch.float32, torch.device("cpu"), "int8")
+    assert len(made) == 4
