@@ -1,7 +1,8 @@
 """One forward for several sessions: their hidden states in one row, and attention for each with its own cache.
 
 Norms, projections and feed-forward know nothing of sessions, so one matrix product serves them all. Positions and masks
-are those that the family's own model class makes for each session, and attention computes what its block computes.
+are those that the family's own model class makes for each session, and attention computes what its block computes. For a
+single token they are taken from a table that is made once: it attends to all before it, so there is no mask.
 """
 
 from __future__ import annotations
@@ -15,10 +16,15 @@ import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, eager_attention_forward
 
+from nodes.blocks.cache import SessionCache
 from nodes.blocks.family import Family
 
 Given = Callable[[torch.Tensor], Mapping[str, Any]]
 """What blocks are given beside hidden states and mask, for a token at a position that is a tensor ``[1]``."""
+
+
+_LEAST_PLACES = 256
+"""A table of positions has at least so many, and twice as many when that is not enough."""
 
 
 class Cached(Protocol):
@@ -53,6 +59,9 @@ class Ragged:
     def __init__(self, family: Family, config: Any, device: torch.device) -> None:
         self._through = _THROUGH[family.model_type]
         self._given_for = _GIVEN_FOR[family.model_type]
+        self._given_at = _GIVEN_AT[family.model_type]
+        self._table: tuple[int, Callable[[int], Mapping[str, Any]]] | None = None
+        """For tokens at positions up to the number: what blocks are given."""
         self._given = _Given()
         self._shell = family.with_blocks(config, [self._given]).to(device)
 
@@ -63,9 +72,19 @@ class Ragged:
         tokens in some blocks.
         """
         for part in parts:
+            if part.states.shape[1] == 1 and isinstance(part.cache, SessionCache):
+                part.given = {**self._at(part.cache.get_seq_length(), part.states), "attention_mask": None}
+                continue
             self._shell(inputs_embeds=part.states, past_key_values=part.cache, use_cache=True)
             part.given = self._given.given
         return self.through(parts)
+
+    def _at(self, position: int, states: torch.Tensor) -> Mapping[str, Any]:
+        if self._table is None or position >= self._table[0]:
+            n_places = max(_LEAST_PLACES, 1 << position.bit_length())
+            places = torch.arange(n_places, device=states.device)
+            self._table = n_places, self._given_at(self._shell, places, states)
+        return self._table[1](position)
 
     def through(self, parts: Sequence[Part]) -> list[torch.Tensor]:
         """As ``forward``, for parts that know what their blocks are given."""
@@ -166,8 +185,16 @@ _THROUGH: Mapping[str, Callable[[Any, torch.Tensor, Sequence[Part]], torch.Tenso
 }
 
 
+def _alibi(shell: Any, places: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+    """``[heads, 1, places]``."""
+    alibi: torch.Tensor = shell.build_alibi_tensor(
+        torch.ones_like(places)[None], shell.num_heads, states.dtype
+    )
+    return alibi
+
+
 def _bloom_given(shell: Any, places: torch.Tensor, states: torch.Tensor) -> Given:
-    alibi = shell.build_alibi_tensor(torch.ones_like(places)[None], shell.num_heads, states.dtype)
+    alibi = _alibi(shell, places, states)
     return lambda position: {"alibi": alibi}
 
 
@@ -179,4 +206,22 @@ def _llama_given(shell: Any, places: torch.Tensor, states: torch.Tensor) -> Give
 _GIVEN_FOR: Mapping[str, Callable[..., Given]] = {
     "bloom": _bloom_given,
     "llama": _llama_given,
+}
+
+
+def _bloom_at(shell: Any, places: torch.Tensor, states: torch.Tensor) -> Callable[[int], Mapping[str, Any]]:
+    alibi = _alibi(shell, places, states)
+    return lambda position: {"alibi": alibi[:, :, : position + 1]}
+
+
+def _llama_at(shell: Any, places: torch.Tensor, states: torch.Tensor) -> Callable[[int], Mapping[str, Any]]:
+    angles = shell.rotary_emb(states, places[None])
+    return lambda position: {
+        "position_embeddings": tuple(each[:, position : position + 1] for each in angles)
+    }
+
+
+_GIVEN_AT: Mapping[str, Callable[..., Callable[[int], Mapping[str, Any]]]] = {
+    "bloom": _bloom_at,
+    "llama": _llama_at,
 }

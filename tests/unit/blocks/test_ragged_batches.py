@@ -411,3 +411,22 @@ async def test_a_waiting_step_of_a_preempted_session_says_that_it_was_preempted(
         answers = {answer[1]: answer for answer in [await client.answer(), await client.answer()]}
         assert answers[3][:3] == ["error", 3, wire.PREEMPTED]
         assert answers[4][0] == "out"
+
+
+@pytest.mark.parametrize("name", [BLOOM, LLAMA])
+async def test_decode_steps_ask_the_model_class_for_nothing_however_long_they_get(
+    models: Models, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it would make for each of them costs more than a block's own kernels."""
+    monkeypatch.setattr(ragged, "_LEAST_PLACES", 8)
+    compute = await batching(models, name)
+    walks = [
+        Walk(hub_of(models.source(name)), [(compute, 0, N_LAYERS)], prompt, 20) for prompt in PROMPTS[:3]
+    ]
+    await asyncio.gather(*(walk.go(1) for walk in walks))
+    assert compute._ragged is not None
+    monkeypatch.setattr(compute._ragged._shell, "forward", None)
+    said = await asyncio.gather(*(walk.go(19) for walk in walks))
+    assert said == [generated(models.whole(name, "float32"), prompt, 20) for prompt in PROMPTS[:3]]
+    assert compute._ragged._table is not None and compute._ragged._table[0] == 32, "made again twice"
+    compute.close()
