@@ -33,7 +33,7 @@ def run(record: Record) -> None:
     longest_s = 0.0
     for number, case in enumerate(cases):
         if job.left_s < 1.2 * longest_s:
-            record.find(f"Out of time after {number} of {len(cases)} cases.")
+            record.fail(f"Out of time after {number} of {len(cases)} cases.")
             break
         began_at_s = time.monotonic()
         _serve(record, case, n_output_tokens, job.folder / "models-served" / str(number))
