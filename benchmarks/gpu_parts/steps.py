@@ -57,9 +57,7 @@ async def _measure(
     job = record.job
     device, _ = open_device(job.device, model.dtype)
     free_bytes = _MEMORY_RATIO * available_bytes(device) - _N_BLOCKS * model.block_bytes(weights)
-    payload = functools.cache(
-        functools.partial(hidden_states, hidden_size=model.hidden_size, dtype=model.dtype)
-    )
+    payload = functools.partial(hidden_states, hidden_size=model.hidden_size, dtype=model.dtype)
     clock = ScaledClock()
     compute = BlocksCompute(
         BlocksSpec(WeightSource(model.config), job.device, model.dtype, weights, is_batched=True), clock

@@ -131,7 +131,7 @@ class Decoder:
         self._position = torch.zeros(1, dtype=torch.int64, device=states.device)
         self._part = Part(self._states, _FixedCache(cache, self._position), first, blocks)
         self._places = torch.arange(cache.room, device=states.device)
-        self._given = ragged.given_for(self._places, states)
+        self._table = ragged.table(self._places, states)
         self._unseen = torch.tensor(torch.finfo(states.dtype).min, dtype=states.dtype, device=states.device)
         cache.clear_room()
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -161,6 +161,6 @@ class Decoder:
     def _forward(self) -> torch.Tensor:
         is_there = self._places <= self._position
         mask = torch.where(is_there, torch.zeros_like(self._unseen), self._unseen)[None, None, None]
-        self._part.given = {**self._given(self._position), "attention_mask": mask}
+        self._part.given = {**self._table.wherever(self._position), "attention_mask": mask}
         (answer,) = self._ragged.through([self._part])
         return answer

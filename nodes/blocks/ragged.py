@@ -19,8 +19,8 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, eager
 from nodes.blocks.cache import SessionCache
 from nodes.blocks.family import Family
 
-Given = Callable[[torch.Tensor], Mapping[str, Any]]
-"""What blocks are given beside hidden states and mask, for a token at a position that is a tensor ``[1]``."""
+Given = Mapping[str, Any]
+"""What blocks are given beside hidden states: positions, and the mask."""
 
 
 _LEAST_PLACES = 256
@@ -32,6 +32,18 @@ class Cached(Protocol):
         self, keys: torch.Tensor, values: torch.Tensor, number: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Take a part's keys and values in block ``number``; answers those that it attends to."""
+        ...
+
+
+class Table(Protocol):
+    """What blocks are given for one token, but for the mask."""
+
+    def at(self, position: int) -> Given:
+        """It attends to the tokens before it and to itself."""
+        ...
+
+    def wherever(self, position: torch.Tensor) -> Given:
+        """``position`` ``[1]`` may change afterwards, so it attends to all places: a mask says which are there."""
         ...
 
 
@@ -58,10 +70,10 @@ class Ragged:
 
     def __init__(self, family: Family, config: Any, device: torch.device) -> None:
         self._through = _THROUGH[family.model_type]
-        self._given_for = _GIVEN_FOR[family.model_type]
-        self._given_at = _GIVEN_AT[family.model_type]
-        self._table: tuple[int, Callable[[int], Mapping[str, Any]]] | None = None
-        """For tokens at positions up to the number: what blocks are given."""
+        self._table_of = _TABLES[family.model_type]
+        self._n_places = 0
+        self._table: Table | None = None
+        """A table for tokens at so many positions, once there is one."""
         self._given = _Given()
         self._shell = family.with_blocks(config, [self._given]).to(device)
 
@@ -79,12 +91,12 @@ class Ragged:
             part.given = self._given.given
         return self.through(parts)
 
-    def _at(self, position: int, states: torch.Tensor) -> Mapping[str, Any]:
-        if self._table is None or position >= self._table[0]:
+    def _at(self, position: int, states: torch.Tensor) -> Given:
+        if self._table is None or position >= self._n_places:
             n_places = max(_LEAST_PLACES, 1 << position.bit_length())
-            places = torch.arange(n_places, device=states.device)
-            self._table = n_places, self._given_at(self._shell, places, states)
-        return self._table[1](position)
+            self._table = self.table(torch.arange(n_places, device=states.device), states)
+            self._n_places = n_places
+        return self._table.at(position)
 
     def through(self, parts: Sequence[Part]) -> list[torch.Tensor]:
         """As ``forward``, for parts that know what their blocks are given."""
@@ -104,9 +116,9 @@ class Ragged:
             states |= {part: row[:, part.rows] for part in here}
         return [states[part] for part in parts]
 
-    def given_for(self, places: torch.Tensor, states: torch.Tensor) -> Given:
-        """``places``: 0, 1, ... for all tokens that the token may attend to. ``states`` are such as it will have."""
-        return self._given_for(self._shell, places, states)
+    def table(self, places: torch.Tensor, states: torch.Tensor) -> Table:
+        """``places``: 0, 1, ... for all tokens that a token may attend to. ``states`` are such as it will have."""
+        return self._table_of(self._shell, places, states)
 
 
 class _Given(torch.nn.Module):
@@ -185,43 +197,29 @@ _THROUGH: Mapping[str, Callable[[Any, torch.Tensor, Sequence[Part]], torch.Tenso
 }
 
 
-def _alibi(shell: Any, places: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-    """``[heads, 1, places]``."""
-    alibi: torch.Tensor = shell.build_alibi_tensor(
-        torch.ones_like(places)[None], shell.num_heads, states.dtype
-    )
-    return alibi
+class _Alibi:
+    def __init__(self, shell: Any, places: torch.Tensor, states: torch.Tensor) -> None:
+        self._alibi = shell.build_alibi_tensor(torch.ones_like(places)[None], shell.num_heads, states.dtype)
+
+    def at(self, position: int) -> Given:
+        return {"alibi": self._alibi[:, :, : position + 1]}
+
+    def wherever(self, position: torch.Tensor) -> Given:
+        return {"alibi": self._alibi}
 
 
-def _bloom_given(shell: Any, places: torch.Tensor, states: torch.Tensor) -> Given:
-    alibi = _alibi(shell, places, states)
-    return lambda position: {"alibi": alibi}
+class _Angles:
+    def __init__(self, shell: Any, places: torch.Tensor, states: torch.Tensor) -> None:
+        self._angles = shell.rotary_emb(states, places[None])
+
+    def at(self, position: int) -> Given:
+        return {"position_embeddings": tuple(each[:, position : position + 1] for each in self._angles)}
+
+    def wherever(self, position: torch.Tensor) -> Given:
+        return {"position_embeddings": tuple(each.index_select(1, position) for each in self._angles)}
 
 
-def _llama_given(shell: Any, places: torch.Tensor, states: torch.Tensor) -> Given:
-    angles = shell.rotary_emb(states, places[None])
-    return lambda position: {"position_embeddings": tuple(each.index_select(1, position) for each in angles)}
-
-
-_GIVEN_FOR: Mapping[str, Callable[..., Given]] = {
-    "bloom": _bloom_given,
-    "llama": _llama_given,
-}
-
-
-def _bloom_at(shell: Any, places: torch.Tensor, states: torch.Tensor) -> Callable[[int], Mapping[str, Any]]:
-    alibi = _alibi(shell, places, states)
-    return lambda position: {"alibi": alibi[:, :, : position + 1]}
-
-
-def _llama_at(shell: Any, places: torch.Tensor, states: torch.Tensor) -> Callable[[int], Mapping[str, Any]]:
-    angles = shell.rotary_emb(states, places[None])
-    return lambda position: {
-        "position_embeddings": tuple(each[:, position : position + 1] for each in angles)
-    }
-
-
-_GIVEN_AT: Mapping[str, Callable[..., Callable[[int], Mapping[str, Any]]]] = {
-    "bloom": _bloom_at,
-    "llama": _llama_at,
+_TABLES: Mapping[str, Callable[[Any, torch.Tensor, torch.Tensor], Table]] = {
+    "bloom": _Alibi,
+    "llama": _Angles,
 }

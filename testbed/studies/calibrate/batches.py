@@ -7,6 +7,7 @@ the server busy, asks for the case's steps meanwhile, and takes the time from th
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -141,6 +142,8 @@ async def measure_batches(
 ) -> list[BatchSample]:
     """All samples of ``plan``; ``compute`` makes batches and holds blocks ``[0, plan.max_blocks)``."""
     samples: list[BatchSample] = []
+    # Many sessions have prompts of the same length: drawing one takes longer than computing it.
+    payload = functools.cache(payload)
     for number in range(-N_WARM_UP, plan.rounds):
         chance = random.Random(f"{seed}:{number}")
         groups = sorted({(case.n_blocks, case.is_spread) for case in plan.cases})

@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -169,8 +169,7 @@ def _batched(
         clock = ScaledClock()
         try:
             await compute.host(0, batches.max_blocks)
-            # Many sessions have prompts of the same length: drawing one takes longer than computing it.
-            payload = cache(partial(hidden_states, hidden_size=source.sizes.hidden_size, dtype=device.dtype))
+            payload = partial(hidden_states, hidden_size=source.sizes.hidden_size, dtype=device.dtype)
             return await measure_batches(batches, compute, clock, payload, close=compute.close_session)
         finally:
             clock.close()
