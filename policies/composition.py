@@ -51,7 +51,7 @@ class MeanRequests:
     """Requests of the mean lengths that are known, from a client in the middle: its times are the means over clients."""
 
     def __init__(self, problem: Problem) -> None:
-        sent = problem.transmissions
+        sent, ways = problem.transmissions, problem.ways
         if sent is not None:
             up, down = (Linear(_mean_row(way.base_s), _mean_row(way.slope_s)) for way in (sent.up, sent.down))
             sent = replace(sent, up=up, down=down)
@@ -63,6 +63,7 @@ class MeanRequests:
             input_rtt_base_s=_mean_row(problem.input_rtt_base_s),
             input_rtt_slope_s=_mean_row(problem.input_rtt_slope_s),
             transmissions=sent,
+            ways=ways and ways._replace(up_s=_mean_row(ways.up_s), down_s=_mean_row(ways.down_s)),
         )
         self.request = RequestSpec(0, *problem.mean_lengths)
         self.slot_bytes = problem.model.cache_bytes(self.request.n_tokens)

@@ -53,6 +53,7 @@ def with_costs(problem: Problem, request: RequestSpec, costs: LinkCosts) -> Prob
 
     What is known for decode steps then holds for ``costs``.
     """
+    ways = problem.ways
     return replace(
         problem,
         servers=tuple(
@@ -62,6 +63,7 @@ def with_costs(problem: Problem, request: RequestSpec, costs: LinkCosts) -> Prob
         clients=(problem.clients[request.client],),
         raw_rtt_s=(problem.raw_rtt_s[request.client],),
         token_rtt_s=(costs.hop_s,),
+        ways=ways and ways._replace(up_s=(ways.up_s[request.client],), down_s=(ways.down_s[request.client],)),
         input_rtt_base_s=(problem.input_rtt_base_s[request.client],),
         input_rtt_slope_s=(problem.input_rtt_slope_s[request.client],),
         n_input_tokens=request.n_input_tokens,

@@ -144,6 +144,14 @@ class Transmissions:
         return sent_s - up_s - (self.down.of(client, server, n_tokens) if self.counts_down else 0.0)
 
 
+class Ways(NamedTuple):
+    """Propagation in one direction, in seconds: client to server, back (both [client][server]), server to server."""
+
+    up_s: Matrix
+    down_s: Matrix
+    across_s: Matrix
+
+
 @dataclass(frozen=True)
 class Problem:
     """Servers, clients, the model, and the times between them.
@@ -151,7 +159,8 @@ class Problem:
     ``raw_rtt_s[c][j]`` is pure propagation; ``token_rtt_s[c][j]`` is t_cj (what one decode step on j takes
     however many blocks it has: communication, serialisation, the server's ``step_base_s``);
     ``input_rtt_base_s + input_rtt_slope_s * l`` is t^I_cj(l).
-    ``server_rtt_s[i][j]`` is the raw RTT between servers. ``n_input_tokens`` and
+    ``server_rtt_s[i][j]`` is the raw RTT between servers. ``ways`` is propagation in one direction; ``None``: half
+    of the round trip. ``n_input_tokens`` and
     ``n_output_tokens`` are the lengths that placement is designed for (the maxima).
     ``length_samples`` are (input, output) lengths of past requests, as an operator knows them; none: nothing is known
     but these maxima. ``reserved_output_tokens`` is the output that every session's caches have room for, or, where caches
@@ -186,6 +195,7 @@ class Problem:
     reserved_output_tokens: int | None = None
     batching: Batching = "none"
     objectives_s: tuple[tuple[str, float], ...] = ()
+    ways: Ways | None = None
 
     @property
     def n_servers(self) -> int:
@@ -211,6 +221,24 @@ class Problem:
     def design_cache_bytes(self) -> float:
         """s_c at the design lengths."""
         return self.model.cache_bytes(self.n_input_tokens + self.n_output_tokens)
+
+    def up_s(self, client: int, server: int) -> float:
+        """Propagation from a client to a server."""
+        if self.ways is None:
+            return self.raw_rtt_s[client][server] / 2
+        return self.ways.up_s[client][server]
+
+    def down_s(self, client: int, server: int) -> float:
+        """Propagation from a server back to a client."""
+        if self.ways is None:
+            return self.raw_rtt_s[client][server] / 2
+        return self.ways.down_s[client][server]
+
+    def across_s(self, server: int, other: int) -> float:
+        """Propagation from a server to another."""
+        if self.ways is None:
+            return self.server_rtt_s[server][other] / 2
+        return self.ways.across_s[server][other]
 
     def input_rtt_s(self, client: int, server: int, n_tokens: int) -> float:
         """t^I_cj(l): what a prompt of ``n_tokens`` tokens takes on j however many blocks: as ``token_rtt_s``."""
@@ -288,9 +316,8 @@ def hop_times_s(
     token_s = problem.token_rtt_s[client][server]
     if not problem.forwarding:
         return input_s, token_s
-    from_client_s = problem.raw_rtt_s[client][server]
-    before_s = from_client_s if previous is None else problem.server_rtt_s[previous][server]
-    less_s = from_client_s - before_s / 2
+    way_s = problem.up_s(client, server) if previous is None else problem.across_s(previous, server)
+    less_s = problem.raw_rtt_s[client][server] - way_s
     input_s, token_s = input_s - less_s, token_s - less_s
     sent = problem.transmissions
     if sent is not None:
@@ -304,7 +331,7 @@ def return_times_s(problem: Problem, request: RequestSpec, server: int) -> tuple
     if not problem.forwarding:
         return 0.0, 0.0
     client, sent = request.client, problem.transmissions
-    way_s = problem.raw_rtt_s[client][server] / 2
+    way_s = problem.down_s(client, server)
     if sent is None:
         return way_s, way_s
     input_s, token_s = (sent.down.of(client, server, n) for n in (request.n_input_tokens, 1))

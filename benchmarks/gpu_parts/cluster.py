@@ -63,13 +63,6 @@ def _conclude(record: Record, summary: dict[str, Any]) -> None:
     )
     if summary["n_completed"] < summary["n_requests"]:
         record.fail(f"Requests failed: {summary['failed_because']}.")
-    if summary["tokens_unchecked_because"]:
-        record.fail(f"The tokens were not compared: {summary['tokens_unchecked_because']}.")
-    elif summary["n_tokens_altered"]:
-        record.fail(
-            f"{summary['n_tokens_altered']} of {summary['n_tokens_checked']} tokens are not the whole model's."
-        )
-    else:
-        record.find(f"All {summary['n_tokens_checked']} tokens are the whole model's on this device.")
+    record.say_tokens(summary)
     if any(summary["leaks"].values()):
         record.fail(f"Something was left: {summary['leaks']}.")

@@ -37,11 +37,12 @@ def up(scenario: str | Path, out: Path, options: Sequence[str], allowed_s: float
 def serving(scenario: str | Path, out: Path, options: Sequence[str], allowed_s: float) -> Iterator[str]:
     """``testbed serve`` on a free port, as long as the body lasts: the address of its API. Raises ``RunError``."""
     command = _command("serve", scenario, out, ["--port", "0", "--no-report", *options])
+    until_s = time.monotonic() + allowed_s
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
         try:
-            yield _url(process, time.monotonic() + allowed_s)
+            yield _url(process, until_s)
         finally:
-            _stop(process)
+            _stop(process, max(_STOP_S, until_s - time.monotonic()))
 
 
 def _url(process: subprocess.Popen[str], until_s: float) -> str:
@@ -57,11 +58,11 @@ def _command(verb: str, scenario: str | Path, out: Path, options: Sequence[str])
     return [sys.executable, "-m", "testbed", verb, str(scenario), "--out", str(out), "--no-page", *options]
 
 
-def _stop(process: subprocess.Popen[Any]) -> None:
-    """It then removes its network and completes its tables."""
+def _stop(process: subprocess.Popen[Any], allowed_s: float = _STOP_S) -> None:
+    """It then removes its network, compares its tokens and completes its tables."""
     process.send_signal(signal.SIGINT)
     try:
-        process.communicate(timeout=_STOP_S)
+        process.communicate(timeout=allowed_s)
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()

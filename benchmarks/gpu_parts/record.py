@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from testbed.results.verified import ties
 from testbed.rundir import write_json
 
 
@@ -57,6 +58,19 @@ class Record:
     def fail(self, sentence: str) -> None:
         self.failures.append(sentence)
         self._write()
+
+    def say_tokens(self, found: dict[str, Any]) -> None:
+        """What a comparison of a run's tokens with the whole model's says; a failure unless all are."""
+        if found["tokens_unchecked_because"]:
+            self.fail(f"The tokens were not compared: {found['tokens_unchecked_because']}.")
+        elif found["n_tokens_altered"]:
+            self.fail(
+                f"{found['n_tokens_altered']} of {found['n_tokens_checked']} tokens are not the whole model's."
+            )
+        else:
+            self.find(
+                f"All {found['n_tokens_checked']} tokens are the whole model's on this device{ties(found)}."
+            )
 
     def _write(self) -> None:
         write_json(

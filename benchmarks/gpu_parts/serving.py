@@ -23,7 +23,6 @@ from benchmarks.gpu_parts.sizes import Model, model_of, quantised_here
 from nodes.blocks.device import available_bytes, open_device
 from nodes.blocks.memory import amount, workspace_bytes
 from nodes.blocks.spec import Weights
-from testbed.results.verified import ties
 from testbed.runs.verify import verify_tokens
 from testbed.runtime.blocks import blocks_model
 from testbed.scenario import load_experiment
@@ -212,16 +211,7 @@ def _check_tokens(record: Record, scenario: Path, run_dir: Path) -> None:
     """Are the tokens those of the whole model, on the same device? It is there alone now."""
     found = tokens_of(scenario, run_dir)
     record.put(tokens=found)
-    if found["tokens_unchecked_because"]:
-        record.find(f"The tokens were not compared: {found['tokens_unchecked_because']}.")
-    elif found["n_tokens_altered"]:
-        record.fail(
-            f"{found['n_tokens_altered']} of {found['n_tokens_checked']} tokens are not the whole model's."
-        )
-    else:
-        record.find(
-            f"All {found['n_tokens_checked']} tokens are the whole model's on this device{ties(found)}."
-        )
+    record.say_tokens(found)
 
 
 def tokens_of(scenario: Path, run_dir: Path) -> dict[str, Any]:

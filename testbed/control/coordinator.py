@@ -190,8 +190,8 @@ class Coordinator:
         if self._room is not None:
             self._room.drop(index)
             hops = self._chains.get(index, ())
-            rtt_s = self._problem.raw_rtt_s[self.requests[index].client]
-            closed_s = max((rtt_s[hop.server] / 2 for hop in hops), default=0.0)
+            client = self.requests[index].client
+            closed_s = max((self._problem.up_s(client, hop.server) for hop in hops), default=0.0)
             self._call_at(self._now_s() + closed_s, self._room.look)
         self._forget(index)
 

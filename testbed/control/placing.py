@@ -244,15 +244,17 @@ def prepare_users_code(experiment: Experiment) -> None:
 
     A file may come from anybody: that it has code run is said, once, before it does.
     """
-    if (
-        ":" in experiment.placement + experiment.routing + (experiment.online or "")
-        and str(Path.cwd()) not in sys.path
-    ):
-        sys.path.append(str(Path.cwd()))
+    look_here(experiment.placement + experiment.routing + (experiment.online or ""))
     names = [name for name in experiment.code_in_file if name not in _SAID]
     if names:
         _SAID.update(names)
         print(f"notice: the scenario file has code of {', '.join(names)} run as its policy", file=sys.stderr)
+
+
+def look_here(names: str) -> None:
+    """Before policies of these names are looked up: where one is ``module:Class``, its module may be in the current folder, too."""
+    if ":" in names and str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
 
 
 def placement_data(placement: Placement) -> dict[str, Any]:

@@ -70,6 +70,8 @@ class SimulatedRequest(NamedTuple):
     setup_s: float | None
     ttft_s: float | None
     time_s: float | None
+    ended_s: float
+    """``time_s``, or when one that did not complete gave up."""
     reason: str = ""
     n_replays: int = 0
     n_done: int = 0
@@ -185,7 +187,7 @@ class _Run:
                 laws=problem.servers,
                 batches=batches,
                 caches=None if paging is None else self._servers,
-                raw_rtt_s=problem.raw_rtt_s,
+                down_s=problem.down_s,
                 forwarding=problem.forwarding,
                 hub_token_s=problem.hub_token_s,
                 most=most_steps,
@@ -250,7 +252,9 @@ class _Run:
         need = Need(plan.n_input_tokens + n_done, plan.known.n_tokens, (plan.arrival_at_s, name))
         slowest_s = 0.0
         for hop in route.hops:
-            self._queue.at(now_s + rtt_s[hop.server] / 2, self._open, session, hop, need)
+            self._queue.at(
+                now_s + self._problem.up_s(plan.client, hop.server), self._open, session, hop, need
+            )
             slowest_s = max(slowest_s, rtt_s[hop.server])
         self._queue.at(now_s + slowest_s, self._answered, session)
 
@@ -309,7 +313,7 @@ class _Run:
         """A server has taken a session's cache for others."""
         session = self._sessions.get(key[0])  # it may have ended, which the server does not know yet
         if self._problem.forwarding and session is not None:
-            heard_at_s = self._queue.now_s + self._problem.raw_rtt_s[session.plan.client][server] / 2
+            heard_at_s = self._queue.now_s + self._problem.down_s(session.plan.client, server)
             self._queue.at(heard_at_s, self._hear, session, key, server)
 
     def _hear(self, session: _Session, key: Key, server: int) -> None:
@@ -380,6 +384,7 @@ class _Run:
             setup_s=setup_s,
             ttft_s=None if first_at_s is None else first_at_s - plan.arrival_at_s,
             time_s=None if ended_at_s is None else ended_at_s - plan.arrival_at_s,
+            ended_s=now_s - plan.arrival_at_s,
             reason=reason,
             n_done=session.walk.token if session.walk is not None and ended_at_s is None else 0,
             n_preemptions=session.n_preemptions,
@@ -390,9 +395,9 @@ class _Run:
     def _close(self, session: _Session) -> None:
         """Tell servers that the session is over."""
         now_s, key = self._queue.now_s, (session.number, session.opening)
-        rtt_s = self._problem.raw_rtt_s[session.plan.client]
         for server in session.opened:
-            self._queue.free_at(now_s + rtt_s[server] / 2, self._free, key, server)
+            up_s = self._problem.up_s(session.plan.client, server)
+            self._queue.free_at(now_s + up_s, self._free, key, server)
 
     def _free(self, key: Key, server: int) -> None:
         self._servers.release(key, server, self._queue.now_s)

@@ -85,7 +85,7 @@ class Steps:
     """All servers' steps: each by itself by the servers' ``laws`` of times, or those that wait together in ``batches``.
 
     Every token takes its client ``hub_token_s``. Where caches grow, ``caches`` has them, and clients hear from servers by
-    ``raw_rtt_s`` [client][server]. ``rows`` has one for each step whose token came, in the order of ``COLUMNS``, unless
+    ``down_s`` (client, server). ``rows`` has one for each step whose token came, in the order of ``COLUMNS``, unless
     there are more than ``most``; ``n_rows`` counts them. ``gaps_s`` are the seconds from every token to
     the next of its request.
     """
@@ -98,7 +98,7 @@ class Steps:
         laws: Sequence[StepLaw] = (),
         batches: Sequence[Batches] | None = None,
         caches: Servers | None = None,
-        raw_rtt_s: Sequence[Sequence[float]] = (),
+        down_s: Callable[[int, int], float] = lambda client, server: 0.0,
         forwarding: bool = False,
         hub_token_s: float = 0.0,
         most: int = 0,
@@ -109,7 +109,7 @@ class Steps:
         self._busy: set[int] = set()
         self._walks: dict[Step, Walk] = {}
         self._caches = caches
-        self._raw_rtt_s = raw_rtt_s
+        self._down_s = down_s
         self._token_bytes = token_bytes
         self._hub_token_s = hub_token_s
         self._forwarding = forwarding
@@ -158,7 +158,7 @@ class Steps:
             walk.key, hop.server, part.position + part.n_tokens, now_s
         ):
             if not self._forwarding:  # else the client is told without asking
-                back_s = self._raw_rtt_s[walk.plan.client][hop.server] / 2
+                back_s = self._down_s(walk.plan.client, hop.server)
                 self._queue.at(now_s + back_s, self._lose, walk, hop.server)
             return
         if self._batches is None:
@@ -264,12 +264,19 @@ def replay_of(walk: Walk, *, in_steps: bool) -> list[Part]:
 def legs_of(experiment: Experiment, request: RequestSpec, hops: Sequence[Hop]) -> Legs:
     """As the experiment's problem has them.
 
-    Hub-spoke: both ways take equally long. Forwarding: the way there from the server before, and from the last one
+    Hub-spoke: what is sent takes its part of t_cj on each way by the links' rates. Forwarding: the way there from the server before, and from the last one
     back to the client.
     """
     problem, calibration = experiment.problem, experiment.calibration
     added_s = calibration.input_overhead_s(request.n_input_tokens), calibration.token_overhead_s
     found: tuple[list[Leg], list[Leg]] = [], []
+    client = problem.clients[request.client]
+
+    def share_up(server: int) -> float:
+        name = problem.servers[server].name
+        up_bps, down_bps = experiment.links[client, name].rate_bps, experiment.links[name, client].rate_bps
+        return down_bps / (up_bps + down_bps)
+
     previous: int | None = None
     for hop in hops:
         base_s = problem.servers[hop.server].step_base_s
@@ -277,8 +284,11 @@ def legs_of(experiment: Experiment, request: RequestSpec, hops: Sequence[Hop]) -
             found, hop_times_s(problem, request, previous, hop.server), added_s, strict=True
         ):
             network_s = hop_s - base_s - more_s
-            ways_s = (network_s, 0.0) if problem.forwarding else (network_s / 2, network_s / 2)
-            of.append(Leg(*ways_s, more_s))
+            up_s = network_s
+            if not problem.forwarding:
+                sent_s = network_s - problem.raw_rtt_s[request.client][hop.server]
+                up_s = problem.up_s(request.client, hop.server) + share_up(hop.server) * sent_s
+            of.append(Leg(up_s, network_s - up_s, more_s))
         previous = hop.server
     if previous is not None:
         for of, back_s in zip(found, return_times_s(problem, request, previous), strict=True):

@@ -65,7 +65,17 @@ def request_rows(experiment: Experiment, records: RunRecords, hops: HopTable) ->
         opened_at_s = hops.model_opened_at_s.get(plan.index)
         model = _model(experiment, timeline, record, row, tokens_s, opened_at_s) if record else {}
         row.update({f"model_{name}": model.get(name) for name in METRICS})
-        alone = _unqueued(experiment, plan.client, record, row) if record else {}
+        alone: dict[str, float] = {}
+        if record and row["ttft_s"] is not None:
+            request = RequestSpec(plan.client, record.n_input_tokens, record.n_output_tokens)
+            alone = unqueued(
+                experiment,
+                request,
+                [Hop(*hop) for hop in record.chain],
+                row["queue_s"],
+                model_setup_s(experiment, record.client, record.chain),
+                has_completed=record.status == "completed",
+            )
         row.update({f"unqueued_{name}": alone.get(name) for name in METRICS})
         rows.append(row)
     return rows
@@ -157,16 +167,19 @@ def model_queue_s(
     return at_s - record.arrived_at_s
 
 
-def _unqueued(
-    experiment: Experiment, client: int, record: RequestRecord, row: dict[str, Any]
+def unqueued(
+    experiment: Experiment,
+    request: RequestSpec,
+    hops: Sequence[Hop],
+    queue_s: float,
+    setup_s: float,
+    *,
+    has_completed: bool,
 ) -> dict[str, float]:
-    if row["ttft_s"] is None:
-        return {}
-    request = RequestSpec(client, record.n_input_tokens, record.n_output_tokens)
-    first_s, all_s = service_s(experiment.problem, request, [Hop(*hop) for hop in record.chain])
-    setup_s = model_setup_s(experiment, record.client, record.chain)
-    whole_s = all_s - first_s if record.status == "completed" else None
-    return _assemble(row["queue_s"], setup_s, first_s, whole_s, record.n_output_tokens)
+    """Metrics of ``request`` if it had been alone on its chain, by the paper's closed form."""
+    first_s, all_s = service_s(experiment.problem, request, hops)
+    whole_s = all_s - first_s if has_completed else None
+    return _assemble(queue_s, setup_s, first_s, whole_s, request.n_output_tokens)
 
 
 def stats(values: Any) -> dict[str, float | int | None]:

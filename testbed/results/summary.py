@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Any, Protocol
 
 import numpy as np
@@ -117,7 +119,9 @@ def summarize(
         "admission": _admission(records),
         "preemption": preemption_of(experiment, records.requests),
         "unused_blocks": _unused(records, plan),
-        "achieved_concurrency": _concurrency(records),
+        "achieved_concurrency": active_sessions(
+            [(r.arrived_at_s, r.opening_at_s, r.last_seen_at_s) for r in records.requests]
+        ),
         "goodput_rps": goodput_rps(rows, objectives or {}),
         "objectives": objectives or {},
         "n_link_changes_by_hand": sum(change.get("by") == BY_HAND for change in records.changes),
@@ -262,23 +266,18 @@ def _median(values: Any) -> float | None:
     return float(np.median(values)) if len(values) else None
 
 
-def _concurrency(records: RunRecords) -> dict[str, float | None]:
-    """Active sessions (admitted, not ended): time-averaged from the first arrival to the last end."""
-    changes: list[tuple[float, int]] = []
-    for record in records.requests:
-        if record.opened_at_s is not None:
-            changes += [(record.opened_at_s, 1), (record.last_seen_at_s, -1)]
-    if not changes:
+def active_sessions(requests: Sequence[tuple[float, float | None, float]]) -> dict[str, float | None]:
+    """Sessions at a time, the mean from the first arrival to the last end.
+
+    ``requests``: when each arrived, when the attempt began that was admitted (``None``: none was), and when it ended.
+    """
+    admitted = [(since_s, to_s) for _, since_s, to_s in requests if since_s is not None]
+    if not admitted:
         return {"mean": None, "max": None}
-    changes.sort()
-    active = highest = 0
-    area_s, previous_s = 0.0, changes[0][0]
-    for at_s, change in changes:
-        area_s += active * (at_s - previous_s)
-        active += change
-        highest, previous_s = max(highest, active), at_s
-    span_s = changes[-1][0] - min(record.arrived_at_s for record in records.requests)
-    return {"mean": area_s / span_s if span_s > 0 else 0.0, "max": float(highest)}
+    changes = sorted(change for since_s, to_s in admitted for change in ((since_s, 1), (to_s, -1)))
+    span_s = changes[-1][0] - min(arrived_at_s for arrived_at_s, _, _ in requests)
+    mean = math.fsum(to_s - since_s for since_s, to_s in admitted) / span_s if span_s > 0 else 0.0
+    return {"mean": mean, "max": float(max(accumulate(change for _, change in changes)))}
 
 
 def _without_setup(experiment: Experiment, rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -139,11 +139,7 @@ def stub_profile(experiment: Experiment, server: int) -> StubProfile:
     calibration = experiment.calibration
     token: dict[str, float] = {}
     inputs: dict[str, tuple[float, float]] = {}
-    if (
-        calibration.token_overhead_s
-        or calibration.input_overhead_base_s
-        or calibration.input_overhead_slope_s
-    ):
+    if calibration.has_overheads:
         for client in experiment.problem.clients:
             one = transmission_s(experiment, client, spec.name, 1)
             # Transmission grows by whole segments: the mean slope over 100 tokens is exact to 0.01 %.

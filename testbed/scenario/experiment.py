@@ -59,6 +59,11 @@ class Calibration:
     def input_overhead_s(self, n_tokens: int) -> float:
         return self.input_overhead_base_s + self.input_overhead_slope_s * n_tokens
 
+    @property
+    def has_overheads(self) -> bool:
+        """Whether times of messages are the RTT and these overheads, and not the RTT and the links' transmission."""
+        return bool(self.token_overhead_s or self.input_overhead_base_s or self.input_overhead_slope_s)
+
 
 FaultKind = Literal["kill", "stop", "slow", "restart", "join", "leave"]
 KINDS_BY_HAND = (*get_args(FaultKind), "cont")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network
 
 from netem.spec import HEADER_BYTES, SPARE_ADDRESSES, LinkProfile
-from policies.problem import Linear, Matrix, ModelSpec, Transmissions
+from policies.problem import Linear, Matrix, ModelSpec, Transmissions, Ways
 from testbed.scenario.experiment import Calibration, Link
 from testbed.scenario.network_tables import ClustersTable, MatrixTable, NetworkTable
 from testbed.scenario.problems import Key, KeyedError, unknown
@@ -159,6 +159,7 @@ class Times:
     input_rtt_slope_s: Matrix
     server_rtt_s: Matrix
     transmissions: Transmissions | None
+    ways: Ways | None
 
 
 def policy_times(
@@ -175,16 +176,19 @@ def policy_times(
 
     Without calibration t_cj is the RTT plus the transmission of one token's hidden state each way,
     and t^I_cj(l) grows by the same bytes per token, headers included, so that t^I_cj(1) = t_cj (a
-    prompt's last, partly filled segment is the only thing left out: less than a header). A published
-    calibration contains the transfer: t_cj is the RTT plus its overhead exactly. ``step_base_s``, by
+    prompt's last, partly filled segment is the only thing left out: less than a header). A calibration's
+    overheads contain the transfer: t_cj is the RTT plus its overhead exactly. ``step_base_s``, by
     server, is in both.
     """
 
-    counts_sent = calibration.name == "none"
+    counts_sent = not calibration.has_overheads
     n_bits = 8 * model.token_bytes * mtu / (mtu - HEADER_BYTES)
 
     def rtt(a: str, b: str) -> float:
         return 0.0 if a == b else links[a, b].delay_s + links[b, a].delay_s
+
+    def way(a: str, b: str) -> float:
+        return 0.0 if a == b else links[a, b].delay_s
 
     def sent_one(a: str, b: str) -> float:
         return LinkProfile(0.0, links[a, b].rate_bps).transmission_s(model.token_bytes, mtu)
@@ -232,4 +236,11 @@ def policy_times(
         transmissions=Transmissions(sent(clients), sent(clients, back=True), sent(servers), counts_sent)
         if forwarding
         else None,
+        ways=None
+        if all(links[a, b].delay_s == links[b, a].delay_s for a, b in links)
+        else Ways(
+            matrix(way, clients),
+            matrix(lambda client, server: way(server, client), clients),
+            matrix(way, servers),
+        ),
     )

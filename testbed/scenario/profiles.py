@@ -325,10 +325,21 @@ def server_spec(
 
 
 def resolve_calibration(table: CalibrationTable, petals: bool) -> tuple[CalibrationTable, Calibration]:
-    """All numbers of ``[calibration]``; ``petals`` chooses PETALS' session setup."""
+    """All numbers of ``[calibration]``; ``petals`` chooses PETALS' session setup.
+
+    Raises ``KeyedError`` for an unknown set, and where either tokens or prompts alone have overheads.
+    """
     shipped = dict(_lookup("calibrations", table.set, ("calibration", "set"), "calibration set"))
     shipped.pop("hardware", None)
     values = CalibrationTable.model_validate({**shipped, **table.model_dump(exclude_none=True)})
+    inputs = bool(values.input_overhead_base or values.input_overhead_per_token)
+    if bool(values.token_overhead) != inputs:
+        given, other = (
+            ("input_overhead_base", "token_overhead") if inputs else ("token_overhead", "input_overhead_base")
+        )
+        raise KeyedError(
+            ("calibration", given), f"overheads contain what messages take on the links; give {other}, too"
+        )
     setup = values.session_setup_petals if petals else values.session_setup_proposed
     return values, Calibration(
         name=values.set,

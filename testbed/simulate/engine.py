@@ -165,7 +165,7 @@ def _reference(case: Case, placed: PlacedExperiment) -> Served:
     )
     setup_s += experiment.problem.initial_delay_s
     requests = tuple(
-        SimulatedRequest(d.plan, COMPLETED, d.route, 0, d.waiting_s, setup_s, d.ttft_s, d.time_s)
+        SimulatedRequest(d.plan, COMPLETED, d.route, 0, d.waiting_s, setup_s, d.ttft_s, d.time_s, d.time_s)
         for d in done
     )
     return Served(requests, routing_s=tuple(router.decisions_s))

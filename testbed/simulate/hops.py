@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from policies.problem import RequestSpec, hop_times_s, return_times_s
+from policies.problem import RequestSpec
 from testbed.fast.engine import SimulatedRequest
-from testbed.fast.steps import COLUMNS
+from testbed.fast.steps import COLUMNS, legs_of
 from testbed.results.model import HopTable, hub_times_s
 from testbed.scenario.experiment import Experiment
 from testbed.simulate.engine import Simulation
@@ -82,7 +82,7 @@ def _hop_rows(experiment: Experiment, r: SimulatedRequest) -> Any:
     assert r.route is not None and r.setup_s is not None
     plan, hops = r.plan, r.route.hops
     n_hops, n_out = len(hops), plan.n_output_tokens
-    network_s, compute_s, context_s = _parts(experiment, r)
+    up_s, down_s, compute_s, context_s = _parts(experiment, r)
     token_bytes = experiment.problem.model.token_bytes
     rows = np.zeros((n_out, n_hops, 12))
     rows[:, :, 0] = plan.index
@@ -91,12 +91,12 @@ def _hop_rows(experiment: Experiment, r: SimulatedRequest) -> Any:
     rows[:, :, 3:6] = np.array([tuple(hop) for hop in hops])
     later = (np.arange(n_out) > 0).astype(int)
     computes_s = compute_s[later] + np.outer(np.maximum(np.arange(n_out) - 1, 0), context_s)
-    times_s = network_s[later] + computes_s
+    times_s = up_s[later] + computes_s + down_s[later]
     began_at_s = plan.arrival_at_s + r.waiting_s + r.setup_s
     ends_at_s = began_at_s + np.cumsum(times_s.reshape(-1)).reshape(n_out, n_hops)
     ends_at_s += np.arange(n_out)[:, None] * experiment.problem.hub_token_s  # after every token before
     rows[:, :, 6] = ends_at_s - times_s
-    rows[:, :, 7] = rows[:, :, 6] + network_s[later] / 2
+    rows[:, :, 7] = rows[:, :, 6] + up_s[later]
     rows[:, :, 8] = rows[:, :, 7] + computes_s
     rows[:, :, 9] = ends_at_s
     rows[:, :, 10:12] = token_bytes
@@ -104,26 +104,21 @@ def _hop_rows(experiment: Experiment, r: SimulatedRequest) -> Any:
     return rows.reshape(-1, 12)
 
 
-def _parts(experiment: Experiment, r: SimulatedRequest) -> tuple[Any, Any, Any]:
-    """Network and compute seconds, arrays (2, hops): of the prompt, of the second token.
+def _parts(experiment: Experiment, r: SimulatedRequest) -> tuple[Any, Any, Any, Any]:
+    """Seconds there, back and of computing, arrays (2, hops): of the prompt, of the second token.
 
     And array (hops,): how much longer every token after that computes than the one before.
     """
     assert r.route is not None
-    problem, plan, calibration = experiment.problem, r.plan, experiment.calibration
+    problem, plan, hops = experiment.problem, r.plan, r.route.hops
     request = RequestSpec(plan.client, plan.n_input_tokens, plan.n_output_tokens)
-    n_in, hops = plan.n_input_tokens, r.route.hops
-    network_s, compute_s = np.zeros((2, len(hops))), np.zeros((2, len(hops)))
+    legs = np.array(legs_of(experiment, request, hops))
+    compute_s = np.zeros((2, len(hops)))
     context_s = np.array([hop.n_blocks * problem.servers[hop.server].context_slope_s for hop in hops])
-    added_s = calibration.input_overhead_s(n_in), calibration.token_overhead_s
-    previous: int | None = None
     for i, hop in enumerate(hops):
         server = problem.servers[hop.server]
-        hop_s = hop_times_s(problem, request, previous, hop.server)
-        block_s = server.prefill_s(n_in), server.decode_at_s(n_in)
-        for row in (0, 1):
-            network_s[row, i] = hop_s[row] - server.step_base_s - added_s[row]
-            compute_s[row, i] = server.step_base_s + hop.n_blocks * block_s[row] + added_s[row]
-        previous = hop.server
-    network_s[:, -1] += return_times_s(problem, request, hops[-1].server)
-    return network_s, compute_s, context_s
+        for row, block_s in enumerate(
+            (server.prefill_s(plan.n_input_tokens), server.decode_at_s(plan.n_input_tokens))
+        ):
+            compute_s[row, i] = server.step_base_s + hop.n_blocks * block_s + legs[row, i, 2]
+    return legs[:, :, 0], legs[:, :, 1], compute_s, context_s

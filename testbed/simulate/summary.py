@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from policies.problem import RequestSpec
 from testbed.fast.engine import SimulatedRequest
-from testbed.results.requests import METRICS, stats
+from testbed.results.requests import METRICS, stats, unqueued
 from testbed.results.slo import goodput_rps
-from testbed.results.summary import preemption_of
-from testbed.simulate.answer import concurrency, unused_of
+from testbed.results.summary import active_sessions, preemption_of
+from testbed.scenario.experiment import Experiment
+from testbed.simulate.answer import unused_of
 from testbed.simulate.engine import MAX_STEPS, Simulation
 
 
 def request_rows(simulation: Simulation) -> list[dict[str, Any]]:
-    """The columns of ``testbed.results.requests``. Here the model is what is measured.
+    """The columns of ``testbed.results.requests``. Here the closed model with queueing is what is measured.
 
     ``decision_s`` and ``asked_s`` are empty: they are real time, and the tables of one seed are the same bytes.
     """
@@ -21,7 +23,7 @@ def request_rows(simulation: Simulation) -> list[dict[str, Any]]:
     rows = []
     for r in simulation.requests:
         done = r.time_s is not None
-        metrics = _metrics(r)
+        metrics, alone = _metrics(r), _alone(simulation.case.experiment, r)
         rows.append(
             {
                 "request": r.plan.index,
@@ -47,11 +49,8 @@ def request_rows(simulation: Simulation) -> list[dict[str, Any]]:
                     f"{h.server}:{h.first}-{h.last}" for h in (r.route.hops if r.route else ())
                 ),
                 "token_ids": None,  # nothing is computed
-                **{
-                    prefix + name: metrics.get(name)
-                    for prefix in ("", "model_", "unqueued_")
-                    for name in METRICS
-                },
+                **{prefix + name: metrics.get(name) for prefix in ("", "model_") for name in METRICS},
+                **{f"unqueued_{name}": alone.get(name) for name in METRICS},
             }
         )
     return rows
@@ -73,6 +72,21 @@ def _metrics(r: SimulatedRequest) -> dict[str, float]:
     return values
 
 
+def _alone(experiment: Experiment, r: SimulatedRequest) -> dict[str, float]:
+    if r.route is None or r.ttft_s is None or r.setup_s is None:
+        return {}
+    request = RequestSpec(r.plan.client, r.plan.n_input_tokens, r.plan.n_output_tokens)
+    return unqueued(
+        experiment, request, r.route.hops, r.waiting_s, r.setup_s, has_completed=r.time_s is not None
+    )
+
+
+def _active(r: SimulatedRequest) -> tuple[float, float | None, float]:
+    """When it arrived, began the attempt that was admitted, and ended."""
+    since_s = None if r.setup_s is None else r.plan.arrival_at_s + r.waiting_s
+    return r.plan.arrival_at_s, since_s, r.plan.arrival_at_s + r.ended_s
+
+
 def _n_hop_rows(simulation: Simulation) -> int:
     if simulation.served.n_steps is not None:
         return simulation.served.n_steps
@@ -86,7 +100,6 @@ def summarize_simulation(simulation: Simulation, objectives: dict[str, float]) -
     assert placement is not None, "only feasible simulations are summarised"
     rows = request_rows(simulation)
     statuses = [row["status"] for row in rows]
-    mean, largest = concurrency(simulation.requests)
     return {
         "engine": "simulation",
         "mode": simulation.mode,
@@ -115,7 +128,7 @@ def summarize_simulation(simulation: Simulation, objectives: dict[str, float]) -
         "preemption": preemption_of(experiment, simulation.requests),
         "unused_blocks": unused_of(simulation),
         "decision": {"placement_s": simulation.placement_s, "routing_s": stats(simulation.served.routing_s)},
-        "achieved_concurrency": {"mean": mean, "max": float(largest)},
+        "achieved_concurrency": active_sessions([_active(r) for r in simulation.requests]),
         "goodput_rps": goodput_rps(rows, objectives),
         "objectives": objectives,
         "moves": [move._asdict() for move in simulation.served.moves],

@@ -82,6 +82,7 @@ def _request(plan: Any, row: dict[str, Any], record: RequestRecord) -> Simulated
         row["setup_s"],
         row["ttft_s"],
         row["e2e_s"],
+        record.last_seen_at_s - record.arrived_at_s,
         row["reason"],
         n_replays=record.n_recoveries,
         n_done=row["n_tokens_done"],

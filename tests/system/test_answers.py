@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 
-def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run_command(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "testbed", *arguments], capture_output=True, text=True, timeout=110
+        [sys.executable, "-m", "testbed", *arguments], capture_output=True, text=True, timeout=110, cwd=cwd
     )
 
 
@@ -39,3 +42,33 @@ def test_a_mistake_is_one_sentence() -> None:
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "METRIC_STATISTIC" in done.stderr
     done = run_command("advise", "clustered", "--budget", "4", "--candidates", "a100x@Cluster1=1")
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and 'did you mean "a100"' in done.stderr
+
+
+OWN = """
+from policies.wsrr import WsRr
+
+class Mine(WsRr):
+    name = "mine"
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("capacity", "--slo", "tpot_mean=1ms", "--policy"),
+        ("sweep", "--out", "out", "--over", "policy=proposed,"),
+    ],
+    ids=["capacity", "sweep"],
+)
+def test_a_policy_of_ones_own_in_the_current_folder_is_taken(
+    command: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "own_policy_here.py").write_text(OWN, encoding="utf-8")
+    *first, last = command
+    name = "cg-bp+own_policy_here:Mine"
+    last_two = [last, name] if last.startswith("--") else [last + name]
+    options = ("--runs", "1", "--jobs", "1", "--set", "workload.n_requests=5")
+    done = run_command(first[0], "clustered", *first[1:], *last_two, *options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = done.stdout + "".join(path.read_text() for path in tmp_path.glob("out/*.md"))
+    assert name in found

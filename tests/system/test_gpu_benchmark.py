@@ -170,6 +170,7 @@ def check_cluster(found: dict[str, Any]) -> None:
 
 def check_endpoint(found: dict[str, Any]) -> None:
     assert found["n_equal"] == len(found["texts"]) == len(found["streams"]) == 3
+    assert (found["tokens"]["n_tokens_checked"], found["tokens"]["n_tokens_altered"]) == (3 * 16, 0)
     assert all(row["n_events"] > 1 for row in found["streams"])
 
 

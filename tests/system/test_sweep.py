@@ -17,10 +17,10 @@ from testbed.studies.sweep.table import RESULTS
 from tests.support.runs import below, wait_until
 
 STUDY = [
-    *("clustered", "--over", "workload.rate=0.2:1:0.2", "--over", "policy=petals,proposed", "--runs", "20"),
+    *("clustered", "--over", "workload.rate=0.2:1:0.2", "--over", "policy=petals,proposed", "--runs", "8"),
     *("--set", "workload.n_requests=60"),
 ]
-N_RUNS = 200
+N_RUNS = 80
 
 
 def command(out: Path, jobs: int = 2) -> list[str]:

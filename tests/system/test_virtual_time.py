@@ -188,6 +188,35 @@ def test_memory_and_fabric_agree_when_a_policy_moves_blocks_as_the_load_rises(te
     assert_networks_agree(memory, fabric)
 
 
+LARGE_PROMPTS = """
+name = "large-prompts"
+model = { profile = "bloom-176b", n_blocks = 4 }
+servers = [{ hardware = "a100", site = "There" }]
+clients = { site = "Here" }
+network = { kind = "clusters", pairs = [{ sites = ["Here", "There"], rtt = "200 ms", rate = "1 Gbit/s" }] }
+[workload]
+arrivals = "listed"
+requests = [[0.0, 80, 6], [0.02, 80, 6], [0.3, 5, 6], [0.4, 80, 6], [0.41, 80, 6], [0.42, 80, 6]]
+n_input_tokens = "trace"
+n_output_tokens = "trace"
+[policy]
+name = "proposed"
+"""
+
+
+@pytest.mark.usefixtures("fabric")
+def test_memory_and_fabric_agree_where_more_is_under_way_than_a_new_connections_window(
+    testbed: Testbed, tmp_path: Path
+) -> None:
+    """Prompts of 2.3 MB in bursts, on a path that holds 25 MB: decode steps do not wait behind them."""
+    scenario = tmp_path / "large-prompts.toml"
+    scenario.write_text(LARGE_PROMPTS, encoding="utf-8")
+    memory, fabric = (up(testbed, str(scenario), "--network", network) for network in ("memory", "fabric"))
+    for name in ("ttft_s", "tpot_s"):
+        found, expected = (outcome.json()["metrics"][name]["max"] for outcome in (memory, fabric))
+        assert found == pytest.approx(expected, rel=0.02), name
+
+
 CONTRADICTIONS = {
     "a time scale": (("clustered", "--clock", "virtual", "--time-scale", "20"), ("time scale of 20",)),
     "netem": (("clustered", "--clock", "virtual", "--network", "netem"), ("netem network needs real time",)),

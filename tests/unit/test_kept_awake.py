@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -106,3 +107,24 @@ def test_they_do_not_spin_under_a_quota_or_where_nobody_wants_it(
     with kept_awake(wanted) as about:
         assert spinners(os.getpid()) == {}
         assert about.startswith("CPUs may sleep") and words in about
+
+
+def test_it_is_said_if_they_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(awake, "why_cpus_may_sleep", lambda: None)
+    monkeypatch.setattr(awake.sys, "executable", "/bin/false")
+    with kept_awake(True) as about:
+        assert spinners(os.getpid()) == {}
+        assert about.startswith("CPUs may sleep") and "did not start" in about
+
+
+def test_it_is_said_if_they_end_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(awake, "why_cpus_may_sleep", lambda: None)
+    with kept_awake(True):
+        wait_until(lambda: spinners(os.getpid()), "a spinner")
+        pid = next(iter(spinners(os.getpid())))
+        keeper = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")")[1].split()[1])
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not is_alive(keeper), "its keeper's end")
+    assert "has ended meanwhile" in caplog.text

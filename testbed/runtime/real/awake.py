@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -12,6 +13,10 @@ from pathlib import Path
 
 from netem.syscalls import set_death_signal, set_process_name
 from testbed.runtime.quota import why_cpus_may_sleep
+
+log = logging.getLogger(__name__)
+
+_BEGUN = b"begun\n"
 
 
 def spin(cpu: int) -> None:
@@ -54,9 +59,19 @@ def kept_awake(wanted: bool) -> Iterator[str]:
         yield why_not
         return
     command = [sys.executable, "-P", "-m", "testbed.runtime.real.awake", str(os.getpid())]
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True) as keeper:
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True
+    ) as keeper:
+        assert keeper.stdout is not None
         try:
-            yield "CPUs were kept awake"
+            has_begun = keeper.stdout.readline() == _BEGUN
+            yield (
+                "CPUs were kept awake" if has_begun else "CPUs may sleep: what keeps them awake did not start"
+            )
+            if has_begun and keeper.poll() is not None:
+                log.warning(
+                    "what kept CPUs awake has ended meanwhile: later times may have a sleeping CPU's in them"
+                )
         finally:
             keeper.kill()
 
@@ -78,6 +93,8 @@ def main() -> None:
             if _dies_with(own):
                 spin(cpu)
             os._exit(0)
+    sys.stdout.buffer.write(_BEGUN)
+    sys.stdout.flush()
     os.wait()
 
 

@@ -16,7 +16,7 @@ from testbed.errors import ScenarioError, UserError
 from testbed.results.slo import parse_slo_statistics
 from testbed.scenario import load_experiment
 from testbed.scenario.slo import Objective, parse_statistic
-from testbed.studies.advise.candidates import Candidate, Counts, Fleet, parse_candidates, parse_cost
+from testbed.studies.advise.candidates import Candidate, Fleet, parse_candidates, parse_cost
 from testbed.studies.advise.judging import Judging, Variant, numbers
 from testbed.studies.advise.search import LOOK_AHEAD, combinations, cost_of, everything, greedy, one_less
 from testbed.studies.advise.text import advise_text
@@ -64,8 +64,10 @@ def advise_command(target: str, options: Options) -> tuple[dict[str, Any], str]:
     if seed is None:
         seed = load_experiment(target, options.overrides).seed
     seeds = range(seed, seed + options.n_runs)
+    search_seeds = range(seeds.stop, seeds.stop + options.n_runs)
     fleets = {
-        seed: Fleet.of(load_experiment(target, [*options.overrides, f"{SEED}={seed}"])) for seed in seeds
+        seed: Fleet.of(load_experiment(target, [*options.overrides, f"{SEED}={seed}"]))
+        for seed in (*seeds, *search_seeds)
     }
     losses = fleets[seed].losses if options.losses else []
     paid = combinations(costs, budget, options.most)
@@ -82,6 +84,8 @@ def advise_command(target: str, options: Options) -> tuple[dict[str, Any], str]:
         judging = Judging(
             candidates,
             fleets,
+            seeds,
+            search_seeds,
             options.overrides,
             options.policy,
             objectives,
@@ -100,6 +104,7 @@ def advise_command(target: str, options: Options) -> tuple[dict[str, Any], str]:
     answer = {
         "scenario": target,
         "seeds": list(seeds),
+        "search_seeds": list(search_seeds),
         "goal": _goal(options, objectives),
         "budget": float(budget),
         "candidates": added,
@@ -111,7 +116,7 @@ def advise_command(target: str, options: Options) -> tuple[dict[str, Any], str]:
             {
                 "server": fleets[seed].servers[lost]["name"],
                 "n_alike": n_alike,
-                **_outcome(judging, objectives, is_slo, Variant(judging.none, lost)),
+                **_outcome(judging, objectives, is_slo, judging.measured(judging.none, lost)),
             }
             for lost, n_alike in sorted(losses, key=lambda loss: judging.hurt(loss[0]), reverse=True)
         ],
@@ -201,13 +206,13 @@ def _found(
 ) -> dict[str, Any]:
     costs = [candidate.cost for candidate in candidates]
     outcome = partial(_outcome, judging, objectives, is_slo)
-    now, best = Variant(judging.none), Variant(judging.best)
+    now, best = judging.measured(judging.none), judging.measured(judging.best)
     tried = [counts for counts in judging.scores if cost_of(costs, counts) <= budget]
     record = judging.judged[now].cell.rows[0].record
 
-    def combination(counts: Counts) -> dict[str, Any]:
-        add = {c.name: n for c, n in zip(candidates, counts, strict=True) if n}
-        return {"add": add, "cost": float(cost_of(costs, counts)), **outcome(Variant(counts))}
+    def combination(variant: Variant) -> dict[str, Any]:
+        add = {c.name: n for c, n in zip(candidates, variant.counts, strict=True) if n}
+        return {"add": add, "cost": float(cost_of(costs, variant.counts)), **outcome(variant)}
 
     return {
         "policy": record.policy,
@@ -215,9 +220,13 @@ def _found(
         "n_tried": len(tried),
         "now": outcome(now),
         "best": {
-            **combination(judging.best),
+            **combination(best),
+            "is_kept_in_search": judging.scores[judging.best].is_reached if is_slo else None,
             "without_one": [
-                {"candidate": candidate.name, **outcome(Variant(one_less(judging.best, i)), best)}
+                {
+                    "candidate": candidate.name,
+                    **outcome(judging.measured(one_less(judging.best, i)), best),
+                }
                 for i, candidate in enumerate(candidates)
                 if judging.best[i]
             ],
@@ -227,11 +236,14 @@ def _found(
                 "candidate": candidate.name,
                 "cost": float(candidate.cost),
                 "is_paid": candidate.cost <= budget,
-                **outcome(Variant(tuple(int(other is candidate) for other in candidates))),
+                **outcome(judging.measured(tuple(int(other is candidate) for other in candidates))),
             }
             for candidate in candidates
         ],
-        "tried": [combination(counts) for counts in sorted(tried, key=lambda c: (cost_of(costs, c), c))],
+        "tried": [
+            combination(judging.searched(counts))
+            for counts in sorted(tried, key=lambda c: (cost_of(costs, c), c))
+        ],
     }
 
 
@@ -242,8 +254,9 @@ def _outcome(
     variant: Variant,
     base: Variant | None = None,
 ) -> dict[str, Any]:
-    """What a variant comes to, and how it differs from ``base``, by default from what there is now."""
-    judged, compared = judging.judged[variant], judging.judged[base or Variant(judging.none)]
+    """What a variant comes to, and how it differs from ``base``, by default from what there is now, over the same seeds."""
+    now = Variant(judging.none, variant.seeds)
+    judged, compared = judging.judged[variant], judging.judged[base or now]
     values, differences = {}, {}
     for objective in objectives:
         value_s, ci95_s = numbers(judged.verdict.values.get(objective.name))

@@ -18,9 +18,10 @@ from testbed.studies.sweep.table import Row
 
 
 class Variant(NamedTuple):
-    """The scenario with ``counts`` of the candidates, and without the server of number ``lost``."""
+    """The scenario with ``counts`` of the candidates, and without the server of number ``lost``, over ``seeds``."""
 
     counts: Counts
+    seeds: range
     lost: int | None = None
 
 
@@ -49,13 +50,17 @@ class Judged(NamedTuple):
 class Judging:
     """Asks the workers for runs until ``search`` has its answer, and for what else is to be said.
 
-    ``objectives``: with ``is_slo`` limits to keep, else one metric to lower. ``known``: records of earlier commands, by key.
+    ``seeds`` measure what is said; ``search_seeds`` choose the best alone. Measured by the seeds that chose it, it would look too
+    good: of many combinations the best of a draw is also the luckiest. ``fleets`` are by seed, of both. ``objectives``: with
+    ``is_slo`` limits to keep, else one metric to lower. ``known``: records of earlier commands, by key.
     """
 
     def __init__(
         self,
         candidates: Sequence[Candidate],
         fleets: Mapping[int, Fleet],
+        seeds: range,
+        search_seeds: range,
         overrides: Sequence[str],
         policy: str | None,
         objectives: Sequence[Objective],
@@ -67,6 +72,7 @@ class Judging:
         self._candidates, self._fleets, self._overrides = candidates, fleets, tuple(overrides)
         self._policy, self._objectives, self._is_slo, self._known = policy, objectives, is_slo, known
         self._search, self._losses = search, losses
+        self._seeds, self._search_seeds = seeds, search_seeds
         self._steps = self._all_steps()
         self._asked: list[Variant] = []
         self._records: dict[Run, Record | None] = {}
@@ -79,11 +85,18 @@ class Judging:
 
     @property
     def scores(self) -> dict[Counts, Score]:
-        """Of all combinations that are judged."""
-        return {v.counts: self._score(judged) for v, judged in self.judged.items() if v.lost is None}
+        """Of all combinations that the search has asked for."""
+        searched = ((v, judged) for v, judged in self.judged.items() if v.seeds == self._search_seeds)
+        return {variant.counts: self._score(judged) for variant, judged in searched}
+
+    def measured(self, counts: Counts, lost: int | None = None) -> Variant:
+        return Variant(counts, self._seeds, lost)
+
+    def searched(self, counts: Counts) -> Variant:
+        return Variant(counts, self._search_seeds)
 
     def run(self, variant: Variant, seed: int) -> Run:
-        changes = self._fleets[seed].changes(self._candidates, *variant)
+        changes = self._fleets[seed].changes(self._candidates, variant.counts, variant.lost)
         return Run((*self._overrides, *changes), self._policy, seed)
 
     def begin(self) -> list[list[Run]]:
@@ -97,7 +110,7 @@ class Judging:
 
     def hurt(self, lost: int) -> tuple[float, ...]:
         """How bad the loss of a server is; what could not be judged is least."""
-        judged = self.judged[Variant(self.none, lost)]
+        judged = self.judged[self.measured(self.none, lost)]
         return () if judged.error else self._score(judged).badness
 
     def _go_on(self) -> list[list[Run]]:
@@ -111,17 +124,18 @@ class Judging:
                 self._asked = []
                 break
             for variant in self._asked:
-                runs = [run for seed in self._fleets if (run := self.run(variant, seed)) not in self._records]
+                runs = [
+                    run for seed in variant.seeds if (run := self.run(variant, seed)) not in self._records
+                ]
                 self._records |= dict.fromkeys(runs)
                 groups += [runs] if runs else []
         return groups
 
     def _all_steps(self) -> Generator[list[Variant], None, None]:
-        singles = [Variant(tuple(int(i == j) for j in range(len(self.none)))) for i in range(len(self.none))]
+        singles = [tuple(int(i == j) for j in range(len(self.none))) for i in range(len(self.none))]
         yield [
-            Variant(self.none),
-            *singles,
-            *(Variant(self.none, lost) for lost in self._losses),
+            *map(self.measured, [self.none, *singles]),
+            *(self.measured(self.none, lost) for lost in self._losses),
         ]
         sent: dict[Counts, Score] | None = None
         while True:
@@ -130,12 +144,12 @@ class Judging:
             except StopIteration as end:
                 self.best = end.value
                 break
-            yield [Variant(counts) for counts in wanted]
+            yield [*map(self.searched, wanted)]
             sent = self.scores
-        yield [Variant(counts) for counts in without_one(self.best)]
+        yield [*map(self.measured, [self.best, *without_one(self.best)])]
 
     def _judge(self, variant: Variant) -> None:
-        runs = [self.run(variant, seed) for seed in self._fleets]
+        runs = [self.run(variant, seed) for seed in variant.seeds]
         records = [record for run in runs if (record := self._records[run]) is not None]
         verdict = verdict_of(0.0, 0, records, self._objectives)
         name = self.name(variant)
@@ -143,7 +157,7 @@ class Judging:
             raise RunError(f"{name}: {verdict.error}")
         rows = [Row({}, name, run.seed, record) for run, record in zip(runs, records, strict=True)]
         self.judged[variant] = Judged(verdict, Cell({}, name, rows))
-        print(f"{name}: {self._said(verdict)}", file=sys.stderr, flush=True)
+        print(f"{name} ({over(variant.seeds)}): {self._said(verdict)}", file=sys.stderr, flush=True)
 
     def _said(self, verdict: Verdict) -> str:
         if verdict.error or verdict.reason:
@@ -154,7 +168,7 @@ class Judging:
     def name(self, variant: Variant) -> str:
         """In words."""
         if variant.lost is not None:
-            fleet = next(iter(self._fleets.values()))
+            fleet = self._fleets[self._seeds[0]]
             return f"without {fleet.servers[variant.lost]['name']}"
         return counted_names(self._candidates, variant.counts) or "as it is"
 
@@ -173,6 +187,11 @@ class Judging:
 def counted_names(candidates: Sequence[Candidate], counts: Counts) -> str:
     """``2 a100@Cluster1 + 1 mig-1g@Cluster0``."""
     return " + ".join(f"{n} {c.name}" for c, n in zip(candidates, counts, strict=True) if n)
+
+
+def over(seeds: Sequence[int]) -> str:
+    """In words."""
+    return f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}"
 
 
 def numbers(of: Any) -> tuple[float | None, float | None]:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from testbed.results.intervals import Mean
+from testbed.studies.advise.judging import over
 from testbed.studies.sweep.contrast import EQUAL, UNRESOLVED, WORSE, Difference
 from testbed.studies.sweep.documents import difference, number
 
@@ -26,9 +27,9 @@ def advise_text(answer: dict[str, Any], width: int = 160) -> str:
         wanted = f"to lower {goal['metric']}"
     else:
         wanted = f"for {', '.join(f'{name} at most {limit:g} s' for name, limit in objectives.items())}"
-    over = f"seed {seeds[0]}" if len(seeds) == 1 else f"means over seeds {seeds[0]} to {seeds[-1]}"
+    judged_over = over(seeds) if len(seeds) == 1 else f"means over {over(seeds)}"
     console.print(
-        f"{answer['scenario']} under {answer['policy']}: what to add for {answer['budget']:g} {wanted} ({over})"
+        f"{answer['scenario']} under {answer['policy']}: what to add for {answer['budget']:g} {wanted} ({judged_over})"
     )
     console.print(_best(answer))
     if any(of["verdict"] == UNRESOLVED for of in best["difference"].values()):
@@ -73,21 +74,24 @@ def _best(answer: dict[str, Any]) -> str:
         return f"no combination has a placement: {best['reason']}"
     if best["is_kept"]:
         return f"{what}: the objectives are kept" + ("" if add else " as it is")
+    if best["is_kept_in_search"]:
+        chosen_by, measured_by = over(answer["search_seeds"]), over(answer["seeds"])
+        return f"{what}: the cheapest that keeps the objectives with {chosen_by}, but with {measured_by} it does not (--runs takes more)"
     if best["is_kept"] is False:
         return f"no combination keeps the objectives; the nearest: {what}"
     return what if add else "add nothing: no combination is better than what is there"
 
 
 def _how(answer: dict[str, Any]) -> str:
+    by, n_tried, n_all = over(answer["search_seeds"]), answer["n_tried"], answer["n_combinations"]
     if answer["method"] == "greedy":
         return (
-            f"greedy search with a look-ahead of {answer['look_ahead']}: the best of {answer['n_tried']} combinations tried; others may "
+            f"greedy search with a look-ahead of {answer['look_ahead']}: the best of {n_tried} combinations tried with {by}; others may "
             "be better (--exact tries all)"
         )
-    n_tried, n_all = answer["n_tried"], answer["n_combinations"]
     if n_tried < n_all:
-        return f"exact: {n_tried} of {n_all} combinations tried, and the others cost more"
-    return f"exact: all {n_all} combinations that the budget pays were tried"
+        return f"exact: {n_tried} of {n_all} combinations tried with {by}, and the others cost more"
+    return f"exact: all {n_all} combinations that the budget pays were tried, with {by}"
 
 
 def _table(measures: list[str]) -> Table:

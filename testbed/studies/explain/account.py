@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from policies.chains import Chains
 from policies.problem import BlockRange, Hop, Placement, RequestSpec, service_s
 from testbed.errors import UserError
 from testbed.results.model import model_setup_s
+from testbed.rundir import read_events
 from testbed.runtime.wiring import scaled, stub_profile
 from testbed.scenario import load_experiment
 from testbed.scenario.experiment import Experiment
@@ -26,6 +27,8 @@ OF_HOPS = (
 """``network_rest_s``: what the links' delays and rates do not say (jitter, changes). ``compute_shared_s``: beyond the step alone."""
 PARTS = ("queue_s", "setup_s", *OF_HOPS, "replays_s", "preempted_s", "rest_s")
 """They add up to ``e2e_s``; ``rest_s`` is what is in none of the others."""
+_TAKE_AWAY = ("kill", "stop", "restart", "leave")
+"""Faults after which a server is not there until it has begun again."""
 
 
 def account(run_dir: Path, request: int) -> dict[str, Any]:
@@ -58,7 +61,8 @@ def account(run_dir: Path, request: int) -> dict[str, Any]:
     parts |= {name: math.fsum(hop[name] for hop in per_hop) for name in OF_HOPS}
     parts |= {"replays_s": replays_s - preempted_s, "preempted_s": preempted_s}
     parts["rest_s"] = row["e2e_s"] - math.fsum(parts.values())
-    own_hops, best_hops = _chains(experiment, run_dir, row)
+    down = _down(run_dir, row)
+    own_hops, best_hops = _chains(experiment, run_dir, row, down)
     own = _alone(experiment, row, own_hops)
     best = None if best_hops is None else _alone(experiment, row, best_hops)
     return {
@@ -76,6 +80,8 @@ def account(run_dir: Path, request: int) -> dict[str, Any]:
         "hops": per_hop,
         "own_chain_alone": own,
         "best_chain_alone": best,
+        "losses": _losses(run_dir, request),
+        "down_meanwhile": sorted(down),
         "lost_to_others_s": row["e2e_s"] - own["e2e_s"],
         "lost_to_chain_s": None if best is None else own["e2e_s"] - best["e2e_s"],
     }
@@ -141,12 +147,46 @@ def _per_hop(
     return list(found.values())
 
 
+def _losses(run_dir: Path, request: int) -> list[dict[str, Any]]:
+    """When the request lost which servers, and when it had others in their place (``None``: never)."""
+    found: list[dict[str, Any]] = []
+    for event in read_events(run_dir, "detected", "replayed"):
+        if event["request"] != request:
+            continue
+        if event["event"] == "detected":
+            found.append({"at_s": event["at_s"], "servers": event["servers"], "on_again_at_s": None})
+        else:
+            for loss in found:
+                loss["on_again_at_s"] = loss["on_again_at_s"] or event["at_s"]
+    return found
+
+
+def _down(run_dir: Path, row: dict[str, Any]) -> set[str]:
+    """Servers that were not there at some time between the request's arrival and its end."""
+    since_s: dict[str, float] = {}
+    found: set[str] = set()
+    ended_at_s = row["arrival_at_s"] + row["e2e_s"]
+    for event in read_events(run_dir, "fault", "fault-over", "begun"):
+        if event["at_s"] > ended_at_s:
+            break
+        server = event["server"]
+        if event["event"] != "fault":
+            if since_s.pop(server, None) is not None and event["at_s"] > row["arrival_at_s"]:
+                found.add(server)
+        elif event["kind"] in _TAKE_AWAY and event["applies"]:
+            since_s.setdefault(server, event["at_s"])
+    return found | since_s.keys()
+
+
 def _chains(
-    experiment: Experiment, run_dir: Path, row: dict[str, Any]
+    experiment: Experiment, run_dir: Path, row: dict[str, Any], down: Collection[str]
 ) -> tuple[tuple[Hop, ...], tuple[Hop, ...] | None]:
-    """The chain that the request had, and the one with the least time on idle servers of the run's placement."""
+    """The chain that the request had first, and the one with the least time on idle servers of the run's placement but ``down``."""
     plan = json.loads((run_dir / "plan.json").read_text(encoding="utf-8"))["placement"]
-    ranges = tuple(BlockRange(*held) for held in plan["ranges"])
+    ranges = tuple(
+        BlockRange(0, 0) if server.name in down else BlockRange(*held)
+        for server, held in zip(experiment.problem.servers, plan["ranges"], strict=True)
+    )
     placement = Placement(plan["policy"], ranges, tuple(plan["cache_bytes"]))
     known = RequestSpec(_client(experiment, row), row["n_input_tokens"], row["max_new_tokens"])
     best = Chains(experiment.problem, placement).of(known).idle

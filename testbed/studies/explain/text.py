@@ -55,17 +55,26 @@ def explain_text(answer: dict[str, Any], width: int = 160) -> str:
         blocks = f"{hop['first_block'] + 1}-{hop['last_block']}"
         hops.add_row(hop["server"], blocks, str(hop["n_tokens"]), *cells)
     console.print(hops)
+    for loss in answer["losses"]:
+        then = (
+            "never went on" if loss["on_again_at_s"] is None else f"went on at {loss['on_again_at_s']:.3f} s"
+        )
+        console.print(f"it lost {', '.join(loss['servers'])} at {loss['at_s']:.3f} s, and {then}")
     own, best = answer["own_chain_alone"], answer["best_chain_alone"]
+    its = "its first chain" if answer["losses"] else "its chain"
+    down = ", ".join(answer["down_meanwhile"])
+    without = f" without {down}, down meanwhile," if down else ""
     console.print(
-        f"alone on its chain: {own['e2e_s']:.3f} s; {answer['lost_to_others_s']:.3f} s are due to others and to failures"
+        f"alone on {its}: {own['e2e_s']:.3f} s; {answer['lost_to_others_s']:.3f} s are due to others and to failures"
     )
     if best is None:
-        console.print("no chain of the placement has room for it")
-    elif best["hops"] == own["hops"]:
-        console.print("no chain would have been faster on idle servers")
+        console.print(f"no chain of the placement{without} has room for it")
+    elif best["e2e_s"] >= own["e2e_s"]:
+        console.print(f"no chain{without} would have been faster on idle servers")
     else:
         chain = ", ".join(f"{h['server']} {h['first_block'] + 1}-{h['last_block']}" for h in best["hops"])
         console.print(
-            f"best chain in hindsight: {best['e2e_s']:.3f} s on idle servers, {answer['lost_to_chain_s']:.3f} s less ({chain})"
+            f"best chain in hindsight{without.removesuffix(',')}: {best['e2e_s']:.3f} s on idle servers, "
+            f"{answer['lost_to_chain_s']:.3f} s less ({chain})"
         )
     return buffer.getvalue().rstrip()

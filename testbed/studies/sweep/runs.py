@@ -17,7 +17,7 @@ from policies.problem import InfeasiblePlacement, PolicyError
 from policies.registry import resolve_pair, resolve_placement, resolve_routing
 from testbed.codeversion import rules_digest
 from testbed.control.fixed import PREFIX
-from testbed.control.placing import Placements, place
+from testbed.control.placing import Placements, look_here, place
 from testbed.errors import RunError, UserError
 from testbed.rundir import make_run_dir, scratch
 from testbed.runs.up import check_can_run
@@ -87,6 +87,7 @@ def choice_of(policy: str | None) -> PolicyChoice:
 def check_policy(name: str) -> None:
     """Raises ``UserError`` for a policy that there is not."""
     choice = choice_of(name)
+    look_here(name)
     try:
         if choice.pair is not None:
             resolve_pair(choice.pair)

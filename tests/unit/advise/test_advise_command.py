@@ -66,6 +66,25 @@ def test_an_objective_is_reached_for_the_least_cost() -> None:
     assert "no combination keeps the objectives; the nearest" in answer["text"]
 
 
+def test_the_best_is_measured_with_other_seeds_than_those_that_chose_it() -> None:
+    answer = advise("mig-1g@Cluster0=1", "1", seed=2, losses=False)
+    assert (answer["seeds"], answer["search_seeds"]) == ([2, 3], [4, 5])
+    earlier = advise("mig-1g@Cluster0=1", "1", seed=0, losses=False)
+    assert earlier["search_seeds"] == answer["seeds"]
+    (best,) = (row for row in earlier["tried"] if row["add"] == answer["best"]["add"])
+    assert {key: answer["best"][key] for key in ("values", "difference")} == {
+        key: best[key] for key in ("values", "difference")
+    }
+    assert answer["best"]["values"] != earlier["best"]["values"]
+
+
+def test_objectives_that_are_kept_with_the_seeds_that_chose_the_best_alone_are_not_called_kept() -> None:
+    answer = advise("mig-1g@Cluster0=1", "1", slo="queue_p99=40s", losses=False)
+    assert answer["best"]["add"] == {} and answer["best"]["is_kept_in_search"]
+    assert not answer["best"]["is_kept"] and not answer["now"]["is_kept"] and answer["tried"][0]["is_kept"]
+    assert "keeps the objectives with seeds 2 to 3, but with seeds 0 to 1 it does not" in answer["text"]
+
+
 @pytest.mark.parametrize("most", [100, 0])
 def test_two_more_are_needed_before_blocks_have_a_place(most: int) -> None:
     """Fifteen blocks, five to a server: one more than there is does nothing."""
@@ -125,7 +144,7 @@ def test_what_is_measured_is_kept_and_workers_change_nothing(tmp_path: Path) -> 
     given = ("a100-0@Cluster1=1", "2", *ONE_SERVER)
     one = advise(*given, out=tmp_path / "kept")
     n_runs = (tmp_path / "kept" / RUNS).read_bytes().count(b"\n")
-    assert n_runs == 3 * 2
+    assert n_runs == 3 * 2 * 2, "seeds that choose, and as many that measure"
     assert advise(*given, out=tmp_path / "kept", jobs=2) == advise(*given, jobs=2) == one
     assert (tmp_path / "kept" / RUNS).read_bytes().count(b"\n") == n_runs
 

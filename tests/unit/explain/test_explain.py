@@ -12,6 +12,7 @@ from testbed.simulate.cases import scenario_case
 from testbed.simulate.engine import simulate
 from testbed.studies.explain.account import OF_HOPS, PARTS
 from testbed.studies.explain.command import explain_command
+from testbed.studies.explain.text import explain_text
 
 SHORT = ("workload.n_requests=30", "workload.n_output_tokens=16", "workload.rate=2")
 FULL = ("workload.n_output_tokens=128", "workload.n_requests=100")
@@ -40,7 +41,8 @@ def check_sums(answer: dict[str, Any]) -> None:
     for name in OF_HOPS:
         assert parts[name] == pytest.approx(sum(hop[name] for hop in answer["hops"]), abs=1e-9)
     assert answer["lost_to_others_s"] == pytest.approx(answer["e2e_s"] - answer["own_chain_alone"]["e2e_s"])
-    assert answer["best_chain_alone"]["e2e_s"] <= answer["own_chain_alone"]["e2e_s"] + 1e-9
+    if not answer["down_meanwhile"]:
+        assert answer["best_chain_alone"]["e2e_s"] <= answer["own_chain_alone"]["e2e_s"] + 1e-9
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -80,6 +82,17 @@ def test_a_session_that_outlived_a_server_has_its_replays_named() -> None:
     for answer in hit:
         check_sums(answer)
         assert answer["parts"]["replays_s"] > 0
+        (loss,) = answer["losses"]
+        (server,) = loss["servers"]
+        assert answer["down_meanwhile"] == [server] and loss["on_again_at_s"] > loss["at_s"]
+        assert server in {hop["server"] for hop in answer["own_chain_alone"]["hops"]}
+        best = answer["best_chain_alone"]
+        assert best is None or server not in {hop["server"] for hop in best["hops"]}
+        said = explain_text(answer)
+        assert (
+            f"it lost {server} at {loss['at_s']:.3f} s, and went on at {loss['on_again_at_s']:.3f} s" in said
+        )
+        assert f"without {server}, down meanwhile" in said and "alone on its first chain" in said
 
 
 def test_a_run_s_folder_says_the_same_as_its_scenario(tmp_path: Path) -> None:

@@ -172,10 +172,10 @@ def test_concurrency_is_averaged_over_the_time_from_the_first_arrival_to_the_las
     make_run: MakeRun,
 ) -> None:
     run = make_run(lengths=[(2, 3)] * 2)
-    run.serve(0, 1.0, CHAIN)  # active from 1.1 to 3.5
-    run.serve(1, 2.0, CHAIN)  # active from 2.1 to 4.5
+    run.serve(0, 1.0, CHAIN)  # active from 1.0 to 3.5
+    run.serve(1, 2.0, CHAIN)  # active from 2.0 to 4.5
     concurrency = finish(run)["achieved_concurrency"]
-    assert concurrency == pytest.approx({"mean": 4.8 / 3.5, "max": 2})
+    assert concurrency == pytest.approx({"mean": 5.0 / 3.5, "max": 2})
 
 
 def test_session_setup_is_shown_with_the_results_without_it_beside(make_run: MakeRun) -> None:
