@@ -51,7 +51,7 @@ class MachineState:
     drift: float
     """Seconds that its clock gains per second."""
     uncertainty_s: float
-    """How far ``offset_s`` is off at most."""
+    """How far its nodes' instants were off at most, at any time of the run; no less than ``offset_s`` is."""
     is_lost: bool = False
 
 
@@ -135,7 +135,7 @@ class Launcher(Protocol):
         ...
 
     def instant_at(self, node: str, instant: float) -> float:
-        """``instant`` by the monotonic clock of the machine that ``node`` is on."""
+        """The instant from which ``node`` counts by its machine's clock, where this one counts from ``instant``."""
         ...
 
     def machines(self) -> list[MachineState]:

@@ -17,12 +17,12 @@ from pathlib import Path
 from signal import SIGKILL
 from typing import Any
 
-from netem.hostclock import HostClock
 from netem.spec import LinkProfile, NetworkError, NetworkSpec
 from nodes import control
 from testbed.errors import RunError, UserError
 from testbed.runtime.hosts.agent import SILENCE_S, Home
 from testbed.runtime.hosts.cluster import Cluster, Host
+from testbed.runtime.hosts.following import FollowedClock
 from testbed.runtime.hosts.relay import carry
 from testbed.runtime.hosts.sealed import STRANGER_S, NotOurs, SealedStream, accept, new_key
 from testbed.runtime.hosts.spread import spread
@@ -46,7 +46,7 @@ class _Remote:
     """Another machine: its agent's stream, its clock, and the nodes that it has."""
 
     host: Host
-    clock: HostClock = field(default_factory=HostClock)
+    clock: FollowedClock = field(default_factory=FollowedClock)
     stream: SealedStream | None = None
     here: asyncio.Event = field(default_factory=asyncio.Event)
     nodes: set[str] = field(default_factory=set)
@@ -222,6 +222,7 @@ class HostsLauncher:
             self._lost(remote, f"its launcher has ended (status {said.status})")
             return
         remote.nodes.discard(said.name)
+        remote.clock.forget(said.name)
         self._keep_log(said.name, said.log)
         if self._on_exit is not None:
             self._on_exit(said.name, said.status)
@@ -314,7 +315,7 @@ class HostsLauncher:
 
     def instant_at(self, node: str, instant: float) -> float:
         remote = self._where.get(node)
-        return instant if remote is None else remote.clock.to_remote(instant)
+        return instant if remote is None else remote.clock.tell(node, instant)
 
     def machines(self) -> list[MachineState]:
         return [
@@ -325,7 +326,7 @@ class HostsLauncher:
                 remote.clock.rtt_min_s,
                 remote.clock.offset_s,
                 remote.clock.drift,
-                remote.clock.uncertainty_s,
+                remote.clock.uncertainty_of_nodes_s,
                 remote.is_lost,
             )
             for remote in self._remotes.values()
