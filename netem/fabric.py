@@ -241,7 +241,7 @@ class FabricBackend(Backend):
         return seen
 
     def stats(self) -> ForwarderStats:
-        """The forwarder's counters, at most 0.1 s old (0.5 s while no packet is under way)."""
+        """The forwarder's counters, at most 0.1 s old (0.5 s while no packet is under way); in virtual time of the last instant."""
         assert self._page is not None, "stats() before open()"
         return self._page.read()
 

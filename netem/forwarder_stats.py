@@ -118,7 +118,7 @@ class StatsPage:
         self._memory = mmap.mmap(-1, n_pages * mmap.PAGESIZE)
 
     def write(self, stats: ForwarderStats, lateness: Lateness) -> None:
-        _STATS.pack_into(self._memory, 0, *astuple(stats))
+        _STATS.pack_into(self._memory, 0, *vars(stats).values())
         _BINS.pack_into(self._memory, _STATS.size, *lateness.bins)
 
     def read(self) -> ForwarderStats:
