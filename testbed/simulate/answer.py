@@ -13,6 +13,7 @@ from policies.cgbp import lower_bounds_per_token_s
 from policies.design import choose_design_concurrency
 from policies.problem import PolicyError
 from testbed.fast.engine import Move, SimulatedRequest
+from testbed.results.summary import active_sessions
 from testbed.results.unused import unused_blocks
 from testbed.simulate.engine import Simulation
 
@@ -168,18 +169,9 @@ def _left_out(requests: Sequence[SimulatedRequest]) -> dict[str, Any]:
 
 def concurrency(requests: Iterable[SimulatedRequest]) -> tuple[float | None, int]:
     """(time-averaged, largest) number of requests between arrival and end; the mean from first to last."""
-    changes: list[tuple[float, int]] = []
-    for r in requests:
-        if r.time_s is not None:
-            changes += [(r.plan.arrival_at_s, 1), (r.plan.arrival_at_s + r.time_s, -1)]
-    if not changes:
-        return None, 0
-    changes.sort()
-    at_s = np.array([at for at, _ in changes])
-    active = np.cumsum([change for _, change in changes])
-    span_s = at_s[-1] - at_s[0]
-    mean = float(np.dot(active[:-1], np.diff(at_s)) / span_s) if span_s > 0 else 0.0
-    return mean, int(active.max())
+    done = [(r.plan.arrival_at_s, r.time_s) for r in requests if r.time_s is not None]
+    found = active_sessions([(at_s, at_s, at_s + time_s) for at_s, time_s in done])
+    return found["mean"], int(found["max"] or 0)
 
 
 _SEARCHED = ("flow_tps", "flow_bound_tps", "gap_ratio", "proven_optimal", "stopped_by_time")
