@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from testbed.rundir import (
 
 TABLES = ("summary.json", "requests.parquet", "hops.parquet", "trace.json")
 _TERM_WAIT_S = 2.0
+_KILL_WAIT_S = 20.0
 
 
 def clean_command(out: Path) -> dict[str, Any]:
@@ -43,9 +45,12 @@ def clean_command(out: Path) -> dict[str, Any]:
     """
     kinds = ("processes", "sockets", "files", "folders", "completed", "problems")
     answer: dict[str, Any] = {kind: [] for kind in kinds}
-    for pid, run in _orphans():
-        _end(pid)
-        answer["processes"].append({"pid": pid, "run": str(run)})
+    orphans = _orphans()
+    answer["processes"] = [{"pid": pid, "run": str(run)} for pid, run in orphans.items()]
+    answer["problems"] = [
+        f"process {pid} of {orphans[pid]} was killed and has not ended yet: run `testbed clean` again"
+        for pid in _end(orphans)
+    ]
     for owner in sorted([*out.glob(OWNER), *out.glob(f"*/{OWNER}"), *out.glob(f"*/{SEED}*/{OWNER}")]):
         run = owner.parent
         if owner_alive(run):
@@ -74,39 +79,53 @@ def _is_ours(folder: Path) -> bool:
     return not folder.is_symlink() and (os.geteuid() == 0 or folder.stat().st_uid == os.geteuid())
 
 
-def _orphans() -> list[tuple[int, Path]]:
-    """(pid, run directory) of every process of a run whose owner is gone.
+def _orphans() -> dict[int, Path]:
+    """Run directory by pid of every process of a run whose owner is gone."""
+    found: dict[int, Path] = {}
+    if not Path("/proc").is_dir():  # a system where all nodes of a run are one process
+        return found
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (run := _run_left_by(int(entry.name))) is not None:
+            found[int(entry.name)] = run
+    return found
+
+
+def _run_left_by(pid: int) -> Path | None:
+    """The run directory of a process whose run's owner is gone; None of any other, and of one that has ended.
 
     Processes say whose they are: a run's folder may be one that only they see. Those that number processes in
     another way (in a container) are not judged here.
     """
-    found: list[tuple[int, Path]] = []
-    if not Path("/proc").is_dir():  # a system where all nodes of a run are one process
-        return found
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        with contextlib.suppress(OSError):  # another user's process, or one that has just ended
-            variables = os.fsdecode((entry / "environ").read_bytes()).split("\0")
-            said = {name: value for name, _, value in (variable.partition("=") for variable in variables)}
-            pid, _, started = said.get(OWNER_VARIABLE, "").partition(":")
-            if RUN_VARIABLE in said and pid and not runs(int(pid), started) and _numbers_as_we_do(entry):
-                found.append((int(entry.name), Path(said[RUN_VARIABLE])))
-    return found
+    process = Path("/proc") / str(pid)
+    with contextlib.suppress(OSError):  # another user's process, or one that has just ended
+        variables = os.fsdecode((process / "environ").read_bytes()).split("\0")
+        said = {name: value for name, _, value in (variable.partition("=") for variable in variables)}
+        owner, _, started = said.get(OWNER_VARIABLE, "").partition(":")
+        if RUN_VARIABLE in said and owner and not runs(int(owner), started) and _numbers_as_we_do(process):
+            return Path(said[RUN_VARIABLE])
+    return None
 
 
 def _numbers_as_we_do(process: Path) -> bool:
     return (process / "ns/pid").readlink() == Path("/proc/self/ns/pid").readlink()
 
 
-def _end(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGTERM)
-        deadline = time.monotonic() + _TERM_WAIT_S
-        while time.monotonic() < deadline:
-            os.kill(pid, 0)
+def _end(pids: Iterable[int]) -> list[int]:
+    """End processes: ask, then kill; gives those that a busy machine has not let end.
+
+    A killed process ends when it next gets a CPU: what keeps CPUs awake has idle priority, and waits for it.
+    """
+    left = list(pids)
+    for number, wait_s in ((signal.SIGTERM, _TERM_WAIT_S), (signal.SIGKILL, _KILL_WAIT_S)):
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        deadline = time.monotonic() + wait_s
+        while (
+            left := [pid for pid in left if _run_left_by(pid) is not None]
+        ) and time.monotonic() < deadline:
             time.sleep(0.02)
-        os.kill(pid, signal.SIGKILL)
+    return left
 
 
 def clean_text(answer: dict[str, Any]) -> str:

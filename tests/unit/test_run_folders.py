@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -95,10 +99,44 @@ def test_temporary_folders_of_others_are_left_to_them(
     user = theirs.stat().st_uid
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(clean.os, "geteuid", lambda: user + 1)
-    monkeypatch.setattr(clean, "_orphans", list)
+    monkeypatch.setattr(clean, "_orphans", dict)
     assert clean_command(tmp_path / "none")["folders"] == []
     monkeypatch.setattr(clean.os, "geteuid", lambda: user)
     of_sweep = tmp_path / "testbed-sweep-x"
     of_sweep.mkdir()
     assert clean_command(tmp_path / "none")["folders"] == [str(theirs), str(of_sweep)]
     assert linked.is_symlink()
+
+
+DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"
+
+
+@pytest.fixture
+def deaf(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that a request to end does not end; for ``testbed clean`` it is the one that a run left."""
+    with subprocess.Popen([sys.executable, "-c", DEAF], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        run = Path("/gone")
+        monkeypatch.setattr(clean, "_orphans", lambda: {process.pid: run})
+        monkeypatch.setattr(clean, "_run_left_by", lambda pid: run if process.poll() is None else None)
+        monkeypatch.setattr(clean, "_TERM_WAIT_S", 0.1)
+        yield process
+        process.kill()
+
+
+def test_a_process_that_does_not_end_when_asked_is_killed(
+    deaf: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    answer = clean_command(tmp_path / "none")
+    assert (answer["processes"], answer["problems"]) == ([{"pid": deaf.pid, "run": "/gone"}], [])
+    assert deaf.poll() == -signal.SIGKILL
+
+
+def test_a_killed_process_that_has_not_ended_is_named_as_a_problem(
+    deaf: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clean, "_run_left_by", lambda pid: Path("/gone"))
+    monkeypatch.setattr(clean, "_KILL_WAIT_S", 0.1)
+    (problem,) = clean_command(tmp_path / "none")["problems"]
+    assert problem.startswith(f"process {deaf.pid} of /gone was killed and has not ended yet")
