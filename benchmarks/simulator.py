@@ -182,7 +182,7 @@ def measure_coupled() -> list[dict[str, Any]]:
             times_s = []
             for _ in range(_COUPLED_RUNS):
                 began_at_s = _cpu_s()
-                simulation = simulate(case, "real", is_virtual=clock == "virtual")
+                simulation = simulate(case, "testbed", is_virtual=clock == "virtual")
                 times_s.append(_cpu_s() - began_at_s)
             what = f"clustered at {rate:g}/s, batching {batching}, cache {mode}: {simulation.engine}"
             figures.append(figure(what, min(times_s), "s"))

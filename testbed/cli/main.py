@@ -296,7 +296,10 @@ def simulate(
     ] = None,
     mode: Annotated[
         str | None,
-        typer.Option(help="reference (default for instances) or real (default for scenarios)."),
+        typer.Option(
+            help="testbed (its own semantics; default for scenarios) or "
+            "reference (those of the paper's public simulator; default for instances)."
+        ),
     ] = None,
     clock: Annotated[
         str | None,

@@ -19,7 +19,7 @@ from testbed.rundir import SEED, check_new_folder
 from testbed.scenario.policy import PolicyChoice
 from testbed.simulate.answer import answer
 from testbed.simulate.cases import Case, instance_case, is_instance
-from testbed.simulate.engine import MODES, VIRTUAL, Simulation, simulate
+from testbed.simulate.engine import MODES, REFERENCE, TESTBED, VIRTUAL, Simulation, simulate
 from testbed.simulate.runs import add_gain, aggregate, cases_of, drawn_of, fingerprint, same_run_error
 from testbed.simulate.summary import request_rows, summarize_simulation
 from testbed.simulate.tables import write_simulation
@@ -133,7 +133,7 @@ def _check(targets: Sequence[str], options: Options) -> None:
         raise UserError(
             "a simulation runs nothing in real time: use `testbed up --clock real`, or leave --clock out"
         )
-    if options.clock == "virtual" and options.mode == "reference":
+    if options.clock == "virtual" and options.mode == REFERENCE:
         raise UserError(
             "the reference mode is an engine of its own: leave out --clock virtual or --mode reference"
         )
@@ -181,7 +181,7 @@ def _designed(case: Case, concurrency: str | None) -> Case:
 
 def _one(case: Case, options: Options, target: str | None) -> dict[str, Any]:
     """Simulate one case, write its tables (below ``target`` if several are simulated), return its object."""
-    mode = options.mode or ("reference" if case.source is not None else "real")
+    mode = options.mode or (REFERENCE if case.source is not None else TESTBED)
     folder = _folder(case, options, target)
     is_virtual = options.clock == "virtual"
     simulation = simulate(case, mode, is_virtual=is_virtual, folder=folder, announce=_say_once)

@@ -18,10 +18,12 @@ from testbed.scenario.experiment import Experiment
 from testbed.simulate.cases import Case, Served
 from testbed.simulate.virtual import serve_virtually
 
-MODES = ("reference", "real")
+TESTBED, REFERENCE = MODES = "testbed", "reference"
+"""Whose semantics: the testbed's own, or those of the paper's public simulator (an engine of its own)."""
 MAX_STEPS = 5_000_000
 """Above so many hops of tokens ``hops.parquet`` is left out; ``summary.json`` says so."""
-REFERENCE, FAST, VIRTUAL = "reference", "fast", "virtual"
+FAST, VIRTUAL = "fast", "virtual"
+"""The engines of mode ``testbed``."""
 EMULATED = "emulated"
 """The mode of a case that `testbed up` ran."""
 
@@ -122,7 +124,7 @@ def _engine(case: Case, mode: str, online: OnlinePolicy | None) -> tuple[str, st
         ):
             if is_asked:
                 raise UserError(
-                    f"{experiment.name}: {what} has no meaning in the reference mode; add --mode real"
+                    f"{experiment.name}: {what} has no meaning in the reference mode; add --mode {TESTBED}"
                 )
         return REFERENCE, "asked for" if case.source is None else "an instance file"
     if disturbance is not None:

@@ -51,7 +51,7 @@ def test_another_policy_is_shown_as_what_differs(testbed: Testbed) -> None:
     outcome = testbed("compare", one, other)
     assert (outcome.code, outcome.stderr) == (0, "")
     lines = outcome.stdout.splitlines()
-    assert lines[0].startswith(f"A {one}: clustered, simulation; mode real; cg-bp + ws-rr, seed 0; 3 of 3")
+    assert lines[0].startswith(f"A {one}: clustered, simulation; mode testbed; cg-bp + ws-rr, seed 0; 3 of 3")
     means = [
         sum(row["per_token_s"] for row in rows_of(Path(run) / "requests.parquet")) / 3 for run in (one, other)
     ]

@@ -66,7 +66,7 @@ def _response_s(pair: str, rate: float, seed: int) -> float | None:
     # Its model: sessions share caches, and never slow each other down.
     settings = [f"workload.rate={rate}", "compute.batching=none"]
     case = scenario_case(SCENARIO, PolicyChoice(pair), settings, seed)
-    times_s = [request.time_s for request in simulate(case, "real").requests]
+    times_s = [request.time_s for request in simulate(case, "testbed").requests]
     return (
         math.fsum(t for t in times_s if t is not None) / len(times_s)
         if times_s and None not in times_s

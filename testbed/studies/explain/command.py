@@ -31,7 +31,7 @@ def explain_command(
     case = scenario_case(target, choice_of(policy), overrides, seed)
     with scratch("sweep") as folder:
         run_dir = folder / "run"
-        simulation = simulate(case, "real", folder=run_dir, live=False)
+        simulation = simulate(case, "testbed", folder=run_dir, live=False)
         if simulation.placement is None:
             raise UserError(f"{case.experiment.name}: {simulation.error}")
         if simulation.engine != VIRTUAL:

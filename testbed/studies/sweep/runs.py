@@ -162,7 +162,7 @@ class Runner:
         if engine == REAL:
             return _served_in_real_time(case)
         is_virtual = engine == VIRTUAL
-        return simulate(case, "real", is_virtual=is_virtual, placements=self._placements, live=False)
+        return simulate(case, "testbed", is_virtual=is_virtual, placements=self._placements, live=False)
 
 
 def case_of(setup: Setup, run: Run) -> Case:

@@ -124,7 +124,7 @@ def test_simulated_hops_add_up_to_the_requests_that_they_belong_to() -> None:
         token_rtt_s=tuple(tuple(t + 0.5 for t in row) for row in problem.token_rtt_s),
         input_rtt_base_s=tuple(tuple(t + 0.5 for t in row) for row in problem.input_rtt_base_s),
     )
-    done = simulate(Case(replace(experiment, problem=problem)), "real")
+    done = simulate(Case(replace(experiment, problem=problem)), "testbed")
     table = simulated_hops(done)
     assert len(done.requests) == 2
     for request in done.requests:

@@ -67,7 +67,7 @@ def test_a_request_alone_takes_what_its_chain_takes_alone() -> None:
 
 def test_waiting_counts_attempts_and_hindsight_shows_a_worse_chain() -> None:
     case = scenario_case("clustered", PolicyChoice("petals"), [*SHORT, *FULL], None)
-    asked = max(simulate(case, "real").requests, key=lambda r: r.n_rejections)
+    asked = max(simulate(case, "testbed").requests, key=lambda r: r.n_rejections)
     answer = explain(asked.plan.index, *FULL, policy="petals")
     check_sums(answer)
     assert answer["n_attempts"] == asked.n_rejections + 1 > 1

@@ -29,7 +29,7 @@ BUSY = (
 
 def simulated(*options: str, is_virtual: bool = False, folder: Path | None = None) -> Simulation:
     return simulate(
-        Case(load_experiment("clustered", [*BUSY, *options])), "real", is_virtual=is_virtual, folder=folder
+        Case(load_experiment("clustered", [*BUSY, *options])), "testbed", is_virtual=is_virtual, folder=folder
     )
 
 

@@ -70,7 +70,7 @@ OPTIONS = {
 def test_hops_add_up_to_their_request_and_the_client_is_after_the_last(options: tuple[str, ...]) -> None:
     small = ["workload.n_requests=3", "workload.n_output_tokens=5", "compute.hub_token='40 ms'", *options]
     experiment = load_experiment("clustered", small)
-    simulation = simulate(Case(experiment), "real")
+    simulation = simulate(Case(experiment), "testbed")
     table = hop_table(simulation)
     assert_allclose(table.model_s, table.measured_s)
     is_last = table.last == experiment.problem.model.n_blocks
@@ -91,7 +91,7 @@ def test_hops_add_up_to_their_request_and_the_client_is_after_the_last(options: 
 def test_the_reference_mode_refuses_a_client_that_it_does_not_have() -> None:
     experiment = load_experiment("clustered", ['compute.hub_token="1 ms"'])
     with pytest.raises(
-        UserError, match=r"compute\.hub_token has no meaning in the reference mode; add --mode real"
+        UserError, match=r"compute\.hub_token has no meaning in the reference mode; add --mode testbed"
     ):
         simulate(Case(experiment), "reference")
     zero = load_experiment("clustered", ['compute.hub_token="0 ms"', "workload.n_requests=2"])

@@ -47,7 +47,7 @@ def test_the_shipped_churn_loses_no_request_and_recovers_near_the_floor() -> Non
     experiment = load_experiment("churn")
     assert [fault.at_s for fault in experiment.faults[:3]] == [10.0, 20.0, 30.0]
     assert {(fault.kind, fault.for_s) for fault in experiment.faults} == {("kill", 20.0)}
-    simulation = simulate(Case(experiment), "real")
+    simulation = simulate(Case(experiment), "testbed")
     assert [r.status for r in simulation.requests] == ["completed"] * 100
     summary = simulation.served.summary
     assert summary is not None and summary["n_replays"] >= 30
@@ -126,7 +126,7 @@ def test_what_faults_do_not_go_together_with_is_refused_in_one_sentence(
 @pytest.mark.parametrize("policy", ["petals", "petals-optimized-rr", "foresight", "cg-bprr"])
 def test_every_policy_recovers_unmodified(policy: str) -> None:
     options = [f"policy.name='{policy}'", "workload.n_requests=10"]
-    simulation = simulate(Case(load_experiment("churn", options)), "real")
+    simulation = simulate(Case(load_experiment("churn", options)), "testbed")
     assert [r.status for r in simulation.requests] == ["completed"] * 10
 
 
@@ -136,7 +136,7 @@ def test_a_link_that_is_cut_for_longer_than_the_timeout_costs_the_hop_and_not_th
     small = ["workload.arrivals='listed'", "workload.requests=[[0, 20, 60]]"]
     drop = ["churn.until='1 s'", "workload.rate=1", "workload.n_requests=1"]
     options = [*small, *drop, "recovery.request_timeout='10 s'", cut, late]
-    simulation = simulate(Case(load_experiment("churn", options)), "real")
+    simulation = simulate(Case(load_experiment("churn", options)), "testbed")
     [request] = simulation.requests
     assert (request.status, request.n_replays) == ("completed", 1)
     assert request.route is not None and 9 in {hop.server for hop in request.route.hops}
@@ -177,7 +177,7 @@ def test_a_fault_that_never_comes_changes_no_request_by_more_than_what_meets_on_
     options = ["workload.n_requests=20"]
     never = "fault=[{kind='kill', server='a100-0', at='1e8 s'}]"
     fast, system = (
-        simulate(Case(load_experiment("clustered", [*options, *more])), "real") for more in ([], [never])
+        simulate(Case(load_experiment("clustered", [*options, *more])), "testbed") for more in ([], [never])
     )
     assert (fast.engine, system.engine) == ("fast", "virtual")
     for a, b in zip(fast.requests, system.requests, strict=True):
@@ -188,7 +188,7 @@ def test_a_fault_that_never_comes_changes_no_request_by_more_than_what_meets_on_
 def test_an_online_policy_that_does_not_fit_is_one_sentence() -> None:
     options = ["policy.online='petals-rebalancing'", "policy.online_patience='7 s'"]
     with pytest.raises(UserError, match=r"clustered: online policy petals-rebalancing has no patience_s"):
-        simulate(Case(load_experiment("clustered", options)), "real")
+        simulate(Case(load_experiment("clustered", options)), "testbed")
 
 
 def test_a_users_online_policy_in_the_current_folder_is_found(
@@ -199,4 +199,4 @@ def test_a_users_online_policy_in_the_current_folder_is_found(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", list(sys.path))
     options = ["policy.online='online_of_my_own:Own'", "workload.n_requests=2"]
-    assert simulate(Case(load_experiment("clustered", options)), "real").engine == "fast"
+    assert simulate(Case(load_experiment("clustered", options)), "testbed").engine == "fast"

@@ -64,7 +64,7 @@ def both(text: str, *overrides: str, folder: Path) -> tuple[Simulation, Simulati
     path = folder / "drawn.toml"
     path.write_text(text)
     case = Case(load_experiment(str(path), overrides))
-    return simulate(case, "real"), simulate(case, "real", is_virtual=True, folder=folder / "virtual")
+    return simulate(case, "testbed"), simulate(case, "testbed", is_virtual=True, folder=folder / "virtual")
 
 
 def check_times(fast: Simulation, virtual: Simulation, rel: float) -> None:

@@ -71,17 +71,17 @@ def test_the_fast_engine_has_the_preemptions_the_replays_and_the_tables_of_the_t
 
 def test_which_engine_serves_is_said_and_the_reference_has_no_such_caches() -> None:
     case = Case(load_experiment("clustered", [*SCARCE, "workload.n_requests=3"]))
-    simulation = simulate(case, "real")
+    simulation = simulate(case, "testbed")
     assert (simulation.engine, simulation.why) == (
         "fast",
         "nothing disturbs a session midway; step by step, since caches grow",
     )
     moving = Case(load_experiment("clustered", [*SCARCE, 'policy.online="two-time-scale"']))
-    assert _engine(moving, "real", online_policy(moving.experiment)) == (
+    assert _engine(moving, "testbed", online_policy(moving.experiment)) == (
         "virtual",
         "policy.online two-time-scale, where caches grow, can disturb a session midway",
     )
     serial = Case(load_experiment("clustered", [*SCARCE, "workload.n_requests=3", "compute.serial=true"]))
-    assert simulate(serial, "real").engine == "virtual"
-    with pytest.raises(UserError, match=r"has no meaning in the reference mode; add --mode real"):
+    assert simulate(serial, "testbed").engine == "virtual"
+    with pytest.raises(UserError, match=r"has no meaning in the reference mode; add --mode testbed"):
         simulate(Case(load_experiment("clustered", ['cache.mode="paged"'])), "reference")

@@ -169,7 +169,7 @@ def test_a_placement_and_a_route_can_be_fixed(tmp_path: Path, capsys: pytest.Cap
         (("--runs", "2"), "--runs is for scenarios"),
         (("--seed", "2"), "--seed is for scenarios"),
         (("--set", "workload.rate=1"), "--set is for scenarios"),
-        (("--mode", "exact"), "--mode must be reference or real, not 'exact'"),
+        (("--mode", "exact"), "--mode must be testbed or reference, not 'exact'"),
         (("--session-setup", "on"), "--session-setup must be reference or none, not 'on'"),
         (("--policy", "propose"), "there is no policy pair 'propose'; did you mean 'proposed'?"),
         (("--policy", "mine:Best"), "a policy of your own, module:Class, is a --placement or a --routing"),
@@ -290,7 +290,7 @@ def test_a_design_concurrency_that_has_no_effect_is_said_to_have_none(
 
 
 def test_offline_refuses_options_that_it_would_ignore(tmp_path: Path) -> None:
-    for option in (("--runs", "3"), ("--out", str(tmp_path / "o")), ("--mode", "real")):
+    for option in (("--runs", "3"), ("--out", str(tmp_path / "o")), ("--mode", "testbed")):
         with pytest.raises(UserError, match="with --offline only --policy and --json mean anything"):
             run("any.json", "--offline", *option)
 

@@ -50,7 +50,7 @@ def test_a_row_per_run_sorted_with_what_simulate_measures(tmp_path: Path) -> Non
     assert places == sorted(places) and len(set(places)) == 8
     last = table[-1]
     changes = ["workload.n_requests=5", "workload.rate=0.5"]
-    served = simulate(scenario_case("clustered", PolicyChoice("proposed"), changes, 1), "real")
+    served = simulate(scenario_case("clustered", PolicyChoice("proposed"), changes, 1), "testbed")
     summary = summarize_simulation(served, {"ttft": 4.0})
     for name in ("ttft_s", "tpot_s", "per_token_s", "queue_s"):
         for statistic in ("mean", "p50", "p95", "p99"):

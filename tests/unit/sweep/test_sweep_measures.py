@@ -20,7 +20,7 @@ UNEQUAL = 'workload.n_output_tokens={distribution="uniform",low=1,high=40}'
 
 def simulated(*changes: str, is_virtual: bool = False, target: str = "clustered") -> Simulation:
     case = scenario_case(target, PolicyChoice("chain-composition"), [FEW, *changes], 0)
-    return simulate(case, "real", is_virtual=is_virtual, live=False)
+    return simulate(case, "testbed", is_virtual=is_virtual, live=False)
 
 
 @pytest.mark.parametrize("is_virtual", [False, True])
