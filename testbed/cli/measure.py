@@ -54,7 +54,7 @@ def topology(
     name: Annotated[
         str,
         typer.Argument(
-            help="A shipped topology, or a file (.toml, .graphml, .gml, .graph; RTT matrix: .csv, .json)."
+            help="A shipped topology, or a file (.toml, .graphml, .gml, .graph, .xml, .txt; RTT matrix: .csv, .json)."
         ),
     ],
     scenario: Annotated[str | None, typer.Option(help="Mark this scenario's servers and clients.")] = None,

@@ -1,8 +1,8 @@
 """Topology files of other tools, as the data of our own form.
 
-GraphML and GML as the Internet Topology Zoo writes them, and the ``.graph`` files of REPETITA. They state
-links without delays (Zoo) or with them (REPETITA); where one is missing, the scenario's ``delays`` must
-derive it from coordinates.
+GraphML and GML as the Internet Topology Zoo writes them, ``.xml`` and ``.txt`` of SNDlib, and the ``.graph`` files of
+REPETITA. They state links without delays (Zoo, SNDlib) or with them (REPETITA); where one is missing, the scenario's
+``delays`` must derive it from coordinates.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 from xml.parsers import expat
 
 from testbed.errors import ScenarioError
+from testbed.scenario.sndlib import SndLink, SndNode, read_sndlib_native, read_sndlib_xml
 
 _Line = tuple[int, list[str]]
 """A line's number and its words."""
@@ -137,10 +138,36 @@ def _section(path: Path, lines: list[_Line], title: str, n_columns: int) -> tupl
     return rows, lines[end:]
 
 
+def _sndlib(read: Callable[[Path], tuple[list[SndNode], list[SndLink]]]) -> Callable[[Path], dict[str, Any]]:
+    def reader(path: Path) -> dict[str, Any]:
+        if path.suffix.lower() == ".xml":
+            _refuse_definitions(path)
+        found_nodes, found_links = read(path)
+        names = unique_names(node.name for node in found_nodes)
+        name_of = dict(zip((node.name for node in found_nodes), names, strict=True))
+        nodes = [
+            {"name": name}
+            | ({} if node.place is None else {"longitude": node.place[0], "latitude": node.place[1]})
+            for name, node in zip(names, found_nodes, strict=True)
+        ]
+        links = []
+        for link in found_links:
+            unknown = next((end for end in link.ends if end not in name_of), None)
+            if unknown is not None:
+                raise ScenarioError(f"{path}: a link ends at {unknown!r}, which is none of its nodes")
+            rate = DEFAULT_RATE if link.rate_bps is None else f"{link.rate_bps:.0f} bit/s"
+            links.append({"nodes": [name_of[end] for end in link.ends], "rate": rate})
+        return _document(path, nodes, links)
+
+    return reader
+
+
 _READERS: dict[str, Callable[[Path], dict[str, Any]]] = {
     ".graphml": _networkx("graphml"),
     ".gml": _networkx("gml"),
     ".graph": _repetita,
+    ".xml": _sndlib(read_sndlib_xml),
+    ".txt": _sndlib(read_sndlib_native),
 }
 
 

@@ -81,8 +81,115 @@ def test_a_repetita_file_gives_each_pair_of_directions_as_one_link(tmp_path: Pat
     assert links == [("0_A", "1_B", 250e-6, 1e9), ("1_B", "2_C", 100e-6, 5e8), ("0_A", "1_B", 250e-6, 1e9)]
 
 
-@pytest.mark.parametrize("name", ["broken.graphml", "broken.gml", "broken.graph"])
-def test_a_file_that_is_not_what_its_ending_says_is_refused_by_name(tmp_path: Path, name: str) -> None:
+SNDLIB_XML = """<?xml version="1.0" encoding="ISO-8859-1"?>
+<network xmlns="http://sndlib.zib.de/network" version="1.0">
+ <meta><granularity>5min</granularity><unit>MBITPERSEC</unit></meta>
+ <networkStructure>
+  <nodes coordinatesType="geographical">
+   <node id="Bern"><coordinates><x>7.45</x><y>46.95</y></coordinates></node>
+   <node id="Genf"><coordinates><x>6.14</x><y>46.2</y></coordinates></node>
+   <node id="Chur"/>
+  </nodes>
+  <links>
+   <link id="L1"><source>Bern</source><target>Genf</target>
+    <preInstalledModule><capacity>9920.0</capacity><cost>0</cost></preInstalledModule>
+    <additionalModules><addModule><capacity>40000</capacity><cost>1</cost></addModule></additionalModules></link>
+   <link id="L2"><source>Bern</source><target>Chur</target></link>
+  </links>
+ </networkStructure>
+ <demands><demand id="D1"><source>Bern</source><target>Genf</target><demandValue>1</demandValue></demand></demands>
+</network>
+"""
+SNDLIB_NATIVE = """?SNDlib native format; type: network; version: 1.0
+# network three
+
+META (
+  granularity = 5min
+  unit = MBITPERSEC
+)
+
+NODES (
+  # <node_id> [(<longitude>, <latitude>)]
+  Bern ( 7.45 46.95 )
+  Genf ( 6.14 46.2 )
+  Chur
+)
+
+LINKS (
+  L1 ( Bern Genf ) 9920.0 0.00 0.00 0.00 ( 40000.00 1.00 )
+  L2 ( Bern Chur ) 0.0 0.00 0.00 0.00 ( )
+)
+
+DEMANDS (
+  D1 ( Bern Genf ) 1 1.00 UNLIMITED
+)
+"""
+
+
+@pytest.mark.parametrize(("ending", "text"), [("xml", SNDLIB_XML), ("txt", SNDLIB_NATIVE)])
+def test_an_sndlib_file_gives_nodes_places_and_installed_rates(
+    tmp_path: Path, ending: str, text: str
+) -> None:
+    path = tmp_path / f"three.{ending}"
+    path.write_text(text)
+    topology = load_topology(str(path))
+    assert [(node.name, node.longitude_deg, node.latitude_deg) for node in topology.nodes] == [
+        ("Bern", 7.45, 46.95),
+        ("Genf", 6.14, 46.2),
+        ("Chur", None, None),
+    ]
+    links = [(link.a, link.b, link.delay_s, link.rate_bps) for link in topology.links]
+    assert links == [("Bern", "Genf", None, 9.92e9), ("Bern", "Chur", None, 1e9)]
+
+
+@pytest.mark.parametrize(
+    ("ending", "text"),
+    [
+        ("xml", SNDLIB_XML.replace("geographical", "pixel")),
+        ("txt", SNDLIB_NATIVE.replace("46.95", "460.95")),
+    ],
+)
+def test_an_sndlib_drawing_in_pixels_has_no_places(tmp_path: Path, ending: str, text: str) -> None:
+    (tmp_path / f"drawn.{ending}").write_text(text)
+    topology = load_topology(str(tmp_path / f"drawn.{ending}"))
+    assert [node.latitude_deg for node in topology.nodes] == [None, None, None]
+
+
+def test_an_sndlib_capacity_without_a_unit_is_no_rate(tmp_path: Path) -> None:
+    (tmp_path / "three.txt").write_text(SNDLIB_NATIVE.replace("unit = MBITPERSEC", ""))
+    assert [link.rate_bps for link in load_topology(str(tmp_path / "three.txt")).links] == [1e9, 1e9]
+
+
+@pytest.mark.parametrize(
+    ("ending", "text", "sentence"),
+    [
+        ("txt", "NODES (\n)\n", "its first line must begin with '\\?SNDlib native format"),
+        ("txt", SNDLIB_NATIVE.replace("LINKS (", "EDGES ("), "it has no sections NODES and LINKS"),
+        (
+            "txt",
+            SNDLIB_NATIVE.replace("L1 ( Bern Genf )", "L1 ( Bern )"),
+            "line 17 is no row of the section LINKS",
+        ),
+        (
+            "txt",
+            SNDLIB_NATIVE.replace("Bern Chur", "Bern Olten"),
+            "a link ends at 'Olten', which is none of its",
+        ),
+        ("xml", SNDLIB_XML.replace("networkStructure", "structure"), "it has no networkStructure with nodes"),
+        ("xml", SNDLIB_XML.replace("<network ", "<!DOCTYPE network><network "), "has a document type"),
+    ],
+)
+def test_an_sndlib_file_with_a_mistake_is_refused_with_it(
+    tmp_path: Path, ending: str, text: str, sentence: str
+) -> None:
+    (tmp_path / f"wrong.{ending}").write_text(text)
+    with pytest.raises(ScenarioError, match=sentence):
+        load_topology(str(tmp_path / f"wrong.{ending}"))
+
+
+@pytest.mark.parametrize("ending", ["graphml", "gml", "graph", "xml", "txt"])
+def test_a_file_that_is_not_what_its_ending_says_is_refused_by_name(tmp_path: Path, ending: str) -> None:
+    name = f"broken.{ending}"
     (tmp_path / name).write_text("nothing of the kind")
     with pytest.raises(ScenarioError, match=name):
         load_topology(str(tmp_path / name))
