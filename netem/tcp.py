@@ -45,6 +45,9 @@ def configure_namespace(spec: NetworkSpec) -> None:
     if spec.is_virtual:
         # Nothing is ever lost, and the time that an acknowledgement takes says nothing: no retransmissions.
         settings |= {"tcp_early_retrans": "0", "tcp_recovery": "0"}
+        # Near the congestion window's end, TCP holds a message back for an acknowledgement that it expects soon. It
+        # judges that by real time, so such a message would sometimes wait for most of a round trip of virtual time.
+        settings["tcp_tso_win_divisor"] = "0"
         if _MIN_RETRANSMISSION.exists():
             settings[_MIN_RETRANSMISSION.name] = str(_NEVER_S * 1_000_000)
     for name, value in settings.items():
