@@ -9,3 +9,9 @@
 - ``ragged``: one forward for several sessions
 - ``compute``: the server's backend; ``hub``: the client's part
 """
+
+import os
+
+# Some of torch's operators on a GPU are else compiled when first used, for which a machine needs a C compiler. torch
+# reads this when it is imported.
+os.environ.setdefault("TORCH_DISABLE_NATIVE_JIT", "1")

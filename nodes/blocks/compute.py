@@ -109,7 +109,9 @@ class BlocksCompute:
         """Guards the above; notified when a step ends."""
         torch.set_num_threads(spec.n_threads)
         self._prefill_bytes = (
-            prefill_bytes(self._config.hidden_size) if self._device.type == "cuda" else float("inf")
+            prefill_bytes(self._config.hidden_size, spec.n_streams)
+            if self._device.type == "cuda"
+            else float("inf")
         )
         """A step of more is computed in chunks."""
         self._resident_before_bytes = memory_in_use(self._device).get("resident_bytes", 0.0)
@@ -457,15 +459,17 @@ class BlocksCompute:
         return [row[start:end] for start, end in itertools.pairwise(ends)]
 
     def _finish(self, session: _BlocksSession, failure: str) -> None:
-        if failure and self._device.type == "cuda":  # what was launched may still use the cache
-            torch.cuda.current_stream(self._device).synchronize()
-            with self._apart.allocating():
-                torch.cuda.empty_cache()
-        with self._idle:
-            session.running = False
-            if failure or session.closed_by:
-                self._end(session, failure)
-            self._idle.notify_all()
+        try:
+            if failure and self._device.type == "cuda":  # what was launched may still use the cache
+                torch.cuda.current_stream(self._device).synchronize()
+                with self._apart.allocating():
+                    torch.cuda.empty_cache()
+        finally:  # after some errors the device refuses everything, and nobody must wait for this session
+            with self._idle:
+                session.running = False
+                if failure or session.closed_by:
+                    self._end(session, failure)
+                self._idle.notify_all()
 
     def memory(self) -> dict[str, float]:
         """What the tensors that are there hold, not what was set aside for them, and what this process has.

@@ -73,16 +73,31 @@ class Pool:
     def record(self, work: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor] | None:
         """The graph of ``work``, and the tensor that it leaves its answer in each time. None if it was refused."""
         try:
-            if self._kept is None:
-                self._handle = torch.cuda.graph_pool_handle()
-                self._kept, _ = self._capture(lambda: torch.zeros(1, device=self._device))
-            return self._capture(work)
+            try:
+                return self._capture_in_pool(work)
+            except (
+                torch.OutOfMemoryError
+            ):  # while it records, the allocator gives up nothing that it only keeps
+                torch.cuda.empty_cache()
+                return self._capture_in_pool(work)
         except RuntimeError as error:
             self.is_refused = True
-            log.warning("steps are not recorded as CUDA graphs: %s", error)
+            log.warning(
+                "steps are not recorded as CUDA graphs from here on; if memory runs out later, restart this server: %s",
+                error,
+            )
             return None
 
+    def _capture_in_pool(self, work: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+        if self._kept is None:
+            self._handle = torch.cuda.graph_pool_handle()
+            self._kept, _ = self._capture(lambda: torch.zeros(1, device=self._device))
+        return self._capture(work)
+
     def _capture(self, work: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+        # cuBLAS keeps a workspace per stream, whose address a graph records, and torch frees it with any graph of the
+        # stream. A workspace that is made anew while recording lies in the pool, which stays.
+        torch._C._cuda_clearCublasWorkspaces()
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(pool=self._handle, capture_error_mode="thread_local")
         try:

@@ -22,9 +22,9 @@ def states_bytes(hidden_size: int) -> float:
     return _STATES_BYTES * hidden_size
 
 
-def prefill_bytes(hidden_size: int) -> float:
-    """What of that one step may take: no allocator fills its memory to the last byte."""
-    return 0.75 * states_bytes(hidden_size)
+def prefill_bytes(hidden_size: int, n_streams: int) -> float:
+    """What of that one of the steps may take that ``n_streams`` compute at once: no allocator fills its memory to the last byte."""
+    return 0.75 * states_bytes(hidden_size) / n_streams
 
 
 def step_bytes(n_heads: int, hidden_size: int, feed_forward: int, context: int, value_bytes: int) -> float:
@@ -40,10 +40,10 @@ def step_bytes(n_heads: int, hidden_size: int, feed_forward: int, context: int, 
 def workspace_bytes(hidden_size: int, largest_matrix_bytes: int, n_streams: int) -> float:
     """What a server takes of a GPU beside blocks and caches.
 
-    ``largest_matrix_bytes``: of a quantised matrix that is made again while it computes, else 0. Loading blocks and
-    opening sessions, in the default stream, count as one each beside the ``n_streams`` that compute.
+    ``largest_matrix_bytes``: of a quantised matrix that each stream makes again while it computes, else 0. Loading blocks
+    and opening sessions, in the default stream, count as one each beside the ``n_streams`` that compute.
     """
-    return states_bytes(hidden_size) + largest_matrix_bytes + _STREAM_BYTES * (n_streams + 2)
+    return states_bytes(hidden_size) + largest_matrix_bytes * n_streams + _STREAM_BYTES * (n_streams + 2)
 
 
 class MemoryAccount:
