@@ -471,6 +471,11 @@ class BlocksCompute:
                     self._end(session, failure)
                 self._idle.notify_all()
 
+    @property
+    def n_recorded(self) -> int:
+        """How many sessions' steps have been recorded as CUDA graphs so far."""
+        return self._graphs_pool.n_recorded if self._graphs_pool is not None else 0
+
     def memory(self) -> dict[str, float]:
         """What the tensors that are there hold, not what was set aside for them, and what this process has.
 

@@ -69,17 +69,17 @@ class Pool:
         self._handle: Any = None
         self.is_refused = False
         """Whether the device has refused a recording. It is not asked again: torch may not get back all that one has taken."""
+        self.n_recorded = 0
+        """How many sessions' steps have been recorded."""
 
     def record(self, work: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor] | None:
         """The graph of ``work``, and the tensor that it leaves its answer in each time. None if it was refused."""
         try:
             try:
-                return self._capture_in_pool(work)
-            except (
-                torch.OutOfMemoryError
-            ):  # while it records, the allocator gives up nothing that it only keeps
-                torch.cuda.empty_cache()
-                return self._capture_in_pool(work)
+                recorded = self._capture_in_pool(work)
+            except torch.OutOfMemoryError:
+                torch.cuda.empty_cache()  # while it records, the allocator gives up nothing that it only keeps
+                recorded = self._capture_in_pool(work)
         except RuntimeError as error:
             self.is_refused = True
             log.warning(
@@ -87,6 +87,8 @@ class Pool:
                 error,
             )
             return None
+        self.n_recorded += 1
+        return recorded
 
     def _capture_in_pool(self, work: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
         if self._kept is None:
