@@ -65,6 +65,8 @@ def check_results(folder: Path) -> None:
         assert about["status"] == "ok" and about["error"] is None
         assert about["findings"] == part(folder, name)["findings"] != []
         assert (folder / about["log"]).is_file()
+        was_kept = "as asked for" not in part(folder, name)["kept_awake"]
+        assert was_kept == (name in ("streams", "graphs", "steps"))
     machine = results["machine"]
     assert machine["name"] and machine["versions"]["torch"] and machine["versions"]["transformers"]
     assert machine["driver"] is None  # a CPU has none

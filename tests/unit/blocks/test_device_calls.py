@@ -148,6 +148,10 @@ def test_bfloat16_is_asked_of_the_device_that_is_opened(
         assert open_device("cuda:1", "bfloat16") == (torch.device("cuda", 1), torch.bfloat16)
 
 
+def test_gpus_have_the_numbers_that_the_driver_gives_them() -> None:
+    assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+
+
 def test_torch_is_imported_without_operators_that_need_a_compiler() -> None:
     program = (
         "import nodes.blocks.device, torch._native.common_utils as c; print(c.check_native_jit_disabled())"
