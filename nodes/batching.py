@@ -39,7 +39,7 @@ class Step:
 
 
 class Work(NamedTuple):
-    """What is computed together from ``start_at_s`` on: ``decodes``, and the tokens ``chunk`` of ``prompt``."""
+    """What is computed together from ``start_at_s`` on: ``decodes``, and tokens ``chunk`` of ``prompt``."""
 
     start_at_s: float
     decodes: tuple[Step, ...]
@@ -172,7 +172,7 @@ class Batches:
         return Work(start_at_s, tuple(decodes), prompt, range(0) if prompt is None else self._chunk(prompt))
 
     def _chunk(self, prompt: Step) -> range:
-        """Returns the positions of the next chunk of ``prompt``, which no longer waits if that is its last."""
+        """Returns the positions of the next chunk of ``prompt``. After its last one it no longer waits."""
         begin, end = prompt.position + prompt.n_done, prompt.position + prompt.n_tokens
         if self._chunk_tokens is not None:
             end = min(end, begin + self._chunk_tokens)

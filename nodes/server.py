@@ -240,7 +240,7 @@ class Server(Collector):
                 return
             if not warned:
                 log.warning(
-                    "reading nothing more from a client with %d bytes of steps pending and %d of answers unread",
+                    "reading nothing more from a client: %d bytes of steps pending, %d of answers unread",
                     connection.pending_bytes,
                     unread_bytes,
                 )
