@@ -1,7 +1,7 @@
 """Continuous batching: which steps a server computes together, and how long that takes.
 
-One rule for the stub, the simulator, the model and real blocks. With a law of times, when each step ends follows from
-when they arrived; real blocks take as long as they take.
+The stub, the simulator, the model and real blocks follow this one rule. With a law of times, the arrivals
+determine when each step ends. Real blocks take the time that they need.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Step:
 
 
 class Work(NamedTuple):
-    """What is computed together from ``start_at_s`` on: ``decodes``, and the tokens at positions ``chunk`` of ``prompt``."""
+    """What is computed together from ``start_at_s`` on: ``decodes``, and tokens ``chunk`` of ``prompt``."""
 
     start_at_s: float
     decodes: tuple[Step, ...]
@@ -52,7 +52,7 @@ class Work(NamedTuple):
 
     @property
     def ended(self) -> tuple[Step, ...]:
-        """Those of ``steps`` of which nothing is left."""
+        """Those of ``steps`` that end with this batch."""
         prompt = self.prompt
         is_left = prompt is not None and self.chunk.stop < prompt.position + prompt.n_tokens
         return self.decodes if is_left else self.steps
@@ -70,11 +70,14 @@ class Work(NamedTuple):
 
 
 class Composition(NamedTuple):
-    """What a server computes together: all that its law of times asks for. All 0: it makes no batches.
+    """The numbers of a batch that determine its time by a law of times.
 
-    ``steps`` are sessions' steps, at most one of them a prompt's; ``tokens`` those of the decodes, one each, and of the
-    prompt or its chunk. ``context_tokens`` is what the decodes have in their caches, in all. The prompt's tokens end
-    before position ``prompt_end`` (0: there is none). ``blocks`` are those of the longest step.
+    All are 0 if a server makes no batches.
+
+    ``steps``: sessions' steps, at most one of them a prompt's. ``tokens``: one per decode, and those of the
+    prompt or its chunk. ``context_tokens``: tokens in the decodes' caches, in total. The prompt's tokens end
+    before position ``prompt_end`` (0: no prompt). ``blocks``: the most blocks that a step has.
+    ``began_at_s``: scenario seconds.
     """
 
     steps: int = 0
@@ -96,7 +99,7 @@ class Composition(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Steps that are computed ``together`` until ``end_at_s``; ``ended`` are those that end with it."""
+    """A batch that ended at ``end_at_s``. ``ended`` are the steps that ended with it."""
 
     together: Composition
     end_at_s: float
@@ -114,7 +117,7 @@ class Batches:
     """
 
     def __init__(self, times: BatchTimes | None, chunk_tokens: int | None = None) -> None:
-        """Without ``times``, who computes what ``take`` gives says when it has ended (``end``)."""
+        """Without ``times``, the caller computes what ``take`` returns, and passes its end to ``end``."""
         self._times = times
         self._chunk_tokens = chunk_tokens
         self._decodes: deque[Step] = deque()
@@ -122,7 +125,7 @@ class Batches:
         self._free_at_s = 0.0
 
     def add(self, step: Step) -> None:
-        """Have ``step`` wait; steps come in the order of their arrival."""
+        """Add a step that waits. Steps are added in the order of their arrival."""
         (self._decodes if step.is_decode else self._prompts).append(step)
 
     def remove(self, step: Step) -> None:
@@ -132,7 +135,7 @@ class Batches:
             waiting.remove(step)
 
     def start_at_s(self) -> float | None:
-        """When the next batch begins; ``None``: nothing waits."""
+        """Returns when the next batch begins; ``None`` if no step waits."""
         first = self._first()
         return None if first is None else max(self._free_at_s, first.arrived_at_s)
 
@@ -141,15 +144,15 @@ class Batches:
         return min(heads, key=lambda step: step.arrived_at_s, default=None)
 
     def next(self) -> Batch | None:
-        """The next batch, which takes as long as the law says; ``None``: nothing waits.
+        """Returns the next batch, which takes as long as the law says; ``None`` if no step waits.
 
-        All that arrived before its start has been added.
+        All steps that arrived before its start must have been added.
         """
         work = self.take()
         return None if work is None else self.end(work, work.start_at_s + self.busy_s(work))
 
     def take(self) -> Work | None:
-        """Take what is computed next; ``None``: nothing waits. It ends (``end``) before more is taken."""
+        """Returns what to compute next; ``None`` if no step waits. Call ``end`` before the next ``take``."""
         first = self._first()
         if first is None:
             return None
@@ -169,7 +172,7 @@ class Batches:
         return Work(start_at_s, tuple(decodes), prompt, range(0) if prompt is None else self._chunk(prompt))
 
     def _chunk(self, prompt: Step) -> range:
-        """The next tokens of ``prompt``, which waits no more if they are its last."""
+        """Returns the positions of the next chunk of ``prompt``. After its last one it no longer waits."""
         begin, end = prompt.position + prompt.n_done, prompt.position + prompt.n_tokens
         if self._chunk_tokens is not None:
             end = min(end, begin + self._chunk_tokens)
@@ -179,20 +182,20 @@ class Batches:
         return range(begin, end)
 
     def busy_s(self, work: Work) -> float:
-        """How long ``work`` takes by the law."""
+        """Returns how long ``work`` takes by the law, in seconds."""
         assert self._times is not None, "a server with a law"
         n_blocks = max(step.n_blocks for step in work.steps)
         busy_s = self._times.batch_s(n_blocks, [step.position for step in work.decodes], work.chunk)
         return busy_s * max(step.factor for step in work.steps)
 
     def end(self, work: Work, end_at_s: float) -> Batch:
-        """``work`` has ended at ``end_at_s``: the server is free."""
+        """End ``work`` at ``end_at_s``: the server is free from then on. Returns its batch."""
         self._free_at_s = end_at_s
         return Batch(work.together, end_at_s, work.ended)
 
 
 def batches_of(steps: Iterable[Step], batches: Batches) -> Iterator[Batch]:
-    """All batches of ``steps``, which come in the order of their arrival."""
+    """Yields all batches of ``steps``, which must be in the order of their arrival."""
     coming = deque(steps)
     while True:
         start_at_s = batches.start_at_s()

@@ -6,11 +6,11 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 ROUNDING = 1 + 1e-9
-"""The same relative slack as routing grants, so that rounding never refuses what it promised."""
+"""Relative slack, the same as in routing, so that rounding never refuses a session that routing admitted."""
 
 
 class NoCapacityError(Exception):
-    """The account has no room for this session now."""
+    """The server has no room for this session now."""
 
 
 class CacheAccount:
@@ -33,37 +33,45 @@ class CacheAccount:
         return len(self._reserved)
 
     def keys(self) -> list[Any]:
-        """Who holds something, in the order in which they reserved it."""
+        """Returns the sessions that hold cache, in the order in which they first reserved it."""
         return list(self._reserved)
 
     def held_bytes(self, session: Hashable) -> float:
-        """What ``session`` has reserved; 0 if nothing."""
+        """Returns the bytes that ``session`` has reserved; 0 if none."""
         return self._reserved.get(session, 0.0)
 
     def could_hold(self, n_bytes: float) -> bool:
-        """Whether ``n_bytes`` fit when nothing else is held."""
+        """Returns whether ``n_bytes`` fit into the capacity when nothing else is reserved."""
         return n_bytes <= self.capacity_bytes * ROUNDING
 
     def reserve(self, session: Hashable, n_bytes: float) -> None:
-        """Set ``n_bytes`` aside. Raises ``NoCapacityError`` without room, ``KeyError`` if it holds some."""
+        """Reserve ``n_bytes`` for a session.
+
+        Raises ``NoCapacityError``, or ``KeyError`` if it has some already.
+        """
         if session in self._reserved:
             raise KeyError(session)
         self._take(session, n_bytes)
 
     def grow(self, session: Hashable, n_bytes: float) -> None:
-        """Set ``n_bytes`` more aside for a session. Raises ``NoCapacityError`` without room, ``KeyError`` if it holds nothing."""
+        """Reserve ``n_bytes`` more for a session.
+
+        Raises ``NoCapacityError``, or ``KeyError`` if it has none yet.
+        """
         if session not in self._reserved:
             raise KeyError(session)
         self._take(session, n_bytes)
 
     def leave_room(self, n_bytes: float, most_bytes: float, high_water: float) -> None:
-        """Raises ``NoCapacityError`` where ``n_bytes`` for a session would fill the room that others are to grow in.
+        """Check that a new session leaves room for the others to grow; reserves nothing.
 
-        A session may need ``most_bytes`` in the end.
+        It needs ``n_bytes`` now and may need ``most_bytes`` in the end. Raises ``NoCapacityError`` if
+        ``most_bytes`` exceed the capacity, or if other sessions are there and more than the share
+        ``high_water`` (0..1) of the capacity would be in use.
         """
         if not self.could_hold(most_bytes):
             raise NoCapacityError(
-                f"{most_bytes / 1e6:.1f} MB may be needed, there are {self.capacity_bytes / 1e6:.1f} MB"
+                f"{most_bytes / 1e6:.1f} MB may be needed; the server has {self.capacity_bytes / 1e6:.1f} MB"
             )
         after_bytes = self._used_bytes + n_bytes
         if self._reserved and after_bytes > high_water * self.capacity_bytes * ROUNDING:
@@ -78,9 +86,9 @@ class CacheAccount:
         came: Callable[[Any], tuple[float, str]],
         preempt: Callable[[Any], None],
     ) -> bool:
-        """``grow``, for which those who ``came`` last go without; whether ``session`` is not one of them.
+        """As ``grow``, but preempts sessions until there is room: those with the greatest ``came`` first.
 
-        ``preempt`` has what somebody holds released.
+        ``preempt`` must release what a session holds. Returns False if ``session`` itself was preempted.
         """
         while True:
             try:
@@ -101,7 +109,7 @@ class CacheAccount:
         self._used_bytes += n_bytes
 
     def release(self, session: Hashable) -> None:
-        """Give back what ``session`` holds; nothing if it holds nothing."""
+        """Release what ``session`` has reserved, if anything."""
         self._used_bytes -= self._reserved.pop(session, 0.0)
         if not self._reserved:
             self._used_bytes = 0.0

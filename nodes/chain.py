@@ -1,4 +1,4 @@
-"""The servers that hold a session: opening, stepping through and closing them, each with its limit."""
+"""One session's chain of servers: opening, stepping through and closing it, each within a time limit."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ from nodes.rules import RecoveryRules
 from nodes.watchdog import Overdue, Watchdog
 
 FAILURES = (wire.SESSION_EXPIRED, wire.SESSION_MOVED, wire.COMPUTE_FAILED, wire.UNKNOWN_SESSION)
-"""Errors after which the session can go on elsewhere; others mean that client or server is wrong."""
+"""Errors of a step after which the session can go on elsewhere. Others but ``PREEMPTED`` fail the request."""
 
 
 @dataclass(eq=False)
 class OpenHop:
-    """A hop of the chain, and what was sent to it: enough to rebuild its cache elsewhere.
+    """An open hop of the chain.
 
-    ``generation`` is that of the connection, ``n_cached`` the tokens that the server has in its cache.
+    ``inputs`` is what was sent to it, from which its cache can be rebuilt elsewhere.
+
+    ``inputs`` holds payloads as ``HubModel.remember`` returns them. ``generation`` is the connection's,
+    ``n_cached`` the number of tokens in the server's cache.
     """
 
     server: int
@@ -44,9 +47,10 @@ class OpenHop:
 
 
 class Refusal(NamedTuple):
-    """Why a chain could not be opened: one server's reason, all that refused, and of these all that could not be reached.
+    """Why a chain could not be opened: one ``server`` and its ``reason``.
 
-    ``is_final``: one of them has less room in all than the session needs.
+    ``refused`` are all servers that did not open the session, ``broken`` those of them with another reason
+    than lack of room. ``is_final``: the session needs more cache than one of them has in total.
     """
 
     server: int
@@ -57,7 +61,10 @@ class Refusal(NamedTuple):
 
 
 class HopFailed(Exception):
-    """A hop is lost: its server, its connection, or its answer. ``sent_at_s``: when it was last spoken to."""
+    """A hop is lost: its server lost the session, its connection is gone, or no answer came in time.
+
+    ``sent_at_s`` is when the step that failed was begun; ``is_overdue``: no answer came in time.
+    """
 
     def __init__(self, hop: OpenHop, reason: str, sent_at_s: float, is_overdue: bool = False) -> None:
         super().__init__(f"server {hop.server}: {reason}")
@@ -68,11 +75,11 @@ class HopFailed(Exception):
 
 
 class Preempted(HopFailed):
-    """A hop's cache was needed for a session that came earlier."""
+    """A hop lost its cache, usually to a session whose request arrived earlier."""
 
 
 class Chain:
-    """Speaks to the servers for one session, within the limits of ``rules``."""
+    """Opens, uses and closes the hops of one session, within the time limits of ``rules``."""
 
     def __init__(
         self,
@@ -95,9 +102,12 @@ class Chain:
     async def open(
         self, plan: Sequence[HopPlan], first_tokens: int, *, is_replacement: bool = False
     ) -> list[OpenHop] | Refusal:
-        """Open all hops at once; on a refusal close the others. The first step brings ``first_tokens``.
+        """Open all hops at once; if one is refused, close the others.
 
-        Every attempt has its own key: a server may still hold an earlier one.
+        The first step has ``first_tokens`` tokens.
+
+        Returns the hops in the order of their blocks. Every attempt has its own key, because a server may
+        still hold the session of an earlier attempt.
         """
         number = next(self._numbers)
         key = f"{self._key}.{number}" if number else self._key
@@ -153,7 +163,8 @@ class Chain:
     async def step(self, hop: OpenHop, n_tokens: int, payload: bytes) -> tuple[wire.Out, float, float]:
         """Send ``n_tokens`` hidden states that ``hop`` has not seen.
 
-        Returns the answer, and when (scenario seconds) it was sent and received. Raises ``HopFailed`` when another server could do better, ``SessionError`` when it could not.
+        Returns the result, and when (scenario seconds) the step was sent and the result received. Raises
+        ``HopFailed`` if another server may succeed, ``SessionError`` if none can.
         """
         asked_at_s, limit_s = self._clock.now_s(), self._rules.step_limit_s(n_tokens)
         try:
@@ -177,11 +188,11 @@ class Chain:
         return out, sent_at_s, received_at_s
 
     def is_there(self, hop: OpenHop) -> bool:
-        """Whether the connection that the hop was opened on is still there."""
+        """Returns whether the connection on which the hop was opened is still there."""
         return self._connections[hop.server].has(hop.generation)
 
     def end_of_loss(self, hops: Sequence[OpenHop], at: int) -> int:
-        """Which of ``hops`` is the first after the failed ``hops[at]`` that need not be replaced with it."""
+        """Returns ``end``: ``hops[at:end]`` must be replaced together when ``hops[at]`` has failed."""
         end = at + 1
         while end < len(hops) and not self.is_there(hops[end]):
             end += 1
@@ -192,12 +203,15 @@ class Chain:
         self._connections[hop.server].forget(hop.key, hop.generation)
 
     async def close(self, hops: Sequence[OpenHop]) -> None:
-        """Close what can still be reached; a lost connection has closed its sessions itself."""
+        """Close the hops that can still be reached.
+
+        Servers close the sessions of lost connections themselves.
+        """
         await asyncio.gather(*(self._close(hop) for hop in hops))
 
     async def _close(self, hop: OpenHop) -> None:
         connection = self._connections[hop.server]
-        # A server that halts closes it when it goes on: the message is on its way.
+        # After the limit the message is still on its way: a paused server closes the session when it goes on.
         with (
             contextlib.suppress(ServerError, ConnectionLost, Overdue),
             self._watchdog.limit(self._rules.connect_timeout_s),
@@ -205,11 +219,11 @@ class Chain:
             await connection.ask(wire.Close(connection.next_id(), hop.key), generation=hop.generation)
 
     def failed(self, server: int) -> None:
-        """``server`` has failed this client."""
+        """Mark ``server`` as doubted: it has failed this client."""
         self._connections[server].is_doubted = True
 
     def served(self, server: int) -> bool:
-        """``server`` has answered; whether it had been in doubt."""
+        """Clear the doubt about ``server``, which has answered. Returns whether there was any."""
         connection = self._connections[server]
         was_doubted, connection.is_doubted = connection.is_doubted, False
         return was_doubted

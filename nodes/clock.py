@@ -1,8 +1,10 @@
 """The one source of time in a node: scenario seconds since the run's origin.
 
 - ``ScaledClock``: real time, or a multiple of it
-- ``VirtualClock``: the time of a loop that jumps (``VirtualLoop``); ``run_clock`` takes the one that fits
+- ``VirtualClock``: the virtual time of an event loop (``VirtualLoop``)
 - ``ManualClock``: for tests
+
+``run_clock`` makes the one of the first two that fits the running loop.
 """
 
 from __future__ import annotations
@@ -18,7 +20,10 @@ NS = 1_000_000_000
 
 
 class Clock(Protocol):
-    """Scenario time. Nothing in ``nodes`` reads any other clock."""
+    """Scenario time.
+
+    Nothing in ``nodes`` reads another clock, except ``probe``, which measures real seconds.
+    """
 
     def now_s(self) -> float: ...
 
@@ -26,26 +31,26 @@ class Clock(Protocol):
 
 
 class RunClock(Clock, Protocol):
-    """The clock of a run, alike in all its processes: they agree on its zero when all are there.
+    """The clock of a run. Its processes agree on the clock's zero once all of them have started.
 
-    Instants of what lies under it, which all processes of a run share (the machine's monotonic clock, or virtual
-    time), are seconds, too.
+    Below it lies a clock that all these processes share: the machine's monotonic clock, or virtual time.
+    An ``instant`` is a time of that shared clock, in seconds.
     """
 
     is_virtual: bool
     origin_at: float
-    """The clock's zero, as an instant of what lies under it; 0: it is not agreed on yet."""
+    """The clock's zero, as an instant; 0 until it is agreed on."""
 
     def instant(self) -> float:
-        """Now, by what lies under the clock."""
+        """Returns the present instant of the shared clock."""
         ...
 
     def scenario_s(self, instant: float) -> float:
-        """When ``instant`` was."""
+        """Returns ``instant`` in scenario seconds."""
         ...
 
     def known_s(self) -> float | None:
-        """As ``now_s``; ``None`` before time has begun."""
+        """As ``now_s``; returns ``None`` until the zero is agreed on."""
         ...
 
     def close(self) -> None: ...
@@ -89,17 +94,17 @@ class ScaledClock:
 
 @runtime_checkable
 class VirtualLoop(Protocol):
-    """An event loop whose time is virtual: it stands still while anything is left to do, then jumps."""
+    """An event loop in virtual time: time stands still while work is left, then jumps to the next timer."""
 
     now_ns: int
 
     def call_at_ns(self, at_ns: int, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
-        """As ``call_at``."""
+        """As ``call_at``, with the time in nanoseconds."""
         ...
 
 
 def nanoseconds(seconds: float) -> int:
-    """The first whole nanosecond that is not before ``seconds``, so that who sleeps until then never wakes early."""
+    """Returns ``seconds`` in whole nanoseconds, never less, so that a sleeper never wakes early."""
     ns = round(seconds * NS)
     return ns if ns / NS >= seconds else ns + 1
 
@@ -111,7 +116,7 @@ class VirtualClock:
 
     def __init__(self) -> None:
         loop: Any = asyncio.get_running_loop()
-        assert isinstance(loop, VirtualLoop), "virtual time needs a loop that keeps it"
+        assert isinstance(loop, VirtualLoop), "a virtual clock needs a virtual event loop"
         self._virtual: VirtualLoop = loop
         self._loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self._origin_ns = 0
@@ -149,7 +154,7 @@ class VirtualClock:
             raise
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Does nothing: this clock holds no resources."""
 
 
 def _wake(woken: asyncio.Future[None]) -> None:
@@ -158,7 +163,7 @@ def _wake(woken: asyncio.Future[None]) -> None:
 
 
 def run_clock(scale: float) -> RunClock:
-    """The clock that fits the loop that is running; only real time can run ``scale`` times as fast."""
+    """Returns the clock that fits the running loop. Only real time can run ``scale`` times as fast."""
     if isinstance(asyncio.get_running_loop(), VirtualLoop):
         assert scale == 1, "virtual time has no scale"
         return VirtualClock()

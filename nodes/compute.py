@@ -1,6 +1,6 @@
-"""Compute backends: what turns a session's hidden states into the next hop's.
+"""Compute backends: they run a session's hidden states through a server's blocks.
 
-``stub`` takes exactly the time that the hardware profile says and returns verifiable values.
+``StubCompute`` takes exactly the time of the hardware profile and returns values that can be verified.
 """
 
 from __future__ import annotations
@@ -18,62 +18,72 @@ from nodes.digest import apply_to_rows, read_rows, write_rows
 
 
 class ComputeError(Exception):
-    """The backend cannot do it: blocks that do not load, no memory left. One sentence for the user."""
+    """The backend failed: blocks could not be loaded, or no memory is left. The message is for the user."""
 
 
 class Computed(NamedTuple):
-    """Hidden states after the session's blocks, and what was computed together in the batch with which the step ended."""
+    """Result of a step: hidden states after the session's blocks, and the batch in which the step ended."""
 
     payload: bytes
     together: Composition = Composition()
 
 
 class Compute(Protocol):
-    """What a server needs of a compute backend."""
+    """The interface of compute backends."""
 
     token_bytes: int
 
     def new_session(self, client: str, first: int, last: int, max_tokens: int) -> Any:
-        """State of one session for blocks ``[first, last)``. Raises ``ComputeError`` without memory for it."""
+        """Returns the state of a new session on blocks ``[first, last)``.
+
+        Raises ``ComputeError`` without memory.
+        """
         ...
 
     def opening(self, session: Any) -> Awaitable[None] | None:
-        """Done once the session has its memory; ``None`` if it has. Raises ``ComputeError`` if there is none after all.
+        """Returns an awaitable that ends once the session has its memory; ``None`` if it has it already.
 
-        Until then it can be closed, and what is asked of it waits. Whoever gives up waiting ends nothing.
+        Awaiting it raises ``ComputeError`` if there is no memory after all. Until then the session can be
+        closed, and its steps wait. Cancelling the wait does not end the session.
         """
         ...
 
     def grow(self, session: Any, max_tokens: int) -> None:
-        """Room for ``max_tokens`` in a session that computes nothing now. Raises ``ComputeError`` without memory for it."""
+        """Allocate memory for ``max_tokens`` in total. No step of the session may run.
+
+        Raises ``ComputeError``.
+        """
         ...
 
     def close_session(self, session: Any) -> None:
-        """Free what the session holds; it may still be computing."""
+        """Free the session's memory; a step of it may still be running."""
         ...
 
     async def step(
         self, session: Any, position: int, n_tokens: int, payload: bytes, arrived_at_s: float
     ) -> Computed:
-        """Carry out a step of the session; position 0 is the prefill. Raises ``ComputeError``."""
+        """Compute a step: ``payload`` holds ``n_tokens`` hidden states from ``position`` on.
+
+        Position 0 is the prefill. Raises ``ComputeError``.
+        """
         ...
 
     async def host(self, first: int, last: int) -> None:
-        """Hold blocks ``[first, last)`` and no others; sessions on blocks that go are closed before.
+        """Hold blocks ``[first, last)`` and no others. Sessions on other blocks must have been closed.
 
         Raises ``ComputeError`` if they cannot be loaded.
         """
         ...
 
     def memory(self) -> dict[str, float]:
-        """Bytes really in use, by what for (``blocks_bytes``, ``cache_bytes``, ...); empty if none are."""
+        """Returns the bytes really in use, by purpose (``blocks_bytes``, ``cache_bytes``, ...), if any."""
         ...
 
     def close(self) -> None: ...
 
 
 async def open_session(compute: Compute, client: str, first: int, last: int, max_tokens: int) -> Any:
-    """A new session that has its memory. Raises ``ComputeError``."""
+    """Open a session and wait for its memory. Raises ``ComputeError``."""
     session = compute.new_session(client, first, last, max_tokens)
     if (opening := compute.opening(session)) is not None:
         await opening
@@ -81,7 +91,7 @@ async def open_session(compute: Compute, client: str, first: int, last: int, max
 
 
 class StepTimes(Protocol):
-    """How long a server's steps take: ``policies.steps.StepLaw``."""
+    """How long a server's steps take, in seconds: ``policies.steps.StepLaw``."""
 
     @property
     def contention_ratio(self) -> float:
@@ -93,7 +103,7 @@ class StepTimes(Protocol):
         ...
 
     def batch_s(self, n_blocks: int, positions: Sequence[int], prompt: range) -> float:
-        """Decode steps at ``positions`` and the tokens ``prompt`` of a prompt, together."""
+        """Decode steps at ``positions`` and the tokens ``prompt`` of one prompt, computed together."""
         ...
 
 
@@ -102,12 +112,15 @@ Batching = Literal["none", "serial", "continuous"]
 
 @dataclass(frozen=True)
 class StubProfile:
-    """Times of one server's steps, scenario seconds.
+    """Times of one server's steps, in scenario seconds.
 
-    On top of ``times``, while the server is free again, what the calibration adds for the client:
-    ``token_overhead_s[client]``, ``input_overhead_s[client](l) = base + slope * l``. ``batching``: "serial" is one step
-    at a time, as PETALS' server runs; "none", sessions slow each other by the times' contention alone (see ``Turns``);
-    "continuous", those that wait go together (see ``nodes.batching``).
+    A step takes the server as long as ``times`` say. Its answer then waits for the client's overhead from the
+    calibration, while the server is free again: ``token_overhead_s[client]`` for a token, and for a prompt of
+    l tokens base + slope * l with (base, slope) = ``input_overhead_s[client]``.
+
+    ``batching``: "serial" computes one step at a time, as PETALS' server does. "none" lets sessions slow each
+    other by the contention of ``times`` only (see ``Turns``). "continuous" computes the steps that wait
+    together (see ``nodes.batching``), of a prompt at most ``chunk_tokens`` tokens at once.
     """
 
     token_bytes: int
@@ -125,11 +138,11 @@ class StubProfile:
 
 
 class Turns:
-    """When a server's steps start and how long they take, asked in the order of their arrival.
+    """When a server's steps start and how long they take; steps are added in the order of their arrival.
 
-    ``is_serial``: one at a time, first come first served. Otherwise all start as they arrive, and one takes
-    ``1 + contention_ratio * n`` times as long where n others are computing at that instant; what comes or
-    goes later changes it no more, so that its end is known at once.
+    ``is_serial``: one step at a time, first come, first served. Otherwise every step starts when it arrives,
+    and takes ``1 + contention_ratio * n`` times as long if n others are running at that instant. Steps that
+    come or end later do not change it, so its end is known at once.
     """
 
     def __init__(self, is_serial: bool, contention_ratio: float = 0.0) -> None:
@@ -139,7 +152,7 @@ class Turns:
         self._ends_at_s: list[float] = []
 
     def take(self, arrived_at_s: float, alone_s: float) -> tuple[float, float]:
-        """(start, seconds from there) of a step that would take ``alone_s`` by itself."""
+        """Add a step that takes ``alone_s`` by itself. Returns its start and how long it takes from there."""
         if self._is_serial:
             start_at_s = max(arrived_at_s, self._free_at_s)
             self._free_at_s = start_at_s + alone_s
@@ -163,10 +176,10 @@ class _StubSession:
 
 
 class StubCompute:
-    """The calibrated timing stub: no GPU, exact times, values that prove the chain was right.
+    """The calibrated timing stub: no GPU, exact times, and values that show whether the chain was right.
 
-    A step that arrived at t is done at the absolute instant t + time, so an error in one step never
-    shifts the next.
+    A step ends at an absolute instant that follows from arrivals alone, so an error in waiting for one step
+    never shifts the next.
     """
 
     def __init__(self, profile: StubProfile, clock: Clock) -> None:
@@ -179,7 +192,7 @@ class StubCompute:
         self._batcher = Batcher(self._batches, self._pass)
 
     def slowed(self, factor: float) -> StubCompute:
-        """The same server with ``factor`` times the usual times, for steps that come from now on."""
+        """Returns the same backend with ``factor`` times the profile's times, for steps from now on."""
         other = copy(self)
         other._factor = factor
         return other
@@ -233,7 +246,7 @@ class StubCompute:
 class Batcher:
     """Runs a server's batches, one after another, while steps wait.
 
-    ``compute`` carries one out and answers when it ended.
+    ``compute`` carries a batch out and returns the instant at which it ended.
     """
 
     def __init__(self, batches: Batches, compute: Callable[[Work], Awaitable[float]]) -> None:
@@ -243,7 +256,7 @@ class Batcher:
         self._work: asyncio.Task[None] | None = None
 
     async def run(self, step: Step) -> Batch:
-        """The batch that ends ``step``, at its end; whoever is cancelled meanwhile does not wait."""
+        """Wait until a batch ends ``step``; returns that batch. On cancellation the step is removed."""
         ended: asyncio.Future[Batch] = asyncio.get_running_loop().create_future()
         self._waiting[step] = ended
         self._batches.add(step)
@@ -256,7 +269,7 @@ class Batcher:
                 self._batches.remove(step)
 
     def fail(self, step: Step, error: BaseException) -> None:
-        """Have ``run`` raise ``error``; what is left of ``step`` is not computed."""
+        """Make ``run`` raise ``error`` for ``step``. What is left of the step is not computed."""
         if (ended := self._waiting.pop(step, None)) is not None and not ended.done():
             ended.set_exception(error)
         self._batches.remove(step)

@@ -1,4 +1,4 @@
-"""The client's end of the data plane: one kept-alive connection per server, requests multiplexed."""
+"""The client's end of the data plane: one lasting connection per server, shared by all requests."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from nodes.links import DelayLine, DelayProfile
 from nodes.parts import Receiver, Sender, messages
 
 OnAnswer = Callable[[wire.Answer | None, float], None]
-"""Called with (answer, received_at_s); with ``None`` when the connection is lost."""
+"""Called with (answer, received_at_s); the answer is ``None`` when the connection is lost."""
 
 
 class Answered(NamedTuple):
-    """An answer that is no error, and when the request was sent and the answer received (scenario seconds)."""
+    """An answer other than an error, and when its request was sent and it was received (scenario seconds)."""
 
     frame: wire.Ok | wire.Out | wire.Result
     sent_at_s: float
@@ -30,11 +30,11 @@ class Answered(NamedTuple):
 
 
 WARM_BYTES = 8 * 1024**2
-"""What may be on its way at once to warm connections: it is memory of whoever does it, twice."""
+"""Most bytes on their way at once while connections are warmed. They take twice as much memory here."""
 
 
 class ServerError(Exception):
-    """The server answered with an error frame; ``code`` is one of the codes of ``nodes.wire``."""
+    """The server answered with an error frame. ``code`` is one of those in ``nodes.wire``."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(f"{code}: {message}")
@@ -47,7 +47,11 @@ class ConnectionLost(Exception):
 
 @dataclass(eq=False)
 class _Channel:
-    """One WebSocket, what waits for an answer on it, and the openings whose answer nobody awaits any more."""
+    """One WebSocket and its requests, by id.
+
+    ``waiting``: requests that wait for their answer. ``abandoned``: sessions whose opening was cancelled
+    before its answer came. ``listeners``: what is called with further answers to a request.
+    """
 
     socket: aiohttp.ClientWebSocketResponse
     sender: Sender
@@ -59,10 +63,10 @@ class _Channel:
 
 
 class Connection:
-    """A WebSocket to one server. ``up`` and ``down`` delay messages when the kernel does not.
+    """A connection to one server. ``up`` and ``down`` delay messages where the network does not.
 
-    ``generation`` counts how often it was opened: sessions belong to one generation and end with it.
-    ``is_doubted``: the server has failed this client, and has not answered since.
+    ``generation`` counts how often it was opened; a session belongs to one generation and ends with it.
+    ``is_doubted``: the server has failed this client and has not answered since.
     """
 
     def __init__(
@@ -105,7 +109,7 @@ class Connection:
         channel.reader = self._later(self._read(channel))
 
     async def ready(self) -> int:
-        """Connect again if the connection is gone; returns the generation.
+        """Connect if the connection is not there; returns the generation.
 
         Raises ``ConnectionLost`` when the server cannot be reached.
         """
@@ -120,23 +124,23 @@ class Connection:
             return self.generation
 
     def has(self, generation: int) -> bool:
-        """Whether the connection of that generation is still there."""
+        """Returns whether the connection of that generation is still there."""
         channel = self._channel
         return channel is not None and channel.number == generation and not channel.socket.closed
 
     def move(self, url: str) -> None:
-        """Connect to another address from the next time on."""
+        """Use another URL for the next connection."""
         self._url = url
 
     def change_links(self, up: DelayProfile | None, down: DelayProfile | None) -> None:
-        """Delay messages that are sent from now on by other profiles; ``None`` leaves a direction as it is."""
+        """Delay messages sent from now on by these profiles; ``None`` leaves a direction as it is."""
         for line, profile in ((self._up, up), (self._down, down)):
             if profile is not None:
                 assert line is not None, "the kernel delays messages: there is no link to change here"
                 line.change(profile)
 
     def next_id(self) -> int:
-        """A number for a request that no other one on this connection has."""
+        """Returns a number that no other request on this connection has."""
         self._next_id += 1
         return self._next_id
 
@@ -145,10 +149,10 @@ class Connection:
     ) -> Answered:
         """Send a request with an id from ``next_id`` and return its answer.
 
-        ``on_answer`` gets what else is answered to it until ``ignore`` of its id.
+        ``on_answer`` is called with further answers to it until ``ignore`` is called with its id.
 
         Raises ``ServerError`` for an error frame and ``ConnectionLost`` when no answer can come, or when
-        the connection of ``generation`` is gone. A session whose opening is cancelled is closed.
+        the connection of ``generation`` is gone. If opening a session is cancelled, the session is closed.
         """
         channel = self._channel
         if channel is None or channel.socket.closed:
@@ -180,7 +184,7 @@ class Connection:
             channel.waiting.pop(request.id, None)
             if not is_accepted:
                 channel.listeners.pop(request.id, None)
-            del future  # with an error it would keep this frame, and with it what was sent
+            del future  # its exception would keep this stack frame alive, and with it the payload
         if isinstance(frame, wire.Error):
             raise ServerError(frame.code, frame.message)
         return Answered(frame, sent_at_s, received_at_s)
@@ -188,11 +192,11 @@ class Connection:
     def _abandon(
         self, channel: _Channel, request: wire.Opening, answer: asyncio.Future[tuple[wire.Answer, float]]
     ) -> None:
-        """Nobody takes up what is answered to an opening: close the session if it was opened."""
+        """Close the session of an opening that was cancelled, if the server opens it or has opened it."""
         if answer.cancelled() or not answer.done():
             channel.abandoned[request.id] = request.session
         elif answer.exception() is None and isinstance(answer.result()[0], wire.Ok):
-            # The answer came in the very moment of the cancellation.
+            # The answer came at the moment of the cancellation.
             self.forget(request.session, channel.number)
 
     def ignore(self, request_id: int, generation: int) -> None:
@@ -201,12 +205,12 @@ class Connection:
             self._channel.listeners.pop(request_id, None)
 
     def forget(self, session: str, generation: int) -> None:
-        """Have a session closed without waiting for it; one of a lost connection is closed already."""
+        """Close a session in the background. Sessions of a lost connection are closed already."""
         if self.has(generation):
             self._later(self._forget(session, generation))
 
     async def _forget(self, session: str, generation: int) -> None:
-        with contextlib.suppress(ServerError, ConnectionLost):  # then the session has ended, too
+        with contextlib.suppress(ServerError, ConnectionLost):  # then the session has ended as well
             await self.ask(wire.Close(self.next_id(), session), generation=generation)
 
     def _later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -236,7 +240,7 @@ class Connection:
                 del frame
                 n_bytes = 0
         except wire.FrameError as error:
-            reason = f"carried what is no answer: {error}"
+            reason = f"carried an invalid answer: {error}"
         finally:
             for future in channel.waiting.values():
                 if not future.done():
@@ -244,17 +248,17 @@ class Connection:
             for listener in list(channel.listeners.values()):
                 listener(None, self._clock.now_s())
             channel.listeners.clear()
-            await channel.socket.close()  # nothing is read any more, so nothing may be asked any more
+            await channel.socket.close()  # nothing is read any more, so no request may be sent
 
     async def _deliver_late(
         self, channel: _Channel, frame: wire.Answer, n_bytes: int, down: DelayLine
     ) -> None:
-        with contextlib.suppress(ConnectionError):  # _carry has closed it: everybody who waits gets the error
+        with contextlib.suppress(ConnectionError):  # _carry has closed the socket: all waiting requests fail
             await self._carry(channel, down, n_bytes)
             self._deliver(channel, frame, self._clock.now_s())
 
     async def _carry(self, channel: _Channel, line: DelayLine, n_bytes: int) -> None:
-        """As ``DelayLine.carry``; a link that gives up ends the connection, as the kernel would."""
+        """As ``DelayLine.carry``. If the link gives up, closes the connection, as the kernel would."""
         try:
             await line.carry(n_bytes)
         except ConnectionError:
@@ -272,7 +276,7 @@ class Connection:
             self.forget(session, channel.number)
 
     async def close(self) -> None:
-        """End the connection for good."""
+        """Close the connection; it cannot be opened again."""
         self._is_closed = True
         reader = None
         if self._channel is not None:
@@ -285,7 +289,10 @@ class Connection:
 
 
 async def warm(connections: Iterable[Connection], n_bytes: int) -> None:
-    """Send ``n_bytes`` over every connection and back. Raises ``ConnectionLost`` and ``ServerError``."""
+    """Open every connection and send ``n_bytes`` over it and back.
+
+    Raises ``ConnectionLost``, ``ServerError``.
+    """
     payload = bytes(n_bytes)
     room = asyncio.Semaphore(max(1, WARM_BYTES // max(1, n_bytes)))
 

@@ -1,10 +1,11 @@
 """The control plane: orchestrator and nodes talk over Unix domain sockets, off the emulated network.
 
 On the wire a 4-byte length is followed by a msgpack array: ``[0, id, question]`` asks, ``[1, id, result]``
-answers, ``[2, id, text]`` answers with an error, ``[3, message]`` tells. ``nodes.messages`` has the types.
+answers, ``[2, id, text]`` answers with an error, ``[3, message]`` needs no answer. ``nodes.messages`` has the
+types.
 
-The orchestrator trusts no node with its memory: what it takes is small, and all that may wait is
-bounded (``ControlLimits``). A node trusts the orchestrator that forked it, and takes whole workloads.
+No node can exhaust the orchestrator's memory: it accepts small messages only, and bounds all that may wait
+(``ControlLimits``). A node trusts the orchestrator that forked it, and accepts whole workloads.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _MAX_SOCKET_PATH = 100
 _MAX_ERROR_CHARACTERS = 2000
 
 Handler = Callable[[Any], Awaitable[Any]]
-"""Carries out one type of message; what it returns answers a question."""
+"""Carries out one type of message. What it returns is the answer to a question."""
 Handlers = Mapping[type[Message], Handler]
 
 
@@ -57,9 +58,9 @@ _envelopes: msgspec.msgpack.Decoder[Envelope] = msgspec.msgpack.Decoder(Envelope
 
 @dataclass(frozen=True)
 class ControlLimits:
-    """What one end takes from the other.
+    """What one end accepts from the other: the size of a message, and what may wait.
 
-    ``max_pending``: questions being answered. ``max_unread_bytes``: answers that the other side does not read.
+    ``max_pending``: messages being handled. ``max_unread_bytes``: answers that the other side has not read.
     """
 
     max_message_bytes: int
@@ -68,12 +69,16 @@ class ControlLimits:
 
 
 FROM_ORCHESTRATOR = ControlLimits(256 * 1024**2)
-"""A client's whole workload comes in one message: ten million requests of 26 bytes."""
+"""What nodes accept. A client's whole workload comes in one message: ten million requests of 26 bytes."""
 FROM_NODES = ControlLimits(1024**2, max_pending=200_000)
-"""Questions for routes, states, counters: well below 1 kB each. Those for a route may wait in the coordinator's queue."""
+"""What the orchestrator accepts.
+
+Questions for routes, states and counters are well below 1 kB each; those for a route may wait in the
+coordinator's queue.
+"""
 MAX_MESSAGE_BYTES = FROM_ORCHESTRATOR.max_message_bytes
 MAX_PEERS = 4096
-"""Control connections of one run."""
+"""Most control connections of one run."""
 
 
 class ControlError(Exception):
@@ -82,7 +87,7 @@ class ControlError(Exception):
 
 @contextlib.contextmanager
 def _short_path(path: Path) -> Any:
-    """``path`` in a form that fits into a socket address, however deep the run directory is."""
+    """Yields ``path`` in a form that fits into a socket address, however deep the run directory is."""
     if len(os.fsencode(path)) <= _MAX_SOCKET_PATH:
         yield str(path)
         return
@@ -94,7 +99,7 @@ def _short_path(path: Path) -> Any:
 
 
 def unpack(body: bytes) -> Envelope:
-    """An envelope; what is in it has yet to be read. Raises ``ControlError``."""
+    """Decode an envelope, but not the message in it. Raises ``ControlError``."""
     return _read(_envelopes, body)
 
 
@@ -107,7 +112,7 @@ def _read(decoder: msgspec.msgpack.Decoder[A], data: bytes | msgspec.Raw) -> A:
 
 
 class Peer:
-    """One end of a control connection. ``limits`` is what this end takes, ``sends`` what the other one does."""
+    """One end of a control connection. ``limits`` are this end's, ``sends`` those of the other end."""
 
     def __init__(
         self,
@@ -128,7 +133,7 @@ class Peer:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def take(self, handlers: Handlers) -> None:
-        """Take messages of these types, and no others, from now on."""
+        """Accept messages of these types, and no others, from now on."""
         self._handlers = handlers
         types = tuple(handlers)
         self._messages = msgspec.msgpack.Decoder(Union[types]) if types else None  # noqa: UP007 - not known before
@@ -143,7 +148,7 @@ class Peer:
                 size = int.from_bytes(await self._reader.readexactly(4), "big")
                 if size > self._limits.max_message_bytes:
                     raise ControlError(
-                        f"a control message of {size} bytes; at most {self._limits.max_message_bytes} are taken"
+                        f"a control message of {size} bytes; at most {self._limits.max_message_bytes} allowed"
                     )
                 self._dispatch(unpack(await self._reader.readexactly(size)))
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -170,7 +175,7 @@ class Peer:
                     asked[0].set_exception(ControlError(envelope.text))
 
     def _asked(self, number: int) -> tuple[asyncio.Future[Any], msgspec.msgpack.Decoder[Any]] | None:
-        """The question that an answer is for, unless nobody waits for it any more."""
+        """Returns the future and the decoder of a question's answer; ``None`` if nobody waits for it."""
         asked = self._waiting.get(number)
         return None if asked is None or asked[0].done() else asked
 
@@ -178,27 +183,27 @@ class Peer:
         if len(self._tasks) >= self._limits.max_pending:
             raise ControlError(f"more than {self._limits.max_pending} control messages wait to be handled")
         if self._messages is None:
-            raise ControlError("a control message where none is taken")
+            raise ControlError("a control message where none is accepted")
         task = asyncio.ensure_future(self._handle(_read(self._messages, data), asked_as))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _handle(self, message: Message, asked_as: int | None) -> None:
-        """Carry a message out; ``asked_as`` is the number of the question, if it is one."""
+        """Carry out a message. ``asked_as`` is its number if it is a question."""
         try:
             result = await self._handlers[type(message)](message)
             if asked_as is not None:
                 self._answer((_Answered.__struct_config__.tag, asked_as, result))
         except Exception as error:
-            if asked_as is None:  # nobody waits for an answer: the log is where this can be seen
+            if asked_as is None:  # nobody waits for an answer, so only the log can show the error
                 log.exception("a %s could not be carried out", type(message).__name__)
                 return
             text = f"{type(error).__name__}: {error}"[:_MAX_ERROR_CHARACTERS]
-            with contextlib.suppress(ControlError):  # whoever asked is gone and needs no answer
+            with contextlib.suppress(ControlError):  # the other side is gone and needs no answer
                 self._answer((_Failed.__struct_config__.tag, asked_as, text))
 
     def _answer(self, envelope: tuple[Any, ...]) -> None:
-        """Send an answer, unless too many of them wait for the other side to read; then hang up."""
+        """Send an answer. If the other side has too many of them unread, closes the connection instead."""
         if self._writer.transport.get_write_buffer_size() == 0:
             self._unread_bytes = 0
         elif self._unread_bytes > self._limits.max_unread_bytes:
@@ -213,17 +218,18 @@ class Peer:
         body = msgspec.msgpack.encode(envelope)
         if len(body) > self._sends.max_message_bytes:
             raise ControlError(
-                f"a control message of {len(body)} bytes; the other side takes {self._sends.max_message_bytes}"
+                f"a control message of {len(body)} bytes;"
+                f" the other side accepts {self._sends.max_message_bytes}"
             )
         self._writer.write(len(body).to_bytes(4, "big") + body)
         return len(body)
 
     def tell(self, message: Message) -> None:
-        """Send without waiting for an answer. Raises ``ControlError`` on a closed connection."""
+        """Send a message that has no answer. Raises ``ControlError`` on a closed connection."""
         self._send((_Told.__struct_config__.tag, message))
 
     async def ask(self, question: Question[A]) -> A:
-        """Have the other side carry out ``question``. Raises ``ControlError`` if it fails there."""
+        """Send ``question`` and return its answer. Raises ``ControlError`` if it fails on the other side."""
         self._next_id += 1
         number = self._next_id
         future: asyncio.Future[A] = asyncio.get_running_loop().create_future()
@@ -239,23 +245,25 @@ class Peer:
 
 
 class Listener:
-    """A socket that control connections come to, and those that are open."""
+    """A socket that accepts control connections, and the connections that are open."""
 
     def __init__(self, server: asyncio.AbstractServer, serving: set[asyncio.Task[Any]]) -> None:
         self._server = server
         self._serving = serving
 
     def close(self) -> None:
-        """Take no more connections."""
+        """Accept no more connections."""
         self._server.close()
 
     async def ended(self) -> None:
-        """Returns when all connections have ended; close them first."""
+        """Wait until all connections have ended. The caller closes them first."""
         await asyncio.gather(*self._serving, return_exceptions=True)
 
 
 async def listen(path: Path, accept: Callable[[Peer], Awaitable[None]]) -> Listener:
-    """Listen on ``path``, usable by its owner only; ``accept`` gets a fresh peer and must serve it.
+    """Listen on ``path``, usable by its owner only.
+
+    ``accept`` is called with every new peer and must serve it.
 
     A peer that breaks the protocol loses its connection, and the log says why.
     """
@@ -297,7 +305,7 @@ async def connect(path: Path, handlers: Handlers) -> Peer:
 
 
 async def until_stopped(peer: Peer, stopped: asyncio.Event) -> None:
-    """Serve the control connection until ``stop`` arrives or the orchestrator is gone."""
+    """Serve the control connection until ``stopped`` is set or the orchestrator is gone."""
     serving = asyncio.ensure_future(peer.serve())
     waiting = asyncio.ensure_future(stopped.wait())
     await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)

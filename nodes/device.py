@@ -1,6 +1,6 @@
-"""Notices when a node's own network goes: its device was deleted, or its address taken away.
+"""Notices when a node loses its network: its device was deleted, or its address removed.
 
-Without this a node whose device is gone would wait for as long as TCP tries: a quarter of an hour.
+Without this, a node whose device is gone would wait for as long as TCP tries: a quarter of an hour.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _IPV4_ADDRESSES = 0x10
 
 
 class AddressWatch:
-    """Sets ``lost`` when the kernel takes ``address`` away in this process's network namespace."""
+    """Sets ``lost`` when ``address`` is removed in this process's network namespace."""
 
     def __init__(self, address: str, lost: asyncio.Event) -> None:
         self._address = address
@@ -32,7 +32,7 @@ class AddressWatch:
             self._lost.set()
 
     def close(self) -> None:
-        """Stop watching. Ends the process with a sentence in its log if the address has gone meanwhile."""
+        """Stop watching. If the address has been removed, prints that on stderr and raises ``SystemExit``."""
         asyncio.get_running_loop().remove_reader(self._socket)
         self._socket.close()
         if self._gone:
@@ -41,7 +41,7 @@ class AddressWatch:
 
 
 def deleted_addresses(data: bytes) -> set[str]:
-    """The IPv4 addresses that rtnetlink messages say were deleted."""
+    """Returns the IPv4 addresses whose deletion the rtnetlink messages in ``data`` report."""
     from pyroute2.netlink.rtnl.marshal import MarshalRtnl  # 0.7 s, and only nodes of a kernel network need it
 
     messages = MarshalRtnl().parse(data)

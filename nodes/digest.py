@@ -1,9 +1,9 @@
-"""A toy transformer for the stub: eight bytes per hidden state that depend on everything they should.
+"""A toy transformer for the stub: its hidden states are values of eight bytes.
 
 A token's value after block b depends on its value before b, on b, and on all earlier tokens that b has
 seen in the session (as attention does). So the last value of a chain is right only if every block was
-applied exactly once and in order, with the session's whole history in its cache: the client checks it
-against the same computation on one machine.
+applied exactly once and in order, with the session's whole history in its cache. The client compares it
+with the same computation on one machine.
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _ODD = 0xD1342543DE82EF95
 _INVERSE = pow(_ODD, -1, 1 << 64)
 _FEW = 40
-"""Fewer tokens than this are faster one by one."""
+"""Fewer tokens than this are computed faster one by one than with numpy."""
 
 
 def embed(token_id: int, position: int) -> int:
-    """The value that enters block 0."""
+    """Returns the value that enters block 0."""
     return ((token_id + 1) * _GOLDEN + position * _ODD) & _MASK
 
 
 def token_of(value: int, vocabulary: int = 250_880) -> int:
-    """The token that the last block's value stands for."""
+    """Returns the id of the token that the last block's value stands for."""
     return (value >> 20) % vocabulary
 
 
 def apply_blocks(value: int, first: int, caches: MutableSequence[int]) -> int:
     """Run one token through blocks ``first, first + 1, …``, one per entry of ``caches``.
 
-    ``caches[i]`` is what block ``first + i`` remembers of the session; it is updated in place.
+    Returns its new value. ``caches[i]`` is the cache of block ``first + i`` for the session. It is updated in
+    place.
     """
     for i in range(len(caches)):
         memory = caches[i] = (caches[i] * _ODD + value) & _MASK
@@ -41,10 +42,10 @@ def apply_blocks(value: int, first: int, caches: MutableSequence[int]) -> int:
 
 
 def apply_to_rows(values: Sequence[int], first: int, caches: MutableSequence[int]) -> list[int]:
-    """As ``apply_blocks`` for one token after the other: what comes out of each."""
+    """As ``apply_blocks`` for one token after the other; returns their new values."""
     if len(values) < _FEW:
         return [apply_blocks(value, first, caches) for value in values]
-    import numpy as np  # only here: nodes are forked with it, and commands that compute nothing start faster
+    import numpy as np  # here, so that other commands start faster; nodes are forked with numpy loaded
 
     rows = np.array(values, dtype=np.uint64)
     odds = np.cumprod(np.full(len(rows), _ODD, dtype=np.uint64), dtype=np.uint64)
@@ -58,7 +59,7 @@ def apply_to_rows(values: Sequence[int], first: int, caches: MutableSequence[int
 
 
 def read_rows(payload: bytes, token_bytes: int) -> list[int]:
-    """The values carried by a message of hidden states."""
+    """Returns the values carried by a payload of hidden states of ``token_bytes`` each."""
     return [
         int.from_bytes(payload[start : start + DIGEST_BYTES], "little")
         for start in range(0, len(payload), token_bytes)
@@ -66,6 +67,6 @@ def read_rows(payload: bytes, token_bytes: int) -> list[int]:
 
 
 def write_rows(values: list[int], token_bytes: int) -> bytes:
-    """Hidden states of ``token_bytes`` each that carry ``values``."""
+    """Returns a payload of hidden states of ``token_bytes`` each that carry ``values``."""
     rest = bytes(token_bytes - DIGEST_BYTES)
     return b"".join(part for value in values for part in (value.to_bytes(DIGEST_BYTES, "little"), rest))

@@ -1,7 +1,7 @@
-"""A node's append-only log: what happened is in the kernel's hands before the next thing happens.
+"""A node's append-only log: every record is handed to the kernel before the node goes on.
 
 One msgpack array per record (``nodes.records``), one ``write`` per record, so that a killed process loses
-nothing that it has logged. When the disk is full the file ends after the last whole record.
+nothing that it has logged. When the disk is full, the file ends after the last whole record.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class LogFullError(Exception):
 
 
 class EventLog:
-    """Appends records to ``path``. After ``LogFullError`` it takes no more."""
+    """Appends records to ``path``. After a ``LogFullError``, all further writes raise it, too."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -54,7 +54,7 @@ _CHUNK_BYTES = 1024**2
 
 
 class LogReader:
-    """Reads a log, which may still grow: every iteration gives the whole records that have come since the last."""
+    """Reads a log that may still grow: every iteration yields the whole records added since the last one."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -75,7 +75,7 @@ class LogReader:
                 rest = data[whole:]
 
     def _whole(self, data: bytes) -> Iterator[tuple[int, AnyRecord]]:
-        """The whole records of ``data``, and where each ends."""
+        """Yields the end of every whole record in ``data``, and the record."""
         unpacker = msgpack.Unpacker(max_buffer_size=len(data))
         unpacker.feed(data)
         begin = 0
@@ -87,18 +87,18 @@ class LogReader:
             except msgpack.OutOfData:
                 return
             except (ValueError, msgspec.DecodeError):
-                self._is_broken = True  # zeros of a disk that lost power: what follows means nothing
+                self._is_broken = True  # such as zeros after a power loss: what follows cannot be trusted
                 return
             yield end, record
             begin = end
 
     @property
     def unread_bytes(self) -> int:
-        """The size of a tail that cannot be read, or has not been."""
+        """The size in bytes of a tail that cannot be read, or has not been read yet."""
         return self._path.stat().st_size - self._read_bytes
 
 
 def read_log(path: Path) -> tuple[list[AnyRecord], int]:
-    """Every whole record of a log, and the size in bytes of a tail that cannot be read."""
+    """Returns every whole record of a log, and the size in bytes of a tail that cannot be read."""
     log = LogReader(path)
     return list(log), log.unread_bytes

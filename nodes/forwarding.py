@@ -1,10 +1,10 @@
-"""Server-to-server forwarding, a server's part: what a step gives goes straight to the session's next server.
+"""Server-to-server forwarding, a server's part: a step's result goes straight to the session's next server.
 
-The client opens a session on every hop over its own connections (``join``), so that they end with these,
-and gives each hop the next server's number and a token that only the next hop's session has. It pushes a
-step's hidden states to the first hop; every server computes and pushes on; the last one answers the
-client. A push is answered as soon as it has arrived, so that whoever sent it knows; a server whose push is
-not taken tells the client. Clients name servers by number: where these are, only the orchestrator says.
+The client opens a session on every hop over its own connections (``Join``), so the sessions end with these.
+Each ``Join`` names the next server's number and the secret token of the session there. The client pushes a
+step's hidden states to the first hop. Every server computes and pushes its result on; the last one sends it
+to the client. A push is answered on arrival, before it is computed. A server whose push fails notifies the
+client. Clients name servers by number; the servers' addresses come from the orchestrator only.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _TOLD_REMEMBERED = 10_000
 
 @dataclass(eq=False)
 class Place:
-    """A session's place in its chain. ``owner`` is where the server keeps the session.
+    """A session's place in its chain. ``owner`` is the server's own reference to the session.
 
-    ``token`` lets others push into it; ``peer`` and ``next_token`` say where its outputs go: an empty
-    ``next_token`` to the client, as answers to its request ``join_id``.
+    Others push to the session with ``token``. Its results go to server number ``peer`` with ``next_token``,
+    or, if ``next_token`` is empty, to the client as answers to its request ``join_id``.
     """
 
     owner: Any
@@ -43,19 +43,19 @@ class Place:
     next_token: str
 
     async def answer(self, frame: wire.Answer) -> None:
-        """Send the client a frame with ``join_id``, if it is still there."""
+        """Send the client a frame with ``join_id``; does nothing if the client has gone."""
         with contextlib.suppress(ConnectionError):
             await self.client.send(frame)
 
     async def fail(self, code: str, message: str) -> None:
-        """Send the client an error."""
+        """Send the client an error about its session."""
         await self.answer(wire.Error(self.join_id, code, message))
 
 
 class Forwarding:
-    """The chains that sessions of one server belong to. ``peers`` are its connections to all servers.
+    """The places in chains of one server's sessions. ``peers`` are its connections to all servers, by number.
 
-    A push that has not been answered for as long as ``rules`` give a step is not waited for any longer.
+    A push fails if it is not answered within the limit that ``rules`` set for a step.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -68,35 +68,35 @@ class Forwarding:
 
     @property
     def n_places(self) -> int:
-        """Sessions that are part of chains."""
+        """The number of sessions that are part of chains."""
         return len(self._places)
 
     def check(self, join: wire.Join) -> None:
-        """Raises ``FrameError`` if no session can take that place."""
+        """Raises ``FrameError`` if the token of ``join`` is empty or in use, or its next server unknown."""
         if not join.token or join.token in self._places:
-            raise wire.FrameError(wire.BAD_FRAME, "the token is empty or taken", join.id)
+            raise wire.FrameError(wire.BAD_FRAME, "the token is empty or in use", join.id)
         if join.next_token and join.peer >= len(self.peers):
             raise wire.FrameError(
                 wire.BAD_FRAME, f"there is no server number {join.peer} to forward to", join.id
             )
 
     def join(self, place: Place) -> Place:
-        """Take pushes for the session at ``place`` from now on."""
+        """Accept pushes for the session at ``place`` from now on; returns ``place``."""
         self._places[place.token] = place
         return place
 
     def leave(self, place: Place) -> None:
-        """Its session has ended."""
+        """Remove the place of a session that has ended."""
         del self._places[place.token]
 
     def place(self, token: str) -> Place | None:
-        """The place of the session that ``token`` opens; ``None`` if it is not here any more."""
+        """Returns the place with that token; ``None`` if its session has ended."""
         return self._places.get(token)
 
     def tell(self, place: Place, code: str, message: str) -> None:
-        """Have the client told why its session is not at ``place`` any more.
+        """Notify the client, in the background, why its session at ``place`` was ended.
 
-        What is still pushed to it is as good as taken: nobody else need say that it was not.
+        Later pushes to that place are accepted and dropped: the sender need not report a failure as well.
         """
         self._told[place.token] = None
         if len(self._told) > _TOLD_REMEMBERED:
@@ -106,14 +106,17 @@ class Forwarding:
         task.add_done_callback(self._telling.discard)
 
     def has_told(self, token: str) -> bool:
-        """Whether the client has been told that the session of ``token`` is gone."""
+        """Returns whether ``tell`` was called for the place with that token."""
         return token in self._told
 
     async def pass_on(
         self, place: Place, position: int, n_tokens: int, timings: bytes, answer: bytes
     ) -> None:
-        """Bring a step's ``answer`` to the next server, or to the client if this is the last one."""
-        if self._places.get(place.token) is not place:  # closed while it computed: nobody waits for it
+        """Send a step's result ``answer`` to the next server, or to the client if this is the last one.
+
+        Failures to push are reported to the client.
+        """
+        if self._places.get(place.token) is not place:  # closed during the step: nobody waits for the result
             return
         if not place.next_token:
             await place.answer(wire.Result(place.join_id, position, timings, answer))

@@ -1,7 +1,7 @@
 """Server-to-server forwarding, the client's part: one push per step, and one result.
 
-The client keeps the inputs of the first hop only, and no hop has what another was sent. So when any hop
-fails, a whole new chain takes its place, and everything is replayed through it.
+The client keeps the inputs of the first hop only. So when any hop fails, a whole new chain replaces the old
+one, and everything is replayed through it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from nodes.request import SessionError
 from nodes.session import HubSession
 from nodes.watchdog import Overdue
 
-"""(sent, arrived, departed, received): a server that is not the last sends when it is done."""
 _MAY_FAIL = (*FAILURES, wire.NOT_PASSED_ON, wire.TOO_MANY_STEPS)
+"""Errors after which the session can go on with another chain."""
 
 
 class _Place(NamedTuple):
@@ -31,7 +31,10 @@ class _Place(NamedTuple):
 
 
 class _News(NamedTuple):
-    """What a server said of a session, or ``None``: its connection is lost; or why a push could not be made."""
+    """What happened to a session on ``server``.
+
+    ``frame`` is what the server sent, ``None`` if its connection was lost, or the error of a failed push.
+    """
 
     server: int
     frame: wire.Answer | Exception | None
@@ -39,7 +42,7 @@ class _News(NamedTuple):
 
 
 class ForwardingChain(Chain):
-    """A chain whose servers push hidden states on; every one of them may answer the client."""
+    """A chain whose servers push hidden states on; each of them may send frames to the client."""
 
     _news: asyncio.Queue[_News]
     _places: dict[int, _Place]
@@ -52,8 +55,8 @@ class ForwardingChain(Chain):
     async def open(
         self, plan: Sequence[HopPlan], first_tokens: int, *, is_replacement: bool = False
     ) -> list[OpenHop] | Refusal:
-        """As ``Chain.open``, with a secret for every hop: only who knows it can push into the session."""
-        self._news, self._silent = asyncio.Queue(), frozenset()  # what is said of an earlier chain is lost
+        """As ``Chain.open``, with a secret token for every hop: only senders that know it can push to it."""
+        self._news, self._silent = asyncio.Queue(), frozenset()  # news of an earlier chain are dropped
         tokens = [secrets.token_hex(16) for _ in plan]
         following = [*((hop[0], token) for hop, token in zip(plan[1:], tokens[1:], strict=True)), (0, "")]
         self._places = {
@@ -87,10 +90,11 @@ class ForwardingChain(Chain):
     async def run(
         self, hops: Sequence[OpenHop], n_tokens: int, payload: bytes
     ) -> tuple[bytes, list[wire.Timing], float, float]:
-        """Send ``n_tokens`` hidden states that the chain has not seen through all of it.
+        """Send ``n_tokens`` hidden states that the chain has not seen through all its hops.
 
-        Returns what comes out, what every hop has said of it, and when it was sent and received. Raises
-        ``HopFailed`` when another chain could do better, ``SessionError`` when it could not.
+        Returns the result, the timing of every hop, and when (scenario seconds) the hidden states were sent
+        and the result was received. Raises ``HopFailed`` if another chain may succeed, ``SessionError`` if
+        none can.
         """
         asked_at_s, limit_s = self._clock.now_s(), self._rules.step_limit_s(n_tokens, len(hops))
         try:
@@ -117,7 +121,7 @@ class ForwardingChain(Chain):
             except Exception as error:
                 news.put_nowait(_News(first.server, error, self._clock.now_s()))
 
-        # The result may be here before the first hop's word that it has the push.
+        # The result may come before the first hop's answer to the push.
         pushing = asyncio.ensure_future(push())
         try:
             server, frame, received_at_s = await news.get()
@@ -148,7 +152,7 @@ class ForwardingChain(Chain):
     def _failure(
         self, hops: Sequence[OpenHop], at: int, code: str, text: str, asked_at_s: float
     ) -> HopFailed | SessionError:
-        """What server number ``at`` of the chain has said: of itself, or of the next one."""
+        """Returns the exception for an error that ``hops[at]`` reported about itself or the next hop."""
         if code == wire.PREEMPTED:
             return Preempted(hops[at], text, asked_at_s)
         if code not in _MAY_FAIL:
@@ -159,7 +163,7 @@ class ForwardingChain(Chain):
         return HopFailed(hops[at], text, asked_at_s)
 
     async def _who_is_silent(self, hops: Sequence[OpenHop]) -> list[OpenHop]:
-        """The servers that do not answer a ping either; all of them if that tells nothing."""
+        """Returns the hops whose servers do not answer a ping either; all hops if every server does."""
         limit_s = min(self._rules.connect_timeout_s, self._rules.request_timeout_s)
 
         async def answers(hop: OpenHop) -> bool:
@@ -195,7 +199,7 @@ class ForwardingChain(Chain):
 
 
 class ForwardingSession(HubSession):
-    """A session whose servers forward; everything but a step and its recovery is as for hub-spoke."""
+    """A session whose servers forward. Only its steps and their recovery differ from hub-spoke."""
 
     chain_kind = ForwardingChain
 
@@ -222,7 +226,10 @@ class ForwardingSession(HubSession):
         return answer[-n_tokens * self._model.token_bytes :], timings
 
     async def _run(self, n_new: int, rows: bytes) -> tuple[bytes, list[HopRecord]]:
-        """As ``_pass``, through all hops."""
+        """As ``_pass``, through all hops.
+
+        Times of a hop that is not the last: it sends when its step is done.
+        """
         assert isinstance(self._chain, ForwardingChain), "the chain is made by this class's chain_kind"
         is_replay = self.hops[0].lacks_history
         timings: list[HopRecord] = []

@@ -1,4 +1,7 @@
-"""What a node stands on: its clock, and its ways to others. Another host makes the same node run elsewhere."""
+"""What a node needs of the machine: its clock and its connections.
+
+With another ``Host`` it runs elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -16,31 +19,31 @@ from nodes.device import AddressWatch
 
 class Watch(Protocol):
     def close(self) -> None:
-        """Stop watching; ends the node if its network has gone."""
+        """Stop watching. Ends the node's process if its network has gone."""
         ...
 
 
 class Host(Protocol):
-    """What ``nodes.node`` asks of the machine."""
+    """What ``nodes.node`` needs of the machine."""
 
     def clock(self, scale: float) -> RunClock:
-        """A clock whose zero has not been agreed on yet."""
+        """Returns a clock whose zero has not been agreed on yet."""
         ...
 
     def connector(self, address: str) -> aiohttp.BaseConnector:
-        """Connects from ``address``."""
+        """Returns a connector that connects from ``address``."""
         ...
 
     async def listen(self, runner: web.AppRunner, address: str, port: int) -> int:
-        """Have ``runner`` serve there; returns the port, which port 0 leaves open."""
+        """Have ``runner`` serve at ``address`` and ``port`` (0: any free port). Returns the port."""
         ...
 
     async def control(self, path: Path, handlers: control.Handlers) -> control.Peer:
-        """Connect to the orchestrator; the caller runs ``serve``."""
+        """Connect to the orchestrator. The caller runs the peer's ``serve``."""
         ...
 
     def watch(self, address: str, lost: asyncio.Event) -> Watch:
-        """Sets ``lost`` when the network takes ``address`` away."""
+        """Watch ``address``; sets ``lost`` when it is removed from the network."""
         ...
 
 

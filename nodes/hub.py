@@ -16,30 +16,30 @@ class TokenSequence(Protocol):
     """The tokens of one request. ``embed`` and ``take`` are called in turn, once per output token."""
 
     ended: bool
-    """The model has said that it is done; a request for a fixed number of tokens never ends early."""
+    """Whether the model has ended its output. A request for a fixed number of tokens never ends early."""
 
     async def embed(self) -> bytes:
-        """Hidden states of the tokens that the chain has not seen: first the prompt, then the latest one."""
+        """Returns hidden states of tokens that the chain has not seen: the prompt, then the last token."""
         ...
 
     async def take(self, payload: bytes) -> int:
-        """The next token, from the last block's hidden states. Raises ``WrongTokenError``."""
+        """Returns the next token's id, from the last block's hidden states. Raises ``WrongTokenError``."""
         ...
 
 
 class HubModel(Protocol):
-    """What the hub needs of a model; the other half of ``nodes.compute.Compute``."""
+    """The client's part of a model. The servers' part is ``nodes.compute.Compute``."""
 
     token_bytes: int
 
     def sequence(self, request: Request) -> TokenSequence: ...
 
     def remember(self, payload: bytes) -> bytes:
-        """All that ``recall`` needs to make the same hidden states again; as short as it can be."""
+        """Returns what ``recall`` needs to make the same hidden states again, as short as possible."""
         ...
 
     def recall(self, memory: bytes) -> bytes:
-        """The hidden states of everything remembered, one after another."""
+        """Returns the hidden states for joined results of ``remember``, one after another."""
         ...
 
     def close(self) -> None: ...
@@ -70,7 +70,7 @@ class _StubSequence:
         return payload
 
     async def take(self, payload: bytes) -> int:
-        # What the stub itself needs is part of the token's time, not on top of it.
+        # The stub's own computing is part of the token's time, not added to it.
         done_at_s = self._hub.now_s() + self._hub.token_s - self._embedding_s
         value = read_rows(payload, self._token_bytes)[-1]
         if self._verify:
@@ -87,9 +87,9 @@ class _StubSequence:
 class StubHub:
     """The hub of the toy transformer in ``nodes.digest``.
 
-    With ``verify`` every token is compared with the same computation on one machine. Every output token takes
-    the client ``token_s`` seconds of ``clock``, embedding and choice together, spent after the last hop;
-    sessions do not wait for each other's. Without a clock it takes no time.
+    With ``verify`` every token is compared with the same computation on one machine. An output token takes
+    the client ``token_s`` seconds of ``clock``, for embedding and choice together, spent after the last hop.
+    Sessions do not wait for each other here. Without a clock it takes no time.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class StubHub:
             await self._clock.sleep_until_s(at_s)
 
     def remember(self, payload: bytes) -> bytes:
-        """The digests alone: they determine the hidden states."""
+        """Returns the digests only: they determine the hidden states."""
         return write_rows(read_rows(payload, self.token_bytes), DIGEST_BYTES)
 
     def recall(self, memory: bytes) -> bytes:

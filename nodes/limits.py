@@ -1,4 +1,4 @@
-"""What a server takes from its clients at most, and what it still says to those who ask for more."""
+"""A server's limits on what clients may send, and how it reports that they were exceeded."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from aiohttp import WSCloseCode, web
 from nodes import wire
 
 HELLO_S = 10.0
-"""Seconds of the event loop's time, real or virtual, that a connection which asks for nothing stays open."""
+"""Event-loop seconds, real or virtual, that a connection without a request stays open."""
 LAST_WORDS_S = 10.0
-"""Seconds of the event loop's time, real or virtual, that a peer which broke the protocol has to take the reason
-and to hang up."""
+"""Event-loop seconds, real or virtual, for a peer that broke the protocol to read the error and hang up."""
 
 
 @dataclass
 class ServerLimits:
-    """Bounds on what clients may ask. ``max_payload_bytes`` bounds a frame's payload, in however many parts it comes.
+    """Limits on what clients may send.
 
-    A step is pending until its answer is handed to the kernel. Over ``max_pending_bytes`` (payloads of a
-    connection's pending steps) or ``max_unread_bytes`` (answers that its client does not take) nothing
-    more is read from that connection until it is below again: TCP then stops the sender.
+    ``max_payload_bytes`` is for a frame's whole payload, over all its parts.
+
+    A step is pending until its answer is handed to the kernel. While a connection has more than
+    ``max_pending_bytes`` (payloads of pending steps) or ``max_unread_bytes`` (answers that its client has not
+    read), nothing is read from it, so TCP stops the sender.
     """
 
     max_payload_bytes: int = 256 * 1024**2
@@ -38,7 +39,7 @@ class ServerLimits:
     max_pending_bytes: int = 1024**3
     max_unread_bytes: int = 16 * 1024**2
     idle_s: float = 300.0
-    """A session without a step for so long is closed (scenario seconds)."""
+    """A session without a step for this long is closed (scenario seconds)."""
 
 
 class ServerSocket(web.WebSocketResponse):
@@ -57,10 +58,10 @@ class ServerSocket(web.WebSocketResponse):
 
 
 def cut(error: object) -> str:
-    """What is said of an error over the wire."""
+    """Returns an error's message, cut to the length that the wire allows."""
     return str(error)[: wire.MAX_ERROR_CHARACTERS]
 
 
 def shown(name: str) -> str:
-    """A name that a client chose, as logs and messages show it: no line ends, no control characters."""
+    """Returns a name that a client chose in a form for logs and messages, without control characters."""
     return ascii(name)[1:-1]

@@ -1,4 +1,4 @@
-"""Links inside the client's transport, for networks whose kernel delays nothing (``loopback``)."""
+"""Links that a node itself plays by delaying messages, on networks where nothing else does (``loopback``)."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from nodes.clock import Clock
 
 _SEGMENT_BYTES = 1448
-"""Payload of one packet: what is lost is packets, not messages."""
+"""Payload of one packet. Packets are lost, not messages."""
 GIVE_UP_S = 900.0
-"""About when Linux gives up a connection on which nothing arrives (``tcp_retries2`` = 15)."""
+"""Scenario seconds after which a cut link breaks a connection; about those of Linux (``tcp_retries2`` 15)."""
 
 
 @dataclass(frozen=True)
 class DelayProfile:
-    """One direction: propagation (scenario seconds), and seconds per byte on the link.
+    """One direction of a link: propagation delay, and transmission time per byte, in scenario seconds.
 
-    Every message's propagation differs by up to +- ``jitter_s``. ``loss_ratio`` of the packets is lost; 1
+    Every message's delay differs by up to +- ``jitter_s``. The share ``loss_ratio`` of the packets is lost; 1
     cuts the link. A lost packet is sent again after ``retransmission_s``.
     """
 
@@ -30,10 +30,10 @@ class DelayProfile:
 
 
 class DelayLine:
-    """A FIFO link: a message arrives after the ones before it, its transmission and the delay.
+    """A FIFO link: a message arrives after its transmission and the delay, and not before earlier messages.
 
-    Lost packets arrive as TCP would bring them, late; what is sent while the link is cut goes out when it
-    is up again. Whatever is on its way when the profile changes keeps what it was given.
+    Lost packets arrive late, as with TCP. Messages sent while the link is cut go out when it is up again.
+    Messages that are on their way when the profile changes keep their arrival.
     """
 
     def __init__(self, profile: DelayProfile, clock: Clock, chance: random.Random | None = None) -> None:
@@ -46,7 +46,7 @@ class DelayLine:
         self.change(profile)
 
     def change(self, profile: DelayProfile) -> None:
-        """Give messages that are sent from now on a new profile."""
+        """Use another profile for messages that are sent from now on."""
         self._profile = profile
         if profile.loss_ratio < 1:
             self._up.set()
@@ -54,7 +54,7 @@ class DelayLine:
             self._up.clear()
 
     async def carry(self, n_bytes: int) -> None:
-        """Return when a message of ``n_bytes`` that is sent now arrives.
+        """Wait until a message of ``n_bytes`` that is sent now has arrived.
 
         Raises ``ConnectionError`` when the link stays cut for ``GIVE_UP_S``.
         """
@@ -72,7 +72,7 @@ class DelayLine:
         await self._clock.sleep_until_s(at_s)
 
     def _n_rounds_lost(self, n_bytes: int, loss_ratio: float) -> int:
-        """How often what was lost of a message is sent again: until the last of its packets is through."""
+        """Returns how many times lost packets of a message are sent again until all of them have arrived."""
         n_lost, n_rounds = -(-n_bytes // _SEGMENT_BYTES), -1
         while n_lost:
             n_lost = sum(self._chance.random() < loss_ratio for _ in range(n_lost))

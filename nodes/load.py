@@ -1,4 +1,4 @@
-"""The open-loop load generator of one client: starts every request at its time, come what may."""
+"""The open-loop load generator of one client: starts every request at its time, whatever the others do."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ from nodes.session import HubSession
 
 
 class LoadGenerator:
-    """Runs requests concurrently, logs everything, and counts tokens for the progress view.
-
-    It knows when those that have not ended have arrived.
-    """
+    """Serves requests concurrently, logs all records, and counts tokens for the progress view."""
 
     def __init__(
         self,
@@ -39,16 +36,16 @@ class LoadGenerator:
         self.last_gap_s = 0.0
         self._arrived_at_s: dict[int, float] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        """Of requests that have not ended, in the order of arrival."""
+        """Tasks of requests that have not ended, in the order of arrival."""
         self._ends: dict[int, bool] = {}
-        """Requests that are being ended: whether they have tokens enough."""
+        """Requests that ``end`` is ending, with its ``enough``."""
         self._broken: asyncio.Future[None] | None = None
-        """Has the error of a request, while others may still come."""
+        """Gets the first error of a request; only if the workload stays open."""
 
     async def run(self, requests: Sequence[Request], *, stays_open: bool = False) -> None:
-        """Serve all requests; returns when each has ended, or if it ``stays_open``, never.
+        """Serve all requests. Returns when each has ended; never if the workload ``stays_open``.
 
-        Raises ``LogFullError`` when measurements can no longer be stored: the run is over then.
+        Raises ``LogFullError`` when records can no longer be stored: the run is over then.
         """
         if stays_open:
             self._broken = asyncio.get_running_loop().create_future()
@@ -88,7 +85,10 @@ class LoadGenerator:
         task.add_done_callback(ended)
 
     def end(self, index: int, *, enough: bool) -> None:
-        """End a request that has tokens ``enough``, or that nobody waits for; it may have ended already."""
+        """End a request: as completed if it has tokens ``enough``, else as cancelled.
+
+        It may have ended already.
+        """
         if index in self._arrived_at_s and index not in self._ends:
             self._ends[index] = enough
             # Not at once: a task that is cancelled before its first step records nothing.
@@ -103,7 +103,7 @@ class LoadGenerator:
                 self.record(Failed(index, self._clock.now_s(), str(error)))
         except asyncio.CancelledError:
             enough, at_s = self._ends.get(index), self._clock.now_s()
-            if index in self._arrived_at_s:  # else it had ended, and was closing its chain
+            if index in self._arrived_at_s:  # else it had ended, and was only closing its chain
                 with contextlib.suppress(LogFullError):
                     if enough is None:
                         self.record(Interrupted(index, at_s))
@@ -116,10 +116,7 @@ class LoadGenerator:
             self._arrived_at_s.pop(index, None)
 
     def record(self, record: AnyRecord) -> None:
-        """Log what happened to a request, and tell ``observer`` of it.
-
-        Raises ``LogFullError`` when it can no longer be stored.
-        """
+        """Log a record, and pass it to the observer. Raises ``LogFullError`` if it cannot be stored."""
         try:
             self._log.write(record)
         except LogFullError as error:

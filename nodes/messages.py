@@ -1,7 +1,7 @@
-"""What goes over the control plane (``nodes.control``), a type with fields for each message.
+"""The messages of the control plane (``nodes.control``), one type each.
 
-A ``Message`` is told: nobody waits for an answer. A ``Question[A]`` is asked and answered with an ``A``.
-Servers are numbers in the scenario's order, instants scenario seconds.
+A ``Message`` has no answer. A ``Question[A]`` is answered with an ``A``.
+Servers are numbered in the scenario's order. Instants are scenario seconds.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ A = TypeVar("A")
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    """What is told."""
+    """Base of all messages. Only a ``Question`` has an answer."""
 
 
 class Question(Message, Generic[A], frozen=True):
-    """What is asked; subclasses name the type of the answer in brackets."""
+    """A message with an answer. Subclasses name the answer's type in brackets."""
 
 
 class ServerEnd(msgspec.Struct, frozen=True):
-    """Where a server is. ``port`` 0: it is not there yet.
+    """The address of a server. ``port`` is 0 until the server has started.
 
-    ``up`` and ``down`` are there where nodes delay messages themselves, ``seed`` for what is random in that.
+    ``up`` and ``down`` are set where nodes delay messages themselves; ``seed`` is for jitter and loss.
     """
 
     address: str
@@ -40,7 +40,7 @@ class ServerEnd(msgspec.Struct, frozen=True):
 
 
 class ChangedLink(msgspec.Struct, frozen=True):
-    """Other links to a server; ``None`` leaves a direction as it is."""
+    """New properties of the links to a server; ``None`` leaves a direction as it is."""
 
     server: int
     up: DelayProfile | None = None
@@ -48,7 +48,11 @@ class ChangedLink(msgspec.Struct, frozen=True):
 
 
 class ServerStatus(msgspec.Struct, frozen=True):
-    """Health and counters of a server. ``memory``: see ``nodes.compute.Compute.memory``."""
+    """Health and counters of a server.
+
+    It holds blocks ``[first_block, last_block)``. Counters: see ``nodes.sessions.Counters``; ``memory``: see
+    ``nodes.compute.Compute.memory``.
+    """
 
     name: str
     first_block: int
@@ -70,7 +74,11 @@ class ServerStatus(msgspec.Struct, frozen=True):
 
 
 class Moved(msgspec.Struct, frozen=True):
-    """How a server changed its blocks, and how many sessions that cut."""
+    """A server's completed move to other blocks.
+
+    It refused new sessions on leaving blocks from ``closed_at_s`` on, had no session on them left at
+    ``drained_at_s``, and served the new blocks from ``open_at_s`` on. ``n_cut`` sessions were ended for it.
+    """
 
     closed_at_s: float
     drained_at_s: float
@@ -82,17 +90,17 @@ class Moved(msgspec.Struct, frozen=True):
 
 
 class Start(Question[None], frozen=True):
-    """Time is zero at ``origin_at`` (the machine's clock)."""
+    """Begin scenario time. Its zero is ``origin_at``: see ``nodes.clock.RunClock``."""
 
     origin_at: float
 
 
 class Stop(Message, frozen=True):
-    """End."""
+    """End the node."""
 
 
 class Reach(Question[None], frozen=True):
-    """Where a server is that has just begun."""
+    """The address of a server that has just started."""
 
     server: int
     address: str
@@ -100,15 +108,15 @@ class Reach(Question[None], frozen=True):
 
 
 class Links(Question[float], frozen=True):
-    """Change links that the node delays itself; answered with the instant at which that was done."""
+    """Change links that the node emulates itself. The answer is the instant of the change."""
 
     changed: list[ChangedLink]
 
 
 class Warm(Question[None], frozen=True):
-    """Connect to ``servers`` and send a message of ``n_bytes``, if any, each way.
+    """Open connections and, unless ``n_bytes`` is 0, send that many bytes each way over every one.
 
-    ``servers`` ``None``: those that the node is connected to.
+    A server node does so with ``servers``; a client with all servers that it has been connected to.
     """
 
     n_bytes: int
@@ -119,11 +127,11 @@ class Warm(Question[None], frozen=True):
 
 
 class GetStatus(Question[ServerStatus], frozen=True):
-    """How a server is."""
+    """Ask for a server's health and counters."""
 
 
 class Rehost(Question[Moved], frozen=True):
-    """Change blocks: see ``nodes.moving``."""
+    """Move to other blocks: see ``nodes.moving.Moving.rehost``."""
 
     first: int
     last: int
@@ -133,21 +141,24 @@ class Rehost(Question[Moved], frozen=True):
 
 
 class Slow(Question[None], frozen=True):
-    """Take ``factor`` times as long for every step from now on; 1 is as at first."""
+    """Make every step from now on take ``factor`` times its original time; 1 restores it."""
 
     factor: float
 
 
 class Drain(Question[None], frozen=True):
-    """Take no more sessions."""
+    """Refuse new sessions from now on."""
 
 
 class Emptied(Question[None], frozen=True):
-    """Answered when no session is left."""
+    """Wait until no session is left; answered then."""
 
 
 class Peers(Question[None], frozen=True):
-    """Where all servers are. A push may take ``limit_s``, and ``token_s`` for every token after its first."""
+    """Addresses of all servers, and the time limit of a push to them, in scenario seconds.
+
+    A push may take ``limit_s``, and ``token_s`` more for every token after its first.
+    """
 
     servers: list[ServerEnd]
     limit_s: float
@@ -158,15 +169,16 @@ class Peers(Question[None], frozen=True):
 
 
 class Connect(Question[None], frozen=True):
-    """Connect to all servers that are there."""
+    """Connect to all servers that have started (``port`` is not 0)."""
 
     servers: list[ServerEnd]
 
 
 class Serve(Question[None], frozen=True):
-    """Run a workload in the background: ``Done`` is told at its end, ``NewToken`` for ``watched`` requests.
+    """Run a workload in the background.
 
-    ``stays_open``: others may be submitted, and there is no end before ``Finish``.
+    The client sends ``Done`` at its end, and ``NewToken`` for every token of ``watched`` requests.
+    ``stays_open``: more requests may be submitted, and the workload ends only with ``Finish``.
     """
 
     requests: list[Request]
@@ -175,27 +187,27 @@ class Serve(Question[None], frozen=True):
 
 
 class Submit(Message, frozen=True):
-    """Serve one more request now; it is watched."""
+    """Serve one more request now, and send ``NewToken`` for it."""
 
     request: Request
 
 
 class End(Message, frozen=True):
-    """A submitted request is over: it has tokens ``enough``, or else whoever asked for it has gone."""
+    """End a submitted request: completed if it has tokens ``enough``, cancelled if its user has gone."""
 
     request: int
     enough: bool
 
 
 class Finish(Question[None], frozen=True):
-    """End the workload now; what is running counts as interrupted."""
+    """End the workload now; requests that are still running count as interrupted."""
 
 
 # From nodes to the orchestrator.
 
 
 class Hello(Message, frozen=True):
-    """A node is there and listens on ``port``."""
+    """A node has started and listens on ``port``; 0 if it does not listen."""
 
     name: str
     pid: int
@@ -203,14 +215,14 @@ class Hello(Message, frozen=True):
 
 
 class Unfit(Question[None], frozen=True):
-    """Why a node cannot begin."""
+    """A node cannot start, for this reason."""
 
     name: str
     reason: str
 
 
 class Phase(Message, frozen=True):
-    """What a server does to its blocks: see ``nodes.moving``."""
+    """A server has entered a phase of a move to other blocks: see ``nodes.moving``."""
 
     server: str
     phase: str
@@ -218,7 +230,10 @@ class Phase(Message, frozen=True):
 
 
 class GetRoute(Question[Plan | None], frozen=True):
-    """A chain for a request that has ``n_done`` output tokens; answered with ``None`` if there is none."""
+    """Ask for a chain for a request that has ``n_done`` output tokens.
+
+    ``attempt`` counts from 0. The answer is ``None`` if there is no chain.
+    """
 
     request: int
     attempt: int
@@ -226,7 +241,10 @@ class GetRoute(Question[Plan | None], frozen=True):
 
 
 class GetReplacement(Question[Plan | None], frozen=True):
-    """Servers for lost blocks of a request that has ``n_done`` output tokens."""
+    """Ask for servers for the lost blocks ``[first, last)`` of a request that has ``n_done`` output tokens.
+
+    The answer is ``None`` if there are none.
+    """
 
     request: int
     first: int
@@ -235,13 +253,13 @@ class GetReplacement(Question[Plan | None], frozen=True):
 
 
 class Happened(Message, frozen=True):
-    """What a client has recorded of a request."""
+    """A client has logged a record of a request."""
 
     record: States | Recoveries
 
 
 class NewToken(Message, frozen=True):
-    """A watched request has ``n_tokens`` output tokens: the last one is ``token_id``, which came at ``at_s``."""
+    """A watched request got token ``token_id`` at ``at_s``, and has ``n_tokens`` output tokens now."""
 
     request: int
     n_tokens: int
@@ -250,7 +268,7 @@ class NewToken(Message, frozen=True):
 
 
 class Progress(Message, frozen=True):
-    """How far a client is: tokens in all, the latest TTFT and the latest time between tokens."""
+    """A client's progress: output tokens so far, the latest TTFT and the latest time between tokens."""
 
     client: str
     n_tokens: int
@@ -259,7 +277,7 @@ class Progress(Message, frozen=True):
 
 
 class Done(Message, frozen=True):
-    """A client's workload is over; ``failure`` says what broke it, if anything did."""
+    """A client's workload has ended. ``failure`` is the error that broke it; empty if none did."""
 
     client: str
     failure: str
@@ -267,5 +285,5 @@ class Done(Message, frozen=True):
 
 @cache
 def answers(question: type[Question[A]]) -> msgspec.msgpack.Decoder[A]:
-    """Reads the ``A`` that answers a ``Question[A]``."""
+    """Returns the decoder of the ``A`` that answers a ``Question[A]``."""
     return msgspec.msgpack.Decoder(question.__orig_bases__[0].__args__[0])  # type: ignore[attr-defined]

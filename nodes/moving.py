@@ -1,7 +1,7 @@
-"""A server that changes its blocks while it serves: it closes, drains, loads, and opens again.
+"""Moves a server to other blocks while it serves: it refuses new sessions, drains, loads, and opens again.
 
-What it keeps goes on being served all the while: sessions on kept blocks notice nothing. New sessions on
-other blocks are refused as if there were no room, because a chain may have been handed out before.
+Blocks of both the old and the new range stay served, and sessions on them notice nothing. New sessions on
+other blocks are refused as if there were no room, because clients may have got their chain before the move.
 """
 
 from __future__ import annotations
@@ -23,11 +23,14 @@ from nodes.watchdog import Overdue, Watchdog
 log = logging.getLogger(__name__)
 
 SERVING, DRAINING, LOADING = "serving", "draining", "loading"
-"""What a server's ``phase`` can be."""
+"""The values of a server's ``phase``."""
 
 
 class Moving:
-    """Moves one server to other blocks, one move after another. ``tell(phase, at_s)`` is called at every phase."""
+    """Moves one server to other blocks, one move at a time.
+
+    Calls ``tell(phase, at_s)`` when a phase begins.
+    """
 
     def __init__(self, sessions: Sessions, tell: Callable[[str, float], None]) -> None:
         self._sessions = sessions
@@ -37,7 +40,7 @@ class Moving:
         self._leaves = False
 
     def handlers(self) -> Handlers:
-        """What the orchestrator may ask."""
+        """Returns the handlers of the orchestrator's messages."""
         return {
             Rehost: lambda message: self.rehost(*msgspec.structs.astuple(message)),
             Drain: lambda _: self.leave(),
@@ -45,12 +48,12 @@ class Moving:
         }
 
     async def leave(self) -> None:
-        """No room for new sessions from now on, whatever moves; those that are there keep theirs."""
+        """Refuse new sessions from now on, also after later moves. Open sessions keep their cache."""
         self._leaves = True
         self._sessions.account.capacity_bytes = 0.0
 
     async def emptied(self) -> None:
-        """Returns when no session is left."""
+        """Wait until no session is left."""
         sessions = self._sessions
         while len(sessions.account):
             sessions.released.clear()
@@ -59,12 +62,13 @@ class Moving:
     async def rehost(
         self, first: int, last: int, cache_bytes: float, drain_s: float | None, load_s: float
     ) -> Moved:
-        """Hold blocks ``[first, last)``, with room for ``cache_bytes`` of caches, instead of what is held now.
+        """Hold blocks ``[first, last)`` with ``cache_bytes`` of room for caches instead of the present ones.
 
-        Sessions that need more than stays (blocks of both ranges, the smaller room) may go on for ``drain_s``
-        scenario seconds, and are ended then: their clients replay elsewhere. ``None`` keeps and spares
-        nothing. Loading takes ``load_s`` beside what the backend needs. Raises ``ComputeError`` if the blocks
-        cannot be loaded: then only what is kept is served.
+        During the move the server keeps the blocks of both ranges, with the smaller room. Sessions that need
+        more may go on for ``drain_s`` scenario seconds and are ended then; their clients replay elsewhere.
+        With ``drain_s`` ``None`` no blocks are kept, and all sessions are ended at once. Loading takes
+        ``load_s`` scenario seconds, and the backend's own time. Raises ``ComputeError`` if the blocks cannot
+        be loaded: then only the kept blocks are served.
         """
         async with self._turn:
             sessions, clock = self._sessions, self._sessions.clock
@@ -92,7 +96,10 @@ class Moving:
         self._sessions.account.capacity_bytes = 0.0 if self._leaves else hosted.cache_bytes
 
     async def _drain(self, most_s: float) -> int:
-        """Wait for the sessions that cannot stay, then end them; returns how many those were."""
+        """Wait up to ``most_s`` for the sessions that cannot stay, then end the rest.
+
+        Returns how many it ended.
+        """
         sessions, n_cut = self._sessions, 0
         try:
             with self._watchdog.limit(most_s):
@@ -100,16 +107,16 @@ class Moving:
                     sessions.released.clear()
                     await sessions.released.wait()
         except Overdue:
-            pass  # the rest goes on elsewhere
+            pass  # the sessions that are left are ended below
         while leaving := self._leaving():
             n_cut += 1
             await sessions.end(leaving[0], wire.SESSION_MOVED, "is cut: its server moves to other blocks")
         if n_cut:
-            log.warning("%d sessions have to go on elsewhere: their blocks move", n_cut)
+            log.warning("%d sessions must go on elsewhere: this server moves to other blocks", n_cut)
         return n_cut
 
     def _leaving(self) -> list[tuple[int, str]]:
-        """The sessions that need more than is offered: blocks that go, or room that goes, the last ones first."""
+        """Returns the sessions that cannot stay: their blocks go, or earlier sessions use up the room."""
         sessions, account = self._sessions, self._sessions.account
         hosted = sessions.hosted
         leaving, used_bytes = [], 0.0
@@ -124,7 +131,7 @@ class Moving:
 
 
 def _kept(old: HostedBlocks, new: HostedBlocks, *, spares: bool) -> HostedBlocks:
-    """The blocks of both and the smaller room; no blocks if nothing is spared."""
+    """Returns the blocks of both with the smaller room; no blocks unless ``spares``."""
     room_bytes = min(old.cache_bytes, new.cache_bytes)
     first, last = max(old.first, new.first), min(old.last, new.last)
     if not spares or first >= last:

@@ -1,7 +1,7 @@
-"""What a node process runs after it has entered its network: a server or a client until told to stop.
+"""What a node process runs after it has entered its network: a server or a client, until it is stopped.
 
-The launcher makes the process and has it run ``serve`` or ``drive`` with a plain configuration; from then on
-the orchestrator speaks to it over the control plane.
+The launcher makes the process, which runs ``serve`` or ``drive`` with its configuration. From then on the
+orchestrator controls it over the control plane.
 """
 
 from __future__ import annotations
@@ -64,14 +64,18 @@ log = logging.getLogger(__name__)
 
 DATA_PORT = 7000
 _PROGRESS_S, _VIRTUAL_PROGRESS_S = 0.2, 10.0
-"""How often a client says how far it is; in virtual time that is many times a second."""
+"""Event-loop seconds between two ``Progress`` messages.
+
+In virtual time, 10 s pass many times per real second.
+"""
 
 
 @dataclass(frozen=True)
 class NodeConfig:
-    """The configuration of every node. ``port`` 0 takes any free one.
+    """The configuration of every node. ``port`` 0 means any free port.
 
-    ``name`` is that of its place in the network; ``process`` its own where several are in one place.
+    ``name`` is that of its place in the network, ``process`` its own name where several nodes are in one
+    place.
     """
 
     name: str
@@ -81,12 +85,12 @@ class NodeConfig:
     time_scale: float
     process: str = field(kw_only=True, default="")
     key: str = field(kw_only=True, default="")
-    """What connections to servers must know; empty: nothing."""
+    """The key that connections to servers must present; empty: none."""
 
 
 @dataclass(frozen=True)
 class ServerConfig(NodeConfig):
-    """A server: what it hosts, and what computes there."""
+    """The configuration of a server: the blocks that it hosts, its compute backend and its limits."""
 
     hosted: HostedBlocks = field(kw_only=True)
     compute: StubProfile | BlocksSpec = field(kw_only=True)
@@ -95,7 +99,7 @@ class ServerConfig(NodeConfig):
 
 @dataclass(frozen=True)
 class StubHubSpec:
-    """The hub's part of the stub: see ``nodes.hub.StubHub``."""
+    """The parameters of ``nodes.hub.StubHub``."""
 
     token_bytes: int
     n_blocks: int
@@ -104,19 +108,19 @@ class StubHubSpec:
 
 @dataclass(frozen=True)
 class ClientConfig(NodeConfig):
-    """A client: where its log goes, what its sessions obey and its part of the model."""
+    """The configuration of a client: its log, the rules of its sessions and its part of the model."""
 
     log_path: Path = field(kw_only=True)
     rules: SessionRules = field(kw_only=True)
     model: StubHubSpec | HubSpec = field(kw_only=True)
     forwarding: bool = field(kw_only=True, default=False)
-    """Servers send hidden states straight to the next one."""
+    """Whether servers send hidden states straight to the next one."""
 
 
 async def _compute(config: ServerConfig, clock: Clock) -> Compute:
     if isinstance(config.compute, StubProfile):
         return StubCompute(config.compute, clock)
-    from nodes.blocks.compute import BlocksCompute  # brings torch
+    from nodes.blocks.compute import BlocksCompute  # imports torch
 
     compute = BlocksCompute(config.compute, clock)
     await compute.host(config.hosted.first, config.hosted.last)
@@ -127,23 +131,23 @@ def _hub(config: ClientConfig, clock: Clock) -> HubModel:
     if isinstance(config.model, StubHubSpec):
         spec = config.model
         return StubHub(spec.token_bytes, spec.n_blocks, clock=clock, token_s=spec.token_s)
-    from nodes.blocks.hub import BlocksHub  # brings torch
+    from nodes.blocks.hub import BlocksHub  # imports torch
 
     return BlocksHub(config.model)
 
 
 async def _unfit(config: NodeConfig, host: Host, error: ComputeError) -> NoReturn:
-    """Tell the orchestrator why this node cannot begin, and end."""
+    """Report to the orchestrator why this node cannot start, and end the process."""
     peer = await host.control(config.control_path, {})
     serving = asyncio.ensure_future(peer.serve())
-    with contextlib.suppress(control.ControlError):  # the orchestrator is gone: nobody to tell
+    with contextlib.suppress(control.ControlError):  # the orchestrator is gone: nobody needs the report
         await peer.ask(Unfit(config.name, str(error)))
     serving.cancel()
     raise SystemExit(f"{config.name}: {error}")
 
 
 async def serve(config: ServerConfig, host: Host) -> None:
-    """Serve until the orchestrator says ``stop`` or is gone."""
+    """Run a server node until the orchestrator sends ``Stop`` or is gone."""
     clock = host.clock(config.time_scale)
     try:
         compute = await _compute(config, clock)
@@ -199,7 +203,7 @@ async def _begin_time(clock: RunClock, message: Start) -> None:
 
 
 class _Client:
-    """Methods that the orchestrator calls on a client node."""
+    """A client node: carries out the orchestrator's messages, with one load generator."""
 
     def __init__(
         self, config: ClientConfig, http: aiohttp.ClientSession, model: HubModel, clock: RunClock
@@ -217,7 +221,7 @@ class _Client:
         self._log = EventLog(config.log_path)
 
     def handlers(self) -> control.Handlers:
-        """What the orchestrator may ask and tell."""
+        """Returns the handlers of the orchestrator's messages."""
         return {
             Connect: self.connect,
             Reach: self.reach,
@@ -232,7 +236,7 @@ class _Client:
         }
 
     async def connect(self, message: Connect) -> None:
-        """Connect to every server that is there; others are connected to when ``reach`` has said where they are."""
+        """Connect to every server that has started. ``reach`` brings the addresses of others later."""
         for server in message.servers:
             url = wire.url(server.address, server.port)
             connection = Connection(self.http, url, self.clock, server.up, server.down, seed=server.seed)
@@ -262,13 +266,13 @@ class _Client:
         self._work = asyncio.create_task(self._run(self._generator, message))
 
     async def submit(self, message: Submit) -> None:
-        assert self._generator is not None, "submitted before it serves"
+        assert self._generator is not None, "a request was submitted before Serve"
         self._watched.add(message.request.index)
-        with contextlib.suppress(LogFullError):  # which ends the workload, and the run says so
+        with contextlib.suppress(LogFullError):  # this ends the workload, and Done reports it
             self._generator.begin(message.request)
 
     async def end_request(self, message: End) -> None:
-        assert self._generator is not None, "ended before it serves"
+        assert self._generator is not None, "a request was ended before Serve"
         self._generator.end(message.request, enough=message.enough)
 
     async def _run(self, generator: LoadGenerator, message: Serve) -> None:
@@ -281,7 +285,7 @@ class _Client:
         except asyncio.CancelledError:
             failure = "interrupted"
         except Exception as error:
-            log.exception("the load generator broke")
+            log.exception("the load generator failed")
             failure = f"{type(error).__name__}: {error}"
         reporting.cancel()
         self._tell(Done(self.config.name, failure))
@@ -333,7 +337,7 @@ class _Client:
             self.stopped.set()
 
     async def finish(self) -> None:
-        """End the workload now; running requests are logged as interrupted."""
+        """End the workload now; requests that are still running are logged as interrupted."""
         if self._work is not None and not self._work.done():
             self._work.cancel()
             await asyncio.wait({self._work})
@@ -342,13 +346,13 @@ class _Client:
         self.stopped.set()
 
     async def end(self) -> None:
-        """As ``finish``; nothing more is logged."""
+        """As ``finish``, and closes the log."""
         await self.finish()
         self._log.close()
 
 
 async def drive(config: ClientConfig, host: Host) -> None:
-    """Take work from the orchestrator until it says ``stop`` or is gone."""
+    """Run a client node until the orchestrator sends ``Stop`` or is gone."""
     clock = host.clock(config.time_scale)
     connector = host.connector(config.address)
     timeout, headers = aiohttp.ClientTimeout(total=None), wire.headers(config.key)

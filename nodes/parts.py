@@ -1,4 +1,4 @@
-"""Frames that are too large for one message: sent in parts, one straight after the other, and put together again."""
+"""Frames that are too large for one message: splits them into parts, and joins the parts again."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ F = TypeVar("F", bound=wire.Request | wire.Answer)
 
 
 class Socket(Protocol):
-    """What takes messages."""
+    """What a ``Sender`` needs of a WebSocket."""
 
     async def send_bytes(self, data: bytes) -> None: ...
 
 
 def messages(frame: wire.Request | wire.Answer) -> list[bytes]:
-    """The messages that carry a frame."""
+    """Returns the messages that carry a frame, in order."""
     payload = getattr(frame, "payload", b"")
     if len(payload) <= wire.PART_BYTES:
         return [wire.pack(frame)]
@@ -30,18 +30,21 @@ def messages(frame: wire.Request | wire.Answer) -> list[bytes]:
 
 
 class Sender:
-    """One end of a connection: no frame comes between the parts of another."""
+    """Sends frames over a connection.
+
+    The parts of a frame follow each other without another frame between.
+    """
 
     def __init__(self, socket: Socket) -> None:
         self._socket = socket
         self._turn = asyncio.Lock()
 
     async def send(self, frame: wire.Request | wire.Answer) -> None:
-        """Raises what ``send_bytes`` raises."""
+        """Send a frame. Raises what ``send_bytes`` raises."""
         await self.send_messages(messages(frame))
 
     async def send_messages(self, packed: list[bytes]) -> None:
-        """As ``send``, for what ``messages`` has given."""
+        """As ``send``, with the result of ``messages``."""
         if len(packed) == 1 and not self._turn.locked():
             await self._socket.send_bytes(packed[0])
             return
@@ -51,14 +54,17 @@ class Sender:
 
 
 class Receiver(Generic[F]):
-    """Puts together what comes in parts, up to ``max_bytes`` of payload."""
+    """Joins frames that come in parts, up to ``max_bytes`` of payload."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._begun: tuple[int, bytearray] | None = None
 
     def take(self, frame: F | wire.More) -> F | None:
-        """The whole frame, or ``None`` while parts are missing. Raises ``FrameError``."""
+        """Add a frame or a part of one. Returns the whole frame, or ``None`` while parts are missing.
+
+        Raises ``FrameError``.
+        """
         begun = self._begun
         if begun is None and not isinstance(frame, wire.More):
             return frame

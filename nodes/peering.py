@@ -1,4 +1,4 @@
-"""A server's connections to the other servers, and what the orchestrator says about them."""
+"""A server's connections to the other servers, as the orchestrator's messages set them up."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nodes.rules import RecoveryRules
 
 
 class Peering:
-    """Makes ``forwarding``'s connections; each is opened when it is first needed, and stays.
+    """Makes the connections of ``forwarding``. Each is opened at its first use and stays open.
 
     ``connector(address)``: see ``nodes.host``; ``key``: see ``nodes.node.NodeConfig``.
     """
@@ -39,7 +39,7 @@ class Peering:
         self._http: aiohttp.ClientSession | None = None
 
     def handlers(self) -> Handlers:
-        """What the orchestrator may ask."""
+        """Returns the handlers of the orchestrator's messages."""
         return {Peers: self.peers, Reach: self.reach, Links: self.links, Warm: self.warm}
 
     async def peers(self, message: Peers) -> None:
@@ -63,7 +63,10 @@ class Peering:
         return self._clock.now_s()
 
     async def warm(self, message: Warm) -> None:
-        """Raises ``ConnectionLost``."""
+        """Connect to the given servers and send ``n_bytes`` each way.
+
+        Raises ``ConnectionLost``, ``ServerError``.
+        """
         await warm((self._connections[server] for server in message.servers or ()), message.n_bytes)
 
     async def close(self) -> None:

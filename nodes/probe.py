@@ -1,6 +1,6 @@
 """Measures the emulated network itself: an echo service on servers, a prober on clients.
 
-Plain TCP, no aiohttp, so that the figures are the network's and not the data plane's.
+It uses plain TCP and no aiohttp, so that it measures the network and not the data plane.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from nodes.messages import Hello, Question, Stop
 from nodes.node import NodeConfig
 
 _HEADER = struct.Struct("!QQ")
-"""Bytes that follow, bytes wanted back."""
+"""(number of bytes that follow, number of bytes to send back)."""
 _MAX_THREADS = 64
 
 
 @dataclass(frozen=True)
 class ProbePlan:
-    """How to measure one pair; real seconds. ``up`` and ``down`` only where the client delays.
+    """How to measure one pair of nodes, in real seconds. The part of it with 0 echoes or bytes is left out.
 
-    A part without echoes or bytes is left out. ``echo_limit_s`` ends either series of echoes early, with
-    at least two; ``bulk_limit_s`` is what all transfers together may take.
+    ``echo_limit_s`` ends each of the two series of echoes early, but not before two echoes. All transfers
+    together may take ``bulk_limit_s``. ``up`` and ``down`` are (delay, seconds per byte) where the client
+    itself plays the links.
     """
 
     address: str
@@ -50,11 +51,11 @@ class ProbePlan:
 
 
 class Measured(msgspec.Struct):
-    """One pair; real seconds.
+    """What was measured of one pair of nodes, in real seconds.
 
-    ``rtt_s`` are one-byte echoes, ``echo_s`` echoes of ``echo_bytes`` each way. ``up_s`` and ``down_s`` are the
-    times of a bulk transfer on a warm connection, one round trip included; ``None`` where none was made.
-    ``failure`` says why something is lacking.
+    ``rtt_s`` are the times of one-byte echoes, ``echo_s`` those of echoes of ``echo_bytes`` each way.
+    ``up_s`` and ``down_s`` are the times of a bulk transfer on a warm connection, one round trip included;
+    ``None`` if none was made. ``failure`` is the reason why figures are missing; ``None`` if none is.
     """
 
     rtt_s: list[float] = []
@@ -65,35 +66,36 @@ class Measured(msgspec.Struct):
 
 
 class Measure(Question[Measured], frozen=True):
-    """Measure one pair."""
+    """Measure one pair of nodes."""
 
     plan: ProbePlan
 
 
 class KeepBusy(Question[None], frozen=True):
-    """Exchange echoes with each of these pairs, one every ``busy_interval_s`` at most, until ``Rest``."""
+    """Exchange echoes with each of these pairs until ``Rest``, at most one per ``busy_interval_s``."""
 
     plans: list[ProbePlan]
 
 
 class Rest(Question[int], frozen=True):
-    """Stop; answered with how many echoes there were."""
+    """Stop what ``KeepBusy`` began. The answer is the number of echoes."""
 
 
 def run_echo(config: NodeConfig) -> None:
-    """Answer probes until the orchestrator says ``stop`` or is gone."""
+    """Run an echo service until the orchestrator sends ``Stop`` or is gone."""
     uvloop.run(_run_node(config, _Echo()))
 
 
 def run_prober(config: NodeConfig) -> None:
-    """Measure pairs as the orchestrator asks."""
+    """Run a prober until the orchestrator sends ``Stop`` or is gone."""
     uvloop.run(_run_node(config, _Prober(config)))
 
 
 class _Echo:
-    """Reads a header and its payload, answers the number of bytes asked for; a thread per connection.
+    """Reads a header and its payload, and sends back the number of bytes that the header has.
 
-    Blocking sockets on both ends: an event loop would add its own time to what is measured.
+    Each connection has a thread. Sockets block on both ends, because an event loop would add its own time to
+    what is measured.
     """
 
     def prepare(self, config: NodeConfig) -> int:
@@ -155,7 +157,7 @@ class _Prober:
 
     def _measure(self, plan: ProbePlan) -> Measured:
         result = Measured(failure="connecting took too long")
-        with contextlib.suppress(TimeoutError), self._connect(plan) as pair:  # the failure says where
+        with contextlib.suppress(TimeoutError), self._connect(plan) as pair:  # result.failure has the reason
             for what, took_s, n_bytes in (
                 ("a byte", result.rtt_s, 1),
                 ("a token", result.echo_s, plan.echo_bytes),
@@ -174,7 +176,7 @@ class _Prober:
 
     def _keep_busy(self, plan: ProbePlan) -> int:
         count = 0
-        with contextlib.suppress(TimeoutError), self._connect(plan) as pair:  # a link that carries no load
+        with contextlib.suppress(TimeoutError), self._connect(plan) as pair:  # too slow to be kept busy
             resting = False
             while not resting:
                 pair.limit(plan.echo_limit_s)
@@ -185,7 +187,7 @@ class _Prober:
 
 
 class _Pair:
-    """A connection to one echo service. Raises ``TimeoutError`` past the limit."""
+    """A connection to one echo service. Its methods raise ``TimeoutError`` when the limit has passed."""
 
     def __init__(self, connection: socket.socket, plan: ProbePlan) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -201,11 +203,11 @@ class _Pair:
         self._connection.close()
 
     def limit(self, seconds: float) -> None:
-        """From now on, exchanges may take so long together."""
+        """Let all exchanges from now on together take at most ``seconds``."""
         self._ends_at = time.monotonic() + seconds
 
     def echoes(self, n_bytes: int, took_s: list[float]) -> None:
-        """Append the times of the plan's echoes, after a first one that does not count."""
+        """Append to ``took_s`` the times of the plan's echoes; a first one does not count."""
         plan = self._plan
         if not plan.n_echoes:
             return
@@ -216,12 +218,15 @@ class _Pair:
             took_s.append(self.exchange(n_bytes, n_bytes))
 
     def bulk(self, n_up: int, n_down: int) -> float:
-        """As ``exchange``, after one that opens the windows as far as this link needs."""
+        """As ``exchange``, after a first one that opens TCP's windows as far as this link needs."""
         self.exchange(n_up, n_down)
         return self.exchange(n_up, n_down)
 
     def exchange(self, n_up: int, n_down: int) -> float:
-        """Send ``n_up`` bytes and read ``n_down`` that are answered when they have arrived; real seconds."""
+        """Send ``n_up`` bytes and read the ``n_down`` bytes sent back for them.
+
+        Returns the real seconds it took.
+        """
         message = _HEADER.pack(n_up, n_down) + bytes(n_up)
         started_at = time.monotonic()
         self._connection.settimeout(max(self._ends_at - started_at, 1e-3))
@@ -233,7 +238,7 @@ class _Pair:
 
 
 def _hold(link: tuple[float, float] | None, n_bytes: int) -> None:
-    """Wait as long as the link would take, where the kernel delays nothing."""
+    """Wait as long as ``link`` takes for ``n_bytes``; not at all if the network itself delays them."""
     if link is not None:
         time.sleep(link[0] + n_bytes * link[1])
 

@@ -1,7 +1,7 @@
-"""What a client records of its requests: one type each, from the session to the tables of a run.
+"""Records of what happens to a client's requests, one type per event; a run's tables are made from them.
 
-Clients append records to their logs (``nodes.eventlog``) and tell the orchestrator of ``States`` and
-``Recoveries``. Instants are scenario seconds, blocks half-open, servers numbers.
+Clients append all records to their logs (``nodes.eventlog``) and send ``States`` and ``Recoveries`` to the
+orchestrator, too. Instants are scenario seconds, ranges of blocks are half-open, servers are numbers.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ Blocks = tuple[int, int]
 
 
 class Plan(msgspec.Struct, frozen=True, array_like=True):
-    """A chain to open, how long it is expected to wait for room, and the real time that choosing it took.
+    """A chain to open.
 
-    ``queued_s``: it waited that long in the coordinator's queue.
+    ``wait_s`` is the expected wait for room, ``queued_s`` the time spent in the coordinator's queue, both in
+    scenario seconds. ``decision_s`` is the time that choosing the chain took, in real seconds.
     """
 
     hops: list[HopPlan]
@@ -30,7 +31,7 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HopRecord(NamedTuple):
-    """One message to a server and its answer. Instants are scenario seconds, blocks half-open, sizes bytes."""
+    """One message of hidden states to a server, and the result. Instants are scenario seconds."""
 
     server: int
     first: int
@@ -42,40 +43,40 @@ class HopRecord(NamedTuple):
     up_bytes: int
     down_bytes: int
     replayed_tokens: int = 0
-    """Tokens of a history that it replayed; 0: it was no replay."""
+    """Tokens of the session's history that the message replayed; 0 if it was no replay."""
     together: Composition = Composition()
-    """What the server computed in the batch with which this step ended."""
+    """The batch in which this step ended."""
 
     def row(self) -> tuple[float, ...]:
-        """The values of ``HOP_COLUMNS``."""
+        """Returns the values of ``HOP_COLUMNS``."""
         return (*self[:-1], *self.together)
 
 
 BATCH = tuple(f"batch_{name}" for name in Composition._fields)
-"""What tables call the fields of a ``Composition``."""
+"""The columns of tables for the fields of a ``Composition``."""
 HOP_COLUMNS = (*HopRecord._fields[:-1], *BATCH)
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
-    """Something that happened to a request at an instant."""
+    """Base of all records: something happened to ``request`` (its number) at ``at_s``."""
 
     request: int
     at_s: float
 
     @property
     def kind(self) -> str:
-        """Its name in logs and in ``events.jsonl``."""
+        """The record's name in logs and in ``events.jsonl``."""
         return str(self.__struct_config__.tag)
 
     def details(self) -> dict[str, Any]:
-        """The fields that only this kind has."""
+        """Returns the fields that only this kind of record has."""
         fields = msgspec.structs.asdict(self)
         del fields["request"], fields["at_s"]
         return fields
 
 
 class Arrived(Record, frozen=True, tag="arrived"):
-    """``at_s`` may be later than ``intended_at_s`` where the machine was busy."""
+    """A client started to serve a request; later than ``intended_at_s`` if the machine was busy."""
 
     client: str
     intended_at_s: float
@@ -84,9 +85,9 @@ class Arrived(Record, frozen=True, tag="arrived"):
 
 
 class Routed(Record, frozen=True, tag="routed"):
-    """A chain was chosen; asking took ``asked_s``, of which the policy needed ``decision_s`` (real).
+    """A chain was chosen. ``wait_s``, ``decision_s`` and ``queued_s``: see ``Plan``.
 
-    ``queued_s`` is what it waited in the coordinator's queue; that is no part of the former.
+    Asking for it took ``asked_s``, the decision included, ``queued_s`` not.
     """
 
     hops: list[HopPlan]
@@ -97,9 +98,10 @@ class Routed(Record, frozen=True, tag="routed"):
 
 
 class Rejected(Record, frozen=True, tag="rejected"):
-    """No session: the client waits. ``server`` -1: there was no chain.
+    """The session could not be opened; the client waits for ``backoff_s`` and tries again.
 
-    ``refused`` had no room, or could not be reached; the latter are ``broken``.
+    ``server`` did not open it, for ``reason``; -1: there was no chain. ``refused`` are all servers that did
+    not open it, ``broken`` those of them with another reason than lack of room.
     """
 
     server: int
@@ -110,19 +112,19 @@ class Rejected(Record, frozen=True, tag="rejected"):
 
 
 class Admitted(Record, frozen=True, tag="admitted"):
-    """All hops are open."""
+    """The session is open on all hops."""
 
     hops: list[HopPlan]
 
 
 class Opening(Record, frozen=True, tag="opening"):
-    """From ``at_s``, when the chain was known, to ``opened_at_s``."""
+    """The session was opened: from ``at_s``, when the chain was known, to ``opened_at_s``."""
 
     opened_at_s: float
 
 
 class Token(Record, frozen=True, tag="token"):
-    """Output token number ``token`` was there at ``at_s``; its step could begin at ``ready_at_s``."""
+    """Output token number ``token`` (from 0) was ready. Its step could begin at ``ready_at_s``."""
 
     token: int
     ready_at_s: float
@@ -131,40 +133,43 @@ class Token(Record, frozen=True, tag="token"):
 
 
 class Completed(Record, frozen=True, tag="completed"):
-    """Every token came out right."""
+    """The request has all its tokens."""
 
 
 class Failed(Record, frozen=True, tag="failed"):
-    """It ended without all tokens."""
+    """The request ended without all its tokens."""
 
     reason: str
 
 
 class Cancelled(Record, frozen=True, tag="cancelled"):
-    """Whoever asked for it has gone."""
+    """The request was ended because its user has gone."""
 
 
 class Interrupted(Record, frozen=True, tag="interrupted"):
-    """The run ended before it did."""
+    """The run ended before the request did."""
 
 
 class Preempted(Record, frozen=True, tag="preempted"):
-    """``server`` needed its cache of ``tokens`` tokens for others: it gives up its chain and waits for another."""
+    """``server`` needed the session's cache of ``tokens`` tokens for others.
+
+    The client closes the request's chain and waits for another one.
+    """
 
     server: int
     tokens: int
 
 
 class Resumed(Record, frozen=True, tag="resumed"):
-    """After that it has a chain again, to which it replays ``tokens`` tokens, those of the present step included."""
+    """A preempted request has a chain again, and replays ``tokens`` tokens, the present step's included."""
 
     tokens: int
 
 
 class Detected(Record, frozen=True, tag="detected"):
-    """A hop failed. ``servers`` are lost, the first of them is the one that failed.
+    """A hop failed in the step at ``position``. ``servers`` and their ``blocks`` are lost.
 
-    ``is_overdue``: it did not answer in time, asked at ``sent_at_s``.
+    ``is_overdue``: the server did not answer in time a request that was sent at ``sent_at_s``.
     """
 
     servers: list[int]
@@ -176,7 +181,7 @@ class Detected(Record, frozen=True, tag="detected"):
 
 
 class Rerouted(Record, frozen=True, tag="re-routed"):
-    """Other servers for lost blocks."""
+    """Other servers were chosen for lost blocks. ``asked_s`` and ``decision_s``: see ``Routed``."""
 
     blocks: Blocks
     hops: list[HopPlan]
@@ -186,7 +191,10 @@ class Rerouted(Record, frozen=True, tag="re-routed"):
 
 
 class Replayed(Record, frozen=True, tag="replayed"):
-    """The session goes on: ``hops`` have its history. The last replay, of ``tokens``, took ``took_s``."""
+    """The session goes on: the replacements ``hops`` have its history.
+
+    The last replay, of ``tokens`` tokens, took ``took_s``. Hops were replaced in ``attempts`` attempts.
+    """
 
     hops: list[HopPlan]
     tokens: int
@@ -197,13 +205,13 @@ class Replayed(Record, frozen=True, tag="replayed"):
 
 
 class Unreachable(Record, frozen=True, tag="unreachable"):
-    """No session could be opened on these servers, though not for want of room."""
+    """No session could be opened on these servers, for another reason than lack of room."""
 
     servers: list[int]
 
 
 class Reachable(Record, frozen=True, tag="reachable"):
-    """Servers that had failed this client have answered again."""
+    """Servers that had failed this client answered again."""
 
     servers: list[int]
 
@@ -223,4 +231,4 @@ States = (
 Recoveries = Detected | Rerouted | Replayed | Unreachable | Reachable
 AnyRecord = States | Recoveries | Opening | Token
 ENDED = (Completed, Failed, Cancelled, Interrupted)
-"""After one of these nothing more happens to a request."""
+"""The last record of a request is one of these."""

@@ -1,8 +1,8 @@
-"""What a session does when a hop fails: other servers take the lost blocks and are given their inputs again.
+"""Recovery of a session: other servers replace a hop that failed, and its inputs are replayed to them.
 
-As PETALS intends it: only the lost range is routed anew; the first replacement gets all inputs that the
-lost hop had, those of the present step included, in one message from position 0 (or in the steps that they
-came in); the next one gets the first one's whole output, and so on. Healthy hops keep their caches and see only
+This is what PETALS intends. Only the lost range of blocks is routed anew. The first replacement gets all
+inputs of the lost hop from position 0 on, those of the present step included, in one message or step by step.
+The next replacement gets all results of the first one, and so on. Healthy hops keep their caches and get only
 what is new.
 """
 
@@ -20,14 +20,14 @@ from nodes.request import Request, SessionError
 from nodes.rules import RecoveryRules as RecoveryRules
 
 Rerouter = Callable[[Request, int, int, int], Awaitable[Plan | None]]
-"""Asks for servers for lost blocks: (request, first, last, output tokens that are there)."""
+"""Asks for servers for lost blocks: (request, first block, last block, output tokens so far)."""
 Observer = Callable[[AnyRecord], None]
 """Called with everything that happens to a session."""
 
 
 @dataclass
 class _Standstill:
-    """From a failure until the session goes on, other failures on the way included."""
+    """The time from a failure until the session goes on, with all further failures meanwhile."""
 
     failed_at_s: float
     detected_at_s: float
@@ -64,8 +64,8 @@ class Recovery:
     ) -> bytes:
         """Replace ``hops[at]``, and the hops after it that are lost as well, by others in ``hops``.
 
-        ``position`` is that of the step that failed, ``n_done`` counts output tokens that are there. Answers
-        the hidden states that the first replacement lacks: all that the lost hop was ever sent. Raises
+        ``position`` is that of the step that failed; ``n_done`` counts output tokens so far. Returns the
+        hidden states to replay to the first replacement: all that the lost hop was ever sent. Raises
         ``SessionError`` when there is no replacement.
         """
         end = self._chain.end_of_loss(hops, at)
@@ -78,7 +78,7 @@ class Recovery:
         self._doubt(servers)
         if self._rules.mode == "off" or self._reroute is None:
             raise SessionError(str(failure)) from failure
-        del hops[at:end]  # from here on nothing else closes them
+        del hops[at:end]  # the session closes only what is in hops, so these must be closed here
         for hop in lost:
             self._chain.forget(hop)
         standstill = self._standstill = self._standstill or _Standstill(failure.sent_at_s, now_s)
@@ -93,7 +93,7 @@ class Recovery:
         return history
 
     def starts_over(self, hops: list[OpenHop]) -> None:
-        """The session has no hop any more but ``hops``, to which it replays everything."""
+        """Continue a standstill with a new chain: everything is replayed to its ``hops``."""
         if self._standstill is not None:
             self._replacements = list(hops)
             self._standstill.began_at_s = self._clock.now_s()
@@ -138,7 +138,10 @@ class Recovery:
                 return opened
 
     def passed(self, hop: OpenHop, following: OpenHop | None, n_tokens: int) -> None:
-        """``hop`` has answered ``n_tokens``; ``following`` is next. Says so when that ends a standstill."""
+        """Note that ``hop`` has computed ``n_tokens``. ``following`` is the next hop, if any.
+
+        Records ``Replayed`` if this ends a standstill.
+        """
         if self._chain.served(hop.server):
             self._observe(Reachable(*self._now, [hop.server]))
         standstill = self._standstill
@@ -156,7 +159,7 @@ class Recovery:
         self._standstill, self._replacements = None, []
 
     def unreachable(self, servers: tuple[int, ...]) -> None:
-        """Servers on which no session could be opened, though not for want of room."""
+        """Record servers on which no session could be opened, for another reason than lack of room."""
         if servers:
             self._observe(Unreachable(*self._now, list(servers)))
             self._doubt(servers)
@@ -167,5 +170,5 @@ class Recovery:
 
     @property
     def _now(self) -> tuple[int, float]:
-        """How every record begins."""
+        """The first two fields of every record: the request's number and the present instant."""
         return self._request.index, self._clock.now_s()

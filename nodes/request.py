@@ -1,4 +1,4 @@
-"""What a client is asked for, and how a request can fail."""
+"""Requests that clients serve, and the errors with which they fail."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from nodes.blocks.spec import Sampling
 
 
 class Generation(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What real blocks need to know of a request.
+    """The part of a request that only real blocks use.
 
-    ``prompt`` are the input tokens' ids; empty: the hub makes up as many as there are to be, the same ones for
-    the same request. ``sampling`` ``None``: the most probable token each time. ``stops``: the model's end token
-    ends the text, though not before ``min_tokens`` have come.
+    ``prompt`` holds the input tokens' ids. If it is empty, the hub makes up as many as the request has,
+    always the same for the same request. ``sampling`` ``None``: always the most probable token. ``stops``:
+    the model's end token ends the output, but not before ``min_tokens`` tokens.
     """
 
     prompt: tuple[int, ...] = ()
@@ -22,9 +22,9 @@ class Generation(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
-    """What the load generator asks for. ``arrival_at_s`` is the intended instant.
+    """One request of a workload. ``arrival_at_s`` is its intended start, in scenario seconds.
 
-    Caches are reserved for ``max_new_tokens``; ``None``: for the ``n_output_tokens`` that come.
+    Servers reserve cache for ``max_new_tokens`` output tokens; ``None``: for ``n_output_tokens``.
     """
 
     index: int
@@ -36,7 +36,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def n_reserved_tokens(self) -> int:
-        """Prompt and output that a server keeps cache for."""
+        """The number of prompt and output tokens that servers reserve cache for."""
         most = self.n_output_tokens if self.max_new_tokens is None else self.max_new_tokens
         return self.n_input_tokens + most
 

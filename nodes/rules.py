@@ -1,4 +1,4 @@
-"""What a client does when a hop of its chain fails, and how caches grow, as numbers."""
+"""Parameters of recovery from failed hops, and of caches that grow by pages."""
 
 from __future__ import annotations
 
@@ -10,33 +10,39 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class PagingRules:
-    """Caches that grow with their tokens: by pages of ``page_tokens``, in all blocks of a hop at once.
+    """Caches that grow with their tokens: by pages of ``page_tokens`` tokens, in all blocks of a hop at once.
 
-    New sessions get in while they leave 1 - ``high_water`` of a server's room for those that are there to grow.
+    A new session is admitted if at most the share ``high_water`` (0..1) of a server's room is in use with it,
+    or if it is the only one. The rest is left for open sessions to grow.
     """
 
     page_tokens: int = 16
     high_water: float = 0.9
 
     def paged(self, n_tokens: int, most_tokens: int) -> int:
-        """Whole pages for ``n_tokens``, in tokens; not more than ``most_tokens``."""
+        """Returns ``n_tokens`` rounded up to whole pages, but at most ``most_tokens``."""
         return min(-(-n_tokens // self.page_tokens) * self.page_tokens, most_tokens)
 
 
 @dataclass(frozen=True)
 class RecoveryRules:
-    """What a client does when a hop of its chain fails; scenario seconds.
+    """What a client does when a hop of its chain fails. Times are scenario seconds.
 
-    ``mode``: "replay"; "head": as PETALS' last commit, whose replacements cannot start at a position above 0,
-    so that every one of them fails; "off": the request fails. A hop has failed when its connection is lost,
-    when its server has lost the session, or when no answer came for ``request_timeout_s``, and ``token_s`` more
-    for every token of the step after its first (what the slowest hop needs for it); a server that has not
-    opened a session after ``connect_timeout_s`` is not there. The first attempt to replace a hop is made at
-    once, the next after ``retry_first_s``, doubling up to ``retry_max_s``, until ``give_up_s`` after the
-    failure was noticed; ``retry_jitter_ratio`` j, 0..1, makes each of these waits (1 - j) to (1 + j) times as
-    long, by ``seed``, the request and the attempt. ``replay``: the history goes to a replacement "at_once", in
-    one message, or "step_by_step", the prompt and then every token on its own: then its cache has every bit of
-    the lost one, whatever the rounding, for a round trip per token.
+    ``mode``: "replay" replaces the hop. "head" does as PETALS' last commit, whose replacements cannot start
+    at a position above 0, so that all of them fail there. "off" fails the request.
+
+    A hop has failed when its connection is lost, when its server has lost the session, or when a step was not
+    answered within ``request_timeout_s``, plus ``token_s`` for every token after its first (what the slowest
+    hop needs for it). A server that has not opened a session within ``connect_timeout_s`` is unreachable.
+
+    The first attempt to replace a hop is made at once. The wait before the next is ``retry_first_s``; waits
+    double up to ``retry_max_s``, until ``give_up_s`` after the failure was noticed. ``retry_jitter_ratio`` j,
+    from 0 to 1, makes each wait (1 - j) to (1 + j) times as long, at random by ``seed``, the request and the
+    attempt.
+
+    ``replay``: the history is sent to a replacement "at_once", in one message, or "step_by_step", the prompt
+    and then every token on its own. Step by step takes a round trip per token, but the new cache equals the
+    lost one bit by bit, whatever the rounding.
     """
 
     mode: Literal["replay", "head", "off"] = "replay"
@@ -51,11 +57,11 @@ class RecoveryRules:
     seed: int = 0
 
     def step_limit_s(self, n_tokens: int, n_hops: int = 1) -> float:
-        """How long a step may go without an answer."""
+        """Returns how long a step of ``n_tokens`` through ``n_hops`` hops may go without an answer."""
         return self.request_timeout_s + n_hops * self.token_s * (n_tokens - 1)
 
     def retry_delay_s(self, attempt: int, request: int) -> float:
-        """What ``request`` waits before attempt number ``attempt``, from 0: 0, then first, doubling."""
+        """Returns the wait of ``request`` before attempt number ``attempt``; that of attempt 0 is 0."""
         if attempt == 0:
             return 0.0
         wait_s = min(self.retry_first_s * 2.0 ** min(attempt - 1, 60), self.retry_max_s)

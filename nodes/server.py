@@ -28,13 +28,13 @@ from nodes.sessions import HostedBlocks as HostedBlocks
 log = logging.getLogger(__name__)
 
 _LOOK_AGAIN_S = 0.005
-"""Seconds of the event loop's time, real or virtual, between two looks at a client that does not read."""
+"""Event-loop seconds, real or virtual, between two checks of a client that does not read its answers."""
 
 
 class Server(Collector):
-    """What goes over the wire to ``sessions`` and back. ``app()`` is the aiohttp application.
+    """Reads requests from the wire, has ``sessions`` carry them out, and sends the answers.
 
-    With ``key`` only those who know it may connect.
+    ``app()`` returns the aiohttp application. With ``key``, only connections that present it are accepted.
     """
 
     def __init__(
@@ -66,13 +66,13 @@ class Server(Collector):
         return web.json_response(msgspec.to_builtins(self.status()))
 
     def status(self) -> ServerStatus:
-        """Health and counters, as ``/health`` shows them."""
+        """Returns health and counters, as ``/health`` shows them."""
         return ServerStatus(
             name=self.name,
             first_block=self.sessions.hosted.first,
             last_block=self.sessions.hosted.last,
             phase=self.sessions.phase,
-            # A session is here for as long as its cache is, or its place in a chain.
+            # A session counts for as long as it has cache, or a place in a chain.
             n_sessions=max(len(self.account), self.sessions.forwarding.n_places),
             cache_used_bytes=self.account.used_bytes,
             cache_capacity_bytes=self.account.capacity_bytes,
@@ -81,11 +81,11 @@ class Server(Collector):
         )
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        """What Prometheus reads; vLLM's names where one exists."""
+        """Serve the metrics that Prometheus reads, with vLLM's names where one exists."""
         return web.Response(body=generate_latest(self), content_type="text/plain", charset="utf-8")
 
     def collect(self) -> Iterator[Metric]:
-        """As ``prometheus_client`` asks for it."""
+        """Yield the metrics; called by ``prometheus_client``."""
         counters, hosted = self.counters, self.sessions.hosted
         rows: tuple[tuple[type[GaugeMetricFamily | CounterMetricFamily], str, str, float], ...] = (
             (GaugeMetricFamily, "vllm:num_requests_running", "Sessions with cache here", len(self.account)),
@@ -99,7 +99,7 @@ class Server(Collector):
             (CounterMetricFamily, "testbed_sessions_opened", "Sessions opened", counters.opened),
             (CounterMetricFamily, "testbed_sessions_refused", "Sessions refused", counters.refused),
             (CounterMetricFamily, "testbed_sessions_expired", "Sessions closed as idle", counters.expired),
-            (CounterMetricFamily, "testbed_sessions_preempted", "Sessions without cache", counters.preempted),
+            (CounterMetricFamily, "testbed_sessions_preempted", "Sessions preempted", counters.preempted),
             (CounterMetricFamily, "testbed_steps", "Steps computed", counters.steps),
             (
                 CounterMetricFamily,
@@ -148,7 +148,7 @@ class Server(Collector):
         finally:
             del live[connection.number]
             self.sessions.drop(connection)
-            if transport.get_write_buffer_size():  # whoever does not read keeps nothing of this server
+            if transport.get_write_buffer_size():  # unread answers must not keep memory of this server
                 transport.abort()
         return socket
 
@@ -176,7 +176,10 @@ class Server(Collector):
             del message, frame, answer  # or they would be kept until the next message comes
 
     def _take(self, connection: Connection, frame: wire.Request, arrived_at_s: float) -> wire.Answer | None:
-        """Carry out a request; a step is answered later. Raises ``FrameError``."""
+        """Carry out a request. Returns its answer, or ``None`` if that is sent later.
+
+        Raises ``FrameError``.
+        """
         match frame:
             case wire.Step():
                 if len(connection.tasks) >= self.limits.max_pending_steps:
@@ -197,7 +200,7 @@ class Server(Collector):
                 return wire.Out(frame.id, arrived_at_s, self.clock.now_s(), Composition(), frame.payload)
 
     def _open(self, connection: Connection, frame: wire.Open | wire.Join) -> wire.Answer | None:
-        """Open a session; one whose backend must wait for its memory is answered later."""
+        """Open a session. Returns ``None`` if its memory is not there yet: then the answer is sent later."""
         answer = self.sessions.open(connection, frame)
         if not isinstance(answer, Awaitable):
             return answer
@@ -222,7 +225,10 @@ class Server(Collector):
             await _answer(connection, answer)
 
     async def _until_it_reads(self, connection: Connection) -> None:
-        """Wait while a client has too much pending or unread; what it sends meanwhile stays with it."""
+        """Wait while the client has too many bytes of steps pending or of answers unread.
+
+        Nothing is read from the connection meanwhile, so TCP stops the client.
+        """
         limits, transport = self.limits, connection.transport
         warned = False
         while not transport.is_closing():
@@ -234,7 +240,7 @@ class Server(Collector):
                 return
             if not warned:
                 log.warning(
-                    "reading nothing more from a client with %d bytes of steps pending and %d of answers unread",
+                    "reading nothing more from a client: %d bytes of steps pending, %d of answers unread",
                     connection.pending_bytes,
                     unread_bytes,
                 )
@@ -242,9 +248,9 @@ class Server(Collector):
             await asyncio.sleep(_LOOK_AGAIN_S)
 
     async def _reject(self, connection: Connection, error: wire.FrameError) -> None:
-        """Answer an error frame and close: the peer does not speak the protocol.
+        """Send an error frame and close the connection: the peer broke the protocol.
 
-        What it holds is given back first: it may take long to hang up.
+        Its sessions are released first, because the peer may take long to hang up.
         """
         self.counters.errors += 1
         log.warning("closing a connection: %s: %s", error.code, error)
@@ -256,9 +262,9 @@ class Server(Collector):
                 await connection.socket.close(code=WSCloseCode.PROTOCOL_ERROR, message=error.code.encode())
 
     def _push(self, frame: wire.Push, arrived_at_s: float) -> wire.Answer:
-        """Begin a step of a session that any connection may push to; the answer to who pushed.
+        """Begin a step that was pushed; returns the answer for the sender.
 
-        What is wrong with it is no reason to close the connection: other clients' steps come over it, too.
+        An error does not close the connection, because other clients' steps come over it, too.
         """
         place = self.sessions.forwarding.place(frame.token)
         if place is None and self.sessions.forwarding.has_told(frame.token):
@@ -278,7 +284,7 @@ class Server(Collector):
             taken = self.sessions.check_step(connection, step, is_pushed=True)
         except wire.FrameError as error:
             return wire.Error(frame.id, error.code, cut(error))
-        if taken is None:  # preempted by its own growth: its client is told
+        if taken is None:  # the session was preempted when it had to grow; its client has been notified
             return wire.Ok(frame.id)
         self._begin(connection, session, step, arrived_at_s, frame.timings)
         return wire.Ok(frame.id)
@@ -327,7 +333,7 @@ class Server(Collector):
             if session.key in connection.sessions:
                 self.sessions.forget(connection, session.key, wire.COMPUTE_FAILED, f"has failed: {error}")
                 ended = wire.COMPUTE_FAILED, cut(error)
-            else:  # it was ended while the step waited, for a reason that its client goes by
+            else:  # the session was ended while the step waited: send the reason of that
                 ended = connection.expired.get(session.key, (wire.COMPUTE_FAILED, cut(error)))
             await _answer(connection, wire.Error(step.id, *ended))
             return

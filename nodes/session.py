@@ -18,14 +18,18 @@ from nodes.request import Request, SessionError
 
 @dataclass(frozen=True)
 class SessionRules:
-    """How sessions behave; scenario seconds.
+    """How sessions are opened, and when they give up. Times are scenario seconds.
 
-    ``initial_delay_s`` is the least time that opening takes, ``setup_s`` a constant added after it
-    (both from the calibration). Without room the client waits ``backoff_first_s``, doubling up to
-    ``backoff_max_s``, and gives up ``give_up_s`` after arrival. With 0 it waits for room for ever, and for
-    servers that are gone as long as ``recovery`` says. ``backoff_jitter_ratio`` j, 0..1, makes each wait
-    (1 - j) to (1 + j) times as long, from a random stream of ``seed`` and the request: then clients that
-    refuse each other do not go on doing so in step.
+    Opening takes at least ``initial_delay_s``; ``setup_s`` is added after it (both from the calibration).
+
+    A client whose session could not be opened waits for ``backoff_first_s`` and tries again, with waits that
+    double up to ``backoff_max_s``. It gives up ``give_up_s`` after the request's arrival. With ``give_up_s``
+    0 it waits for room for ever; it then gives up after ``recovery.give_up_s`` if there is no chain, if a
+    server cannot be reached, or if the session can never fit.
+
+    ``backoff_jitter_ratio`` j, from 0 to 1, makes each wait (1 - j) to (1 + j) times as long, at random by
+    ``seed`` and the request, so that clients that compete for room do not retry at the same times again and
+    again.
     """
 
     initial_delay_s: float = 0.0
@@ -38,7 +42,7 @@ class SessionRules:
     recovery: RecoveryRules = RecoveryRules()  # noqa: RUF009 - frozen
 
     def waits_s(self, request: int) -> Iterator[float]:
-        """What request number ``request`` waits after its first refusal, its second, and so on."""
+        """Yields the waits of request number ``request`` after its first refusal, its second, and so on."""
         wait_s, jitter = self.backoff_first_s, self.backoff_jitter_ratio
         rng = random.Random(f"{self.seed}:backoff:{request}") if jitter else None
         while True:
@@ -47,14 +51,11 @@ class SessionRules:
 
 
 Router = Callable[[Request, int, int], Awaitable[Plan | None]]
-"""Asks the routing policy: (request, attempt, output tokens that are there)."""
+"""Asks the routing policy for a chain: (request, attempt from 0, output tokens so far)."""
 
 
 class HubSession:
-    """Runs one request to its end. ``run`` returns normally only when every token came out right.
-
-    Without ``reroute`` a hop that fails fails the request.
-    """
+    """Serves one request to its end. Without ``reroute``, a failed hop fails the request."""
 
     chain_kind: type[Chain] = Chain
 
@@ -81,10 +82,13 @@ class HubSession:
         self._recovery = Recovery(request, self._chain, reroute, rules.recovery, model, clock, observer)
         self.hops: list[OpenHop] = []
         self._steps: list[int] = []
-        """Tokens of every step, the present one included."""
+        """The number of tokens of every step so far, the present one included."""
 
     async def run(self) -> None:
-        """Raises ``SessionError`` with the reason when the request cannot be completed."""
+        """Serve the request; returns when it has all its tokens.
+
+        Raises ``SessionError`` with the reason if it cannot be completed.
+        """
         try:
             request = self.request
             attempt_at_s = await self._open_chain(request.n_input_tokens, request.arrival_at_s)
@@ -101,9 +105,10 @@ class HubSession:
     async def _open_chain(
         self, first_tokens: int, since_s: float, n_done: int = 0, *, is_replacement: bool = False
     ) -> float:
-        """Ask for routes until one admits the session; return the start of that attempt.
+        """Ask for routes until a chain admits the session. Returns the start of that attempt.
 
-        The first step brings ``first_tokens``. It gives up by the time ``since_s``.
+        The first step has ``first_tokens`` tokens. The time to give up counts from ``since_s``. Raises
+        ``SessionError`` when it gives up.
         """
         rules, index = self._rules, self.request.index
         waits_s = rules.waits_s(index)
@@ -140,7 +145,10 @@ class HubSession:
         raise SessionError("a million attempts to open a session failed")
 
     async def _start_over(self, preempted: Preempted, n_done: int) -> bytes:
-        """Give back what the other hops hold, wait for a chain as at first, and return all inputs, for replaying."""
+        """Release the other hops and wait for a new chain, as at first.
+
+        Returns all hidden states, to replay them.
+        """
         history = self._model.recall(bytes(self.hops[0].inputs))
         n_all, index = len(history) // self._model.token_bytes, self.request.index
         now_s = self._clock.now_s()
@@ -174,9 +182,9 @@ class HubSession:
     async def _step(
         self, position: int, n_tokens: int, rows: bytes, n_done: int
     ) -> tuple[bytes, list[HopRecord]]:
-        """Send ``n_tokens`` hidden states through the chain, whatever happens to its hops on the way.
+        """Send ``n_tokens`` hidden states through the chain; hops that fail on the way are replaced.
 
-        Returns what comes out of the last block, and a record per message.
+        Returns the last block's hidden states, and a record per message.
         """
         timings: list[HopRecord] = []
         n_all = position + n_tokens
@@ -200,12 +208,18 @@ class HubSession:
         return rows[-n_tokens * self._model.token_bytes :], timings
 
     def _parts(self, hop: OpenHop, n_new: int) -> list[int]:
-        """How ``n_new`` hidden states go to ``hop``: a replay in one message, or as the steps were."""
+        """Returns the tokens per message for ``n_new`` hidden states to ``hop``.
+
+        They go in one message, except for a replay step by step: it repeats the steps as they were.
+        """
         in_steps = hop.lacks_history and self._rules.recovery.replay == "step_by_step"
         return self._steps if in_steps else [n_new]
 
     async def _pass(self, hop: OpenHop, n_new: int, rows: bytes) -> tuple[bytes, list[HopRecord]]:
-        """What ``hop`` makes of ``n_new`` hidden states, and a record per message. Raises ``HopFailed``."""
+        """Send ``n_new`` hidden states to ``hop``. Returns its results, and a record per message.
+
+        Raises ``HopFailed``.
+        """
         is_replay = hop.lacks_history
         timings: list[HopRecord] = []
         answers, begin = [], 0

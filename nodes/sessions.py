@@ -1,4 +1,4 @@
-"""The sessions of a server: what blocks it hosts, who uses them, and how much room their caches take."""
+"""The sessions of a server: the blocks that it hosts, the sessions on them, and the room of their caches."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _EXPIRED_REMEMBERED = 10_000
 
 @dataclass(frozen=True)
 class HostedBlocks:
-    """What a server holds and how much attention cache sessions may use (bytes).
+    """The blocks ``[first, last)`` that a server holds, and the attention cache for sessions on them (bytes).
 
-    ``paging`` ``None``: all that a session may need is set aside when it opens.
+    ``paging`` ``None``: all cache that a session may need is reserved when it opens.
     """
 
     first: int
@@ -41,6 +41,8 @@ class HostedBlocks:
 
 @dataclass
 class Session:
+    """One session on blocks ``[first, last)``. Its next step must begin at ``position``."""
+
     key: str
     first: int
     last: int
@@ -48,13 +50,13 @@ class Session:
     state: Any
     used_at_s: float
     cached_tokens: int
-    """Those that there is cache for now."""
+    """Tokens for which cache is reserved now."""
     arrived_at_s: float = 0.0
-    """Its request; who came last is preempted first."""
+    """When its request arrived. The session whose request arrived last is preempted first."""
     position: int = 0
     running: bool = False
     place: Place | None = None
-    """In a chain of servers that forward; ``None``: its client brings and fetches every step."""
+    """Its place in a chain of servers that forward; ``None`` for hub-spoke."""
 
 
 @dataclass
@@ -74,28 +76,29 @@ class Counters:
 
 @dataclass
 class Connection:
-    """A client's WebSocket, or another server's, and what it has here."""
+    """A WebSocket from a client or another server, and its sessions on this server."""
 
     number: int
     client: str
-    """Its address."""
+    """The other end's address."""
     socket: ServerSocket
     transport: asyncio.Transport
     sender: Sender
     sessions: dict[str, Session] = field(default_factory=dict)
     expired: OrderedDict[str, tuple[str, str]] = field(default_factory=OrderedDict)
-    """Sessions that the server has ended: the code and the words for whoever asks for them."""
+    """Sessions that the server has ended: error code and message for later requests, by session."""
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    """Its steps."""
+    """Steps that are pending."""
     openings: set[asyncio.Task[None]] = field(default_factory=set)
-    """Of sessions that have no cache yet."""
+    """Openings that wait for the session's cache."""
     pending_bytes: int = 0
+    """Payloads of pending steps."""
 
 
 class Sessions:
-    """Sessions belong to the connection that opened them and end with it.
+    """All sessions of a server. A session belongs to the connection that opened it and ends with it.
 
-    Methods that take a frame raise ``FrameError`` when its sender does not speak the protocol.
+    Methods with a frame as argument raise ``FrameError`` when its sender broke the protocol.
     """
 
     def __init__(self, hosted: HostedBlocks, compute: Compute, clock: Clock, limits: ServerLimits) -> None:
@@ -107,16 +110,16 @@ class Sessions:
         self.counters = Counters()
         self.forwarding = Forwarding(clock)
         self.phase = "serving"
-        """What the server does to its blocks: see ``nodes.moving``."""
+        """The phase of a move to other blocks: see ``nodes.moving``."""
         self.may_move = False
-        """The blocks may be others than a client knows."""
+        """Whether the server has ever moved: then clients may ask for blocks that it no longer has."""
         self.released = asyncio.Event()
         """Set whenever a session has ended."""
         self.live: dict[int, Connection] = {}
         """Connections by number; keys of ``account`` are ``(number, session)``."""
 
     def drop(self, connection: Connection) -> None:
-        """End all that a connection has here."""
+        """Cancel all pending work of a connection, and release its sessions."""
         for task in (*connection.tasks, *connection.openings):
             task.cancel()
         for key in list(connection.sessions):
@@ -127,13 +130,14 @@ class Sessions:
     ) -> wire.Answer | Awaitable[wire.Answer | None]:
         """Open a session, with a place in a chain if ``frame`` is a ``Join``.
 
-        The answer is to be awaited where the backend needs time for the session's cache; ``None`` then, if the session
-        has been ended meanwhile and its client, that of a chain, told.
+        Returns the answer, or an awaitable of it if the backend needs time to allocate the session's cache.
+        The awaitable results in ``None`` if a chain's session was ended meanwhile: its client has been
+        notified.
         """
         key, first, last, max_tokens = frame.session, frame.first, frame.last, frame.max_tokens
         hosted = self.hosted
         if not hosted.first <= first < last <= hosted.last:
-            if self.may_move:  # the client was told of blocks that have gone since
+            if self.may_move:  # the client got its chain before the blocks moved
                 self.counters.refused += 1
                 text = f"blocks {first} to {last} are not here any more"
                 return wire.Error(frame.id, wire.NO_CAPACITY, text)
@@ -145,11 +149,11 @@ class Sessions:
         if key in connection.sessions:
             raise wire.FrameError(wire.BAD_FRAME, f"session {shown(key)} is open already", frame.id)
         if max_tokens < 1:
-            raise wire.FrameError(wire.BAD_FRAME, "a session needs room for a token", frame.id)
+            raise wire.FrameError(wire.BAD_FRAME, "a session needs room for at least one token", frame.id)
         if max_tokens > self.limits.max_session_tokens:
             raise wire.FrameError(
                 wire.BAD_FRAME,
-                f"a session of {max_tokens} tokens; at most {self.limits.max_session_tokens} are taken",
+                f"a session of {max_tokens} tokens; at most {self.limits.max_session_tokens} are allowed",
                 frame.id,
             )
         if isinstance(frame, wire.Join):
@@ -212,14 +216,17 @@ class Sessions:
         return wire.Error(frame.id, *connection.expired.get(session.key, ended))
 
     def _first_tokens(self, frame: wire.Open | wire.Join) -> tuple[int, float]:
-        """What there must be cache for when a session opens, and when its request arrived."""
+        """Returns how many tokens to reserve cache for at opening, and the arrival used for preemption."""
         paging = self.hosted.paging
         if paging is None:
             return frame.max_tokens, 0.0
         return paging.paged(frame.first_tokens or frame.max_tokens, frame.max_tokens), frame.arrived_at_s
 
     def _grow(self, connection: Connection, session: Session, n_tokens: int) -> bool:
-        """Have cache for ``n_tokens``; those that came last go without. Whether ``session`` stays."""
+        """Reserve cache for ``n_tokens`` in total; sessions whose requests arrived last are preempted for it.
+
+        Returns False if ``session`` itself was preempted.
+        """
         paging, hosted = self.hosted.paging, self.hosted
         if paging is None or n_tokens <= session.cached_tokens:
             return True
@@ -242,7 +249,10 @@ class Sessions:
         return True
 
     def _preempt(self, connection: Connection, key: str, reason: str) -> None:
-        """Take a session's cache. The client of a chain is told at once, else when it next asks."""
+        """End a session to free its cache.
+
+        A chain's client is notified at once, others at their next request.
+        """
         place = connection.sessions[key].place
         self.forget(connection, key, wire.PREEMPTED, reason)
         self.counters.preempted += 1
@@ -250,11 +260,11 @@ class Sessions:
             self.forwarding.tell(place, wire.PREEMPTED, cut(f"it {reason}"))
 
     def _came(self, key: tuple[int, str]) -> tuple[float, str]:
-        """When the request of a session of ``account`` arrived; of one instant, the greater name came last."""
+        """Returns when the request of a session of ``account`` arrived, then its name for equal arrivals."""
         return self.live[key[0]].sessions[key[1]].arrived_at_s, key[1]
 
     def close(self, connection: Connection, frame: wire.Close) -> wire.Answer:
-        """Close a session; one that the server has ended counts as closed."""
+        """Close a session. One that the server has ended already counts as closed."""
         key = frame.session
         if key in connection.sessions:
             self._release(connection, key)
@@ -272,14 +282,17 @@ class Sessions:
         self.released.set()
 
     def forget(self, connection: Connection, key: str, code: str, reason: str) -> None:
-        """End a session that its client did not close; what is still asked of it is answered, not an error."""
+        """End a session that its client did not close. Later requests for it get ``code`` and ``reason``."""
         self._release(connection, key)
         connection.expired[key] = code, cut(f"session {shown(key)} {reason}")
         while len(connection.expired) > _EXPIRED_REMEMBERED:
             connection.expired.popitem(last=False)
 
     def check_step(self, connection: Connection, frame: wire.Step, is_pushed: bool = False) -> Session | None:
-        """The step's session, with cache for it; ``None`` if it has expired. Raises ``FrameError``."""
+        """Check a step and reserve cache for it.
+
+        Returns its session, or ``None`` if the server has ended that session. Raises ``FrameError``.
+        """
         key, position, n_tokens = frame.session, frame.position, frame.n_tokens
         session = connection.sessions.get(key)
         if session is None:
@@ -341,7 +354,7 @@ class Sessions:
     async def end(self, key: tuple[int, str], code: str, reason: str) -> None:
         """End the session of ``account`` with that key.
 
-        Its client gets the error when it next asks, the client of a chain at once.
+        A chain's client is sent the error at once, others at their next request.
         """
         connection = self.live[key[0]]
         session = connection.sessions[key[1]]
@@ -350,6 +363,6 @@ class Sessions:
             await session.place.fail(code, f"it {reason}")
 
     def blocks_of(self, key: tuple[int, str]) -> tuple[int, int]:
-        """The blocks that the session of ``account`` with that key uses, half-open."""
+        """Returns the blocks that the session of ``account`` with that key uses, half-open."""
         session = self.live[key[0]].sessions[key[1]]
         return session.first, session.last

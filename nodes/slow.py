@@ -1,4 +1,4 @@
-"""Servers that compute more slowly than they should: any compute backend, with every step stretched."""
+"""Servers that compute more slowly than they should: wraps any compute backend and prolongs every step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nodes.compute import Compute, Computed, StubCompute
 
 
 class SlowCompute:
-    """Answers of ``inner``, each after ``factor`` times as long."""
+    """A backend that takes ``factor`` times as long as ``inner`` for every step."""
 
     def __init__(self, inner: Compute, factor: float, clock: Clock) -> None:
         self.inner = inner
@@ -50,9 +50,10 @@ class SlowCompute:
 
 
 def slowed(compute: Compute, factor: float, clock: Clock) -> Compute:
-    """What computes in place of ``compute``, as given when the server began; factor 1 is as fast as then.
+    """Returns a backend that takes ``factor`` times as long as ``compute``, the one the server started with.
 
-    The stub's own times grow, so that steps wait for each other as before; real blocks wait after each step.
+    Factor 1 returns ``compute`` itself. The stub's own times grow, so that steps still wait for each other.
+    Other backends wait after each step.
     """
     if factor == 1.0:
         return compute

@@ -1,7 +1,7 @@
 """Waiting for an instant with sub-millisecond precision on any asyncio loop.
 
 The loops' own timers have steps of 1 ms (libuv fires early, the selector loop late), so all deadlines
-of a process share one timerfd and a heap. The last ``SPIN_S`` are waited for actively.
+of a process share one timerfd and a heap. The last ``SPIN_S`` seconds are spent in a busy loop.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class DeadlineTimer:
         self._spec = _TimerSpec()
 
     def at(self, instant_s: float) -> asyncio.Future[None]:
-        """A future that resolves at ``instant_s``; at once if that has passed."""
+        """Returns a future that resolves at ``instant_s``, or at once if that has passed."""
         future = self._loop.create_future()
         if instant_s <= time.monotonic():
             future.set_result(None)

@@ -13,7 +13,7 @@ from nodes.clock import Clock
 
 
 class Overdue(Exception):
-    """It took longer than its limit."""
+    """What was limited took longer than its limit."""
 
 
 @dataclass(eq=False)
@@ -25,7 +25,7 @@ class _Limit:
 
 
 class Watchdog:
-    """Ends what takes too long. Many limits at once cost one sleeping task, not one each."""
+    """Ends what takes longer than its limit. Many limits at once need only one sleeping task."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -35,7 +35,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def limit(self, limit_s: float) -> Iterator[None]:
-        """Cancel the body and raise ``Overdue`` when it takes longer; ``math.inf`` is no limit."""
+        """Cancel the body and raise ``Overdue`` if it takes longer than ``limit_s`` (``math.inf``: never)."""
         if limit_s == math.inf:
             yield
             return
@@ -47,7 +47,7 @@ class Watchdog:
         try:
             yield
         except asyncio.CancelledError:
-            # Whoever else cancelled the task wants it to end: that goes before the limit.
+            # If something else cancelled the task as well, the task must end: that comes before the limit.
             if limit.has_fired and task.uncancel() <= limit.n_cancelling:
                 raise Overdue from None
             raise
@@ -72,7 +72,7 @@ class Watchdog:
         self._wake_at(min((x.due_at_s for x in self._limits if not x.has_fired), default=math.inf))
 
     def close(self) -> None:
-        """Stop watching: limits that are running hold no more."""
+        """Stop watching: bodies that are still running have no limit any more."""
         if self._sleeper is not None:
             self._sleeper.cancel()
         self._sleeper, self._wakes_at_s = None, math.inf

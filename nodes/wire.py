@@ -1,12 +1,12 @@
 """The data plane's frames: one msgpack array per binary WebSocket message, its kind first.
 
-A payload that is larger than ``PART_BYTES`` goes in several messages (``nodes.parts``).
+A frame with a payload larger than ``PART_BYTES`` is sent in several messages (``nodes.parts``).
 
-A client sends a ``Request``; each is answered once, in any order, by an ``Answer`` with the same ``id``.
+A client sends a ``Request``. The server sends an ``Answer`` with the same ``id`` to each, in any order.
 With forwarding (``nodes.forwarding``) ``Join`` and ``Push`` take the place of ``Open`` and ``Step``.
 
-After an error with one of the codes from ``BAD_FRAME`` on the server closes the connection, unless a ``Push``
-was answered with it whose frame itself was right.
+``BAD_FRAME`` and the codes below it report a broken protocol: after such an error the server closes the
+connection. The exception is an error about a ``Push`` that could be decoded: then the connection stays open.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from nodes.batching import Composition
 
 PATH = "/v1/sessions"
 MAX_TIMINGS = 256
-"""No chain has more hops."""
+"""Largest number of hops in a chain."""
 _TIMING = struct.Struct("<ddIIIIIId")
 MAX_PAYLOAD_BYTES = 2 * 1024**3
-"""Hidden states of one step, however many messages bring them."""
+"""Largest payload of one step, over all messages that carry it."""
 PART_BYTES = 64 * 1024**2
-"""Hidden states in one message."""
+"""Largest payload in one message."""
 FRAME_OVERHEAD_BYTES = 512 + MAX_TIMINGS * _TIMING.size
-"""No frame is larger than its payload by more than this."""
+"""Most bytes that a frame has besides its payload."""
 
 NO_CAPACITY = "no-capacity"
 NEVER_FITS = "never-fits"
-"""The session needs more than the server has in all."""
+"""The session needs more cache than the server has in total."""
 SESSION_EXPIRED = "session-expired"
 SESSION_MOVED = "session-moved"
-"""The server holds other blocks now."""
+"""The server ended the session because it moves to other blocks."""
 COMPUTE_FAILED = "compute-failed"
-"""The session is closed; others go on."""
+"""A step failed and its session is closed; other sessions go on."""
 NOT_PASSED_ON = "not-passed-on"
-"""The session's next server did not take what was pushed to it."""
+"""The session's next server did not accept the hidden states pushed to it."""
 PREEMPTED = "preempted"
-"""The session's cache was needed for one that came earlier; it may start over."""
+"""The session lost its cache, usually to a session whose request arrived earlier. It may start over."""
 TOO_MANY_STEPS = "too-many-steps"
-"""Nothing was done; it may be asked again."""
+"""The step was not begun; it may be sent again."""
 BAD_FRAME = "bad-frame"
 TOO_LARGE = "frame-too-large"
 UNKNOWN_SESSION = "unknown-session"
@@ -52,7 +52,7 @@ WRONG_POSITION = "wrong-position"
 WRONG_BLOCKS = "wrong-blocks"
 
 MAX_ERROR_CHARACTERS = 1000
-"""An error's message is cut to this."""
+"""Error messages are cut to this length."""
 _MAX_REASON_CHARACTERS = 160
 
 Name = Annotated[str, Meta(max_length=128)]
@@ -60,11 +60,11 @@ Count = Annotated[int, Meta(ge=0)]
 
 
 class Frame(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """What all frames have. ``id`` is the sender's number of a request."""
+    """Base of all frames. ``id`` is the number that its sender gave to a request."""
 
 
 class Opening(Frame):
-    """Reserve room for ``max_tokens`` in blocks ``first`` to ``last`` (half-open)."""
+    """Base of ``Open`` and ``Join``: open a session of at most ``max_tokens`` in blocks ``[first, last)``."""
 
     id: Count
     session: Name
@@ -75,9 +75,10 @@ class Opening(Frame):
 
 
 class Open(Opening, tag="open"):
-    """As part of nothing: the client brings and fetches every step.
+    """Hub-spoke session: the client sends every step to this server and receives its result.
 
-    Where caches grow, ``first_tokens`` come at once (0: all of them), and of sessions that arrived later room is taken.
+    Where caches grow page by page, cache for ``first_tokens`` is reserved at once (0: for ``max_tokens``).
+    ``arrived_at_s`` is when the request arrived: the session whose request arrived last is preempted first.
     """
 
     first_tokens: Count = 0
@@ -85,17 +86,18 @@ class Open(Opening, tag="open"):
 
 
 class More(Frame, tag="more"):
-    """The beginning of a payload, or more of it; the frame with the same ``id`` that follows has its end."""
+    """A part of a large payload. The frame that follows with the same ``id`` carries the last part."""
 
     id: int
     payload: bytes
 
 
 class Join(Opening, tag="join"):
-    """As part of a chain.
+    """Session in a chain of servers that forward.
 
-    Whoever knows ``token`` may push. What comes out goes to server number ``peer`` under ``next_token``, or
-    from the last server (an empty ``next_token``) to the client. The last two are as in ``Open``.
+    Any sender that knows ``token`` may push steps to it. The server pushes the results to server number
+    ``peer`` with ``next_token``. The chain's last server has an empty ``next_token`` and sends them to the
+    client. ``first_tokens`` and ``arrived_at_s``: see ``Open``.
     """
 
     token: Name
@@ -106,7 +108,7 @@ class Join(Opening, tag="join"):
 
 
 class Step(Frame, tag="step"):
-    """``n_tokens`` hidden states from ``position`` on; position 0 is the prefill."""
+    """A step of an ``Open`` session: ``n_tokens`` hidden states from ``position`` on; 0 is the prefill."""
 
     id: Count
     session: Name
@@ -116,9 +118,10 @@ class Step(Frame, tag="step"):
 
 
 class Push(Frame, tag="push"):
-    """A step of a chain, from the client or another server; answered as soon as it has arrived.
+    """A step of a ``Join`` session, sent by the client or another server.
 
-    ``timings`` holds what ``pack_timing`` gives for every hop so far.
+    It is answered on arrival, before it is computed.
+    ``timings`` holds the bytes of ``pack_timing`` for every hop so far.
     """
 
     id: Count
@@ -137,7 +140,7 @@ class Close(Frame, tag="close"):
 
 
 class Ping(Frame, tag="ping"):
-    """Answered by an ``Out`` with the same payload."""
+    """Ask for an ``Out`` with the same payload."""
 
     id: Count
     payload: bytes
@@ -150,7 +153,11 @@ class Ok(Frame, tag="ok"):
 
 
 class Out(Frame, tag="out"):
-    """What came out of a step, and the server's instants (scenario seconds)."""
+    """Result of a step.
+
+    The server received the step at ``arrived_at_s`` and had its result at ``departed_at_s``, in scenario
+    seconds. ``together`` describes the batch in which the step ended.
+    """
 
     id: int
     arrived_at_s: float
@@ -160,7 +167,7 @@ class Out(Frame, tag="out"):
 
 
 class Result(Frame, tag="result"):
-    """What came out of a step of a chain, from its last server. ``id`` is that of its ``Join``."""
+    """Result of a chain's step, sent to the client by the last server. ``id`` is that of its ``Join``."""
 
     id: int
     position: int
@@ -169,7 +176,10 @@ class Result(Frame, tag="result"):
 
 
 class Error(Frame, tag="error"):
-    """``id`` is -1 when the request's cannot be known; that of a ``Join`` when its session fails."""
+    """A request or a session failed.
+
+    ``id`` is the request's, or -1 if it could not be read. If a chain's session fails, it is its ``Join``'s.
+    """
 
     id: int
     code: str
@@ -184,14 +194,14 @@ _answers: msgspec.msgpack.Decoder[Answer | More] = msgspec.msgpack.Decoder(Answe
 
 
 class _Head(msgspec.Struct, array_like=True):
-    """The beginning of any frame."""
+    """The first two fields of any frame."""
 
     kind: Any
     id: int
 
 
 class FrameError(Exception):
-    """A frame that breaks the protocol; ``code`` goes into the error frame."""
+    """A frame breaks the protocol. ``code`` and ``request_id`` go into the error frame."""
 
     def __init__(self, code: str, message: str, request_id: int = -1) -> None:
         super().__init__(message)
@@ -200,24 +210,24 @@ class FrameError(Exception):
 
 
 def url(address: str, port: int) -> str:
-    """Where the server that listens there takes connections."""
+    """Returns the URL for connections to the server that listens at ``address`` and ``port``."""
     return f"http://{address}:{port}{PATH}"
 
 
 def headers(key: str) -> dict[str, str]:
-    """What a request for a connection says to servers that take only those of one run; empty: to others."""
+    """Returns the HTTP headers that present a run's ``key`` to its servers; none if ``key`` is empty."""
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def pack(frame: Frame) -> bytes:
-    """The bytes of a frame."""
+    """Returns the bytes of a frame."""
     return msgspec.msgpack.encode(frame)
 
 
 class Timing(NamedTuple):
-    """One hop's part of ``timings``: when a payload of ``n_bytes`` came and what came of it was ready.
+    """One hop's part of ``timings``: when ``n_bytes`` of hidden states arrived and their result was ready.
 
-    ``together`` is what was computed in the same batch.
+    Instants are scenario seconds. ``together`` describes the batch in which the step ended.
     """
 
     arrived_at_s: float
@@ -227,13 +237,13 @@ class Timing(NamedTuple):
 
 
 def pack_timing(timing: Timing) -> bytes:
-    """A hop's part of ``timings``."""
+    """Returns the bytes of one hop's timing."""
     *instants, together = timing
     return _TIMING.pack(*instants, *together)
 
 
 def unpack_timings(timings: bytes) -> list[Timing]:
-    """What every hop has said. Raises ``FrameError`` (``bad-frame``)."""
+    """Returns the timings of all hops, in the chain's order. Raises ``FrameError`` (``bad-frame``)."""
     if len(timings) % _TIMING.size or len(timings) > MAX_TIMINGS * _TIMING.size:
         raise FrameError(BAD_FRAME, "not the timings of a chain")
     rows = _TIMING.iter_unpack(timings)
@@ -241,7 +251,7 @@ def unpack_timings(timings: bytes) -> list[Timing]:
 
 
 def unpack_request(data: bytes) -> Request | More:
-    """A request of a known kind with the right fields. Raises ``FrameError`` (``bad-frame``)."""
+    """Decode a request. Raises ``FrameError`` (``bad-frame``) for unknown kinds and wrong fields."""
     try:
         frame = _requests.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -252,7 +262,7 @@ def unpack_request(data: bytes) -> Request | More:
 
 
 def unpack_answer(data: bytes) -> Answer | More:
-    """An answer. Raises ``FrameError`` (``bad-frame``)."""
+    """Decode an answer. Raises ``FrameError`` (``bad-frame``)."""
     try:
         return _answers.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -264,7 +274,7 @@ def _reason(error: Exception) -> str:
 
 
 def _id_of(data: bytes) -> int:
-    """The request's id in a frame that has something else wrong; -1 if there is none."""
+    """Returns the request's id in a frame that could not be decoded; -1 if it has none."""
     try:
         return msgspec.msgpack.decode(data, type=_Head).id
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

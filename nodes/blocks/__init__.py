@@ -1,13 +1,16 @@
-"""Real transformer blocks. Only ``spec``, ``sizes``, ``files`` and ``memory`` do without torch and transformers.
+"""Real transformer blocks.
+
+Only ``spec``, ``sizes``, ``files`` and ``memory`` import neither torch nor transformers.
 
 - ``spec``: what to load and how to compute, as plain data; ``sizes``: real models' configurations by name
-- ``files``: a checkpoint's files, also from the hub of models; ``checkpoint``, ``weights``: tensors out of
+- ``files``: a checkpoint's files, also from the Hugging Face hub; ``checkpoint``, ``weights``: tensors from
   them, or random ones; ``loading``: modules filled with those; ``quantised``: matrices in 4 or 8 bits
-- ``family``: what BLOOM, Llama and their like each supply
-- ``device``: what computes; ``memory``: what blocks and caches take of it; ``cache``: a session's keys and
-  values
-- ``ragged``: one forward for several sessions
+- ``family``: what differs between BLOOM and Llama models
+- ``device``: the device that computes; ``memory``: how much memory blocks and caches take; ``cache``: a
+  session's keys and values
+- ``ragged``: one forward for several sessions; ``graphs``: decode steps as CUDA graphs
 - ``compute``: the server's backend; ``hub``: the client's part
+- ``text``: a checkpoint's tokenizer; ``tiny``: small random checkpoints; ``whole``: checks a chain's tokens
 """
 
 import os

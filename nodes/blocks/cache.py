@@ -1,4 +1,4 @@
-"""A session's keys and values, allocated once for all tokens that it may have."""
+"""A session's keys and values, in one allocation for all tokens that it has room for."""
 
 from __future__ import annotations
 
@@ -39,7 +39,11 @@ class _Layer(CacheLayerMixin):
 
 
 class SessionCache(Cache):
-    """Keys and values of blocks ``[first, last)``; blocks find theirs by their own number."""
+    """Keys and values of blocks ``[first, last)``. Blocks find theirs by their number in the whole model.
+
+    ``layout`` is that of ``family.cache_layout``. ``store`` is ``[blocks, 2, 1, kv heads, max tokens, head
+    size]``.
+    """
 
     def __init__(
         self,
@@ -51,35 +55,35 @@ class SessionCache(Cache):
         device: torch.device,
     ) -> None:
         n_heads, head_size = layout
-        # One allocation: a device rounds each of them up.
+        # One allocation, because a device rounds every allocation up.
         store = torch.empty((last - first, 2, 1, n_heads, max_tokens, head_size), dtype=dtype, device=device)
         super().__init__(layers=[_Layer(block[0], block[1]) for block in store])
         self._first = first
         self.store = store
 
     def grow(self, max_tokens: int) -> None:
-        """Room for ``max_tokens``, those that are there included."""
+        """Allocate room for ``max_tokens`` in total, and copy the present tokens there."""
         n_blocks, _, _, n_heads, _, head_size = self.store.shape
         store = self.store.new_empty((n_blocks, 2, 1, n_heads, max_tokens, head_size))
         for layer, block in zip(self.layers, store, strict=True):
             block[:, :, :, : layer.length] = torch.stack([layer.keys, layer.values])[:, :, :, : layer.length]
             layer.keys, layer.values = block[0], block[1]
-        if store.is_cuda:  # else the old one could be given to another stream while it is still copied
+        if store.is_cuda:  # else another stream could get the old memory while it is still being copied
             torch.cuda.current_stream(store.device).synchronize()
         self.store = store
 
     def set_length(self, n_tokens: int) -> None:
-        """Count the first ``n_tokens`` as there, which every block has."""
+        """Set how many tokens are cached. Every block must have them already."""
         for layer in self.layers:
             layer.length = n_tokens
 
     @property
     def room(self) -> int:
-        """How many tokens it can have."""
+        """The number of tokens that there is room for."""
         return int(self.store.shape[4])
 
     def clear_room(self) -> None:
-        """Zeros where there are no tokens yet: what a device's memory holds by chance need not be a number."""
+        """Fill the room without tokens with zeros: fresh memory may contain values that are not numbers."""
         self.store[:, :, :, :, self.get_seq_length() :] = 0
 
     def of_block(self, number: int) -> _Layer:
@@ -89,7 +93,7 @@ class SessionCache(Cache):
 
     @property
     def held_bytes(self) -> int:
-        """What the allocator gave for it."""
+        """The bytes that the allocator gave for it."""
         return self.store.untyped_storage().nbytes()
 
     def update(
@@ -104,6 +108,6 @@ class SessionCache(Cache):
 
 
 def cache_bytes(n_blocks: int, layout: tuple[int, int], max_tokens: int, dtype: torch.dtype) -> int:
-    """``s_c k``: what a session's cache takes."""
+    """Returns the bytes of a session's cache: ``s_c k`` for k blocks."""
     n_heads, head_size = layout
     return 2 * n_blocks * n_heads * head_size * max_tokens * dtype.itemsize

@@ -1,4 +1,4 @@
-"""Reads parts of a checkpoint: only the tensors that are asked for, from safetensors files alone."""
+"""Reads parts of a checkpoint: only the tensors that are needed, and only from safetensors files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _NOT_WEIGHTS = ("rotary_emb.inv_freq",)
 class Checkpoint:
     """A checkpoint folder: one ``model.safetensors``, or shards with ``model.safetensors.index.json``.
 
-    A context manager: every file is opened once, when something is first read from it, until the end.
+    A context manager: every file is opened at its first use, and stays open until the end. Raises
+    ``ComputeError`` if the folder holds no weights of ``family``.
     """
 
     def __init__(self, folder: Path, family: Family) -> None:
@@ -46,10 +47,10 @@ class Checkpoint:
     def tensors(
         self, part: str, shapes: Mapping[str, torch.Size], dtype: torch.dtype, device: torch.device
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors of a module of the model class, one by one, in the order of ``shapes``.
+        """Yields the tensors of one module of the model class, by name, in the order of ``shapes``.
 
         Raises ``ComputeError`` when a file or tensor is missing, broken or of another shape, or when the
-        module has no place for one that is there.
+        checkpoint has a tensor that the module lacks.
         """
         prefix = f"{self._prefix}{part}."
         for name in self._names:
@@ -60,7 +61,7 @@ class Checkpoint:
             yield name, self._read(prefix + name, shape, dtype, device)
 
     def head(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """The matrix from hidden states to logits, where it is not that of the embeddings."""
+        """Returns the matrix from hidden states to logits, for models that do not share the embeddings'."""
         return self._read("lm_head.weight", shape, dtype, device)
 
     def _read(self, name: str, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -74,7 +75,7 @@ class Checkpoint:
             stored = torch.Size(file.get_slice(name).get_shape())
             if stored != shape:
                 raise ComputeError(f"{name} in {path} is {_by(stored)}, but {_by(shape)} by config.json")
-            # A copy: what safetensors gives may be the file itself, mapped, and goes when the file does.
+            # A copy: the tensor from safetensors may be mapped from the file, and vanish when that is closed.
             tensor: torch.Tensor = file.get_tensor(name).to(device, dtype, copy=True)
         except (SafetensorError, OSError) as error:
             raise ComputeError(f"{path} cannot be read: {error}") from error

@@ -1,4 +1,4 @@
-"""The server's backend with real blocks: steps run in threads beside the event loop, loading in another."""
+"""The server's backend with real blocks. Steps, loading and opening run in threads beside the event loop."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ _NO_CACHE = "no memory for a session's cache"
 
 @dataclass(eq=False)
 class _BlocksSession:
-    """``cache``, ``model`` and ``decoder`` go when the session is closed, but never under a step that runs."""
+    """A session.
+
+    ``cache``, ``model`` and ``decoder`` are released when it is closed, or when its running step ends.
+    """
 
     first: int
     last: int
@@ -54,15 +57,15 @@ class _BlocksSession:
     closed_by: str = ""
     running: bool = False
     wanted_tokens: int = 0
-    """If more than ``max_tokens``, its cache grows when its next step begins."""
+    """If this is more than ``max_tokens``, the cache grows when the session's next step begins."""
     decoder: Decoder | None = None
     opening: Future[None] = field(default_factory=Future)
-    """Done once it has ``cache`` and ``model``; until then it counts as running."""
+    """Done once the session has ``cache`` and ``model``; until then the session counts as running."""
 
 
 @dataclass(eq=False)
 class _Job:
-    """A step of ``session`` that goes with others: its inputs, and answers as far as they are there."""
+    """A step of ``session`` that is computed in batches: its inputs, and the results so far."""
 
     session: _BlocksSession
     payload: bytes
@@ -83,8 +86,8 @@ class _Portion:
 class BlocksCompute:
     """Blocks of a model of transformers, on one device. Implements ``nodes.compute.Compute``.
 
-    ``clock`` is the one by which steps arrive. Raises ``ComputeError`` for a model, device, dtype or kind of weights
-    that cannot be served.
+    ``clock`` is the clock of the steps' arrivals. Raises ``ComputeError`` for a model, device, dtype or kind
+    of weights that is not supported.
     """
 
     def __init__(self, spec: BlocksSpec, clock: Clock | None = None) -> None:
@@ -106,31 +109,31 @@ class BlocksCompute:
         self._models: dict[tuple[int, int], Any] = {}
         self._sessions: set[_BlocksSession] = set()
         self._idle = threading.Condition()
-        """Guards the above; notified when a step ends."""
+        """Guards blocks, models and sessions; notified when a step ends."""
         torch.set_num_threads(spec.n_threads)
         self._prefill_bytes = (
             prefill_bytes(self._config.hidden_size, spec.n_streams)
             if self._device.type == "cuda"
             else float("inf")
         )
-        """A step of more is computed in chunks."""
+        """A step that needs more memory than this is computed in chunks."""
         self._resident_before_bytes = memory_in_use(self._device).get("resident_bytes", 0.0)
         self._queue = ThreadPoolExecutor(spec.n_streams, "blocks", self._begin_thread)
         self._clock = clock or ScaledClock()
         self._jobs: dict[Step, _Job] = {}
-        """Of steps that are computed in batches."""
+        """The jobs of steps that are computed in batches."""
         self._batcher = self._ragged = None
         if spec.is_batched or spec.has_graphs:
-            assert spec.n_streams == 1, "batches, and graphs that share their memory, come one after another"
+            assert spec.n_streams == 1, "batches, and graphs that share their memory, run one after another"
             self._ragged = Ragged(self._family, self._config, self._device)
         if spec.is_batched:
             self._batcher = Batcher(Batches(None, spec.chunk_tokens), self._pass)
         self._apart = Apart()
         self._graphs_pool = Pool(self._device) if spec.has_graphs and self._device.type == "cuda" else None
-        """One for all graphs: what a step answers has left the device before the next one."""
+        """One pool for all graphs: a step's result has left the device before the next step."""
         self._loader = ThreadPoolExecutor(1, "loading", self._begin_thread, (False,))
         self._opener = ThreadPoolExecutor(1, "opening", self._begin_thread, (False,))
-        """Both in the device's default stream: bitsandbytes quantises there, whichever stream is the thread's own."""
+        """Loading and opening use the device's default stream: bitsandbytes quantises there in any thread."""
 
     def _begin_thread(self, has_stream: bool = True) -> None:
         torch.set_num_threads(self._spec.n_threads)
@@ -140,7 +143,10 @@ class BlocksCompute:
                 torch.cuda.set_stream(torch.cuda.Stream(self._device))
 
     async def host(self, first: int, last: int) -> None:
-        """Blocks that stay keep serving meanwhile. What could be loaded before an error is dropped again."""
+        """As ``Compute.host``. Kept blocks serve meanwhile.
+
+        On an error, blocks loaded before it are dropped again.
+        """
         n_blocks = self._config.num_hidden_layers
         if not 0 <= first <= last <= n_blocks:
             raise ComputeError(f"the model has blocks 0 to {n_blocks}, not {first} to {last}")
@@ -182,7 +188,7 @@ class BlocksCompute:
                 ) from error
             raise
         finally:
-            if self._device.type == "cuda":  # streams have pools of their own: no step could use this one
+            if self._device.type == "cuda":  # each stream has its own pool: steps could not use this one's
                 torch.cuda.empty_cache()
         planned_bytes_taken = len(missing) * self.block_bytes
         self._account.give_blocks(planned_bytes_taken - sum(map(real_bytes, loaded.values())))
@@ -190,7 +196,7 @@ class BlocksCompute:
             self._blocks.update(loaded)
 
     def _drop_outside(self, first: int, last: int) -> None:
-        """Let other blocks go, once no step uses them, and end the sessions that are left on them."""
+        """Drop other blocks and end the sessions on them; waits for steps that still use them."""
         with self._idle:
             numbers = [number for number in self._blocks if not first <= number < last]
             gone = {number: self._blocks.pop(number) for number in numbers}
@@ -207,7 +213,7 @@ class BlocksCompute:
                 torch.cuda.empty_cache()
 
     def new_session(self, client: str, first: int, last: int, max_tokens: int) -> _BlocksSession:
-        """What it may take is settled at once; the device is asked for it beside the event loop."""
+        """Reserve a session's memory; the device allocates it in a thread. Raises ``ComputeError``."""
         n_bytes = cache_bytes(last - first, self._layout, max_tokens, self._dtype)
         with self._idle:
             missing = [number for number in range(first, last) if number not in self._blocks]
@@ -224,10 +230,13 @@ class BlocksCompute:
         opening = session.opening
         if opening.done() and not opening.cancelled() and opening.exception() is None:
             return None
-        return asyncio.shield(asyncio.wrap_future(opening))  # whoever gives up leaves it to the others
+        return asyncio.shield(asyncio.wrap_future(opening))  # cancelling one wait must not end the others
 
     def _open(self, session: _BlocksSession, blocks: Sequence[torch.nn.Module]) -> None:
-        """Give the session its model and cache; one that was closed meanwhile gives them back."""
+        """Make the session's model and cache.
+
+        If the session was closed meanwhile, they are released again.
+        """
         failure = "it could not be opened"
         try:
             with self._apart.allocating(), saying_out_of_memory(_NO_CACHE):
@@ -240,10 +249,10 @@ class BlocksCompute:
             self._finish(session, failure)
 
     def grow(self, session: _BlocksSession, max_tokens: int) -> None:
-        """Set more room aside; the cache has it when the session's next step begins, which allocates it in its thread.
+        """Reserve memory for a larger cache, which the session's next step allocates in its thread.
 
-        What a session that was closed while it computes still holds is there by then, too. While the cache is copied,
-        it is there twice.
+        If the memory is not free but closed sessions still compute, it is reserved only when that step
+        begins: by then they have released theirs. While the cache is copied, it is in memory twice.
         """
         with self._idle:
             if session.closed_by:
@@ -263,13 +272,13 @@ class BlocksCompute:
         session.n_bytes = n_bytes
 
     def _model(self, first: int, last: int, blocks: Sequence[torch.nn.Module]) -> Any:
-        """That of ``blocks``, kept for the next session as long as they are here."""
+        """Returns a model of ``blocks``, kept for later sessions as long as the server has these blocks."""
         key = (first, last)
         with self._idle:
             model = self._models.get(key)
         if model is None:
             model = self._family.with_blocks(self._config, blocks).to(self._device)
-            if self._device.type == "cuda":  # what the threads that compute will read
+            if self._device.type == "cuda":  # other threads will read the model in their own streams
                 torch.cuda.current_stream(self._device).synchronize()
             with self._idle:
                 if all(self._blocks.get(n) is block for n, block in zip(range(*key), blocks, strict=True)):
@@ -281,7 +290,10 @@ class BlocksCompute:
             self._end(session, "it was closed")
 
     def _end(self, session: _BlocksSession, reason: str) -> None:
-        """Free what the session holds; a running step, or its opening, does it at its end."""
+        """End a session and free its memory.
+
+        If a step or its opening is running, that frees it at its end.
+        """
         session.closed_by = session.closed_by or reason
         if not session.running and session in self._sessions:
             session.cache = session.model = session.decoder = None
@@ -318,7 +330,12 @@ class BlocksCompute:
         return answer
 
     def _begin(self, session: _BlocksSession, position: int, n_tokens: int) -> None:
-        """Keep what the session has until ``_finish``. Raises ``ComputeError`` if the step cannot be its next."""
+        """Begin a step: until ``_finish`` the session keeps its memory, even if it is closed.
+
+        Grows its cache.
+
+        Raises ``ComputeError`` if the session is closed, if the step is not its next one, or without memory.
+        """
         with self._idle:
             if session.closed_by:
                 raise ComputeError(f"the session cannot go on: {session.closed_by}")
@@ -358,7 +375,7 @@ class BlocksCompute:
         return to_bytes(torch.cat(outputs, dim=1)[0])
 
     def _decode(self, session: _BlocksSession, states: torch.Tensor) -> torch.Tensor:
-        """Hidden states ``[1, 1, hidden size]`` of the session's next token."""
+        """Returns the hidden states ``[1, 1, hidden size]`` after the blocks for the session's next token."""
         assert session.cache is not None and self._ragged is not None
         if session.decoder is None or not session.decoder.fits(session.cache):
             blocks = getattr(session.model, self._family.blocks)
@@ -374,7 +391,10 @@ class BlocksCompute:
         return session.decoder.step(states)
 
     def _chunk_tokens(self, context: int) -> int:
-        """How many tokens of a step that ends at ``context`` tokens are computed at once."""
+        """Returns how many tokens of a step to compute at once.
+
+        The step ends at ``context`` cached tokens.
+        """
         config = self._config
         feed_forward = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
         token_bytes = step_bytes(
@@ -393,7 +413,7 @@ class BlocksCompute:
         answers: Sequence[tuple[_Portion, bytes | Exception]]
         try:
             answers = await loop.run_in_executor(self._queue, self._batch, portions)
-        except Exception as error:  # not of one session: the device itself, say
+        except Exception as error:  # not of one session, but for example of the device
             answers = [(portion, error) for portion in portions]
         for portion, answer in answers:
             if isinstance(answer, bytes):
@@ -404,7 +424,10 @@ class BlocksCompute:
         return self._clock.now_s()
 
     def _batch(self, portions: Sequence[_Portion]) -> list[tuple[_Portion, bytes | Exception]]:
-        """Compute ``portions`` in one forward; one that fails does not take the others with it."""
+        """Compute ``portions`` in one forward; returns each with its result or its error.
+
+        If the forward fails, every portion is computed on its own, so that only those with an error fail.
+        """
         answers: dict[_Portion, bytes | Exception] = {}
         begun = []
         for portion in portions:
@@ -419,7 +442,7 @@ class BlocksCompute:
                 answers |= zip(together, self._compute_together(together), strict=True)
             except Exception as error:
                 log.warning(
-                    "%d sessions are computed one by one, as together they fail: %s", len(together), error
+                    "computing %d sessions one by one, because together they failed: %s", len(together), error
                 )
                 for portion in together:
                     assert portion.job.session.cache is not None
@@ -460,7 +483,7 @@ class BlocksCompute:
 
     def _finish(self, session: _BlocksSession, failure: str) -> None:
         try:
-            if failure and self._device.type == "cuda":  # what was launched may still use the cache
+            if failure and self._device.type == "cuda":  # launched kernels may still use the cache
                 torch.cuda.current_stream(self._device).synchronize()
                 with self._apart.allocating():
                     torch.cuda.empty_cache()
@@ -473,14 +496,14 @@ class BlocksCompute:
 
     @property
     def n_recorded(self) -> int:
-        """How many sessions' steps have been recorded as CUDA graphs so far."""
+        """The number of sessions whose steps have been recorded as CUDA graphs so far."""
         return self._graphs_pool.n_recorded if self._graphs_pool is not None else 0
 
     def memory(self) -> dict[str, float]:
-        """What the tensors that are there hold, not what was set aside for them, and what this process has.
+        """Returns the bytes that blocks and caches really take (not those reserved), and this process.
 
-        ``limit_bytes`` only where there is a limit; ``grown_bytes``: how much more is resident than before the first
-        block; for the rest see ``nodes.blocks.device``.
+        ``limit_bytes`` is there only if there is a limit. ``grown_bytes`` is how much the resident set has
+        grown since before the first block. For the rest see ``nodes.blocks.device.memory_in_use``.
         """
         with self._idle:
             blocks_bytes = sum(map(real_bytes, self._blocks.values()))
@@ -497,7 +520,7 @@ class BlocksCompute:
         return answer | in_use
 
     def close(self) -> None:
-        """Let everything go, but under a step that still runs: nobody waits for it."""
+        """Release everything. A step that still runs keeps its memory until its end; nobody waits for it."""
         if self._batcher is not None:
             self._batcher.close()
         self._queue.shutdown(wait=False, cancel_futures=True)

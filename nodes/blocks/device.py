@@ -1,4 +1,4 @@
-"""The device that computes: what it can, what it has left, and hidden states to it and from it."""
+"""The device that computes: opens it, reads its free memory, and copies hidden states to it and from it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def open_device(name: str, dtype_name: str) -> tuple[torch.device, torch.dtype]:
-    """``name``: "cpu", "cuda", "cuda:N", or the UUID of a GPU or MIG instance, to which this process is then held.
+    """Returns a device and a dtype by their names.
 
-    Raises ``ComputeError`` if there is no such device, or it does not compute with such numbers.
+    ``name`` is "cpu", "cuda", "cuda:N", or the UUID of a GPU or MIG instance: then this process can use no
+    other GPU. Raises ``ComputeError`` if there is no such device, or if it does not support the dtype.
     """
     if dtype_name not in DTYPES:
-        raise ComputeError(f'no dtype "{dtype_name}" is known; those of these are: {", ".join(DTYPES)}')
+        raise ComputeError(f'unknown dtype "{dtype_name}"; supported dtypes: {", ".join(DTYPES)}')
     dtype = DTYPES[dtype_name]
     is_uuid = name.startswith(("GPU-", "MIG-"))
     if is_uuid:
@@ -37,13 +38,14 @@ def open_device(name: str, dtype_name: str) -> tuple[torch.device, torch.dtype]:
             f'the device "{name}" cannot be used: {reason}; set compute.device to one that `testbed doctor` lists'
         ) from error
     if device.type not in ("cpu", "cuda"):
-        raise ComputeError(f'the device "{name}" is not supported; those of these are: cpu, cuda')
+        raise ComputeError(f'the device "{name}" is not supported; supported devices: cpu, cuda')
     if device.type == "cuda" and dtype == torch.bfloat16:
         properties = torch.cuda.get_device_properties(device)
         if properties.major < _FIRST_WITH_BFLOAT16:
             raise ComputeError(f"{properties.name} does not compute in {dtype_name}")
     if device.type == "cuda":
-        # It would plan anew for every length of a session, some 30 ms each, and a session is one longer with every step.
+        # cuDNN's attention plans anew for every length of a session, which takes some 30 ms, and a session
+        # gets longer with every step.
         torch.backends.cuda.enable_cudnn_sdp(False)
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
@@ -51,14 +53,19 @@ def open_device(name: str, dtype_name: str) -> tuple[torch.device, torch.dtype]:
 
 
 def _see_only(uuid: str) -> None:
-    """CUDA reads its environment once, when it begins: the one device that it then finds is ``cuda:0``."""
+    """Let CUDA see only the device ``uuid``, as ``cuda:0``.
+
+    Raises ``ComputeError`` if CUDA has begun with others.
+
+    CUDA reads its environment only once, when it begins.
+    """
     if torch.cuda.is_initialized() and os.environ.get("CUDA_VISIBLE_DEVICES") != uuid:
         raise ComputeError(f'the device "{uuid}" cannot be used: this process has begun CUDA with others')
     os.environ["CUDA_VISIBLE_DEVICES"] = uuid
 
 
 def available_bytes(device: torch.device) -> float:
-    """What the device has left for everybody; infinite where that cannot be known."""
+    """Returns the bytes that are free on the device, for all processes; infinite where that is unknown."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
     with contextlib.suppress(OSError):  # no Linux
@@ -69,14 +76,17 @@ def available_bytes(device: torch.device) -> float:
 
 
 def limit_memory(device: torch.device, limit_bytes: float) -> None:
-    """Let this process take no more of a GPU, so that others can share it. A CPU has no such limit."""
+    """Let this process allocate at most ``limit_bytes`` of a GPU, so that others can share it.
+
+    Ignored on a CPU.
+    """
     if device.type == "cuda":
         total_bytes = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total_bytes), device)
 
 
 def memory_in_use(device: torch.device) -> dict[str, float]:
-    """Bytes that this process really has: on a GPU from its allocator, on a CPU its resident set."""
+    """Returns the bytes that this process uses: its allocator's on a GPU, its resident set on a CPU."""
     if device.type == "cuda":
         return {
             "device_allocated_bytes": float(torch.cuda.memory_allocated(device)),
@@ -92,7 +102,7 @@ def memory_in_use(device: torch.device) -> dict[str, float]:
 
 @contextlib.contextmanager
 def saying_out_of_memory(what: str) -> Iterator[None]:
-    """A device without room raises ``ComputeError``: ``what``, and its own words."""
+    """Turn an out-of-memory error in the body into a ``ComputeError`` with ``what`` and torch's message."""
     try:
         yield
     except RuntimeError as error:
@@ -106,7 +116,7 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 
 
 def from_bytes(payload: bytes, n_tokens: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Hidden states ``[n_tokens, hidden size]`` from the wire: the tensor's bytes, row after row."""
+    """Returns hidden states ``[n_tokens, hidden size]`` from a payload: the tensor's bytes, row after row."""
     states = torch.frombuffer(bytearray(payload), dtype=dtype).reshape(n_tokens, -1)
     if device.type == "cuda":
         # From pinned memory the copy needs no staging; later work of this stream waits for it.
@@ -115,7 +125,7 @@ def from_bytes(payload: bytes, n_tokens: int, dtype: torch.dtype, device: torch.
 
 
 def to_bytes(states: torch.Tensor) -> bytes:
-    """The bytes of ``[n_tokens, hidden size]``, once they have been computed."""
+    """Returns the bytes of hidden states ``[n_tokens, hidden size]``; waits until they have been computed."""
     if states.is_cuda:
         host = torch.empty(states.shape, dtype=states.dtype, pin_memory=True)
         host.copy_(states, non_blocking=True)

@@ -1,7 +1,7 @@
-"""What a family of models supplies, so that everything else is the same for all of them.
+"""What differs between families of models; all other code is the same for all of them.
 
-A family's own model class of transformers computes positions and masks (ALiBi, rotary embeddings, the
-causal mask): a server runs it with only its blocks, and without embeddings and final norm.
+Positions and masks (ALiBi, rotary embeddings, the causal mask) are computed by the family's own model class
+in transformers. A server runs that class with its own blocks only, and without embeddings and final norm.
 """
 
 from __future__ import annotations
@@ -18,29 +18,30 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from nodes.compute import ComputeError
 
 _FIXED_ROPE = ("default", "linear", "llama3", "yarn")
-"""Other kinds change the frequencies of a session while it grows, in a place that all sessions share."""
+"""The kinds of rotary embeddings whose frequencies are fixed. Others change them while a session grows, in a
+place that all sessions share."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """Names of a family's parts: attributes of its model class, and prefixes in its checkpoints."""
+    """A family's classes, and its parts' names: attributes of the model class, prefixes in checkpoints."""
 
     model_type: str
     config_class: Any
     model_class: Any
     block_class: Any
     blocks: str
-    """The list of blocks; in checkpoints followed by a block's number."""
+    """The attribute with the list of blocks; in checkpoints it is followed by a block's number."""
     embeddings: str
     embeddings_norm: str | None
     final_norm: str
     prefixes: tuple[str, ...]
-    """What checkpoints put before the names of the model class."""
+    """What checkpoints may put before the names of the model class."""
     token_limit: str
-    """The setting of the configuration that says how long a sequence may be."""
+    """The setting of the configuration with the length of the longest sequence, in tokens."""
 
     def shell(self, config: Any) -> Any:
-        """The model class without blocks and vocabulary: what computes positions and masks."""
+        """Returns a model without blocks and vocabulary, which computes positions and masks."""
         tokens = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
         small = {**config.to_dict(), "num_hidden_layers": 0, "vocab_size": 1, **tokens}
         model = self.model_class(self.config_class.from_dict(small))
@@ -50,7 +51,10 @@ class Family:
         return model.eval()
 
     def with_blocks(self, config: Any, blocks: Sequence[torch.nn.Module]) -> Any:
-        """A model of just these blocks: hidden states in, hidden states out. It shares their weights."""
+        """Returns a model of just these blocks: hidden states in, hidden states out.
+
+        It shares their weights.
+        """
         model = self.shell(config)
         setattr(model, self.blocks, torch.nn.ModuleList(blocks))
         model.config.num_hidden_layers = len(blocks)
@@ -89,32 +93,34 @@ FAMILIES = {
 
 
 def family_of(config: Mapping[str, Any]) -> tuple[Family, Any]:
-    """The family and configuration object of a ``config.json``. Raises ``ComputeError``."""
+    """Returns the family and the configuration object of a ``config.json``. Raises ``ComputeError``."""
     model_type = config.get("model_type")
     if model_type not in FAMILIES:
         raise ComputeError(
-            f"models of type {model_type!r} are not supported; those of these are: {', '.join(FAMILIES)}"
+            f"models of type {model_type!r} are not supported; supported types: {', '.join(FAMILIES)}"
         )
     family = FAMILIES[model_type]
     try:
         parsed = family.config_class.from_dict(dict(config))
-        # What does not fit together shows when a block is built, be it without weights.
+        # Settings that contradict each other raise an error when a block is built, even without weights.
         with torch.device("meta"):
             family.block_class(family.shell(parsed).config, 0)
-    except Exception as error:  # whatever the settings of a foreign file make of the model's own code
+    except Exception as error:  # the settings of an unknown file can cause any error in the model's code
         reason = " ".join(str(error).split())
-        raise ComputeError(f"the configuration makes no {model_type} model: {reason}") from error
+        raise ComputeError(f"the configuration is invalid for a {model_type} model: {reason}") from error
     rope = (getattr(parsed, "rope_parameters", None) or {}).get("rope_type", "default")
     if rope not in _FIXED_ROPE:
         raise ComputeError(
-            f"rotary embeddings of type {rope!r} are not supported; those of these are: "
-            f"{', '.join(_FIXED_ROPE)}"
+            f"rotary embeddings of type {rope!r} are not supported; supported types: {', '.join(_FIXED_ROPE)}"
         )
     return family, parsed
 
 
 def cache_layout(config: Any) -> tuple[int, int]:
-    """(heads that have keys and values, size of each): a token takes twice their product in every block."""
+    """Returns (heads with keys and values, size of a head).
+
+    A token's cache in one block is twice the product of the two values.
+    """
     n_heads = config.num_attention_heads
     n_kv_heads = getattr(config, "num_key_value_heads", None) or n_heads
     return n_kv_heads, getattr(config, "head_dim", None) or config.hidden_size // n_heads

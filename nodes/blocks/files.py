@@ -1,4 +1,4 @@
-"""The files of a checkpoint: where they are, what they say. Nothing here needs torch."""
+"""The files of a checkpoint: finds, downloads and reads them. Nothing here needs torch."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _SMALL_FILES = ("*.json", "tokenizer.model")
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """``config.json`` of a checkpoint folder. Raises ``ComputeError``."""
+    """Returns the content of a checkpoint's ``config.json``. Raises ``ComputeError``."""
     return _read_object(folder / CONFIG)
 
 
 def read_generation_config(folder: Path) -> dict[str, Any]:
-    """``generation_config.json``, empty if there is none. Raises ``ComputeError``."""
+    """Returns the content of ``generation_config.json``, empty if there is none. Raises ``ComputeError``."""
     path = folder / "generation_config.json"
     return _read_object(path) if path.exists() else {}
 
 
 def weight_files(folder: Path) -> Mapping[str, str]:
-    """Every tensor's file name in ``folder``, without reading a tensor.
+    """Returns the file name of every tensor in ``folder``, without reading a tensor.
 
-    Raises ``ComputeError``, also for weights that are pickled: to load such a file is to run what it says.
+    Raises ``ComputeError``, also for pickled weights: loading such a file runs the code in it.
     """
     if (folder / INDEX).is_file():
         files = _read_object(folder / INDEX).get("weight_map")
@@ -48,16 +48,16 @@ def weight_files(folder: Path) -> Mapping[str, str]:
     if pickled:
         raise ComputeError(
             f"{folder} holds pickled weights ({pickled[0]}), which are not loaded because a pickle can run "
-            "anything: save the model as safetensors"
+            "any code: save the model as safetensors"
         )
     raise ComputeError(f"{folder} holds neither {SINGLE} nor {INDEX}")
 
 
 def resolve_checkpoint(name_or_folder: str, blocks: Collection[int] | None = None) -> Path:
-    """The folder of a checkpoint, which a name of the Hugging Face hub is downloaded to.
+    """Returns the folder of a checkpoint; downloads it if the name is of a model on the Hugging Face hub.
 
-    Of a model on the hub only safetensors come, and of its shards only those that hold ``blocks`` (all if
-    not given) or what is no block: the client's part. Raises ``ComputeError``.
+    Only safetensors are downloaded, and only shards with ``blocks`` (default: all) or with the client's part
+    of the model, which belongs to no block. Raises ``ComputeError``.
     """
     folder = Path(name_or_folder).expanduser()
     if folder.is_dir():
@@ -66,7 +66,7 @@ def resolve_checkpoint(name_or_folder: str, blocks: Collection[int] | None = Non
         from huggingface_hub import snapshot_download
     except ModuleNotFoundError:
         raise ComputeError(
-            f"{name_or_folder} is no folder, and to download a model of that name takes huggingface_hub: "
+            f"{name_or_folder} is no folder, and downloading a model of that name needs huggingface_hub: "
             "pip install '.[blocks]' in the checkout"
         ) from None
     with downloading(name_or_folder):
@@ -77,7 +77,7 @@ def resolve_checkpoint(name_or_folder: str, blocks: Collection[int] | None = Non
 
 @contextlib.contextmanager
 def downloading(name: str) -> Iterator[None]:
-    """Whatever huggingface_hub raises comes out as one sentence, a ``ComputeError``; its retries are not told."""
+    """Turn errors of huggingface_hub in the body into a ``ComputeError`` of one sentence; hides its log."""
     from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
 
     log = logging.getLogger("huggingface_hub")
@@ -87,7 +87,7 @@ def downloading(name: str) -> Iterator[None]:
         yield
     except (OSError, ValueError) as error:
         if isinstance(error, RepositoryNotFoundError):
-            reason = "the hub has none of that name that anyone may read"
+            reason = "the hub has no public model of that name"
         elif isinstance(error, LocalEntryNotFoundError):
             reason = "the hub cannot be reached"
         else:
@@ -100,7 +100,7 @@ def downloading(name: str) -> Iterator[None]:
 
 
 def check_weights(folder: Path, n_blocks: int) -> None:
-    """Raises ``ComputeError`` if a weight file is not there, or no tensor is any of ``n_blocks`` blocks'."""
+    """Raises ``ComputeError`` if a weight file is missing, or if any of ``n_blocks`` blocks has no tensor."""
     files = weight_files(folder)
     missing = [name for name in sorted(set(files.values())) if not (folder / name).is_file()]
     if missing:
@@ -108,19 +108,19 @@ def check_weights(folder: Path, n_blocks: int) -> None:
     lacking = sorted(set(range(n_blocks)) - {_block_of(tensor) for tensor in files})
     if lacking:
         raise ComputeError(
-            f"{folder}: {CONFIG} says {n_blocks} blocks, but the weight files hold {n_blocks - len(lacking)} of "
-            f"them: block {lacking[0]} is missing"
+            f"{folder}: {CONFIG} has {n_blocks} blocks, but the weight files hold {n_blocks - len(lacking)} "
+            f"of them: block {lacking[0]} is missing"
         )
 
 
 def _needed(files: Mapping[str, str], blocks: Collection[int] | None) -> list[str]:
-    """The shards that hold ``blocks`` or what belongs to no block."""
+    """Returns the files with tensors of ``blocks`` or of no block."""
     numbers = {name: _block_of(name) for name in files}
     return sorted({files[n] for n, block in numbers.items() if blocks is None or block in (None, *blocks)})
 
 
 def _block_of(tensor: str) -> int | None:
-    """A block's tensors have its number in their names: ``transformer.h.3.mlp...``."""
+    """Returns the block's number in a tensor's name (``transformer.h.3.mlp...``); ``None`` if it has none."""
     return next((int(part) for part in tensor.split(".") if part.isdecimal()), None)
 
 

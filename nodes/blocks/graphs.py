@@ -1,7 +1,8 @@
-"""Decode steps whose launches are recorded once and played again: CUDA graphs.
+"""Decode steps as CUDA graphs: their kernel launches are recorded once and then replayed.
 
-What is played again finds its tensors where they were, so a step attends to all the room of its session's cache, and what
-is not there yet is masked. Blocks are computed as for several sessions (``ragged``), with one.
+A replayed graph uses tensors at fixed addresses. So a step attends to all the room of its session's cache,
+and a mask excludes positions without a token. Blocks are computed as for several sessions (``ragged``), with
+only one.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ log = logging.getLogger(__name__)
 
 
 class Apart:
-    """Keeps recordings and what else asks a device's allocator for memory apart, as either would break the other.
+    """Keeps recordings apart from other work that allocates on the device, as each would break the other.
 
-    Any number may allocate at once; they wait for a recording, which is not begun while they do.
+    Any number of threads may allocate at once. They wait while a recording is made; none is begun while they
+    allocate.
     """
 
     def __init__(self) -> None:
@@ -44,7 +46,7 @@ class Apart:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[bool]:
-        """Whether one may be made now; it is not waited for."""
+        """Yields whether a recording may be made now; does not wait for it."""
         with self._changed:
             may_record = not self._n_allocating and not self._is_recording
             self._is_recording |= may_record
@@ -60,7 +62,8 @@ class Apart:
 class Pool:
     """The device memory that all graphs of a server share.
 
-    torch forgets a pool's handle with its last graph and then refuses it, so an almost empty graph is kept as long as the pool.
+    torch forgets a pool's handle with its last graph and then refuses it, so an almost empty graph is kept
+    with the pool.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -68,12 +71,18 @@ class Pool:
         self._kept: torch.cuda.CUDAGraph | None = None
         self._handle: Any = None
         self.is_refused = False
-        """Whether the device has refused a recording. It is not asked again: torch may not get back all that one has taken."""
+        """Whether a recording has failed.
+
+        Then no other is tried: torch may not free all memory of a failed one.
+        """
         self.n_recorded = 0
-        """How many sessions' steps have been recorded."""
+        """The number of sessions whose steps have been recorded."""
 
     def record(self, work: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor] | None:
-        """The graph of ``work``, and the tensor that it leaves its answer in each time. None if it was refused."""
+        """Record ``work``.
+
+        Returns its graph and the tensor that holds the result of each replay; ``None`` on failure.
+        """
         try:
             try:
                 recorded = self._capture_in_pool(work)
@@ -110,7 +119,7 @@ class Pool:
 
 
 class _FixedCache:
-    """A session's cache that answers all its room, and writes where ``position``, a tensor, says."""
+    """A session's cache for graphs: writes at ``position``, a tensor, and returns all its room."""
 
     def __init__(self, cache: SessionCache, position: torch.Tensor) -> None:
         self._cache, self._position = cache, position
@@ -125,9 +134,11 @@ class _FixedCache:
 
 
 class Decoder:
-    """One session's steps of one token. On a GPU its second step is recorded, and those from it on are played.
+    """One session's steps of one token.
 
-    On a CPU steps are computed as they would be recorded. Good for as long as ``fits`` says so.
+    On a GPU, the second step is recorded and then replayed for all later ones.
+
+    On a CPU, steps are computed as they would be recorded. Valid as long as ``fits`` returns True.
     """
 
     def __init__(
@@ -140,7 +151,7 @@ class Decoder:
         apart: Apart,
         pool: Pool | None,
     ) -> None:
-        """``states`` ``[1, 1, hidden size]`` are such as the steps will have. Without a ``pool`` nothing is recorded."""
+        """``states`` is an example of a step's hidden states. Without a ``pool`` nothing is recorded."""
         self._ragged, self._cache = ragged, cache
         self._apart, self._pool = apart, pool
         self._store = cache.store
@@ -156,11 +167,14 @@ class Decoder:
         self._is_warm = False
 
     def fits(self, cache: SessionCache) -> bool:
-        """Not if the cache has grown since: then it is elsewhere."""
+        """Returns whether ``cache`` is still at the same address: False after it has grown."""
         return cache.store is self._store
 
     def step(self, states: torch.Tensor) -> torch.Tensor:
-        """Hidden states ``[1, 1, hidden size]`` after the blocks; they are good until the next step on this device."""
+        """Returns hidden states ``[1, 1, hidden size]`` after the blocks.
+
+        They are valid until the next step on this device, of any session.
+        """
         self._states.copy_(states)
         self._position.fill_(self._cache.get_seq_length())
         if self._graph is None and self._is_warm and self._pool is not None and not self._pool.is_refused:
@@ -169,7 +183,7 @@ class Decoder:
                     self._graph, self._output = recorded
         if self._graph is None:
             self._output = self._forward()
-            self._is_warm = True  # what libraries set up when first asked cannot be recorded
+            self._is_warm = True  # the first step cannot be recorded: libraries initialise themselves in it
         else:
             self._graph.replay()
         self._cache.set_length(self._cache.get_seq_length() + 1)

@@ -29,7 +29,10 @@ from nodes.request import Generation, Request, SessionError
 
 
 def prompt_of(request: Request, vocabulary: int) -> list[int]:
-    """The request's input tokens; made-up ones are drawn from the request's own stream."""
+    """Returns the ids of the request's input tokens.
+
+    Made-up ones are drawn at random by the request's number.
+    """
     if request.generation.prompt:
         return list(request.generation.prompt)
     chance = random.Random(f"prompt:{request.index}")
@@ -39,9 +42,11 @@ def prompt_of(request: Request, vocabulary: int) -> list[int]:
 def processors(
     sampling: Sampling | None, n_prompt: int = 0, min_tokens: int = 0, ends: Collection[int] = ()
 ) -> LogitsProcessorList:
-    """The processors that ``generate`` of transformers would use, in its order. Raises ``ComputeError``.
+    """Returns the processors that ``generate`` of transformers would use, in its order.
 
-    None of ``ends`` is chosen among the first ``min_tokens`` after the prompt.
+    Raises ``ComputeError``.
+
+    They exclude the tokens ``ends`` from the first ``min_tokens`` after the prompt.
     """
     chain = LogitsProcessorList()
     if min_tokens and ends:
@@ -61,7 +66,7 @@ def processors(
 
 
 def end_tokens(source: WeightSource, config: Any) -> frozenset[int]:
-    """The tokens that end a text: as the checkpoint's settings for generation say, else its configuration."""
+    """Returns the tokens that end an output, by the checkpoint's generation settings, else by ``config``."""
     settings = read_generation_config(Path(source.folder)) if source.folder else {}
     ends = settings.get("eos_token_id", config.eos_token_id)
     return frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends])
@@ -76,7 +81,7 @@ class BlocksHub:
         self.device, self.dtype = open_device(spec.device, spec.dtype)
         self.token_bytes: int = self.config.hidden_size * self.dtype.itemsize
         self.token_limit: int | None = getattr(self.config, family.token_limit, None)
-        """Tokens of the longest sequence that the model is made for, if it says."""
+        """Tokens of the longest sequence that the model is made for; ``None`` if that is unknown."""
         self.end_tokens = end_tokens(spec.source, self.config)
         full = family.config_class.from_dict({**self.config.to_dict(), "num_hidden_layers": 0})
         with torch.device("meta"):
@@ -96,7 +101,10 @@ class BlocksHub:
         self._queue = ThreadPoolExecutor(1, "hub")
 
     def sequence(self, request: Request) -> _Sequence:
-        """Raises ``SessionError`` for a prompt that is no sequence of this model."""
+        """Returns the token sequence of a request.
+
+        Raises ``SessionError`` if the prompt has an unknown token, or is too long with its output.
+        """
         prompt = prompt_of(request, self.config.vocab_size)
         unknown = [token for token in prompt if not 0 <= token < self.config.vocab_size]
         if unknown:
@@ -122,17 +130,18 @@ class BlocksHub:
 
     @torch.inference_mode()
     def embed(self, tokens: list[int]) -> bytes:
-        """Hidden states that enter block 0."""
+        """Returns the hidden states of tokens that enter block 0, as a payload."""
         return to_bytes(self._embeddings(torch.tensor(tokens, device=self.device)))
 
     @torch.inference_mode()
     def logits(self, payload: bytes) -> torch.Tensor:
-        """Logits ``[1, vocabulary]`` after the last of the hidden states that left the last block."""
+        """Returns the logits ``[1, vocabulary]`` for the last of the hidden states from the last block."""
         n_tokens = len(payload) // self.token_bytes
         last = from_bytes(payload, n_tokens, self.dtype, self.device)[-1:]
         return torch.nn.functional.linear(self._final_norm(last), self._head).float()
 
     async def run(self, function: Any, *arguments: Any) -> Any:
+        """Run ``function`` in the hub's thread, beside the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._queue, function, *arguments)
 
     def close(self) -> None:

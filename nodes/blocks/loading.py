@@ -1,4 +1,4 @@
-"""Builds modules of a model and fills them, tensor by tensor, so that nothing is held twice."""
+"""Builds modules of a model and fills them tensor by tensor, so that no weights are in memory twice."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ def fill(
     device: torch.device,
     how: str = "plain",
 ) -> torch.nn.Module:
-    """Give ``module``, which was made on the meta device, the weights of ``part``.
+    """Fill ``module``, which was made on the meta device, with the weights of ``part``, and return it.
 
-    Linear layers are replaced by quantised ones unless ``how`` is ``plain``. Raises ``ComputeError``.
+    ``how`` is one of ``spec.Weights``: unless it is "plain", linear layers are replaced by quantised ones.
+    Raises ``ComputeError``.
     """
     layers = _linear_layers(module) if how != "plain" else {}
     shapes = {name: tensor.shape for name, tensor in module.state_dict().items()}
@@ -34,7 +35,7 @@ def fill(
             module.set_submodule(path, quantised.LAYERS[how](tensor))
         else:
             setattr(module.get_submodule(path), leaf, torch.nn.Parameter(tensor, requires_grad=False))
-        del tensor  # else a quantised layer's matrix is there until the next one has been made
+        del tensor  # else a quantised layer's full matrix would stay until the next one has been made
     return module.eval()
 
 
@@ -47,18 +48,22 @@ def load_block(
     device: torch.device,
     how: str,
 ) -> torch.nn.Module:
-    """Block ``number``. ``config`` is that of the family's shell. Raises ``ComputeError``."""
+    """Returns block ``number`` with its weights. ``config`` is that of the family's shell.
+
+    Raises ``ComputeError``.
+    """
     return fill(empty_block(family, config, number), f"{family.blocks}.{number}", source, dtype, device, how)
 
 
 def empty_block(family: Family, config: Any, number: int) -> torch.nn.Module:
+    """Returns block ``number`` on the meta device, without weights."""
     with torch.device("meta"):
         block: torch.nn.Module = family.block_class(config, number)
     return block
 
 
 def planned_bytes(block: torch.nn.Module, dtype: torch.dtype, how: str) -> int:
-    """What a block takes once it is filled; ``s_m`` of the model, exactly."""
+    """Returns the bytes that a block takes once it is filled: exactly ``s_m`` of the paper."""
     layers = _linear_layers(block)
     total = 0
     for name, tensor in block.state_dict().items():
@@ -71,12 +76,12 @@ def planned_bytes(block: torch.nn.Module, dtype: torch.dtype, how: str) -> int:
 
 
 def largest_matrix_bytes(block: torch.nn.Module, dtype: torch.dtype) -> int:
-    """In ``dtype``: what computing with a quantised matrix takes for a moment."""
+    """Returns the bytes in ``dtype`` of the largest matrix, which a quantised layer may have to restore."""
     return max(tensor.numel() * dtype.itemsize for tensor in block.state_dict().values())
 
 
 def real_bytes(block: torch.nn.Module) -> int:
-    """What a filled block takes."""
+    """Returns the bytes that a filled block takes."""
     matrices = sum(
         layer.n_bytes
         for layer in block.modules()
@@ -86,6 +91,6 @@ def real_bytes(block: torch.nn.Module) -> int:
 
 
 def _linear_layers(module: torch.nn.Module) -> Mapping[str, torch.nn.Linear]:
-    """By the names of their matrices."""
+    """Returns the linear layers of ``module`` by the names of their matrices."""
     found = module.named_modules()
     return {f"{name}.weight": layer for name, layer in found if isinstance(layer, torch.nn.Linear)}

@@ -7,49 +7,57 @@ import threading
 from nodes.compute import ComputeError
 
 _SLACK_RATIO = 1e-9
-"""As much as a server's cache account grants: rounding never refuses what was promised."""
+"""Relative slack as in a server's cache account, so that rounding never refuses what was admitted."""
 
 _STATES_BYTES = 2 * 1024**3 / 14336
-"""Per unit of the hidden size: hidden states and attention scores of a step. PETALS sets as much aside."""
+"""Bytes per unit of the hidden size for a step's hidden states and attention scores, as in PETALS."""
 
 _STREAM_BYTES = 96 * 1024**2
-"""What a stream takes whatever the model: cuBLAS and cuBLASLt keep 32 MiB each on Hopper, and torch's allocator,
-which has a pool per stream, takes 2 MiB for small tensors and 20 MiB at a time for larger ones."""
+"""Bytes that a CUDA stream takes with any model.
+
+cuBLAS and cuBLASLt keep 32 MiB each on Hopper. torch's allocator has a pool per stream, which takes 2 MiB for
+small tensors and 20 MiB at a time for larger ones.
+"""
 
 
 def states_bytes(hidden_size: int) -> float:
-    """What a server sets aside for hidden states and attention scores while it computes, beside blocks and caches."""
+    """Returns the bytes that a server reserves for hidden states and attention scores of its steps."""
     return _STATES_BYTES * hidden_size
 
 
 def prefill_bytes(hidden_size: int, n_streams: int) -> float:
-    """What of that one of the steps may take that ``n_streams`` compute at once: no allocator fills its memory to the last byte."""
+    """Returns the part of ``states_bytes`` that each of ``n_streams`` steps at once may use.
+
+    A quarter is left over: allocators never fill all memory.
+    """
     return 0.75 * states_bytes(hidden_size) / n_streams
 
 
 def step_bytes(n_heads: int, hidden_size: int, feed_forward: int, context: int, value_bytes: int) -> float:
-    """What a token of a step takes at most while a block computes it, if ``context`` tokens are cached after it.
+    """Returns the most bytes that one token of a step takes while a block computes it.
 
-    ``feed_forward`` is the width of the feed-forward. Eager attention has its scores three times in the dtype and
-    once in float32; the activation of BLOOM's feed-forward has five temporaries of its width.
+    ``context`` tokens are in the cache after the step, ``feed_forward`` is the width of the feed-forward
+    layer, ``value_bytes`` the size of the dtype. Eager attention holds its scores three times in the dtype
+    and once in float32; the activation of BLOOM's feed-forward layer has five temporaries of its width.
     """
     attention = n_heads * context * (3 * value_bytes + 4)
     return float(attention + value_bytes * (5 * feed_forward + 10 * hidden_size))
 
 
 def workspace_bytes(hidden_size: int, largest_matrix_bytes: int, n_streams: int) -> float:
-    """What a server takes of a GPU beside blocks and caches.
+    """Returns the bytes of a GPU that a server takes beside blocks and caches.
 
-    ``largest_matrix_bytes``: of a quantised matrix that each stream makes again while it computes, else 0. Loading blocks
-    and opening sessions, in the default stream, count as one each beside the ``n_streams`` that compute.
+    ``largest_matrix_bytes`` is for a quantised matrix that each stream restores while it computes; 0 if there is none.
+    Loading blocks and opening sessions, both in the default stream, count as one stream each, beside the
+    ``n_streams`` that compute.
     """
     return states_bytes(hidden_size) + largest_matrix_bytes * n_streams + _STREAM_BYTES * (n_streams + 2)
 
 
 class MemoryAccount:
-    """Bytes taken by blocks and by caches, never more than ``limit_bytes`` together. Safe to share by threads.
+    """Bytes reserved for blocks and for caches, together at most ``limit_bytes`` (may be infinite).
 
-    The limit is infinite where nobody has set one.
+    Thread-safe.
     """
 
     def __init__(self, limit_bytes: float) -> None:
@@ -63,9 +71,9 @@ class MemoryAccount:
         return max(0.0, self.limit_bytes - self.blocks_bytes - self.cache_bytes)
 
     def take_blocks(self, n_blocks: int, block_bytes: int, available_bytes: float) -> None:
-        """Set ``n_blocks`` aside. Raises ``ComputeError``, which says how many would fit.
+        """Reserve memory for ``n_blocks``. Raises ``ComputeError`` with how many would fit.
 
-        ``available_bytes`` is what the device has left, whatever the limit.
+        ``available_bytes`` is free on the device, which may be less than the limit leaves.
         """
         with self._lock:
             free_bytes = min(self.free_bytes, available_bytes)
@@ -77,16 +85,16 @@ class MemoryAccount:
             self.blocks_bytes += n_blocks * block_bytes
 
     def give_blocks(self, n_bytes: int) -> None:
-        """Give back; a negative number corrects what had been set aside to what was really taken."""
+        """Release ``n_bytes`` of blocks. A negative number reserves more, without a check."""
         with self._lock:
             self.blocks_bytes -= n_bytes
 
     def take_cache(self, n_bytes: int) -> None:
-        """Set a session's cache aside. Raises ``ComputeError``."""
+        """Reserve ``n_bytes`` for a session's cache. Raises ``ComputeError`` if they are not free."""
         with self._lock:
             if n_bytes > self.free_bytes * (1 + _SLACK_RATIO):
                 raise ComputeError(
-                    f"a cache of {amount(n_bytes)} is asked for and {amount(self.free_bytes)} are free"
+                    f"a cache of {amount(n_bytes)} is needed and {amount(self.free_bytes)} are free"
                 )
             self.cache_bytes += n_bytes
 
@@ -96,7 +104,7 @@ class MemoryAccount:
 
 
 def amount(n_bytes: float) -> str:
-    """Bytes as a person reads them: ``1.32 GB``."""
+    """Returns a number of bytes for people: ``1.32 GB``."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if n_bytes >= size:
             return f"{n_bytes / size:.3g} {unit}"

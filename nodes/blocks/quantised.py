@@ -1,8 +1,10 @@
 """Linear layers that hold their matrix in 8 or about 4 bits per value.
 
-``int8``: a scale per output channel. A few tokens are computed by torch's kernel from the codes themselves; for more the
-matrix is made again for every call, some rows at a time.
-``nf4``: bitsandbytes' NF4 as PETALS uses it: a scale per 64 values, itself in 8 bits; 4.127 bits per value.
+``int8``: a scale per output channel. For a few tokens, torch's kernel computes with the codes themselves. For
+more, the matrix is restored in every call, some rows at a time.
+
+``nf4``: NF4 of bitsandbytes, as PETALS uses it: a scale per 64 values, itself in 8 bits; 4.127 bits per
+value.
 """
 
 from __future__ import annotations
@@ -16,10 +18,13 @@ import torch
 from nodes.compute import ComputeError
 
 _SLICE_VALUES = 1 << 25
-"""At most so many values of an int8 matrix exist in full at a time: 64 MiB in a 16-bit dtype."""
+"""Most values of an int8 matrix that are restored at a time: 64 MiB in a 16-bit dtype."""
 FEW_TOKENS = 4
-"""Up to so many tokens torch's own int8 kernel is taken: it reads the codes once per token, a byte each, where a matrix
-that is made again costs five bytes per value, however many tokens there are."""
+"""Most tokens for which torch's own int8 kernel is used.
+
+It reads the codes once per token, a byte each; a restored matrix costs five bytes per value for any number of
+tokens.
+"""
 _NF4_BLOCK, _NF4_OUTER_BLOCK = 64, 256
 
 
@@ -48,22 +53,22 @@ class Int8Linear(torch.nn.Module):
         return output.view(*x.shape[:-1], -1)
 
     def from_codes(self, tokens: torch.Tensor) -> torch.Tensor:
-        """``x W^T`` of ``[n, columns]`` where ``has_kernel``."""
+        """Returns ``x W^T`` for x = ``tokens`` ``[n, columns]``. Only where ``has_kernel`` is true."""
         return torch._weight_int8pack_mm(tokens, self.codes, self.scales[:, 0])
 
     def from_matrix(self, tokens: torch.Tensor) -> torch.Tensor:
-        """``x W^T`` of ``[n, columns]``, with the matrix made again some rows at a time."""
+        """Returns ``x W^T`` for x = ``tokens`` ``[n, columns]``; restores the matrix some rows at a time."""
         parts = [tokens @ self._rows(rows, tokens.dtype).T for rows in _slices(self.codes)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def _rows(self, rows: slice, dtype: torch.dtype) -> torch.Tensor:
-        """In one pass: a byte per value is read, and ``dtype`` written; there is no float32 between them."""
+        """Returns some rows of the matrix, in one pass over the codes, without float32 values in between."""
         codes = self.codes[rows]
         matrix = torch.empty_like(codes, dtype=dtype)
         return torch.mul(codes, self.scales[rows], out=matrix)
 
     def matrix(self, dtype: torch.dtype) -> torch.Tensor:
-        """The matrix that this layer computes with."""
+        """Returns the matrix that this layer computes with."""
         return self._rows(slice(None), dtype)
 
     @property
@@ -87,7 +92,7 @@ class Nf4Linear(torch.nn.Module):
         return self._library.matmul_4bit(x, self.codes.t(), quant_state=self._state, bias=self.bias)
 
     def matrix(self, dtype: torch.dtype) -> torch.Tensor:
-        """The matrix that this layer computes with."""
+        """Returns the matrix that this layer computes with."""
         return self._library.functional.dequantize_4bit(self.codes, self._state).to(dtype)
 
     @property
@@ -98,13 +103,16 @@ class Nf4Linear(torch.nn.Module):
 
 
 def _slices(matrix: torch.Tensor) -> list[slice]:
-    """Its rows, in parts of at most ``_SLICE_VALUES`` values."""
+    """Returns the rows of ``matrix`` in parts of at most ``_SLICE_VALUES`` values."""
     n_rows = max(1, _SLICE_VALUES // matrix.shape[1])
     return [slice(start, start + n_rows) for start in range(0, matrix.shape[0], n_rows)]
 
 
 def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether torch multiplies by int8 codes as they are there. On CPUs that of 16-bit numbers reads beyond its inputs."""
+    """Returns whether torch has a kernel there that multiplies by int8 codes.
+
+    On CPUs only that of float32 is used: the kernel of 16-bit numbers reads beyond its inputs.
+    """
     if device.type == "cpu":
         return dtype == torch.float32
     return torch._C._dispatch_has_kernel_for_dispatch_key("aten::_weight_int8pack_mm", device.type.upper())
@@ -114,17 +122,15 @@ LAYERS: Mapping[str, Any] = {"int8": Int8Linear, "nf4": Nf4Linear}
 
 
 def check(weights: str) -> None:
-    """Raises ``ComputeError`` if this way to hold weights is unknown, or what it takes not installed."""
+    """Raises ``ComputeError`` if this kind of weights is unknown, or if its library is not installed."""
     if weights not in ("plain", *LAYERS):
-        raise ComputeError(
-            f'no weights "{weights}" are known; those of these are: plain, {", ".join(LAYERS)}'
-        )
+        raise ComputeError(f'unknown weights "{weights}"; supported kinds: plain, {", ".join(LAYERS)}')
     if weights == "nf4":
         _bitsandbytes()
 
 
 def matrix_bytes(weights: str, n_rows: int, n_columns: int, dtype: torch.dtype) -> int:
-    """What a matrix takes in memory."""
+    """Returns the bytes that a matrix takes in memory."""
     n_values = n_rows * n_columns
     if weights == "int8":
         return n_values + 4 * n_rows
@@ -136,7 +142,7 @@ def matrix_bytes(weights: str, n_rows: int, n_columns: int, dtype: torch.dtype) 
 
 
 def _bitsandbytes() -> Any:
-    # It reports on import that an optional package is missing, which is nothing to tell anybody.
+    # On import it logs that an optional package is missing, which does not matter here.
     logger = logging.getLogger("bitsandbytes")
     level = logger.level
     logger.setLevel(logging.CRITICAL)

@@ -1,8 +1,9 @@
-"""One forward for several sessions: their hidden states in one row, and attention for each with its own cache.
+"""One forward for several sessions: all hidden states in one row, attention for each with its own cache.
 
-Norms, projections and feed-forward know nothing of sessions, so one matrix product serves them all. Positions and masks
-are those that the family's own model class makes for each session, and attention computes what its block computes. For a
-single token they are taken from a table that is made once: it attends to all before it, so there is no mask.
+Norms, projections and feed-forward layers do not depend on sessions, so all sessions share their matrix
+products. Attention does what the model's own block does. Its positions and masks come from the family's own
+model class, once for each session. For a single token, positions come from a table that is made once; it
+needs no mask, because it attends to all tokens before it.
 """
 
 from __future__ import annotations
@@ -20,45 +21,51 @@ from nodes.blocks.cache import SessionCache
 from nodes.blocks.family import Family
 
 Given = Mapping[str, Any]
-"""What blocks are given beside hidden states: positions, and the mask."""
+"""A block's arguments besides hidden states: positions and the mask."""
 
 
 _LEAST_PLACES = 256
-"""A table of positions has at least so many, and twice as many when that is not enough."""
+"""Least size of a table of positions. Larger ones have a power of 2."""
 
 
 class Cached(Protocol):
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, number: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take a part's keys and values in block ``number``; answers those that it attends to."""
+        """Store a part's new keys and values in block ``number``; returns all those that it attends to."""
         ...
 
 
 class Table(Protocol):
-    """What blocks are given for one token, but for the mask."""
+    """A block's arguments for one token, except for the mask, by the token's position."""
 
     def at(self, position: int) -> Given:
-        """It attends to the tokens before it and to itself."""
+        """Returns them for a token that attends to the tokens before it and to itself."""
         ...
 
     def wherever(self, position: torch.Tensor) -> Given:
-        """``position`` ``[1]`` may change afterwards, so it attends to all places: a mask says which are there."""
+        """Returns them for a ``position`` ``[1]`` that may change later.
+
+        The token attends to all positions of the table, so a mask must exclude those without a token.
+        """
         ...
 
 
 @dataclass(eq=False)
 class Part:
-    """A session's next tokens: ``states`` ``[1, n, hidden size]`` through ``blocks``, of which ``first`` is the first."""
+    """A session's next tokens: ``states`` ``[1, n, hidden size]`` to run through ``blocks``.
+
+    ``first`` is the number of the first block in the whole model.
+    """
 
     states: torch.Tensor
     cache: Cached
     first: int
     blocks: Sequence[torch.nn.Module]
     given: Mapping[str, Any] = field(default_factory=dict)
-    """What the model class gives each of its blocks beside hidden states: positions and masks."""
+    """The blocks' arguments besides hidden states."""
     rows: slice = field(default_factory=lambda: slice(0))
-    """Where its tokens are while they are computed with others'."""
+    """The positions of its tokens in the row of all parts."""
 
     @property
     def last(self) -> int:
@@ -73,15 +80,15 @@ class Ragged:
         self._table_of = _TABLES[family.model_type]
         self._n_places = 0
         self._table: Table | None = None
-        """A table for tokens at so many positions, once there is one."""
+        """The table for positions below ``_n_places``, once there is one."""
         self._given = _Given()
         self._shell = family.with_blocks(config, [self._given]).to(device)
 
     def forward(self, parts: Sequence[Part]) -> list[torch.Tensor]:
-        """Hidden states ``[1, n, hidden size]`` after each part's blocks; its cache has its tokens then.
+        """Returns hidden states ``[1, n, hidden size]`` after each part's blocks, and fills its cache.
 
-        A block computes those parts together whose range has it. Whatever is raised leaves caches with some of the
-        tokens in some blocks.
+        A block computes all parts together whose range includes it. After an exception, caches may have some
+        of the tokens in some blocks.
         """
         for part in parts:
             if part.states.shape[1] == 1 and isinstance(part.cache, SessionCache):
@@ -99,7 +106,7 @@ class Ragged:
         return self._table.at(position)
 
     def through(self, parts: Sequence[Part]) -> list[torch.Tensor]:
-        """As ``forward``, for parts that know what their blocks are given."""
+        """As ``forward``, for parts with ``given``."""
         states = {part: part.states for part in parts}
         edges = sorted({edge for part in parts for edge in (part.first, part.last)})
         for start, end in itertools.pairwise(edges):
@@ -117,12 +124,15 @@ class Ragged:
         return [states[part] for part in parts]
 
     def table(self, places: torch.Tensor, states: torch.Tensor) -> Table:
-        """``places``: 0, 1, ... for all tokens that a token may attend to. ``states`` are such as it will have."""
+        """Returns a table for ``places``: 0, 1, ... for all tokens that a token may attend to.
+
+        ``states`` is an example of the hidden states: its dtype and device count.
+        """
         return self._table_of(self._shell, places, states)
 
 
 class _Given(torch.nn.Module):
-    """In place of blocks: keeps what the model class gives them."""
+    """In place of blocks: keeps the arguments that the model class passes to them."""
 
     given: Mapping[str, Any]
 
@@ -132,7 +142,7 @@ class _Given(torch.nn.Module):
 
 
 def _bloom(block: Any, states: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
-    """``BloomBlock.forward``, for several sessions."""
+    """As ``BloomBlock.forward``, for several sessions."""
     attention = block.self_attention
     normed = block.input_layernorm(states)
     residual = normed if block.apply_residual_connection_post_layernorm else states
@@ -152,7 +162,10 @@ def _bloom(block: Any, states: torch.Tensor, parts: Sequence[Part]) -> torch.Ten
 def _with_alibi(
     attention: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, part: Part
 ) -> torch.Tensor:
-    """The middle of ``BloomAttention.forward``; ``[1, heads, n, head size]`` each, ``[1, n, hidden size]`` out."""
+    """As the middle of ``BloomAttention.forward``, for one session.
+
+    ``query``, ``key`` and ``value`` are ``[1, heads, n, head size]``. Returns ``[1, n, hidden size]``.
+    """
     key, value = part.cache.update(key, value, attention.layer_idx)
     scores = part.given["alibi"].baddbmm(
         query[0], key[0].transpose(-1, -2), beta=attention.beta, alpha=attention.inv_norm_factor
@@ -166,7 +179,7 @@ def _with_alibi(
 
 
 def _llama(block: Any, states: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
-    """``LlamaDecoderLayer.forward``, for several sessions."""
+    """As ``LlamaDecoderLayer.forward``, for several sessions."""
     attention = block.self_attn
     normed = block.input_layernorm(states)
     query, key, value = (

@@ -1,4 +1,4 @@
-"""Configurations of models by name, to build their blocks with random weights where no checkpoint is."""
+"""Configurations of models by name, to build their blocks with random weights without a checkpoint."""
 
 from __future__ import annotations
 
@@ -76,7 +76,10 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
 
 
 def config_of_size(name: str) -> Mapping[str, Any]:
-    """Raises ``ComputeError`` with the names there are."""
+    """Returns the configuration of a model by name.
+
+    Raises ``ComputeError`` for a name that is not in ``SIZES``.
+    """
     if name not in SIZES:
-        raise ComputeError(f'no size "{name}" is known; those of these are: {", ".join(SIZES)}')
+        raise ComputeError(f'unknown size "{name}"; known sizes: {", ".join(SIZES)}')
     return SIZES[name]

@@ -1,4 +1,4 @@
-"""What to load and how to compute, as plain data: nothing here needs torch."""
+"""What to load and how to compute, as plain data. Nothing here needs torch."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Weights = Literal["plain", "int8", "nf4"]
-"""How blocks hold their matrices: in the dtype of the activations, or in 8 or about 4 bits per value."""
+"""How blocks store their matrices: in the dtype of the activations, or in 8 or about 4 bits per value."""
 
 
 @dataclass(frozen=True)
 class WeightSource:
-    """Where weights come from: a checkpoint ``folder``, or random ones of ``seed`` for ``config``.
+    """Where weights come from: a checkpoint ``folder``, or without one a random generator with ``seed``.
 
     ``config`` is the content of ``config.json``.
     """
@@ -25,11 +25,11 @@ class WeightSource:
 
 @dataclass(frozen=True)
 class BlocksSpec:
-    """A server's compute. ``dtype`` is that of activations, caches and weights that are not quantised.
+    """How a server computes. ``dtype`` is that of activations, caches and weights that are not quantised.
 
-    ``n_threads`` is for one step on the CPU; ``n_streams`` steps are computed at once (1: one after another).
-    With ``is_batched`` those that wait are one step (``nodes.batching``), with ``chunk_tokens`` of a prompt at most;
-    there is one stream then.
+    One step on the CPU uses ``n_threads`` threads. ``n_streams`` steps are computed at once (1: one after
+    another). With ``is_batched`` the steps that wait are computed together (``nodes.batching``), with at most
+    ``chunk_tokens`` tokens of a prompt; ``n_streams`` is 1 then.
     """
 
     source: WeightSource
@@ -38,17 +38,17 @@ class BlocksSpec:
     weights: Weights = "plain"
     n_threads: int = 1
     memory_bytes: float = 0.0
-    """Blocks and caches take no more than this, M_j of the model; 0: as much as there is."""
+    """Most memory for blocks and caches together, M_j in the paper; 0: no limit."""
     n_streams: int = 1
     is_batched: bool = False
     chunk_tokens: int | None = None
     has_graphs: bool = False
-    """Steps of one token are CUDA graphs (``nodes.blocks.graphs``); there is one stream then."""
+    """Whether steps of one token are CUDA graphs (``nodes.blocks.graphs``); ``n_streams`` is 1 then."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen. Without one: the most probable."""
+    """How the next token is drawn. Without a ``Sampling``, the most probable token is chosen."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -57,11 +57,11 @@ class Sampling:
     seed: int = 0
 
     def wrong(self) -> tuple[str, str] | None:
-        """Which field makes no sense, and what it must be."""
+        """Returns the first invalid field and what it must be; ``None`` if all fields are valid."""
         if not 0 < self.temperature < math.inf:
             return "temperature", "must be a number above 0; 0 takes the most probable token each time"
         if self.top_k < 0:
-            return "top_k", "must be 0, which takes all tokens, or more"
+            return "top_k", "must be 0 (all tokens) or more"
         if not 0 < self.top_p <= 1:
             return "top_p", "must be above 0 and at most 1"
         return None

@@ -1,6 +1,6 @@
 """Writes a small checkpoint with random weights and a tokenizer, in the layout of real ones.
 
-Equal arguments give equal files, byte for byte.
+Equal arguments result in equal files, byte for byte.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from nodes.blocks.family import family_of
 from nodes.compute import ComputeError
 
 SPECIAL_TOKENS = ("<unk>", "<s>", "</s>", "<pad>")
-"""In the order of their ids; a vocabulary is these, the 256 bytes and what is made of them."""
+"""In the order of their ids. A vocabulary is these, the 256 bytes, and merged sequences of bytes."""
 
 _GAIN, _EMBEDDING_NORM, _BIAS = 2.0, 0.2, 0.01
 """Sizes of weights, of the norm after an embedding, and of biases.
 
-Made so that a model says many different tokens: its blocks must outweigh the token that came in, which a
-head that is the embedding would else repeat for ever, and its biases must not drown everything.
+Chosen so that a model's output has many different tokens. Its blocks must outweigh the token that came in: a
+head that shares its matrix with the embedding would else repeat that token for ever. And its biases must not
+outweigh everything else.
 """
 
 
 def make_tiny(folder: Path, config: Mapping[str, Any], seed: int, n_shards: int = 1) -> None:
     """Write weights, ``config.json``, ``generation_config.json`` and a tokenizer to the empty ``folder``.
 
-    ``config`` is what ``config.json`` has to say. Raises ``ComputeError`` for a family without blocks here, and for
-    more shards than there are tensors.
+    ``config`` is the content of ``config.json``; token ids and dtype are added. Raises ``ComputeError`` for a
+    family that is not supported, and for more shards than there are tensors.
     """
     _, parsed = family_of(config)
     parsed.bos_token_id, parsed.eos_token_id, parsed.pad_token_id = 1, 2, 3
@@ -62,7 +63,7 @@ def make_tiny(folder: Path, config: Mapping[str, Any], seed: int, n_shards: int 
 
 
 def _random(name: str, shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
-    """Norms scale by about 1, matrices ``[outputs, inputs]`` by about the gain; embeddings are about 1."""
+    """Returns random values: most norms are about 1, matrices scale their inputs by about ``_GAIN``."""
     noise = torch.randn(shape, generator=generator)
     if name.endswith("bias"):
         return _BIAS * noise
@@ -72,7 +73,7 @@ def _random(name: str, shape: torch.Size, generator: torch.Generator) -> torch.T
 
 
 def _save(folder: Path, weights: dict[str, torch.Tensor], n_shards: int) -> None:
-    """One file, or ``n_shards`` of about equal size and an index."""
+    """Write one file, or ``n_shards`` of about equal size and an index."""
     whole = sum(weight.nbytes for weight in weights.values())
     if n_shards == 1:
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
@@ -97,7 +98,7 @@ def _save(folder: Path, weights: dict[str, torch.Tensor], n_shards: int) -> None
 
 
 def _tokenizer(n_tokens: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE of exactly ``n_tokens`` tokens, so that whatever the model says can be read."""
+    """Returns a byte-level BPE of exactly ``n_tokens`` tokens, so that every output token has a text."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: number for number, token in enumerate([*SPECIAL_TOKENS, *letters])}
     merges: list[tuple[str, str]] = []
@@ -117,7 +118,7 @@ def _tokenizer(n_tokens: int) -> PreTrainedTokenizerFast:
 
 
 def _pairs(letters: list[str]) -> Iterator[tuple[str, str]]:
-    """What to merge: frequent letters first, then any two bytes, then one more byte after those."""
+    """Yields the merges: pairs of frequent letters, then any two bytes, then one more byte after those."""
     frequent = "Ġetaoinshrdlu"
     yield from itertools.product(frequent, frequent)
     yield from itertools.product(letters, letters)

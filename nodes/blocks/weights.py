@@ -1,4 +1,4 @@
-"""Weights from wherever they come: a checkpoint, or a random generator for sizes without one."""
+"""Where weights come from: a checkpoint, or a random generator for models without one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nodes.blocks.spec import WeightSource
 
 
 class Weights(Protocol):
-    """Tensors of a model by the names of its parts, each on ``device`` in ``dtype``."""
+    """Returns tensors of a model by the names of its parts, on ``device`` and in ``dtype``."""
 
     def tensors(
         self, part: str, shapes: Mapping[str, torch.Size], dtype: torch.dtype, device: torch.device
@@ -26,10 +26,10 @@ class Weights(Protocol):
 
 
 class RandomWeights:
-    """What a model has before its training: matrices are normal, norms 1, biases 0.
+    """Weights as before training: matrices are normally distributed, norms are 1, biases 0.
 
-    A part's weights depend on the seed, the part's name, its dtype and kind of device alone, so that all
-    splits of a model into servers agree.
+    A tensor depends only on the seed, its name, shape, dtype and kind of device. So all ways to split a model
+    over servers have the same weights.
     """
 
     def __init__(self, seed: int, deviation: float) -> None:
@@ -58,7 +58,7 @@ class RandomWeights:
 
 @contextlib.contextmanager
 def opened(source: WeightSource, family: Family, config: Any) -> Iterator[Weights]:
-    """The weights of ``source``; its files are open meanwhile. Raises ``ComputeError``."""
+    """Yields the weights of ``source``; its files are closed at the end. Raises ``ComputeError``."""
     if source.folder is None:
         yield RandomWeights(source.seed, getattr(config, "initializer_range", 0.02))
         return

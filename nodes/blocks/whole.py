@@ -1,7 +1,8 @@
-"""The whole model on one machine, to compare a chain's tokens with: ``generate`` of transformers itself.
+"""Compares a chain's tokens with those of the whole model on one machine, by ``generate`` of transformers.
 
-``python -m nodes.blocks.whole`` reads a job as JSON and writes what it found as JSON; ``testbed`` runs it
-as a process of its own after a run, when the servers have given their memory back.
+``python -m nodes.blocks.whole`` reads a job as JSON from stdin and writes the result of ``compare`` as JSON
+to stdout. ``testbed`` runs it as a process of its own after a run, when the servers have released their
+memory.
 """
 
 from __future__ import annotations
@@ -25,17 +26,19 @@ from nodes.blocks.weights import opened
 from nodes.request import Generation, Request
 
 TIE_RATIO = {"float32": 1e-5, "bfloat16": 0.04, "float16": 0.005}
-"""Two tokens whose logits are no further apart than this, as a ratio of the largest logit, are a tie: which of them a model
-says is settled by the order of its additions. By dtype: some of its roundings."""
+"""Two tokens tie if their logits differ by at most this, as a ratio of the largest logit.
+
+Then the order of additions decides which one a model chooses. By dtype: a few of its rounding errors.
+"""
 _MAX_LISTED = 20
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A text beside the whole model's. ``altered`` and ``tied`` are numbers of its tokens.
+    """An output compared with the whole model's. ``altered`` and ``tied`` are indices of its tokens, from 0.
 
-    ``should_be``: the whole model's choice after the same tokens; after an altered one, after its own.
-    -1 where its text had ended.
+    ``should_be``: the whole model's tokens. It continues the compared output up to the first altered token,
+    its own output after that. -1 where its output had ended.
     """
 
     should_be: list[int]
@@ -44,10 +47,10 @@ class Judged:
 
 
 class WholeModel:
-    """The model of ``spec``, all blocks of it. Raises ``ComputeError``.
+    """The model of ``spec`` with all its blocks. Raises ``ComputeError``.
 
-    A checkpoint in plain weights is loaded by transformers; other weights, which it does not know, are made
-    as servers make them and put into its model.
+    A checkpoint with plain weights is loaded by transformers. Other weights, which it does not know, are made
+    as on servers and put into its model.
     """
 
     def __init__(self, spec: BlocksSpec) -> None:
@@ -62,7 +65,7 @@ class WholeModel:
             self.model = model.to(self.device).eval()
         else:
             self.model = _assembled(spec, dtype, self.device)
-        # Whatever a checkpoint asks for by default: a request's own settings alone count.
+        # Without a checkpoint's default settings: only a request's own settings count.
         self.model.generation_config = GenerationConfig()
 
     def tokens(
@@ -73,9 +76,9 @@ class WholeModel:
         min_tokens: int = 0,
         ends: Collection[int] = (),
     ) -> list[int]:
-        """At most ``n_tokens`` tokens after ``prompt``, the most probable or sampled.
+        """Returns at most ``n_tokens`` tokens after ``prompt``, the most probable ones or sampled.
 
-        One of ``ends`` ends them, and is none of the first ``min_tokens``; without ``ends`` none does.
+        The first token in ``ends`` is the last one; the first ``min_tokens`` have none of these.
         """
         settings = GenerationConfig(max_new_tokens=n_tokens, do_sample=sampling is not None)
         if ends:
@@ -87,7 +90,7 @@ class WholeModel:
             settings.top_p = sampling.top_p
             torch.manual_seed(sampling.seed)
         ids = torch.tensor([list(prompt)], device=self.device)
-        # The mask is given because transformers would take padding tokens in a prompt for padding.
+        # With an explicit mask, because transformers would not attend to padding tokens in a prompt.
         output = self.model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings)
         return [int(token) for token in output[0, len(prompt) :]]
 
@@ -99,9 +102,11 @@ class WholeModel:
         min_tokens: int = 0,
         ends: Collection[int] = (),
     ) -> Judged:
-        """Compare what was ``said`` after ``prompt`` with ``tokens``. After a tie the model goes on from what was said.
+        """Compare the output ``said`` after ``prompt`` with ``tokens``.
 
-        Sampled tokens have no ties: what is drawn there depends on all odds.
+        After a tie the model continues ``said``.
+
+        Sampled tokens have no ties, because a draw depends on all probabilities.
         """
         n_tokens = len(said)
         theirs: list[int] = []
@@ -130,7 +135,7 @@ class WholeModel:
 
     @torch.inference_mode()
     def _gap(self, tokens: Sequence[int], one: int, other: int) -> float:
-        """How far apart the logits of two tokens are after ``tokens``, as a ratio of the largest."""
+        """Returns the difference of two tokens' logits after ``tokens``, as a ratio of the largest logit."""
         ids = torch.tensor([list(tokens)], device=self.device)
         logits = self.model(ids).logits[0, -1].float()
         return float((logits[one] - logits[other]).abs() / logits.abs().max())
@@ -160,11 +165,12 @@ def _assembled(spec: BlocksSpec, dtype: torch.dtype, device: torch.device) -> An
 
 
 def compare(job: Mapping[str, Any]) -> dict[str, Any]:
-    """How many of a run's tokens are not the whole model's, and how many of a tie.
+    """Returns how many of a run's tokens differ from the whole model's, how many are ties, and examples.
 
-    ``job``: the fields of a ``BlocksSpec`` as ``spec``, and ``requests``, each with ``index``, ``n_input_tokens``,
-    its ``tokens``, and the fields of a ``Generation`` as ``generation``. A text that ends where the whole model's
-    does not, or the other way round, differs from there on. A token after one that differs is compared too: it is counted with those that differ if it does.
+    ``job`` has the fields of a ``BlocksSpec`` as ``spec``, and ``requests``, each with ``index``,
+    ``n_input_tokens``, its ``tokens``, and the fields of a ``Generation`` as ``generation``. If only one of
+    the two outputs ends, they differ from there on. Tokens after the first one that differs are compared with
+    the whole model's own output.
     """
     spec = BlocksSpec(**{**job["spec"], "source": WeightSource(**job["spec"]["source"])})
     whole = WholeModel(spec)

@@ -384,7 +384,7 @@ async def test_a_cache_grows_once_a_preempted_session_has_ended_its_step(
     (preempted,) = begin(compute, (young, 2, 1))
     await until(lambda: young.running)
     compute.close_session(young)
-    with pytest.raises(ComputeError, match="is asked for and 0 B are free"):
+    with pytest.raises(ComputeError, match="is needed and 0 B are free"):
         await open_session(compute, "c", 0, N_LAYERS, 4)
     compute.grow(old, 8)
     (grown,) = begin(compute, (old, 1, 4))

@@ -85,5 +85,5 @@ def test_every_size_makes_a_model(name: str) -> None:
 
 
 def test_a_size_that_is_not_known_is_refused_with_those_that_are() -> None:
-    with pytest.raises(ComputeError, match='no size "bloom" is known; those of these are: bloom-560m, '):
+    with pytest.raises(ComputeError, match='unknown size "bloom"; known sizes: bloom-560m, '):
         config_of_size("bloom")

@@ -196,7 +196,7 @@ async def test_a_session_without_room_is_refused_and_others_go_on(models: Models
     compute = await served(source, 0, N_LAYERS, memory_bytes=N_LAYERS * probe.block_bytes + room)
     walk = Walk(hub_of(source), [(compute, 0, N_LAYERS)], PROMPT, 10)
     await walk.go(2)
-    with pytest.raises(ComputeError, match=r"a cache of 15\.4 kB is asked for and 12\.3 kB are free"):
+    with pytest.raises(ComputeError, match=r"a cache of 15\.4 kB is needed and 12\.3 kB are free"):
         await open_session(compute, "d", 0, N_LAYERS, 5)
     assert await walk.go(8) == generated(models.whole(BLOOM, "float32"), PROMPT, 10)
     walk.close()
@@ -453,8 +453,8 @@ def test_what_is_refused_takes_nothing_of_the_account() -> None:
     [
         ("cuda", "float32", 'the device "cuda" cannot be used: '),
         ("abacus", "float32", 'the device "abacus" cannot be used: '),
-        ("meta", "float32", 'the device "meta" is not supported; those of these are: cpu, cuda'),
-        ("cpu", "float8", 'no dtype "float8" is known; those of these are: float32, bfloat16, float16'),
+        ("meta", "float32", 'the device "meta" is not supported; supported devices: cpu, cuda'),
+        ("cpu", "float8", 'unknown dtype "float8"; supported dtypes: float32, bfloat16, float16'),
     ],
 )
 def test_a_device_or_dtype_that_cannot_be_used_is_refused_in_one_sentence(

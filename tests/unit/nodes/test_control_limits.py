@@ -56,7 +56,7 @@ async def _ended(path: Path, data: bytes) -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        ((2**31).to_bytes(4, "big"), "2147483648 bytes; at most 1048576 are taken"),
+        ((2**31).to_bytes(4, "big"), "2147483648 bytes; at most 1048576 allowed"),
         (_framed(0, 1, ["Fine", "", 3]), "cannot be read: Expected `array` of at most length"),
         (_framed(0, 1, ["Fine", 5]), "cannot be read: Expected `str`, got `int`"),
         (_framed(3, ["Unknown"]), "cannot be read: Invalid value 'Unknown'"),
@@ -88,7 +88,7 @@ async def test_a_node_may_say_nothing_where_nothing_is_taken(
 ) -> None:
     listener = await _listening(tmp_path / "s", {})
     await _ended(tmp_path / "s", _framed(3, ["Fine"]))
-    assert "a control message where none is taken" in caplog.text
+    assert "a control message where none is accepted" in caplog.text
     listener.close()
 
 
@@ -122,9 +122,9 @@ async def test_a_message_that_the_other_side_would_not_take_is_refused_to_its_se
     listener = await _listening(tmp_path / "s", {Much: much})
     node = await control.connect(tmp_path / "s", {})
     serving = asyncio.ensure_future(node.serve())
-    with pytest.raises(ControlError, match=f"the other side takes {FROM_NODES.max_message_bytes}"):
+    with pytest.raises(ControlError, match=f"the other side accepts {FROM_NODES.max_message_bytes}"):
         node.tell(Fine("x" * 2_000_000))
-    with pytest.raises(ControlError, match=f"the other side takes {FROM_ORCHESTRATOR.max_message_bytes}"):
+    with pytest.raises(ControlError, match=f"the other side accepts {FROM_ORCHESTRATOR.max_message_bytes}"):
         await node.ask(Much())
     node.close()
     await serving
