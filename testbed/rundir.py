@@ -49,10 +49,10 @@ measured runs of a study, of agents on other machines."""
 
 
 def make_run_dir(out: Path | None, name: str) -> Path:
-    """Make the run directory ``out``, or a new ``runs/<name>-<time>``, with subfolders; returns its path.
+    """Make the run directory ``out``, or a new ``runs/<name>-<time>``, with its subfolders.
 
-    ``out`` must be new or an empty folder. This process becomes the owner. Raises ``UserError`` if the
-    directory cannot be made.
+    Returns its absolute path. ``out`` must be new or an empty folder. This process becomes the owner. Raises
+    ``UserError`` if the directory cannot be made.
     """
     stamp = time.strftime("%Y%m%d-%H%M%S")
     for number in range(1000):
