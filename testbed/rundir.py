@@ -99,11 +99,10 @@ def check_writable(out: Path, option: str = "--out") -> None:
     """
     there = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
     if not there.is_dir():
-        raise UserError(f"{there} is a file, but a folder belongs there; choose another folder as {option}")
+        raise UserError(f"{there} is a file, but a folder belongs there; choose another as {option}")
     if not os.access(there, os.W_OK | os.X_OK):
         raise UserError(
-            f"{out}: nothing can be written to {there} (read-only, or not yours); choose another folder as "
-            f"{option}"
+            f"{out}: nothing can be written to {there} (read-only, or not yours); choose another as {option}"
         )
 
 
