@@ -145,9 +145,12 @@ def test_without_torch_the_doctor_says_so(no_torch: None) -> None:
         ({"prompt_ids": "1,x"}, "must be whole numbers such as 1,2,3"),
         ({"prompt_ids": ""}, "the prompt is empty"),
         ({"prompt": ""}, "the prompt is empty"),
-        ({"prompt_ids": "1,512"}, "token 512 of the prompt is none of the model's, 0 to 511"),
+        (
+            {"prompt_ids": "1,512"},
+            "token 512 of the prompt is not in the model's vocabulary: give ids from 0 to 511",
+        ),
         ({"prompt_ids": "-1"}, "token -1 of the prompt"),
-        ({"prompt_ids": "1", "max_new_tokens": 2048}, "more than the 2048 that the model is made for"),
+        ({"prompt_ids": "1", "max_new_tokens": 2048}, "more than the model's limit of 2048"),
         ({"prompt_ids": "1", "seed": 3}, "--seed is for sampling"),
     ],
 )
