@@ -231,7 +231,7 @@ def test_who_gives_up_counts_in_the_waiting_and_not_in_the_queue(make_run: MakeR
     assert summary["admission"]["n_never_admitted"] == 2
     assert (summary["admission"]["waited_s"]["n"], summary["admission"]["waited_s"]["max"]) == (3, 30.0)
     text = " ".join(summary_text(summary).split())
-    assert "2 requests never came to be admitted: the queue above is that of the others" in text
+    assert "2 requests did not get admitted: the queue above is that of the others" in text
     assert "waited 13.333 s (mean), 30.000 s (max)" in text
 
 
