@@ -1,4 +1,4 @@
-"""What nodes are told of a real model, and what is said where there can be none."""
+"""The settings that nodes get for a real model, and the errors if there cannot be one."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_the_name_of_a_model_is_text_whatever_it_looks_like() -> None:
 def test_blocks_that_the_machines_memory_cannot_hold_are_refused_before_any_is_loaded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each server would find room for its own, as all load at once."""
+    """All servers load at once, so each would find room for its own blocks."""
     experiment = blocks("compute.random_weights=true")
     n_held = sum(held.n_blocks for held in place_experiment(experiment).placement.ranges)
     n_bytes = n_held * experiment.problem.model.block_bytes

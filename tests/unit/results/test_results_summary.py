@@ -14,7 +14,7 @@ from testbed.scenario.experiment import Calibration
 from tests.unit.results.conftest import MakeRun, SyntheticRun, perfect_hop
 
 CHAIN = [(0, 0, 2), (1, 2, 4)]
-"""One request of 2 + 3 tokens on it: setup 0.1, prefill 2 x 0.56, decode 2 x 2 x 0.32: 2.5 s in all."""
+"""Log one request of 2 + 3 tokens: setup 0.1 s, prefill 2 x 0.56 s, decode 2 x 2 x 0.32 s, in total 2.5 s."""
 
 
 def finish(run: SyntheticRun, objectives: dict[str, float] | None = None) -> dict[str, Any]:
