@@ -1,4 +1,4 @@
-"""The page of a run in a browser, of a run that has ended or still goes on.
+"""The page of a run in a browser, live or after its end.
 
 - ``header``: the constant part of a run; ``layout``: where its sites are on the map
 - ``history``: what happened, append-only; ``follow`` reads it from growing logs, ``simulated`` from tables;

@@ -168,7 +168,7 @@ class Feed:
     def _now_s(self) -> float | None:
         """Estimate the run's clock from its latest records, in scenario seconds.
 
-        None unless the run goes on in real time.
+        None unless the run is in real time and has not ended.
         """
         if not self._is_real or not self._status["is_live"] or self._status["phase"] != "running":
             return None

@@ -30,7 +30,7 @@ def finished_history(run_dir: Path) -> History:
 def read_others(run_dir: Path, others: Sequence[Path]) -> bytes:
     """Return the histories of ``others`` as a JSON list.
 
-    Raises ``UserError`` if a run still goes on, or two are the same: they would say nothing about the spread.
+    Raises ``UserError`` if a run has not ended, or if two are the same and so show no spread.
     """
     seen = {run_dir.resolve(): run_dir}
     found: dict[bytes, Path] = {}
@@ -39,7 +39,10 @@ def read_others(run_dir: Path, others: Sequence[Path]) -> bytes:
             raise UserError(f"{other} is given twice, also as {known}; leave one out")
         seen[other.resolve()] = other
         if owner_alive(other):
-            raise UserError(f"{other} has not ended; only the first run may still be running")
+            raise UserError(
+                f"{other} has not ended, and only the first run may still be running; give it first, or "
+                "leave it out"
+            )
         body = msgspec.json.encode(finished_history(other).since(Position()))
         if body in found:
             raise UserError(

@@ -36,8 +36,8 @@ def view_command(
     """Serve the page of ``run_dir`` until SIGINT or SIGTERM. Raises ``UserError``.
 
     Charts show the interval of the mean over this run and ``others``. ``port`` None: ``DEFAULT_PORT``, or any
-    free one if that is taken. ``browser``: open the page in this machine's browser. ``say`` is called with
-    the page's address.
+    free one if that is taken. ``browser``: open the page in this machine's browser. ``say`` prints the page's
+    address.
     """
     for folder in (run_dir, *others):
         check_run_dir(folder)

@@ -63,8 +63,8 @@ class Entrance:
             )
         if namespace is None:
             raise UserError(
-                f"{_no_namespace(document['name'])}; start one with `testbed up SCENARIO --hold --network "
-                "fabric`"
+                f"{_no_namespace(document['name'])}; start a testbed with `testbed up SCENARIO --hold "
+                "--network fabric`"
             )
         pid = document["holder"]["pid"]
         try:
@@ -96,7 +96,7 @@ def _whereabouts(run_dir: Path) -> dict[str, Any]:
     """Return the content of ``network.json``. Raises ``UserError`` if the testbed has no such network."""
     if keeps_virtual_time(run_dir):
         raise UserError(
-            f"the testbed of {run_dir} keeps virtual time, in which the user's programs cannot run; start "
+            f"the testbed of {run_dir} keeps virtual time, in which your programs cannot run; start another "
             "one with --hold"
         )
     try:
