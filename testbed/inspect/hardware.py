@@ -1,4 +1,4 @@
-"""``testbed hardware`` and the catalogue of ``testbed model``: GPUs, models, and the block times that follow."""
+"""``testbed hardware``, and models by name for ``testbed model``: GPUs, models, derived block times."""
 
 from __future__ import annotations
 
@@ -15,18 +15,21 @@ from testbed.scenario.schema import ModelTable
 from testbed.scenario.units import counted
 
 PROMPTS = (128, 1024)
-"""Lengths of the prompts in the table."""
+"""Prompt lengths in the table of prefill times, in tokens."""
 _ERROR_PROMPTS = (20, 250, 1000, 4000)
 _CHOSEN_ON = "helix-a100"
-"""The one profile on which the roofline's efficiencies were chosen."""
+"""The only profile on which the roofline's efficiencies were chosen."""
 
 
 def hardware_command(name: str | None, model: str | None, dtype: str | None) -> tuple[dict[str, Any], str]:
-    """The catalogue, or one GPU of it, with the times of a model's blocks if one is named. Raises ``UserError``."""
+    """Return all GPUs, or those of ``name``, with the times of the model's blocks if a model is named.
+
+    Returns the answer for ``--json`` and the text for people. Raises ``UserError``.
+    """
     chosen = _chosen(name)
     if model is None:
         if dtype is not None:
-            raise UserError("--dtype is of a model: name one with --model")
+            raise UserError("--dtype is of a model: name one with --model, or leave out --dtype")
         rows = [_sheet(gpu) for gpu in chosen]
         return {"hardware": rows}, _sheets_text(rows)
     table = _model(model, dtype)
@@ -39,11 +42,11 @@ def hardware_command(name: str | None, model: str | None, dtype: str | None) -> 
 
 
 def errors_command() -> tuple[dict[str, Any], str]:
-    """How far the roofline is from every measured profile: a ratio of the measured time, less 1."""
+    """Compare the roofline's times with all measured profiles; ``error_ratio`` is roofline / measured - 1."""
     rows = [
         row
         for name, measured in measured_profiles().items()
-        if not name.endswith(("-large", "-sweep"))  # the same times with other memory
+        if not name.endswith(("-large", "-sweep"))  # these have the times of another profile, and more memory
         for row in _errors(name, measured)
     ]
     cells = [
@@ -89,7 +92,7 @@ def _errors(name: str, measured: Measured) -> list[dict[str, Any]]:
 
 
 def list_command() -> tuple[dict[str, Any], str]:
-    """The models of the catalogue."""
+    """Return the models of the catalogue, for ``--json`` and as a table."""
     rows = [model_answer(named_model(name)) for name in model_names()]
     titles = (
         "model",
@@ -123,20 +126,20 @@ def list_command() -> tuple[dict[str, Any], str]:
 
 
 def model_command(name: str, dtype: str | None) -> tuple[dict[str, Any], str]:
-    """One model of the catalogue. Raises ``UserError``."""
+    """Return one model of the catalogue, for ``--json`` and as text. Raises ``UserError``."""
     answer = model_answer(_model(name, dtype))
     return answer, "\n".join(
         [
             _model_line(answer),
-            f"all blocks: {answer['n_blocks'] * answer['block_bytes'] / 1e9:.4g} GB; a session of 1,000 tokens: "
-            f"{answer['n_blocks'] * answer['cache_bytes_per_token'] / 1e3:.4g} MB of caches",
+            f"all blocks: {answer['n_blocks'] * answer['block_bytes'] / 1e9:.4g} GB; a session of 1,000 "
+            f"tokens: {answer['n_blocks'] * answer['cache_bytes_per_token'] / 1e3:.4g} MB of caches",
             f"block times: testbed hardware --model {name} --dtype {answer['dtype']}",
         ]
     )
 
 
 def model_answer(table: ModelTable) -> dict[str, Any]:
-    """A model's sizes: bytes are of one block; ``cache_bytes_per_token`` of one token in one block."""
+    """Return a model's sizes; ``block_bytes`` and ``cache_bytes_per_token`` are of one block."""
     sizes = sizes_of_table(table)
     assert sizes is not None and table.block_size and table.cache_per_token
     return {
@@ -158,11 +161,11 @@ def model_answer(table: ModelTable) -> dict[str, Any]:
 
 def _model_line(answer: dict[str, Any]) -> str:
     return (
-        f"{answer['name']} in {answer['dtype']}: {answer['family']}, {counted(answer['n_blocks'], 'blocks')}, hidden size "
-        f"{answer['hidden_size']}, {answer['n_heads']} heads ({answer['n_kv_heads']} of keys and values), feed-forward "
-        f"{answer['feed_forward']}, {answer['vocabulary']} tokens\n"
-        f"per block: s_m {answer['block_bytes'] / 1e6:.3f} MB; s_c {answer['cache_bytes_per_token']:.0f} B per token "
-        "of a session"
+        f"{answer['name']} in {answer['dtype']}: {answer['family']}, "
+        f"{counted(answer['n_blocks'], 'blocks')}, hidden size {answer['hidden_size']}, {answer['n_heads']} "
+        f"heads ({answer['n_kv_heads']} of keys and values), feed-forward {answer['feed_forward']}, "
+        f"{answer['vocabulary']} tokens\nper block: s_m {answer['block_bytes'] / 1e6:.3f} MB; s_c "
+        f"{answer['cache_bytes_per_token']:.0f} B per token of a session"
     )
 
 
@@ -223,7 +226,7 @@ def _sheets_text(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _times(gpu: Gpu, block: Block) -> dict[str, Any]:
-    """The roofline's times, and those measured on this GPU for such a block."""
+    """Return the roofline's times for the block on this GPU, and those measured on it for such a block."""
     found = {
         name: _seconds(times_of(m.table))
         for name, m in measured_profiles().items()
@@ -265,7 +268,8 @@ def _times_text(rows: Sequence[dict[str, Any]]) -> list[str]:
     lines = _columns([titles, *cells])
     lines += [
         "",
-        "Times in ms per block, nothing cached, one session; a server takes measured ones where there are any.",
+        "Times in ms per block, of one session with an empty cache; a server uses measured times if there "
+        "are any.",
     ]
     return lines + [f"-: {row['no_roofline_because']}" for row in rows if row["no_roofline_because"]]
 

@@ -1,4 +1,4 @@
-"""``testbed generate``: one text, made by real blocks through the emulated network."""
+"""``testbed generate``: generates one text with real blocks on an emulated network."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from testbed.scenario.units import counted
 
 _STREAM_PERIOD_S = 0.05
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
-"""What a character looks like of which not all tokens have come."""
+"""Decoders put this character for one of which some tokens are still missing."""
 
 
 @dataclass(frozen=True)
 class GenerateOptions:
-    """What is asked for: ``prompt`` or ``prompt_ids``, and so many tokens at most."""
+    """The request: ``prompt`` or ``prompt_ids``, the number of tokens at most, and how to sample them."""
 
     prompt: str | None
     prompt_ids: str | None
@@ -54,7 +54,7 @@ class GenerateOptions:
     seed: int | None
 
     def sampling(self) -> Sampling | None:
-        """``None``: the most probable token each time. Raises ``UserError``."""
+        """Return how to sample, or None for the most probable token each time. Raises ``UserError``."""
         if self.temperature == 0 or (self.temperature, self.top_k, self.top_p) == (None, None, None):
             if self.seed is not None:
                 raise UserError("--seed is for sampling: give --temperature, --top-k or --top-p with it")
@@ -80,9 +80,9 @@ def generate_command(
     report: bool,
     echo: Callable[[str], None],
 ) -> tuple[int, dict[str, Any]]:
-    """Bring the testbed up and generate; returns the exit code and what came out.
+    """Start the testbed and generate a text; returns the exit code and the answer for ``--json``.
 
-    ``echo`` is given the text as it comes unless ``as_json``.
+    Unless ``as_json``, ``echo`` is called with each new piece of the text. Raises ``TestbedError``.
     """
     require_blocks("testbed generate")
     sampling = options.sampling()
@@ -95,7 +95,7 @@ def generate_command(
     assert experiment.blocks is not None
     sizes = checkpoint_sizes(experiment.blocks.config, experiment.problem.model.name)
     if given_ids is not None or not options.prompt:
-        _check_prompt(given_ids or [], options.max_new_tokens, sizes)  # before anything takes its time
+        _check_prompt(given_ids or [], options.max_new_tokens, sizes)  # before anything slow begins
     stage = choose_stage(experiment)
     run_dir = make_run_dir(out, experiment.name)
     launcher = stage.begin(experiment, run_dir)
@@ -126,7 +126,7 @@ def generate_command(
 
     error, interrupted = stage.run(launcher, run())
     if not has_begun(run_dir, error):
-        _say(f"interrupted before the request; logs are in {run_dir}")
+        _say(f"interrupted before the request was sent; logs are in {run_dir}")
         return EXIT_INTERRUPTED, {}
     if error is None and not interrupted:
         verify_tokens(run_dir, experiment, blocks, _say)
@@ -144,10 +144,13 @@ def generate_command(
 
 
 def answer_text(answer: dict[str, Any]) -> str:
-    """What is printed after the text itself."""
+    """Return what is printed after the text: times, the comparison with the whole model, blocks by server."""
     n_tokens, token_s = len(answer["token_ids"]), answer["token_s"]
     if answer["status"] != "completed":
-        return f"the request has {answer['status']} after {counted(n_tokens, 'tokens')}: {answer['reason']}"
+        return (
+            f"the request did not complete ({answer['status']} after {counted(n_tokens, 'tokens')}): "
+            f"{answer['reason']}"
+        )
     rest = f", each of the others {sum(token_s[1:]) / (n_tokens - 1):.4f} s" if n_tokens > 1 else ""
     chain = ", ".join(f"{h['server']} {h['first_block']}-{h['last_block']}" for h in answer["chain"])
     checked, altered = answer["n_tokens_checked"], answer["n_tokens_altered"]
@@ -158,8 +161,8 @@ def answer_text(answer: dict[str, Any]) -> str:
     else:
         verdict = f"all are those of the whole model on one machine{ties(answer)}"
     return (
-        f"{counted(n_tokens, 'tokens')}, ended by {answer['ended_by']}: the first after {answer['ttft_s']:.3f} s{rest}; "
-        f"{verdict}\nblocks by server: {chain}"
+        f"{counted(n_tokens, 'tokens')}, ended by {answer['ended_by']}: the first after "
+        f"{answer['ttft_s']:.3f} s{rest}; {verdict}\nblocks by server: {chain}"
     )
 
 
@@ -181,19 +184,22 @@ def _workload(n_input_tokens: int, n_output_tokens: int) -> str:
 
 def _check_prompt(ids: list[int], n_new_tokens: int, sizes: ModelSizes) -> None:
     if not ids:
-        raise UserError("the prompt is empty: give at least one token")
+        raise UserError("the prompt is empty: give at least one token with --prompt or --prompt-ids")
     foreign = next((token for token in ids if not 0 <= token < sizes.vocabulary), None)
     if foreign is not None:
-        raise UserError(f"token {foreign} of the prompt is none of the model's, 0 to {sizes.vocabulary - 1}")
+        raise UserError(
+            f"token {foreign} of the prompt is not in the model's vocabulary: give ids from 0 to "
+            f"{sizes.vocabulary - 1}"
+        )
     if sizes.max_tokens is not None and len(ids) + n_new_tokens > sizes.max_tokens:
         raise UserError(
-            f"a prompt of {counted(len(ids), 'tokens')} and {n_new_tokens} new ones are more than the {sizes.max_tokens} that the "
-            "model is made for: shorten the prompt, or lower --max-new-tokens"
+            f"a prompt of {counted(len(ids), 'tokens')} and {n_new_tokens} new ones are more than the "
+            f"model's limit of {sizes.max_tokens}: shorten the prompt, or lower --max-new-tokens"
         )
 
 
 class _Text:
-    """The model's tokenizer; a model without a checkpoint has none, and its tokens no text."""
+    """The model's tokenizer. A model without a checkpoint has none, and its tokens have no text."""
 
     def __init__(self, model: BlocksModel) -> None:
         from nodes.blocks.text import Text
@@ -208,17 +214,18 @@ class _Text:
                 self._missing = str(error)
 
     def encode(self, prompt: str) -> list[int]:
-        """Raises ``UserError``."""
+        """Return the prompt's token ids. Raises ``UserError`` if there is no tokenizer."""
         if self._text is None:
             raise UserError(f"{self._missing}: give tokens with --prompt-ids")
         return self._text.encode(prompt)
 
     def decode(self, tokens: list[int]) -> str | None:
+        """Return the text of token ids, or None if there is no tokenizer."""
         return None if self._text is None else self._text.decode(tokens)
 
 
 class _Stream:
-    """Shows the text while it comes, from the client's log."""
+    """Prints the text while it is generated, from the client's log."""
 
     def __init__(self, run_dir: Path, text: _Text, echo: Callable[[str], None]) -> None:
         self._folder, self._text, self._echo = run_dir / "events", text, echo
@@ -232,7 +239,7 @@ class _Stream:
             self.show(whole=False)
 
     def show(self, whole: bool = True) -> None:
-        """Show what has come since; a last, broken character only if ``whole``."""
+        """Print the text of the tokens since the last call; half a character only if ``whole``."""
         text = self._text.decode(self._all_tokens())
         if text is None or (text.endswith(_UNFINISHED) and not whole):
             return

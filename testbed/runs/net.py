@@ -1,4 +1,4 @@
-"""``testbed net``: the network of a scenario alone, with the programs of its ``[[node]]`` tables, until Ctrl-C."""
+"""``testbed net``: emulates only a scenario's network, with the programs of its ``[[node]]`` tables."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ def net_command(experiment: Experiment, out: Path | None) -> None:
     """Hold the network of ``experiment`` until interrupted. Raises ``TestbedError``."""
     if experiment.network in ("memory", "loopback"):
         raise UserError(
-            f"on the network {experiment.network} nodes have no namespaces, which programs need: take --network "
-            "fabric or netem"
+            f"on the network {experiment.network} nodes have no namespaces, which programs need: use "
+            "--network fabric or netem"
         )
     if experiment.clock == "virtual":
-        raise UserError("programs run in real time: leave out clock virtual")
+        raise UserError(
+            "programs run in real time, but the scenario's clock is virtual: change it with --set clock=real"
+        )
     check_programs(experiment, _say)
     run_dir = make_run_dir(out, experiment.name)
     launcher = LauncherHandle(run_dir)

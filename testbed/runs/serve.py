@@ -1,4 +1,4 @@
-"""``testbed serve``: a testbed that takes requests from outside, at an endpoint that speaks OpenAI's API."""
+"""``testbed serve``: a testbed that serves requests from outside, at an endpoint with OpenAI's API."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ from testbed.serving.app import Endpoint, Rules
 from testbed.serving.text import SMALL, BlocksCodec, Codec, StubCodec
 
 _MAX_MODEL_LEN = 4096
-"""Of a model that does not say how long a sequence may be."""
+"""Tokens of the longest request, unless --max-model-len is given or the model's own limit is lower."""
 
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """What is asked for on the command line. ``tokenizer`` is a folder."""
+    """Options of the endpoint. ``tokenizer`` is a folder; ``max_model_len`` is in tokens."""
 
     host: str
     port: int
     api_key: str | None
     no_auth: bool
     workload: str
-    """also or none"""
+    """"also" or "none"."""
     admission: str
-    """wait or reject"""
+    """"wait" or "reject"."""
     max_requests: int
     max_model_len: int | None
     tokenizer: Path | None
     page_port: int | None
-    """Of the run's page; ``None``: none."""
+    """Port of the run's page; None: no page."""
 
 
 def serve_command(
@@ -62,13 +62,13 @@ def serve_command(
     with_twin: bool,
     echo: Callable[[str], None],
 ) -> None:
-    """Serve until interrupted, and leave a run directory. ``echo`` is given the URL once it can be used.
+    """Serve until interrupted, and write a run directory. ``echo`` gets the URL once it can be used.
 
-    Raises ``UserError`` for what cannot be, before anything runs, and what broke the testbed.
+    Raises ``UserError`` before anything runs, or the ``TestbedError`` that broke the testbed.
     """
     _check_host(options)
     experiment = _experiment(scenario, overrides, options)
-    if options.admission == "reject":  # nobody waits
+    if options.admission == "reject":  # no request waits in a queue
         experiment = dataclasses.replace(experiment, queue=None)
     check_can_run(experiment)
     stage = choose_stage(experiment, holds=True)
@@ -118,7 +118,7 @@ def serve_command(
 
 
 def _experiment(scenario: str, overrides: list[str], options: ServeOptions) -> Experiment:
-    """The scenario with its ``[endpoint]``."""
+    """Load the scenario with an ``[endpoint]`` table of these options."""
 
     def load(max_model_len: int) -> Experiment:
         table = f'endpoint={{max_model_len = {max_model_len}, workload = "{options.workload}"}}'
@@ -134,7 +134,7 @@ def _experiment(scenario: str, overrides: list[str], options: ServeOptions) -> E
 
 
 def _codec(blocks: BlocksModel | None, folder: Path | None) -> Codec:
-    assert blocks is not None, "the stub has its words"
+    assert blocks is not None, "the stub has its own tokenizer"
     if folder is not None:
         return BlocksCodec(folder)
     if blocks.source.folder is None:
@@ -143,18 +143,19 @@ def _codec(blocks: BlocksModel | None, folder: Path | None) -> Codec:
 
 
 def _check_host(options: ServeOptions) -> None:
-    """Raises ``UserError`` if anybody on the network could use the testbed without being asked for a key."""
+    """Raise ``UserError`` if other machines could use the testbed without a key, but for ``no_auth``."""
     if options.api_key is not None and options.no_auth:
         raise UserError("--api-key and --no-auth contradict each other: leave one of them out")
     if options.api_key == "":
-        raise UserError("--api-key must not be empty")
+        raise UserError("--api-key must not be empty: give a key, or leave it out")
     try:
         is_open = not ipaddress.ip_address(options.host).is_loopback
     except ValueError:
         is_open = options.host != "localhost"
     if is_open and options.api_key is None and not options.no_auth:
         raise UserError(
-            f"--host {options.host} lets others in: give --api-key KEY, or --no-auth if everybody may use it"
+            f"--host {options.host} can be reached from other machines: give --api-key KEY, or --no-auth if "
+            "everybody may use it"
         )
 
 
