@@ -153,6 +153,11 @@ def runs(pid: int, started: str) -> bool:
     return bool(started) and process_start(pid) == started
 
 
+def is_simulated(run_dir: Path) -> bool:
+    """Whether ``testbed simulate --out`` wrote ``run_dir``."""
+    return (run_dir / "plan.json").is_file() and not (run_dir / "events").is_dir()
+
+
 def owner_alive(run_dir: Path) -> bool:
     """Whether the process that owns ``run_dir`` is still running."""
     path = run_dir / OWNER

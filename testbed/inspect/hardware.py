@@ -13,6 +13,7 @@ from testbed.scenario.profiles import Measured, measured_profiles, model_names, 
 from testbed.scenario.roofline import Block, RooflineError, block_of, roofline, times_of
 from testbed.scenario.schema import ModelTable
 from testbed.scenario.units import counted
+from testbed.terminal import columns
 
 PROMPTS = (128, 1024)
 """Prompt lengths in the table of prefill times, in tokens."""
@@ -63,7 +64,7 @@ def errors_command() -> tuple[dict[str, Any], str]:
         for row in rows
     ]
     titles = ("measured as", "GPU", "model", "per block", "measured ms", "roofline ms", "error", "")
-    return {"errors": rows}, "\n".join(_columns([titles, *cells]))
+    return {"errors": rows}, "\n".join(columns([titles, *cells]))
 
 
 def _errors(name: str, measured: Measured) -> list[dict[str, Any]]:
@@ -122,7 +123,7 @@ def list_command() -> tuple[dict[str, Any], str]:
         (*(f"{row[key]}" for key in keys[:-2]), f"{row[keys[-2]] / 1e6:.1f}", f"{row[keys[-1]]:.0f}")
         for row in rows
     ]
-    return {"models": rows}, "\n".join(_columns([titles, *cells]))
+    return {"models": rows}, "\n".join(columns([titles, *cells]))
 
 
 def model_command(name: str, dtype: str | None) -> tuple[dict[str, Any], str]:
@@ -218,7 +219,7 @@ def _sheets_text(rows: Sequence[dict[str, Any]]) -> str:
     ]
     return "\n".join(
         [
-            *_columns([titles, *cells]),
+            *columns([titles, *cells]),
             "",
             "fp32, fp16, bf16: dense TFLOPS. Block times of a model: --model NAME (`testbed model list`).",
         ]
@@ -265,15 +266,10 @@ def _times_text(rows: Sequence[dict[str, Any]]) -> list[str]:
         for kind, times in kinds.items():
             shown = ["-"] * 4 if times is None else [f"{1e3 * value:.4g}" for value in times.values()]
             cells.append((row["name"], str(row["fits_blocks"]), kind, *shown))
-    lines = _columns([titles, *cells])
+    lines = columns([titles, *cells])
     lines += [
         "",
         "Times in ms per block, of one session with an empty cache; a server uses measured times if there "
         "are any.",
     ]
     return lines + [f"-: {row['no_roofline_because']}" for row in rows if row["no_roofline_because"]]
-
-
-def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]

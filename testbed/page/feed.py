@@ -17,9 +17,9 @@ from testbed.page.follow import Follower
 from testbed.page.header import header, read_plan
 from testbed.page.history import History, Position
 from testbed.page.others import finished_history
-from testbed.page.simulated import is_simulated, read_simulation
+from testbed.page.simulated import read_simulation
 from testbed.results import load_run
-from testbed.rundir import OWNER, TWIN, owner_alive
+from testbed.rundir import OWNER, TWIN, is_simulated, owner_alive
 
 UPDATE_S = 0.1
 """Real seconds between two updates of a page, at least."""

@@ -17,11 +17,6 @@ _HOPS = (
 )
 
 
-def is_simulated(run_dir: Path) -> bool:
-    """Whether ``testbed simulate --out`` wrote ``run_dir``."""
-    return (run_dir / "plan.json").is_file() and not (run_dir / "events").is_dir()
-
-
 def read_simulation(run_dir: Path) -> tuple[dict[str, Any], History]:
     """Read the header and the history of a simulation. Raises ``UserError`` if it has no such tables."""
     if not (run_dir / "scenario.toml").is_file():

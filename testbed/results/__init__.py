@@ -25,7 +25,7 @@ from testbed.results.requests import request_rows
 from testbed.results.served import with_guests
 from testbed.results.summary import summarize
 from testbed.results.verified import read_verification
-from testbed.rundir import TWIN, write_json
+from testbed.rundir import TWIN, is_simulated, write_json
 from testbed.scenario.experiment import Experiment
 
 __all__ = ["finish_run", "load_run", "read_tables", "write_all"]
@@ -91,7 +91,7 @@ def load_run(run_dir: Path) -> Experiment:
     """Load a run directory's experiment, with requests from outside. Raises ``UserError``."""
     from testbed.scenario import load_experiment
 
-    if (run_dir / "plan.json").exists() and not (run_dir / "events").is_dir():
+    if is_simulated(run_dir):
         raise UserError(
             f"{run_dir} was simulated: it has no logs to rebuild its tables from; simulate it again"
         )
@@ -99,10 +99,6 @@ def load_run(run_dir: Path) -> Experiment:
         raise UserError(
             f"{run_dir} is not a run directory (no scenario.toml and plan.json in it); give the folder of a "
             "run"
-        )
-    if not (run_dir / "events").is_dir():
-        raise UserError(
-            f"{run_dir} was simulated: it has no logs to rebuild its tables from; simulate it again"
         )
     return with_guests(load_experiment(str(run_dir / "scenario.toml")), run_dir)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,10 +34,10 @@ from testbed.scenario.checkpoints import checkpoint_sizes
 from testbed.scenario.experiment import Experiment
 from testbed.scenario.families import ModelSizes
 from testbed.scenario.units import counted
+from testbed.serving.text import UNFINISHED
+from testbed.terminal import say
 
 _STREAM_PERIOD_S = 0.05
-_UNFINISHED = "\N{REPLACEMENT CHARACTER}"
-"""Decoders put this character for one of which some tokens are still missing."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ def generate_command(
         raise UserError("testbed generate computes real blocks: leave out --set compute.backend")
     overrides = [*overrides, "compute.backend=blocks"]
     experiment = load_experiment(scenario, [*overrides, _workload(1, options.max_new_tokens)])
-    check_can_run(experiment, _say)
+    check_can_run(experiment, say)
     assert experiment.blocks is not None
     sizes = checkpoint_sizes(experiment.blocks.config, experiment.problem.model.name)
     if given_ids is not None or not options.prompt:
@@ -109,14 +108,14 @@ def generate_command(
         placed = place_experiment(experiment)
         generation = Generation(tuple(ids), sampling, stops=True)
         blocks = dataclasses.replace(model, generations={0: generation})
-    _say(f"run {run_dir}")
+    say(f"run {run_dir}")
 
     async def run() -> tuple[TestbedError | None, bool]:
         stream = _Stream(run_dir, text, echo if not as_json else lambda _: None)
         streaming = asyncio.create_task(stream.run())
         try:
             return await emulate(
-                experiment, placed, run_dir, stage, launcher, blocks, hold=False, announce=_say, live=False
+                experiment, placed, run_dir, stage, launcher, blocks, hold=False, announce=say, live=False
             )
         finally:
             streaming.cancel()
@@ -126,16 +125,16 @@ def generate_command(
 
     error, interrupted = stage.run(launcher, run())
     if not has_begun(run_dir, error):
-        _say(f"interrupted before the request was sent; logs are in {run_dir}")
+        say(f"interrupted before the request was sent; logs are in {run_dir}")
         return EXIT_INTERRUPTED, {}
     if error is None and not interrupted:
-        verify_tokens(run_dir, experiment, blocks, _say)
+        verify_tokens(run_dir, experiment, blocks, say)
     summary = finish(run_dir, experiment, report=report)
     if error is not None:
         raise error
     records = read_logs(run_dir).requests
     if interrupted or not records:
-        _say(f"interrupted: the record up to now is in {run_dir}")
+        say(f"interrupted: the record up to now is in {run_dir}")
         return EXIT_INTERRUPTED, {}
     answer = _answer(run_dir, experiment, records[0], ids, text)
     for key in ("n_tokens_checked", "n_tokens_altered", "n_tokens_tied", "tokens_unchecked_because"):
@@ -241,7 +240,7 @@ class _Stream:
     def show(self, whole: bool = True) -> None:
         """Print the text of the tokens since the last call; half a character only if ``whole``."""
         text = self._text.decode(self._all_tokens())
-        if text is None or (text.endswith(_UNFINISHED) and not whole):
+        if text is None or (text.endswith(UNFINISHED) and not whole):
             return
         if text.startswith(self._shown):
             self._echo(text[len(self._shown) :])
@@ -274,7 +273,3 @@ def _answer(
         ],
         "run": str(run_dir),
     }
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

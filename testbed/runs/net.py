@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import sys
 from pathlib import Path
 
 from testbed.errors import RunError, TestbedError, UserError
@@ -14,6 +13,7 @@ from testbed.runtime.programs import check_programs
 from testbed.runtime.real.handle import LauncherHandle
 from testbed.scenario import dump_toml
 from testbed.scenario.experiment import Experiment
+from testbed.terminal import say
 
 
 def net_command(experiment: Experiment, out: Path | None) -> None:
@@ -27,7 +27,7 @@ def net_command(experiment: Experiment, out: Path | None) -> None:
         raise UserError(
             "programs run in real time, but the scenario's clock is virtual: change it with --set clock=real"
         )
-    check_programs(experiment, _say)
+    check_programs(experiment, say)
     run_dir = make_run_dir(out, experiment.name)
     launcher = LauncherHandle(run_dir)
     try:
@@ -35,10 +35,10 @@ def net_command(experiment: Experiment, out: Path | None) -> None:
     except OSError as full:
         launcher.close()
         raise RunError(f"cannot write to {run_dir}: {full.strerror}; choose another --out") from full
-    _say(f"run {run_dir}")
+    say(f"run {run_dir}")
     try:
         with asyncio.Runner(loop_factory=launcher.new_loop) as runner:
-            runner.run(hold_network(experiment, run_dir, launcher, _say))
+            runner.run(hold_network(experiment, run_dir, launcher, say))
     except UserError:
         shutil.rmtree(run_dir)  # nothing began: the corrected command may take the same folder
         raise
@@ -46,8 +46,4 @@ def net_command(experiment: Experiment, out: Path | None) -> None:
         raise RunError(f"{error}; logs are in {run_dir}") from error
     finally:
         launcher.dispose()
-    _say(f"the network has ended; the programs' output is in {run_dir / 'logs'}")
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    say(f"the network has ended; the programs' output is in {run_dir / 'logs'}")

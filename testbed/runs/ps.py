@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.rundir import ENDPOINT, EVENTS, NETWORK, OWNER, PAGE, owner_alive, read_events
+from testbed.terminal import columns
 
 _PHASES = {
     "network": "starting",
@@ -90,11 +91,7 @@ def ps_text(answer: dict[str, Any]) -> str:
         return "no testbed is running"
     keys = ("run", "scenario", "phase", "network", "pid", "since")
     rows = [keys, *(tuple(str(testbed[key] or "-") for key in keys) for testbed in testbeds)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(keys))]
-    lines = [
-        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    lines = columns(rows)
     for testbed in testbeds:
         lines += [f"{testbed['run']}: {key} {testbed[key]}" for key in ("endpoint", "page") if testbed[key]]
     if answer["share_cpus"]:

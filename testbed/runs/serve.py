@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from testbed.scenario.checkpoints import checkpoint_sizes
 from testbed.scenario.experiment import Experiment
 from testbed.serving.app import Endpoint, Rules
 from testbed.serving.text import SMALL, BlocksCodec, Codec, StubCodec
+from testbed.terminal import say
 
 _MAX_MODEL_LEN = 4096
 """Tokens of the longest request, unless --max-model-len is given or the model's own limit is lower."""
@@ -77,14 +77,14 @@ def serve_command(
     bound = bind(options.port, options.host)
     listener = bind_page(options.page_port)
     run_dir = make_run_dir(out, experiment.name)
-    with page_beside(run_dir, listener, _say):
+    with page_beside(run_dir, listener, say):
         launcher = stage.begin(experiment, run_dir)
         with undone_unless_begun(run_dir, launcher):
             blocks = blocks_model(experiment, run_dir)
             codec = words or _codec(blocks, options.tokenizer)
             rules = Rules(options.api_key, options.admission == "reject", options.max_requests)
             endpoint = Endpoint(experiment, codec, rules, bound)
-        _say(f"run {run_dir}")
+        say(f"run {run_dir}")
 
         def ready() -> None:
             host, port = bound.getsockname()[:2]
@@ -97,22 +97,22 @@ def serve_command(
         error, _ = stage.run(
             launcher,
             emulate(
-                *(experiment, placed, run_dir, stage, launcher, blocks, False, _say), guests=endpoint.guests
+                *(experiment, placed, run_dir, stage, launcher, blocks, False, say), guests=endpoint.guests
             ),
         )
         (run_dir / ENDPOINT).unlink(missing_ok=True)
         if not has_begun(run_dir, error):
-            _say(f"interrupted before any request; logs are in {run_dir}")
+            say(f"interrupted before any request; logs are in {run_dir}")
             return
         experiment = with_guests(experiment, run_dir)
         if blocks is not None and error is None:
             asked: dict[int, Generation] = endpoint.generations
-            verify_tokens(run_dir, experiment, dataclasses.replace(blocks, generations=asked), _say)
+            verify_tokens(run_dir, experiment, dataclasses.replace(blocks, generations=asked), say)
         if with_twin and stage.has_twin and error is None and experiment.requests:
-            _say("running the twin in virtual time (--no-twin leaves it out)")
-            run_twin(experiment, placed, run_dir, _say)
+            say("running the twin in virtual time (--no-twin leaves it out)")
+            run_twin(experiment, placed, run_dir, say)
         summary = finish(run_dir, experiment, report=report, trace=trace)
-        _say(summary_text(summary))
+        say(summary_text(summary))
         if error is not None:
             raise error
 
@@ -157,7 +157,3 @@ def _check_host(options: ServeOptions) -> None:
             f"--host {options.host} can be reached from other machines: give --api-key KEY, or --no-auth if "
             "everybody may use it"
         )
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -24,7 +24,17 @@ from testbed.runtime.stage import Stage
 from testbed.scenario import load_experiment
 from testbed.scenario.experiment import Experiment
 
-_BLOCKS_KEYS = ("model", "random_weights", "device", "dtype", "weights", "threads", "streams", "verify")
+_BLOCKS_KEYS = (
+    "model",
+    "random_weights",
+    "device",
+    "dtype",
+    "weights",
+    "threads",
+    "streams",
+    "cuda_graphs",
+    "verify",
+)
 """Keys of ``[compute]`` that the stub does not have."""
 
 

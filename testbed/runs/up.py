@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from testbed.runtime.running import emulate
 from testbed.runtime.stage import choose_stage
 from testbed.runtime.wiring import check_frames
 from testbed.scenario.experiment import Experiment
+from testbed.terminal import say
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def up_command(experiment: Experiment, out: Path | None, options: UpOptions, *, 
     if ended.error is not None:
         raise ended.error
     if ended.interrupted:
-        _say(f"interrupted: the record up to now is in {ended.run_dir}")
+        say(f"interrupted: the record up to now is in {ended.run_dir}")
         return EXIT_INTERRUPTED
     return exit_code(ended.summary)
 
@@ -87,34 +87,34 @@ def run_once(experiment: Experiment, out: Path | None, options: UpOptions) -> En
     hold = options.hold
     if not experiment.requests:
         raise UserError("this scenario takes its requests from outside: run it with `testbed serve`")
-    check_can_run(experiment, _say)
+    check_can_run(experiment, say)
     stage = choose_stage(experiment, holds=hold)
     placed = placed_experiment(experiment)
     listener = bind_page(options.page_port)
     run_dir = make_run_dir(out, experiment.name)
-    with page_beside(run_dir, listener, _say):
+    with page_beside(run_dir, listener, say):
         launcher = stage.begin(experiment, run_dir)
         with undone_unless_begun(run_dir, launcher):
             blocks = blocks_model(experiment, run_dir)
-        _say(f"run {run_dir}")
+        say(f"run {run_dir}")
         error, interrupted = stage.run(
-            launcher, emulate(experiment, placed, run_dir, stage, launcher, blocks, hold, _say)
+            launcher, emulate(experiment, placed, run_dir, stage, launcher, blocks, hold, say)
         )
         if not has_begun(run_dir, error):
-            _say(f"interrupted before any session; logs are in {run_dir}")
+            say(f"interrupted before any session; logs are in {run_dir}")
             return Ended(run_dir, placed, interrupted=True)
         if blocks is not None and error is None and not interrupted:
-            verify_tokens(run_dir, experiment, blocks, _say)
+            verify_tokens(run_dir, experiment, blocks, say)
         if options.with_twin and stage.has_twin and error is None and not interrupted:
-            _say("running the twin in virtual time (--no-twin leaves it out)")
-            run_twin(experiment, placed, run_dir, _say)
+            say("running the twin in virtual time (--no-twin leaves it out)")
+            run_twin(experiment, placed, run_dir, say)
         try:
             summary = finish(
                 run_dir, experiment, options.objectives, report=options.report, trace=options.trace
             )
         except RunError:
             if error is not None:
-                _say(f"testbed: {error}")
+                say(f"testbed: {error}")
             raise
     return Ended(run_dir, placed, summary, error, interrupted)
 
@@ -225,7 +225,3 @@ def finish(
             f"`testbed report {run_dir}`"
         ) from error
     return summary
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

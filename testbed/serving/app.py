@@ -23,6 +23,7 @@ from testbed.scenario.experiment import Experiment
 from testbed.serving.guests import Came, Guests, Opened, Over, Refused, Stream
 from testbed.serving.metrics import Metrics
 from testbed.serving.openai import (
+    ANY_TOKEN,
     DONE,
     ApiError,
     Body,
@@ -51,8 +52,6 @@ _http_log.addFilter(_is_no_clients)
 _MAX_BODY_BYTES = 16 * 1024**2
 _PLAIN_TOKENS = 16
 """Default max_tokens of a completion, as in OpenAI's API; a chat continues up to the model's limit."""
-_ANY_TOKEN = 2**31
-"""More than the size of any vocabulary."""
 _LONGEST_TOKEN = 32
 """Characters per token that no text has on average: a longer text is rejected without encoding it."""
 _LAST_WORDS_S = 2.0
@@ -104,7 +103,7 @@ class Endpoint:
         self._metrics = Metrics(self._model, experiment.time_scale)
         self._begun_at = int(time.time())
         blocks = experiment.blocks
-        self._n_known: int = _ANY_TOKEN if blocks is None else blocks.config.get("vocab_size", _ANY_TOKEN)
+        self._n_known: int = ANY_TOKEN if blocks is None else blocks.config.get("vocab_size", ANY_TOKEN)
         """Token ids are below this."""
         self._ready: Callable[[], None] = lambda: None
         self.generations: dict[int, Generation] = {}

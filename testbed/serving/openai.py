@@ -15,7 +15,7 @@ from nodes.blocks.spec import Sampling
 
 Finish = Literal["stop", "length"]
 B = TypeVar("B", bound="Body")
-_ALL_TOKENS = 2**31
+ANY_TOKEN = 2**31
 """More than the size of any vocabulary."""
 
 
@@ -99,7 +99,7 @@ class Body(msgspec.Struct, kw_only=True):
         if temperature == 0:
             return None
         seed = secrets.randbits(62) if self.seed is None else self.seed % 2**63
-        top_k = min(max(self.top_k or 0, 0), _ALL_TOKENS)  # -1 means all tokens, too
+        top_k = min(max(self.top_k or 0, 0), ANY_TOKEN)  # -1 means all tokens, too
         return Sampling(temperature, top_k, 1.0 if self.top_p is None else self.top_p, seed)
 
     def check(self) -> None:

@@ -14,7 +14,7 @@ from testbed.errors import UserError
 SMALL = Path(__file__).parent / "tokenizer"
 """The folder of the tokenizer that comes with the tool."""
 
-_UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 """Decoders put this character for one of which some tokens are still missing."""
 _WORD_LIMIT = 1000
 """Most words that the stub's text is made of."""
@@ -160,7 +160,7 @@ class BlocksSaid:
     def add(self, token_id: int) -> str:
         self._tokens.append(token_id)
         text = self._new()
-        if text.endswith(_UNFINISHED):
+        if text.endswith(UNFINISHED):
             return ""
         self._begin, self._end = self._end, len(self._tokens)
         return text

@@ -49,7 +49,7 @@ LAYERS = (
         "control",
         "scenario",
     ),
-    *("rundir", "cluster", "codeversion", "errors"),
+    *("rundir", "cluster", "codeversion", "terminal", "errors"),
 )
 """The folders of ``testbed``, in order: each may import those after it."""
 
