@@ -1,4 +1,4 @@
-"""Where routing decisions are taken: one object per run that knows which sessions hold cache."""
+"""Makes a run's routing decisions: one object per run, which knows the sessions that hold cache."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from testbed.scenario.experiment import Experiment
 
 @dataclass
 class Decisions:
-    """How many routing decisions were made, and how many of them on a wrong view of who is there.
+    """Counts routing decisions.
 
-    ``n_misled`` counts those for a chain with a server that was not there.
+    Stale ones were made with a wrong view of which servers are there; misled ones chose a chain with a server
+    that was not there.
     """
 
     n_decisions: int = 0
@@ -34,10 +35,14 @@ class Decisions:
 class Coordinator:
     """Routes clients' requests, and keeps the router's view of the servers.
 
-    A session counts from the moment that its chain is handed out until it ends or is refused; its
-    expected completion is the modelled one, for what is known of its length. Requests are named by their index. ``membership`` is notified by
-    whoever does things to servers. ``now_s`` gives scenario time; ``decisions_s`` are the real seconds that
-    decisions took. Where the experiment has a queue, ``call_at`` calls something at an instant.
+    Requests are named by their index.
+
+    A session counts from the moment that its chain is returned until it ends or is refused. Its expected end
+    is the modelled one, with what is known of its length. ``membership`` must be notified of servers that
+    begin and end.
+
+    ``now_s`` returns scenario time. ``call_at`` calls a function at an instant; it is needed only if the
+    experiment has a queue. ``decisions_s`` are the real seconds of every decision.
     """
 
     def __init__(
@@ -53,7 +58,7 @@ class Coordinator:
         self._parts = SubrangeRouter(placed.bind_to, problem, placed.placement)
         self._first_placement = placed.placement
         self.requests = {r.index: r for r in experiment.requests}
-        """By index; others may be added."""
+        """By index. More requests may be added."""
         self._now_s = now_s
         self._view = RouterView(placed.placement.cache_bytes, experiment.state_age_s)
         self._chains: dict[int, tuple[Hop, ...]] = {}
@@ -73,22 +78,22 @@ class Coordinator:
 
     @property
     def placement(self) -> Placement:
-        """What servers offer new sessions now."""
+        """The blocks and the cache room that servers offer new sessions now."""
         return self._parts.placement
 
     def route(self, index: int) -> Route | None:
-        """The chain for request ``index`` now; ``None`` if there is none.
+        """Returns the chain for request ``index`` now; ``None`` if there is none.
 
-        Raises ``policies.problem.PolicyError`` when a policy fails or answers a chain that breaks a rule.
+        Raises ``policies.problem.PolicyError`` when a policy fails or returns a chain that breaks a rule.
         """
         self._forget(index)
         n_done = self._n_done.get(index, 0)
         return self._held(index, self._choose(index, 0, self._problem.model.n_blocks, n_done), n_done)
 
     def ask(self, index: int, answer: Answer, n_done: int = 0) -> None:
-        """As ``route``, but ``answer`` is told: at once, or once there is room if there is a queue.
+        """As ``route``, but calls ``answer`` with the result: at once, or with a queue once there is room.
 
-        A request with ``n_done`` tokens has lost its cache and starts over.
+        A request with ``n_done`` output tokens has lost its cache and starts over.
         """
         self._n_done[index] = n_done
         if self._room is not None:
@@ -102,7 +107,7 @@ class Coordinator:
         answer(found)
 
     def _let_in(self, index: int) -> Route | Wait | None:
-        """As ``route`` if all servers of the chain have room now."""
+        """As ``route``, but returns ``Wait.NO_ROOM`` unless all servers of the chain have room now."""
         self._forget(index)
         n_done = self._n_done[index]
         route = self._choose(index, 0, self._problem.model.n_blocks, n_done)
@@ -114,7 +119,7 @@ class Coordinator:
         return self._held(index, route, n_done) if route.wait_s == 0 and all(has_room) else Wait.NO_ROOM
 
     def could_route(self, request: RequestSpec) -> bool:
-        """Whether there is a chain for ``request`` where no session holds any cache, and all servers are there."""
+        """Returns whether ``request`` has a chain if no session holds any cache and all servers are there."""
         placement, now_s = self.placement, self._now_s()
         state = RouterView(placement.cache_bytes, 0.0).state(-1, now_s)
         everybody = frozenset(range(self._problem.n_servers))
@@ -122,16 +127,16 @@ class Coordinator:
         return self._parts.route(request, state, now_s, everybody, 0, n_blocks) is not None
 
     def reroute(self, index: int, first: int, last: int, n_done: int) -> Route | None:
-        """Other hops for the blocks ``[first, last)`` of request ``index``, which has ``n_done`` tokens.
+        """Returns other hops for blocks ``[first, last)`` of request ``index``, which has ``n_done`` tokens.
 
-        What it held there is released; its other hops stay. Answers and raises as ``route``.
+        Its present hops there are released; its other hops stay. Otherwise as ``route``.
         """
         kept = tuple(hop for hop in self._chains.get(index, ()) if hop.last <= first or hop.first >= last)
         self._hold(index, self._left(index, n_done), kept)
         return self._held(index, self._choose(index, first, last, n_done), n_done)
 
     def _left(self, index: int, n_done: int) -> RequestSpec:
-        """What is known to be left of a request: output tokens that are there are part of its input."""
+        """Returns what is known to be left of a request; its ``n_done`` output tokens count as input."""
         known = self.requests[index].known
         n_left = known.n_output_tokens - n_done
         if self._expected_output is not None:  # caches grow: a router sees what will probably be needed
@@ -152,7 +157,7 @@ class Coordinator:
         return route
 
     def _held(self, index: int, route: Route | None, n_done: int) -> Route | None:
-        """``route``, which counts from now on, beside what of its chain the session has kept."""
+        """Add the hops of ``route`` to those that the session has kept, and return ``route``."""
         if route is not None:
             self._hold(index, self._left(index, n_done), (*self._chains.get(index, ()), *route.hops))
         return route
@@ -182,11 +187,11 @@ class Coordinator:
 
     @property
     def n_sessions(self) -> int:
-        """Those that it believes there are."""
+        """The number of sessions that the coordinator believes to be there."""
         return len(self._chains)
 
     def release(self, index: int) -> None:
-        """The session has ended or was refused."""
+        """Release a session that has ended or was refused."""
         if self._room is not None:
             self._room.drop(index)
             hops = self._chains.get(index, ())
@@ -196,7 +201,7 @@ class Coordinator:
         self._forget(index)
 
     def look(self) -> None:
-        """There may be more room: whoever waits in the queue is tried."""
+        """Try the requests in the queue again, because there may be more room."""
         if self._room is not None:
             self._room.look()
 
@@ -205,24 +210,24 @@ class Coordinator:
             self._view.release(index, self._now_s())
 
     def failed(self, index: int, servers: Sequence[int]) -> None:
-        """The client of request ``index`` could not use ``servers``."""
+        """Ban ``servers``, which failed the client of request ``index``, for this client."""
         for server in servers:
             self._bans.failed(self.requests[index].client, server, self._now_s())
 
     def served(self, index: int, servers: Sequence[int]) -> None:
-        """``servers`` answer the client of request ``index`` again."""
+        """End the bans of ``servers``, which answer the client of request ``index`` again."""
         for server in servers:
             self._bans.served(self.requests[index].client, server)
 
     def offer(self, server: int, held: BlockRange, cache_bytes: float) -> None:
-        """``server`` offers new sessions this range and this room from now on; those that are there stay."""
+        """Let ``server`` offer new sessions this range and this room from now on. Present sessions stay."""
         placement = self.placement
         ranges, rooms = list(placement.ranges), list(placement.cache_bytes)
         ranges[server], rooms[server] = held, cache_bytes
         self._replace(replace(placement, ranges=tuple(ranges), cache_bytes=tuple(rooms)))
 
     def join(self, server: int) -> BlockRange:
-        """Choose the blocks of a server that was absent so far."""
+        """Choose the blocks of a server that was absent so far, and return them."""
         there = self.membership.believed(self._now_s()) - {server}
         self._replace(join(self._problem, self.placement, server, there))
         return self.placement.ranges[server]

@@ -1,4 +1,4 @@
-"""Reads what stands behind ``fixed:`` where a policy is named: a placement file, or a chain."""
+"""Reads policies that are named ``fixed:...``: a placement from a file, or a chain."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ PREFIX = "fixed:"
 
 
 def fixed_placement(name: str) -> FixedPlacement:
-    """The placement in the file that ``name`` (``fixed:FILE``) points at.
+    """Returns the placement in the file of ``name`` (``fixed:FILE``). Raises ``UserError``.
 
-    Two forms: a run's ``plan.json``, and what ``testbed simulate --json`` prints (or just its
-    ``placement``, a list of ``[first_block, n_blocks]`` from 1, ``[0, 0]`` for none); ``cache_bytes`` beside
-    or in it is the room for caches per server, without it all that the blocks leave. Raises ``UserError``.
+    The file is a run's ``plan.json``, or the output of ``testbed simulate --json``, or only its
+    ``placement``: a list of ``[first_block, n_blocks]`` with blocks counted from 1, ``[0, 0]`` for none.
+    ``cache_bytes`` beside or in it is the room for caches per server; without it, the room is all memory that
+    the blocks leave.
     """
     path = Path(name.removeprefix(PREFIX))
     document = _read(path)
@@ -56,9 +57,9 @@ def _is_size(value: Any) -> bool:
 
 
 def fixed_routing(name: str) -> FixedRouting:
-    """The chain in ``name``: ``fixed:SERVER,SERVER,...`` or ``fixed:FILE.json`` of ``{client: [server, ...]}``.
+    """Returns the chain of ``name``: ``fixed:SERVER,SERVER,...`` or ``fixed:FILE.json``.
 
-    Raises ``UserError``.
+    The file has ``{client: [server, ...]}``, or one list for all clients. Raises ``UserError``.
     """
     text = name.removeprefix(PREFIX)
     if not text.endswith(".json"):

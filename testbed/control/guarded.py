@@ -1,4 +1,4 @@
-"""Work beside the run that nobody awaits: whatever it raises ends the run, with its text."""
+"""Background work of a run that nobody awaits: its errors end the run."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ log = logging.getLogger(__name__)
 
 
 async def guarded(work: Awaitable[None], broke: Callable[[TestbedError], None]) -> None:
-    """Await ``work``, and call ``broke`` with what it raises."""
+    """Await ``work``, and call ``broke`` with its exception, if any, as a ``TestbedError``."""
     try:
         await work
-    except PolicyInterrupted:  # by what ends the run
+    except PolicyInterrupted:  # whatever interrupted the policy ends the run itself
         return
     except PolicyError as error:
         broke(UserError(str(error)))
@@ -30,7 +30,10 @@ async def guarded(work: Awaitable[None], broke: Callable[[TestbedError], None]) 
 
 
 def unexpected(error: Exception) -> RunError:
-    """What nobody has foreseen; but for what the system refuses (a full disk) the traceback goes to the log."""
+    """Returns a ``RunError`` for an unexpected exception.
+
+    Logs its traceback, unless it is an ``OSError`` (such as a full disk).
+    """
     if isinstance(error, OSError):
         return RunError(f"the run ended: {error}")
     log.error("unexpected", exc_info=error)

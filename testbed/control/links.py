@@ -1,7 +1,7 @@
-"""Links that change while requests are served: as the scenario plans it, and by hand (``testbed link``).
+"""Links that change while requests are served: as planned by the scenario, and by hand (``testbed link``).
 
-What is said by hand of a pair of nodes holds until it is restored, whatever the scenario changes meanwhile. Every
-change is a line of ``events.jsonl``, with the links that came of it wherever these are not those of the plan.
+Settings by hand for a pair of nodes hold until they are restored, whatever the scenario changes meanwhile.
+Every change is a line of ``events.jsonl``, with the resulting links where these differ from the plan.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ACTIONS: tuple[Action, ...] = ("cut", "restore", "set")
 
 
 class LinkChanged(msgspec.Struct, frozen=True):
-    """When links were changed, in scenario seconds, and how many; or why they were not."""
+    """When links were changed (scenario seconds) and how many, or the reason why none was."""
 
     at_s: float = 0.0
     n_links: int = 0
@@ -52,7 +52,7 @@ class ChangeLink(Question[LinkChanged], frozen=True):
 
 @dataclass(frozen=True)
 class _ByHand:
-    """What is said of a pair; ``None``: nothing."""
+    """Settings by hand for the link of a pair; ``None``: as the scenario has it."""
 
     is_cut: bool = False
     delay_s: float | None = None
@@ -60,6 +60,7 @@ class _ByHand:
     loss_ratio: float | None = None
 
     def on(self, link: Link) -> Link:
+        """Returns ``link`` with these settings."""
         delay_s = link.delay_s if self.delay_s is None else self.delay_s
         loss_ratio = link.loss_ratio if self.loss_ratio is None else self.loss_ratio
         return Link(
@@ -74,9 +75,9 @@ _NOTHING = _ByHand()
 
 
 class LinkChanges:
-    """Changes the links of ``network`` by ``change``, which returns when it was done.
+    """Changes the links of ``network`` by ``change``, which returns the instant of the change.
 
-    ``turn`` is held meanwhile. ``is_used`` says whether anything passes between two nodes.
+    ``turn`` is held during a change. ``is_used`` returns whether any traffic passes between two nodes.
     """
 
     def __init__(
@@ -101,12 +102,12 @@ class LinkChanges:
         self._one_at_a_time = asyncio.Lock()
 
     def link(self, pair: Pair) -> Link:
-        """The link of ``pair`` in force."""
+        """Returns the present link of ``pair``."""
         planned = self._planned.get(pair) or self._network.links[pair]
         return self._by_hand.get(pair, _NOTHING).on(planned)
 
     async def run(self) -> None:
-        """Carry out what the scenario plans, each at its time; returns after the last."""
+        """Carry out the scenario's changes, each at its time; returns after the last."""
         for change in self._network.changes:
             await self._clock.sleep_until_s(change.at_s)
             async with self._one_at_a_time, self._turn():
@@ -126,7 +127,7 @@ class LinkChanges:
                 )
 
     async def by_hand(self, asked: ChangeLink) -> LinkChanged:
-        """Do what is asked; the answer says why not, if so."""
+        """Carry out a change by hand. If it was not done, the result has the reason."""
         for name in (asked.a, asked.b):
             if not members_of(name, self._sites):
                 return LinkChanged(why_not=unknown_place(name[:200], self._sites))
@@ -136,7 +137,7 @@ class LinkChanges:
         pairs = [pair for pair in between(a, b, self._network.links) if self._is_used(pair)]
         if not pairs:
             return LinkChanged(
-                why_not=f"there is no link between {asked.a} and {asked.b} that anything passes"
+                why_not=f"there is no link between {asked.a} and {asked.b} that any traffic uses"
             )
         async with self._one_at_a_time, self._turn():
             before = self._by_hand
@@ -177,7 +178,7 @@ def _said(before: _ByHand, asked: ChangeLink) -> _ByHand:
 
 
 def _why_not(asked: ChangeLink) -> str | None:
-    """What is wrong with what is asked, whoever asks."""
+    """Returns what is wrong with the values of a change; ``None`` if nothing is."""
     values = (asked.rtt_s, asked.rate_bps, asked.loss_ratio)
     if asked.action != "set":
         is_bare = values == (None, None, None)
@@ -203,7 +204,7 @@ def _in_words(asked: ChangeLink) -> str:
 
 
 def _rows(links: Mapping[Pair, Link]) -> list[list[Any]]:
-    """As ``events.jsonl`` has links: from, to, delay, rate, jitter, loss."""
+    """Returns rows of ``events.jsonl``: from, to, delay (s), rate (bit/s), jitter (s), loss ratio."""
     return [
         [*pair, link.delay_s, link.rate_bps, link.jitter_s, link.loss_ratio] for pair, link in links.items()
     ]
@@ -212,10 +213,10 @@ def _rows(links: Mapping[Pair, Link]) -> list[list[Any]]:
 def link_change(
     action: str, a: str, b: str, rtt: str | None, rate: str | None, loss: str | None
 ) -> ChangeLink:
-    """What is asked for in words, with units. Raises ``UserError``."""
+    """Returns the change for a command's arguments, which have units. Raises ``UserError``."""
     known = next((one for one in ACTIONS if one == action), None)
     if known is None:
-        raise UserError(f"there is no link {action!r}; take cut, restore or set")
+        raise UserError(f"unknown action {action!r} for a link; use cut, restore or set")
     asked = ChangeLink(
         known,
         a,
@@ -240,7 +241,8 @@ def link_command(
 ) -> tuple[dict[str, Any], str]:
     """Change the link between two nodes or sites of the running testbed of ``run``; returns (JSON, text).
 
-    Without ``run`` it is the latest below ``runs``. Raises ``UserError``.
+    Without ``run`` it is the latest below ``runs``. Raises ``UserError``, or ``RunError`` if it does not
+    answer.
     """
     asked = link_change(action, a, b, rtt, rate, loss)
     run_dir, answer = ask_running(run, asked)

@@ -1,4 +1,4 @@
-"""The socket of a running testbed, which takes what is to be done by hand, and how commands find and ask it."""
+"""The socket of a running testbed for faults and links by hand, and how commands find it and use it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SOCKET = "live.sock"
 
 
 class LiveSocket:
-    """Listens in the run directory, for its owner only; ``handlers`` carry out what is asked."""
+    """A socket in the run directory, for its owner only. ``handlers`` carry out the questions sent to it."""
 
     def __init__(self, run_dir: Path, handlers: control.Handlers) -> None:
         self._path = run_dir / SOCKET
@@ -43,21 +43,22 @@ class LiveSocket:
         try:
             await peer.serve()
         except control.ControlError as error:
-            log.warning("the testbed's socket was told what is no request: %s", error)
+            log.warning("the testbed's socket received an invalid request: %s", error)
         finally:
             self._peers.discard(peer)
 
 
 def ask_running(run: Path | None, question: Question[A]) -> tuple[Path, A]:
-    """Ask the running testbed of the directory ``run`` (see ``running_testbed``); returns its directory, its answer.
+    """Send ``question`` to the running testbed of ``run`` (see ``running_testbed``).
 
-    Raises ``UserError`` if none takes questions, ``RunError`` if it does not answer.
+    Returns its directory and its answer. Raises ``UserError`` if there is none that accepts questions,
+    ``RunError`` if it does not answer.
     """
     run_dir = running_testbed(run)
     if not (run_dir / SOCKET).exists():
         if keeps_virtual_time(run_dir):
             raise UserError(
-                f"the testbed of {run_dir} keeps virtual time; what is done by hand needs --clock real or --hold"
+                f"the testbed of {run_dir} keeps virtual time; changes by hand need --clock real or --hold"
             )
         raise UserError(f"the testbed of {run_dir} does not serve yet, or no longer: try again")
     try:
@@ -67,7 +68,10 @@ def ask_running(run: Path | None, question: Question[A]) -> tuple[Path, A]:
 
 
 async def ask(run_dir: Path, question: Question[A]) -> A:
-    """Ask the testbed of ``run_dir``. Raises ``OSError`` or ``ControlError`` if it does not answer."""
+    """Send ``question`` to the testbed of ``run_dir`` and return its answer.
+
+    Raises ``OSError``, ``ControlError``.
+    """
     peer = await control.connect(run_dir / SOCKET, {})
     serving = asyncio.ensure_future(peer.serve())
     try:
@@ -80,7 +84,7 @@ async def ask(run_dir: Path, question: Question[A]) -> A:
 
 
 def running_testbed(run: Path | None) -> Path:
-    """The directory ``run`` if its testbed is running; without ``run`` the latest of those below ``runs``.
+    """Returns ``run`` if its testbed is running; without ``run``, the latest running one below ``runs``.
 
     Raises ``UserError`` if there is none.
     """
@@ -101,7 +105,7 @@ def running_testbed(run: Path | None) -> Path:
 
 
 def keeps_virtual_time(run_dir: Path) -> bool:
-    """Whether the testbed of ``run_dir`` does; also false if it has not got so far."""
+    """Returns whether the testbed of ``run_dir`` keeps virtual time; False before it has written its plan."""
     try:
         plan = json.loads((run_dir / "plan.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Servers that change their blocks as an online policy decides: who moves when, and what is offered meanwhile."""
+"""Moves servers to other blocks as an online policy decides: which one when, and what it offers meanwhile."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from testbed.scenario.experiment import Experiment
 
 @dataclass(eq=False)
 class Way:
-    """A server between two placements: what it held, holds on to meanwhile, and is to hold.
+    """A server's move from blocks ``old`` to ``new``. It keeps ``stays`` meanwhile.
 
-    It loads once sessions need no more than ``stays`` and ``new_bytes`` of cache, for ``load_s`` seconds. Those
-    that need more may go on for ``drain_s``, and are cut then; ``None``: they are cut at once.
+    It loads for ``load_s`` once sessions need no more than the blocks ``stays`` and ``new_bytes`` of cache.
+    Sessions that need more may go on for ``drain_s`` and are cut then; ``None``: they are cut at once. All
+    times are scenario seconds.
     """
 
     server: int
@@ -33,21 +34,24 @@ class Way:
 
 
 class Carrier(Protocol):
-    """Who has the servers. It calls ``Mover.arrived`` when a way is at its end, and ``Mover.died`` when its server is."""
+    """Carries out moves.
+
+    It calls ``Mover.arrived`` at the end of a move, ``Mover.died`` if its server dies.
+    """
 
     def rehost(self, way: Way) -> None:
-        """Begin ``way`` now."""
+        """Begin the move ``way`` now."""
         ...
 
 
 class Mover:
-    """Asks the controller when it wants to be asked (``next_check_at_s``) and sends the servers on their ways.
+    """Asks the controller at its times (``next_check_at_s``), and begins the moves that it decides.
 
-    Servers that drain go in rolling order: the next one begins as soon as fewer than ``at_once`` are under way
-    and every block that it gives up is offered by another server that is there; others begin at once. Routers
-    see at every moment what servers offer. When servers come or go, moves that have not begun are dropped, since
-    they were planned with all of them: the controller decides anew. ``write(event, at_s, details)`` is called at
-    every phase of a move.
+    With a policy that drains, servers move in rolling order: the next one begins as soon as fewer than
+    ``at_once`` move and another server that is there offers every block that it gives up. Otherwise all begin
+    at once. Routers always see what servers offer now. When servers come or go, moves that have not begun are
+    dropped, because they were planned with the servers before, and the controller decides anew.
+    ``write(event, at_s, details)`` is called at every phase of a move.
     """
 
     def __init__(
@@ -73,18 +77,24 @@ class Mover:
         self._alive = coordinator.membership.alive()
 
     def next_check_at_s(self) -> float:
-        """When ``check`` is due next; infinite: never. Raises ``PolicyError`` if time would stand still."""
+        """Returns when ``check`` is due next, infinite if never.
+
+        Raises ``PolicyError`` as ``Steering`` does.
+        """
         return self._steering.next_check_at_s()
 
     def check(self) -> None:
-        """Ask the controller now. Raises ``PolicyError`` if it fails, or asks for what cannot be done."""
+        """Ask the controller now, and begin the moves that may begin.
+
+        Raises ``PolicyError`` as ``Steering`` does.
+        """
         now_s = self._now_s()
         alive = self._coordinator.membership.believed(now_s)
         if alive != self._alive:
             self._alive = alive
             self._pending.clear()
             for server in [j for j in self._under_way if j not in alive]:
-                self._give_up(server)  # one that only halts arrives by itself, if it ever goes on
+                self._give_up(server)  # a server that is only stopped completes its move if it goes on
         self._settle_idle()
         moving = (*self._pending, *self._under_way)
         order = self._steering.check(now_s, self.load, moving, alive)
@@ -96,7 +106,10 @@ class Mover:
         self._begin_pending()
 
     def _settle_idle(self) -> None:
-        """Servers that are on no way hold what they offer: they have joined, or their move was dropped."""
+        """Set the target of servers that do not move to what they offer.
+
+        It differs if they have joined, or if their move was dropped.
+        """
         offered = self._coordinator.placement
         for server in range(self._problem.n_servers):
             if server not in self._under_way and server not in self._pending:
@@ -112,7 +125,7 @@ class Mover:
         return can_spare(self._coordinator.placement.ranges, server, self._stays(server), self._alive)
 
     def _stays(self, server: int) -> BlockRange:
-        """What ``server`` goes on serving while it moves: it keeps nothing if it does not drain."""
+        """Returns the blocks that ``server`` serves while it moves: none if the policy does not drain."""
         if not self._policy.drains:
             return BlockRange(0, 0)
         return kept(self._coordinator.placement.ranges[server], self._steering.target.ranges[server])
@@ -136,18 +149,18 @@ class Mover:
         self._carrier.rehost(way)
 
     def drained(self, server: int, at_s: float) -> None:
-        """``server`` begins to load."""
+        """Note that ``server`` begins to load."""
         if server in self._under_way:
             self._tell("drained", server, at_s)
 
     def is_on(self, way: Way) -> bool:
-        """Whether nothing has come between ``way`` and its end."""
+        """Returns whether ``way`` is still under way: it has neither ended nor been given up."""
         return self._under_way.get(way.server) is way
 
     def arrived(
         self, way: Way, closed_at_s: float, drained_at_s: float, open_at_s: float, n_cut: int
     ) -> None:
-        """``way`` is at its end: its server has loaded, ``n_cut`` sessions were cut."""
+        """Note that ``way`` has ended: its server has loaded, and ``n_cut`` sessions were cut."""
         if not self.is_on(way):
             return
         server = way.server
@@ -168,12 +181,12 @@ class Mover:
         self._begin_pending()
 
     def died(self, server: int) -> None:
-        """``server`` is dead: what was planned with it is not begun any more."""
+        """Note that ``server`` has died. Moves that have not begun are dropped."""
         self._pending.clear()
         self._give_up(server)
 
     def _give_up(self, server: int) -> None:
-        """A move ends with its server; if that is ever there again, then with its new blocks."""
+        """Drop the move of a server that has died. If the server comes back, it has its new blocks."""
         way = self._under_way.pop(server, None)
         if way is None:
             return

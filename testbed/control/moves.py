@@ -1,4 +1,4 @@
-"""The moves of an emulation's servers: ``testbed.control.mover`` under its clock, with its nodes as carriers."""
+"""Moves an emulation's servers: runs ``testbed.control.mover`` under the run's clock, with its nodes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from testbed.rundir import EventWriter
 from testbed.scenario.experiment import Experiment
 
 _NEWS_S = 2.0
-"""Seconds of the event loop's time, real or virtual, in which the launcher reports a process that has ended."""
+"""Event-loop seconds, real or virtual, within which the launcher reports a process that has ended."""
 
 
 class Moves:
     """Checks at the controller's times, and has nodes change their blocks. A ``testbed.control.mover.Carrier``.
 
-    ``has_real_blocks``: loading takes what it takes; otherwise nodes wait for as long as the model says.
+    With ``has_real_blocks`` loading takes its real time; otherwise nodes wait for the modelled time.
     """
 
     def __init__(
@@ -53,24 +53,24 @@ class Moves:
         )
 
     def begin(self) -> None:
-        """Time has begun."""
+        """Begin to check; called when scenario time begins."""
         self._start(self._check_at_times())
 
     async def end(self) -> None:
-        """No more moves. Safe in every phase."""
+        """Cancel all moves. May be called at any time."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def state(self, record: States) -> None:
-        """A client has recorded what became of one of its requests."""
+        """Count a request that has arrived or ended, by a client's record."""
         if isinstance(record, Arrived):
             self.mover.load.arrive(self._nodes.now_s())
         elif isinstance(record, ENDED):
             self.mover.load.end(self._nodes.now_s())
 
     def phase(self, server: int, phase: str, at_s: float) -> None:
-        """A server says what it does to its blocks."""
+        """Note a server's phase: see ``nodes.moving``."""
         if phase == "loading":
             self.mover.drained(server, at_s)
 
@@ -98,7 +98,10 @@ class Moves:
             self.mover.arrived(way, done.closed_at_s, done.drained_at_s, done.open_at_s, done.n_cut)
 
     async def _lost(self, way: Way, error: ControlError) -> None:
-        """The server does not answer any more: it is dead, which is known already or in a moment."""
+        """Handle a move whose server does not answer: it has died, which is known or will soon be reported.
+
+        Raises ``RunError`` if the server is alive after all.
+        """
         if way.server in self._membership.alive():
             await asyncio.sleep(_NEWS_S)
         if not self.mover.is_on(way):

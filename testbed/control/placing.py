@@ -1,4 +1,4 @@
-"""Runs the placement policy of an experiment and binds its router, with the user's words for failures."""
+"""Runs the placement policy of an experiment and binds its router, with error messages for the user."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from testbed.scenario.experiment import Experiment
 
 _NONE: Mapping[str, RoutingPolicy] = MappingProxyType({})
 _SAID: set[str] = set()
-"""Policies whose notice is on stderr already."""
+"""Policies whose notice has been printed."""
 _OWN_CODE = Path(__file__).resolve().parents[1]
 _DECIDING: list[str] = []
-"""Policies whose code runs, the innermost last."""
+"""Policies whose code is running, the innermost last."""
 _MAX_CHECKED = 65536
-"""Chains whose check is remembered."""
+"""Most chains that are remembered as checked."""
 _MAX_PLACEMENTS = 256
 
 
 class CheckedRouter:
-    """A router that is held to the rules and whose time is taken.
+    """A router whose chains are checked by the rules, and whose decisions are timed.
 
-    ``decisions_s`` grows by the real seconds of each decision, ``cpu_s`` by its CPU seconds. ``check_waits`` also holds the expected
-    wait to what the state says, for engines that take the policy's word for it.
+    ``decisions_s`` gets the real seconds of each decision, ``cpu_s`` is their CPU seconds in total.
+    ``check_waits``: also check the expected wait against the state, for engines that rely on it.
     """
 
     def __init__(self, router: Router, problem: Problem, placement: Placement, name: str) -> None:
@@ -55,7 +55,10 @@ class CheckedRouter:
         self.check_waits = False
 
     def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
-        """Raises ``PolicyError`` naming the policy if it fails or answers a chain that breaks a rule."""
+        """As ``Router.route``.
+
+        Raises ``PolicyError`` if the policy fails or returns a chain that breaks a rule.
+        """
         started_at, cpu_at = time.perf_counter(), time.process_time()
         with policy_code("routing", self._name):
             route = self._router.route(request, state, now_s)
@@ -75,11 +78,11 @@ class CheckedRouter:
 
 @dataclass(frozen=True)
 class PlacedExperiment:
-    """A checked placement, the router for it, and the real seconds that deciding took; ``cpu_s``: CPU seconds of the placement
-    policy, also where it had decided before.
+    """A checked placement and its router.
 
-    ``bind`` makes a router for another placement of the same problem, ``bind_to`` for another problem too
-    (a part of it, see ``policies.subrange``).
+    ``decision_s`` are the real seconds that both took. ``cpu_s`` are the CPU seconds of the placement policy,
+    also if its placement was known before. ``bind`` makes a router for another placement of the same problem,
+    ``bind_to`` one for another problem, too (a part of it, see ``policies.subrange``).
     """
 
     placement: Placement
@@ -91,40 +94,41 @@ class PlacedExperiment:
 
 
 class PolicyInterrupted(PolicyError):
-    """A policy was interrupted as it decided: whoever did that knows why."""
+    """A policy was interrupted by ``interrupt_policy`` while it decided."""
 
 
 class _Interrupt(BaseException):
-    """Gets out of a policy's code, which may catch what it likes of ``Exception``."""
+    """Ends a policy's code; no ``Exception``, because that code may catch those."""
 
 
 def deciding() -> str | None:
-    """Which policy's code runs now; ``None``: none does."""
+    """Returns the kind and name of the policy whose code is running now; ``None`` if none is."""
     return _DECIDING[-1] if _DECIDING else None
 
 
 def interrupt_policy() -> None:
-    """In a signal handler: if a policy's code runs, it ends here, with ``PolicyInterrupted``."""
+    """End the policy's code that is running, if any, with ``PolicyInterrupted``. For signal handlers."""
     if _DECIDING:
         raise _Interrupt
 
 
 @contextmanager
 def policy_code(kind: str, name: str) -> Iterator[None]:
-    """Runs a policy's code: whatever it raises becomes a ``PolicyError`` that names it and the place."""
+    """Run a policy's code in the body: its exceptions become a ``PolicyError`` with its name and line."""
     _DECIDING.append(f"{kind} policy {name}")
     try:
         yield
     except PolicyError:
         raise
     except _Interrupt:
-        raise PolicyInterrupted(f"{kind} policy {name} was interrupted as it decided") from None
+        raise PolicyInterrupted(f"{kind} policy {name} was interrupted while it decided") from None
     except (Exception, SystemExit) as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         if isinstance(error, TypeError) and Path(frame.filename).is_relative_to(_OWN_CODE):
-            # It has not begun: the call itself does not fit.
+            # The policy's code has not begun: its parameters do not match the call.
             raise PolicyError(
-                f"{kind} policy {name} does not take what policies are given: {error}; policies/interfaces.py has the methods"
+                f"{kind} policy {name} cannot be called as policies are: {error}; "
+                "policies/interfaces.py has the methods"
             ) from error
         raise PolicyError(
             f"{kind} policy {name} failed at {Path(frame.filename).name}:{frame.lineno} with "
@@ -139,7 +143,7 @@ def place_experiment(
 ) -> PlacedExperiment:
     """Place the blocks. Raises ``UserError`` with the policy's reason.
 
-    ``stand_ins`` are routing policies to take in place of the registered ones of their names.
+    ``stand_ins`` are routing policies to use instead of those registered under their names.
     """
     try:
         return place(experiment, stand_ins)
@@ -155,17 +159,20 @@ class Decided(NamedTuple):
 
 
 class Placements:
-    """Placements that were decided before, for runs that ask for the same ones: policies decide by what they are given.
+    """Remembers placements, for runs that need the same ones: policies depend only on their arguments.
 
-    The order in which servers join, which every seed draws anew, is for PETALS' placements; of other shipped ones it
-    changes nothing.
+    The order in which servers join, which every seed draws anew, matters for PETALS' placements only; for
+    other shipped policies it is ignored.
     """
 
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[Any, ...], Decided | PolicyError] = OrderedDict()
 
     def get(self, experiment: Experiment, problem: Problem, decide: Callable[[], Decided]) -> Decided:
-        """The placement of ``problem``, decided now if it was not before; or what its policy raised instead."""
+        """Returns the placement of ``problem``; calls ``decide`` unless it is known.
+
+        Raises the ``PolicyError`` of ``decide``, which is remembered, too.
+        """
         name, given = experiment.placement, experiment.design_concurrency
         if name in PLACEMENTS and not name.startswith("petals"):
             problem = dataclasses.replace(problem, join_order=())
@@ -190,7 +197,10 @@ def place(
     stand_ins: Mapping[str, RoutingPolicy] = _NONE,
     placements: Placements | None = None,
 ) -> PlacedExperiment:
-    """As ``place_experiment``, but raises the ``PolicyError`` itself. ``placements``: taken from there if decided before."""
+    """As ``place_experiment``, but raises the ``PolicyError`` itself.
+
+    Uses ``placements`` to remember placements.
+    """
     problem = experiment.problem
     prepare_users_code(experiment)
     policy = placement_policy(experiment.placement)
@@ -229,8 +239,8 @@ def place(
             router = routing.bind(problem, placement)
         if not callable(getattr(router, "route", None)):
             raise PolicyError(
-                f"routing policy {experiment.routing} must answer a router with a method route() from bind(), not "
-                f"{type(router).__name__}"
+                f"routing policy {experiment.routing} must return a router with a method route() from "
+                f"bind(), not {type(router).__name__}"
             )
         return CheckedRouter(router, problem, placement, experiment.routing)
 
@@ -240,25 +250,26 @@ def place(
 
 
 def prepare_users_code(experiment: Experiment) -> None:
-    """Before policies are looked up: ``module:Class`` may be in the current folder, too.
+    """Prepare the lookup of policies: lets ``module:Class`` be found in the current folder, too.
 
-    A file may come from anybody: that it has code run is said, once, before it does.
+    Prints a notice if the scenario file names code to run, once for each policy, because files may come from
+    anybody.
     """
     look_here(experiment.placement + experiment.routing + (experiment.online or ""))
     names = [name for name in experiment.code_in_file if name not in _SAID]
     if names:
         _SAID.update(names)
-        print(f"notice: the scenario file has code of {', '.join(names)} run as its policy", file=sys.stderr)
+        print(f"notice: the scenario file runs code of {', '.join(names)} as its policy", file=sys.stderr)
 
 
 def look_here(names: str) -> None:
-    """Before policies of these names are looked up: where one is ``module:Class``, its module may be in the current folder, too."""
+    """If a policy name is ``module:Class``, let modules be found in the current folder, too."""
     if ":" in names and str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
 
 
 def placement_data(placement: Placement) -> dict[str, Any]:
-    """A placement as ``plan.json`` has it: ranges half-open and 0-based."""
+    """Returns a placement in the form of ``plan.json``, with half-open ranges from 0."""
     return {
         "policy": placement.policy,
         "ranges": [list(r) for r in placement.ranges],
@@ -269,10 +280,10 @@ def placement_data(placement: Placement) -> dict[str, Any]:
 
 
 def placement_policy(name: str) -> PlacementPolicy:
-    """The placement policy of a name as scenarios give it. Raises ``PolicyError`` or ``UserError``."""
+    """Returns the placement policy for a name in a scenario. Raises ``PolicyError`` or ``UserError``."""
     return fixed_placement(name) if name.startswith(PREFIX) else resolve_placement(name)
 
 
 def routing_policy(name: str) -> RoutingPolicy:
-    """The routing policy of a name as scenarios give it. Raises ``PolicyError`` or ``UserError``."""
+    """Returns the routing policy for a name in a scenario. Raises ``PolicyError`` or ``UserError``."""
     return fixed_routing(name) if name.startswith(PREFIX) else resolve_routing(name)

@@ -1,4 +1,4 @@
-"""What every engine does with an online policy: shows it the load, asks it, and checks what it answers."""
+"""Runs an online policy, in every engine: passes it the load, and checks the placement that it returns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from testbed.scenario.experiment import Experiment
 
 
 class Load:
-    """How many requests there are and were: what a ``SystemView`` needs."""
+    """Counts the requests in the system, for a ``SystemView``."""
 
     def __init__(self) -> None:
         self.n_active = 0
@@ -38,7 +38,7 @@ class Load:
         self.n_active += change
 
     def take(self, now_s: float) -> tuple[float, float]:
-        """(mean number of requests in the system, arrivals per second) since the last call."""
+        """Returns (mean number of requests in the system, arrivals per second) since the last call."""
         self._change(0, now_s)
         elapsed_s = now_s - self._since_s
         answer = (self._integral / elapsed_s, self._n_arrived / elapsed_s) if elapsed_s else (0.0, 0.0)
@@ -47,10 +47,10 @@ class Load:
 
 
 def online_policy(experiment: Experiment) -> OnlinePolicy | None:
-    """The online policy of a scenario; ``None`` if it has none.
+    """Returns the online policy of a scenario; ``None`` if it has none.
 
-    One that runs a placement policy again runs the scenario's. Raises ``PolicyError``, also for a period or
-    a patience that the policy does not have.
+    A policy that runs a placement policy again uses the scenario's. Raises ``PolicyError``, also if the
+    scenario sets a period or a patience that the policy does not have.
     """
     if experiment.online is None:
         return None
@@ -73,7 +73,7 @@ def online_policy(experiment: Experiment) -> OnlinePolicy | None:
 
 
 class Steering:
-    """One run's controller. ``target`` is the placement that was last decided, which servers are on their way to."""
+    """One run's controller. ``target`` is the placement that was last decided, to which servers move."""
 
     def __init__(self, problem: Problem, placement: Placement, policy: OnlinePolicy) -> None:
         self.policy = policy
@@ -85,15 +85,15 @@ class Steering:
             self._controller = policy.bind(problem, placement)
 
     def next_check_at_s(self) -> float:
-        """When to ask next; infinite: never. Raises ``PolicyError`` if time would stand still.
+        """Returns the instant of the next check, infinite if there is none.
 
-        On a busy machine it may have passed already: policies that ask for several times do so at each of them.
+        On a busy machine it may have passed already. Raises ``PolicyError`` if it is not after the last one.
         """
         at_s = self._controller.next_check_at_s
         if not at_s > self._asked_for_s:
             raise PolicyError(
-                f"online policy {self.policy.name} wants to be asked at {at_s} s after it was at {self._asked_for_s} s; "
-                "next_check_at_s must move on with every check"
+                f"online policy {self.policy.name} wants to be asked at {at_s} s after it was at "
+                f"{self._asked_for_s} s; next_check_at_s must be later after every check"
             )
         self._asked_for_s = at_s
         return at_s
@@ -101,9 +101,10 @@ class Steering:
     def check(
         self, now_s: float, load: Load, moving: Iterable[int], alive: frozenset[int] | None = None
     ) -> list[int]:
-        """Ask; returns the servers that have to move to ``target`` now, in the order in which they may.
+        """Ask the policy. Returns the servers that must move to ``target`` now, in the order of their moves.
 
-        Raises ``PolicyError`` if the policy fails, or asks for what cannot be done.
+        ``moving`` are those that still move. Raises ``PolicyError`` if the policy fails, or if its placement
+        is invalid, moves a server that still moves, or cannot be reached.
         """
         mean_active, request_rate = load.take(now_s)
         moving = tuple(sorted(moving))
@@ -132,7 +133,7 @@ class Steering:
         return order
 
     def settle(self, server: int, held: BlockRange, cache_bytes: float) -> None:
-        """``server`` holds this, whatever was decided: it has joined, or a move was given up."""
+        """Set ``target`` to what ``server`` really holds: it has joined, or its move was dropped."""
         if (self.target.ranges[server], self.target.cache_bytes[server]) == (held, cache_bytes):
             return
         ranges, rooms = list(self.target.ranges), list(self.target.cache_bytes)

@@ -1,4 +1,4 @@
-"""What the coordinator knows of the sessions, as old as its last report."""
+"""What routers see of the sessions: their state at the last report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from policies.problem import Hop
 from policies.state import SystemState
 
 _MAX_STALE = 65536
-"""Openings after which the state is made anew: it remembers the ends of sessions that were closed."""
+"""Openings after which the state is rebuilt, because it also keeps the ends of closed sessions."""
 
 
 class _Held(NamedTuple):
@@ -21,10 +21,11 @@ class _Held(NamedTuple):
 
 
 class RouterView:
-    """Sessions held from the moment their chain is handed out until they end or are refused.
+    """The sessions that hold cache: from the moment that their chain is chosen until they end or are refused.
 
-    A session that lasts longer than expected is still held, and with no reports (``age_s`` 0) every
-    change is seen at once. Otherwise changes are seen from the next report after them on; reports come every ``age_s`` seconds from time 0. A change costs O(log n).
+    A session that lasts longer than expected is still held. With ``age_s`` 0 every change is seen at once.
+    Otherwise reports come every ``age_s`` scenario seconds from time 0, and a change is seen from the next
+    report on. A change costs O(log n).
     """
 
     def __init__(self, cache_bytes: Sequence[float], age_s: float = 0.0) -> None:
@@ -33,20 +34,20 @@ class RouterView:
         self._n_opened = 0
         self._seen: dict[int, _Held] = {}
         self._unseen: deque[tuple[float, int, _Held | None]] = deque()
-        """(instant, session, what it holds or ``None``: no longer) of changes since the last report."""
+        """Changes since the last report: (instant, session, what it holds or ``None`` if it was released)."""
 
     def hold(
         self, key: int, hops: tuple[Hop, ...], bytes_per_block: float, ends_at_s: float, now_s: float
     ) -> None:
-        """``key`` was given this chain and is expected to be done at ``ends_at_s``."""
+        """Note that session ``key`` has this chain and is expected to end at ``ends_at_s``."""
         self._change(key, _Held(hops, bytes_per_block, ends_at_s), now_s)
 
     def release(self, key: int, now_s: float) -> None:
-        """``key`` has ended or was refused."""
+        """Note that session ``key`` has ended or was refused."""
         self._change(key, None, now_s)
 
     def state(self, key: int, now_s: float) -> SystemState:
-        """What a decision for session ``key`` sees at ``now_s``; what ``key`` itself held is gone."""
+        """Returns what a decision for session ``key`` sees at ``now_s``: all others, as last reported."""
         if self._age_s:
             reported_at_s = math.floor(now_s / self._age_s) * self._age_s
             while self._unseen and self._unseen[0][0] < reported_at_s:
@@ -56,7 +57,7 @@ class RouterView:
         return self._state
 
     def replace(self, cache_bytes: Sequence[float]) -> None:
-        """The servers have other room for caches now; the sessions stay."""
+        """Change the servers' room for caches. The sessions stay."""
         self._state = SystemState(cache_bytes)
         self._n_opened = 0
         for key, held in self._seen.items():

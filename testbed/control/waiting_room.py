@@ -1,4 +1,4 @@
-"""The coordinator's queue: requests without room wait in one place and are woken, in place of asking again and again."""
+"""The coordinator's queue: requests wait here for room, so that clients need not ask again and again."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from policies.problem import PolicyError, Route
 from policies.workload import QueueRules
 
 Answer = Callable[[Route | PolicyError | None], None]
-"""Takes the chain; ``None``: there is none."""
+"""Called with the chain, with ``None`` if there is none, or with the policy's error."""
 CallAt = Callable[[float, Callable[[], None]], None]
-"""Have something called at an instant (scenario seconds)."""
+"""Calls a function at an instant (scenario seconds)."""
 
 _MOST_LOOKED_AT = 1000
-"""Requests that may be passed over in one look through the queue."""
+"""Most requests that are passed over in one look through the queue."""
 
 
 class Wait(Enum):
-    """There is no room now."""
+    """Why a request must wait."""
 
     NO_ROOM = "no room"
 
@@ -34,9 +34,10 @@ class _Waiting:
 
 
 class WaitingRoom:
-    """Requests in the order of their arrival.
+    """Requests that wait for room, in the order of their arrival.
 
-    ``let_in`` is what a request is told now, if there is room for it or no chain at all; ``send`` what it is told anyway.
+    ``let_in(index)`` returns a request's chain if there is room for it now, ``None`` if there is no chain at
+    all, else a ``Wait``. ``send(index)`` returns its chain even without room.
     """
 
     def __init__(
@@ -60,7 +61,10 @@ class WaitingRoom:
         return len(self._waiting)
 
     def add(self, index: int, arrived_at_s: float, since_s: float, answer: Answer) -> None:
-        """Answer request ``index`` once there is room for it; it has been without ``since_s``."""
+        """Add request ``index``, which has waited since ``since_s``.
+
+        ``answer`` is called once there is room.
+        """
         waiting = _Waiting(arrived_at_s, index, since_s, answer)
         insort(self._waiting, waiting)
         if self._rules.give_up_s:
@@ -69,14 +73,14 @@ class WaitingRoom:
         self.look()
 
     def drop(self, index: int) -> None:
-        """Nobody waits for that one any more; if it is there, it is told that there is no chain."""
+        """Remove request ``index``, if it is here; calls its ``answer`` with ``None``."""
         for waiting in [waiting for waiting in self._waiting if waiting.index == index]:
             self._waiting.remove(waiting)
             waiting.answer(None)
 
     def look(self) -> None:
-        """Let go whom there is room for; to be called when there may be more."""
-        if self._is_looking:  # whoever was let go has changed something
+        """Let all requests go for which there is room. Call this when there may be more room."""
+        if self._is_looking:  # a request that was let go has changed something
             return
         self._is_looking = True
         try:
@@ -110,7 +114,7 @@ class WaitingRoom:
         self.look()
 
     def _overdue(self, waiting: _Waiting) -> None:
-        """It goes wherever it stands: as one that waits, so that servers refuse it and its client gives up."""
+        """Let an overdue request go without room: servers refuse it, and its client gives up."""
         if waiting not in self._waiting:
             return
         self._waiting.remove(waiting)

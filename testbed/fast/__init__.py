@@ -1,1 +1,1 @@
-"""Sessions that nothing disturbs: ``engine`` serves them in closed form, on ``events`` and ``servers``."""
+"""Simulates sessions that nothing disturbs: ``engine``, in closed form or with ``steps``."""

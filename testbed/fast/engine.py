@@ -29,14 +29,14 @@ from testbed.rundir import MOVED
 from testbed.scenario.experiment import Experiment
 
 COMPLETED, FAILED = "completed", "failed"
-"""The states that end a request: all tokens came; no room in time, or no chain can ever serve it."""
+"""The last states of requests: with all tokens, or without: there was no room in time, or no chain at all."""
 
 MAX_ATTEMPTS = 1_000_000
-"""As ``nodes.session``: a session that is refused so often is not tried again."""
+"""Most attempts to open a session, as in ``nodes.session``."""
 
 
 class Disturbed(Exception):
-    """A session would be cut: that is for the system itself (the engine ``virtual``)."""
+    """A session would be cut, which only the engine ``virtual`` can simulate."""
 
 
 class Move(NamedTuple):
@@ -56,7 +56,7 @@ class Move(NamedTuple):
 
 
 class SimulatedRequest(NamedTuple):
-    """What became of a request. Times count from its arrival; ``None``: it did not get so far.
+    """The outcome of a request. Times count from its arrival; ``None``: the request ended before.
 
     ``waiting_s`` ends when the attempt that was admitted begins (or with the request), ``setup_s`` from there until
     the prompt is sent. ``route`` is the chain that it was admitted on, ``n_rejections`` how often it asked again.
@@ -90,11 +90,11 @@ class FastRun(NamedTuple):
     decisions_s: list[float]
     """Real seconds of every routing decision."""
     steps: array[float] | None = None
-    """Rows of ``testbed.fast.steps.COLUMNS`` where it went step by step, if they were asked for and are not too many."""
+    """Rows of ``steps.COLUMNS`` of a run step by step; ``None`` if there are more than ``most_steps``."""
     n_steps: int | None = None
-    """How many there are; ``None``: it went in closed form."""
+    """The number of these rows; ``None`` for a run in closed form."""
     gaps_s: array[float] | None = None
-    """Seconds from every token to the next of its request, of all requests, where it went step by step."""
+    """Seconds from every token to the next of its request, of all requests of a run step by step."""
 
 
 def simulate_fast(
@@ -106,11 +106,12 @@ def simulate_fast(
     on_cache: OnCache | None = None,
     most_steps: int = 0,
 ) -> FastRun:
-    """Serve the experiment's requests. Deterministic: same arguments, same answer.
+    """Serve the experiment's requests. Deterministic: equal arguments have equal results.
 
-    ``online`` may change the placement; it must let sessions drain. ``on_cache`` is called at every change of a server's
-    account until the last request has ended. Up to ``most_steps`` steps are kept. Raises ``PolicyError`` if a policy fails or breaks a rule,
-    ``Disturbed`` when a session would have to be cut.
+    ``online`` may change the placement; it must let sessions drain. ``on_cache`` is called at every change of
+    a server's account until the last request has ended. Steps are kept unless they are more than
+    ``most_steps``. Raises ``PolicyError`` if a policy fails or breaks a rule, ``Disturbed`` if a session
+    would have to be cut.
     """
     assert online is None or online.drains, "a policy that cuts sessions disturbs them"
     return _Run(experiment, placed, online, max_attempts, on_cache, most_steps).serve()
@@ -118,31 +119,31 @@ def simulate_fast(
 
 @dataclass(slots=True)
 class _Session:
-    """A request on its way. ``opening`` numbers its attempts."""
+    """A request that has not ended. ``opening`` numbers its attempts to open a session."""
 
     number: int
     plan: RequestPlan
     waits_s: Iterator[float]
-    """Between one attempt to open it and the next."""
+    """The waits between attempts to open the session."""
     since_s: float
-    """Since when it has been without a chain."""
+    """Since when the request has had no chain."""
     opening: int = 0
     n_chains: int = 0
-    """Those that it has tried to open."""
+    """How many chains it has tried to open."""
     asked_at_s: float = 0.0
     waiting_s: float = 0.0
     ready_at_s: float | None = None
     """When its prompt could be sent."""
     route: Route | None = None
     opened: tuple[int, ...] = ()
-    """The servers that have said yes."""
+    """The servers that have accepted the session."""
     refusal: str = ""
     is_final: bool = False
-    """Waiting for others to end does not help."""
+    """Whether waiting for other sessions to end cannot help."""
     walk: Walk | None = None
-    """Its present chain's, or the last one's."""
+    """Its walk through the present chain, or through the last one."""
     preempted_by: int | None = None
-    """A server that has taken its cache before all of its present chain was open."""
+    """A server that took its cache before all of its present chain was open."""
     n_preemptions: int = 0
     preempted_tokens: int = 0
     preempted_s: float = 0.0
@@ -193,7 +194,7 @@ class _Run:
                 most=most_steps,
             )
         self._sessions: dict[int, _Session] = {}
-        """Those that have arrived and have not ended, by number."""
+        """Requests that have arrived and have not ended, by number."""
         self._ended: dict[int, SimulatedRequest] = {}
         self._moves: list[Move] = []
         self._draining: dict[int, tuple[Way, float]] = {}
@@ -245,7 +246,7 @@ class _Run:
             return
         session.route = route
         rtt_s = self._problem.raw_rtt_s[plan.client]
-        # As clients name what they open, which decides between requests that arrived at once.
+        # The name that a client would give the session: it orders requests that arrived at the same time.
         name = f"{plan.index}.{session.n_chains}" if session.n_chains else f"{plan.index}"
         session.n_chains += 1
         n_done = session.walk.token if session.walk is not None else 0
@@ -292,7 +293,7 @@ class _Run:
         self._queue.free_at(ready_at_s + all_s, self._finish, session, ready_at_s + first_s)
 
     def _walk(self, steps: Steps, session: _Session, hops: tuple[Hop, ...], ready_at_s: float) -> None:
-        """Go through a chain step by step: from the first token on, or with a replay from where another chain was lost."""
+        """Walk through a chain step by step, from the first token on, or with a replay after a lost chain."""
         plan, before, key = session.plan, session.walk, (session.number, session.opening)
         ended, lost = partial(self._finish, session), partial(self._lost, session)
         parts: Sequence[Part] = (Part(0, plan.n_input_tokens),)
@@ -304,20 +305,20 @@ class _Run:
         if before is not None:
             session.preempted_s += ready_at_s - session.since_s
             walk.token, walk.first_at_s, walk.ready_at_s = before.token, before.first_at_s, before.ready_at_s
-            if not self._problem.forwarding:  # of hops that are done; else nobody has heard of them
+            if not self._problem.forwarding:  # of hops that are done; else the client has none of them
                 walk.records = before.records[: len(before.records) - before.part]
         walk.preempted_by = session.preempted_by
         steps.begin(walk, ready_at_s)
 
     def _preempted(self, key: Key, server: int) -> None:
-        """A server has taken a session's cache for others."""
+        """Handle that a server has taken a session's cache for others."""
         session = self._sessions.get(key[0])  # it may have ended, which the server does not know yet
         if self._problem.forwarding and session is not None:
             heard_at_s = self._queue.now_s + self._problem.down_s(session.plan.client, server)
             self._queue.at(heard_at_s, self._hear, session, key, server)
 
     def _hear(self, session: _Session, key: Key, server: int) -> None:
-        """With forwarding, a client is told that it was preempted on the chain that it opened, or opens, as ``key``."""
+        """With forwarding: notify the client that ``server`` preempted its session or opening ``key``."""
         if self._steps is not None and session.walk is not None and session.walk.key == key:
             self._steps.tell(session.walk, server)
         elif key == (session.number, session.opening):
@@ -451,12 +452,12 @@ class _Run:
 
 
 def goes_step_by_step(experiment: Experiment) -> bool:
-    """Whether sessions meet on servers: there is no closed form for how long one lasts."""
+    """Returns whether sessions affect each other on servers: then there is no closed form of their times."""
     return experiment.batching == "continuous" or experiment.paging is not None
 
 
 def move_of(line: dict[str, Any], names: list[str]) -> Move:
-    """A line of ``events.jsonl`` that says that a server has moved."""
+    """Returns the move in a line ``MOVED`` of ``events.jsonl``."""
     times = (line[name] for name in ("decided_at_s", "closed_at_s", "drained_at_s", "open_at_s"))
     server = names.index(line["server"])
     return Move(server, BlockRange(*line["old"]), BlockRange(*line["new"]), *times)

@@ -11,7 +11,10 @@ _Event = tuple[float, int, int, Callable[..., None], tuple[Any, ...]]
 
 
 class EventQueue:
-    """Calls at instants. At one instant those that free something go first, then in order of planning."""
+    """Calls functions at instants.
+
+    At one instant, those that free something come first, then in order of planning.
+    """
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -23,7 +26,7 @@ class EventQueue:
         self._plan(at_s, 1, call, args)
 
     def free_at(self, at_s: float, call: Callable[..., None], *args: Any) -> None:
-        """As ``at``, before all of that instant that was planned with ``at``."""
+        """As ``at``, but before all calls of that instant that were planned with ``at``."""
         self._plan(at_s, 0, call, args)
 
     def _plan(self, at_s: float, rank: int, call: Callable[..., None], args: tuple[Any, ...]) -> None:

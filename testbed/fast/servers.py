@@ -14,23 +14,27 @@ Key = tuple[int, int]
 """(session, its opening)."""
 
 OnCache = Callable[[float, int, float], None]
-"""Told (instant, server, change in bytes) whenever cache is reserved or freed."""
+"""Called with (instant, server, change in bytes) whenever cache is reserved or freed."""
 
 OnPreempted = Callable[[Key, int], None]
-"""Told whom a server took its cache for others, as soon as that is gone."""
+"""Called with (session, server) as soon as the server has taken the session's cache for others."""
 
 
 class Refused(NamedTuple):
-    """Why a server takes no session. ``is_final``: it has less room than the session needs, and does not move."""
+    """Why a server refused a session.
+
+    ``is_final``: the session can never fit, and the server has never moved.
+    """
 
     reason: str
     is_final: bool
 
 
 class Need(NamedTuple):
-    """What a session asks for per block: tokens that come first and at most, when its request arrived, and its name.
+    """What a session needs in each block: cache for ``first_tokens`` at once, for ``most_tokens`` in the end.
 
-    Of requests that arrived at once the one with the greater name counts as the later one.
+    ``came`` is (arrival of its request, name). Of requests that arrived at the same time, the one with the
+    greater name counts as the later one.
     """
 
     first_tokens: int
@@ -40,7 +44,7 @@ class Need(NamedTuple):
 
 @dataclass(slots=True)
 class _Held:
-    """What a session has on a server. ``cached_tokens``: those that there is cache for now."""
+    """What a session has on a server. It has cache for ``cached_tokens`` now."""
 
     hop: Hop
     need: Need
@@ -50,7 +54,8 @@ class _Held:
 class Servers:
     """What every server offers new sessions (a range of blocks, room for caches) and what sessions hold.
 
-    A token takes ``block_bytes`` in a block. With ``paging`` caches grow, and ``on_preempted`` says who made room.
+    A token takes ``block_bytes`` in a block. With ``paging`` caches grow, and ``on_preempted`` is called for
+    every session that was preempted.
     """
 
     def __init__(
@@ -71,7 +76,7 @@ class Servers:
         self._on_preempted = on_preempted
 
     def reserve(self, key: Key, hop: Hop, need: Need, now_s: float) -> Refused | None:
-        """Set cache aside for ``key``; why not, if the server refuses."""
+        """Reserve cache for ``key``. Returns the reason if the server refuses, else ``None``."""
         server, paging, n_tokens = hop.server, self._paging, need.most_tokens
         if not _holds(self._ranges[server], hop):
             return Refused("its blocks are not here any more", False)
@@ -90,7 +95,10 @@ class Servers:
         return None
 
     def grow(self, key: Key, server: int, n_tokens: int, now_s: float) -> bool:
-        """Have cache for ``n_tokens`` of ``key``; those that came last go without. Whether ``key`` has it."""
+        """Reserve cache for ``n_tokens`` of ``key``, for which sessions that arrived last are preempted.
+
+        Returns False if ``key`` has no cache there any more.
+        """
         held, paging = self._held[server].get(key), self._paging
         if held is None or paging is None or n_tokens <= held.cached_tokens:
             return held is not None
@@ -116,7 +124,7 @@ class Servers:
         return key in self._held[server]
 
     def release(self, key: Key, server: int, now_s: float) -> None:
-        """Give back what ``key`` holds on ``server``; nothing if it was preempted there."""
+        """Release what ``key`` holds on ``server``; nothing if it was preempted there."""
         if self._held[server].pop(key, None) is None:
             return
         n_bytes = self._accounts[server].held_bytes(key)
@@ -131,7 +139,7 @@ class Servers:
         self._accounts[server].capacity_bytes = cache_bytes
 
     def is_drained(self, server: int) -> bool:
-        """Whether the sessions that are there need no more than what is offered."""
+        """Returns whether the present sessions need no more than what is offered."""
         account, held = self._accounts[server], self._ranges[server]
         return account.could_hold(account.used_bytes) and all(
             _holds(held, one.hop) for one in self._held[server].values()

@@ -1,4 +1,4 @@
-"""Step by step: sessions that meet on servers, which compute them together (``nodes.batching``) or whose caches grow."""
+"""Simulates steps one by one, where sessions share batches (``nodes.batching``) or caches grow by pages."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from testbed.fast.servers import Key, Servers
 from testbed.scenario.experiment import Experiment
 
 COLUMNS = ("request", "token", "hop", *HOP_COLUMNS, "client_s")
-"""Of ``Steps.rows``."""
+"""The columns of ``Steps.rows``."""
 
 
 class Leg(NamedTuple):
-    """One hop's way there and back and what the calibration adds, in seconds."""
+    """One hop's times on the links there and back, and the calibration's overhead, in seconds."""
 
     up_s: float
     down_s: float
@@ -37,7 +37,10 @@ class Legs(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What goes in one message: ``n_tokens`` at ``position``; ``is_replay``: the servers had them before."""
+    """The content of one message: ``n_tokens`` at ``position``.
+
+    ``is_replay``: lost servers had them before.
+    """
 
     position: int
     n_tokens: int
@@ -46,10 +49,10 @@ class Part(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Walk:
-    """A session on a chain that it has opened as ``key``: its next step is output token ``token``.
+    """A session on the chain that it has opened as ``key``. Its next step is output token ``token``.
 
-    ``ended(instant of the first token)`` is called with its last token, ``lost(server, cached tokens)`` when the client
-    hears that a server took its cache.
+    ``ended(instant of the first token)`` is called at its last token, ``lost(server, cached tokens)`` when
+    the client learns that a server took its cache.
     """
 
     plan: RequestPlan
@@ -60,7 +63,10 @@ class Walk:
     lost: Callable[[int, int], None] = lambda server, cached_tokens: None
     token: int = 0
     parts: Sequence[Part] = ()
-    """Of the present step: one, but for a replay step by step. It is at ``parts[part]`` on ``hops[at]``."""
+    """The present step's messages: only a replay step by step has several.
+
+    It is at ``parts[part]`` on ``hops[at]``.
+    """
     part: int = 0
     at: int = 0
     ready_at_s: float = 0.0
@@ -68,13 +74,13 @@ class Walk:
     sent_at_s: float = 0.0
     first_at_s: float = 0.0
     records: list[HopRecord] = field(default_factory=list)
-    """Of the present step."""
+    """The present step's records."""
     is_away: bool = False
-    """With forwarding: the client waits for a result."""
+    """With forwarding: whether the client waits for a result."""
     preempted_by: int | None = None
-    """The server that took its cache, of which the client will hear when it next waits for one."""
+    """The server that took its cache; the client acts on it when it next waits for a result."""
     is_over: bool = False
-    """The client waits for nothing more; servers may not know yet."""
+    """Whether the client waits for nothing more; servers may not know that yet."""
 
     @property
     def leg(self) -> Leg:
@@ -82,12 +88,12 @@ class Walk:
 
 
 class Steps:
-    """All servers' steps: each by itself by the servers' ``laws`` of times, or those that wait together in ``batches``.
+    """The steps of all servers: each on its own, by the servers' ``laws`` of times, or in ``batches``.
 
-    Every token takes its client ``hub_token_s``. Where caches grow, ``caches`` has them, and clients hear from servers by
-    ``down_s`` (client, server). ``rows`` has one for each step whose token came, in the order of ``COLUMNS``, unless
-    there are more than ``most``; ``n_rows`` counts them. ``gaps_s`` are the seconds from every token to
-    the next of its request.
+    Every token takes its client ``hub_token_s``. Where caches grow, they are in ``caches``, and a message
+    from server to client takes ``down_s(client, server)``. ``rows`` has a row for each hop of each token,
+    with ``COLUMNS``, or is ``None`` if there are more than ``most``; ``n_rows`` counts them. ``gaps_s`` are
+    the seconds from every token to the next one of its request.
     """
 
     def __init__(
@@ -119,11 +125,11 @@ class Steps:
         self._most = most
 
     def begin(self, walk: Walk, ready_at_s: float) -> None:
-        """Serve a request from ``ready_at_s`` on, which may go on after tokens that it has."""
+        """Serve a request from ``ready_at_s`` on. It may have tokens already."""
         self._send(walk, ready_at_s)
 
     def tell(self, walk: Walk, server: int) -> None:
-        """With forwarding: the client hears that ``server`` has taken the session's cache."""
+        """With forwarding: notify the client that ``server`` has taken the session's cache."""
         if walk.is_over or walk.preempted_by is not None:
             return
         walk.preempted_by = server
@@ -157,7 +163,7 @@ class Steps:
         if self._caches is not None and not self._caches.grow(
             walk.key, hop.server, part.position + part.n_tokens, now_s
         ):
-            if not self._forwarding:  # else the client is told without asking
+            if not self._forwarding:  # else the client is notified at once: see ``tell``
                 back_s = self._down_s(walk.plan.client, hop.server)
                 self._queue.at(now_s + back_s, self._lose, walk, hop.server)
             return
@@ -210,7 +216,7 @@ class Steps:
             self._received(walk, received_at_s)
 
     def _received(self, walk: Walk, at_s: float) -> None:
-        """The client has what came of the present part, on one hop or with forwarding on all."""
+        """Handle that the client has the present part's result: of one hop, with forwarding of all hops."""
         walk.is_away = False
         if walk.is_over:
             return
@@ -254,7 +260,7 @@ class Steps:
 
 
 def replay_of(walk: Walk, *, in_steps: bool) -> list[Part]:
-    """What a new chain lacks for the present step of ``walk``: all at once, or as the steps were."""
+    """Returns the replay of all inputs of ``walk`` to a new chain: in one message, or as the steps were."""
     n_input, n_more = walk.plan.n_input_tokens, walk.token
     if not in_steps:
         return [Part(0, n_input + n_more, True)]
@@ -262,10 +268,10 @@ def replay_of(walk: Walk, *, in_steps: bool) -> list[Part]:
 
 
 def legs_of(experiment: Experiment, request: RequestSpec, hops: Sequence[Hop]) -> Legs:
-    """As the experiment's problem has them.
+    """Returns the legs of a chain by the experiment's problem.
 
-    Hub-spoke: what is sent takes its part of t_cj on each way by the links' rates. Forwarding: the way there from the server before, and from the last one
-    back to the client.
+    Hub-spoke: sending takes a part of t_cj in each direction, by the links' rates. Forwarding: a leg leads
+    from the server before, and the last one also back to the client.
     """
     problem, calibration = experiment.problem, experiment.calibration
     added_s = calibration.input_overhead_s(request.n_input_tokens), calibration.token_overhead_s

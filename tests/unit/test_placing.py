@@ -56,9 +56,7 @@ def test_a_policy_whose_method_takes_something_else_is_said_to(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     settings = ["policy.placement=policy_with_other_arguments:EverywhereEverything"]
-    with pytest.raises(
-        UserError, match=r"does not take what policies are given: .*missing 1 required positional"
-    ):
+    with pytest.raises(UserError, match=r"cannot be called as policies are: .*missing 1 required positional"):
         place_experiment(load_experiment("clustered", settings))
 
 

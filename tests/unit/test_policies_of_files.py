@@ -68,7 +68,7 @@ def test_a_policy_that_the_file_names_is_said_once_before_its_code_runs(
     for _ in range(2):
         with pytest.raises(UserError, match="has no method"):
             place_experiment(experiment)
-    notice = "notice: the scenario file has code of evil_policy:Policy run as its policy\n"
+    notice = "notice: the scenario file runs code of evil_policy:Policy as its policy\n"
     assert capsys.readouterr().err == notice
     assert (folder / "it-ran").exists()
 

@@ -100,7 +100,7 @@ def test_a_given_up_move_is_no_longer_the_target() -> None:
 def test_a_controller_for_which_time_stands_still_is_refused() -> None:
     steer = steering([(0, 2), (0, 2), (0, 4)])
     assert steer.next_check_at_s() == 1.0
-    with pytest.raises(PolicyError, match="must move on with every check"):
+    with pytest.raises(PolicyError, match="must be later after every check"):
         steer.next_check_at_s()
 
 

@@ -1,4 +1,4 @@
-"""Faults by hand: what the socket of a running testbed takes, and what ``testbed fault`` does."""
+"""Faults by hand: the command ``testbed fault``, and what a running testbed does with its question."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from testbed.scenario.limits import MAX_NUMBER
 from testbed.scenario.problems import unknown
 
 ApplyFault = Callable[[str, int, float], Awaitable[str | None]]
-"""Does (kind, server, factor); returns why that does not apply, or ``None``."""
+"""Carries out (kind, server, factor). Returns the reason if that was not possible, else ``None``."""
 
 
 class Fault(Question[str | None], frozen=True):
-    """Do ``kind`` to ``server``. Answered with the reason, in one sentence, if it was not done."""
+    """Carry out a fault of ``kind`` on ``server``.
+
+    The answer is the reason, in one sentence, if it was not done.
+    """
 
     kind: str
     server: str
@@ -26,9 +29,12 @@ class Fault(Question[str | None], frozen=True):
 
 
 async def fault_by_hand(fault: Fault, names: Sequence[str], apply: ApplyFault) -> str | None:
-    """Do what is asked to the server of that name; returns why not, if so."""
+    """Carry out a fault by ``apply``. Returns the reason if it was not done, else ``None``.
+
+    ``names`` are the servers' names.
+    """
     if fault.kind not in KINDS_BY_HAND:
-        return f"there is no fault {fault.kind[:40]!r}; they are {', '.join(KINDS_BY_HAND)}"
+        return f"unknown fault {fault.kind[:40]!r}; known faults: {', '.join(KINDS_BY_HAND)}"
     if fault.server not in names:
         return unknown("server", fault.server[:200], names)
     if not 1 <= fault.factor <= MAX_NUMBER:
@@ -37,7 +43,10 @@ async def fault_by_hand(fault: Fault, names: Sequence[str], apply: ApplyFault) -
 
 
 def check_fault(kind: str, factor: float | None) -> float:
-    """The factor of a fault of ``kind``. Raises ``UserError`` for a kind or a factor that makes no sense."""
+    """Returns the factor of a fault of ``kind``.
+
+    Raises ``UserError`` for an unknown kind or a wrong factor.
+    """
     if kind not in KINDS_BY_HAND:
         raise UserError(unknown("fault", kind, KINDS_BY_HAND))
     if kind == "slow" and factor is None:
@@ -50,9 +59,10 @@ def check_fault(kind: str, factor: float | None) -> float:
 def fault_command(
     kind: str, server: str, factor: float | None, run: Path | None
 ) -> tuple[dict[str, Any], str]:
-    """Have the running testbed of the directory ``run`` do ``kind`` to ``server``; returns (JSON, text).
+    """Carry out a fault in the running testbed of the directory ``run``. Returns (JSON, text).
 
-    Without ``run`` it is the latest below ``runs``. Raises ``UserError``.
+    Without ``run`` it is the latest below ``runs``. Raises ``UserError``, or ``RunError`` if it does not
+    answer.
     """
     run_dir, why_not = ask_running(run, Fault(kind, server, check_fault(kind, factor)))
     if why_not is not None:

@@ -1,4 +1,4 @@
-"""Everything about failures in one emulated run; ``testbed.runtime.emulation`` holds one of these."""
+"""All about faults in one emulated run; ``testbed.runtime.emulation`` has one ``Faults``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from testbed.scenario.experiment import Experiment
 
 
 class Faults:
-    """The scenario's faults and those by hand, what clients make of them, and what is left in the end."""
+    """Faults of the scenario and by hand, clients' recoveries from them, and leaks at the end."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Faults:
         self._recoveries = Recoveries(experiment, self._machines, coordinator, events)
         self._descriptors: Mapping[str, int] = {}
         self.leaks: dict[str, float] | None = None
-        """``{sessions, cache_bytes, descriptors, namespaces}``; ``None`` before the clients were done."""
+        """``{sessions, cache_bytes, descriptors, namespaces}``; ``None`` until they have been counted."""
 
     @property
     def watched(self) -> frozenset[int]:
@@ -55,17 +55,17 @@ class Faults:
         return dict(vars(self._coordinator.decisions))
 
     def begin(self) -> None:
-        """Time has begun."""
+        """Begin the scenario's faults; called when scenario time begins."""
         self._machines.begin()
         self._descriptors = self._nodes.descriptors()
         self._machines.in_background(self._schedule.run())
 
     async def by_hand(self, fault: Fault) -> str | None:
-        """Do what somebody asks for; returns why not, if so."""
+        """Carry out a fault by hand. Returns the reason if it was not done, else ``None``."""
         return await fault_by_hand(fault, self._machines.names, self._machines.apply)
 
     def when_one_dies(self, call: Callable[[int], None]) -> None:
-        """Have ``call`` called with the number of every server whose process has ended."""
+        """Set ``call`` to be called with the number of every server whose process has ended."""
         self._machines.died = call
 
     def one_at_a_time(self) -> AbstractAsyncContextManager[Any]:
@@ -76,23 +76,26 @@ class Faults:
         self._schedule.token(request, n_tokens)
 
     def notify(self, record: records.Recoveries) -> None:
-        """A client has recorded a failure, or that a session goes on."""
+        """Process a client's record of a failure or a recovery."""
         self._recoveries.notify(record)
 
     def ended(self, request: int) -> None:
-        """The request is over, one way or another."""
+        """Forget a request that has ended."""
         self._recoveries.ended(request)
 
     def answers(self, server: int) -> bool:
-        """Whether the server's process is there and runs."""
+        """Returns whether the server's process is there and not stopped."""
         return self._machines.answers(server)
 
     def survives(self, node: str, status: int) -> bool:
-        """A node's process has ended; whether the run goes on."""
+        """Note that a node's process has ended with ``status``.
+
+        Returns whether the run goes on without it.
+        """
         return node in self._numbers and self._machines.ended(self._numbers[node], status)
 
     async def look_for_leaks(self) -> None:
-        """Count what is left of sessions; all clients are done."""
+        """Count what sessions have left behind. Call this when all clients are done."""
         n_sessions, cache_bytes = await leaks.held_by_servers(self._status)
         left_open = await leaks.left_open(self._descriptors_left)
         for name, n_more in left_open.items():
@@ -105,37 +108,37 @@ class Faults:
         }
 
     def _descriptors_left(self) -> dict[str, int]:
-        """How many more each node has open than it should have, of those that do."""
+        """Returns how many descriptors too many nodes have open, by name; without nodes that have none."""
         found = {}
         for name, count in self._nodes.descriptors().items():
             server = self._numbers.get(name)
-            # One that began later has no clients in its first count: each has one connection to it.
+            # A server that began later was not in the first count, with a connection from each client.
             before = self._descriptors.get(name)
             if server is not None and (before is None or self._machines.epoch(server)):
                 before = self._descriptors_of_servers() + self._n_clients
-            # A server that joined has a connection to everybody who needs it.
+            # Every server that joined may have a connection with this node.
             n_more = count - before - self._machines.n_joined if before is not None else 0
             if n_more > 0:
                 found[name] = n_more
         return found
 
     def _descriptors_of_servers(self) -> int:
-        """The most that a server had open at the start."""
+        """Returns the most descriptors that a server had open at the start."""
         return max(self._descriptors.get(name, 0) for name in self._numbers)
 
     async def _status(self) -> list[ServerStatus]:
         found = []
         for server in range(len(self._machines.names)):
             if self._machines.answers(server):
-                with contextlib.suppress(ControlError):  # it has just died: it holds nothing
+                with contextlib.suppress(ControlError):  # the server has just died and holds nothing
                     found.append(await self._nodes.ask_server(server, GetStatus()))
         return found
 
     async def end(self) -> None:
-        """Nothing more happens to servers. Safe in every phase."""
+        """Cancel all faults. May be called at any time."""
         await self._machines.end()
 
     def count_namespaces(self) -> None:
-        """After the network has gone."""
+        """Count the namespaces that are left. Call this when the network has been removed."""
         if self.leaks is not None:
             self.leaks["namespaces"] = leaks.namespaces_left(self._run_dir)

@@ -1,4 +1,4 @@
-"""What is left of sessions when all clients have ended: it should be nothing."""
+"""What sessions have left behind when all clients have ended: it should be nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nodes.messages import ServerStatus
 from testbed.rundir import RUN_VARIABLE
 
 _PATIENCE_S = 2.0
-"""Seconds of the event loop's time, real or virtual, that the last messages may take to arrive."""
+"""Seconds to wait until nothing is left: the event loop's, real or virtual; for namespaces real ones."""
 _POLL_S = 0.05
 
 Left = TypeVar("Left", tuple[int, float], dict[str, int])
@@ -23,7 +23,7 @@ Status = Callable[[], Awaitable[list[ServerStatus]]]
 
 
 async def held_by_servers(status: Status) -> tuple[int, float]:
-    """Sessions that servers still hold, and bytes of attention cache, once nothing changes any more."""
+    """Returns the sessions and the bytes of attention cache that servers still hold after a while."""
 
     async def held() -> tuple[int, float]:
         found = await status()
@@ -33,7 +33,7 @@ async def held_by_servers(status: Status) -> tuple[int, float]:
 
 
 async def left_open(count: Callable[[], dict[str, int]]) -> dict[str, int]:
-    """What ``count`` answers once that is nothing, or at the end of patience: a server may still be reading weights."""
+    """Returns ``count()`` as soon as it is empty, or after a while: a server may still be reading weights."""
 
     async def counted() -> dict[str, int]:
         return count()
@@ -42,7 +42,7 @@ async def left_open(count: Callable[[], dict[str, int]]) -> dict[str, int]:
 
 
 async def _once_nothing_is_left(look: Callable[[], Awaitable[Left]]) -> Left:
-    """What ``look`` finds, as soon as there is nothing in it, or at the end of patience."""
+    """Returns what ``look`` finds, as soon as that is nothing, or after ``_PATIENCE_S``."""
     for _ in range(round(_PATIENCE_S / _POLL_S)):
         if not any(found := await look()):
             return found
@@ -51,10 +51,9 @@ async def _once_nothing_is_left(look: Callable[[], Awaitable[Left]]) -> Left:
 
 
 def namespaces_left(run_dir: Path, proc: Path = Path("/proc")) -> int:
-    """Network namespaces other than ours that processes of the run at ``run_dir`` still live in or hold open.
+    """Returns how many network namespaces other than ours the run's processes are in or hold open.
 
-    A process that has been killed but did not yet get to end is waited for. ``proc`` is where the kernel
-    tells of processes.
+    Waits for processes that have been killed but have not ended yet. ``proc`` is the mount point of procfs.
     """
     if not proc.is_dir():  # a system without namespaces
         return 0
@@ -68,7 +67,7 @@ def namespaces_left(run_dir: Path, proc: Path = Path("/proc")) -> int:
 
 
 def _processes(run_dir: Path, proc: Path) -> Iterable[Path]:
-    """Only those of this very run: each carries its directory, whole, in its environment."""
+    """Yields the run's processes: each has the whole path of the run directory in its environment."""
     mark = os.fsencode(f"{RUN_VARIABLE}={run_dir}")
     for entry in proc.iterdir():
         if entry.name.isdigit():

@@ -1,4 +1,4 @@
-"""The servers' processes of an emulation: ending, halting, slowing, restarting, joining and leaving."""
+"""Carries out faults on the servers' processes: kill, stop, cont, slow, restart, join and leave."""
 
 from __future__ import annotations
 
@@ -29,31 +29,34 @@ class Nodes(Protocol):
     def now_s(self) -> float: ...
 
     def descriptors(self) -> Mapping[str, int]:
-        """What nodes have open, by name; without those that have ended."""
+        """Returns how many descriptors each node has open, by name; without nodes that have ended."""
         ...
 
     async def begin_server(self, server: int) -> None:
-        """Spawn the server with the present placement; returns when it serves and clients know where."""
+        """Start the server with the present placement. Returns when it serves and clients know where."""
         ...
 
     async def signal_server(self, server: int, number: int) -> None:
-        """Send a signal to its process. Raises ``RunError`` if there is none."""
+        """Send a signal to the server's process. Raises ``RunError`` if there is none."""
         ...
 
     async def ask_server(self, server: int, question: Question[A]) -> A:
-        """Raises ``ControlError``."""
+        """Send a question to the server and return its answer. Raises ``ControlError``."""
         ...
 
     def tell_server(self, server: int, message: Message) -> None: ...
 
     def broke(self, error: TestbedError) -> None:
-        """The run cannot go on."""
+        """End the run with ``error``."""
         ...
 
 
 @dataclass(eq=False)
 class _Machine:
-    """``epoch`` counts its deaths, the numbers the stops and slow-downs that it has had."""
+    """A server's process.
+
+    ``epoch`` counts its ends, ``n_stops`` and ``n_slow`` the faults that it has had.
+    """
 
     is_up: bool
     has_been: bool
@@ -66,14 +69,14 @@ class _Machine:
     busy: asyncio.Lock = field(default_factory=asyncio.Lock)
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     ends: dict[asyncio.Task[None], float] = field(default_factory=dict)
-    """What ends faults, by the instant for which it is planned."""
+    """Tasks that end faults, with the instants for which they are planned."""
 
 
 class Machines:
-    """Carries faults out and notifies membership; every one becomes a line of ``events.jsonl``.
+    """Carries out faults and notifies the membership. Every fault becomes a line of ``events.jsonl``.
 
-    A fault that finds nothing to do (a kill of a server that is gone) does nothing, and nothing happens
-    at its end. A process that begins anew is as fast as at first.
+    A fault that does not apply (such as a kill of a dead server) does nothing, neither when it begins nor
+    when it ends. A process that is started again has its original speed.
     """
 
     def __init__(
@@ -88,24 +91,24 @@ class Machines:
             _Machine(j not in experiment.absent, j not in experiment.absent) for j in range(len(self.names))
         ]
         self.died: Callable[[int], None] = lambda server: None
-        """Called with the number of a server whose process has ended, however it did."""
+        """Called with the number of a server whose process has ended for any reason."""
         self._has_begun = False
         self._turns = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self) -> None:
-        """Time has begun."""
+        """Note that scenario time has begun."""
         self._has_begun = True
 
     def one_at_a_time(self) -> AbstractAsyncContextManager[Any]:
-        """What happens to servers and links at one instant of virtual time happens in a fixed order: as planned.
+        """Returns a lock under which servers and links change in virtual time, so that their order is fixed.
 
-        In real time nothing waits for another server's process.
+        In real time it is no lock: faults do not wait for other servers' processes.
         """
         return self._turns if self._nodes.clock.is_virtual else contextlib.nullcontext()
 
     async def end(self) -> None:
-        """Nothing more happens to servers."""
+        """Cancel all faults."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -121,29 +124,32 @@ class Machines:
         return task
 
     def answers(self, server: int) -> bool:
-        """Whether the server's process is there and runs."""
+        """Returns whether the server's process is there and not stopped."""
         machine = self._machines[server]
         return machine.is_up and not machine.is_stopped
 
     @property
     def n_joined(self) -> int:
-        """Servers that were not there at the start and have come since."""
+        """The number of servers that were absent at the start and have joined since."""
         return sum(self._machines[server].has_been for server in self._experiment.absent)
 
     def epoch(self, server: int) -> int:
         return self._machines[server].epoch
 
     def failed_at_s(self, server: int) -> float:
-        """When the server last died or halted; -inf if it never did."""
+        """Returns when the server last ended or was stopped; -inf if it never did."""
         return self._machines[server].failed_at_s
 
     def ended(self, server: int, status: int) -> bool:
-        """The server's process has ended; whether the run can go on without it."""
+        """Note that the server's process has ended. Returns whether the run can go on without it.
+
+        ``status`` is its exit status, or minus the signal that ended it.
+        """
         machine = self._machines[server]
         machine.gone.set()
         if not machine.is_up:
             return True
-        # A process that a signal ended is a failure like any other; one that gave up says why: see its log.
+        # Only an end by a signal counts as a fault. A process that exits by itself has the reason in its log.
         if status >= 0 or self._experiment.recovery.mode != "replay" or not self._has_begun:
             return False
         self._dies(server, machine)
@@ -168,15 +174,16 @@ class Machines:
         planned_at_s: float | None = None,
         by: str = BY_HAND,
     ) -> str | None:
-        """Do ``kind`` to ``server``; returns why it does not apply, ``None`` if it was done.
+        """Carry out a fault on ``server``. Returns why it does not apply; ``None`` if it was done.
 
-        Faults that end by the instant for which this one is planned have ended before, however late they are.
+        ``for_s`` (scenario seconds) ends the fault again. The fault waits for the ends of other faults of
+        this server that are planned for ``planned_at_s`` or before, however late these are.
         """
         machine = self._machines[server]
         async with _turn(machine, planned_at_s), self.one_at_a_time():
             why_not = _why_not(kind, machine)
             details: dict[str, Any] = {"factor": factor} if kind == "slow" else {}
-            at_s = self._nodes.now_s()  # before anybody can notice
+            at_s = self._nodes.now_s()  # before any client can notice
             if why_not is None:
                 epoch = machine.epoch
                 try:
@@ -236,7 +243,7 @@ class Machines:
         self.died(server)
 
     async def _kill(self, server: int, machine: _Machine, factor: float) -> None:
-        # First, so that its end is no surprise.
+        # First, so that ended() does not take its end for a failure of the run.
         self._dies(server, machine)
         if not machine.gone.is_set():
             await self._nodes.signal_server(server, signal.SIGKILL)
@@ -251,7 +258,7 @@ class Machines:
         self._coordinator.join(server)
 
     def _tell_joined(self, server: int, asked_at_s: float) -> None:
-        """A server that was not there has blocks now: the placement has changed."""
+        """Write the event of a server that has joined: a move from no blocks."""
         times = dict.fromkeys(("decided_at_s", "closed_at_s", "drained_at_s"), asked_at_s)
         new = list(self._coordinator.placement.ranges[server])
         self._event(MOVED, server, old=[0, 0], new=new, **times, open_at_s=self._nodes.now_s(), n_cut=0)
@@ -263,7 +270,7 @@ class Machines:
         try:
             await asyncio.wait({beginning, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not beginning.done():
-                raise RunError(f"{self.names[server]} ended as it began; its log says why")
+                raise RunError(f"{self.names[server]} ended as it began; its log has the reason")
             beginning.result()
         finally:
             beginning.cancel()
@@ -281,7 +288,7 @@ class Machines:
         machine.is_stopped = True
         machine.n_stops += 1
         machine.failed_at_s = failed_at_s
-        # In real time others may have died while the signal went out: membership is notified in order.
+        # Not failed_at_s: in real time other servers may have ended meanwhile; membership needs the order.
         self._coordinator.membership.ends(server, self._nodes.now_s())
 
     async def _cont(self, server: int, machine: _Machine, factor: float) -> None:
@@ -293,7 +300,7 @@ class Machines:
 
     async def _slow(self, server: int, machine: _Machine, factor: float) -> None:
         machine.n_slow += 1
-        if machine.is_stopped:  # it applies that when it goes on
+        if machine.is_stopped:  # the process reads the message when it goes on
             self._nodes.tell_server(server, Slow(factor))
         else:
             await self._nodes.ask_server(server, Slow(factor))
@@ -304,7 +311,10 @@ class Machines:
         await self._nodes.ask_server(server, Drain())
 
     async def _drain(self, server: int, machine: _Machine) -> None:
-        """Wait until its sessions have ended, but not for ever; then they are replayed elsewhere."""
+        """Wait until the leaving server has no session, at most ``give_up_s``, then end its process.
+
+        Sessions that are left are replayed elsewhere.
+        """
         epoch, began_at_s = machine.epoch, self._nodes.now_s()
         limit_at_s = began_at_s + self._experiment.recovery.give_up_s
         emptied = asyncio.ensure_future(self._nodes.ask_server(server, Emptied()))
@@ -319,7 +329,7 @@ class Machines:
                 task.cancel()
             ended = await asyncio.gather(emptied, *others, return_exceptions=True)
         async with machine.busy:
-            if machine.epoch != epoch:  # it was killed before it had left
+            if machine.epoch != epoch:  # the server was killed before it had left
                 return
             n_sessions = 0
             if isinstance(ended[0], BaseException) and not machine.is_stopped:
@@ -342,7 +352,7 @@ class Machines:
         except ControlError:
             if machine.epoch == epoch and machine.is_up:
                 raise
-            return 0  # it was killed while it was asked
+            return 0  # the server was killed meanwhile
         return status.n_sessions
 
     def _event(self, event: str, server: int, **details: Any) -> None:
@@ -355,33 +365,33 @@ WHY_NOT: dict[str, Callable[[_Machine], str | None]] = {
     "cont": lambda m: "is dead" if not m.is_up else None if m.is_stopped else "is not stopped",
     "slow": lambda m: None if m.is_up else "is dead",
     "restart": lambda m: None if m.has_been else "has never been there: let it join",
-    "join": lambda m: "is there already, or was: restart it" if m.has_been else None,
+    "join": lambda m: "has been there already: restart it" if m.has_been else None,
     "leave": lambda m: (
         "is dead"
         if not m.is_up
-        else "is stopped: it cannot be told"
+        else "is stopped and cannot drain"
         if m.is_stopped
         else "is leaving already"
         if m.is_leaving
         else None
     ),
 }
-"""By kind: why it cannot be done to a server now, if it cannot."""
+"""By kind of fault: returns why it does not apply to a server now; ``None`` if it does."""
 
 
 def _due(machine: _Machine, at_s: float | None) -> set[asyncio.Task[None]]:
-    """What ends faults of ``machine`` by ``at_s``, and has not done so yet."""
+    """Returns the tasks that end faults of ``machine`` by ``at_s`` and have not done so yet."""
     return set() if at_s is None else {task for task, ends_at_s in machine.ends.items() if ends_at_s <= at_s}
 
 
 @contextlib.asynccontextmanager
 async def _turn(machine: _Machine, at_s: float | None) -> AsyncIterator[None]:
-    """Nobody else is busy with ``machine``, and whatever ends by ``at_s`` has ended."""
+    """Hold the machine's lock, after all faults that end by ``at_s`` have ended."""
     while True:
         while due := _due(machine, at_s):
             await asyncio.wait(due)
         async with machine.busy:
-            if not _due(machine, at_s):  # else whoever was busy has planned an end
+            if not _due(machine, at_s):  # else a fault that held the lock before has planned another end
                 yield
                 return
 

@@ -1,4 +1,4 @@
-"""What clients tell of failures and replays, as lines of ``events.jsonl`` with times and floors."""
+"""Writes clients' records of failures and replays to ``events.jsonl``, with recovery times and floors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from testbed.scenario.experiment import Experiment
 
 
 class Recoveries:
-    """Bans the servers that failed a client, and writes down how its sessions live on."""
+    """Bans servers that failed a client, and writes how its sessions recover to ``events.jsonl``."""
 
     def __init__(
         self, experiment: Experiment, machines: Machines, coordinator: Coordinator, events: EventWriter
@@ -26,13 +26,13 @@ class Recoveries:
         self._failed_at_s: dict[int, float] = {}
 
     def notify(self, record: records.Recoveries) -> None:
-        """A client has recorded ``record``."""
+        """Process a client's ``record``."""
         request, line = record.request, record.details()
         if isinstance(record, Reachable):
             self._coordinator.served(request, record.servers)
             return
         if isinstance(record, Detected | Unreachable):
-            # A server that moves has not failed anybody: it says what became of its blocks.
+            # A server that moves has not failed: it reports that its blocks have gone.
             if not (isinstance(record, Detected) and record.reason.startswith(SESSION_MOVED)):
                 self._coordinator.failed(request, record.servers)
             line["servers"] = [self._machines.names[server] for server in record.servers]
@@ -52,18 +52,18 @@ class Recoveries:
         self._failed_at_s.pop(request, None)
 
     def _failed(self, record: Detected) -> float:
-        """When the session's hop failed it, though not before the session needed it."""
+        """Returns when the hop failed for the session: not before the session sent a request to it."""
         failed_at_s = record.sent_at_s
-        if not record.is_overdue:  # else, however late it halted, the limit counts from the question
+        if not record.is_overdue:  # else the time limit counts from the request, whenever the server stopped
             failed_at_s = max(failed_at_s, self._machines.failed_at_s(record.servers[0]))
         return self._failed_at_s.setdefault(record.request, failed_at_s)
 
     def _replay_s(self, record: Replayed) -> float:
-        """One connection and the modelled replay: what no client can avoid once it has noticed."""
+        """Returns the least time of a recovery after detection: one round trip and the modelled replay."""
         plan = self._coordinator.requests[record.request]
         chain = [Hop(*hop) for hop in record.hops]
         connection_s = max(self._problem.raw_rtt_s[plan.client][hop.server] for hop in chain)
         replayed = self._rules.replayed(plan, record.tokens)
-        # A replay is over when the servers have answered: the client's own part comes later.
+        # A replay ends when the servers have answered; the client's own part comes after it.
         hub_s = replayed.n_output_tokens * self._problem.hub_token_s
         return connection_s + service_s(self._problem, replayed, chain)[1] - hub_s

@@ -1,4 +1,4 @@
-"""The scenario's faults: each at its instant, or as soon as a request has so many tokens."""
+"""The scenario's faults: each at its instant, or as soon as a request has a number of tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from testbed.scenario.experiment import Fault
 
 
 class Schedule:
-    """Has ``machines`` carry out ``faults``."""
+    """Carries out ``faults`` by ``machines``, when they are due."""
 
     def __init__(self, faults: Iterable[Fault], machines: Machines) -> None:
         self._machines = machines
@@ -29,13 +29,13 @@ class Schedule:
         return frozenset(self._after)
 
     async def run(self) -> None:
-        """Carry out what has an instant; returns after the last."""
+        """Carry out the faults that have an instant; returns when the last one has begun."""
         for at_s, _, fault in self._timed:
             await self._machines.sleep_until_s(at_s)
             self._machines.in_background(self._apply(fault))
 
     def token(self, request: int, n_tokens: int) -> None:
-        """``request`` has ``n_tokens`` output tokens now."""
+        """Carry out the faults that are due now that ``request`` has ``n_tokens`` output tokens."""
         due = [
             fault for fault in self._after.get(request, ()) if fault.after and fault.after.tokens <= n_tokens
         ]

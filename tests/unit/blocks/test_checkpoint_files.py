@@ -138,7 +138,7 @@ def test_whole_weights_are_taken_and_a_block_or_a_file_that_is_missing_is_named(
     n_blocks = read_config(folder)["n_layer"]
     check_weights(folder, n_blocks)
     with pytest.raises(
-        ComputeError, match=f"says {n_blocks + 2} blocks, .* hold {n_blocks} of them: block {n_blocks} "
+        ComputeError, match=f"has {n_blocks + 2} blocks, .* hold {n_blocks} of them: block {n_blocks} "
     ):
         check_weights(folder, n_blocks + 2)
     lost = sorted(set(weight_files(folder).values()))[-1]

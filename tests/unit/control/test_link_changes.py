@@ -143,13 +143,13 @@ async def test_a_pair_between_which_nothing_can_pass_is_named(rig: Any) -> None:
     made = rig(is_used=lambda pair: "client-0" in pair)
     assert (await made.changes.by_hand(asked("cut"))).why_not is None
     answer = await made.changes.by_hand(asked("cut", "a100-0", "mig-1g-0"))
-    assert answer.why_not == "there is no link between a100-0 and mig-1g-0 that anything passes"
+    assert answer.why_not == "there is no link between a100-0 and mig-1g-0 that any traffic uses"
 
 
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (("clip", None, None, None), "there is no link 'clip'"),
+        (("clip", None, None, None), "unknown action 'clip'"),
         (("set", "40", None, None), "--rtt .*has no unit"),
         (("set", None, "fast", None), "--rate "),
         (("set", None, None, "2"), "--loss must be from 0 to 1"),

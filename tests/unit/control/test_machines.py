@@ -123,9 +123,9 @@ async def test_a_killed_server_serves_again_after_its_time(rig: Rig) -> None:
         (["kill"], "slow", "a100-0 is dead"),
         (["kill"], "leave", "a100-0 is dead"),
         (["stop"], "stop", "a100-0 is stopped already"),
-        (["stop"], "leave", "a100-0 is stopped: it cannot be told"),
+        (["stop"], "leave", "a100-0 is stopped and cannot drain"),
         ([], "cont", "a100-0 is not stopped"),
-        ([], "join", "a100-0 is there already, or was: restart it"),
+        ([], "join", "a100-0 has been there already: restart it"),
     ],
 )
 async def test_a_fault_that_finds_nothing_to_do_does_nothing_and_says_why(
