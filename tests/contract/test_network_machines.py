@@ -189,8 +189,7 @@ def test_a_link_that_is_shorter_than_the_underlay_is_refused_and_named() -> None
         "the link from hub to near has a delay of 0.001 ms, but packets from machine m0 to m1 take "
     )
     assert (
-        "put both nodes on one machine, give the link a longer delay, or take a smaller time_scale"
-        in sentence
+        "put both nodes on one machine, give the link a longer delay, or use a smaller time_scale" in sentence
     )
 
 

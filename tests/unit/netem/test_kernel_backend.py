@@ -286,7 +286,7 @@ def test_an_update_that_netem_cannot_express_changes_nothing(
     network: NetemBackend, without_leaves: list[TcRequest]
 ) -> None:
     without_leaves.clear()
-    with pytest.raises(NetworkError, match="netem delays by 0 to 275 s"):
+    with pytest.raises(NetworkError, match="netem's delays are from 0 to 275 s"):
         network.update({("hub", "near"): LINK, ("hub", "far"): LinkProfile(300.0, 1e9, 0.0, 0.5)})
     assert without_leaves == []
     assert segments(network, "hub") == 65_535
