@@ -29,7 +29,7 @@ class Bans:
         return self._until_s[key]
 
     def served(self, client: int, server: int) -> None:
-        """Record that ``server`` served ``client``: its ban ends, and the next one is as short as a first one."""
+        """Record that ``server`` served ``client``: its ban ends, and the next is as short as a first one."""
         self._failures.pop((client, server), None)
         self._until_s.pop((client, server), None)
 

@@ -72,7 +72,7 @@ class ModelSpec:
         return 2 * 1024**3 * self.hidden_size / 14336
 
     def cache_bytes(self, n_tokens: int) -> float:
-        """Return s_c: the bytes of one block's attention cache for a session of ``n_tokens`` tokens in all."""
+        """Return s_c: bytes of one block's attention cache for a session of ``n_tokens`` tokens in all."""
         return self.cache_bytes_per_token * n_tokens
 
 
@@ -228,7 +228,7 @@ class Problem:
 
     @property
     def mean_lengths(self) -> tuple[int, int]:
-        """Mean (input, output) tokens of ``length_samples``, rounded up; without samples the design lengths."""
+        """Mean (input, output) tokens of ``length_samples``, rounded up; the design lengths without any."""
         n = len(self.length_samples)
         if not n:
             return self.n_input_tokens, self.n_output_tokens
@@ -396,7 +396,7 @@ def service_s(problem: Problem, request: RequestSpec, hops: Sequence[Hop]) -> tu
 
 
 def decode_step_s(problem: Problem, request: RequestSpec, hops: Sequence[Hop], cached_tokens: int) -> float:
-    """Return the modelled seconds of a decode step with ``cached_tokens`` in the caches; see ``service_s``."""
+    """Return the modelled seconds of a decode step with ``cached_tokens`` in the caches (``service_s``)."""
     step_s = problem.hub_token_s
     previous: int | None = None
     for hop in hops:

@@ -131,7 +131,7 @@ def resolve_pair(name: str) -> tuple[str, str]:
 
 
 def list_policies() -> list[dict[str, str]]:
-    """Return ``{kind, name, summary}`` of all policies; where one cannot be loaded, the summary is the error."""
+    """Return ``{kind, name, summary}`` of all policies; the summary is the error if one fails to load."""
     rows = [
         {"kind": "pair", "name": name, "summary": f"placement {placement} with routing {routing}"}
         for name, (placement, routing) in PAIRS.items()

@@ -49,7 +49,7 @@ class StepLaw:
         return self.step_base_s + n_blocks * n_tokens * self.decode_at_s(position + (n_tokens - 1) / 2)
 
     def batch_s(self, n_blocks: int, positions: Sequence[int], prompt: range) -> float:
-        """Return the seconds of a step of several sessions: one decode per position, and tokens of one prompt.
+        """Return the seconds of a step of several sessions: a decode per position, and tokens of one prompt.
 
         ``positions`` are the tokens that each decoding session has cached before the step. ``prompt`` are the
         positions of the prompt's tokens in this step: all of them, a chunk, or none. One decode alone,
