@@ -12,7 +12,8 @@ MIN_RETRANSMISSION_S = 0.2
 SUBNET = IPv4Network("198.18.0.0/15")
 """RFC 2544 reserves it for benchmarks: no real network uses it. Here it exists only inside the namespaces."""
 SPARE_ADDRESSES = 4
-"""The addresses of a subnet that no node gets: the first two and the last two."""
+"""A subnet needs this many addresses besides those of the nodes: backends leave out some of the first two
+and of the last two."""
 
 
 class NetworkError(Exception):

@@ -272,7 +272,7 @@ class JffcRouter:
 
 
 def _sessions(state: SystemState, hops: Sequence[Hop]) -> list[float]:
-    """Return the expected ends of the sessions on this chain: those with its number of blocks on each server."""
+    """Return the expected ends of sessions on this chain: those with its number of blocks on each server."""
     ends: dict[object, float] = {}
     for at, hop in enumerate(hops):
         here = {

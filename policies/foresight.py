@@ -79,8 +79,8 @@ class ForesightPlacement:
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
         """Search for a placement. ``design_concurrency`` is the |R| of the CG-BP placement to compare with.
 
-        Raises ``InfeasiblePlacement`` if CG-BP does not hold all blocks even with |R| = 1, ``PolicyError``
-        if ``design_concurrency`` is below 1.
+        Raises ``InfeasiblePlacement`` if none of the tried policies has a placement, and ``PolicyError`` if
+        ``design_concurrency`` is below 1 and servers do not share their time.
         """
         if problem.batching != "none" or len(set(problem.length_samples)) > 1:
             return SharedSearch(problem, self.name).run(design_concurrency)

@@ -34,8 +34,7 @@ _N_EXACT = 8
 """Number of exact replays; fewer with more servers than ``_MANY_SERVERS``."""
 _TOO_SLOW_RATIO = 1.1
 """If servers do not share their time, a placement that is slower than another by this factor on exact
-replays is at
-the edge: it has room for the requests of most streams, but far too little on some."""
+replays is at the edge: it has room for the requests of most streams, but far too little on some."""
 _N_FINALISTS = 3
 _LONG = 12
 """A stream has this many times as many requests as the fastest chain would serve at a time."""

@@ -105,7 +105,7 @@ def relaxation_s(
     decode_only: bool = False,
     time_limit_s: float = 60.0,
 ) -> float:
-    """Return the LP relaxation's value in seconds: a lower bound on the objective. Raises as ``solve_bprr``."""
+    """Return the LP relaxation's value in seconds: a lower bound. Raises as ``solve_bprr`` does."""
     _refuse_if_short(problem, requests)
     model = BprrModel(problem, requests, decode_only=decode_only, min_blocks=0)
     solution = model.linear.solve(relaxed=True, time_limit_s=time_limit_s)

@@ -109,7 +109,7 @@ class BprrModel:
                 self.linear.row({**entered, **needed}, -float("inf"), 0.0)
 
     def _most_sessions(self, j: int, held: BlockRange, kind: RequestSpec, n_blocks: int) -> int:
-        """Return how many sessions of ``kind``, each on ``n_blocks`` blocks, fit beside ``held`` on server j."""
+        """Return how many sessions of ``kind``, each on ``n_blocks`` blocks, fit beside ``held`` on j."""
         return whole(self._room_bytes(j, held), self._cache_bytes[kind] * n_blocks)
 
     def _room_bytes(self, j: int, held: BlockRange) -> float:

@@ -29,13 +29,12 @@ class CgBprrAnswer(NamedTuple):
 
 
 def cg_bprr(problem: Problem, requests: Sequence[RequestSpec], *, decode_only: bool = False) -> CgBprrAnswer:
-    """Place with CG-BP for
-    R
-     = the number of requests, without block caps; return every request's cheapest chain.
+    """Place with CG-BP for |R| = the number of requests, without block caps; then route the requests.
 
-    CG-BP leaves cache for |R| sessions on all blocks of every server, so no request waits. Costs are means
-    over all tokens, or with ``decode_only`` those of decode steps. Raises ``InfeasiblePlacement``, and
-    ``PolicyError`` if a request is longer than the problem's design lengths.
+    Every request gets its cheapest chain. CG-BP leaves cache for |R| sessions on all blocks of every server,
+    so no request waits. Costs are means over all tokens, or with ``decode_only`` those of decode steps.
+    Raises ``InfeasiblePlacement``, and ``PolicyError`` if a request is longer than the problem's design
+    lengths.
     """
     for number, request in enumerate(requests):
         if request.n_tokens > problem.n_input_tokens + problem.n_output_tokens:

@@ -132,7 +132,7 @@ def rolling_order(
 
 
 def _spare(held: Counter[int], old: BlockRange, new: BlockRange) -> float:
-    """Return the fewest other holders of a block that a server loses when it moves from ``old`` to ``new``."""
+    """Return the fewest other holders of any block that a server drops by moving from ``old`` to ``new``."""
     stays = kept(old, new)
     lost = (b for b in range(*old) if not stays.first <= b < stays.last)
     return min((held[b] - 1 for b in lost), default=math.inf)

@@ -31,11 +31,8 @@ _MOST_BY_SERVERS = 15_000
 """Limit of a stream's requests times servers, if it has over ``STREAM_REQUESTS``: trials take time."""
 
 _FINEST_RATIO = 0.02
-"""Neighbouring candidates for
-R
- differ by at least this share, as every
-R
- may have other m_j."""
+"""Neighbouring candidates for |R| differ by at least this share. With many unlike servers every |R| has
+other m_j."""
 
 
 _MOST_TYPICAL = 8
@@ -198,9 +195,7 @@ def search_design_concurrency(
     at_most: int = 40,
     n_streams: int = 3,
 ) -> SearchedConcurrency:
-    """Return the
-    R
-     whose placement serves the stated load fastest, of at most ``at_most`` that it tries.
+    """Return the |R| whose placement serves the stated load fastest, of at most ``at_most`` that it tries.
 
     ``place`` and ``make_router`` are a placement policy's ``place`` and a routing policy's ``bind``.
     Of equally fast ones the larger |R| wins. Raises ``InfeasiblePlacement`` if no |R| has a placement that

@@ -46,7 +46,7 @@ def over(
     links: Links = LINKS,
     missing: tuple[str, ...] = (),
 ) -> Any:
-    """What ``work`` answers, with the machines up and an echo server in every node but the hub."""
+    """Return what ``work`` returns, with the machines up and an echo server in every node but the hub."""
 
     def whole() -> Any:
         become_network_admin()
@@ -63,7 +63,7 @@ def over(
 
 
 def asked_s(node: str, n_bytes: int) -> float:
-    """RTT of an echo, by the links alone."""
+    """Return the RTT of an echo that follows from the links alone."""
     return sum(
         LINKS[pair].delay_s + LINKS[pair].transmission_s(n_bytes) for pair in (("hub", node), (node, "hub"))
     )

@@ -1,4 +1,4 @@
-"""The whole loop in a process of its own, with socket pairs for devices: any packets, no namespaces, no root."""
+"""The forwarder's loop in a process of its own, with socket pairs as devices: no namespaces, no root."""
 
 from __future__ import annotations
 

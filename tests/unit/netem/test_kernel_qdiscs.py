@@ -1,4 +1,4 @@
-"""What the netem backend asks of the kernel: the numbers alone, no kernel needed."""
+"""The netem backend's requests to the kernel, as numbers: no kernel is needed."""
 
 import ipaddress
 import struct

@@ -1,4 +1,4 @@
-"""Which node is on which machine: what is refused, in one sentence, before anything is made."""
+"""Nodes on several machines: what is refused before anything is made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PETALS' routing as its code does it."""
+"""PETALS' routing as in its code."""
 
 from __future__ import annotations
 
