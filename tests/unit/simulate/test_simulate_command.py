@@ -193,7 +193,7 @@ def test_what_does_not_go_together_gets_one_sentence(
     ("body", "said"),
     [
         ("return Route((Hop(0, 0, 5),), 0.0, 1.0)", "request 0: routing policy own_router:Mine"),
-        ("return 7", "request 0: routing policy own_router:Mine must answer a Route"),
+        ("return 7", "request 0: routing policy own_router:Mine must return a Route"),
         ("return None + 1", "own_router.py:"),
     ],
 )
