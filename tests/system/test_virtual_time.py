@@ -215,7 +215,7 @@ def test_memory_and_fabric_agree_where_more_is_under_way_than_a_new_connections_
     memory, fabric = (up(testbed, str(scenario), "--network", network) for network in ("memory", "fabric"))
     for name in ("ttft_s", "tpot_s"):
         found, expected = (outcome.json()["metrics"][name]["max"] for outcome in (memory, fabric))
-        assert found == pytest.approx(expected, rel=0.02), name
+        assert found == pytest.approx(expected, rel=1e-3), name
 
 
 CONTRADICTIONS = {
