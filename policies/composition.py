@@ -151,7 +151,7 @@ class ChainComposition:
     name: str = "chain-composition"
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
-        """Raises ``InfeasiblePlacement`` if these servers make no chain."""
+        """Place the blocks. Raises ``InfeasiblePlacement`` if these servers make no chain."""
         mean = MeanRequests(problem)
         tried = _concurrencies(mean) if design_concurrency is None else [design_concurrency]
         found = [placement for c in tried if (placement := self._at(mean, c)) is not None]

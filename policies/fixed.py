@@ -58,7 +58,7 @@ class FixedRouting:
     name: str = "fixed"
 
     def bind(self, problem: Problem, placement: Placement) -> FixedRouter:
-        """Raises ``PolicyError`` if a client has no chain, or a chain does not hold all blocks in order."""
+        """Return the router. Raises ``PolicyError`` if a client has no chain, or a chain lacks blocks."""
         unknown = [name for name in self.chains if name and name not in problem.clients]
         if unknown:
             raise PolicyError(

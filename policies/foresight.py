@@ -123,7 +123,7 @@ class _Search:
         """
         problem = self._problem
         seeds: dict[Ranges, Placement] = {}
-        # The largest |R| first: of equal placements it is kept, since the load may exceed what was tried.
+        # The largest |R| first: of equally good ones it is kept, since the load may exceed what was tried.
         for concurrency in reversed(candidate_concurrencies(problem, self._n_concurrencies)):
             greedy = plan(problem, concurrency)
             counts = [held.n_blocks for held in greedy.ranges]

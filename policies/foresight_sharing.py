@@ -89,7 +89,7 @@ class SharedSearch:
         self._n_draws = min(480 // problem.n_servers, 40)
 
     def run(self, design_concurrency: int | None) -> Placement:
-        """Raises ``InfeasiblePlacement`` if none of the policies has a placement."""
+        """Return the best placement found. Raises ``InfeasiblePlacement`` if no policy has a placement."""
         seeds = self._seeds(design_concurrency)
         best = sorted(seeds, key=lambda placement: self.cost(placement, _FITTING))[:_N_FINALISTS]
         improved = self._improved(best[0])
@@ -101,7 +101,7 @@ class SharedSearch:
         return chosen if self._problem.batching != "none" else self._away_from_the_edge(chosen, seeds)
 
     def _away_from_the_edge(self, chosen: Placement, seeds: list[Placement]) -> Placement:
-        """``chosen``, unless another misses no more and is far faster when requests wait as clients do."""
+        """Return ``chosen``, or a seed that misses no more and is much faster on exact replays."""
         n_exact = max(min(_N_EXACT * _MANY_SERVERS // self._problem.n_servers, _N_EXACT), 2)
         streams = [likely_requests(self._problem, f"exact {i}", self._n_requests) for i in range(n_exact)]
 

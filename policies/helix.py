@@ -48,7 +48,7 @@ class Helix:
     name: str = "helix"
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
-        """Raises ``InfeasiblePlacement``, and ``PolicyError`` if HiGHS fails."""
+        """Place the blocks. Raises ``InfeasiblePlacement``, and ``PolicyError`` if HiGHS fails."""
         n_blocks = problem.model.n_blocks
         at_least = 1 if design_concurrency is None else design_concurrency
         most = most_blocks(problem, at_least, _MEMORY_RATIO)

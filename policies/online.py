@@ -162,7 +162,7 @@ class TwoTimeScale:
     name: str = "two-time-scale"
 
     def bind(self, problem: Problem, placement: Placement) -> TwoTimeScaleController:
-        """Raises ``PolicyError`` if ``placement`` was not designed for a number of sessions."""
+        """Return the controller. Raises ``PolicyError`` if ``placement`` has no design concurrency."""
         if placement.design_concurrency is None:
             raise PolicyError(
                 f"{self.name} needs a placement that was designed for a number of sessions, which "

@@ -44,7 +44,7 @@ class Parallax:
     name: str = "parallax"
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
-        """Raises ``InfeasiblePlacement``."""
+        """Place the blocks. Raises ``InfeasiblePlacement``."""
         n_blocks = problem.model.n_blocks
         at_least = 1 if design_concurrency is None else design_concurrency
         most = most_blocks(problem, at_least, _MEMORY_RATIO)

@@ -44,7 +44,7 @@ class PetalsCodeRouting:
     name: str = "petals-code"
 
     def bind(self, problem: Problem, placement: Placement) -> PetalsCodeRouter:
-        """Raises ``PolicyError`` if ``client_pings`` is negative."""
+        """Return the router. Raises ``PolicyError`` if ``client_pings`` is negative."""
         if self.client_pings is not None and self.client_pings < 0:
             raise PolicyError(
                 f"{self.name} cannot ping {self.client_pings} servers; set client_pings >= 0, or None for all"

@@ -34,7 +34,7 @@ class PetalsRebalancing:
     name: str = "petals-rebalancing"
 
     def bind(self, problem: Problem, placement: Placement) -> PetalsRebalancingController:
-        """Raises ``PolicyError`` if ``period_s`` is not positive."""
+        """Return the controller. Raises ``PolicyError`` if ``period_s`` is not positive."""
         if not self.period_s > 0:
             raise PolicyError(f"{self.name} needs a period_s above 0, not {self.period_s}")
         return PetalsRebalancingController(problem, placement, self)

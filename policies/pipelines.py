@@ -147,7 +147,7 @@ class WholeModel:
     name: str = "whole-model"
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
-        """Raises ``InfeasiblePlacement`` if no server can hold the model."""
+        """Place the blocks. Raises ``InfeasiblePlacement`` if no server can hold the model."""
         n_blocks = problem.model.n_blocks
 
         def ranges_for(counts: list[int]) -> Ranges | None:
@@ -176,7 +176,7 @@ class Exo:
     name: str = "exo"
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
-        """Raises ``InfeasiblePlacement``."""
+        """Place the blocks. Raises ``InfeasiblePlacement``."""
         n_blocks = problem.model.n_blocks
         memory = [server.memory_bytes for server in problem.servers]
 
@@ -206,7 +206,7 @@ class SeparatePipelines:
     name: str = "separate-pipelines"
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
-        """Raises ``InfeasiblePlacement`` if no kind of server can hold the model."""
+        """Place the blocks. Raises ``InfeasiblePlacement`` if no kind of server can hold the model."""
         n_blocks = problem.model.n_blocks
         kinds: dict[str, list[int]] = {}
         for j, server in enumerate(problem.servers):
@@ -243,7 +243,7 @@ class Swarm:
     name: str = "swarm"
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
-        """Raises ``InfeasiblePlacement``."""
+        """Place the blocks. Raises ``InfeasiblePlacement``."""
         n_blocks = problem.model.n_blocks
         decode_s = [server.decode_s for server in problem.servers]
 
