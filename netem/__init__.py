@@ -1,10 +1,12 @@
-"""The emulated network: nodes in namespaces, and a delay and a rate for every ordered pair.
+"""The emulated network: nodes, and a link with delay and rate for every ordered pair that exchanges packets.
 
-- ``topology``: places and links, and what delay-shortest paths over them cost
-- ``spec``: what a network must look like; ``backend``: what every implementation must do
-- ``kernel`` (with ``qdiscs``, ``rtnetlink``): netem; ``fabric`` (with ``forwarder*``, ``tun``); ``loopback``
-- ``hostclock``: another machine's clock, where nodes are on several
-- ``choose``: the best that works here; ``probe``: what works here
-- ``programs``: programs of the user's in the network of a node
-- ``tcp``: TCP's settings inside a namespace; ``syscalls``: namespaces and process calls that Python lacks
+- ``topology``: sites and the links between them, and the delay and rate of delay-shortest paths
+- ``spec``: the description of a network; ``backend``: the interface of every implementation
+- the backends: ``kernel`` (``netem``, with ``qdiscs``, ``rtnetlink``), ``fabric`` (with ``forwarder*``,
+  ``tun``), ``loopback``, and ``hosts``, which emulates nothing
+- ``memory``: the network of nodes that run in one process, in virtual time
+- ``hostclock``: estimates the clock of another machine, for runs over several machines
+- ``choose``: picks the most faithful backend that works here; ``probe``: tests what this machine can do
+- ``programs``: runs a user's programs in the network of a node
+- ``tcp``: TCP's settings inside a namespace; ``syscalls``: system calls that Python lacks
 """

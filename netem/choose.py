@@ -1,4 +1,4 @@
-"""Which backend runs here: the best that works, and why the better ones do not."""
+"""Chooses the network backend: the most faithful one that works here, and why better ones do not."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from netem.loopback import LoopbackBackend
 from netem.spec import NetworkError, NetworkUnavailable
 
 BACKENDS: tuple[type[Backend], ...] = (NetemBackend, FabricBackend, LoopbackBackend)
-"""From most to least faithful; ``HostsBackend`` is taken only where it is asked for."""
+"""From most to least faithful. ``HostsBackend`` is used only if the user asks for it."""
 
 
 def choose_backend(wanted: str, sharing: bool = False, joining: bool = False) -> tuple[type[Backend], str]:
-    """The backend called ``wanted``, or for ``auto`` the first that works here, and one sentence why.
+    """Return the backend called ``wanted``, or for ``auto`` the first that works here, and one sentence why.
 
-    ``sharing``: pairs share links, so ``auto`` tries the backends that can do that before all others.
-    ``joining``: nodes are on several machines, so it tries no others.
+    ``sharing``: pairs share links, so ``auto`` tries the backends that can emulate this before all others.
+    ``joining``: nodes are on several machines, so ``auto`` tries only backends that can join machines.
 
-    Raises ``NetworkUnavailable`` when the one asked for does not work on this machine. Must be
-    called from a single-threaded process: it probes in forked children.
+    Raises ``NetworkUnavailable`` if the wanted backend, or for ``auto`` every backend, does not work on this
+    machine, and ``NetworkError`` for an unknown name. Call it from a single-threaded process: it probes in
+    forked children.
     """
     kinds: tuple[type[Backend], ...] = (*BACKENDS, HostsBackend)
     by_name = {backend.name: backend for backend in kinds}
     if wanted != "auto":
         if wanted not in by_name:
             raise NetworkError(
-                f"there is no network backend {wanted!r}: take one of auto, {', '.join(by_name)}"
+                f"there is no network backend {wanted!r}: use one of auto, {', '.join(by_name)}"
             )
         missing = by_name[wanted].missing()
         if missing is not None:

@@ -1,23 +1,25 @@
-"""The ``fabric`` backend: a TUN device in every node's namespace and one forwarding process.
+"""The ``fabric`` backend: a TUN device in every node's namespace and one forwarder process.
 
-Needs namespaces and TUN, nothing else of the kernel: real TCP, with delay and rate in user space.
+It needs only namespaces and TUN of the kernel. TCP is real; delays and rates are applied in user space.
 
-**Over several machines** (``NetworkSpec.machines``) every machine has a backend of its own, with the same spec, for the
-nodes that are on it. Their forwarders exchange packets in UDP (``forwarder_far``, ``forwarder_underlay``). On each:
+**Over several machines** (``NetworkSpec.machines``) every machine has a backend of its own, with the same
+spec, for the nodes on that machine. Their forwarders exchange packets in UDP (``forwarder_far``,
+``forwarder_underlay``). The network between the machines is called the underlay. On each machine:
 
     backend = FabricBackend(spec)
-    endpoint = backend.bind("m1", "10.77.0.2")        # before any other namespace is entered: (address, port)
-    become_network_admin()                            # the launcher's own; the socket stays in the machine's network
-    backend.open()                                    # devices of the nodes on m1 only
-    backend.join({"m0": ("10.77.0.1", 40001), …}, key)   # all machines' endpoints, this one's or not; 32 random bytes
-    worker = backend.worker()                         # forked by the launcher, as ever
-    backend.check()                                   # after the workers of all machines run
-    backend.update({("a", "b"): profile})             # the same call on every machine: each takes what is its own
-    backend.underlay()                                # {"m0": MachineStats, …}
+    endpoint = backend.bind("m1", "10.77.0.2")  # before any other namespace is entered: (address, port)
+    become_network_admin()                      # a new namespace; the socket stays in the machine's network
+    backend.open()                              # makes the devices of the nodes on m1 only
+    backend.join({"m0": ("10.77.0.1", 40001), …}, key)  # endpoints of all other machines; 32 random bytes
+    worker = backend.worker()                   # run by the launcher in a forked process
+    backend.check()                             # after the workers of all machines run
+    backend.update({("a", "b"): profile})       # the same call on every machine: each applies its own links
+    backend.underlay()                          # {"m0": MachineStats, …}
 
-``check`` waits until every other machine has answered, and raises ``NetworkError`` with one sentence: for a machine that
-does not answer, or a link that is shorter than the underlay. Links that will come into force later can be checked with it
-too. ``enter``, ``namespaces`` are for this machine's nodes; ``address`` for all. ``close`` closes the socket.
+``check`` waits until every other machine has answered. It raises ``NetworkError`` if a machine does not
+answer, or if a link has a shorter delay than the underlay. It can also check profiles that will be used
+later. ``enter`` and ``namespaces`` are for this machine's nodes only, ``address`` for all. ``close`` also
+closes the socket.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ _CLOSERS = 32
 _LOOK_S = 0.02
 
 EARLY_S = 60e-6
-"""Delay per direction that the kernel's wake-ups and the forwarder add (see docs/accuracy.md)."""
+"""Seconds that the kernel's wake-ups and the forwarder add to a link's delay (see docs/accuracy.md)."""
 
 
 class FabricBackend(Backend):
@@ -64,11 +66,11 @@ class FabricBackend(Backend):
     def __init__(self, spec: NetworkSpec) -> None:
         super().__init__(spec)
         self._machine = ""
-        """Which one this is, of several; their numbers are those of their names in order."""
+        """This machine's name, if there are several. Machines are numbered in the order of their names."""
         self._machine_numbers = {name: i for i, name in enumerate(sorted(set(spec.machines.values())))}
         self._socket: socket.socket | None = None
         self._probe: socket.socket | None = None
-        """Asks for ways and MTUs in the machine's own network."""
+        """Asks the kernel for routes and MTUs in the machine's own network."""
         self._underlay: Underlay | None = None
         self._namespaces: dict[str, int] = {}
         self._devices: dict[str, int] = {}
@@ -76,19 +78,20 @@ class FabricBackend(Backend):
         self._changes: ChangeChannel | None = None
         self._index = {node: i for i, node in enumerate(spec.nodes)}
         self.keeper: TimeKeeper | None = None
-        """Needed for virtual time, before ``worker``."""
+        """In virtual time it must be set before ``worker`` is called."""
 
     @classmethod
     def missing(cls) -> str | None:
         return probe_tun()
 
     def bind(self, machine: str, address: str, port: int = 0) -> Endpoint:
-        """This is ``machine`` of ``spec.machines``, and ``address`` its own in the network between the machines.
+        """Open this machine's UDP socket; return its endpoint, which the other machines need for ``join``.
 
-        Before ``open``, and in that network's namespace; answers what the others need for ``join``. Raises ``NetworkError``.
+        ``machine`` is this machine's name in ``spec.machines``, ``address`` its IPv4 address in the underlay.
+        Call it before ``open``, in the network namespace of the underlay. Raises ``NetworkError``.
         """
         if machine not in self._machine_numbers:
-            raise NetworkError(f"no node is on machine {machine}: leave it out")
+            raise NetworkError(f"no node is on machine {machine}: leave the machine out")
         self._close_underlay()
         self._machine = machine
         self._socket = bind_socket(address, port)
@@ -97,21 +100,22 @@ class FabricBackend(Backend):
         return bound
 
     def join(self, endpoints: Mapping[str, Endpoint], key: bytes) -> None:
-        """Where the forwarders of all machines are, and the run's key, the same on all: 16 to 64 secret bytes.
+        """Set the endpoints of the other machines' forwarders, by machine name, and the run's key.
 
-        After ``bind`` and before ``worker``. Raises ``NetworkError`` for a machine without endpoint.
+        ``key`` is the same on all machines: 16 to 64 secret bytes. Call it after ``bind`` and before
+        ``worker``. Raises ``NetworkError`` for a machine without endpoint or that cannot be reached.
         """
         probe = self._probe
         if self._socket is None or probe is None:
             raise NetworkError(
-                "nodes are on several machines: say which one this is (bind) before it joins them"
+                "nodes are on several machines: call bind() with this machine's name before join()"
             )
         others = {}
         for name, number in self._machine_numbers.items():
             if name == self._machine:
                 continue
             if name not in endpoints:
-                raise NetworkError(f"the forwarder of machine {name} has no address: bind it there first")
+                raise NetworkError(f"the forwarder of machine {name} has no address: call bind() there first")
             others[number] = endpoints[name]
         pieces = {number: piece_bytes_to(probe, endpoint) for number, endpoint in others.items()}
         self._underlay = Underlay(self._socket, self._machine_numbers[self._machine], others, pieces, key)
@@ -122,7 +126,7 @@ class FabricBackend(Backend):
     def open(self) -> None:
         if self.spec.spans_machines and self._socket is None:
             raise NetworkError(
-                "nodes are on several machines: say which one this is (bind) before it is opened"
+                "nodes are on several machines: call bind() with this machine's name before open()"
             )
         try:
             self._page = StatsPage(len(self._machine_numbers))
@@ -155,7 +159,8 @@ class FabricBackend(Backend):
         setns(self._namespaces[node])
         self._close_devices()
         if self._changes is not None:
-            self._changes.close()  # but not given up: that would write to memory that all nodes share
+            # Keep the attribute: resetting it would write to memory that all nodes share (copy on write).
+            self._changes.close()
         self._close_underlay()
 
     def namespaces(self) -> Mapping[str, int]:
@@ -169,7 +174,7 @@ class FabricBackend(Backend):
         addresses = {node: socket.inet_aton(self.address(node)) for node in self.spec.nodes}
         if self.spec.is_virtual:
             forwarder = VirtualForwarder(self.spec, self._devices, addresses, self._page, self._changes)
-            assert self.keeper is not None, "virtual time without anybody who keeps it"
+            assert self.keeper is not None, "worker() before a keeper of virtual time is set"
             forwarder.keeper = self.keeper
             return forwarder.run
         if self.spec.spans_machines:
@@ -192,7 +197,7 @@ class FabricBackend(Backend):
         self._changes.send({pair: profile for pair, profile in links.items() if pair not in elsewhere})
 
     def underlay(self) -> dict[str, MachineStats]:
-        """The other machines by name, as old as ``stats``."""
+        """Return the statistics of the other machines, by name; they are as old as those of ``stats``."""
         assert self._page is not None, "underlay() before open()"
         return {
             name: self._page.machine(number)
@@ -203,11 +208,12 @@ class FabricBackend(Backend):
     def check(
         self, links: Mapping[tuple[str, str], LinkProfile] | None = None, patience_s: float = 10.0
     ) -> dict[str, MachineStats]:
-        """Wait until the other machines' clocks are known; then see whether the underlay is fast enough for ``links``.
+        """Wait until the other machines' clocks are known; then check that the underlay is fast enough.
 
-        ``links``: also other profiles than those of ``spec``, say of changes to come; pairs that begin elsewhere are left out.
-        Answers ``underlay()``. Raises ``NetworkError`` for a machine that is silent for ``patience_s``, and for the
-        link that is short of the underlay the most.
+        ``links`` are those of ``spec`` by default; other profiles may be checked, such as those of later
+        changes. Pairs whose sender is on another machine are ignored. Returns ``underlay()``. Raises
+        ``NetworkError`` for a machine whose clock is not known after ``patience_s`` real seconds. Raises it
+        also if links have a shorter delay than the underlay, and then names the link that lacks most.
         """
         until_s = time.monotonic() + patience_s
         while True:
@@ -217,8 +223,8 @@ class FabricBackend(Backend):
                 break
             if time.monotonic() > until_s:
                 raise NetworkError(
-                    f"the forwarder of machine {silent[0]} does not answer: see that it runs, with the same key, and "
-                    f"that UDP from {self._machine} gets there and back"
+                    f"the forwarder of machine {silent[0]} does not answer: check that it runs, with the "
+                    f"same key, and that UDP packets from {self._machine} get there and back"
                 )
             time.sleep(_LOOK_S)
         short: list[tuple[float, tuple[str, str], float]] = []
@@ -233,31 +239,35 @@ class FabricBackend(Backend):
             machine = self.spec.machines[target]
             others = f" (and {len(short) - 1} more)" if len(short) > 1 else ""
             raise NetworkError(
-                f"the link from {source} to {target}{others} has a delay of {1e3 * delay_s:.3g} ms, but packets from machine "
-                f"{self._machine} to {machine} take {1e3 * (delay_s + by_s):.3g} ms (RTT {1e3 * seen[machine].rtt_s:.3g} "
-                "ms between their forwarders): put both nodes on one machine, give the link a longer delay, or take a "
-                "smaller time_scale"
+                f"the link from {source} to {target}{others} has a delay of {1e3 * delay_s:.3g} ms, but "
+                f"packets from machine {self._machine} to {machine} take {1e3 * (delay_s + by_s):.3g} ms "
+                f"(RTT {1e3 * seen[machine].rtt_s:.3g} ms between their forwarders): put both nodes on one "
+                "machine, give the link a longer delay, or use a smaller time_scale"
             )
         return seen
 
     def stats(self) -> ForwarderStats:
-        """The forwarder's counters, at most 0.1 s old (0.5 s while no packet is under way); in virtual time of the last instant."""
+        """Return the forwarder's counters.
+
+        They are at most 0.1 s old, or 0.5 s while no packet is under way. In virtual time they are those of
+        the instant before time last moved.
+        """
         assert self._page is not None, "stats() before open()"
         return self._page.read()
 
     def lateness(self) -> Lateness:
-        """How late packets were so far, as old as ``stats``."""
+        """Return the histogram of how late packets were delivered so far; as old as ``stats``."""
         assert self._page is not None, "lateness() before open()"
         return self._page.lateness()
 
     def _close_devices(self) -> None:
-        """Gives up this process's hold; a device goes with its last holder."""
+        """Close this process's descriptors; a device vanishes with its last descriptor."""
         for fd in self._devices.values():
             os.close(fd)
         self._devices.clear()
 
     def _remove_devices(self) -> None:
-        """Removing a device waits 20 ms for the kernel's other CPUs: all wait at the same time."""
+        """Remove all devices at the same time: for each, the kernel waits 20 ms for its other CPUs."""
         with ThreadPoolExecutor(_CLOSERS) as closers:
             deque(closers.map(os.close, self._devices.values()), maxlen=0)
         self._devices.clear()

@@ -1,13 +1,14 @@
-"""The user-space router of the ``fabric`` backend: TUN devices in, delay and rate, TUN devices out.
+"""The forwarder of the ``fabric`` backend: reads packets from TUN devices, delays them, passes them on.
 
-One process reads every node's TUN device. A packet from a to b leaves the pair's link when the link
-is free and its bytes are through at the link's rate, and reaches b after the link's delay. Links are
-FIFO and independent of each other, but for shared ones (``netem.spec.NetworkSpec``). Super-packets
-(TCP segmentation offload) pass whole: they count as the segments that a real wire would carry, headers
-included, and arrive when their last byte does; segments lost at random are cut out of them.
+One process reads every node's TUN device. A packet from a to b waits until the pair's link is free. It leaves
+the link when its bytes are transmitted at the link's rate, and reaches b after the link's delay. Links are
+FIFO and independent of each other, except shared ones (``netem.spec.NetworkSpec``). Super-packets (TCP
+segmentation offload) pass whole: they count as the segments that a real wire would carry, headers included,
+and arrive when their last byte does. Segments lost at random are cut out of them.
 
-- ``forwarder_links``: when a packet arrives; ``forwarder_packets``: its size, its segments
-- ``forwarder_changes``: how links change meanwhile; ``forwarder_stats``: the counters
+- ``forwarder_links``: when a packet arrives; ``forwarder_packets``: its size and its segments
+- ``forwarder_changes``: changes of links while it runs; ``forwarder_stats``: the counters
+- ``forwarder_virtual``: the forwarder in virtual time
 - ``forwarder_far`` (with ``forwarder_underlay``, ``forwarder_datagrams``): nodes on other machines
 """
 
@@ -36,22 +37,22 @@ _PACKETS_PER_TURN = 16
 _REPORT_EVERY_S = 0.1
 _WAKE_S = 0.5
 _BARE_BYTES = 60
-"""A packet without payload; where losses are repaired, these are not lost."""
+"""Packets up to this size carry no payload. Where losses are repaired, these are never lost."""
 _BUSY_WINDOW_S = 1.0
 MAX_HELD_BYTES = 2 * 1024**3
-"""Packets beyond this find no room: what is on its way at once is this process's memory."""
+"""While more bytes than this are on their way, new packets are dropped: all are in this process's memory."""
 
 
 class Forwarder:
     """Forwards between TUN devices until its process ends.
 
-    ``devices`` maps a node to its TUN descriptor, ``addresses`` to its IPv4 address as 4 bytes. Links of nodes
-    without a device are somebody else's; ``changes`` counts only those that begin at one with a device.
-    ``early_s`` is subtracted from every delay: what the kernel and this process are known to add.
+    ``devices`` maps a node to its TUN descriptor, ``addresses`` maps it to its IPv4 address as 4 bytes. Links
+    whose sender has no device here are another forwarder's; ``changes`` numbers only the others.
+    ``early_s`` is subtracted from every delay: the seconds that the kernel and this process are known to add.
     """
 
     repairs: ClassVar[bool] = False
-    """See ``Pipe``."""
+    """``repairs`` of its pipes; see ``Pipe``."""
 
     def __init__(
         self,
@@ -76,17 +77,17 @@ class Forwarder:
                 self._by_number.append(pipe)
                 self._pipes[devices[source]][addresses[target]] = pipe
         self._others: dict[int, Callable[[], None]] = {}
-        """What else is to be read, by descriptor."""
+        """Further descriptors to read, each with the function that reads it."""
         self._queue: list[tuple[float, int, Pipe, bytes, Transit | None]] = []
         self._sequence = 0
         self.held_bytes = 0
-        """Of packets on their way."""
+        """Bytes of all packets on their way."""
         fastest_bps = max((link.rate_bps for link in spec.links.values()), default=0.0)
         self.stats = ForwarderStats(asked_max_bps=fastest_bps)
         self._lateness = Lateness()
         self._meter = _Meter()
         self._wake_s = _WAKE_S
-        """The longest sleep."""
+        """The longest sleep in seconds."""
 
     def _pipe(
         self,
@@ -99,11 +100,11 @@ class Forwarder:
         return Pipe(f"{pair[0]} to {pair[1]}", devices[pair[1]], profile, early_s, route, self.repairs)
 
     def run(self) -> None:
-        """Forward for ever. Uses real-time priority where the system grants it."""
+        """Forward packets for ever. Uses real-time priority if the system grants it."""
         set_timer_slack(1)
         with contextlib.suppress(PermissionError):  # rootless: runs at normal priority
             os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
-        gc.disable()  # nothing here makes cycles, and a collection would hold packets up for milliseconds
+        gc.disable()  # this code makes no cycles, and a collection would delay packets by milliseconds
         poller = select.epoll()
         for fd in (*self._pipes, self._changes.fileno(), *self._others):
             poller.register(fd, select.EPOLLIN)
@@ -117,7 +118,8 @@ class Forwarder:
             if timeout > 0:
                 wait(waiter, (), (), min(timeout, self._wake_s))
             ready = poller.poll(0)
-            # All that waits now came before this instant: what it waits for this loop is no delay of its link.
+            # All waiting packets came before this instant, so the time they wait for this loop adds to no
+            # delay.
             now = now_of()
             if timeout <= 0 and not ready and queue[0][0] > now:
                 stats.spun_s += now - began
@@ -137,7 +139,7 @@ class Forwarder:
                 next_at_s = self._regularly(now)
 
     def _regularly(self, now: float) -> float:
-        """What is done now and then; when to do it again."""
+        """Update the meter and publish the counters; return the instant at which to call this again."""
         self._meter.read(now, self.stats)
         self._page.write(self.stats, self._lateness)
         return now + _REPORT_EVERY_S
@@ -148,14 +150,17 @@ class Forwarder:
             self._by_number[number].release()
 
     def _take(self, fd: int, now: float) -> None:
-        """Read what a node has sent, at most ``_PACKETS_PER_TURN`` packets."""
+        """Read what a node has sent, at most ``_PACKETS_PER_TURN`` packets, and put it on its links.
+
+        Raises ``NetworkError`` if the node's device is gone.
+        """
         pipes, stats = self._pipes[fd], self.stats
         for _ in range(_PACKETS_PER_TURN):
             try:
                 packet = os.read(fd, _READ_BYTES)
             except BlockingIOError:
                 return
-            except OSError as error:  # somebody deleted it inside its namespace
+            except OSError as error:  # a program deleted the device inside its namespace
                 raise NetworkError(
                     f"the network device of {self._owners[fd]} is gone: {error.strerror}"
                 ) from error
@@ -177,7 +182,7 @@ class Forwarder:
                 self._enter(now, pipe, packet, size)
 
     def now_s(self) -> float:
-        """What time it is for packets."""
+        """Return the time that counts for packets."""
         return time.monotonic()
 
     def _enter(self, now: float, pipe: Pipe, packet: bytes, size: int) -> None:
@@ -199,7 +204,7 @@ class Forwarder:
         heappush(self._queue, (at_s, self._sequence, pipe, packet, transit))
 
     def _deliver(self) -> None:
-        """Hand over every packet that is due, to its receiver or to its next shared link."""
+        """Pass on every packet that is due, to its receiver or to its next shared link."""
         queue, stats, lateness = self._queue, self.stats, self._lateness
         now = time.monotonic()
         while queue and queue[0][0] <= now:

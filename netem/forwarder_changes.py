@@ -1,7 +1,7 @@
-"""How the launcher notifies the running forwarder of changed links.
+"""How the launcher sends changes of links to the running forwarder.
 
-Messages are small and answered one by one, so that the forwarder, which reads them between packets,
-is never held up for long, and so that a change is in force when the launcher's call ends.
+Messages are small, as the forwarder reads them between packets and must not be held up for long. Each is
+acknowledged, so a change is in force when the launcher's call returns.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ _BATCH = 32
 
 
 class ChangeChannel:
-    """Both ends, made before the forwarder is forked: ``send`` in its parent, ``receive`` in it.
+    """Both ends of the channel, made before the forwarder is forked.
 
-    ``patience_s``: how long ``send`` waits for the forwarder. Raises ``OSError`` where no socket pair can be made.
+    The parent calls ``send``, the forwarder calls ``receive``. ``pairs`` are numbered in their order.
+    ``patience_s``: how many real seconds ``send`` waits for each acknowledgement. Raises ``OSError`` if no
+    socket pair can be made.
     """
 
     def __init__(self, pairs: Iterable[tuple[str, str]], patience_s: float = 5.0) -> None:
@@ -28,11 +30,11 @@ class ChangeChannel:
         self._asking.settimeout(patience_s)
 
     def fileno(self) -> int:
-        """The forwarder's end."""
+        """Return the descriptor of the forwarder's end."""
         return self._answering.fileno()
 
     def send(self, links: Mapping[tuple[str, str], LinkProfile]) -> None:
-        """Returns when the forwarder has applied all. Raises ``NetworkError``."""
+        """Send the changes, and return when the forwarder has read them all. Raises ``NetworkError``."""
         for pair in links:
             if pair not in self._numbers:
                 raise NetworkError(f"the network has no link from {pair[0]} to {pair[1]} that could change")
@@ -45,10 +47,13 @@ class ChangeChannel:
                 self._asking.send(b"".join(changes[first : first + _BATCH]))
                 self._asking.recv(1)
             except OSError as error:
-                raise NetworkError(f"the forwarder does not take changes of links: {error}") from error
+                raise NetworkError(f"the forwarder does not accept changes of links: {error}") from error
 
     def receive(self) -> list[tuple[int, LinkProfile]]:
-        """In the forwarder, when ``fileno`` is readable: (number of the pair in order, its new profile)."""
+        """Read and acknowledge one message; return (number of the pair, its new profile) for each change.
+
+        Called in the forwarder when ``fileno`` is readable.
+        """
         message = self._answering.recv(_BATCH * _CHANGE.size)
         changes = [(number, LinkProfile(*values)) for number, *values in _CHANGE.iter_unpack(message)]
         self._answering.send(b"+")

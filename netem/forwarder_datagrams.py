@@ -1,16 +1,18 @@
-"""What forwarders on several machines send each other: datagrams of one run, and packets put together from them.
+"""The datagrams that forwarders on several machines exchange, and the reassembly of packets from them.
 
-A packet is cut into pieces of the same size (the last one may be shorter), each a datagram of its own:
+A packet is cut into pieces of the same size (the last one may be shorter). Each is sent as a datagram:
 
     head: kind, version, sender, receiver, number, source, target, instant of arrival, bytes, bytes of a piece,
           tag of the packet | tag of the head | number of the piece | piece
 
-Both tags are keyed BLAKE2b of 128 bits, with the run's key: the head's over the head (which names the packet's tag), the
-packet's over all of its bytes. So nothing is kept for a head that is not of this run, and no packet leaves here that is
-not as it was sent. A piece by itself is not covered: whoever can see datagrams and send some can spoil packets, not make any.
+Both tags are BLAKE2b of 128 bits with the run's key: the head's over the head (which includes the packet's
+tag), the packet's over all its bytes. So a head of another run is refused before anything is stored for it,
+and only packets that arrived unchanged are returned. A single piece has no tag: who can read and send
+datagrams on the underlay can spoil packets, but cannot forge any.
 
-Datagrams are numbered from 0 per sender and receiver: what is missing was lost, what comes twice (or is older than the
-last ``WINDOW``) is refused. A question (``Ping``) says which number comes next, so that losses at the end count too.
+Datagrams are numbered from 0 per sender and receiver. A missing number was lost. One that comes twice, or is
+older than the last ``WINDOW`` numbers, is refused. Questions and answers (``Times``) contain the next number,
+so losses at the end are counted, too.
 
 Pure: no socket, no clock.
 """
@@ -34,11 +36,11 @@ _START_BYTES = _HEAD.size + _TAG_BYTES
 _TIMES_BYTES = _TIMES.size + _TAG_BYTES
 _INDEX = struct.Struct("<H")
 PIECE_AT = _START_BYTES + _INDEX.size
-"""Where in a datagram the piece begins."""
+"""The offset of the piece in its datagram, in bytes."""
 MIN_PIECE_BYTES = 256
 MAX_PACKET_BYTES = VNET_HEADER_BYTES + 65535
 MAX_INCOMPLETE = 64
-"""Packets of one sender that wait for pieces; the oldest one makes room for another."""
+"""How many packets of one sender may wait for pieces; beyond it the oldest one is discarded."""
 WINDOW = 1024
 _WINDOW_MASK = (1 << WINDOW) - 1
 _INDEXES = [_INDEX.pack(i) for i in range(-(-MAX_PACKET_BYTES // MIN_PIECE_BYTES))]
@@ -46,15 +48,19 @@ MIN_KEY_BYTES, MAX_KEY_BYTES = 16, blake2b.MAX_KEY_SIZE
 
 
 class Head(NamedTuple):
-    """Of a packet on its way: machines by number, nodes by number, its instant of arrival on the sender's clock."""
+    """The head of a packet on its way.
+
+    ``sender`` and ``receiver`` are numbers of machines, ``source`` and ``target`` numbers of nodes.
+    """
 
     sender: int
     receiver: int
     number: int
-    """Of its first datagram; the next ones follow."""
+    """The number of the packet's first datagram; the others have the numbers that follow."""
     source: int
     target: int
     at_s: float
+    """The instant of arrival, on the sender's clock."""
     n_bytes: int
     piece_bytes: int
     tag: bytes
@@ -65,29 +71,34 @@ class Head(NamedTuple):
 
 
 class Times(NamedTuple):
-    """A question, sent at ``t0_s``, or its answer: the question came at ``t1_s`` and was answered ``held_s`` later."""
+    """A question for the other machine's time, or the answer to one."""
 
     is_answer: bool
     sender: int
     receiver: int
     next_number: int
-    """Of the sender's next datagram to this receiver."""
+    """The number of the sender's next datagram to this receiver."""
     t0_s: float
+    """When the question was sent, on the clock of the machine that asked."""
     t1_s: float = 0.0
+    """In an answer: when the question arrived, on the clock of the machine that answers."""
     held_s: float = 0.0
+    """In an answer: how long after ``t1_s`` it was sent."""
 
 
 class Piece(NamedTuple):
+    """One piece of a packet, as read from a datagram."""
+
     start: bytes
-    """The head and its tag as they came: the same for all pieces of a packet."""
+    """The encoded head and its tag: the same for all pieces of a packet."""
     head: Head
     number: int
-    """Among the pieces of its packet."""
+    """The piece's number within its packet, from 0."""
     data: bytes
 
 
 class Seal:
-    """Writes and reads datagrams of the run with this key (``MIN_KEY_BYTES`` to ``MAX_KEY_BYTES``)."""
+    """Encodes and decodes a run's datagrams, with its key of ``MIN_KEY_BYTES`` to ``MAX_KEY_BYTES``."""
 
     def __init__(self, key: bytes) -> None:
         self._heads = blake2b(key=key, digest_size=_TAG_BYTES, person=b"head")
@@ -114,7 +125,11 @@ class Seal:
         packet: bytes,
         piece_bytes: int,
     ) -> list[tuple[bytes, bytes]]:
-        """The packet's datagrams, each in two parts: what stands before the piece, and the piece."""
+        """Return the packet's datagrams, each in two parts: the bytes before the piece, and the piece.
+
+        ``number`` is that of the first datagram, ``pair`` the numbers of the sending and the receiving node.
+        For the others see ``Head``.
+        """
         head = _HEAD.pack(
             _PACKET,
             _VERSION,
@@ -136,19 +151,19 @@ class Seal:
         ]
 
     def times(self, times: Times) -> bytes:
-        """The datagram of a question or an answer."""
+        """Return the datagram of a question or an answer."""
         is_answer, *values = times
         head = _TIMES.pack(_PONG if is_answer else _PING, _VERSION, *values)
         return head + self._head_tag(head)
 
     def read(self, datagram: bytes, receiver: int) -> Piece | Times | None:
-        """What a datagram holds; ``None`` for all that this run did not send to this receiver."""
+        """Decode a datagram; return ``None`` if it is malformed, of another run, or for another receiver."""
         if len(datagram) == _TIMES_BYTES:
             return self._read_times(datagram, receiver)
         if len(datagram) <= PIECE_AT:
             return None
         start = datagram[:_START_BYTES]
-        if start == self._last[0]:  # checked with the piece before
+        if start == self._last[0]:  # the same head as the previous piece's, which was checked
             head = self._last[1]
         else:
             kind, version, *values = _HEAD.unpack_from(start)
@@ -178,32 +193,33 @@ class Seal:
         return times
 
     def is_intact(self, head: Head, packet: bytes) -> bool:
+        """Whether the packet is unchanged since it was sent with this head."""
         return compare_digest(self._packet_tag(packet), head.tag)
 
 
 class Numbers:
-    """Which datagrams of one sender have come."""
+    """Records which datagrams of one sender have arrived."""
 
     def __init__(self) -> None:
         self._next = 0
         self._n_came = 0
         self._came = 0
-        """Bit i: datagram ``_next - 1 - i`` has come."""
+        """Bit i is set if datagram ``_next - 1 - i`` has arrived."""
 
     @property
     def n_lost(self) -> int:
-        """Datagrams before the newest one that have not come (yet)."""
+        """The number of datagrams that are known to have been sent and have not arrived (yet)."""
         return self._next - self._n_came
 
     def skip_to(self, next_number: int) -> None:
-        """All below ``next_number`` have been sent."""
+        """Note that all datagrams below ``next_number`` have been sent."""
         if next_number > self._next:
             ahead = next_number - self._next
             self._came = (self._came << ahead) & _WINDOW_MASK if ahead < WINDOW else 0
             self._next = next_number
 
     def take(self, number: int) -> bool:
-        """Whether this one is new."""
+        """Record a datagram's number. Returns False if it has arrived before or is too old to know."""
         self.skip_to(number + 1)
         behind = self._next - 1 - number
         if behind >= WINDOW or self._came >> behind & 1:
@@ -214,6 +230,8 @@ class Numbers:
 
 
 class _Incomplete:
+    """A packet of which some pieces are missing."""
+
     __slots__ = ("head", "n_missing", "pieces", "start")
 
     def __init__(self, piece: Piece) -> None:
@@ -223,15 +241,16 @@ class _Incomplete:
 
 
 class Assembly:
-    """Puts the packets of one sender together."""
+    """Reassembles the packets of one sender from their pieces."""
 
     def __init__(self, seal: Seal) -> None:
         self._seal = seal
         self._numbers = Numbers()
         self._incomplete: dict[int, _Incomplete] = {}
         self.n_broken = 0
-        """Packets that will not come, though a piece of them did."""
+        """Packets that were discarded though at least one of their pieces arrived."""
         self.n_refused = 0
+        """Pieces that arrived twice, were too old, or contradict earlier pieces of their packet."""
 
     @property
     def n_lost(self) -> int:
@@ -242,11 +261,11 @@ class Assembly:
         return len(self._incomplete)
 
     def learn(self, times: Times) -> None:
-        """Losses before ``times.next_number`` count now."""
+        """Count datagrams below ``times.next_number`` that have not arrived as lost."""
         self._numbers.skip_to(times.next_number)
 
     def take(self, piece: Piece) -> bytes | None:
-        """The packet, if this was its last piece."""
+        """Add a piece. Returns its packet if that is now complete and unchanged, else ``None``."""
         head = piece.head
         if not self._numbers.take(head.number + piece.number):
             self.n_refused += 1
@@ -277,6 +296,6 @@ class Assembly:
 
 
 def split(buffer: bytes | memoryview, datagram_bytes: int) -> Iterator[bytes]:
-    """The datagrams that the kernel handed over as one (UDP_GRO)."""
+    """Yield the datagrams that the kernel merged into one buffer (UDP_GRO), each of ``datagram_bytes``."""
     for at in range(0, len(buffer), datagram_bytes):
         yield bytes(buffer[at : at + datagram_bytes])

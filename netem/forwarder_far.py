@@ -1,9 +1,10 @@
-"""The forwarder of one machine of several: packets for nodes of other machines go on in UDP.
+"""The forwarder on one of several machines: it sends packets for nodes on other machines in UDP.
 
-The sender's forwarder does all that links do (loss, rate, queue, jitter, shared links) and thereby knows when a packet
-is to arrive. It sends it on with that instant, once the packet is through its link or at most ``LEAD_S`` before, so
-that what the underlay carries is paced by the links' rates. The receiver's forwarder holds it until then, on its own clock. A
-packet that comes after its instant is delivered at once and counts as late.
+The sender's forwarder plays the whole link (loss, rate, queue, jitter, shared links), and so knows when a
+packet has to arrive. It sends the packet with that instant, once the packet has passed its link or at most
+``LEAD_S`` before. So the links' rates also pace the traffic on the underlay. The receiver's forwarder holds
+the packet until that instant, on its own clock. A packet that comes after its instant is delivered at once
+and counts as late.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from netem.spec import LinkProfile, NetworkSpec
 
 LEAD_S = 0.005
 _FAR = -1
-"""In place of a descriptor: the receiver is elsewhere."""
+"""Stands for the descriptor of a receiver on another machine."""
 
 
 class _FarPipe(Pipe):
@@ -31,10 +32,11 @@ class _FarPipe(Pipe):
 
     machine: int
     numbers: tuple[int, int]
-    """Of the pair's nodes."""
+    """The numbers of the pair's two nodes."""
     leaves_at_s: float
-    """When the last packet that had to wait is sent on; none after it goes before."""
+    """When the last packet that had to wait is sent; later packets are not sent before it."""
     n_waiting: int
+    """How many packets wait to be sent."""
 
 
 class _Leaving(Transit):
@@ -50,19 +52,20 @@ class _Leaving(Transit):
 
 
 class _Arrivals(Pipe):
-    """A pair whose sender is on another machine: nothing is left to do but to keep the order."""
+    """A pair whose sender is on another machine: only the packets' order is kept here."""
 
     __slots__ = ("due_s", "number")
 
     def __init__(self, out_fd: int) -> None:
         self.out_fd = out_fd
         self.number = -1
-        """Of the newest packet, and when that is due."""
+        """The number of the newest packet's first datagram."""
         self.due_s = 0.0
+        """When the newest packet is due."""
 
 
 class FarForwarder(Forwarder):
-    """Forwards for the nodes of ``devices``; ``numbers`` are those of the machines that all nodes are on."""
+    """Forwards for the nodes in ``devices``. ``numbers`` maps every node to the number of its machine."""
 
     def __init__(
         self,
@@ -126,7 +129,7 @@ class FarForwarder(Forwarder):
             self.stats.dropped += 1
 
     def _hear(self) -> None:
-        """Take what other machines have sent."""
+        """Receive what other machines have sent, and queue it for delivery."""
         for head, due_s, packet in self._underlay.receive():
             arrivals = self._arrivals.get((head.source, head.target))
             if arrivals is None:
@@ -135,7 +138,7 @@ class FarForwarder(Forwarder):
             if head.number > arrivals.number:
                 due_s = max(due_s, arrivals.due_s)
                 arrivals.number, arrivals.due_s = head.number, due_s
-            elif due_s <= time.monotonic():  # overtaken: one that was sent later may have been delivered
+            elif due_s <= time.monotonic():  # overtaken: a packet sent later may have been delivered already
                 self._underlay.broke(head.sender)
                 continue
             elif due_s >= arrivals.due_s:

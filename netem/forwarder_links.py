@@ -1,10 +1,10 @@
-"""When a packet arrives: the state of the links that are played in user space. No clock, no files.
+"""Computes when packets arrive, and keeps the state of the links that are emulated in user space.
 
-``fabric``'s forwarder asks it about packets, ``memory`` about what would be packets.
+Used by ``fabric``'s forwarder for packets, and by ``memory`` for bursts of bytes. Pure: no clock, no files.
 
 - ``Pipe``: one ordered pair's own link: loss, rate, delay, jitter. Links are FIFO.
-- ``SharedLink``: a link that several pairs pass; ``Transit``: a packet on its way over such links.
-- ``Losses``: which segments of a pair are lost.
+- ``SharedLink``: a link that several pairs use; ``Transit``: a packet on its way over such links.
+- ``Losses``: draws which segments of a pair are lost.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from netem.forwarder_packets import segments, without
 from netem.spec import LinkProfile
 
 MAX_BACKLOG_S = 30.0
-"""A packet that would wait longer for a link finds no room and is dropped."""
+"""A packet that would have to wait longer for a link is dropped."""
 
 
 class Losses:
     """Loses each segment with probability ``ratio`` (0 < ratio < 1), independently.
 
-    Super-packets are not lost whole: the segments drawn are cut out of them, so TCP sees single losses.
+    Super-packets are not lost whole: the lost segments are cut out of them, so TCP sees single losses.
     """
 
     __slots__ = ("_log_kept", "_random", "_spared")
@@ -34,11 +34,11 @@ class Losses:
         self._spared = self._draw()
 
     def _draw(self) -> int:
-        """How many segments get through before the next is lost (geometric)."""
+        """Draw how many segments get through before the next one is lost (geometric)."""
         return int(math.log(1.0 - self._random.random()) / self._log_kept)
 
     def lost_of(self, n_segments: int) -> list[int]:
-        """The numbers of the segments that are lost of the next ``n_segments``, ascending."""
+        """Return which of the next ``n_segments`` segments are lost: their numbers from 0, ascending."""
         lost = []
         at = self._spared
         while at < n_segments:
@@ -49,7 +49,7 @@ class Losses:
 
 
 class SharedLink:
-    """A link that several pairs pass: until when it is busy."""
+    """A link that several pairs use; ``free_at_s``: until when it is busy."""
 
     __slots__ = ("free_at_s", "s_per_byte")
 
@@ -59,10 +59,13 @@ class SharedLink:
 
 
 class Transit:
-    """A packet on its way over shared links, which pass on segment by segment.
+    """A packet on its way over shared links, which store and forward each segment.
 
-    A super-packet enters a link with its first segment and has left it when all bytes are through,
-    not before one segment's time after its end left the link before.
+    A super-packet enters a link when its first segment arrives there. It has left when all its bytes are
+    transmitted, but at the earliest one segment's transmission time after its end left the previous link.
+
+    ``size`` and ``segment_bytes`` (its first segment) are in bytes on the wire. ``through_at_s``: when it has
+    left the previous link; ``delay_s``: its propagation delay, applied after the last link.
     """
 
     __slots__ = ("_delay_s", "_hop", "_pipe", "_segment_bytes", "_size", "_through_at_s")
@@ -78,7 +81,7 @@ class Transit:
         self._hop = 0
 
     def enter(self, now_s: float) -> tuple[float, Transit | None] | None:
-        """The first segment is at the next link: answers as ``Pipe.enter`` does."""
+        """Enter the next shared link with the first segment at ``now_s``; returns as ``Pipe.enter`` does."""
         link = self._pipe.route[self._hop]
         start_s = max(now_s, link.free_at_s)
         if start_s - now_s > MAX_BACKLOG_S and not self._pipe.repairs:
@@ -93,14 +96,15 @@ class Transit:
 
 
 class Pipe:
-    """One ordered pair: where it ends, what its link does to packets, until when the link is busy.
+    """The link of one ordered pair: what it does to packets, until when it is busy, and where it ends.
 
-    ``name`` seeds its random draws, so that a pair meets the same fate in every run. ``early_s`` is
-    subtracted from every delay. ``route``: the shared links behind the pair's own, in order.
+    ``out_fd`` is the descriptor of the receiver's device. ``name`` seeds the random draws, so they are the
+    same in every run. ``early_s`` is subtracted from every delay. ``route``: the shared links after the
+    pair's own, in order.
 
-    ``repairs``: no packet is ever dropped, as TCP's timers, which would send it again, know nothing of virtual
-    time. Instead a lost segment arrives ``LinkProfile.retransmission_s`` later, and what meets a cut link is
-    ``held`` until it is up again.
+    ``repairs``: no packet is ever dropped, because TCP's timers, which would send it again, do not know
+    virtual time. Instead a lost segment arrives ``LinkProfile.retransmission_s`` later, and packets on a cut
+    link are ``held`` until it is up again.
     """
 
     __slots__ = (
@@ -121,7 +125,7 @@ class Pipe:
         self.route = route
         self.repairs = repairs
         self.held: list[Callable[[], None]] = []
-        """What sends the packets that wait for a cut link, in order."""
+        """Functions that send the packets that wait for a cut link, in order."""
         self.name = name
         self._early_s = early_s
         self._free_at_s = 0.0
@@ -131,7 +135,7 @@ class Pipe:
         self.change(profile)
 
     def change(self, profile: LinkProfile) -> None:
-        """From the next packet on; those on their way keep their instants."""
+        """Use another profile from the next packet on; those on their way keep their instants of arrival."""
         self.delay_s = profile.delay_s - self._early_s
         self._s_per_byte = 8 / profile.rate_bps
         self._jitter_s = profile.jitter_s
@@ -144,13 +148,13 @@ class Pipe:
             self._losses = Losses(self._draws[1], profile.loss_ratio)
 
     def release(self) -> None:
-        """The link may be up again: send what was held, unless it is not."""
+        """Send the held packets, unless the link is still cut."""
         while self.held and not self.cut:
             self.held.pop(0)()
 
     @property
     def loses(self) -> bool:
-        """Whether ``survivors`` must be asked."""
+        """Whether packets may be lost, so that ``survivors`` must be called for each."""
         return not self.repairs and (self.cut or self._losses is not None)
 
     @property
@@ -164,7 +168,7 @@ class Pipe:
         return bool(self.route) or (self.repairs and self._losses is not None)
 
     def survivors(self, packet: bytes) -> tuple[list[bytes], int]:
-        """What of ``packet`` is not lost at random, and how many of its segments are."""
+        """Draw losses; return the packets left of ``packet``, and how many of its segments are lost."""
         n_segments, _ = segments(packet)
         if self.cut:
             return [], n_segments
@@ -174,12 +178,13 @@ class Pipe:
     def enter(
         self, now_s: float, size: int, n_segments: int = 1, segment_bytes: int = 0
     ) -> tuple[float, Transit | None] | None:
-        """A packet of ``size`` bytes on the wire comes from the sender.
+        """Put a packet of ``size`` bytes on the wire on the link at ``now_s``.
 
-        If the link ``counts``, its ``n_segments`` and the bytes of the first one must be given.
+        If the link ``counts``, ``n_segments`` and ``segment_bytes``, the size of the first one, must be
+        given.
 
-        Returns (arrival at the receiver, ``None``), or (arrival at the next shared link, how it goes on
-        from there), or ``None`` for a packet without room.
+        Returns (arrival at the receiver, ``None``), or (arrival at the next shared link, the ``Transit``
+        that continues there), or ``None`` if the packet is dropped because the queue is too long.
         """
         start_s = self._free_at_s if self._free_at_s > now_s else now_s
         if start_s - now_s > MAX_BACKLOG_S and not self.repairs:
@@ -196,14 +201,14 @@ class Pipe:
         return self.arrive(through_at_s + delay_s), None
 
     def _n_repairs(self, losses: Losses, n_segments: int) -> int:
-        """How often what was lost of a packet is sent again: until the last of its segments is through."""
+        """Draw how often lost segments of a packet are sent again until none is lost."""
         n_rounds = 0
         while n_segments := len(losses.lost_of(n_segments)):
             n_rounds += 1
         return n_rounds
 
     def arrive(self, at_s: float) -> float:
-        """``at_s``, or later: no packet arrives before one that was sent before it."""
+        """Return ``at_s``, or later if needed: no packet arrives before one that was sent before it."""
         if at_s < self._last_at_s:
             return self._last_at_s
         self._last_at_s = at_s

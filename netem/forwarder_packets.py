@@ -1,7 +1,7 @@
-"""What the forwarder must know of a packet: its size on a wire, its segments, and how to lose some of them.
+"""Reads a packet's size on a wire and its segments, and removes lost segments from it.
 
-A packet is what a TUN device gives: a virtio-net header, then IPv4. TCP hands over super-packets of up
-to 64 kB (segmentation offload), each of which a real wire would carry as many segments.
+A packet is as read from a TUN device: a virtio-net header, then IPv4. TCP sends super-packets of up
+to 64 kB (segmentation offload), each of which a real wire would carry as several segments.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from netem.tun import VNET_HEADER_BYTES
 _IP = VNET_HEADER_BYTES
 _MIN_IP_BYTES = _MIN_TCP_BYTES = 20
 _MIN_SEGMENT_BYTES = 8
-"""The kernel's TCP sends no smaller ones; by single bytes, a packet would be cut into 65,000."""
+"""The kernel's TCP sends no smaller segments. If they had one byte, a packet could have 65,000 of them."""
 _TCP = 6
 _FIN, _PSH, _CWR = 0x01, 0x08, 0x80
 
 
 def is_whole(packet: bytes) -> bool:
-    """Whether a super-packet holds the headers that it is to be cut by; plain packets are not looked into.
+    """Whether a super-packet has the valid headers that are needed to cut it; True for plain packets.
 
-    TCP's own always do. A process inside a node may send anything (raw sockets).
+    TCP's own packets always have them. A process inside a node may send anything (raw sockets).
     """
     segment_bytes = packet[4] | packet[5] << 8
     if not packet[1] or not segment_bytes:
@@ -42,7 +42,7 @@ def is_whole(packet: bytes) -> bool:
 
 
 def wire_bytes(packet: bytes) -> int:
-    """Bytes that ``packet`` (with its vnet header) takes on a wire, headers of all segments included."""
+    """Return the bytes that ``packet`` has on a wire, all segments' headers included, its vnet header not."""
     size = len(packet) - VNET_HEADER_BYTES
     segment_bytes = packet[4] | packet[5] << 8
     if not packet[1] or not segment_bytes:
@@ -53,7 +53,7 @@ def wire_bytes(packet: bytes) -> int:
 
 
 def segments(packet: bytes) -> tuple[int, int]:
-    """How many segments ``packet`` is on a wire, and the bytes of its first one there, headers included."""
+    """Return how many segments ``packet`` has on a wire, and the bytes of the first one, headers included."""
     size = len(packet) - VNET_HEADER_BYTES
     segment_bytes = packet[4] | packet[5] << 8
     if not packet[1] or not segment_bytes:
@@ -63,7 +63,7 @@ def segments(packet: bytes) -> tuple[int, int]:
 
 
 def without(packet: bytes, lost: Sequence[int]) -> list[bytes]:
-    """What is left of a packet without these of its segments (ascending numbers): one packet per unbroken run."""
+    """Return a packet without its ``lost`` segments (ascending numbers): one packet per run that is left."""
     n_segments, _ = segments(packet)
     borders = [-1, *lost, n_segments]
     return [_run(packet, before + 1, after) for before, after in pairwise(borders) if after - before > 1]
@@ -75,7 +75,7 @@ def _header_bytes(packet: bytes) -> int:
 
 
 def _run(packet: bytes, first: int, last: int) -> bytes:
-    """Segments ``first`` up to ``last`` (not included) of a super-packet, as a packet of their own."""
+    """Return segments ``first`` up to ``last`` (not included) of a super-packet as a packet of its own."""
     segment_bytes = packet[4] | packet[5] << 8
     header_bytes = _header_bytes(packet)
     tcp = _IP + (packet[_IP] & 15) * 4
@@ -97,14 +97,15 @@ def _run(packet: bytes, first: int, last: int) -> bytes:
     struct.pack_into("!HH", header, _IP + 2, header_bytes + len(payload), (identity + first) & 0xFFFF)
     struct.pack_into("!H", header, _IP + 10, 0)
     struct.pack_into("!H", header, _IP + 10, ~_sum(header[_IP:tcp]) & 0xFFFF)
-    # The sender leaves TCP's checksum to the device: the field holds the sum of the pseudo-header, length included.
+    # The sender leaves TCP's checksum to the device: the field only has the pseudo-header's sum, with the
+    # length.
     pseudo = bytes(header[_IP + 12 : _IP + 20]) + struct.pack("!HH", 6, body - tcp + len(payload))
     struct.pack_into("!H", header, tcp + 16, _sum(pseudo))
     return bytes(header) + payload
 
 
 def _sum(data: bytes | bytearray) -> int:
-    """The Internet checksum's ones'-complement sum, not inverted."""
+    """Return the Internet checksum's ones'-complement sum, not inverted."""
     total: int = sum(struct.unpack(f"!{len(data) // 2}H", data))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)

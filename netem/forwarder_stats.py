@@ -1,4 +1,4 @@
-"""The forwarder's counters: what it did, and how well it kept up."""
+"""The forwarder's counters: how many packets it forwarded, and how late."""
 
 from __future__ import annotations
 
@@ -15,16 +15,20 @@ _BINS = struct.Struct(f"<{len(LATE_BOUNDS_S) + 1}Q")
 
 @dataclass
 class ForwarderStats:
-    """Counters since start.
+    """Counters since the forwarder's start.
 
-    ``dropped``: packets that found no room or are broken; ``lost``: segments lost at random, as the links
-    say; ``astray``: packets to where no link goes, which only programs of users send. Lateness: how long after its due time a packet was handed to its receiver, in real seconds; its
-    ``late_p99_s`` is exact to 15 %. ``cpu_s``: the forwarder's own CPU time, the kernel's work for it
-    included; ``spun_s`` of it went by waiting for the next packet's instant. ``busy_max_ratio``: the
-    largest share of one CPU that work took over a second. ``asked_max_bps``: the fastest link's rate.
+    ``packets``: handed to receivers; ``wire_bytes``: sent and not lost at random, all segments' headers
+    included. ``dropped``: packets without room or with invalid headers. ``lost``: segments lost at random by
+    the links' loss ratios. ``astray``: packets to an address without a link, which only programs of users
+    send.
 
-    ``underlay_…``: of what other machines sent to this one (``MachineStats`` has it by machine), summed up;
-    of RTT and clock uncertainty the largest.
+    ``late_…``: how long after its due time a packet was delivered, in real seconds. ``late_p99_s`` is exact
+    to 15 %. ``cpu_s``: the forwarder's CPU time, the kernel's work for it included; ``spun_s``: the part of
+    it that was spent in busy waiting. ``busy_max_ratio``: the largest share of one CPU that the rest used
+    during one second. ``asked_max_bps``: the fastest link's rate.
+
+    ``underlay_…``, ``clock_uncertainty_s``: about packets from other machines. Counts are sums over
+    ``MachineStats``; RTT and clock uncertainty are the largest.
     """
 
     packets: int = 0
@@ -49,16 +53,18 @@ class ForwarderStats:
 
 @dataclass
 class MachineStats:
-    """Another machine, as this one's forwarder sees it over the underlay; counters since start.
+    """Another machine, as observed by this one's forwarder over the underlay; counters since start.
 
-    ``rtt_s``: between the two forwarders, what they take themselves included, median of the last half minute;
-    ``rtt_min_s``: between the machines' kernels, the smallest.
-    ``offset_s``, ``drift``, ``uncertainty_s``: its clock (``netem.hostclock``), ``uncertainty_max_s`` is the worst since
-    it had samples enough; ``n_forgotten``: how often a clock was found to have been moved. ``heard_at_s``: when it was last heard (``time.monotonic``; 0: never).
+    ``rtt_s``: between the two forwarders, their own processing included; the median of about the last half
+    minute. ``rtt_min_s``: the smallest RTT between the machines' kernels. ``offset_s``, ``drift``,
+    ``uncertainty_s``: its clock (see ``netem.hostclock``). ``uncertainty_max_s``: the worst uncertainty since
+    there are enough samples. ``n_samples``, ``n_forgotten``: see ``HostClock``. ``heard_at_s``: when a
+    datagram of it last arrived (``time.monotonic``; 0: never).
 
-    ``late``: packets that came after their instant, the largest lateness in ``late_max_s``; ``lost``: datagrams
-    that never came; ``broken``: packets of which only some datagrams did, or that came after a later one was
-    delivered. What is not of this run has no sender: ``ForwarderStats.underlay_refused``.
+    ``packets``: received from it. ``late``: packets that arrived after their instant; ``late_max_s``: the
+    largest lateness. ``lost``: datagrams that never arrived. ``broken``: packets that were incomplete or
+    changed, or that arrived after a later one was delivered. Datagrams of other runs have no known sender:
+    they are only counted in ``ForwarderStats.underlay_refused``.
     """
 
     rtt_s: float = 0.0
@@ -87,7 +93,7 @@ _MACHINES_AT = _STATS.size + _BINS.size
 
 
 class Lateness:
-    """A histogram over ``LATE_BOUNDS_S``; the last bin holds all that is later."""
+    """A histogram over ``LATE_BOUNDS_S``; the last bin counts everything later than the last bound."""
 
     def __init__(self, bins: list[int] | None = None) -> None:
         self.bins = bins or [0] * (len(LATE_BOUNDS_S) + 1)
@@ -96,7 +102,10 @@ class Lateness:
         self.bins[bisect_left(LATE_BOUNDS_S, late_s)] += 1
 
     def quantile(self, share: float) -> float:
-        """An upper bound of that quantile, 15 % wide; infinite beyond the last bound, 0 without packets."""
+        """Return an upper bound in seconds of that quantile (``share`` from 0 to 1).
+
+        It is the bound of a bin that is 15 % wide; infinite beyond the last bound, 0 without packets.
+        """
         wanted = share * sum(self.bins)
         seen = 0
         for bound_s, count in zip((*LATE_BOUNDS_S, float("inf")), self.bins, strict=True):
@@ -106,12 +115,12 @@ class Lateness:
         return 0.0
 
     def since(self, earlier: Lateness) -> Lateness:
-        """What came after ``earlier``, a reading of the same histogram."""
+        """Return the packets counted since ``earlier``, an earlier copy of the same histogram."""
         return Lateness([now - then for now, then in zip(self.bins, earlier.bins, strict=True)])
 
 
 class StatsPage:
-    """The forwarder's counters in memory that its parent shares."""
+    """The forwarder's counters, in memory that it shares with its parent."""
 
     def __init__(self, n_machines: int = 0) -> None:
         n_pages = -(-(_MACHINES_AT + n_machines * _MACHINE.size) // mmap.PAGESIZE)
@@ -123,7 +132,7 @@ class StatsPage:
 
     def read(self) -> ForwarderStats:
         stats = ForwarderStats(*_STATS.unpack_from(self._memory, 0))
-        # The largest is known exactly, its bin only roughly.
+        # The maximum is exact, while a quantile is the upper bound of its bin.
         stats.late_p99_s = min(self.lateness().quantile(0.99), stats.late_max_s)
         return stats
 

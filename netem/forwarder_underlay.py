@@ -1,4 +1,4 @@
-"""The machines' own network between forwarders: one UDP socket, the other machines, and their clocks."""
+"""A forwarder's end of the underlay: one UDP socket, the other machines and their clocks."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ _SOL_UDP, _UDP_SEGMENT, _UDP_GRO = 17, 103, 104
 _SO_RCVBUFFORCE, _SO_SNDBUFFORCE, _SO_TIMESTAMPNS = 33, 32, 35
 _NANOSECONDS = struct.Struct("qq")
 _READING_S = 5e-6
-"""Two clocks that took longer to read than this were not read together: how wrong ``_came_at`` is at most."""
+"""Two clock readings that took longer do not count as simultaneous: the largest error of ``_came_at``."""
 _BUFFER_BYTES = 32 * 1024**2
 _UDP_HEADER_BYTES = 28
 """IPv4 (20) and UDP (8)."""
 _READ_BYTES = 65536
 _GSO_SEGMENTS = 64
 _GSO_BYTES = 65_000
-"""The kernel sends at most so many datagrams, of so many bytes together, with one call."""
+"""The kernel sends at most this many datagrams, with this many bytes in total, in one call."""
 _GSO_REFUSED = (errno.EINVAL, errno.EIO, errno.EOPNOTSUPP, errno.EMSGSIZE, errno.ENOPROTOOPT)
 _READS_PER_TURN = 16
 _OPTION_BYTES = 128
 SETTLED_SAMPLES = 40
-"""Of a clock, before its uncertainty counts."""
+"""A clock's uncertainty counts only after this many samples."""
 _FAST_PING_S, _PING_S = 0.02, 0.25
 _OPEN_QUESTIONS = 64
 
@@ -52,7 +52,7 @@ Endpoint = tuple[str, int]
 
 
 def bind_socket(address: str, port: int) -> socket.socket:
-    """A UDP socket there, with as much room as this user may ask for. Raises ``NetworkError``."""
+    """Return a UDP socket bound there, with buffers as large as allowed. Raises ``NetworkError``."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
         sock.bind((address, port))
@@ -64,26 +64,27 @@ def bind_socket(address: str, port: int) -> socket.socket:
     for forced, plain in ((_SO_RCVBUFFORCE, socket.SO_RCVBUF), (_SO_SNDBUFFORCE, socket.SO_SNDBUF)):
         try:
             sock.setsockopt(socket.SOL_SOCKET, forced, _BUFFER_BYTES)
-        except PermissionError:  # rootless: what net.core.rmem_max grants
+        except PermissionError:  # rootless: the kernel limits it to net.core.rmem_max or wmem_max
             sock.setsockopt(socket.SOL_SOCKET, plain, _BUFFER_BYTES)
     return sock
 
 
 def piece_bytes_to(probe: socket.socket, endpoint: Endpoint) -> int:
-    """What of a packet fits into one datagram to there. Raises ``NetworkError`` where there is no way.
+    """Return how many bytes of a packet fit into one datagram to ``endpoint``.
 
-    ``probe`` is a UDP socket of the machine's own network, which nothing else uses.
+    ``probe`` is a UDP socket in the machine's own network that nothing else uses. Raises ``NetworkError`` if
+    the kernel has no route to ``endpoint``.
     """
     try:
         probe.connect(endpoint)
         mtu = probe.getsockopt(socket.IPPROTO_IP, _IP_MTU)
     except OSError as error:
-        raise NetworkError(f"no way to the forwarder at {endpoint[0]}: {error.strerror}") from error
+        raise NetworkError(f"cannot reach the forwarder at {endpoint[0]}: {error.strerror}") from error
     return max(MIN_PIECE_BYTES, min(mtu, 65535) - _UDP_HEADER_BYTES - PIECE_AT)
 
 
 class Arrived(NamedTuple):
-    """A packet from another machine; ``due_s`` on this machine's clock."""
+    """A packet from another machine. ``due_s``: when it has to be delivered, on this machine's clock."""
 
     head: Head
     due_s: float
@@ -91,7 +92,7 @@ class Arrived(NamedTuple):
 
 
 class _Machine:
-    """Another machine: where it is, its clock, what came from it."""
+    """Another machine: its endpoint, its clock, and what has arrived from it."""
 
     def __init__(self, endpoint: Endpoint, piece_bytes: int, seal: Seal) -> None:
         self.endpoint = endpoint
@@ -101,16 +102,17 @@ class _Machine:
         self.assembly = Assembly(seal)
         self.stats = MachineStats()
         self.open_questions: dict[float, None] = {}
-        """Instants at which questions were sent that have no answer yet."""
+        """The instants at which still unanswered questions were sent, in order."""
         self.ping_at_s = 0.0
         self.rtts_s: deque[float] = deque(maxlen=MAX_SAMPLES)
-        """Of answers, the forwarders' own time included."""
+        """The RTTs of recent answers, the forwarders' own processing included."""
 
 
 class Underlay:
-    """This machine's end. ``me`` is its number, ``others`` the other machines' endpoints by number.
+    """This machine's end of the underlay.
 
-    ``piece_bytes`` is for each of ``others`` what ``piece_bytes_to`` says.
+    ``me`` is its number, ``others`` maps the other machines' numbers to their endpoints, and ``piece_bytes``
+    maps them to the results of ``piece_bytes_to``. Raises ``NetworkError`` for a key of a wrong length.
     """
 
     def __init__(
@@ -136,17 +138,21 @@ class Underlay:
         self._sends_batches = True
         try:
             sock.setsockopt(_SOL_UDP, _UDP_GRO, 1)
-        except OSError:  # before Linux 5.0: one datagram per call
+        except OSError:  # Linux before 5.0 handles one datagram per call only
             self._sends_batches = False
         sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
         self.n_refused = 0
-        """Datagrams that are not of this run, malformed, or came twice."""
+        """Datagrams that are malformed or not of this run; the machines' ``Assembly`` counts further ones."""
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
     def send(self, machine: int, pair: tuple[int, int], at_s: float, packet: bytes) -> bool:
-        """Whether there was room for all of it. ``at_s``: when it is to arrive, on this machine's clock."""
+        """Send a packet to ``machine``. Returns False if the kernel did not accept all of it.
+
+        ``pair``: the numbers of the sending and the receiving node. ``at_s``: when the packet has to arrive,
+        on this machine's clock.
+        """
         other = self._machines[machine]
         parts = self._seal.cut(self._me, machine, other.next_number, pair, at_s, packet, other.piece_bytes)
         other.next_number += len(parts)
@@ -173,18 +179,18 @@ class Underlay:
     def _send(self, parts: tuple[bytes, ...], endpoint: Endpoint) -> bool:
         try:
             self._socket.sendmsg(parts, (), 0, endpoint)
-        except OSError:  # no room, or no way there: a lost packet
+        except OSError:  # no room in the socket, or no route: the packet is lost
             return False
         return True
 
     def receive(self) -> Iterator[Arrived]:
-        """Packets that are complete, of at most ``_READS_PER_TURN`` reads; answers questions on the way."""
+        """Read at most ``_READS_PER_TURN`` times; yield packets that are complete, and answer questions."""
         for _ in range(_READS_PER_TURN):
             try:
                 n_bytes, options, _, _ = self._socket.recvmsg_into((self._buffer,), _OPTION_BYTES)
             except BlockingIOError:
                 return
-            except OSError:  # what an earlier datagram met on its way
+            except OSError:  # an error that an earlier datagram caused on its way
                 continue
             if not n_bytes:
                 self.n_refused += 1
@@ -234,14 +240,14 @@ class Underlay:
         elif times.t0_s in other.open_questions:
             del other.open_questions[times.t0_s]
             other.rtts_s.append(time.monotonic() - times.t0_s)
-            # Nothing happened to the answer while it was held: as if it had been given at once.
+            # Subtract the time that the answer was held: as if it had been sent at once.
             received_s = max(times.t0_s, came_s - times.held_s)
             other.clock.add(times.t0_s - _READING_S, times.t1_s, received_s + _READING_S)
             if other.clock.n_samples >= SETTLED_SAMPLES:
                 other.stats.uncertainty_max_s = max(other.stats.uncertainty_max_s, other.clock.uncertainty_s)
 
     def ask(self) -> float:
-        """Ask every machine whose turn it is for its time; in how many seconds to call again."""
+        """Ask machines for their time, each at its interval. Returns the seconds until the next call."""
         now = time.monotonic()
         wait_s = _PING_S
         for number, other in self._machines.items():
@@ -258,11 +264,11 @@ class Underlay:
         return wait_s
 
     def broke(self, machine: int) -> None:
-        """A packet of that machine came too late to keep its place."""
+        """Count a packet of that machine that arrived too late to be delivered in order."""
         self._machines[machine].assembly.n_broken += 1
 
     def report(self) -> Iterator[tuple[int, MachineStats]]:
-        """The counters of every machine, by number."""
+        """Yield every other machine's number and updated statistics."""
         for number, other in self._machines.items():
             stats, clock, assembly = other.stats, other.clock, other.assembly
             stats.n_samples, stats.n_forgotten = clock.n_samples, clock.n_forgotten
@@ -275,14 +281,18 @@ class Underlay:
 
     @property
     def n_all_refused(self) -> int:
+        """All datagrams that were refused: malformed, not of this run, or received twice."""
         return self.n_refused + sum(other.assembly.n_refused for other in self._machines.values())
 
 
 def _came_at(stamp: bytes) -> float:
-    """When a datagram reached this machine (``time.monotonic``): the kernel's ``stamp``, which is in wall time, or now."""
+    """Return when a datagram reached this machine, as ``time.monotonic``.
+
+    It is derived from the kernel's ``stamp``, which is wall time. Without a usable stamp it is now.
+    """
     before_s, wall_ns, now_s = time.monotonic(), time.time_ns(), time.monotonic()
     if len(stamp) < _NANOSECONDS.size or now_s - before_s > _READING_S:
         return now_s
     seconds, nanoseconds = _NANOSECONDS.unpack_from(stamp)
     age_s = (wall_ns - seconds * 1_000_000_000 - nanoseconds) / 1e9
-    return before_s - age_s if 0 <= age_s < 1 else now_s  # else somebody set the wall clock
+    return before_s - age_s if 0 <= age_s < 1 else now_s  # otherwise the wall clock was set meanwhile

@@ -1,4 +1,4 @@
-"""The forwarder in virtual time, which it moves: to the next packet or timer, once nobody has anything to do."""
+"""The forwarder in virtual time. It moves time to the next packet or timer when all processes are idle."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from netem.forwarder import Forwarder
 
 _NS = 1_000_000_000
 NEVER = 2**62
-"""The instant of what has none."""
+"""Stands for an instant in nanoseconds that never comes."""
 
 
 class TimeKeeper(Protocol):
-    """Who is idle, and what time it is (``testbed.runtime.virtual.keeper``)."""
+    """Keeps virtual time and knows which processes are idle (see ``testbed.runtime.virtual.keeper``)."""
 
     descriptors: tuple[int, int]
-    """Readable when somebody has become idle, and when somebody is new."""
+    """The first is readable when a process has become idle, the second when a process is new."""
 
     @property
     def now_ns(self) -> int: ...
 
     def learn(self) -> None:
-        """Take note of who is new."""
+        """Register new processes."""
         ...
 
     def quiet(self) -> bytes | None:
-        """``None`` while anybody is busy; else what differs as soon as anybody was again."""
+        """Return ``None`` while a process is busy, else a value that changes once any was busy again."""
         ...
 
     def anything_ready(self) -> bool:
@@ -38,26 +38,26 @@ class TimeKeeper(Protocol):
         ...
 
     def next_timer(self) -> tuple[int, int]:
-        """When a process wants to be woken next, in nanoseconds, and which."""
+        """Return the next instant, in nanoseconds, at which a process wants to be woken, and its slot."""
         ...
 
     def move(self, at_ns: int) -> None:
-        """It is ``at_ns`` now."""
+        """Set virtual time to ``at_ns``."""
         ...
 
     def wake(self, slot: int) -> None:
-        """Have that process look at its timers."""
+        """Make the process in that slot check its timers."""
         ...
 
 
 class VirtualForwarder(Forwarder):
-    """Forwards as ``Forwarder`` does, each packet at its very instant, and loses none (``Pipe.repairs``)."""
+    """Forwards as ``Forwarder`` does, but each packet exactly on time, and loses none (``Pipe.repairs``)."""
 
     repairs = True
     keeper: TimeKeeper
 
     def run(self) -> None:
-        """Forward for ever."""
+        """Forward packets and move time, for ever."""
         gc.disable()
         keeper, queue = self.keeper, self._queue
         idle, new = keeper.descriptors
@@ -72,11 +72,11 @@ class VirtualForwarder(Forwarder):
             if before is None or keeper.anything_ready():
                 self._take_all(events.poll(), new)
                 continue
-            if events.poll(0) or keeper.quiet() != before:  # somebody was quick
+            if events.poll(0) or keeper.quiet() != before:  # a process was busy in between
                 continue
             timer_ns, slot = keeper.next_timer()
             packet_ns = _nanoseconds(queue[0][0]) if queue else NEVER
-            # Each time, and not now and then: a run can be over in less real time than any interval.
+            # Publish each time, not at intervals: a run can end in less real time than any interval.
             self._page.write(self.stats, self._lateness)
             if packet_ns <= timer_ns and queue:
                 keeper.move(packet_ns)
@@ -88,7 +88,7 @@ class VirtualForwarder(Forwarder):
                 events.poll()
 
     def _take_all(self, found: list[tuple[int, int]], new: int) -> bool:
-        """Read what nodes have sent, in the order of the nodes; whether there was anything to do."""
+        """Read what nodes have sent, in the nodes' order. Returns whether there was anything to do."""
         took = has_changed = False
         for fd, _ in sorted(found):
             if fd in self._pipes:
@@ -107,7 +107,7 @@ class VirtualForwarder(Forwarder):
         return self.keeper.now_ns / _NS
 
     def _deliver_one(self) -> None:
-        """Hand over the next packet, to its receiver or to its next shared link."""
+        """Pass on the next packet, to its receiver or to its next shared link."""
         due_s, _, pipe, packet, transit = heappop(self._queue)
         self.held_bytes -= len(packet)
         if transit is not None:
@@ -121,5 +121,5 @@ class VirtualForwarder(Forwarder):
 
 
 def _nanoseconds(seconds: float) -> int:
-    """The first whole nanosecond that is not before ``seconds``."""
+    """Return the first whole nanosecond that is not before ``seconds``."""
     return math.ceil(seconds * _NS)

@@ -1,19 +1,22 @@
-"""Another machine's ``time.monotonic``, estimated from questions that it answers with its time.
+"""Estimates another machine's ``time.monotonic`` from questions that it answers with its time.
 
-A sample is (``t0_s``: sent here, ``t1_s``: answered there, ``t2_s``: received here); it may go over any
-transport. The answer was given between ``t0_s`` and ``t2_s``, so the other clock's offset (its time less ours)
+A sample is (``t0_s``, ``t1_s``, ``t2_s``): the question was sent here at ``t0_s``, answered there at ``t1_s``
+on the other clock, and the answer was received here at ``t2_s``. Any transport will do. The answer was sent
+between ``t0_s`` and ``t2_s``, so the other clock's offset (its time minus ours)
 
-- was at most ``t1_s - t0_s`` at ``t0_s``, which is close where the way there was short, and
-- was at least ``t1_s - t2_s`` at ``t2_s``, which is close where the way back was short.
+- was at most ``t1_s - t0_s`` at ``t0_s``: a tight bound if the question had a short delay, and
+- was at least ``t1_s - t2_s`` at ``t2_s``: a tight bound if the answer had a short delay.
 
-While the clocks drift apart at a constant rate the offset is a straight line below all of the former and above all
-of the latter. The estimate is the middle of the lines that are left, so it is decided by the samples with the least
-delay on either way (a minimum-RTT filter for each way), and slow ones do nothing.
+While the clocks drift apart at a constant rate, the offset over time is a straight line. It lies below all
+upper bounds and above all lower bounds. The estimate is the middle of the lines that remain possible. So the
+samples with the least delay in each direction decide it (a minimum-RTT filter per direction), and slow
+samples have no effect.
 
-``uncertainty_s`` is half the width of that: **a hard bound, not a standard deviation**, however the delays lie on the two
-ways. It comes down to about half the smallest RTT, and not below the part of it that no sample can give to a way: ways
-that always differ move the estimate by half the difference, inside the bound. Two things are taken as given: the drift
-is at most ``MAX_DRIFT``, and constant over the window. Where samples contradict that, older ones are forgotten.
+``uncertainty_s`` is half the range of the offsets that remain possible: **a hard bound, not a standard
+deviation**, however the RTT divides between the two directions. It falls to about half the smallest RTT. The
+rest stays, as no sample shows how an RTT divides: if the two directions always differ, the estimate is off by
+half the difference, which is inside the bound. Two assumptions are made: the drift is at most ``MAX_DRIFT``,
+and it is constant over the window. If samples contradict them, the older ones are forgotten.
 """
 
 from __future__ import annotations
@@ -23,12 +26,12 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 MAX_DRIFT = 1e-3
-"""Seconds per second: twice what a clock that is being set (``adjtime``) may run off, which quartz does far less."""
+"""Seconds per second: twice the rate at which ``adjtime`` shifts a clock. Quartz drifts far less."""
 MAX_SAMPLES = 128
 
 
 class _Line(NamedTuple):
-    """Where the offset is: at ``at_s`` (our time) within ``half_s`` of ``offset_s``, moving by ``drift`` +- ``spread``."""
+    """The estimate: ``offset_s`` +- ``half_s`` at ``at_s`` (our time), with slope ``drift`` +- ``spread``."""
 
     at_s: float
     offset_s: float
@@ -38,9 +41,9 @@ class _Line(NamedTuple):
 
 
 class HostClock:
-    """The clock of one other machine; nothing is known before the first sample.
+    """The clock of one other machine; its offset is unknown before the first sample.
 
-    ``window_s``: how long a sample counts; at most the last ``MAX_SAMPLES`` do.
+    ``window_s``: how many seconds a sample counts. At most the last ``MAX_SAMPLES`` samples count.
     """
 
     def __init__(self, window_s: float = 30.0) -> None:
@@ -48,12 +51,12 @@ class HostClock:
         self._samples: deque[tuple[float, float, float]] = deque(maxlen=MAX_SAMPLES)
         self._line = _Line(0.0, 0.0, float("inf"), 0.0, MAX_DRIFT)
         self.n_samples = 0
-        """Samples taken since the start."""
+        """Samples added since the start."""
         self.n_forgotten = 0
-        """How often samples contradicted each other, because a clock was moved or changed its rate."""
+        """How often samples contradicted each other, because a clock was set or changed its rate."""
 
     def add(self, t0_s: float, t1_s: float, t2_s: float) -> None:
-        """One answered question, in about the order of time. Raises ``ValueError`` for ``t2_s`` < ``t0_s``."""
+        """Add a sample, roughly in the order of time. Raises ``ValueError`` if ``t2_s`` < ``t0_s``."""
         if t2_s < t0_s:
             raise ValueError("an answer cannot be received before its question was sent")
         self.n_samples += 1
@@ -69,7 +72,7 @@ class HostClock:
 
     @property
     def offset_s(self) -> float:
-        """The other clock less ours, at the newest sample."""
+        """The other clock's time minus ours, at the newest sample."""
         return self._line.offset_s
 
     @property
@@ -79,11 +82,14 @@ class HostClock:
 
     @property
     def uncertainty_s(self) -> float:
-        """How far ``offset_s`` is off at most; infinite without samples."""
+        """The largest possible error of ``offset_s``; infinite without samples."""
         return self._line.half_s
 
     def uncertainty_at(self, at_s: float) -> float:
-        """How far ``to_remote(at_s)`` is off at most (``at_s``: our time); it grows with the distance to the newest sample."""
+        """Return the largest possible error of ``to_remote(at_s)``, in seconds. ``at_s`` is our time.
+
+        It grows with the distance to the newest sample.
+        """
         return self._line.half_s + self._line.spread * abs(at_s - self._line.at_s)
 
     @property
@@ -92,26 +98,28 @@ class HostClock:
         return min((t2_s - t0_s for t0_s, _, t2_s in self._samples), default=float("inf"))
 
     def to_remote(self, at_s: float) -> float:
-        """What the other clock shows when ours shows ``at_s``."""
+        """Return what the other clock shows when ours shows ``at_s``."""
         line = self._line
         return at_s + line.offset_s + line.drift * (at_s - line.at_s)
 
     def to_local(self, at_s: float) -> float:
-        """What our clock shows when the other one shows ``at_s``."""
+        """Return what our clock shows when the other one shows ``at_s``."""
         line = self._line
         return line.at_s + (at_s - line.offset_s - line.at_s) / (1 + line.drift)
 
 
 def _fit(samples: Iterable[tuple[float, float, float]]) -> _Line | None:
-    """What the samples leave of the offset at the newest one; ``None`` if no straight line meets all of them.
+    """Return the offsets at the newest sample that all samples allow, or ``None`` if no straight line fits.
 
-    A line with slope b is below the upper bound at x and above the lower bound at y: for x > y, b is at most
-    (upper - lower) / (x - y), for x < y at least that. Only corners of the bounds' convex hulls decide. As all
-    bounds lie before the instant asked for, the largest b gives the largest offset there, the smallest the least.
+    A line with slope b lies below the upper bound at x and above the lower bound at y: for x > y, b is at
+    most (upper - lower) / (x - y); for x < y, b is at least that. Only the corners of the bounds' convex
+    hulls matter. All bounds lie before the newest instant, so the largest b yields the largest offset there,
+    and the smallest b the smallest.
     """
     ordered = list(samples)
     end_s = max(t2_s for _, _, t2_s in ordered)
-    # Offsets can be large (clocks start with their machines): what is computed here are differences to one of them.
+    # Offsets can be large (clocks start with their machines), so compute differences to one of them: keeps
+    # precision.
     base_s = ordered[-1][1] - end_s
     upper = _hull([(t0_s - end_s, t1_s - t0_s - base_s) for t0_s, t1_s, _ in ordered])
     lower = [(x, -y) for x, y in _hull([(t2_s - end_s, t2_s - t1_s + base_s) for _, t1_s, t2_s in ordered])]
@@ -138,7 +146,7 @@ def _fit(samples: Iterable[tuple[float, float, float]]) -> _Line | None:
 
 
 def _hull(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The corners of the convex hull's lower side, from left to right."""
+    """Return the corners of the lower side of the points' convex hull, from left to right."""
     corners: list[tuple[float, float]] = []
     for x, y in sorted(points):
         while len(corners) > 1:

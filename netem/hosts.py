@@ -1,6 +1,6 @@
-"""The ``hosts`` backend: nodes are processes on several machines, and the network between these is the real one.
+"""The ``hosts`` backend: nodes are processes on several machines, joined by the machines' real network.
 
-Used as ``netem.fabric`` over several machines: ``bind``, ``open``, ``join``, ``check``.
+Call it in the same order as ``netem.fabric`` over several machines: ``bind``, ``open``, ``join``, ``check``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from netem.spec import LinkProfile, NetworkError, NetworkSpec
 
 
 class HostsBackend(Backend):
-    """Nothing is emulated: every node of this machine listens on its address, on any free port."""
+    """Emulates nothing: every node listens on its machine's address, on any free port."""
 
     name: ClassVar[str] = "hosts"
     any_port: ClassVar[bool] = True
@@ -28,27 +28,27 @@ class HostsBackend(Backend):
         return None
 
     def bind(self, machine: str, address: str) -> tuple[str, int]:
-        """This machine is called ``machine``, and its nodes listen on ``address``; they choose their ports."""
+        """Return the endpoint of this machine's nodes: ``address`` and port 0, as each uses any free port."""
         return address, 0
 
     def join(self, endpoints: Mapping[str, tuple[str, int]], key: bytes) -> None:
-        """What ``bind`` has returned on all machines, by their names. ``key``: for nodes, not for this."""
+        """Store what ``bind`` returned on all machines, by machine name. ``key`` is not used."""
         self._addresses = {machine: address for machine, (address, _) in endpoints.items()}
 
     def open(self) -> None:
-        """Nothing to build."""
+        """Do nothing: there is nothing to build."""
 
     def enter(self, node: str) -> None:
-        """Every node is where it was."""
+        """Do nothing: nodes stay in the machine's network."""
 
     def address(self, node: str) -> str:
         return self._addresses[self.spec.machines[node]]
 
     def check(self) -> None:
-        """Nobody knows what the links should be."""
+        """Do nothing: there are no wanted delays to compare the real network with."""
 
     def update(self, links: Mapping[tuple[str, str], LinkProfile]) -> None:
-        raise NetworkError("the links of the hosts network are real: nobody can change them")
+        raise NetworkError("the links of the hosts network are real and cannot be changed")
 
     def close(self) -> None:
-        """Nothing to remove."""
+        """Do nothing: there is nothing to remove."""

@@ -1,16 +1,16 @@
 """The ``netem`` backend: the kernel's own emulation, with veth pairs into a routing namespace.
 
-Every node has a namespace of its own with one device, whose peer stands in a switch namespace. The
-switch routes between the peers, and each peer carries its receiver's queueing tree (``netem.qdiscs``).
-All namespaces are unnamed and held by descriptor: they and all that is in them vanish with the last
+Every node has a namespace of its own with one device, whose peer is in a switch namespace. The
+switch routes between the peers, and each peer has its receiver's queueing tree (``netem.qdiscs``).
+All namespaces are unnamed and held by descriptor. They and all their contents vanish with the last
 process that holds them, so a killed run leaves nothing.
 
-No neighbour is ever looked up (the kernel's neighbour table is shared by all namespaces and overflows
-at 60 nodes): both ends of every pair have known hardware addresses, entered as permanent neighbours,
-and a node sends everything to one gateway address that exists only as such an entry.
+The kernel never has to look up a neighbour: its neighbour table is shared by all namespaces and overflows
+at 60 nodes. Instead, both ends of every pair have known hardware addresses, entered as permanent neighbours.
+A node sends everything to one gateway address that exists only as such an entry.
 
-TCP's super-packets of up to 64 kB cross the network whole, each with one delay. Where packets are lost at
-random, they must be lost one by one: a node with such a link cuts its super-packets into segments first.
+TCP's super-packets of up to 64 kB cross the network whole, each with one delay. On a link with random loss
+packets must be lost one by one, so a node with such a link cuts its super-packets into segments first.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MODULES = (
 
 
 class NetemBackend(Backend):
-    """HTB classes with netem leaves on veth pairs; needs ``sch_netem``."""
+    """HTB classes with netem leaves on veth pairs; needs the kernel module ``sch_netem``."""
 
     name: ClassVar[str] = "netem"
 
@@ -53,9 +53,9 @@ class NetemBackend(Backend):
         self._switch: int | None = None
         self._links = dict(spec.links)
         self._ports: dict[str, int] = {}
-        """Index of the switch's device towards each node."""
+        """The interface index of the switch's device towards each node."""
         self._cutting: set[str] = set()
-        """Nodes that cut super-packets into segments."""
+        """The nodes that cut super-packets into segments."""
 
     @classmethod
     def missing(cls) -> str | None:
@@ -133,7 +133,7 @@ class NetemBackend(Backend):
         return incoming
 
     def _cut_where_packets_are_lost(self) -> None:
-        """Also in connections that are open: the device cuts what their sockets made too large."""
+        """Make the nodes with a lossy link cut super-packets, in open connections, too; the others do not."""
         lossy = {sender for (sender, _), link in self._links.items() if 0 < link.loss_ratio < 1}
         for node in sorted(lossy ^ self._cutting):
             with inside(self._namespaces[node]), IPRoute() as ip:
@@ -145,7 +145,7 @@ class NetemBackend(Backend):
         return f"port{self._minor[node]}"
 
     def _hardware(self, node: str, end: int) -> str:
-        """Locally administered address of one end of a pair: 1 at the node, 2 at the switch."""
+        """Return the hardware address of one end of a pair: ``end`` is 1 at the node, 2 at the switch."""
         high, low = divmod(self._minor[node], 256)
         return f"02:00:00:{end:02x}:{high:02x}:{low:02x}"
 
@@ -172,7 +172,7 @@ class NetemBackend(Backend):
             index = _index(ip, DEVICE)
             ip.addr("add", index=index, address=self.address(node), prefixlen=32)
             ip.link("set", index=index, state="up")
-            gateway = str(self.spec.subnet[-2])  # it exists only as this neighbour
+            gateway = str(self.spec.subnet[-2])  # no device has it: it exists only as this neighbour entry
             _pin_neighbour(ip, index, gateway, self._hardware(node, 2))
             ip.route(
                 "add",
@@ -209,19 +209,19 @@ def _pin_neighbour(ip: IPRoute, index: int, address: str, hardware: str) -> None
 
 
 def _code(error: Any) -> int | None:
-    """The errno of an ``OSError`` or of a pyroute2 ``NetlinkError``."""
+    """Return the errno of an ``OSError`` or of a pyroute2 ``NetlinkError``."""
     code: int | None = error.code if isinstance(error, NetlinkError) else error.errno
     return code
 
 
 def _try_the_parts() -> str | None:
-    """Build one port in a namespace of this process's own; return what the kernel refuses."""
+    """Build one port in a new namespace; return a sentence about what the kernel refuses, or ``None``."""
     probe.become_network_admin()
     with IPRoute() as ip:
         try:
             ip.link("add", ifname="probe0", kind="veth", peer={"ifname": "probe1"})
         except NetlinkError as error:
-            return f"the kernel makes no veth devices ({error}): {_MODULES} veth"
+            return f"the kernel cannot make veth devices ({error}): {_MODULES} veth"
         index = _index(ip, "probe0")
     link = LinkProfile(delay_s=0.001, rate_bps=1e6)
     for request in qdiscs.receiver_tree(index, {qdiscs.FIRST_NODE_MINOR: link}, mtu=1500):

@@ -1,6 +1,6 @@
-"""The ``loopback`` backend: no namespaces, no root; clients apply the links' delays themselves.
+"""The ``loopback`` backend: needs no namespaces and no root; clients apply the links' delays themselves.
 
-Least faithful: no congestion control at work, no competition for a link between processes.
+It is the least faithful one: congestion control has no effect, and processes do not compete for links.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from netem.spec import LinkProfile
 
 
 class LoopbackBackend(Backend):
-    """Everything on 127.0.0.1; works everywhere."""
+    """All nodes are on 127.0.0.1; works everywhere."""
 
     name: ClassVar[str] = "loopback"
     delays_in_client: ClassVar[bool] = True
@@ -24,16 +24,16 @@ class LoopbackBackend(Backend):
         return None
 
     def open(self) -> None:
-        """Nothing to build."""
+        """Do nothing: there is nothing to build."""
 
     def enter(self, node: str) -> None:
-        """Every node is where it was."""
+        """Do nothing: nodes stay in the machine's network."""
 
     def address(self, node: str) -> str:
         return "127.0.0.1"
 
     def update(self, links: Mapping[tuple[str, str], LinkProfile]) -> None:
-        """Clients are notified."""
+        """Do nothing: clients are notified of new delays and apply them."""
 
     def close(self) -> None:
-        """Nothing to remove."""
+        """Do nothing: there is nothing to remove."""

@@ -1,8 +1,8 @@
-"""The ``memory`` network: streams between nodes of one process, over the links that ``fabric`` plays.
+"""The ``memory`` network: streams between nodes in one process, over links modelled as in ``fabric``.
 
-Only for virtual time. A stream is what TCP makes of a connection whose links lose nothing: its data leave as the
-congestion window lets them, in bursts of segments, and arrive in order when their last byte is through. Every burst
-is acknowledged at once. TCP's timers do nothing.
+Only for virtual time. A stream behaves like a TCP connection whose links lose nothing. Its data are sent as
+the congestion window allows, in bursts of segments, and arrive in order when their last byte has passed the
+link. Every burst is acknowledged at once. TCP's timers are not modelled.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ from netem.spec import HEADER_BYTES, MIN_RETRANSMISSION_S, LinkProfile, NetworkE
 from netem.tcp import COLD_FLIGHT_SEGMENTS, WARM_FLIGHT_BYTES
 
 _HANDSHAKE_BYTES = 8
-"""Options of a SYN packet, beyond those of every packet."""
+"""TCP options of a SYN packet, beyond those of every packet."""
 _BURST_BYTES = 65_160
-"""TCP hands over at most so much at once."""
+"""The largest burst that TCP sends at once."""
 _SEND_BUFFER_BYTES = 4 * 1024**2
 _RECEIVE_WINDOW_BYTES = 12 * 1024**2
-"""What the kernel's grows to once a connection has carried as much (``netem.tcp``): three quarters of the largest buffer, as seen on
-Linux 6.18, and half of it before 6.6."""
+"""The kernel's receive window on a connection that has carried as much: 3/4 of the largest buffer
+(``netem.tcp``), as measured on Linux 6.18; half of it before Linux 6.6."""
 _HIGH_WATER_BYTES, _LOW_WATER_BYTES = 64 * 1024, 16 * 1024
-"""Of what finds no room in the send buffer: as asyncio has it."""
+"""Limits for data beyond the send buffer: writing pauses above the first, and resumes at the second. They are
+asyncio's defaults."""
 _FIRST_PORT = 40_000
 
 Accept = Callable[[], asyncio.BaseProtocol]
 
 
 class MemoryNetwork:
-    """All streams of a run. Belongs to the loop that is running when it is made."""
+    """All links and streams of a run. Belongs to the event loop that runs when it is made."""
 
     def __init__(self, spec: NetworkSpec) -> None:
         self._loop = asyncio.get_running_loop()
@@ -53,7 +54,7 @@ class MemoryNetwork:
         self._last_port = _FIRST_PORT
 
     def update(self, links: Mapping[tuple[str, str], LinkProfile]) -> None:
-        """As ``netem.backend.Backend.update``."""
+        """Change links as ``netem.backend.Backend.update``; raises ``NetworkError`` for an unknown link."""
         for (source, target), profile in links.items():
             pipe = self._pipes.get((self.addresses[source], self.addresses[target]))
             if pipe is None:
@@ -62,21 +63,27 @@ class MemoryNetwork:
             pipe.release()
 
     def listen(self, address: str, port: int, accept: Accept) -> None:
-        """From now on every connection to there gets a protocol of ``accept``, in the context of this call."""
+        """Accept connections to ``address`` and ``port``: each gets a new protocol from ``accept``.
+
+        Its protocol runs in a copy of the context of this call.
+        """
         self._listeners[address, port] = accept, contextvars.copy_context()
 
     def stop_listening(self, address: str, port: int, accept: Accept) -> None:
-        """What ``accept`` has begun; another process may listen there by now."""
+        """Undo ``listen`` with this ``accept``; do nothing if another process listens there by now."""
         if self._listeners.get((address, port), (None, None))[0] is accept:
             del self._listeners[address, port]
 
     async def connect(self, source: str, target: str, port: int, make: Accept) -> asyncio.BaseProtocol:
-        """Connect; the protocol of ``make`` is connected when this returns. Raises ``ConnectionRefusedError``."""
+        """Connect, and return the protocol that ``make`` made, which is connected by then.
+
+        ``source`` and ``target`` are addresses. Raises ``ConnectionRefusedError`` if nobody listens there.
+        """
         up, down = self._pipes[source, target], self._pipes[target, source]
         await self._cross(up)
         listener = self._listeners.get((target, port))
         await self._cross(down)
-        if listener is None or self._listeners.get((target, port)) is not listener:  # it has died meanwhile
+        if listener is None or self._listeners.get((target, port)) is not listener:  # it stopped meanwhile
             raise ConnectionRefusedError(111, f"nobody listens at {target}:{port}")
         accept, context = listener
         self._last_port += 1
@@ -92,20 +99,21 @@ class MemoryNetwork:
         return ours
 
     async def _cross(self, pipe: Pipe) -> None:
-        """One packet of a handshake."""
+        """Wait until one packet of a handshake has crossed the link."""
         arrived: asyncio.Future[None] = self._loop.create_future()
         self.carry(pipe, _HANDSHAKE_BYTES, _resolve, arrived)
         await arrived
 
     def n_streams(self, address: str) -> int:
-        """Connections that a node has open."""
+        """Return how many connections the node at ``address`` has open."""
         return len(self._streams[address])
 
     def forget(self, stream: Stream) -> None:
+        """Remove a closed stream."""
         self._streams[stream.here[0]].discard(stream)
 
     def kill(self, address: str) -> None:
-        """The process there is no more: nothing of it is called again, and its connections end."""
+        """End the process at ``address``: none of its protocols is called again, and its connections end."""
         for key in [key for key in self._listeners if key[0] == address]:
             del self._listeners[key]
         for stream in sorted(self._streams[address], key=lambda stream: (stream.here, stream.there)):
@@ -120,7 +128,7 @@ class MemoryNetwork:
         *args: object,
         context: contextvars.Context | None = None,
     ) -> None:
-        """Have the link carry ``n_bytes`` and call ``deliver(*args)`` when the last of them arrives."""
+        """Send ``n_bytes`` over the link; ``deliver(*args)`` is called when the last of them arrives."""
         if pipe.holds:
             pipe.held.append(lambda: self.carry(pipe, n_bytes, deliver, *args, context=context))
             return
@@ -157,7 +165,7 @@ class MemoryNetwork:
 
 
 _OUTSIDE = contextvars.Context()
-"""Of what the kernel would do: whichever process is stopped or gone."""
+"""The context for the kernel's part, which goes on even if the node's process is stopped or gone."""
 
 
 def _resolve(future: asyncio.Future[None]) -> None:
@@ -166,9 +174,9 @@ def _resolve(future: asyncio.Future[None]) -> None:
 
 
 class Stream(asyncio.Transport):
-    """One end of a connection: what asyncio's transport and the kernel's TCP together are.
+    """One end of a connection: does the work of asyncio's transport and of the kernel's TCP.
 
-    ``peer`` is the other end. Its protocol is called in ``context`` only.
+    ``peer`` is the other end. This end's protocol is only called in ``context``.
     """
 
     peer: Stream
@@ -191,26 +199,26 @@ class Stream(asyncio.Transport):
         self._network = network
         self._pipe = pipe
         self._is_closing = self._is_lost = False
-        """No more is written; the protocol knows that it is over."""
+        """Nothing more may be written; the protocol has been notified that the connection is lost."""
         self._reads, self._held_bytes = True, 0
         self._held: deque[bytes | None] = deque()
-        """What the protocol does not read yet; ``None`` is the end."""
+        """Received data that the protocol has not read yet; ``None`` marks the end of the stream."""
         self._unsent: deque[bytes | None] = deque()
         self._unsent_bytes = 0
         self._acknowledged: deque[tuple[float, int]] = deque()
-        """(when the sender learns that they have arrived, bytes)"""
+        """Acknowledgements: (when the sender receives it, how many bytes it acknowledges)."""
         self._flight_bytes, self._window_bytes = 0, network.first_flight_bytes
         self._peak_bytes = 0
-        """The most that was under way since nothing was."""
+        """The most bytes in flight since the last time that none were."""
         self._sent_at_s, self._pushes_at_s = 0.0, math.inf
         self._is_paused = False
 
     def begin(self) -> None:
-        """The connection stands. Call it in ``context``, or in one of the same process."""
+        """Notify the protocol that it is connected. Call it in ``context``, or in one of the same process."""
         if not self._is_lost:
             self._protocol.connection_made(self)
 
-    # What the protocol's side calls
+    # Called by the protocol
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         self._protocol = protocol
@@ -239,7 +247,7 @@ class Stream(asyncio.Transport):
         return False
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """The limits stay as they are."""
+        """Do nothing: the limits are fixed."""
 
     def get_write_buffer_size(self) -> int:
         return max(0, self._unsent_bytes + self._flight_bytes - _SEND_BUFFER_BYTES) if self._unsent else 0
@@ -280,22 +288,22 @@ class Stream(asyncio.Transport):
         self._network.carry(self._pipe, 0, self.peer.reset, context=self.peer.context)
         self._loop.call_soon(self._lose, None, context=self.context)
 
-    # What the network calls
+    # Called by the network
 
     def die(self) -> None:
-        """Its process is gone. What the kernel has taken still goes out."""
+        """End this side after its process died. Data already written are still sent."""
         if not self._is_closing:
             self._unsent.append(None)
             self._push()
         self._is_closing = self._is_lost = True
 
     def reset(self) -> None:
-        """The other end has broken the connection."""
+        """Handle a reset by the other end."""
         self._is_closing = True
         self._lose(ConnectionResetError(104, "connection reset by peer"))
 
     def receive(self, data: bytes | None) -> None:
-        """Data arrive, or the other end's end."""
+        """Acknowledge arrived data and pass them to the protocol; ``None``: the other end has closed."""
         if data is not None:
             self._acknowledge(len(data))
         if self._is_lost or (self._is_closing and data is not None):
@@ -330,20 +338,20 @@ class Stream(asyncio.Transport):
         self._network.forget(self)
         self._protocol.connection_lost(error)
 
-    # What the kernel does
+    # The kernel's part
 
     def _room_bytes(self) -> int:
-        """How much may be sent now."""
+        """Process acknowledgements that have arrived; return how many bytes may be sent now."""
         now_s, acknowledged = self._loop.time(), self._acknowledged
         while acknowledged and acknowledged[0][0] <= now_s:
             n_bytes = acknowledged.popleft()[1]
-            # Slow start, as Linux has it: a window of which more than half was used grows.
+            # Slow start as in Linux: the window grows only if more than half of it was used.
             if self._window_bytes < 2 * self._peak_bytes:
                 self._window_bytes += n_bytes
             self._flight_bytes -= n_bytes
             if not self._flight_bytes:
                 self._peak_bytes = 0
-        # Linux restarts after a retransmission timeout without traffic: a round trip and 0.2 s.
+        # Linux restarts slow start after one retransmission timeout without traffic: a round trip and 0.2 s.
         timeout_s = self._pipe.delay_s + self.peer._pipe.delay_s + MIN_RETRANSMISSION_S
         is_idle = not self._flight_bytes and self._sent_at_s + timeout_s < now_s
         if is_idle and self._network.restarts_after_idle:
@@ -358,7 +366,7 @@ class Stream(asyncio.Transport):
         self._network.carry(self._pipe, len(piece), self.peer.receive, piece, context=self.peer.context)
 
     def _acknowledge(self, n_bytes: int) -> None:
-        """Tell the other end that so much more of what it sent is here."""
+        """Acknowledge ``n_bytes`` more to the other end."""
         pipe = self._pipe
         if pipe.holds or pipe.route:
             self._network.carry(pipe, 0, self.peer.acknowledged_now, n_bytes, context=_OUTSIDE)
@@ -371,7 +379,7 @@ class Stream(asyncio.Transport):
         self.acknowledged(n_bytes, self._loop.time())
 
     def acknowledged(self, n_bytes: int, at_s: float) -> None:
-        """The sender will know at ``at_s`` that so much more has arrived."""
+        """Note that an acknowledgement of ``n_bytes`` more arrives here at ``at_s``."""
         self._acknowledged.append((at_s, n_bytes))
         if self._unsent:
             self._push_at(at_s)
@@ -386,7 +394,7 @@ class Stream(asyncio.Transport):
         self._push()
 
     def _push(self) -> None:
-        """Send what the window lets go; more when more of it has been acknowledged."""
+        """Send what the window allows. The rest is sent when acknowledgements arrive."""
         unsent, mss = self._unsent, self._network.mss
         while unsent:
             piece = unsent.popleft()

@@ -1,6 +1,6 @@
-"""What this machine and user can do, found by trying it in a forked child.
+"""Tests what this machine and user can do, by trying it in a forked child.
 
-Every probe answers ``None`` when the thing works, else one sentence: what is missing, how to get it.
+Every probe returns ``None`` if the thing works, else one sentence: what is missing and how to get it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from netem.tun import open_tun
 
 
 def try_in_child(attempt: Callable[[], str | None]) -> str | None:
-    """Run ``attempt`` in a forked child and answer what it answers; an OSError becomes its text.
+    """Run ``attempt`` in a forked child and return its result; an exception's text becomes the result.
 
-    The child changes its own namespaces freely: nothing of it survives.
+    The child may change its own namespaces: they end with it.
     """
     reading, writing = os.pipe()
     pid = os.fork()
@@ -42,9 +42,9 @@ def try_in_child(attempt: Callable[[], str | None]) -> str | None:
 
 
 def become_network_admin() -> None:
-    """Enter a network namespace where this process is root: directly as root, else rootless.
+    """Enter a new network namespace as root; without root, in a new user namespace where this user is root.
 
-    Raises ``OSError`` when neither works. The process must be single-threaded.
+    Raises ``OSError`` if neither works. The process must be single-threaded.
     """
     try:
         unshare(CLONE_NEWNET)
@@ -53,7 +53,7 @@ def become_network_admin() -> None:
 
 
 def probe_namespaces() -> str | None:
-    """Network namespaces, by root or by an unprivileged user namespace."""
+    """Probe whether network namespaces can be made, as root or in an unprivileged user namespace."""
 
     def attempt() -> str | None:
         become_network_admin()
@@ -69,7 +69,7 @@ def probe_namespaces() -> str | None:
 
 
 def probe_rootless() -> str | None:
-    """A user namespace in which an unprivileged user is root."""
+    """Probe whether an unprivileged user can be root in a user namespace."""
 
     def attempt() -> str | None:
         enter_user_namespace()
@@ -85,7 +85,7 @@ def probe_rootless() -> str | None:
 
 
 def probe_tun() -> str | None:
-    """A TUN device with offloads inside a namespace of one's own."""
+    """Probe whether a TUN device with offloads can be made in a new namespace."""
     missing = probe_namespaces()
     if missing is not None:
         return missing
@@ -104,7 +104,7 @@ def probe_tun() -> str | None:
 
 
 def probe_qdisc(kind: str) -> str | None:
-    """A queueing discipline of that kind (``htb``, ``netem``) in a namespace of one's own."""
+    """Probe whether a queueing discipline of that kind (``htb``, ``netem``) works in a new namespace."""
     missing = probe_namespaces()
     if missing is not None:
         return missing

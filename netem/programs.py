@@ -1,7 +1,7 @@
-"""Programs of the user's in the network of a node: how they get there, and how those left there are ended.
+"""Runs a user's programs in the network of a node, and ends those that are left there.
 
-A program sees the machine's files, with an ``/etc/hosts`` of its own in which every node has a name, and the node's
-name as the machine's. Both need a mount and a UTS namespace, which end with the program.
+A program sees the machine's files, but an ``/etc/hosts`` of its own that names every node, and the node's
+name as host name. For this it has a mount namespace and a UTS namespace, which end with it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ _POLL_S = 0.02
 
 
 def live_as(node: str, hosts: Path) -> None:
-    """Give the calling process, which is single-threaded and root, the name of ``node`` and the names in ``hosts``.
+    """Set the calling process's host name to ``node``, and mount the file ``hosts`` as its ``/etc/hosts``.
 
-    A machine without an ``/etc/hosts`` has nowhere to put them. Raises ``OSError``.
+    The process must be single-threaded and root. If the machine has no ``/etc/hosts``, only the host name is
+    set. Raises ``OSError``.
     """
     unshare(CLONE_NEWNS | CLONE_NEWUTS)
     make_mounts_private()
@@ -35,9 +36,10 @@ def live_as(node: str, hosts: Path) -> None:
 
 
 def become(node: str, hosts: Path, command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
-    """Become the program ``command`` in the network that this process is in; what it starts has the same.
+    """Replace this process by the program ``command``, in the network that the process is in.
 
-    Returns only by ``OSError``.
+    ``node`` and ``hosts`` are as in ``live_as``; programs that ``command`` starts inherit all of it. Never
+    returns; raises ``OSError`` if the program cannot be started.
     """
     live_as(node, hosts)
     for number in (
@@ -48,14 +50,15 @@ def become(node: str, hosts: Path, command: Sequence[str], environment: Mapping[
         signal.SIGPIPE,
         signal.SIGXFSZ,
     ):
-        signal.signal(number, signal.SIG_DFL)  # Python ignores some, its callers others
+        signal.signal(number, signal.SIG_DFL)  # Python ignores some of them, the calling code others
     os.execvpe(command[0], list(command), dict(environment))
 
 
 def end_all_in(namespaces: Iterable[int]) -> list[int]:
-    """End every process but this one in the network namespaces of these descriptors; returns their numbers.
+    """End every process but this one in the network namespaces of these descriptors; return their ids.
 
-    SIGTERM, then after two seconds SIGKILL. The descriptors keep the namespaces, so no other can have their numbers.
+    Sends SIGTERM, and SIGKILL to those that still run after two seconds. The open descriptors keep the
+    namespaces alive, so no other namespace can get their inode numbers meanwhile.
     """
     found = _processes_in(namespaces)
     _signal(found, signal.SIGTERM)
@@ -70,7 +73,7 @@ def _signal(processes: Iterable[int], number: int) -> None:
     for process in processes:
         with contextlib.suppress(
             ProcessLookupError, PermissionError
-        ):  # it has just ended, or is another user's
+        ):  # the process has just ended, or belongs to another user
             os.kill(process, number)
 
 
@@ -81,8 +84,8 @@ def _processes_in(namespaces: Iterable[int]) -> list[int]:
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
-            with contextlib.suppress(OSError):  # it has just ended, or is another user's
-                # A process that waits to be reaped has no namespace any more.
+            with contextlib.suppress(OSError):  # the process has just ended, or belongs to another user
+                # A zombie is in no namespace any more.
                 if str((entry / "ns/net").readlink()) in wanted:
                     found.append(int(entry.name))
     return found

@@ -1,23 +1,23 @@
-"""The queueing disciplines of one receiver's link, as requests for the kernel.
+"""The queueing disciplines of one receiver's links, as requests to the kernel.
 
-On the switch's device towards a receiver stands an HTB tree with one class per sender and, in each
-class, a netem leaf that plays that sender's link: rate, then delay. A packet waits here on the
-receiver's side, where it no longer counts against its sender's TCP small queue: the switch has let go
-of the sender's socket when it routed the packet.
+The switch's device towards a receiver has an HTB tree with one class per sender. Each class has a netem
+leaf that emulates that sender's link: rate, then delay. So a packet waits on the receiver's side. There it
+no longer counts against its sender's TCP small queue, because the switch released the sender's socket when
+it routed the packet.
 
 - One BPF filter of five instructions finds the class: its minor number is the place of the source address
-  in the subnet. Its cost does not grow with the number of nodes (a list of filters, one per sender, would).
-- netem serialises, not HTB. HTB lets a whole GSO super-packet of 64 kB go at once and charges it
+  in the subnet. Its cost does not grow with the number of nodes. That of one filter per sender would.
+- netem limits the rate, not HTB. HTB sends a whole GSO super-packet of 64 kB at once and charges it
   afterwards, so a token's 28 kB would arrive up to 2.3 ms early at 100 Mbit/s; netem delivers each
   packet at the end of its transmission. HTB's own rate is therefore above every link's.
 - A rate keeps jitter from reordering: netem then sends no packet before the one in front of it, and the
   delay that it draws counts from the packet's arrival. Without a rate it sorts by the drawn delays.
-- netem's limit counts packets, a super-packet once. It has room for everything on its way if all of it
-  were bare headers (the acknowledgements of a fast link in the other direction), and a queue besides.
-- A change of options leaves the packets that netem holds, with the instants at which they leave. Later
-  ones queue behind them: a shorter delay shows when the last of them has left. A cut (all lost) lets
-  them arrive too. netem keeps the rate that it has unless given another, so all options are sent always.
-- Packets of senders without a link fall into class ``DROP_MINOR``, whose queue has no room.
+- netem's limit counts packets, and a super-packet once. The limit allows for all packets under way if all
+  were bare headers (the acknowledgements of a fast link in the other direction), and for a queue besides.
+- A change of options does not change when packets that netem already holds leave. Later packets queue
+  behind them, so a shorter delay shows only when the last of them has left. After a cut (all packets lost)
+  they still arrive. netem keeps its old rate unless a new one is sent, so all options are always sent.
+- Packets of senders without a link go to the class ``DROP_MINOR``, whose queue has no room: they are dropped.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ DROP_MINOR = 1
 FIRST_NODE_MINOR = 2
 LAST_NODE_MINOR = 0xFFFD
 QUEUE_PACKETS = 10_000
-"""Room beyond bandwidth x delay: a packet is at most 64 kB."""
+"""Packets that may queue beyond the bandwidth-delay product; each has at most 64 kB."""
 
 _ROOT = 0xFFFF_FFFF
 _MAJOR = 0x1_0000
 _TICK_S = 64e-9
 _U32_MAX = 0xFFFF_FFFF
-_MAX_JITTER_S = (2**31 - 1) * 1e-9  # netem's own: signed nanoseconds
+_MAX_JITTER_S = (2**31 - 1) * 1e-9  # netem stores jitter as signed 32-bit nanoseconds
 _ETHERNET_BYTES = 14
 _PASS_BYTES_PER_S = 4_000_000_000
 _PASS_BURST_BYTES = 1_000_000
@@ -52,10 +52,10 @@ _IPV4_SOURCE_OFFSET = _ETHERNET_BYTES + 12
 def receiver_tree(
     device: int, links: Mapping[int, LinkProfile], mtu: int, subnet: IPv4Network = SUBNET
 ) -> list[TcRequest]:
-    """All requests for the switch's ``device`` towards one receiver.
+    """Return all requests that set up the switch's ``device`` (an interface index) towards one receiver.
 
     ``links`` maps a sender's minor number (its address's place in ``subnet``) to its link to the receiver.
-    Raises ``NetworkError`` for a link that netem cannot express.
+    ``mtu`` is in bytes. Raises ``NetworkError`` for a link that netem cannot express.
     """
     requests = [_htb(device), _htb_class(device, DROP_MINOR), _drop_leaf(device), _filter(device, subnet)]
     for minor, link in links.items():
@@ -64,23 +64,28 @@ def receiver_tree(
 
 
 def changed_link(device: int, minor: int, link: LinkProfile, mtu: int) -> TcRequest:
-    """Give the link from sender ``minor`` another profile. Raises ``NetworkError`` as ``receiver_tree`` does."""
+    """Return the request that changes the link from sender ``minor``. Raises as ``receiver_tree`` does."""
     return replace(_netem_leaf(device, minor, link, mtu), change=True)
 
 
 def netem_options(link: LinkProfile, mtu: int) -> bytes:
-    """``struct tc_netem_qopt`` and the rate attribute for one direction of a link.
+    """Return ``struct tc_netem_qopt`` and the rate attribute for one direction of a link.
 
-    Delay and jitter are in ticks of 64 ns, the loss in 2^-32. netem counts 14 bytes of Ethernet header per segment that the
-    emulated link does not have; its rate is raised by the same share of a full packet.
+    Delay and jitter are in ticks of 64 ns, the loss in units of 2^-32. netem counts 14 bytes of Ethernet
+    header per segment, which the emulated link does not have. To make up for it, the rate is raised by the
+    factor (mtu + 14) / mtu. Raises ``NetworkError`` for values that netem cannot express.
     """
     ticks = round(link.delay_s / _TICK_S)
     if not 0 <= ticks <= _U32_MAX:
-        raise NetworkError(f"netem delays by 0 to {_U32_MAX * _TICK_S:.0f} s, not by {link.delay_s:g} s")
+        raise NetworkError(
+            f"netem's delays are from 0 to {_U32_MAX * _TICK_S:.0f} s; {link.delay_s:g} s is outside"
+        )
     if not 0 <= link.jitter_s <= _MAX_JITTER_S:
-        raise NetworkError(f"netem jitters by 0 to {_MAX_JITTER_S:.1f} s, not by {link.jitter_s:g} s")
+        raise NetworkError(
+            f"netem's jitters are from 0 to {_MAX_JITTER_S:.1f} s; {link.jitter_s:g} s is outside"
+        )
     if not 0 <= link.loss_ratio <= 1:
-        raise NetworkError(f"a loss ratio is between 0 and 1, not {link.loss_ratio:g}")
+        raise NetworkError(f"a loss ratio must be from 0 to 1, but is {link.loss_ratio:g}")
     if link.rate_bps < 8:
         raise NetworkError(f"netem needs a rate of at least 8 bit/s, not {link.rate_bps:g} bit/s")
     bytes_per_s = round(link.rate_bps / 8 * (mtu + _ETHERNET_BYTES) / mtu)
@@ -94,7 +99,7 @@ def netem_options(link: LinkProfile, mtu: int) -> bytes:
 
 
 def queue_limit_packets(link: LinkProfile) -> int:
-    """What netem may hold: the smallest packets in flight at full rate for as long as any of them takes, and a queue."""
+    """Return netem's limit: all smallest packets in flight at full rate and longest delay, plus a queue."""
     longest_s = link.delay_s + link.jitter_s
     return math.ceil(link.rate_bps * longest_s / (8 * HEADER_BYTES)) + QUEUE_PACKETS
 

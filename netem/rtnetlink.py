@@ -1,7 +1,7 @@
-"""Traffic-control requests to the kernel, many in one system call.
+"""Sends traffic-control requests to the kernel, many in one system call.
 
-pyroute2 makes the devices, addresses and routes; it lacks netem's rate and the BPF classifier, and
-one request at a time takes 0.6 ms each, which a full mesh of 150 nodes multiplies by 45,000.
+pyroute2 makes the devices, addresses and routes. It lacks netem's rate and the BPF classifier, and it sends
+one request at a time. That takes 0.6 ms each, and a full mesh of 150 nodes needs 45,000 requests.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 NEW_QDISC, NEW_CLASS, NEW_FILTER = 36, 40, 44
-"""RTM_NEWQDISC, RTM_NEWTCLASS, RTM_NEWTFILTER of linux/rtnetlink.h."""
+"""Message types: RTM_NEWQDISC, RTM_NEWTCLASS and RTM_NEWTFILTER of linux/rtnetlink.h."""
 
 _NETLINK_ROUTE = 0
 _SOL_NETLINK, _NETLINK_CAP_ACK = 270, 10
@@ -31,7 +31,7 @@ _BATCH = 64
 class TcRequest:
     """One qdisc, class or filter to create. Handles are ``major << 16 | minor``.
 
-    ``change``: it exists and gets new options; the kernel keeps what it holds.
+    ``change``: it exists already and gets new options; the packets in its queue stay there.
     """
 
     message: int
@@ -51,15 +51,15 @@ class TcRequest:
 
 
 def attribute(kind: int, payload: bytes) -> bytes:
-    """One netlink attribute: length, type, payload, padding to four bytes."""
+    """Return one encoded netlink attribute: length, type, payload, padding to four bytes."""
     return struct.pack("=HH", 4 + len(payload), kind) + payload + b"\0" * (-len(payload) % 4)
 
 
 def send(requests: Iterable[TcRequest]) -> None:
-    """Carry the requests out, in order, in the network namespace that the caller is in.
+    """Send the requests to the kernel, in order, in the network namespace that the caller is in.
 
-    Raises ``OSError`` with the kernel's error of the first request that it refuses; earlier ones and
-    later ones of the same batch may have taken effect.
+    Raises ``OSError`` with the kernel's error of the first request that it refuses. Earlier requests, and
+    later ones of the same batch, may have taken effect.
     """
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_ROUTE) as sock:
         sock.setsockopt(_SOL_NETLINK, _NETLINK_CAP_ACK, 1)
@@ -77,9 +77,7 @@ def _send_batch(sock: socket.socket, batch: Sequence[TcRequest]) -> None:
         data = sock.recv(1 << 16)
         while data:
             length, kind, _, sequence, _ = _HEADER.unpack_from(data)
-            assert kind == _ERROR, (
-                f"netlink answered with a message of type {kind} instead of an acknowledgement"
-            )
+            assert kind == _ERROR, f"netlink sent a message of type {kind} instead of an acknowledgement"
             code = -struct.unpack_from("=i", data, _HEADER.size)[0]
             if code and refused is None:
                 request = batch[sequence]

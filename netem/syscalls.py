@@ -1,4 +1,4 @@
-"""The few system calls that Python 3.11 lacks: namespaces, process-death signal, timerfd."""
+"""The few system calls that Python 3.11 lacks: namespaces, mounts, and settings of a process (``prctl``)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _check(result: int, what: str) -> int:
 
 
 def unshare(flags: int) -> None:
-    """Move the calling process into new namespaces (``unshare(2)``)."""
+    """Move the calling process into new namespaces (``unshare(2)``). Raises ``OSError``, as all here do."""
     _check(_libc.unshare(flags), "unshare")
 
 
@@ -37,28 +37,28 @@ def setns(fd: int, kind: int = CLONE_NEWNET) -> None:
 
 
 def make_mounts_private() -> None:
-    """From now on nothing that is mounted in this mount namespace is seen in any other."""
+    """Make all mounts of this mount namespace private: later mounts in it do not show in any other."""
     _check(_libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None), "mount --make-rprivate /")
 
 
 def bind_mount(source: str, target: str) -> None:
-    """Have ``source`` stand at ``target``, too (``mount --bind``)."""
+    """Make ``source`` visible at ``target``, too (``mount --bind``)."""
     result = _libc.mount(os.fsencode(source), os.fsencode(target), None, _MS_BIND, None)
     _check(result, f"mount --bind {source} {target}")
 
 
 def set_death_signal(signal: int) -> None:
-    """Have the kernel send ``signal`` to this process when its parent dies.
+    """Make the kernel send ``signal`` to this process when its parent dies.
 
-    Call it after the last change of credentials: entering a user namespace clears it.
+    Call it after the last change of credentials: entering a user namespace clears the setting.
     """
     _check(_libc.prctl(_PR_SET_PDEATHSIG, signal, 0, 0, 0), "prctl")
 
 
 def enter_user_namespace() -> None:
-    """Become root in a new user and network namespace of one's own (rootless operation).
+    """Move the calling process into a new user and network namespace, where it is root (rootless operation).
 
-    The process must be single-threaded. Raises ``OSError`` where the kernel forbids it.
+    The process must be single-threaded. Raises ``OSError`` if the kernel forbids it.
     """
     uid, gid = os.geteuid(), os.getegid()
     unshare(CLONE_NEWUSER | CLONE_NEWNET)
@@ -74,7 +74,7 @@ def enter_user_namespace() -> None:
 def new_network_namespace() -> int:
     """Make an unnamed network namespace and return a descriptor that keeps it alive.
 
-    The caller stays where it was. The namespace vanishes with its last descriptor and process.
+    The caller stays in its own namespace. The new one vanishes with its last descriptor and process.
     """
     home = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -102,10 +102,10 @@ def inside(namespace: int) -> Iterator[None]:
 
 
 def set_timer_slack(nanoseconds: int) -> None:
-    """How late the kernel may end this thread's sleeps on purpose (the default is 50 µs)."""
+    """Set how much later than asked the kernel may end this thread's sleeps (the default is 50 µs)."""
     _check(_libc.prctl(_PR_SET_TIMERSLACK, nanoseconds, 0, 0, 0), "prctl")
 
 
 def set_process_name(name: str) -> None:
-    """The name that ``ps`` and ``top`` show (the first 15 bytes)."""
+    """Set the process's name that ``ps`` and ``top`` show (only its first 15 bytes)."""
     _check(_libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0), "prctl")

@@ -1,6 +1,6 @@
-"""Topologies: places joined by links, and what delay-shortest paths between them cost.
+"""Topologies: sites joined by links, and the delay and rate of delay-shortest paths between them.
 
-Pure: no files, no system. ``testbed.scenario.topologies`` reads them from files.
+Pure: reads no files and calls nothing of the system. ``testbed.scenario.topologies`` reads them from files.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from itertools import pairwise
 from netem.spec import NetworkError
 
 FIBRE_KM_PER_S = 200_000.0
-"""Speed of light in fibre, about two thirds of that in vacuum."""
+"""Speed of light in fibre: about two thirds of the speed in vacuum."""
 EARTH_RADIUS_KM = 6371.0
 
 
 class TopologyError(NetworkError):
-    """The topology contradicts itself, or has no path that is needed. One sentence for the user."""
+    """The topology contradicts itself, or lacks a needed node, path or delay. The message is one sentence."""
 
 
 @dataclass(frozen=True)
 class TopologyNode:
-    """A place. Coordinates in degrees, east and north positive; both ``None`` where unknown."""
+    """A site. Coordinates are in degrees, east and north positive; both are ``None`` if unknown."""
 
     name: str
     longitude_deg: float | None = None
@@ -32,9 +32,9 @@ class TopologyNode:
 
 @dataclass(frozen=True)
 class TopologyLink:
-    """A link between nodes ``a`` and ``b``: the same one-way delay and rate in both directions.
+    """A link between nodes ``a`` and ``b``, with the same one-way delay and rate in both directions.
 
-    ``delay_s`` is ``None`` where the source states none; ``Topology.with_fibre_delays`` derives it.
+    ``delay_s`` is ``None`` if the source states no delay; ``Topology.with_fibre_delays`` derives it.
     """
 
     a: str
@@ -45,7 +45,7 @@ class TopologyLink:
 
 @dataclass(frozen=True)
 class Path:
-    """A delay-shortest path: its nodes in order, its one-way delay, its slowest link's rate."""
+    """A delay-shortest path: its nodes in order, its one-way delay and the rate of its slowest link."""
 
     nodes: tuple[str, ...]
     delay_s: float
@@ -56,8 +56,9 @@ class Path:
 class Topology:
     """Nodes in a fixed order, and undirected links; two nodes may have several links.
 
-    ``without_coordinates`` names the nodes that kept a link from getting a delay from coordinates.
-    Raises ``TopologyError`` for two nodes of one name, a link from a node to itself or to no node.
+    ``without_coordinates`` is filled by ``with_fibre_delays``: the nodes whose missing coordinates left a
+    link without a delay of its own. Raises ``TopologyError`` for two nodes of one name, for a link from a
+    node to itself, and for a link to an unknown node.
     """
 
     name: str
@@ -86,12 +87,12 @@ class Topology:
         return max(link.rate_bps for link in self.links)
 
     def with_fibre_delays(self, detour: float = 1.0) -> Topology:
-        """The same topology with every link's delay from its ends' coordinates.
+        """Return the same topology with every link's delay derived from the coordinates of its ends.
 
-        delay = great-circle distance x ``detour`` / 200 km/ms. A link with an end of unknown place keeps
-        the delay it has; if it has none, the end counts as lying in the middle of its neighbours.
+        delay = great-circle distance x ``detour`` / (200 km/ms). A link that has an end without coordinates
+        keeps its delay. If it has no delay, the end is assumed to lie in the middle of its neighbours.
         ``without_coordinates`` of the result names those ends, in node order. Raises ``TopologyError``
-        where that leaves a link without delay.
+        if a link still has no delay.
         """
         by_name = {node.name: node for node in self.nodes}
         guessed = self._between_neighbours() if any(link.delay_s is None for link in self.links) else {}
@@ -107,7 +108,7 @@ class Topology:
                     if distance_km is None:
                         raise TopologyError(
                             f"topology {self.name} has neither a delay for the link {link.a} to {link.b} nor "
-                            "coordinates near it; give either"
+                            "coordinates near it; add one of them"
                         )
             delay_s = link.delay_s if distance_km is None else distance_km * detour / FIBRE_KM_PER_S
             links.append(replace(link, delay_s=delay_s))
@@ -115,12 +116,12 @@ class Topology:
         return replace(self, links=tuple(links), without_coordinates=names)
 
     def placed_nodes(self) -> tuple[TopologyNode, ...]:
-        """The nodes, those of unknown place in the middle of their neighbours where any of them is placed."""
+        """Return the nodes; one without coordinates is put in the middle of its neighbours where possible."""
         guessed = self._between_neighbours()
         return tuple(guessed.get(node.name, node) for node in self.nodes)
 
     def components(self) -> list[tuple[str, ...]]:
-        """Nodes that links connect with each other, largest first, each in the topology's order."""
+        """Return the connected components, largest first; the nodes of each are in the topology's order."""
         import networkx as nx
 
         graph = nx.Graph([(link.a, link.b) for link in self.links])
@@ -131,7 +132,10 @@ class Topology:
         return sorted(found, key=lambda part: (-len(part), self.node_names.index(part[0])))
 
     def _between_neighbours(self) -> dict[str, TopologyNode]:
-        """Nodes of unknown place, each in the middle of its placed neighbours, from the nearest outwards."""
+        """Return nodes without coordinates, each put in the middle of its placed neighbours.
+
+        Repeats with the guessed nodes as placed, until no further node has a placed neighbour.
+        """
         neighbours: dict[str, list[str]] = {name: [] for name in self.node_names}
         for link in self.links:
             neighbours[link.a].append(link.b)
@@ -150,11 +154,11 @@ class Topology:
             guessed |= new
 
     def paths(self, chosen: Sequence[str]) -> dict[tuple[str, str], Path]:
-        """The delay-shortest path of every ordered pair of different ``chosen`` nodes.
+        """Return the delay-shortest path of every ordered pair of different ``chosen`` nodes.
 
-        Both directions of a pair take the same path. Of parallel links the shortest counts, then the
-        fastest. Raises ``TopologyError`` where a node is unknown, a pair is not connected, or a link has no
-        delay.
+        Both directions of a pair use the same path. Of parallel links only the one with the shortest delay
+        is used; of equal ones the fastest. Raises ``TopologyError`` if a node is unknown, a pair is not
+        connected, or a link has no delay.
         """
         import networkx as nx
 
@@ -168,7 +172,7 @@ class Topology:
         for link in self.links:
             if link.delay_s is None:
                 raise TopologyError(
-                    f"topology {self.name} states no delay for its links (such as {link.a} to {link.b}); take "
+                    f"topology {self.name} states no delay for its links (such as {link.a} to {link.b}); use "
                     'delays = "fibre", which derives them from coordinates'
                 )
         for link in sorted(self.links, key=lambda link: (link.delay_s or 0.0, -link.rate_bps)):
@@ -188,16 +192,16 @@ class Topology:
         return found
 
     def rtt_matrix_s(self, chosen: Sequence[str]) -> tuple[tuple[float, ...], ...]:
-        """RTT between ``chosen`` nodes, a row and a column each: twice the one-way delay; 0 on the diagonal.
+        """Return the RTTs between ``chosen`` nodes as a square matrix in their order.
 
-        Raises ``TopologyError`` as ``paths`` does.
+        An RTT is twice the one-way delay; the diagonal is 0. Raises ``TopologyError`` as ``paths`` does.
         """
         paths = self.paths(chosen)
         return tuple(tuple(0.0 if a == b else 2 * paths[a, b].delay_s for b in chosen) for a in chosen)
 
 
 def great_circle_km(a: TopologyNode, b: TopologyNode) -> float | None:
-    """Distance along the Earth's surface (haversine), or ``None`` where a place is unknown."""
+    """Return the distance along the Earth's surface (haversine), or ``None`` if a node has no coordinates."""
     if a.longitude_deg is None or a.latitude_deg is None or b.longitude_deg is None or b.latitude_deg is None:
         return None
     north_a, north_b = math.radians(a.latitude_deg), math.radians(b.latitude_deg)
@@ -210,7 +214,10 @@ def great_circle_km(a: TopologyNode, b: TopologyNode) -> float | None:
 
 
 def middle(name: str, around: Sequence[TopologyNode]) -> TopologyNode:
-    """A node called ``name`` in the middle of placed nodes: the mean of their directions from the Earth's centre."""
+    """Return a node called ``name`` in the middle of ``around``, which must have coordinates.
+
+    The middle is the mean of their directions from the Earth's centre.
+    """
     x = y = z = 0.0
     for node in around:
         east, north = math.radians(node.longitude_deg or 0.0), math.radians(node.latitude_deg or 0.0)

@@ -1,4 +1,4 @@
-"""TUN devices that pass TCP super-packets whole."""
+"""Opens TUN devices that pass TCP super-packets (segmentation offload) whole."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import struct
 
 VNET_HEADER_BYTES = 10
-"""Every packet carries a virtio-net header of this size (checksum and segmentation offload)."""
+"""Size of the virtio-net header before every packet (checksum and segmentation offload)."""
 
 _TUNSETIFF = 0x400454CA
 _TUNSETOFFLOAD = 0x400454D0
@@ -17,7 +17,7 @@ _OFFLOAD_CHECKSUM_AND_TCP = 1 | 2 | 4
 
 
 def open_tun(name: str) -> int:
-    """Make a TUN device in the current namespace and return its non-blocking descriptor."""
+    """Make a TUN device in the current namespace; return its non-blocking descriptor. Raises ``OSError``."""
     fd = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         fcntl.ioctl(fd, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TUN_NO_PI_VNET_HDR))

@@ -1,33 +1,42 @@
-"""Pure decisions: where blocks go and which chain serves a request. No clock, no files, no network.
+"""Pure decisions: which server holds which blocks, which chain serves a request. No clock, files or network.
 
-What policies see and answer
-- ``problem``: servers, clients, model, placements, routes; ``state``: who holds cache until when
-- ``interfaces``: what a placement and a routing policy must offer; ``checks``: the rules they must keep
+The input and output of policies
+- ``problem``: servers, clients, model, placements, routes; ``state``: which sessions hold cache, and until
+  when
+- ``steps``: how long a step takes on a server
+- ``interfaces``: the protocols of placement and routing policies; ``checks``: the rules for their results
 - ``registry``: policies by name, users' own included
 
 Placement
-- ``cgbp``: CG-BP and its bounds; ``greedy``: its steps, for reuse; ``design``: |R|
-- ``petals``: PETALS' placement; ``ablations``: Optimized Order and Number; ``fixed``: as given
-- ``foresight``: our own, by trial; ``search``: trials on synthetic arrivals, |R| searched; ``neighbours``:
-  small changes of a placement
-- ``pipelines``: those of other systems that make stages or pipelines; ``parallax``: Parallax'; ``helix``: the
-  largest flow; ``flow``: what a placement can pass
-- ``feasibility``: words for what does not fit
-- ``milp``: the exact optimum of placement and routes, its relaxation and rounding that; ``milp_model``: the
+- ``cgbp``: CG-BP and its bounds; ``greedy``: its steps, for reuse; ``design``: the design concurrency |R|
+- ``petals``: PETALS' placement; ``ablations``: Optimized Order and Optimized Number; ``fixed``: given
+  placements
+- ``foresight``: our own placement, chosen by trial; ``foresight_sharing``: the same for servers that batch
+  sessions
+- ``search``: trials on synthetic arrivals, and the search for |R|; ``neighbours``: small changes of a
+  placement
+- ``pipelines``: placements of other systems that make stages or pipelines; ``parallax``: Parallax'
+- ``composition``: chains with capacities (GBP-CR, GCA, JFFC)
+- ``helix``: the placement with the largest flow; ``flow``: the tokens per second that a placement can process
+- ``feasibility``: error messages for placements that do not fit
+- ``milp``: the exact optimum of placement and routes, its relaxation and rounding; ``milp_model``: the
   program; ``milp_solver``: HiGHS; ``offline``: CG-BPRR for given requests; ``link_costs``: time per token
 
 Routing
 - ``wsrr``: WS-RR; ``petals_routing``: PETALS' routing; ``petals_search``: its search for chains
-- ``optimal_rr``: exact for one request
-- ``iwrr``: Helix' routing; ``swarm_routing``: SWARM's; ``parallax`` and ``pipelines`` have Parallax'
-- ``petals_code``: PETALS' routing as its code does it; ``foresight_routing``: our own
+- ``optimal_rr``: the exact optimum for one request
+- ``iwrr``: Helix' routing; ``swarm_routing``: SWARM's; ``parallax`` and ``pipelines`` contain Parallax'
+- ``petals_code``: PETALS' routing as in its code; ``foresight_routing``: our own
 - ``chains``: links and cheapest chains; ``positions``: the graph of block positions
-- ``waiting``: time until cache is free; ``replay``: the reference simulator's semantics; ``workload``: requests
+- ``waiting``: time until cache is free; ``workload``: requests
+- ``replay``: the reference simulator's semantics; ``sharing`` and ``shared_replay``: servers that batch
+  sessions
 
 While serving
-- ``membership``: which servers routers believe to be there; ``bans``: whom a client leaves out for a while
-- ``subrange``: routing over a lost range among those that are left; ``joining``: servers that come later
-- ``online``: when and how a placement changes; ``petals_rebalancing``: PETALS' own way
+- ``membership``: which servers the routers believe to be alive; ``bans``: servers that a client avoids for a
+  while
+- ``subrange``: routing over a lost range of blocks; ``joining``: servers that join later
+- ``online``: when and how a placement changes; ``petals_rebalancing``: PETALS' own method
 """
 
 from policies.interfaces import PlacementPolicy, Router, RoutingPolicy

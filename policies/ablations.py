@@ -1,4 +1,4 @@
-"""PETALS with one step of CG-BP each: the order in which servers choose, or how many blocks they take."""
+"""PETALS' placement with one part of CG-BP: the order in which servers choose, or their number of blocks."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from policies.problem import Placement, PolicyError, Problem
 class OptimizedOrder:
     """PETALS' placement with servers joining in CG-BP's order (the paper's Optimized Order).
 
-    Blocks per server and cache room are PETALS'. Servers that CG-BP would leave out join last.
+    The number of blocks per server and the cache room are PETALS'. Servers that CG-BP would leave out join
+    last.
     """
 
     honour_block_cap: bool = True
     name: str = "petals-optimized-order"
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
-        """Join in increasing t~_j, with m_j of CG-BP for |R|. Raises ``InfeasiblePlacement``."""
+        """Servers join in the order of t~_j, with CG-BP's m_j for |R|. Raises ``InfeasiblePlacement``."""
         concurrency = _concurrency(problem, design_concurrency)
         order = _cgbp_order(problem, concurrency, self.honour_block_cap)
         counts = petals_block_counts(problem, honour_cap=self.honour_block_cap)
@@ -46,7 +47,7 @@ class OptimizedNumber:
     name: str = "petals-optimized-number"
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
-        """Windows of m_j = floor(M_j / (s_m + s_c |R|)) blocks. Raises ``InfeasiblePlacement``."""
+        """Place windows of m_j = floor(M_j / (s_m + s_c |R|)) blocks. Raises ``InfeasiblePlacement``."""
         concurrency = _concurrency(problem, design_concurrency)
         counts = block_counts(problem, concurrency, honour_cap=self.honour_block_cap)
         ranges = choose_ranges(problem, counts, problem.join_order)

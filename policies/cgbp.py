@@ -1,4 +1,4 @@
-"""CG-BP: conservative greedy block placement, with the bounds that the paper proves for it."""
+"""CG-BP: conservative greedy block placement, and the bounds that the paper proves for it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CgBp:
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
         """Place the blocks for ``design_concurrency`` sessions; ``None`` chooses |R| as the paper does.
 
-        Raises ``InfeasiblePlacement`` if a block is held by no server, ``PolicyError`` if |R| < 1.
+        Raises ``InfeasiblePlacement`` if no server holds some block, ``PolicyError`` if |R| < 1.
         """
         if design_concurrency is None:
             design_concurrency = choose_design_concurrency(problem).value
@@ -49,10 +49,10 @@ class CgBp:
 
 
 def theorem1_per_token_s(problem: Problem, greedy: GreedyPlan) -> float:
-    """Theorem 1: upper bound on the time per decoded token of any client, up to |R| sessions.
+    """Return Theorem 1's upper bound on any client's seconds per decoded token with up to |R| sessions.
 
-    ``sum_{j<=K} t~_j m_j - tau_K (sum_{j<=K} m_j - L)`` over the servers in serving order, K being
-    the first at which all blocks are held.
+    It is ``sum_{j<=K} t~_j m_j - tau_K (sum_{j<=K} m_j - L)`` over the servers in serving order. K is
+    the first server with which all blocks are held. Raises ``ValueError`` if some block is not held.
     """
     missing = set(range(problem.model.n_blocks))
     total_s, n_placed = 0.0, 0
@@ -67,10 +67,10 @@ def theorem1_per_token_s(problem: Problem, greedy: GreedyPlan) -> float:
 
 
 def lower_bounds_per_token_s(problem: Problem) -> list[float]:
-    """T^o_c for every client c: no placement or route decodes a token faster.
+    """Return T^o_c for every client c, in seconds: no placement and route decodes a token faster.
 
-    With m_j = min(floor(M_j / (s_m + s_c)), L) and t~_jc = tau_j + t_cj / m_j, the L cheapest
-    block places, a server giving at most m_j. Infinite if the servers cannot hold L blocks. Block
+    It is the sum of the L cheapest block places, at most m_j of server j, each at t~_jc = tau_j + t_cj / m_j,
+    with m_j = min(floor(M_j / (s_m + s_c)), L). Infinite if the servers cannot hold L blocks. Block
     caps do not apply.
     """
     n_blocks = problem.model.n_blocks

@@ -1,7 +1,7 @@
-"""Chains as paths: the links of one kind of request, and the cheapest path over them.
+"""Chains as paths in a graph: its edges for one kind of request, and the cheapest path.
 
-With hub-spoke the nodes are block positions, because a hop costs the same wherever the session comes
-from: server j leads from every position of its range to its end, which is at most sum m_j links. With
+With hub-spoke the nodes are block positions, because a hop costs the same whatever the previous server:
+server j leads from every position in its range to the range's end, at most sum m_j edges in total. With
 server-to-server forwarding a hop's delay depends on the previous server, so the nodes are servers.
 """
 
@@ -16,11 +16,15 @@ from policies.problem import Hop, Placement, Problem, RequestSpec, Route, hop_ti
 from policies.waiting import fits
 
 _MAX_KINDS = 4096
-"""Kinds of request whose links are kept."""
+"""Graphs of at most this many kinds of request are kept."""
 
 
 class Link(NamedTuple):
-    """A server entered at node ``tail``: what that costs and needs. The way back to the client has no hop."""
+    """An edge of the graph: a server entered from node ``tail``.
+
+    ``service_s`` is its cost over the whole request in seconds, ``need_bytes`` the cache that it needs.
+    ``hop`` is ``None`` for the way back to the client.
+    """
 
     tail: int
     hop: Hop | None
@@ -29,15 +33,15 @@ class Link(NamedTuple):
 
 
 Groups = tuple[tuple[Link, ...], ...]
-"""Links with the same two nodes are a group, cheapest first."""
+"""Groups of links with the same two nodes; in each group the cheapest link is first."""
 
 
 class ChainGraph(NamedTuple):
-    """Links for one kind of request. ``into[v]`` are the groups that end at node v, tails ascending.
+    """The links for one kind of request. ``into[v]`` are the groups that end at node v, tails ascending.
 
-    Node 0 is the start, the last node the end, and links lead to higher nodes. Links to servers whose
-    whole cache is too small for the request are left out. ``idle`` is the cheapest chain if nobody
-    waits (``None``: there is no chain) and ``idle_links`` are its links.
+    Node 0 is the start and the last node the end; links lead to higher nodes. Links to servers whose
+    whole cache is too small for the request are left out. ``idle`` is the cheapest chain if all servers are
+    idle (``None``: there is no chain), and ``idle_links`` are its links.
     """
 
     into: tuple[Groups, ...]
@@ -46,7 +50,7 @@ class ChainGraph(NamedTuple):
 
 
 class Chains:
-    """Makes and keeps the ``ChainGraph`` of every kind of request for one placement."""
+    """Builds the ``ChainGraph`` of every kind of request for one placement, and keeps it."""
 
     def __init__(self, problem: Problem, placement: Placement) -> None:
         self._problem = problem
@@ -80,7 +84,10 @@ class Chains:
         return links
 
     def _by_server(self, request: RequestSpec) -> list[list[Link]]:
-        """Node 1 + i is the i-th server in the order of range ends: chains pass through these in order."""
+        """Return the links with servers as nodes: node 1 + i is the i-th server in the order of range ends.
+
+        Chains pass servers in this order.
+        """
         ranges, n_blocks = self._placement.ranges, self._problem.model.n_blocks
         by_end = sorted((j for j, held in enumerate(ranges) if held.n_blocks), key=lambda j: ranges[j].last)
         links: list[list[Link]] = [[]]
@@ -131,10 +138,11 @@ def cheapest(
     wait_s: Callable[[Link], float] | None = None,
     keep: Callable[[Link], bool] | None = None,
 ) -> tuple[float, list[Link]]:
-    """(cost, links) of the cheapest path from node 0 to the last; infinite cost and no links if there is none.
+    """Return (cost in seconds, links) of the cheapest path from node 0 to the last node.
 
-    ``wait_s`` is added to a link's cost; links that ``keep`` refuses are left out. Of paths that cost
-    the same, the one whose last server is listed first is kept.
+    The cost is infinite, and there are no links, if there is no path. ``wait_s`` of a link is added to its
+    cost; links for which ``keep`` is False are left out. Of paths with equal cost, the one whose last server
+    is listed first is kept.
     """
     dist_s = [math.inf] * len(into)
     dist_s[0] = 0.0
@@ -146,7 +154,7 @@ def cheapest(
             for link in group:
                 total_s = start_s + link.service_s
                 if total_s > best_s or total_s == math.inf:
-                    break  # the rest of the group costs no less
+                    break  # the rest of the group is not cheaper
                 if keep is not None and not keep(link):
                     continue
                 if wait_s is not None:
@@ -168,5 +176,5 @@ def _server(link: Link) -> int:
 
 
 def route_of(chain: list[Link], wait_s: float, cost_s: float) -> Route:
-    """The route along ``chain``."""
+    """Return the route along the links of ``chain``."""
     return Route(tuple(link.hop for link in chain if link.hop is not None), wait_s, cost_s)

@@ -1,4 +1,4 @@
-"""The rules that every placement and route must keep; users' policies are held to them."""
+"""Checks the rules that every placement and route must keep, those of users' policies included."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _ROUNDING_RATIO = 1e-9
 
 
 def check_placement(problem: Problem, placement: Placement, name: str | None = None) -> None:
-    """Every block is held, ranges lie in ``[0, L)``, and s_m m_j + cache_j <= M_j on every server.
+    """Check that every block is held, ranges lie in ``[0, L)``, and s_m m_j + cache_j <= M_j on every server.
 
-    ``name`` is the policy's, if it is not ``placement.policy``. Raises ``PolicyError`` naming the
+    ``name`` is the policy's name, if it is not ``placement.policy``. Raises ``PolicyError`` that names the
     policy and the rule that it broke.
     """
     model = problem.model
     who = f"placement policy {name or getattr(placement, 'policy', '?')}"
     if not isinstance(placement, Placement):
-        raise PolicyError(f"{who} must answer a Placement, not {type(placement).__name__}")
+        raise PolicyError(f"{who} must return a Placement, not {type(placement).__name__}")
     for what, values in (("range", placement.ranges), ("cache size", placement.cache_bytes)):
         if len(values) != problem.n_servers:
             raise PolicyError(
-                f"{who} must answer one {what} for each of the {problem.n_servers} servers, not {len(values)}"
+                f"{who} must return one {what} for each of the {problem.n_servers} servers, not {len(values)}"
             )
     for server, held, cache_bytes in zip(
         problem.servers, placement.ranges, placement.cache_bytes, strict=True
@@ -52,12 +52,12 @@ def check_placement(problem: Problem, placement: Placement, name: str | None = N
 
 
 def check_route(problem: Problem, placement: Placement, route: Route, name: str) -> None:
-    """A chain covers ``[0, L)`` in order and leaves every server at the end of its range (Lemma 1).
+    """Check that a chain covers ``[0, L)`` in order and leaves servers at the end of their ranges (Lemma 1).
 
-    Raises ``PolicyError`` naming the policy ``name`` and the rule that it broke.
+    Raises ``PolicyError`` that names the policy ``name`` and the rule that it broke.
     """
     if not isinstance(route, Route):
-        raise PolicyError(f"routing policy {name} must answer a Route or None, not {type(route).__name__}")
+        raise PolicyError(f"routing policy {name} must return a Route or None, not {type(route).__name__}")
     position = 0
     for hop in route.hops:
         if not 0 <= hop.server < problem.n_servers:
@@ -68,7 +68,7 @@ def check_route(problem: Problem, placement: Placement, route: Route, name: str)
             f"{problem.servers[hop.server].name}, which holds [{first}, {last})"
         )
         if hop.first != position:
-            raise PolicyError(f"{what}, when block {position} is next")
+            raise PolicyError(f"{what}, but block {position} is next")
         if not first <= hop.first < hop.last <= last:
             raise PolicyError(f"{what}; a hop must stay inside the server's range")
         if hop.last != last:
@@ -85,9 +85,9 @@ def check_route(problem: Problem, placement: Placement, route: Route, name: str)
 def check_waiting(
     problem: Problem, request: RequestSpec, route: Route, state: SystemState, now_s: float, name: str
 ) -> None:
-    """A route does not promise room before there is any: ``wait_s`` is at least t^W of each of its hops.
+    """Check that a route's ``wait_s`` is at least t^W of each hop, so there is room when the session starts.
 
-    Raises ``PolicyError`` naming the policy ``name``, the server and the memory.
+    Raises ``PolicyError`` that names the policy ``name``, the server and the memory.
     """
     block_bytes = problem.model.cache_bytes(request.n_tokens)
     for hop in route.hops:
@@ -102,9 +102,9 @@ def check_waiting(
 
 
 def _ints(held: Any, who: str, server: str) -> tuple[int, int]:
-    """A range's two block numbers, from what a user's policy answered."""
+    """Return a range's two block numbers. Raises ``PolicyError`` if a policy returned something else."""
     if isinstance(held, BlockRange) and all(isinstance(b, int) for b in held):
         return held.first, held.last
     raise PolicyError(
-        f"{who} answers {held!r} for {server}; a BlockRange(first, last) of whole numbers is needed"
+        f"{who} returns {held!r} for {server}; it must be a BlockRange(first, last) of whole numbers"
     )

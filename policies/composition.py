@@ -1,7 +1,8 @@
-"""Chains with capacities: GBP-CR's placement, GCA's chains, Theorem 4's choice of c, and JFFC (arXiv 2604.14993).
+"""Chains with capacities: GBP-CR, GCA, Theorem 4's choice of c, and JFFC (arXiv 2604.14993).
 
-The successor of the paper's authors: Sun, He, Hou, "Serving Chain-structured Jobs with Large Memory Footprints". A
-request of mean length takes T_k on chain k alone; a chain has room for c_k such requests at a time, and none for another.
+From a later paper by authors of the paper: Sun, He, Hou, "Serving Chain-structured Jobs with Large Memory
+Footprints". A request of mean length takes T_k seconds alone on chain k, which has room for c_k such requests
+at a time.
 """
 
 from __future__ import annotations
@@ -31,16 +32,19 @@ from policies.state import SystemState
 from policies.waiting import waiting_s
 
 UTILISATION = 0.7
-"""Of the throughput of all chains that GBP-CR makes, the part that the load may take: its rho-bar."""
+"""The load may use this share of the throughput of all chains that GBP-CR makes: its rho-bar."""
 
 _LEAST_S = 1e-12
-"""A chain that takes no time counts as one that takes this."""
+"""A request takes at least this many seconds on a chain."""
 _MOST_TRIALS = 20_000
-"""Servers times concurrencies that a placement tries."""
+"""Limit of servers times concurrencies that a placement tries."""
 
 
 class Chain(NamedTuple):
-    """Whole ranges or their ends; ``capacity`` mean requests at a time, each of which takes ``time_s`` alone."""
+    """A chain with room for ``capacity`` mean requests at a time; each takes ``time_s`` alone.
+
+    Its hops are whole ranges of servers, or their last parts.
+    """
 
     hops: tuple[Hop, ...]
     capacity: int
@@ -48,7 +52,7 @@ class Chain(NamedTuple):
 
 
 class MeanRequests:
-    """Requests of the mean lengths that are known, from a client in the middle: its times are the means over clients."""
+    """Requests of the known mean lengths from an average client: its times are the means over all clients."""
 
     def __init__(self, problem: Problem) -> None:
         sent, ways = problem.transmissions, problem.ways
@@ -67,10 +71,10 @@ class MeanRequests:
         )
         self.request = RequestSpec(0, *problem.mean_lengths)
         self.slot_bytes = problem.model.cache_bytes(self.request.n_tokens)
-        """Of one block's cache."""
+        """Bytes of one block's cache for such a request."""
 
     def time_s(self, hops: Sequence[Hop]) -> float:
-        """T_k: what one takes on this chain alone, and more than nothing."""
+        """Return T_k: the seconds of one such request alone on this chain, more than 0."""
         return max(service_s(self.problem, self.request, hops)[1], _LEAST_S)
 
 
@@ -79,10 +83,11 @@ def _mean_row(rows: Matrix) -> Matrix:
 
 
 def compose(mean: MeanRequests, placement: Placement) -> list[Chain]:
-    """GCA (Alg. 2): the fastest chain that has room takes all of it, then the next; fastest first.
+    """Return GCA's chains (Alg. 2), fastest first: each is in turn the fastest with room, and uses all of it.
 
-    A server's room is in slots, each of which holds one block's cache of a mean request. After a server that ends with
-    block b comes any whose range has b + 1 in it, and it computes what is left of its range.
+    A server's room is counted in slots, each of which holds one block's cache of a mean request. A server
+    that ends with block b may be followed by any whose range contains b + 1; it computes the rest of its
+    range.
     """
     links = Chains(mean.problem, placement).of(mean.request).into
     slots = [whole(room, mean.slot_bytes) for room in placement.cache_bytes]
@@ -101,16 +106,18 @@ def compose(mean: MeanRequests, placement: Placement) -> list[Chain]:
 
 
 def least_response_s(chains: Sequence[Chain], rate: float) -> float:
-    """Theorem 4's lower bound on the mean response time at ``rate`` requests per second; infinite if they never drain.
+    """Return Theorem 4's lower bound on the mean response time in seconds at ``rate`` requests per second.
 
-    A birth-death chain: with n requests in the system the min(n, all) fastest slots work, each at 1 / T_k; nobody does better
-    who may move requests to the fastest slots at any time. By Little's law its mean number over the rate.
+    It is infinite if the chains cannot carry the rate. The model is a birth-death chain: with n requests in
+    the system the min(n, all) fastest slots work, each at 1 / T_k. That is optimal even if requests may move
+    to the fastest slots at any time. By Little's law the bound is the mean number of requests divided by the
+    rate.
     """
     speeds = sorted(((1 / chain.time_s, chain.capacity) for chain in chains), reverse=True)
     full = sum(speed * capacity for speed, capacity in speeds)
     if rate >= full:
         return math.inf
-    # State probabilities relative to the most probable one so far: none overflows.
+    # State probabilities are relative, and rescaled when one becomes large, so that none overflows.
     weight, total, number, n, drains = 1.0, 1.0, 0.0, 0, 0.0
     for speed, capacity in speeds:
         for _ in range(capacity):
@@ -130,14 +137,15 @@ def least_response_s(chains: Sequence[Chain], rate: float) -> float:
 
 @dataclass
 class ChainComposition:
-    """Disjoint chains of the servers with the least time per block, as many as the load needs (GBP-CR, Alg. 1).
+    """Disjoint chains of the servers with the least time per block, as many as needed (GBP-CR, Alg. 1).
 
-    m_j(c) = min(floor(M_j / (s_m + c s_c)), L) at mean lengths. Servers in the order of (tau^c_j + tau^p_j m_j) / m_j, a
-    mean request's times on j beside the blocks' and per block; windows end to end, the last of a chain shifted back to
-    L - m_j as in their Python code (their MATLAB code cuts it off). Chains until their throughput at c sessions each
-    is the load over 0.7; then no more servers. c, if left open, has the least ``least_response_s`` of the chains that GCA
-    composes. Ours differs: clients are averaged, and where no c carries the load it is the one with the most
-    throughput.
+    m_j(c) = min(floor(M_j / (s_m + c s_c)), L) at mean lengths. Servers are used in the order of (tau^c_j +
+    tau^p_j m_j) / m_j, where tau^c_j and tau^p_j are a mean request's times on j besides the blocks and per
+    block. Windows follow each other; the last one of a chain is shifted back to L - m_j as in the authors'
+    Python code (their MATLAB code cuts it off). Chains are added until their throughput at c sessions each
+    reaches the load / 0.7. The other servers hold nothing. If c is not given, it is the one whose chains,
+    composed by GCA, have the smallest ``least_response_s``. Differences to the paper: clients are averaged,
+    and if no c carries the load, it is the one with the most throughput.
     """
 
     name: str = "chain-composition"
@@ -150,8 +158,9 @@ class ChainComposition:
         if not found:
             memory = gigabytes(sum(server.memory_bytes for server in problem.servers))
             raise InfeasiblePlacement(
-                f"{self.name} makes no chain of {problem.model.n_blocks} blocks of {gigabytes(problem.model.block_bytes)} "
-                f"with room for {design_concurrency or 1} sessions ({memory} of memory in all); add servers"
+                f"{self.name} makes no chain of {problem.model.n_blocks} blocks of "
+                f"{gigabytes(problem.model.block_bytes)} with room for {design_concurrency or 1} sessions "
+                f"({memory} of memory in all); add servers"
             )
         if len(found) == 1:
             return found[0]
@@ -176,7 +185,7 @@ class ChainComposition:
                 hops = []
                 if throughput * UTILISATION >= problem.request_rate:
                     break
-        for hop in hops:  # of a chain that did not come about
+        for hop in hops:  # those of an unfinished chain
             ranges[hop.server] = BlockRange(0, 0)
         if not throughput:
             return None
@@ -194,7 +203,10 @@ def _counts(mean: MeanRequests, concurrency: int) -> list[int]:
 
 
 def _concurrencies(mean: MeanRequests) -> list[int]:
-    """c from 1 to the largest with which a server holds a block: the largest of those with equal m_j; thinned where servers are many."""
+    """Return the values of c to try, ascending: each is the largest with the same m_j of some server.
+
+    With many servers they are thinned out.
+    """
     model, servers = mean.problem.model, mean.problem.servers
     found = {
         whole(memory / count - model.block_bytes, mean.slot_bytes)
@@ -208,27 +220,30 @@ def _concurrencies(mean: MeanRequests) -> list[int]:
 
 
 def _worth(mean: MeanRequests, placement: Placement) -> tuple[float, float]:
-    """Less is better: the least response, then the throughput."""
+    """Return (least response in seconds, minus the throughput) of a placement; smaller is better."""
     chains = compose(mean, placement)
     return least_response_s(chains, mean.problem.request_rate), -sum(c.capacity / c.time_s for c in chains)
 
 
 class Jffc:
-    """The fastest chain with a free slot; without one the request waits, first come, first served (JFFC, Alg. 3).
+    """The fastest chain with a free slot; without one the request waits in order (JFFC, Alg. 3).
 
-    Chains and slots are GCA's. It takes the coordinator's queue in order (``queue``).
+    Chains and slots are GCA's. It needs the coordinator's queue in order of arrival (``queue``).
     """
 
     name = "jffc"
     queue = "fifo"
-    """Where requests wait unless ``policy.queue`` says otherwise."""
+    """The kind of queue that the coordinator uses unless ``policy.queue`` is set."""
 
     def bind(self, problem: Problem, placement: Placement) -> JffcRouter:
         return JffcRouter(problem, placement)
 
 
 class JffcRouter:
-    """A slot is taken by a session, however long; servers' rooms are looked at, too, since sessions differ in length."""
+    """The router of ``Jffc``.
+
+    A session uses one slot, whatever its length. Because lengths differ, servers' room is checked, too.
+    """
 
     def __init__(self, problem: Problem, placement: Placement) -> None:
         self._problem = problem
@@ -236,13 +251,13 @@ class JffcRouter:
         self.chains = compose(MeanRequests(problem), placement)
 
     def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
-        """The fastest chain that has a slot and room now, else the one that has them first."""
+        """Return the fastest chain with a free slot and room now, else the one that has them first."""
         block_bytes = self._problem.model.cache_bytes(request.n_tokens)
         best: Route | None = None
         for chain in self.chains:
             needs = [(hop.server, hop.n_blocks * block_bytes) for hop in chain.hops]
             wait_s = max(waiting_s(state, server, need, now_s) for server, need in needs)
-            if wait_s == math.inf:  # it could never hold the request
+            if wait_s == math.inf:  # the chain can never hold the request
                 continue
             ends = sorted(_sessions(state, chain.hops))
             n_over = len(ends) - chain.capacity
@@ -257,7 +272,7 @@ class JffcRouter:
 
 
 def _sessions(state: SystemState, hops: Sequence[Hop]) -> list[float]:
-    """Expected ends of the sessions on exactly this chain: those that hold as many blocks on every server of it."""
+    """Return the expected ends of sessions on this chain: those with its number of blocks on each server."""
     ends: dict[object, float] = {}
     for at, hop in enumerate(hops):
         here = {

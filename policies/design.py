@@ -1,4 +1,4 @@
-"""|R|, the number of concurrent sessions that a placement is designed for."""
+"""Chooses |R|, the number of concurrent sessions that a placement is designed for."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from policies.wsrr import WsRr
 
 
 class DesignConcurrency(NamedTuple):
-    """|R| and what it came from: the smaller of ``wanted`` and ``memory_bound``, but at least 1.
+    """|R| and how it was chosen. ``value`` is the smaller of ``wanted`` and ``memory_bound``, but at least 1.
 
-    ``single_request_s`` is T, one request's time under CG-BP and WS-RR designed for one request.
+    ``single_request_s`` is T, the seconds of one request alone, see the function of that name.
     """
 
     value: int
@@ -25,9 +25,9 @@ class DesignConcurrency(NamedTuple):
 
 
 def memory_bound(problem: Problem) -> int:
-    """floor((sum M_j - s_m (L + |V_s|)) / (s_c (L + |V_s|))): an |R| up to this is sure to fit.
+    """Return floor((sum M_j - s_m (L + |V_s|)) / (s_c (L + |V_s|))): any |R| up to it is guaranteed to fit.
 
-    Can be negative.
+    It can be negative.
     """
     held_blocks = problem.model.n_blocks + problem.n_servers
     total_bytes = sum(server.memory_bytes for server in problem.servers)
@@ -36,9 +36,9 @@ def memory_bound(problem: Problem) -> int:
 
 
 def single_request_s(problem: Problem) -> float:
-    """T: time of one request of the design lengths, alone, under CG-BP with |R| = 1 and WS-RR.
+    """Return T: the seconds of one request of the design lengths, alone, under CG-BP with |R| = 1 and WS-RR.
 
-    Includes ``initial_delay_s``; the slowest client counts. As in the reference simulator the
+    T is that of the slowest client and includes ``initial_delay_s``. As in the reference simulator, the
     servers' block caps do not apply here. Raises ``InfeasiblePlacement`` if some block has no server.
     """
     greedy = plan(problem, 1, honour_cap=False)
@@ -58,7 +58,7 @@ def single_request_s(problem: Problem) -> float:
 
 
 def choose_design_concurrency(problem: Problem) -> DesignConcurrency:
-    """|R| = min(round(lambda T + sqrt(lambda T)), memory bound), at least 1.
+    """Return |R| = min(round(lambda T + sqrt(lambda T)), memory bound), at least 1.
 
     Raises ``InfeasiblePlacement`` if the memory bound is below 1 or one request does not fit.
     """

@@ -1,4 +1,4 @@
-"""Decisions that a user has made: a placement as given, and chains as given."""
+"""Policies for a user's own decisions: a given placement, and given chains."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from policies.waiting import waiting_s
 class FixedPlacement:
     """The blocks that each server holds, as given.
 
-    ``ranges`` in the order of the servers; ``cache_bytes`` likewise, ``None``: whatever the blocks leave.
+    ``ranges`` and ``cache_bytes`` are in the order of the servers. ``cache_bytes`` ``None`` means all memory
+    that the blocks leave.
     """
 
     ranges: tuple[BlockRange, ...]
@@ -32,7 +33,10 @@ class FixedPlacement:
     name: str = "fixed"
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
-        """``design_concurrency`` is noted and has no effect. ``checks.check_placement`` judges the answer."""
+        """Return the given placement, unchecked (see ``checks.check_placement``).
+
+        ``design_concurrency`` is stored in it and has no other effect.
+        """
         cache_bytes = self.cache_bytes
         if cache_bytes is None:
             cache_bytes = tuple(
@@ -46,7 +50,8 @@ class FixedPlacement:
 class FixedRouting:
     """One chain for every request, or one per client, as given.
 
-    ``chains`` are servers, by name or number, by client name; the key ``""`` stands for all other clients.
+    ``chains`` maps a client's name to its servers, by name or number. The key ``""`` is for all other
+    clients.
     """
 
     chains: Mapping[str, Sequence[str | int]]
@@ -57,26 +62,27 @@ class FixedRouting:
         unknown = [name for name in self.chains if name and name not in problem.clients]
         if unknown:
             raise PolicyError(
-                f"the fixed route is for {unknown[0]!r}, which is no client; clients: {', '.join(problem.clients)}"
+                f"the fixed route is for {unknown[0]!r}, which is no client; clients: "
+                f"{', '.join(problem.clients)}"
             )
         hops = []
         for client in problem.clients:
             chain = self.chains.get(client, self.chains.get(""))
             if chain is None:
-                raise PolicyError(f"the fixed route has no chain for {client}; give one")
+                raise PolicyError(f"the fixed route has no chain for {client}; add one")
             hops.append(_hops(problem, placement, chain))
         return FixedRouter(problem, tuple(hops))
 
 
 class FixedRouter:
-    """The client's chain; it waits until every server on it has room."""
+    """Returns the client's chain; requests wait until every server on it has room."""
 
     def __init__(self, problem: Problem, chains: tuple[tuple[Hop, ...], ...]) -> None:
         self._problem = problem
         self._chains = chains
 
     def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
-        """``None`` if the request can never fit on one of the servers."""
+        """Return the client's chain, or ``None`` if one of its servers can never hold the request."""
         hops = self._chains[request.client]
         block_bytes = self._problem.model.cache_bytes(request.n_tokens)
         wait_s = max(waiting_s(state, hop.server, hop.n_blocks * block_bytes, now_s) for hop in hops)

@@ -1,4 +1,7 @@
-"""How many tokens per second a placement can pass: servers and links as a flow network (Helix, arXiv 2406.01566)."""
+"""How many tokens per second a placement can process: servers and links as a flow network.
+
+After Helix (arXiv 2406.01566).
+"""
 
 from __future__ import annotations
 
@@ -11,21 +14,22 @@ from policies.greedy import whole
 from policies.problem import BlockRange, Matrix, Problem
 
 HUB = -1
-"""The clients together, where every chain begins and ends."""
+"""Number of the node for all clients together, where every chain begins and ends."""
 _MOST_TPS = 1e12
-"""What takes no time passes this many tokens per second."""
+"""Tokens per second of something that takes no time."""
 _ROUNDING_RATIO = 1e-9
 
 
 class Rates:
-    """Tokens per second that servers and links can pass, prompts and decoding together.
+    """Tokens per second that servers and links can process, prompts and decoding together.
 
-    A request of mean lengths is ``l_in + l_out - 1`` tokens, and keeps a server with k blocks busy for
-    k (tau^I(l_in) + (l_out - 1) tau) seconds: a token counts as the request's mean one, and steps are computed one
-    after another. Where the hardware profile says what a further session adds to a step (``session_slope_s``), further
-    tokens are computed in full batches: of as many sessions as there is room for beside the blocks, and then a token takes
-    its part of a batch. A link passes as many tokens as its rate
-    allows hidden states; clients send alike, so the slowest one's link says what all of them can send.
+    A request of mean lengths is ``l_in + l_out - 1`` tokens, and keeps a server with k blocks busy for k
+    (tau^I(l_in) + (l_out - 1) tau) seconds. Each token counts as the request's mean token, and steps are
+    computed one after another. If the hardware profile has the time that a further session adds to a step
+    (``session_slope_s``), tokens after the first are computed in full batches: of as many sessions as have
+    room beside the blocks. Then a token counts as its share of a batch. A link passes as many tokens as its
+    rate allows hidden states. All clients send equally, so the slowest client's link limits what they send
+    together.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -43,7 +47,10 @@ class Rates:
         return [_per_s(len(slope_s), max(column)) for column in zip(*slope_s, strict=True)]
 
     def server_tps(self, server: int, n_blocks: int) -> float:
-        """T(k) for ``n_blocks`` >= 1. Where all goes through clients, also no more than their links bring."""
+        """Return T(k), the tokens per second of a server with k = ``n_blocks`` >= 1 blocks.
+
+        With hub-spoke, and without ``Problem.transmissions``, the clients' links to the server limit it, too.
+        """
         key = server, n_blocks
         if key not in self._known_tps:
             compute_tps = self._compute_tps(server, n_blocks)
@@ -64,15 +71,21 @@ class Rates:
         return _per_s(n_input + n_decoded, busy_s)
 
     def link_tps(self, tail: int, head: int) -> float:
-        """From one server to another, or from or to ``HUB``."""
+        """Return the tokens per second of the link between two servers, or between a server and ``HUB``.
+
+        It is practically unlimited if ``server_tps`` contains the clients' links.
+        """
         if self._across_s is None or self._back_tps is None:
-            return _MOST_TPS  # the clients' links are in ``server_tps``
+            return _MOST_TPS
         if tail == HUB:
             return self._into_tps[head]
         return self._back_tps[tail] if head == HUB else _per_s(1, self._across_s[tail][head])
 
     def most_tps(self, most: Sequence[int], n_blocks: int) -> float:
-        """No placement of at most ``most[j]`` blocks on each server passes more: every token needs every block somewhere."""
+        """Return a bound for all placements with at most ``most[j]`` blocks on server j.
+
+        Every token needs every block on some server.
+        """
         blocks_tps = (
             max((k * self._compute_tps(j, k) for k in range(1, count + 1)), default=0.0)
             for j, count in enumerate(most)
@@ -85,14 +98,14 @@ def _per_s(amount: float, seconds: float) -> float:
 
 
 class Flow(NamedTuple):
-    """Tokens per second in all and over each edge (tail, head) that has any; ``HUB`` begins and ends."""
+    """Tokens per second, in total and over each edge (tail, head) with a flow, from ``HUB`` to ``HUB``."""
 
     total_tps: float
     edges_tps: dict[tuple[int, int], float]
 
 
 def edges(ranges: Sequence[BlockRange], n_blocks: int) -> list[tuple[int, int]]:
-    """(tail, head) between which sessions may go: head's range holds the block after tail's last, and ends later."""
+    """Return the (tail, head) that may follow each other: head holds the block after tail's last one."""
     holding = [j for j, held in enumerate(ranges) if held.n_blocks]
     found = [(HUB, j) for j in holding if ranges[j].first == 0]
     for i in holding:
@@ -104,9 +117,10 @@ def edges(ranges: Sequence[BlockRange], n_blocks: int) -> list[tuple[int, int]]:
 
 
 def max_flow(rates: Rates, ranges: Sequence[BlockRange], n_blocks: int) -> Flow:
-    """The largest flow from the hub over servers and links back to it (Dinic).
+    """Return the largest flow from the hub over servers and links back to it (Dinic's algorithm).
 
-    A server counts with all its blocks, even for what enters its range in the middle, as in Helix.
+    A session counts with all blocks of a server, even if it enters the server's range in the middle, as in
+    Helix.
     """
     net = _Network(2 + 2 * len(ranges))
     for j, held in enumerate(ranges):
@@ -119,14 +133,17 @@ def max_flow(rates: Rates, ranges: Sequence[BlockRange], n_blocks: int) -> Flow:
         for tail, head in edges(ranges, n_blocks)
     }
     total_tps = net.solve()
-    # An edge's flow is what its way back has left.
+    # An edge's flow is the capacity left on its reverse edge.
     flows = {ends: net.left[number + 1] for ends, number in numbers.items()}
     least_tps = total_tps * _ROUNDING_RATIO
     return Flow(total_tps, {ends: tps for ends, tps in flows.items() if tps > least_tps})
 
 
 class _Network:
-    """Edges come in pairs, there and back: ``left`` is what each can still take. From node 0 to node 1."""
+    """A network whose flow goes from node 0 to node 1.
+
+    Every edge has a reverse edge with the next number. ``left`` is the capacity that each has left.
+    """
 
     def __init__(self, n_nodes: int) -> None:
         self._out: list[list[int]] = [[] for _ in range(n_nodes)]
@@ -163,7 +180,10 @@ class _Network:
         return level
 
     def _push(self, level: list[int], at: list[int]) -> float:
-        """Fill one shortest path; 0 if none is left. ``at``: edges of each node that lead nowhere any more."""
+        """Fill one shortest path; return the flow added, 0 if no path is left.
+
+        ``at`` is the number of each node's edges that lead nowhere any more.
+        """
         path: list[int] = []
         node = 0
         while node != 1:

@@ -1,4 +1,4 @@
-"""Foresight: CG-BP's placement unless another is clearly better on trial."""
+"""Foresight's placement: CG-BP's, unless trials show that another one is clearly better."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ LOADS = (
     Load("rush", rate_ratio=3.0),
     Load("bursts of mixed lengths", shape=0.25, length_ratios=(0.25, 0.5, 1.0)),
 )
-"""What a placement is tried on."""
+"""The loads on which placements are tried."""
 
 _EXCHANGE_RATIO = 0.2
-"""On mixed lengths a placement may lose this part of what it gains on the stated load: lengths are stated as
-maxima, and room for these costs shorter requests a little."""
+"""On mixed lengths a placement may lose this share of its gain on the stated load. Lengths are stated as
+maxima, and room for the longest requests makes shorter ones a little slower."""
 
 _SCREENING = ("fit 0",)
 _FITTING = ("fit 1", "fit 2", "fit 3")
 _VALIDATION = tuple(f"validation {i}" for i in range(8))
 _T_95 = 1.895
-"""Student's t, one-sided 95 %, for the degrees of freedom of the validation streams (7)."""
+"""Student's t, one-sided 95 %, for seven degrees of freedom (eight validation streams)."""
 
 _RIVALS = (ChainComposition, SeparatePipelines, Swarm)
-"""Whose placements are tried, too: a few fast servers alone, which CG-BP never leaves alone."""
+"""Policies whose placements are tried, too. They may use only a few fast servers, which CG-BP never does."""
 _N_FINALISTS = 4
 _ROUNDING_RATIO = 1e-9
 
@@ -52,14 +52,24 @@ Times = list[list[float]]
 class ForesightPlacement:
     """The proposed placement, unless another one is clearly better on simulated arrivals (own).
 
-    CG-BP fixes |R| by a formula and from it m_j for every server alike. Foresight tries instead: CG-BP
-    at every |R| that changes some m_j, the same m_j on other windows, what GBP-CR, separate pipelines and SWARM
-    would hold, and small changes of the best, each replayed under its own routing on the same synthetic arrivals: of the stated load, of three
-    times its rate, and in bursts of mixed lengths. The best few then meet CG-BP, under Foresight's
-    routing and under WS-RR, on arrivals that took no part in the choice. One replaces CG-BP only if its
-    mean time per token there is no larger on the stated load and on the rush, on mixed lengths larger by
-    at most a fifth of the gain on the stated load, and over all three smaller at 95 % (paired test).
-    Where CG-BP's |R| does not fit but a smaller one does, Foresight serves instead of refusing.
+    CG-BP computes |R| by a formula, and from it every server's m_j. Foresight tries candidates instead:
+
+    - CG-BP at every |R| that changes some m_j, and the same m_j on other windows
+    - the placements of GBP-CR, separate pipelines and SWARM
+    - small changes of the best of these
+
+    Each is simulated with Foresight's routing on the same synthetic arrivals: the stated load, three times
+    its rate, and bursts of mixed lengths. The best few are then compared with CG-BP (under Foresight's
+    routing and under WS-RR) on other arrivals. A candidate replaces CG-BP only if its mean time per token
+    there
+
+    - is no larger on the stated load and on three times its rate,
+    - is larger on mixed lengths by at most a fifth of the gain on the stated load, and
+    - is smaller over all three loads at 95 % (paired test).
+
+    If CG-BP's |R| does not fit but a smaller one does, Foresight returns a placement instead of refusing.
+    If servers share their time among sessions, or past requests of several lengths are known,
+    ``foresight_sharing`` searches instead.
     The same problem always gets the same placement. ``docs/foresight.md`` has the results.
     """
 
@@ -67,10 +77,10 @@ class ForesightPlacement:
     searches: ClassVar[bool] = True
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
-        """Search a placement; ``design_concurrency`` is the |R| of the CG-BP to be beaten, not a bound.
+        """Search for a placement. ``design_concurrency`` is the |R| of the CG-BP placement to compare with.
 
-        Raises ``InfeasiblePlacement`` if CG-BP does not hold all blocks even with |R| = 1, ``PolicyError``
-        if ``design_concurrency`` is below 1.
+        Raises ``InfeasiblePlacement`` if none of the tried policies has a placement, and ``PolicyError`` if
+        ``design_concurrency`` is below 1 and servers do not share their time.
         """
         if problem.batching != "none" or len(set(problem.length_samples)) > 1:
             return SharedSearch(problem, self.name).run(design_concurrency)
@@ -78,7 +88,7 @@ class ForesightPlacement:
 
 
 class _Search:
-    """One search. Its work is bounded by counts, not by a clock: fewer candidates where there are more servers, or longer streams."""
+    """One search. Counts limit it, not a clock: more servers or longer streams mean fewer candidates."""
 
     def __init__(self, problem: Problem, name: str) -> None:
         self._problem = problem
@@ -106,10 +116,14 @@ class _Search:
         return next((f for f in finalists if self._clearly_better(f, baseline)), baseline)
 
     def _seeds(self, baseline: Placement | None) -> list[Placement]:
-        """CG-BP at every |R| to be tried, and its m_j on the windows that PETALS would choose in its order."""
+        """Return the placements to try first.
+
+        They are CG-BP's at every |R| to be tried, those with its m_j on the windows that PETALS would choose
+        in CG-BP's order, and the rivals'.
+        """
         problem = self._problem
         seeds: dict[Ranges, Placement] = {}
-        # The largest |R| first: of equally good ones that is kept, since more than was tried may come.
+        # The largest |R| first: of equal placements it is kept, since the load may exceed what was tried.
         for concurrency in reversed(candidate_concurrencies(problem, self._n_concurrencies)):
             greedy = plan(problem, concurrency)
             counts = [held.n_blocks for held in greedy.ranges]
@@ -127,16 +141,16 @@ class _Search:
         return list(seeds.values())
 
     def _keeps_caps(self, ranges: Ranges) -> bool:
-        """``ServerSpec.block_cap``, which CG-BP honours."""
+        """Whether ranges keep to ``ServerSpec.block_cap``, as CG-BP's do."""
         pairs = zip(self._problem.servers, ranges, strict=True)
         return all(spec.block_cap is None or held.n_blocks <= spec.block_cap for spec, held in pairs)
 
     def _placed(self, ranges: Ranges, concurrency: int | None) -> Placement:
-        """All memory that the blocks leave is for caches."""
+        """Return the placement with these ranges; all memory that the blocks leave is for caches."""
         return Placement(self._name, ranges, self._problem.free_bytes(ranges), concurrency, self._bounds)
 
     def _finalists(self, seeds: list[Placement], reference: Placement) -> list[Placement]:
-        """The best seeds and what local search makes of the best, best first on streams of their own."""
+        """Return the best seeds and the result of local search from the best, ranked on other streams."""
         screen = _Ranking(self._trials, reference, _SCREENING)
         best = sorted([*seeds, reference], key=screen.of)[:_N_FINALISTS]
         best.insert(0, self._improved(best[0], screen))
@@ -144,7 +158,7 @@ class _Search:
         return sorted(unlike, key=_Ranking(self._trials, reference, _FITTING).of)
 
     def _improved(self, placement: Placement, ranking: _Ranking) -> Placement:
-        """Local search: changed windows are kept where they are better."""
+        """Return the result of local search, which keeps a change if it ranks better."""
         neighbours = Neighbours(self._problem, random.Random("foresight"))
         rank = ranking.of(placement)
         for _ in range(self._n_draws):
@@ -157,7 +171,7 @@ class _Search:
         return placement
 
     def _clearly_better(self, placement: Placement, baseline: Placement) -> bool:
-        """Whether validation shows ``placement`` acceptable on every load and faster than CG-BP over all, at 95 %."""
+        """Whether ``placement`` beats ``baseline`` on the validation streams, under both routings."""
         times_s = self._trials.per_token_s(placement, _VALIDATION)
         return all(
             _beats(times_s, trials.per_token_s(baseline, _VALIDATION))
@@ -166,7 +180,7 @@ class _Search:
 
 
 class _Ranking:
-    """Ranks placements against ``reference``: first the acceptable ones, then by mean ratio over the loads."""
+    """Ranks placements against ``reference``: acceptable ones first, then by mean ratio over the loads."""
 
     def __init__(self, trials: Trials, reference: Placement, streams: Sequence[str]) -> None:
         self._trials = trials
@@ -174,28 +188,31 @@ class _Ranking:
         self._reference_s = [fmean(row) for row in trials.per_token_s(reference, streams)]
 
     def of(self, placement: Placement) -> tuple[bool, float]:
-        """Smaller is better; equal placements rank equally."""
+        """Return the rank of ``placement``; smaller is better."""
         times_s = self._trials.per_token_s(placement, self._streams)
         ratios = [_ratio(fmean(row), other) for row, other in zip(times_s, self._reference_s, strict=True)]
         return not _acceptable(ratios), fmean(ratios)
 
 
 def _acceptable(ratios: Sequence[float]) -> bool:
-    """Whether times on the loads, as ratios to CG-BP's, are no larger, but for the exchange on mixed lengths."""
+    """Whether times on the loads, as ratios to the reference's, are at most 1; see ``_EXCHANGE_RATIO``."""
     stated, rush, mixed = ratios
     may_lose = _EXCHANGE_RATIO * max(1 - stated, 0.0)
     return max(stated, rush, mixed - may_lose) <= 1 + _ROUNDING_RATIO
 
 
 def _ratio(own_s: float, other_s: float) -> float:
-    """``own_s / other_s``; 1 if they are equal, 0 and infinity included."""
+    """Return ``own_s / other_s``; 1 if they are equal, even if both are 0 or infinite."""
     if own_s == other_s:
         return 1.0
     return own_s / other_s if other_s else math.inf
 
 
 def _beats(times_s: Times, rival_s: Times) -> bool:
-    """Acceptable on every load, and at 95 % faster over all: the mean over loads of the ratio, paired by stream."""
+    """Whether times are acceptable on every load and, at 95 %, smaller over all loads.
+
+    The test is on the mean ratio over the loads, paired by stream.
+    """
     loads = list(zip(times_s, rival_s, strict=True))
     if not _acceptable([_ratio(fmean(own), fmean(other)) for own, other in loads]):
         return False

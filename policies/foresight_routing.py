@@ -1,4 +1,4 @@
-"""Foresight's routing: the chain that costs all requests the least, the steps of the backoff included."""
+"""Foresight's routing: the chain with the least cost for all requests, the backoff's waits included."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from policies.wsrr import has_room, link_wait_s
 
 @dataclass
 class ForesightRouting:
-    """The chain that finishes this request first, steps of the retry backoff included (own).
+    """The chain that finishes this request first, waits of the retry backoff included (own).
 
-    ``backoff`` is what clients wait between attempts to open a session.
+    ``backoff`` has the waits of clients between attempts to open a session.
     """
 
     backoff: Backoff = Backoff()  # noqa: RUF009 - frozen
@@ -30,16 +30,17 @@ class ForesightRouting:
 
 
 class ForesightRouter:
-    """Exact over waits: minimises ``B(max_j t^W_j) + sum_j (service of hop j)`` over all chains.
+    """Minimises ``B(max_j t^W_j) + sum_j (service of hop j)`` exactly, over all chains.
 
-    B(w) is the first attempt of the backoff series at or after w: what a wait of w really costs. For
-    each distinct value v of B over the links, ascending, links with B(t^W) > v are dropped, the
-    cheapest chain is taken and the best sum kept; the search ends when v plus the idle optimum cannot
-    beat it. So no chain gives this request a smaller time in this state. Equal costs: the shorter
-    wait, then the server listed first.
+    B(w) is the first attempt of the backoff series at or after w: what a wait of w really costs. For each
+    distinct value v of B over the links, ascending, it finds the cheapest chain over links with B(t^W) <= v,
+    and keeps the best sum. It ends when v plus the cost of the cheapest idle chain cannot be less than the
+    best sum. So no chain would serve this request in less time in the present state. Of equal costs the
+    shorter wait wins, then the server listed first.
 
-    Where servers share their time among sessions (``Problem.batching``), a link also costs what its server's steps take longer
-    because of the sessions there, for this request and, because of this request, for theirs (``policies.sharing``).
+    If servers share their time among sessions (``Problem.batching``), a link's cost also includes how much
+    longer this request's steps take because of the sessions on the server, and how much longer theirs take
+    because of this request (``policies.sharing``).
     """
 
     def __init__(
@@ -51,14 +52,14 @@ class ForesightRouter:
         self._sharing = None if problem.batching == "none" else sharing or Sharing(problem)
 
     def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
-        """The chain that ends first; ``cost_s`` has the backoff's steps in it, ``wait_s`` is its raw wait."""
+        """Return the chain that ends first; ``cost_s`` includes the backoff, ``wait_s`` is the raw wait."""
         graph = self._chains.of(request)
         if graph.idle is None:
             return None
         load_s = (
             None if self._sharing is None else self._loads(self._sharing, graph.idle.hops, request, state)
         )
-        if load_s is None and has_room(graph, state):  # nothing beats the idle optimum without a wait
+        if load_s is None and has_room(graph, state):  # nothing beats the idle optimum if it has no wait
             return graph.idle
         waits_s, steps_s = self._waits(graph, state, now_s)
         best: Route | None = None
@@ -79,7 +80,10 @@ class ForesightRouter:
     def _loads(
         self, sharing: Sharing, idle: tuple[Hop, ...], request: RequestSpec, state: SystemState
     ) -> Callable[[Link], float]:
-        """What the sessions that are there add to a link's cost, and what it adds to theirs, in seconds."""
+        """Return the function that computes how many seconds sharing a server adds to a link's cost.
+
+        It is what the server's sessions add to this request's time, and what this request adds to theirs.
+        """
         n_decoded, ranges = request.n_output_tokens - 1, self._placement.ranges
         cycle = sharing.cycle(request.client, idle)
         known_s: dict[int, float] = {}
@@ -104,7 +108,10 @@ class ForesightRouter:
     def _waits(
         self, graph: ChainGraph, state: SystemState, now_s: float
     ) -> tuple[dict[int, float], dict[int, float]]:
-        """(raw wait, wait with the backoff's steps) of the links that wait, by ``id`` of the link."""
+        """Return the raw waits, and the waits rounded up to the backoff's attempts, by ``id`` of the link.
+
+        Links without a wait are left out.
+        """
         waits_s: dict[int, float] = {}
         steps_s: dict[int, float] = {}
         for groups in graph.into:

@@ -1,4 +1,7 @@
-"""Foresight's placement where servers share their time among sessions: the best on trial of several policies' and changes of it."""
+"""Foresight's placement where servers share their time among sessions, or requests differ in known lengths.
+
+It is the best on trial of several policies' placements and of changes of them.
+"""
 
 from __future__ import annotations
 
@@ -23,52 +26,57 @@ from policies.sharing import Sharing
 from policies.workload import Backoff
 
 _RIVALS = (CgBp, ChainComposition, Parallax, SeparatePipelines, Swarm, WholeModel)
-"""Whose placements are tried, too. Helix' takes too long to make, and Parallax' among many servers."""
+"""Policies whose placements are tried. Helix' is too slow, and so is Parallax' with many servers."""
 _MANY_SERVERS = 100
 _FITTING = "fit 0"
 _VALIDATION = ("validation 0", "validation 1")
 _N_EXACT = 8
-"""Exact replays; fewer among more servers than ``_MANY_SERVERS``."""
+"""Number of exact replays; fewer with more servers than ``_MANY_SERVERS``."""
 _TOO_SLOW_RATIO = 1.1
-"""Where servers do not share their time, a placement that is so much slower than another on exact replays is at the edge: it has
-room for what comes on most streams, and far too little on some."""
+"""If servers do not share their time, a placement that is slower than another by this factor on exact
+replays is at the edge: it has room for the requests of most streams, but far too little on some."""
 _N_FINALISTS = 3
 _LONG = 12
-"""A stream's requests, as a multiple of those that would be served at a time by the fastest chain."""
+"""A stream has this many times as many requests as the fastest chain would serve at a time."""
 _FEWEST, _MOST = 100, 400
 _UNCLEAR_MISSED = 0.01
 _UNCLEAR_RATIO = 0.02
-"""Differences that are left to chance."""
+"""Smaller differences count as chance."""
 
 
 class Cost(NamedTuple):
-    """Part of the requests that miss an objective, and the mean over requests of (completion - arrival) / output tokens."""
+    """A placement's cost on trial.
+
+    ``missed`` is the share of requests that miss an objective, ``per_token_s`` the mean over requests of
+    (completion - arrival) / output tokens, in seconds.
+    """
 
     missed: float
     per_token_s: float
 
     def is_clearly_less(self, other: Cost) -> bool:
-        """By more than a replay can tell."""
+        """Whether it is less than ``other`` by more than chance."""
         if abs(self.missed - other.missed) > _UNCLEAR_MISSED:
             return self.missed < other.missed
         return self.missed <= other.missed and self.per_token_s < (1 - _UNCLEAR_RATIO) * other.per_token_s
 
 
 _IMPOSSIBLE = Cost(1.0, math.inf)
-"""Where some request has no chain."""
+"""The cost if some request has no chain."""
 
 
 class SharedSearch:
-    """One search. Bounded by counts, not by a clock.
+    """One search. Counts limit its work, not a clock.
 
-    The best placement has the most requests that meet the objectives; of equally good ones the least mean time per token.
+    In the best placement the most requests meet the objectives; of equally good ones it has the least mean
+    time per token.
     """
 
     def __init__(self, problem: Problem, name: str) -> None:
         self._problem = problem
         self._name = name
         self._sharing = Sharing(problem)
-        # Long enough that those of the beginning, who meet empty servers, are few.
+        # Long enough that the first requests, which find empty servers, are a small part.
         alone_s = min(lower_bounds_per_token_s(problem)) * problem.mean_lengths[1]
         n_requests = round(min(max(_LONG * problem.request_rate * alone_s, _FEWEST), _MOST))
         self._n_requests = n_requests
@@ -85,7 +93,7 @@ class SharedSearch:
         seeds = self._seeds(design_concurrency)
         best = sorted(seeds, key=lambda placement: self.cost(placement, _FITTING))[:_N_FINALISTS]
         improved = self._improved(best[0])
-        # The first of all is CG-BP's, if there is one.
+        # The first seed is CG-BP's, if it has a placement.
         chosen = seeds[0]
         for placement in (*sorted(best, key=self.judged), improved):
             if self.judged(placement).is_clearly_less(self.judged(chosen)):
@@ -113,12 +121,12 @@ class SharedSearch:
         return tried[fastest] if own.per_token_s > _TOO_SLOW_RATIO * costs[fastest].per_token_s else chosen
 
     def judged(self, placement: Placement) -> Cost:
-        """On requests that took no part in the search."""
+        """Return the mean cost on requests that were not used in the search."""
         costs = [self.cost(placement, stream) for stream in _VALIDATION]
         return Cost(*map(fmean, zip(*costs, strict=True)))
 
     def cost(self, placement: Placement, stream: str) -> Cost:
-        """Infinite where some request has no chain."""
+        """Return the placement's cost on a stream of requests; infinite if some request has no chain."""
         key = placement.ranges, stream
         if key not in self._known:
             self._known[key] = self._replayed(placement, stream)
@@ -181,4 +189,4 @@ _METRICS: dict[str, Callable[[ReplayedRequest], float]] = {
     "per_token": lambda done: done.time_s / done.plan.n_output_tokens,
     "e2e": lambda done: done.time_s,
 }
-"""In seconds."""
+"""The objectives' metrics, each in seconds."""

@@ -1,6 +1,6 @@
-"""The greedy core of CG-BP (Alg. 1, lines 1-9): how many blocks, in which order, on which window.
+"""The greedy core of CG-BP (Alg. 1, lines 1-9): the number of blocks, the order and the windows of servers.
 
-Kept apart from the policy so that |R| can be estimated with it and ablations can reuse its parts.
+It is separate from the policy, so that |R| can be estimated with it and ablations can reuse its parts.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from typing import NamedTuple
 from policies.problem import BlockRange, Problem
 
 _DUMMY_EXTRA_S = 1e-3
-"""The dummy server that holds every block at first is this much slower than the slowest real one."""
+"""The dummy server, which holds every block at first, is slower than the slowest real one by this much."""
 
 _TICKS_PER_S = 10**15
-"""Sums over windows are compared in whole ticks: exact, so that equal windows tie in any order of addition."""
+"""Sums over windows are compared in whole ticks: exact, so equal windows tie in any order of addition."""
 
 
 def whole(amount: float, each: float) -> int:
-    """How many ``each`` fit into ``amount``; a ratio short of a whole number only by rounding counts as it."""
+    """Return how often ``each`` fits into ``amount``; a ratio just below a whole number counts as it."""
     return math.floor(amount / each + 1e-9)
 
 
 class GreedyPlan(NamedTuple):
-    """What the greedy placement decided for ``n_servers`` servers.
+    """The result of the greedy placement.
 
-    ``ranges[j]`` is ``BlockRange(0, 0)`` for a server that holds nothing. ``order`` are the servers
-    with blocks from the cheapest; ``amortized_s[j]`` is t~_j, infinite where m_j = 0.
+    ``ranges[j]`` is ``BlockRange(0, 0)`` for a server that holds nothing. ``order`` contains the servers
+    with blocks, the cheapest first. ``amortized_s[j]`` is t~_j, infinite where m_j = 0.
     """
 
     ranges: tuple[BlockRange, ...]
@@ -36,7 +36,7 @@ class GreedyPlan(NamedTuple):
 
 
 def block_counts(problem: Problem, design_concurrency: int, *, honour_cap: bool = True) -> list[int]:
-    """m_j = min(floor(M_j / (s_m + s_c |R|)), L), and at most ``block_cap`` where that is honoured."""
+    """Return m_j = min(floor(M_j / (s_m + s_c |R|)), L), and at most ``block_cap`` with ``honour_cap``."""
     per_block_bytes = problem.model.block_bytes + problem.design_cache_bytes * design_concurrency
     counts = []
     for server in problem.servers:
@@ -48,7 +48,7 @@ def block_counts(problem: Problem, design_concurrency: int, *, honour_cap: bool 
 
 
 def amortized_s(problem: Problem, counts: Sequence[int]) -> list[float]:
-    """t~_j = tau_j + max_c t_cj / m_j: time per block and token if all of the server's blocks are used."""
+    """Return t~_j = tau_j + max_c t_cj / m_j: seconds per block and token if all of its blocks are used."""
     worst_rtt_s = [max(column) for column in zip(*problem.token_rtt_s, strict=True)]
     return [
         server.decode_s + rtt_s / count if count else math.inf
@@ -57,12 +57,12 @@ def amortized_s(problem: Problem, counts: Sequence[int]) -> list[float]:
 
 
 def serving_order(times_s: Sequence[float]) -> list[int]:
-    """Servers that take part, from the smallest t~_j; equal ones in list order."""
+    """Return the servers with a finite t~_j, the smallest first; equal ones in list order."""
     return sorted((j for j, t in enumerate(times_s) if t < math.inf), key=times_s.__getitem__)
 
 
 def plan(problem: Problem, design_concurrency: int, *, honour_cap: bool = True) -> GreedyPlan:
-    """Give every server its window, cheapest server first. Blocks may stay uncovered: the caller checks."""
+    """Choose every server's window, cheapest server first. Blocks may stay unheld: callers must check."""
     n_blocks = problem.model.n_blocks
     counts = block_counts(problem, design_concurrency, honour_cap=honour_cap)
     times_s = amortized_s(problem, counts)
@@ -87,10 +87,11 @@ def plan(problem: Problem, design_concurrency: int, *, honour_cap: bool = True) 
 
 
 def _window(capacity: list[int], load: list[int], count: int, design_concurrency: int) -> int:
-    """First block of the window for ``count`` blocks.
+    """Return the first block of the window for ``count`` blocks.
 
-    While a block has room for fewer than |R| sessions: of the windows with such a block, the one
-    with the largest load, lowest first. After that: the lexicographically smallest sorted capacity.
+    While some block has room for fewer than |R| sessions, it is the window with the largest load among those
+    with such a block. After that it is the one with the lexicographically smallest sorted capacities. On ties
+    it is the lowest one.
     """
     starts = range(len(capacity) - count + 1)
     short = [c < design_concurrency for c in capacity]

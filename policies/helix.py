@@ -1,4 +1,4 @@
-"""Helix' placement: the one with the largest flow of tokens (arXiv 2406.01566, ASPLOS '25)."""
+"""Helix' placement: the one with the largest flow of tokens per second (arXiv 2406.01566, ASPLOS '25)."""
 
 from __future__ import annotations
 
@@ -14,31 +14,33 @@ from policies.pipelines import NOTHING, even, in_a_row, most_blocks, no_way, pla
 from policies.problem import BlockRange, Placement, Problem
 
 _MEMORY_RATIO = 0.5
-"""Of a server's memory blocks take no more, as in Helix."""
+"""Blocks use at most this share of a server's memory, as in Helix."""
 _MOST_VARIABLES = 20_000
-"""Larger programs (about 100 servers) are not tried: the small changes have to do."""
+"""Larger programs (about 100 servers) are not solved: then only small changes are tried."""
 _DRAWS_PER_PAIR, _MOST_DRAWS = 40, 50_000
-"""Small changes tried, by pairs of servers."""
+"""How many small changes are tried per pair of servers, and at most in total."""
 
 
 @dataclass
 class Helix:
-    """The placement whose servers and links can pass the most tokens per second, by HiGHS (Helix).
+    """The placement whose servers and links can process the most tokens per second, by HiGHS (Helix).
 
-    Maximises the flow from the clients over servers and links back to them: a server with k blocks passes at most
-    T(k) tokens per second, a link what its rate allows (``policies.flow.Rates`` says how both follow from the
-    problem), and a session goes from server i to j only if first_j <= last_i < last_j. Blocks take at most half of a
-    server's memory, and leave cache for ``design_concurrency`` sessions (for one if it is left open); where half of
-    the memory cannot hold the model, the second rule alone counts.
+    It maximises the flow from the clients over servers and links back to the clients. A server with k blocks
+    processes at most T(k) tokens per second, a link as many as its rate allows (``policies.flow.Rates``
+    derives both from the problem). A session goes from server i to j only if first_j <= last_i < last_j.
+    Blocks use at most half of a server's memory, and leave cache for ``design_concurrency`` sessions (for one
+    if it is not given). If the model does not fit with half of the memory, only the second rule applies.
 
-    The search starts from the best of equal stages and PETALS' windows, improved by small changes, as many as suit
-    the number of servers; then HiGHS has ``max_nodes`` branches. Both are counts, so the answer is the same on every
-    machine. Only if HiGHS needs more than ``time_limit_s`` does the clock end it, and ``bounds["stopped_by_time"]`` is 1
-    then. ``bounds`` also has the flow reached (``flow_tps``), one that no placement exceeds (``flow_bound_tps``), how far
-    apart they are (``gap_ratio``), and whether the flow is the largest (``proven_optimal``).
+    The search starts from the best of equal stages and PETALS' windows, and improves it by small changes,
+    whose number depends on the number of servers. Then HiGHS searches up to ``max_nodes`` branches. Both
+    limits are counts, so the result is the same on every machine. Only if HiGHS needs more than
+    ``time_limit_s`` does the clock stop it, and then ``bounds["stopped_by_time"]`` is 1. ``bounds`` also has
+    the flow reached (``flow_tps``), a flow that no placement exceeds (``flow_bound_tps``), the gap between
+    them (``gap_ratio``, as a share of the bound), and whether the flow is the largest (``proven_optimal``).
+    Flows are in tokens per second.
 
-    Helix measures T(k) on its GPUs; here it follows from the hardware profile. Helix also leaves
-    out slow edges to have a smaller program, improves no start by small changes, and stops Gurobi by the clock.
+    Helix measures T(k) on its GPUs; here it follows from the hardware profile. Helix also leaves out slow
+    edges for a smaller program, does not improve its start by small changes, and stops Gurobi by the clock.
     """
 
     max_nodes: int = 500
@@ -66,7 +68,8 @@ class Helix:
             found_flow = max_flow(rates, found, n_blocks)
             if found_flow.total_tps > flow.total_tps * (1 + 1e-9):
                 ranges, flow = found, found_flow
-            # What is short of the bound is at least the program's own bound.
+            # The program minimises the shortfall from the bound, so its own bound is a lower limit of the
+            # shortfall.
             bound_tps = flow.total_tps if solution.proven_optimal else bound_tps * (1 - solution.bound)
             stopped = solution.timed_out
         bound_tps = max(bound_tps, flow.total_tps)
@@ -83,7 +86,10 @@ class Helix:
     def _by_heuristics(
         self, problem: Problem, rates: Rates, most: Sequence[int], bound_tps: float
     ) -> tuple[Ranges, Flow]:
-        """Equally good changes are kept too: they lead off plateaus."""
+        """Return the best placement found by small changes, and its flow.
+
+        Equally good changes are kept, too: they lead off plateaus.
+        """
         n_blocks = problem.model.n_blocks
         best = max(
             _starts(problem, most, rates), key=lambda ranges: max_flow(rates, ranges, n_blocks).total_tps
@@ -102,7 +108,10 @@ class Helix:
 
 
 def _starts(problem: Problem, most: Sequence[int], rates: Rates) -> list[Ranges]:
-    """PETALS' windows, which hold every block, and equal stages, which may leave blocks out and then pass nothing."""
+    """Return placements to start from: PETALS' windows, and equal stages of every number.
+
+    Equal stages may leave blocks on no server; then their flow is 0.
+    """
     n_blocks = problem.model.n_blocks
     order = sorted((j for j, count in enumerate(most) if count), key=lambda j: -rates.server_tps(j, 1))
     starts = [choose_ranges(problem, most, order)]
@@ -120,7 +129,7 @@ def _starts(problem: Problem, most: Sequence[int], rates: Rates) -> list[Ranges]
 
 
 def _weakest_tps(rates: Rates, ranges: Ranges, n_blocks: int) -> float:
-    """What the servers of the weakest block pass together: no flow is larger."""
+    """Return the tokens per second that the weakest block's servers process together: no flow is larger."""
     sums_tps = [0.0] * n_blocks
     for j, held in enumerate(ranges):
         if held.n_blocks:
@@ -131,10 +140,11 @@ def _weakest_tps(rates: Rates, ranges: Ranges, n_blocks: int) -> float:
 
 
 class _Model:
-    """The program. Flows are parts of ``unit_tps``; it minimises what the flow is short of it.
+    """The mixed-integer program. Flows are shares of ``unit_tps``; it minimises the total's shortfall from 1.
 
-    Of server i: ``first``, one of ``sizes`` (size k at k - 1, none: no blocks). Of each edge (i, j): its flow and
-    a switch that is 1 where it may have any.
+    Variables of server j: its first block, and a binary for each number of blocks k (at index k - 1), of
+    which at most one is 1. Variables of each edge (i, j): its flow, and a binary that is 1 if the edge may
+    have any flow.
     """
 
     def __init__(self, rates: Rates, most: Sequence[int], n_blocks: int, unit_tps: float) -> None:
@@ -185,11 +195,11 @@ class _Model:
         return {x: float(k) for k, x in enumerate(self._sizes[j], 1)}
 
     def _part(self, tps: float) -> float:
-        """Of the unit, at most all of it."""
+        """Return ``tps`` as a share of the unit, at most 1."""
         return min(tps / self._unit_tps, 1.0)
 
     def values(self, ranges: Ranges, flow: Flow) -> list[float]:
-        """The solution that a placement and its flow are."""
+        """Return the values of all variables for a placement and its flow."""
         values = [0.0] * self.linear.n_variables
         values[self._short] = 1 - flow.total_tps / self._unit_tps
         for j, sizes in self._sizes.items():
@@ -202,7 +212,7 @@ class _Model:
         return values
 
     def ranges(self, solution: Solution) -> Ranges:
-        """The placement of a solution."""
+        """Return the placement of a solution."""
         held = [NOTHING] * self._n_servers
         for j, sizes in self._sizes.items():
             n_held = sum(k for k, x in enumerate(sizes, 1) if solution.values[x] > 0.5)

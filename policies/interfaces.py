@@ -1,4 +1,4 @@
-"""The two things a policy can be. Users' own policies implement these protocols."""
+"""The protocols of placement and routing policies. Users' own policies implement them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from policies.state import SystemState
 class PlacementPolicy(Protocol):
     """Decides which blocks each server holds.
 
-    ``name`` is what scenarios say; the docstring's first line is shown by ``testbed policies``. A policy
-    with an attribute ``searches = True`` chooses |R| by trial itself.
+    ``name`` is its name in scenarios. ``testbed policies`` shows the docstring's first line. A policy
+    with an attribute ``searches = True`` chooses |R| itself, by trial.
     """
 
     name: str
@@ -21,7 +21,7 @@ class PlacementPolicy(Protocol):
         """Return a placement that covers every block.
 
         ``design_concurrency`` is |R| if the user fixed it; ``None`` lets the policy choose.
-        Raises ``InfeasiblePlacement`` with one sentence that names the missing blocks and memory.
+        Raises ``InfeasiblePlacement`` with a sentence that names the missing blocks and memory.
         """
         ...
 
@@ -30,15 +30,16 @@ class Router(Protocol):
     """A routing policy bound to one problem and one placement."""
 
     def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
-        """The chain for ``request`` given who holds cache at ``now_s``; ``None`` if there is none.
+        """Return the chain for ``request``, or ``None`` if there is none.
 
-        A route may need to wait: ``Route.wait_s`` says how long the policy expects that.
+        ``state`` has the sessions that hold cache at ``now_s``. The request may have to wait for room:
+        ``Route.wait_s`` is how long the policy expects that, in seconds.
         """
         ...
 
 
 class RoutingPolicy(Protocol):
-    """Makes routers. ``name`` is what scenarios say."""
+    """Makes routers. ``name`` is its name in scenarios."""
 
     name: str
 

@@ -11,26 +11,29 @@ from policies.state import SystemState
 from policies.waiting import waited_route
 
 _LEAST_RATIO = 0.05
-"""Edges with less than this part of what leaves a server are not used."""
+"""Edges with less than this share of the flow that leaves a server are not used."""
 _HIGH_WATER_RATIO = 0.9
+"""Servers whose caches would be expected to be fuller than this are avoided."""
 _OUTPUT_RATIO = 0.6
-"""The part of its possible output that a request is expected to have in a cache."""
+"""A request is expected to need cache for this share of its possible output."""
 
 
 @dataclass
 class Iwrr:
     """Interleaved weighted round robin over the edges of the placement's largest flow (Helix).
 
-    At each hop the server with the smallest load + length / flow is next, the first listed of equal ones; its load
-    then grows by length / flow. Loads belong to edges, the length is the prompt's, and a session stays on its chain.
-    Edges with under 5 % of what leaves their server are left out, and servers whose caches would be expected to be
-    over 90 % full with the request on all their blocks. A request is expected to hold its input and 0.6 of its output.
+    At each hop the server with the smallest load + length / flow is chosen; of equal ones the first listed.
+    Its load then grows by length / flow. Loads belong to edges. The length is the prompt's. A session stays
+    on its chain. Two kinds of servers are left out: those behind edges with under 5 % of the flow that leaves
+    a server, and those whose caches would be expected to be over 90 % full with the request on all their
+    blocks. A request is expected to need cache for its input and 0.6 of its output.
 
-    In Helix' code 0.6 is of an average output of 240 tokens; here it is of what the request says it may have, and
-    what others hold counts as much less than they have reserved as it would be at the design lengths. Helix refuses a
-    request where no server is below the mark; here the mark is then ignored, and the request waits for cache as the
-    system lets it. Where no edge with flow leads to the end (the request is too long for these servers' caches), the
-    other servers count with the tokens per second that each passes.
+    In Helix' code 0.6 refers to an average output of 240 tokens. Here it refers to the request's possible
+    output. The caches of other sessions count as their reservations, reduced by the ratio that results at the
+    design lengths. Helix refuses a request if no server is below the limit of 90 %. Here the limit is then
+    ignored, and the request waits for cache as usual. If no edge with flow leads to the end (the request is
+    too long for these servers' caches), the other servers are weighted by the tokens per second that each can
+    process.
     """
 
     name: str = "iwrr"
@@ -40,7 +43,7 @@ class Iwrr:
 
 
 class IwrrRouter:
-    """Every answer changes the loads, also if the request then does not start."""
+    """The router of ``Iwrr``. Every call changes the loads, even if the request then does not start."""
 
     def __init__(self, problem: Problem, placement: Placement) -> None:
         self._problem = problem
@@ -56,7 +59,7 @@ class IwrrRouter:
         self._held_ratio = (n_in + _OUTPUT_RATIO * n_out) / (n_in + n_out)
 
     def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
-        """``Route.wait_s`` is the longest wait of its hops, ``cost_s`` that and the time of the service."""
+        """Return the chain; ``Route.wait_s`` is its longest wait, ``cost_s`` that plus the service time."""
         onward = self._onward.of(request.n_tokens)
         if 0 not in onward:
             return None

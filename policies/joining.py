@@ -1,4 +1,4 @@
-"""Servers that are not there at the start: placement without them, and the range that one takes when it joins."""
+"""Servers that join later: placement without them, and the blocks that a server chooses when it joins."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from policies.problem import BlockRange, Linear, Matrix, Placement, Problem, Way
 
 
 def among(problem: Problem, servers: Sequence[int]) -> Problem:
-    """The problem with only ``servers`` (ascending), which become 0, 1, ...; the order of joining stays."""
+    """Return the problem with only ``servers`` (ascending), renumbered 0, 1, ...; their join order stays."""
     number = {j: i for i, j in enumerate(servers)}
 
     def columns(matrix: Matrix) -> Matrix:
@@ -46,7 +46,7 @@ def among(problem: Problem, servers: Sequence[int]) -> Problem:
 
 
 def spread(placement: Placement, servers: Sequence[int], n_servers: int) -> Placement:
-    """A placement of ``among(problem, servers)`` for all ``n_servers``: the others hold nothing."""
+    """Return a placement of ``among(problem, servers)`` as one of ``n_servers``; the others hold nothing."""
     ranges, cache_bytes = [BlockRange(0, 0)] * n_servers, [0.0] * n_servers
     for i, j in enumerate(servers):
         ranges[j], cache_bytes[j] = placement.ranges[i], placement.cache_bytes[i]
@@ -54,12 +54,13 @@ def spread(placement: Placement, servers: Sequence[int], n_servers: int) -> Plac
 
 
 def join(problem: Problem, placement: Placement, server: int, announced: Iterable[int]) -> Placement:
-    """The placement with ``server`` in it, which chooses its blocks as PETALS' servers do when they join.
+    """Return the placement with ``server`` added; it chooses its blocks as PETALS' servers do when they join.
 
-    Number: m_j = min(floor(M_j / (s_m + s_c |R|)), L) if the placement was designed for |R| sessions (the
-    rest of its memory is for caches), else PETALS' own count with PETALS' cache per block; at most its cap.
-    Start: the window whose sorted block throughputs, summed over ``announced``, are lexicographically
-    smallest, the first on ties. A server whose memory holds no block takes none.
+    Number of blocks: m_j = min(floor(M_j / (s_m + s_c |R|)), L) if the placement was designed for |R|
+    sessions; the rest of the memory is for caches. Otherwise PETALS' own number, with PETALS' cache per
+    block. In both cases at most the server's cap. Window: the one whose sorted block throughputs, summed over
+    the servers ``announced``, are lexicographically smallest; the first one on ties. A server without memory
+    for a block holds none.
     """
     model, spec = problem.model, problem.servers[server]
     concurrency = placement.design_concurrency

@@ -1,4 +1,4 @@
-"""What one link costs a request per token, and the cheapest chain by that."""
+"""The time per token that one hop costs a request, and the chain with the least of it."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from policies.problem import Hop, PolicyError, Problem, RequestSpec
 
 
 class LinkCosts(NamedTuple):
-    """A hop on server j for k blocks costs ``hop_s[j] + k * block_s[j]`` seconds per token."""
+    """Seconds per token: a hop on server j for k blocks costs ``hop_s[j] + k * block_s[j]``."""
 
     hop_s: tuple[float, ...]
     block_s: tuple[float, ...]
 
     def of(self, hops: Sequence[Hop]) -> float:
-        """Time per token over a chain."""
+        """Return the seconds per token over a chain."""
         return sum(self.hop_s[hop.server] + self.block_s[hop.server] * hop.n_blocks for hop in hops)
 
 
 def link_costs(problem: Problem, request: RequestSpec, *, decode_only: bool = False) -> LinkCosts:
-    """Costs of ``request`` on every server, averaged over all of its output tokens.
+    """Return the costs of ``request`` on every server, averaged over all of its output tokens.
 
-    Of l_out tokens one costs the prefill, t^I_cj + k tau^I_j, and the others a decode step,
-    t_cj + k tau_j. ``decode_only`` leaves the first token out: every token is a decode step. Raises
-    ``PolicyError`` with server-to-server forwarding, where a hop's cost depends on the one before.
+    The first of l_out tokens costs the prefill, t^I_cj + k tau^I_j, and the others a decode step each, t_cj +
+    k tau_j. With ``decode_only`` every token counts as a decode step. Raises ``PolicyError`` if servers
+    forward to each other, because a hop's cost then depends on the server before.
     """
     if problem.forwarding:
         raise PolicyError(
-            "the offline optimum and its bounds are for sessions through the client; "
+            "the offline optimum and its bounds exist only where every hop goes through the client; "
             "turn server-to-server forwarding off, or place with cg-bp"
         )
     decode_s = problem.token_rtt_s[request.client]
@@ -49,9 +49,9 @@ def link_costs(problem: Problem, request: RequestSpec, *, decode_only: bool = Fa
 
 
 def with_costs(problem: Problem, request: RequestSpec, costs: LinkCosts) -> Problem:
-    """The problem of one client, whose decode steps cost ``costs``, designed for ``request``'s lengths.
+    """Return the problem of ``request``'s client alone, with decode steps that cost ``costs``.
 
-    What is known for decode steps then holds for ``costs``.
+    It is designed for the lengths of ``request``. Bounds that hold for decode steps then hold for ``costs``.
     """
     ways = problem.ways
     return replace(
@@ -74,9 +74,9 @@ def with_costs(problem: Problem, request: RequestSpec, costs: LinkCosts) -> Prob
 def cheapest_chain(
     graph: PositionGraph, costs: LinkCosts, allowed: Callable[[Hop], bool] | None = None
 ) -> tuple[Hop, ...] | None:
-    """The cheapest chain over all blocks, of ``allowed`` hops only; ``None`` if there is none.
+    """Return the cheapest chain over all blocks that has only ``allowed`` hops, or ``None`` if there is none.
 
-    Nobody waits. Equal costs: the hop listed first.
+    Waits are not counted. Of equal costs the hop listed first wins.
     """
     n = len(graph.positions)
     total_s = [0.0] + [math.inf] * (n - 1)

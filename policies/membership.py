@@ -1,4 +1,4 @@
-"""Which servers a router believes to be there, and where that is wrong."""
+"""Which servers routers believe to be alive, and where they are wrong."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import Literal, NamedTuple
 
 @dataclass(frozen=True)
 class MembershipRules:
-    """How routers learn of servers.
+    """How routers learn which servers are alive.
 
     ``instant``: at once. ``announced``, as in PETALS: a server announces itself when it begins and every
-    ``announce_period_s`` from then on, each time for ``expiry_s``; routers look at what is announced every
-    ``refresh_s`` (from time 0). One that leaves says so; one that dies or halts just stops announcing.
+    ``announce_period_s`` from then on, each time for ``expiry_s``. Routers read the announcements every
+    ``refresh_s``, from time 0 on. A server that leaves announces it; one that dies or halts only stops
+    announcing.
     """
 
     kind: Literal["instant", "announced"] = "instant"
@@ -25,19 +26,20 @@ class MembershipRules:
 
 
 class _Spell(NamedTuple):
-    """A time during which a server is there. ``phase_at_s``: one instant at which it announces itself."""
+    """A time during which a server is alive. ``phase_at_s``: an instant at which it announces itself."""
 
     begin_at_s: float
     end_at_s: float
     is_said: bool
-    """Whether it announced its end."""
+    """Whether the server announced its end."""
     phase_at_s: float
 
 
 class Membership:
-    """What happened to servers so far, notified in the order of time, and what routers make of it.
+    """The history of which servers were alive, and what routers believe of it.
 
-    All servers but ``absent`` are there from time 0 on. Pure: instants are given, never looked up.
+    Its methods must be called in the order of time. All servers but ``absent`` are alive from time 0 on.
+    Pure: instants are arguments.
     """
 
     def __init__(self, rules: MembershipRules, n_servers: int, absent: Iterable[int] = ()) -> None:
@@ -51,14 +53,14 @@ class Membership:
         self._alive: frozenset[int] | None = None
 
     def begins(self, server: int, at_s: float) -> None:
-        """``server`` is there (again) and announces itself at once."""
+        """Record that ``server`` begins (again) and announces itself at once."""
         if not self._is_there(server):
             self._told(at_s)
             self._forget_old(server, at_s)
             self._spells[server].append(_Spell(at_s, math.inf, False, at_s))
 
     def goes_on(self, server: int, at_s: float) -> None:
-        """``server``, which halted, goes on: its next announcement comes when it would have come anyway."""
+        """Record that the halted ``server`` continues; its announcements keep their instants."""
         spells = self._spells[server]
         if spells and not self._is_there(server):
             self._told(at_s)
@@ -66,19 +68,19 @@ class Membership:
             spells.append(_Spell(at_s, math.inf, False, spells[-1].phase_at_s))
 
     def ends(self, server: int, at_s: float, *, is_said: bool = False) -> None:
-        """``server`` is not there any more; ``is_said``: it announced that."""
+        """Record that ``server`` ended or halted; ``is_said``: it announced its end."""
         if self._is_there(server):
             self._told(at_s)
             self._spells[server][-1] = self._spells[server][-1]._replace(end_at_s=at_s, is_said=is_said)
 
     def alive(self) -> frozenset[int]:
-        """The servers that are there after all that was notified."""
+        """Return the servers that are really alive after the last recorded event."""
         if self._alive is None:
             self._alive = frozenset(j for j in range(len(self._spells)) if self._is_there(j))
         return self._alive
 
     def believed(self, now_s: float) -> frozenset[int]:
-        """The servers that routers take to be there at ``now_s``, not before the last notification."""
+        """Return the servers that routers believe to be alive at ``now_s``, not before the last event."""
         if self._rules.kind == "instant":
             return self.alive()
         seen_at_s = math.floor(now_s / self._rules.refresh_s) * self._rules.refresh_s
@@ -88,7 +90,7 @@ class Membership:
         return self._seen[1]
 
     def wrong(self, now_s: float) -> frozenset[int]:
-        """The servers about which ``believed(now_s)`` is wrong: a decision that uses one is made on a stale view."""
+        """Return the servers about which ``believed(now_s)`` is wrong; decisions about them are stale."""
         believed, alive = self.believed(now_s), self.alive()
         return frozenset() if believed is alive else believed ^ alive
 
@@ -97,23 +99,23 @@ class Membership:
         return bool(spells) and spells[-1].end_at_s == math.inf
 
     def _told(self, at_s: float) -> None:
-        assert at_s >= self._since_s, f"membership was told of {at_s} s after {self._since_s} s"
+        assert at_s >= self._since_s, f"membership was notified of {at_s} s after {self._since_s} s"
         self._since_s = at_s
         self._seen = self._alive = None
 
     def _forget_old(self, server: int, at_s: float) -> None:
-        """Drop all but the last spell whose announcements no router sees any more, from ``at_s`` on."""
+        """Drop spells before the last one whose announcements no router sees any more from ``at_s`` on."""
         seen_from_s = at_s - self._rules.refresh_s - self._rules.expiry_s
         spells = self._spells[server]
         spells[:-1] = [spell for spell in spells[:-1] if spell.end_at_s > seen_from_s]
 
     def _is_announced(self, server: int, at_s: float) -> bool:
-        """Whether an announcement of ``server`` holds at ``at_s``."""
+        """Whether an announcement of ``server`` is valid at ``at_s``."""
         spells = self._spells[server]
         for spell in reversed(spells[: bisect_right(spells, at_s, key=lambda spell: spell.begin_at_s)]):
             if spell.is_said and spell.end_at_s <= at_s:
                 return False
-            # A process that is gone at an instant does not announce itself at it.
+            # A server whose spell ends at an instant does not announce itself at that instant.
             until_s = min(at_s, math.nextafter(spell.end_at_s, -math.inf))
             period_s = self._rules.announce_period_s
             last_at_s = spell.phase_at_s + math.floor((until_s - spell.phase_at_s) / period_s) * period_s

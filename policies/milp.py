@@ -1,4 +1,4 @@
-"""The exact offline optimum of placement and routing (BPRR), its LP relaxation, and rounding that."""
+"""The exact offline optimum of placement and routing (BPRR), its LP relaxation, and the rounding of that."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from policies.waiting import ROUNDING_RATIO, fits
 
 
 class BprrAnswer(NamedTuple):
-    """A placement and one chain per request, none of which waits.
+    """A placement and one chain per request, without waits.
 
-    ``objective_s`` is the time per token summed over the requests. No placement and routes reach less
-    than ``lower_bound_s``; with ``proven_optimal`` none reach less than the objective.
+    ``objective_s`` is the time per token in seconds, summed over the requests. No placement and routes have
+    less than ``lower_bound_s``; with ``proven_optimal`` none have less than the objective.
     """
 
     ranges: tuple[BlockRange, ...]
@@ -47,12 +47,12 @@ def solve_bprr(
     time_limit_s: float = 60.0,
     gap_ratio: float = 0.0,
 ) -> BprrAnswer:
-    """Place blocks and route ``requests``, all at once, so that their total time per token is least.
+    """Place blocks and route all ``requests`` together, so that their total time per token is minimal.
 
-    ``decode_only`` counts decode steps alone instead of the mean over all tokens. ``min_blocks`` = 1
-    makes every server with room for a block hold one. A solution within ``gap_ratio`` of the bound is
-    taken for optimal. ``policies.milp_model`` has the program. Raises ``InfeasiblePlacement`` if there
-    is no solution, ``PolicyError`` if the instance is too large or the time too short to find one.
+    ``decode_only`` counts only decode steps instead of the mean over all tokens. ``min_blocks`` = 1
+    makes every server with room for a block hold one. A solution within ``gap_ratio`` of the bound
+    counts as optimal. ``policies.milp_model`` contains the program. Raises ``InfeasiblePlacement`` if there
+    is no solution, and ``PolicyError`` if the instance is too large or the time too short to find one.
     """
     _refuse_if_short(problem, requests)
     model = BprrModel(problem, requests, decode_only=decode_only, min_blocks=min_blocks)
@@ -76,12 +76,12 @@ def round_bprr(
     min_blocks: int = 0,
     time_limit_s: float = 60.0,
 ) -> BprrAnswer:
-    """Solve the LP relaxation, round every a_j and m_j to the nearest whole number, route on that.
+    """Solve the LP relaxation, round every a_j and m_j to the nearest whole number, and route on the result.
 
-    Each request in turn takes the cheapest chain on which its caches fit. ``lower_bound_s`` is the
-    relaxation's value. Rounding need not keep blocks held or memory kept: raises
-    ``InfeasiblePlacement`` with the blocks on no server, the server overbooked, or the request left
-    without a chain. Raises ``PolicyError`` as ``solve_bprr`` does.
+    Each request in turn gets the cheapest chain on which its caches fit. ``lower_bound_s`` is the
+    relaxation's value. After rounding, blocks may be on no server, and memory may be too small. Then it
+    raises ``InfeasiblePlacement`` that names the blocks, the overbooked server, or the request without a
+    chain. Raises ``PolicyError`` as ``solve_bprr`` does.
     """
     _refuse_if_short(problem, requests)
     model = BprrModel(problem, requests, decode_only=decode_only, min_blocks=min_blocks)
@@ -105,7 +105,7 @@ def relaxation_s(
     decode_only: bool = False,
     time_limit_s: float = 60.0,
 ) -> float:
-    """Value of the LP relaxation: no placement and routes reach less. Raises as ``solve_bprr`` does."""
+    """Return the LP relaxation's value in seconds: a lower bound. Raises as ``solve_bprr`` does."""
     _refuse_if_short(problem, requests)
     model = BprrModel(problem, requests, decode_only=decode_only, min_blocks=0)
     solution = model.linear.solve(relaxed=True, time_limit_s=time_limit_s)
@@ -118,9 +118,9 @@ def relaxation_s(
 class MilpPlacement:
     """The exact optimum (BPRR) for |R| requests at once, by HiGHS: small instances only.
 
-    The requests have the design lengths and come from the clients in turn; block caps do not apply.
-    The best found within ``time_limit_s`` is answered; ``bounds["proven_optimal"]`` is 1 if it is the
-    optimum, and only then is the answer the same on every machine.
+    The requests have the design lengths and come from the clients in turn. Block caps do not apply. The
+    result is the best found within ``time_limit_s`` seconds. ``bounds["proven_optimal"]`` is 1 if it is the
+    optimum; only then is it the same on every machine.
     """
 
     time_limit_s: float = 60.0
@@ -145,7 +145,7 @@ class MilpPlacement:
 class LpRounding:
     """The LP relaxation of BPRR for |R| requests, rounded: may be infeasible, small instances only.
 
-    The requests have the design lengths and come from the clients in turn; block caps do not apply.
+    The requests have the design lengths and come from the clients in turn. Block caps do not apply.
     """
 
     time_limit_s: float = 60.0
@@ -154,7 +154,7 @@ class LpRounding:
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
         """Place for ``design_concurrency`` requests; ``None`` chooses |R| as the paper does.
 
-        Raises ``InfeasiblePlacement``, also where only the rounding is to blame, and ``PolicyError``
+        Raises ``InfeasiblePlacement``, even if only the rounding makes it infeasible, and ``PolicyError``
         for a problem that is too large.
         """
         requests = _design_requests(problem, design_concurrency)
@@ -203,7 +203,7 @@ def _overbooked(
     ranges: Sequence[BlockRange],
     chains: Sequence[tuple[Hop, ...]],
 ) -> list[str]:
-    """Servers whose blocks and caches need more than their memory."""
+    """Return the names of servers whose blocks and caches need more than their memory."""
     used_bytes = [problem.model.block_bytes * held.n_blocks for held in ranges]
     for request, chain in zip(requests, chains, strict=True):
         for hop in chain:
@@ -219,13 +219,16 @@ def _overbooked(
 def _route_in_turn(
     problem: Problem, requests: Sequence[RequestSpec], ranges: Sequence[BlockRange], decode_only: bool
 ) -> tuple[tuple[Hop, ...], ...]:
-    """The cheapest chain with room for each request in turn, on ranges that may be infeasible."""
+    """Return the cheapest chain with room for each request in turn.
+
+    Raises ``InfeasiblePlacement`` if the ranges leave blocks out or exceed memory, or a request has no chain.
+    """
     model = problem.model
     missing = Placement("", tuple(ranges), ()).uncovered(model.n_blocks)
     if missing:
         raise InfeasiblePlacement(
             f"rounding the LP relaxation leaves block{'s' if len(missing) > 1 else ''} {block_list(missing)} on no "
-            f"server, for want of {gigabytes(len(missing) * model.block_bytes)} of memory there; use milp or cg-bp"
+            f"server ({gigabytes(len(missing) * model.block_bytes)} of memory); use milp or cg-bp"
         )
     free_bytes = []
     for server, held in zip(problem.servers, ranges, strict=True):
@@ -260,9 +263,12 @@ def _route_in_turn(
 
 
 def _refuse_if_short(problem: Problem, requests: Sequence[RequestSpec]) -> None:
-    """Raise ``InfeasiblePlacement`` if the servers cannot hold all blocks with caches, however split."""
+    """Raise ``InfeasiblePlacement`` if the servers cannot hold all blocks, each with one session's cache.
+
+    Raises ``PolicyError`` without requests.
+    """
     if not requests:
-        raise PolicyError("the optimum is over at least one request; give some")
+        raise PolicyError("the optimum needs at least one request, but there is none")
     model = problem.model
     each_bytes = model.block_bytes + min(model.cache_bytes(r.n_tokens) for r in requests)
     n_held = sum(whole(server.memory_bytes, each_bytes) for server in problem.servers)
@@ -270,8 +276,8 @@ def _refuse_if_short(problem: Problem, requests: Sequence[RequestSpec]) -> None:
         missing = range(n_held, model.n_blocks)
         raise InfeasiblePlacement(
             f"no placement holds block{'s' if len(missing) > 1 else ''} {block_list(missing)}: the servers have room "
-            f"for {n_held} of {model.n_blocks} blocks with one session's cache each, for want of "
-            f"{gigabytes(len(missing) * each_bytes)} of memory"
+            f"for {n_held} of {model.n_blocks} blocks with one session's cache each, because "
+            f"{gigabytes(len(missing) * each_bytes)} of memory are missing"
         )
 
 

@@ -1,8 +1,8 @@
 """Block placement and request routing (BPRR) as a mixed-integer linear program.
 
-The paper's problem in another exact form than its eqs. 13a-13h. There a_j and m_j are integers, tied
-to the routes by products that are linearised with big-M rows. Here binaries choose whole ranges, and
-requests flow over block positions:
+It is the paper's problem in another exact form than its eqs. 13a-13h. There a_j and m_j are integers,
+connected with the routes by products that are linearised with big-M rows. Here binaries choose whole ranges,
+and requests flow over block positions:
 
 - y[j,a,e] = 1: server j holds the blocks [a, e). At most one range per server.
 - f[q,j,p,e] = number of requests of kind q (same client and lengths) that enter server j at position
@@ -13,8 +13,8 @@ requests flow over block positions:
   room[j,a,e] = M_j - s_m (e - a). One range is chosen, so that this is the server's memory.
 - Objective: sum (hop_s + block_s (e - p)) f, the time per token summed over the requests.
 
-There is no big-M, so the LP relaxation is tighter than the paper's. Requests of one kind share a flow,
-which loses nothing (an integral flow is a set of chains) and leaves no symmetric copies to search.
+There is no big-M, so the LP relaxation is tighter than the paper's. Requests of one kind share a flow. That
+is exact, because an integral flow is a set of chains, and it leaves no symmetric solutions to search.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from policies.problem import BlockRange, Hop, PolicyError, Problem, RequestSpec
 from policies.waiting import ROUNDING_RATIO
 
 MAX_VARIABLES = 20_000
-"""Larger models are refused: HiGHS would need hours, if it finds anything at all."""
+"""Larger models are refused: HiGHS would need hours, if it found any solution."""
 
 
 class BprrModel:
@@ -72,7 +72,7 @@ class BprrModel:
             )
 
     def _most_held(self) -> list[int]:
-        """Blocks that fit on each server, at most L."""
+        """Return how many blocks fit on each server, at most L."""
         block_bytes = self._problem.model.block_bytes
         return [min(whole(s.memory_bytes, block_bytes), self._n_blocks) for s in self._problem.servers]
 
@@ -86,7 +86,7 @@ class BprrModel:
             self.linear.row(dict.fromkeys(ranges.values(), 1.0), float(min(min_blocks, 1)), 1.0)
 
     def _offer_hops(self, j: int, kind: RequestSpec, decode_only: bool) -> None:
-        """The hops that ``kind`` may take on server j, each only if j's range allows it."""
+        """Add the hops of ``kind`` on server j; each is possible only if j's range allows it."""
         n_requests = self._kinds[kind]
         costs = link_costs(self._problem, kind, decode_only=decode_only)
         one_bytes = self._problem.model.block_bytes + self._cache_bytes[kind]
@@ -99,7 +99,8 @@ class BprrModel:
                 flow = self.linear.variable(costs.of((hop,)), float(n_requests))
                 self._flows[kind][hop] = flow
                 entered[flow] = 1.0
-                # Everyone who entered at or before ``first`` holds cache for hop.n_blocks blocks at least.
+                # Every session that entered at or before ``first`` holds cache for at least hop.n_blocks
+                # blocks.
                 needed = {
                     y: -float(min(n_requests, self._most_sessions(j, held, kind, hop.n_blocks)))
                     for held, y in ranges[last].items()
@@ -108,11 +109,11 @@ class BprrModel:
                 self.linear.row({**entered, **needed}, -float("inf"), 0.0)
 
     def _most_sessions(self, j: int, held: BlockRange, kind: RequestSpec, n_blocks: int) -> int:
-        """Sessions of ``kind``, ``n_blocks`` blocks each, that fit beside the range ``held`` on server j."""
+        """Return how many sessions of ``kind``, each on ``n_blocks`` blocks, fit beside ``held`` on j."""
         return whole(self._room_bytes(j, held), self._cache_bytes[kind] * n_blocks)
 
     def _room_bytes(self, j: int, held: BlockRange) -> float:
-        """Cache room beside the range ``held`` on server j."""
+        """Return the bytes for caches beside the range ``held`` on server j."""
         memory_bytes = self._problem.servers[j].memory_bytes * (1.0 + ROUNDING_RATIO)
         return max(memory_bytes - self._problem.model.block_bytes * held.n_blocks, 0.0)
 
@@ -123,10 +124,10 @@ class BprrModel:
         return by_end
 
     def _limit_memory(self, j: int) -> None:
-        """Caches of the sessions that leave at e fit beside the blocks of the ranges that end there.
+        """Add rows for every end e: caches of sessions that leave at e fit beside the ranges that end there.
 
-        A row for every e instead of one for all keeps parts of ranges in relaxed solutions from lending
-        each other memory.
+        One row for each e, instead of one for all, prevents that parts of ranges in relaxed solutions use
+        each other's memory.
         """
         memory_bytes = self._problem.servers[j].memory_bytes
         for last, ranges in self._ranges_by_end(j).items():
@@ -140,7 +141,7 @@ class BprrModel:
                 self.linear.row(terms, -float("inf"), 0.0)
 
     def _conserve(self, kind: RequestSpec, n_requests: int) -> None:
-        """Every chain starts at position 0, goes on wherever it arrives, and ends at L."""
+        """Add rows so that every chain starts at position 0, continues where it arrives, and ends at L."""
         for position in range(self._n_blocks + 1):
             terms = {}
             for hop, flow in self._flows[kind].items():
@@ -152,14 +153,14 @@ class BprrModel:
             self.linear.row(terms, surplus, surplus)
 
     def ranges(self, solution: Solution) -> tuple[BlockRange, ...]:
-        """The range that an integral solution chooses for each server; ``(0, 0)`` for none."""
+        """Return the range that an integral solution chooses for each server; ``(0, 0)`` for none."""
         return tuple(
             next((held for held, y in ranges.items() if solution.values[y] > 0.5), BlockRange(0, 0))
             for ranges in self._ranges
         )
 
     def chains(self, solution: Solution) -> tuple[tuple[Hop, ...], ...]:
-        """A chain per request, from the flows of an integral solution."""
+        """Return a chain per request, from the flows of an integral solution."""
         left = {
             kind: {hop: round(solution.values[flow]) for hop, flow in flows.items()}
             for kind, flows in self._flows.items()
@@ -177,9 +178,10 @@ class BprrModel:
         return tuple(chain)
 
     def mean_ranges(self, solution: Solution) -> list[tuple[float, float]]:
-        """(first block, number of blocks) of each server as a relaxed solution has them: real numbers.
+        """Return (first block, number of blocks) of each server in a relaxed solution, as real numbers.
 
-        The paper's a_j - 1, as the mean over the ranges chosen in part, and m_j, as their sum.
+        They are the paper's a_j - 1, as the weighted mean over the ranges chosen in part, and m_j, as their
+        weighted sum.
         """
         means = []
         for ranges in self._ranges:

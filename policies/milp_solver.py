@@ -1,4 +1,4 @@
-"""A small linear model and its solution by HiGHS, which is imported when a model is solved."""
+"""A linear or mixed-integer model, solved by HiGHS, which is imported only when a model is solved."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import NamedTuple
 from policies.problem import PolicyError
 
 _TOLERANCE = 1e-9
-"""Of feasibility, optimality and integrality; costs and rows are scaled to about 1."""
+"""For feasibility, optimality and integrality; costs and rows are scaled to about 1."""
 
 
 class Solution(NamedTuple):
-    """Values of the variables; ``bound`` is proven: no solution has a smaller objective.
+    """Values of the variables by number. ``bound`` is proven: no solution has a smaller objective.
 
     ``timed_out``: the time limit ended the search, so another machine may find another solution.
     """
@@ -39,7 +39,7 @@ class LinearModel:
         self._coefficients: list[float] = []
 
     def variable(self, cost: float, upper: float = math.inf, *, integer: bool = True) -> int:
-        """Add a variable in ``[0, upper]``; its number."""
+        """Add a variable in ``[0, upper]``; return its number."""
         self._costs.append(cost)
         self._uppers.append(upper)
         self._integer.append(integer)
@@ -50,7 +50,7 @@ class LinearModel:
         return len(self._costs)
 
     def row(self, terms: Mapping[int, float], lower: float, upper: float) -> None:
-        """Add ``lower <= sum of coefficient * variable <= upper``; ``terms`` is by variable."""
+        """Add ``lower <= sum of coefficient * variable <= upper``; ``terms`` are coefficients by variable."""
         self._columns.extend(terms)
         self._coefficients.extend(terms.values())
         self._starts.append(len(self._columns))
@@ -66,11 +66,12 @@ class LinearModel:
         max_nodes: int | None = None,
         start: Sequence[float] | None = None,
     ) -> Solution | None:
-        """The optimum (``relaxed``: without integrality), or the best found within the limits.
+        """Return the optimum (``relaxed``: without integrality), or the best solution within the limits.
 
-        ``None`` means that there is no solution. A solution within ``gap_ratio`` of the bound counts
-        as optimal. ``max_nodes`` limits the tree of branches, the same on every machine. ``start``: values
-        of a solution to begin with. Raises ``PolicyError`` if the time was too short to find any, or if HiGHS fails.
+        Returns ``None`` if there is no solution. A solution within ``gap_ratio`` of the bound counts as
+        optimal. ``max_nodes`` limits the number of branches, equally on every machine. ``start`` has the
+        values of a solution to begin with. Raises ``PolicyError`` if the time was too short to find a
+        solution, or if HiGHS fails.
         """
         import highspy
         import numpy as np
@@ -124,7 +125,7 @@ class LinearModel:
                 f"HiGHS found no solution within {time_limit_s:g} s; allow more time or make the instance smaller"
             )
         objective = info.objective_function_value
-        # Costs are >= 0; the bound of a search that was stopped early can be less, even -inf.
+        # Costs are >= 0, but the bound of a search that was stopped early can be less, even -inf.
         bound = max(info.mip_dual_bound, 0.0) if mixed else objective if optimal else 0.0
         values = tuple(float(value) for value in highs.getSolution().col_value)
         return Solution(values, objective * scale, bound * scale, optimal, timed_out)

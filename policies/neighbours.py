@@ -1,4 +1,4 @@
-"""Small changes to a placement's windows, for local search. All keep memory, block caps and coverage."""
+"""Draws small changes of a placement, for local search, that keep to memory and hold every block."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ Ranges = tuple[BlockRange, ...]
 
 
 class Neighbours:
-    """Draws changed ranges. A server takes at most ``most[j]`` blocks; by default as many as leave cache for one session."""
+    """Draws changed ranges.
+
+    A server holds at most ``most[j]`` blocks; by default as many as leave cache for one session.
+    """
 
     def __init__(self, problem: Problem, rng: random.Random, most: Sequence[int] | None = None) -> None:
         self._rng = rng
@@ -21,11 +24,11 @@ class Neighbours:
         self._able = [j for j, most in enumerate(self._most) if most]
 
     def draw(self, ranges: Ranges) -> Ranges | None:
-        """A changed copy that still holds every block; ``None`` if this draw is none.
+        """Return changed ranges that still hold every block, or ``None`` if the draw is invalid or no change.
 
-        Half of the draws put one server's window at an end of another's (so that chains can go on from
-        there), with its number of blocks or any other; a quarter moves one end of one window, a quarter
-        an end that several windows share.
+        Half of the draws put one server's range at an end of another one's (so that chains can continue
+        there), with its number of blocks or any other. A quarter moves one end of one range, and a quarter
+        moves an end that several ranges share.
         """
         rng, new = self._rng, list(ranges)
         kind = rng.random()

@@ -1,4 +1,4 @@
-"""Offline CG-BPRR: a placement and routes for given requests, with what is proven about them."""
+"""Offline CG-BPRR: a placement and routes for given requests, with proven bounds."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from policies.problem import BlockRange, Hop, PolicyError, Problem, RequestSpec
 
 
 class CgBprrAnswer(NamedTuple):
-    """A placement, one chain per request and the bounds on their times per token.
+    """A placement, one chain per request, and their times per token in seconds.
 
-    ``objective_s`` is the sum of ``per_request_s``. Theorem 1 promises that it is at most
-    ``theorem1_s``, which is the bound per request times the number of requests.
+    ``objective_s`` is the sum of ``per_request_s``. By Theorem 1 it is at most ``theorem1_s``, which is the
+    bound per request times the number of requests.
     """
 
     ranges: tuple[BlockRange, ...]
@@ -29,11 +29,12 @@ class CgBprrAnswer(NamedTuple):
 
 
 def cg_bprr(problem: Problem, requests: Sequence[RequestSpec], *, decode_only: bool = False) -> CgBprrAnswer:
-    """CG-BP for |R| = the number of requests, without block caps; every request its cheapest chain.
+    """Place with CG-BP for |R| = the number of requests, without block caps; then route the requests.
 
-    CG-BP leaves cache for |R| sessions on all blocks of every server, so nobody waits. Costs are means
-    over all tokens, or ``decode_only``. Raises ``InfeasiblePlacement``, and ``PolicyError`` if a
-    request is longer than the problem's design lengths.
+    Every request gets its cheapest chain. CG-BP leaves cache for |R| sessions on all blocks of every server,
+    so no request waits. Costs are means over all tokens, or with ``decode_only`` those of decode steps.
+    Raises ``InfeasiblePlacement``, and ``PolicyError`` if a request is longer than the problem's design
+    lengths.
     """
     for number, request in enumerate(requests):
         if request.n_tokens > problem.n_input_tokens + problem.n_output_tokens:
@@ -55,11 +56,11 @@ def cg_bprr(problem: Problem, requests: Sequence[RequestSpec], *, decode_only: b
 
 
 def _theorem1_s(problem: Problem, all_costs: Sequence[LinkCosts]) -> float:
-    """Theorem 1's bound for every request, with the largest cost of any request on each server.
+    """Return Theorem 1's bound for any request, with the largest cost of any request on each server.
 
-    Its proof asks nothing of the costs: the windows up to the K-th server follow each other, and only
-    the K-th overlaps what is held already. With ``decode_only`` costs and a request of every client it
-    is the paper's bound.
+    The proof needs no property of the costs: the windows up to the K-th server follow each other, and only
+    the K-th overlaps blocks that are held already. With ``decode_only`` costs and a request of every client
+    it is the paper's bound.
     """
     greedy = plan(problem, len(all_costs), honour_cap=False)
     worst = LinkCosts(
@@ -81,10 +82,11 @@ def _theorem1_s(problem: Problem, all_costs: Sequence[LinkCosts]) -> float:
 
 
 def lower_bound_s(problem: Problem, requests: Sequence[RequestSpec], *, decode_only: bool = False) -> float:
-    """T^o: the sum of the fractional lower bounds of all requests (``lower_bounds_per_token_s``).
+    """Return T^o: the sum of the fractional lower bounds of all requests (``lower_bounds_per_token_s``).
 
-    Per request it takes the L cheapest block places, each at t~_j = block cost + hop cost / m_j where
-    m_j = min(floor(M_j / (s_m + s_c)), L); a server used in part is charged a part of its hop.
+    For each request the L cheapest block places count, each at t~_j = block cost + hop cost / m_j with m_j =
+    min(floor(M_j / (s_m + s_c)), L). A server of which only some places are used counts as that part of a
+    hop.
     """
     total_s = 0.0
     for request in requests:
@@ -96,11 +98,11 @@ def lower_bound_s(problem: Problem, requests: Sequence[RequestSpec], *, decode_o
 def knapsack_lower_bound_s(
     problem: Problem, requests: Sequence[RequestSpec], *, decode_only: bool = False
 ) -> float:
-    """A tighter lower bound: the sum over requests of the cheapest way to split L blocks on servers.
+    """Return a tighter lower bound: the sum over requests of the cheapest way to split L blocks on servers.
 
-    min sum_j (hop cost [k_j > 0] + block cost k_j) with integers k_j <= m_j that sum to L and m_j as in
-    ``lower_bound_s``: a server that is used costs its whole hop. It leaves out that requests share
-    memory and that ranges must join.
+    min sum_j (hop cost [k_j > 0] + block cost k_j) with integers k_j <= m_j that sum to L, and m_j as in
+    ``lower_bound_s``. A server that is used costs its whole hop. It ignores that requests share
+    memory and that ranges must follow each other.
     """
     return sum(
         _cheapest_split_s(problem, request, link_costs(problem, request, decode_only=decode_only))

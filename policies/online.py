@@ -1,7 +1,7 @@
-"""Two-time-scale operation: placements that follow the load while sessions are routed all the time.
+"""Two-time-scale operation: the placement follows the load while sessions are routed all the time.
 
-What an engine and an online policy tell each other, how a placement is moved to another one, and
-the policy that re-runs placement when concurrency leaves what it was designed for.
+Contains the interface between an engine and an online policy, the steps from one placement to another, and
+the policy that places again when concurrency leaves the range that the placement was designed for.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from policies.problem import BlockRange, InfeasiblePlacement, Placement, PolicyE
 
 
 class SystemView(NamedTuple):
-    """What a controller learns at a check.
+    """The state of the system that a controller sees at a check.
 
-    ``n_active`` counts requests that have arrived and not ended, those that wait for room included:
-    sessions alone could never show that the room is too small. ``mean_active`` is its time average
-    and ``request_rate`` the arrivals per second, both since the last check. ``placement`` is what was
-    last decided; ``moving`` are the servers that are not there yet; ``alive`` those that are believed to be
-    there at all (``None``: all of them).
+    ``n_active`` counts requests that have arrived and not ended. Those that wait for room are included,
+    because sessions alone could never show that the room is too small. ``mean_active`` is its time average
+    and ``request_rate`` the arrivals per second, both since the last check. ``placement`` is the one last
+    decided. ``moving`` are the servers that have not reached it yet. ``alive`` are the servers that are
+    believed to be alive (``None``: all of them).
     """
 
     n_active: int
@@ -41,19 +41,19 @@ class Controller(Protocol):
     """An online policy bound to one problem and the placement that it starts from."""
 
     next_check_at_s: float
-    """When ``check`` wants to be called next; each call moves it on. Infinite: never again."""
+    """When ``check`` must be called next; each call moves it on. Infinite: never again."""
 
     def check(self, now_s: float, view: SystemView) -> Placement | None:
-        """The placement to move to, ``None`` to leave everything. Must not change servers in ``view.moving``."""
+        """Return the placement to move to, or ``None`` to change nothing. Must not change ``view.moving``."""
         ...
 
 
 class OnlinePolicy(Protocol):
-    """Makes controllers. ``name`` is what scenarios say.
+    """Makes controllers. ``name`` is its name in scenarios.
 
-    With ``drains`` a server that must change takes new sessions only for the blocks that it keeps, lets
-    those on other blocks finish, loads, and then serves its new range; at most ``at_once`` servers
-    change together, and no block is ever without a server that takes sessions. Otherwise servers
+    With ``drains`` a server that must change accepts new sessions only for the blocks that it keeps, lets
+    those on other blocks finish, loads, and then serves its new range. At most ``at_once`` servers
+    change together, and every block always has a server that accepts sessions. Otherwise servers
     change at once and their sessions are cut.
     """
 
@@ -65,7 +65,7 @@ class OnlinePolicy(Protocol):
 
 
 def moves(old: Placement, new: Placement) -> list[int]:
-    """Servers whose blocks or cache room differ, in list order."""
+    """Return the servers whose blocks or cache room differ, in list order."""
     return [
         j
         for j in range(len(old.ranges))
@@ -74,12 +74,12 @@ def moves(old: Placement, new: Placement) -> list[int]:
 
 
 def loading_s(problem: Problem, old: BlockRange, new: BlockRange, load_bps: float) -> float:
-    """Time to load the blocks of ``new`` that ``old`` has not: their bytes at ``load_bps`` bits per second."""
+    """Return the seconds to load the blocks of ``new`` that ``old`` lacks, at ``load_bps`` bits/s."""
     return (new.n_blocks - kept(old, new).n_blocks) * problem.model.block_bytes * 8 / load_bps
 
 
 def kept(old: BlockRange, new: BlockRange) -> BlockRange:
-    """The blocks of both: what a draining server goes on serving while it moves."""
+    """Return the blocks in both ranges, which a draining server continues to serve while it moves."""
     first, last = max(old.first, new.first), min(old.last, new.last)
     return BlockRange(first, last) if first < last else BlockRange(0, 0)
 
@@ -87,7 +87,10 @@ def kept(old: BlockRange, new: BlockRange) -> BlockRange:
 def can_spare(
     offered: Sequence[BlockRange], server: int, stays: BlockRange, alive: Collection[int] | None = None
 ) -> bool:
-    """Whether every block that ``server`` offers and that is not in ``stays`` is offered by another one that is there."""
+    """Whether another server offers every block that ``server`` offers outside ``stays``.
+
+    With ``alive`` only those servers count as others.
+    """
     others = {
         b
         for j, held in enumerate(offered)
@@ -104,12 +107,13 @@ def rolling_order(
     n_blocks: int,
     alive: Collection[int] | None = None,
 ) -> list[int]:
-    """An order in which the servers ``changing`` can move one by one so that every block stays held.
+    """Return an order in which the servers ``changing`` can move one by one while every block stays held.
 
-    While a server moves it holds what it keeps; after that, its new range. Next is always the server
-    whose move hurts least (the one whose least-held lost block has the most holders), the first on
-    ties. The order is shorter than ``changing`` if the rest cannot move: each would uncover a block.
-    With ``alive`` only those servers hold anything and move, and what none of them holds need not stay held.
+    While a server moves, it holds the blocks that it keeps; afterwards its new range. The next one is always
+    the server whose move does the least harm: its lost block with the fewest holders has the most of them. On
+    ties it is the first one. If the rest cannot move, because each would leave a block on no server, the
+    order is shorter than ``changing``. With ``alive`` only those servers count and move, and blocks that none
+    of them holds are ignored.
     """
     there = range(len(old)) if alive is None else alive
     held = Counter(b for j, r in enumerate(old) if j in there for b in range(r.first, r.last))
@@ -128,7 +132,7 @@ def rolling_order(
 
 
 def _spare(held: Counter[int], old: BlockRange, new: BlockRange) -> float:
-    """The fewest servers that a block keeps when its server moves from ``old`` to ``new``."""
+    """Return the fewest other holders of any block that a server drops by moving from ``old`` to ``new``."""
     stays = kept(old, new)
     lost = (b for b in range(*old) if not stays.first <= b < stays.last)
     return min((held[b] - 1 for b in lost), default=math.inf)
@@ -136,17 +140,17 @@ def _spare(held: Counter[int], old: BlockRange, new: BlockRange) -> float:
 
 @dataclass
 class TwoTimeScale:
-    """Re-runs a placement policy when the mean concurrency leaves the design range for long enough.
+    """Runs a placement policy again when the mean concurrency leaves the design range for long enough.
 
-    Every ``period_s`` the mean number n of requests in the system gives the |R| that the paper would
-    choose for it, n + sqrt(n) up to the memory bound. When that is outside [|R| / (1 + tolerance),
-    |R| (1 + tolerance)] of the placement in force, on the same side, for ``patience_s``, ``placement``
-    is run again for the mean over that time. Servers drain one after another (``at_once``). If the new
-    placement is infeasible, or cannot be reached without leaving a block on no server, the old one stays.
+    Every ``period_s`` it computes the |R| that the paper would choose for the mean number n of requests in
+    the system: n + sqrt(n), up to the memory bound. If that is outside [|R| / (1 + tolerance), |R| (1 +
+    tolerance)] of the present placement, on the same side, for ``patience_s``, it runs ``placement`` again
+    for the mean over that time. Servers drain one after another (``at_once``). If the new placement is
+    infeasible, or cannot be reached without leaving a block on no server, the old one stays.
 
-    Servers that die or join count, too: when others are there than were placed, for ``patience_s``, or at the
-    first check at which no server that is there holds some block, the placement is made anew for those that
-    are there. One that is away keeps its blocks, for when it comes back.
+    It also reacts to servers that die or join. If for ``patience_s`` other servers are alive than were
+    placed, it places again for those that are alive. If no alive server holds some block, it does so at the
+    next check. A server that is away keeps its blocks for when it comes back.
     """
 
     placement: PlacementPolicy = field(default_factory=CgBp)
@@ -169,14 +173,17 @@ class TwoTimeScale:
 
 @dataclass
 class _Outside:
-    """How long something has been other than planned, in the same way, and the mean load of that time."""
+    """How long something has differed from the plan in the same way, and the load during that time.
+
+    ``integral`` is the number of active requests, integrated over that time in seconds.
+    """
 
     way: object = None
     lasted_s: float = 0.0
     integral: float = 0.0
 
     def note(self, way: object, elapsed_s: float, mean_active: float) -> None:
-        """It has been ``way`` for ``elapsed_s``; ``None``: as planned."""
+        """Record that it differed in the way ``way`` for ``elapsed_s``; ``None``: it was as planned."""
         if way != self.way:
             self.way, self.lasted_s, self.integral = way, 0.0, 0.0
         if way is not None:
@@ -185,7 +192,7 @@ class _Outside:
 
 
 class TwoTimeScaleController:
-    """Watches the load and who is there; see ``TwoTimeScale``."""
+    """Watches the load and which servers are alive; see ``TwoTimeScale``."""
 
     def __init__(
         self, problem: Problem, placement: Placement, design_concurrency: int, policy: TwoTimeScale
@@ -217,7 +224,7 @@ class TwoTimeScaleController:
         return self._placed(self._wanted(self._load.integral / self._load.lasted_s), view)
 
     def _placed(self, wanted: int, view: SystemView) -> Placement | None:
-        """A placement for ``wanted`` sessions; ``None`` if it is not better than staying."""
+        """Return a placement for ``wanted`` sessions, or ``None`` if the old one must stay."""
         self._load = _Outside()
         old, n_blocks = view.placement, self._problem.model.n_blocks
         try:
@@ -226,7 +233,7 @@ class TwoTimeScaleController:
             else:
                 new = self._placed_among(view.alive, wanted, old)
         except InfeasiblePlacement:
-            return None  # the servers cannot hold more than they do: what is there goes on
+            return None  # the servers cannot hold it: the old placement stays
         changing = moves(old, new)
         order = rolling_order(old.ranges, new.ranges, changing, n_blocks, view.alive)
         if len(order) < len(changing):
@@ -242,9 +249,10 @@ class TwoTimeScaleController:
         return new if order else None
 
     def _placed_among(self, alive: frozenset[int], wanted: int, old: Placement) -> Placement:
-        """A placement on the servers that are there, for fewer sessions if it must be; others keep what they hold.
+        """Return a placement on the servers ``alive``; the others keep their blocks.
 
-        Raises ``InfeasiblePlacement`` if they have no room for the model.
+        It is for fewer sessions than ``wanted`` if these do not fit. Raises ``InfeasiblePlacement`` if the
+        alive servers have no room for the model.
         """
         servers, n_servers = sorted(alive), self._problem.n_servers
         there = self._problem if len(servers) == n_servers else among(self._problem, servers)
@@ -259,23 +267,23 @@ class TwoTimeScaleController:
         return _only(old, new, servers)
 
     def _n_unserved(self, ranges: Sequence[BlockRange], alive: Collection[int]) -> int:
-        """How many blocks are on no server that is there."""
+        """Return how many blocks no alive server holds."""
         held = {b for j in alive for b in range(*ranges[j])}
         return self._problem.model.n_blocks - len(held)
 
     def _wanted(self, mean_active: float) -> int:
-        """|R| for a mean of ``mean_active`` sessions (the paper's lambda T)."""
+        """Return |R| for a mean of ``mean_active`` requests in the system (the paper's lambda T)."""
         return max(1, min(math.floor(mean_active + math.sqrt(mean_active) + 0.5), self._bound))
 
     def _side_of(self, wanted: int) -> int:
-        """1 above the design range, -1 below, 0 inside."""
+        """Return 1 if ``wanted`` is above the design range, -1 if below, 0 if inside."""
         most = 1 + self._policy.tolerance_ratio
         design = self.design_concurrency
         return (wanted > design * most) - (wanted < design / most)
 
 
 def _only(old: Placement, new: Placement, servers: Collection[int]) -> Placement:
-    """``new`` on ``servers`` and ``old`` on all others."""
+    """Return a placement that is ``new`` on ``servers`` and ``old`` on all others."""
     n_servers = range(len(old.ranges))
     return replace(
         new,

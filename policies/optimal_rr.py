@@ -1,4 +1,4 @@
-"""Exact individually optimal routing: the paper's MILP (24), solved by thresholds on the waiting time."""
+"""Routing that is exactly optimal for each request: the paper's MILP (24), by thresholds on the wait."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from policies.wsrr import has_room, link_wait_s
 
 
 class OptimalRr:
-    """Chain with the least longest wait plus service time, exactly (the paper's Optimized RR)."""
+    """Chain with the smallest sum of its longest wait and its service time, exactly (Optimized RR)."""
 
     name = "optimal-rr"
 
@@ -23,15 +23,15 @@ class OptimalRr:
 class OptimalRrRouter:
     """Minimises max over links of t^W plus the sum of (t^I + (l-1) t) + (tau^I + (l-1) tau) k.
 
-    A session waits for all of its hops at once, so that the longest wait counts. Equal costs: the
-    shorter wait.
+    A session waits for all of its hops at the same time, so only the longest wait counts. Of equal costs the
+    shorter wait wins.
     """
 
     def __init__(self, problem: Problem, placement: Placement) -> None:
         self._chains = Chains(problem, placement)
 
     def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
-        """The optimal chain; ``Route.cost_s`` is its longest wait plus its service time."""
+        """Return the optimal chain; ``Route.cost_s`` is its longest wait plus its service time."""
         graph = self._chains.of(request)
         if graph.idle is None or has_room(graph, state):
             return graph.idle
@@ -43,13 +43,14 @@ class OptimalRrRouter:
 
 
 def least_longest_wait(graph: ChainGraph, wait_s: Callable[[Link], float]) -> Route | None:
-    """The chain with the least longest wait plus service time; ``None`` if every chain waits for ever.
+    """Return the chain with the smallest sum of longest wait and service time; ``None`` if all wait for ever.
 
-    ``wait_s`` of a link is at least 0 and asked at most once. ``Route.wait_s`` is the chain's longest.
+    ``wait_s`` of a link must be at least 0, and is called at most once per link. ``Route.wait_s`` is the
+    longest.
 
-    For thresholds w from 0: the shortest path over links that wait at most w. A search that refused
-    no link with a wait up to w' answers the same for w', so the next threshold is the least wait that
-    it refused. No path can be cheaper than the idle optimum, which ends the search early.
+    For thresholds w from 0 on, find the shortest path over links that wait at most w. The result is the same
+    for any threshold below the shortest wait that the search refused, so that wait is the next threshold. The
+    search ends early because no path can be cheaper than the cheapest idle chain.
     """
     if graph.idle is None:
         return None

@@ -1,4 +1,7 @@
-"""Parallax: pipelines by a dynamic programme, and the shortest chain (github.com/GradientHQ/parallax, ``src/scheduling``)."""
+"""Parallax: pipelines by dynamic programming, and routing over the shortest chain.
+
+After github.com/GradientHQ/parallax, ``src/scheduling``.
+"""
 
 from __future__ import annotations
 
@@ -12,28 +15,30 @@ from policies.state import SystemState
 from policies.waiting import fits, waited_route
 
 _MEMORY_RATIO = 0.65
-"""Of a server's memory blocks take no more, Parallax' default."""
+"""Blocks use at most this share of a server's memory: Parallax' default."""
 _MOST_STATES = 2_000
-"""States kept after each server: enough for all of some tens of servers of a few kinds."""
+"""At most this many states are kept after each server. Some tens of servers of a few kinds have fewer."""
 _Residuals = tuple[int, ...]
-"""Blocks that each pipeline that is not finished still needs, ascending."""
+"""A state: the numbers of blocks that unfinished pipelines still need, ascending."""
 
 
 @dataclass
 class Parallax:
-    """Disjoint pipelines: as many as can be for the fewest servers each, layers by compute (Parallax).
+    """Disjoint pipelines: many pipelines of few servers each, with blocks in proportion to speed (Parallax).
 
-    s*(k) is the fewest servers that make k pipelines which can hold the model; k maximises k² / s*(k), the smallest of
-    equal ones. Within a pipeline, servers stand by the blocks that they could hold, the most first, and get blocks in
-    proportion to 1 / tau, none more than it could hold (water-filling), whole by the largest remainder. Servers that are in no
-    pipeline hold nothing. Blocks take at most 0.65 of a server's memory, and leave cache for ``design_concurrency``
-    sessions (for one if it is left open); where 0.65 cannot hold the model, the second rule alone counts.
+    s*(k) is the smallest number of servers that make k pipelines which can hold the model. k maximises k² /
+    s*(k); of equal ones it is the smallest. Within a pipeline, servers are ordered by the number of blocks
+    that they can hold, the largest first. They get blocks in proportion to 1 / tau, but none more than it can
+    hold (water-filling), rounded by the largest remainder. Servers in no pipeline hold nothing. Blocks use at
+    most 0.65 of a server's memory, and leave cache for ``design_concurrency`` sessions (for one if it is not
+    given). If the model does not fit with 0.65, only the second rule applies.
 
-    Their programme also decides for every server whether to skip it. A larger server can stand for any smaller one, so
-    the s*(k) largest are always enough: here servers come in this order and none is skipped, which finds the same
-    s*(k). Of more than 2,000 states those that waste least are kept, and s*(k) may then be larger than need be. Their
-    docstring has an exponent and a round-trip term that their code does not use; they count compute in TFLOPS, and room
-    for embeddings on the first and last server of a pipeline, which here the clients have.
+    Parallax' program also decides for every server whether to skip it. A larger server can replace any
+    smaller one, so the s*(k) largest servers are always enough. Here they are used in this order and none is
+    skipped, which finds the same s*(k). Of more than 2,000 states only those with the least waste are kept,
+    so s*(k) may then be larger than necessary. Parallax' docstring has an exponent and a round-trip term that
+    its code does not use. Parallax measures compute in TFLOPS, and reserves memory for embeddings on the
+    first and last server of a pipeline; here the clients hold these.
     """
 
     name: str = "parallax"
@@ -56,7 +61,11 @@ class Parallax:
 
 
 def water_filled(total: int, weights: Sequence[float], most: Sequence[int]) -> list[int]:
-    """``total`` in proportion to ``weights`` among those that are not at their ``most``, whole by the largest remainder."""
+    """Divide ``total`` in proportion to ``weights`` into whole numbers, each at most ``most``.
+
+    What exceeds a limit is divided among the others in proportion to their weights. Rounding as in
+    ``shares``.
+    """
     full: set[int] = set()
     while True:
         free = [i for i in range(len(weights)) if i not in full]
@@ -70,7 +79,7 @@ def water_filled(total: int, weights: Sequence[float], most: Sequence[int]) -> l
 
 
 def _pipelines(most: Sequence[int], n_blocks: int) -> list[list[int]]:
-    """The servers of each pipeline, in their order; none if the model does not fit."""
+    """Return the servers of each pipeline, in their order; no pipelines if the model does not fit."""
     order = sorted((j for j, count in enumerate(most) if count), key=lambda j: -most[j])
     best: list[list[int]] = []
     best_score = 0.0
@@ -83,7 +92,7 @@ def _pipelines(most: Sequence[int], n_blocks: int) -> list[list[int]]:
 
 
 def _fewest(order: Sequence[int], most: Sequence[int], n_blocks: int, k: int) -> list[list[int]]:
-    """The first servers of ``order`` that make k pipelines, by pipeline; none if all together do not."""
+    """Return the first servers of ``order`` that make k pipelines, by pipeline; empty if all cannot."""
     left = sum(most[j] for j in order)
     states: dict[_Residuals, None] = {(n_blocks,) * k: None}
     steps: list[dict[_Residuals, tuple[_Residuals, int]]] = []
@@ -112,7 +121,7 @@ def _traced(
     most: Sequence[int],
     n_blocks: int,
 ) -> list[list[int]]:
-    """The pipelines of the way back from the state in which all are finished."""
+    """Return the pipelines, traced back through ``steps`` from the state in which all are finished."""
     needs: list[int] = []
     state: _Residuals = ()
     for came in reversed(steps):
@@ -135,13 +144,14 @@ def _traced(
 
 @dataclass
 class ShortestByLayer:
-    """The shortest chain by time per block and round trips between servers, as in Parallax' code (Parallax' dp).
+    """The shortest chain by time per block and round trips between servers (Parallax' dp).
 
-    A chain passes whole ranges, each beginning where the one before ends. A server costs its time per block, tau, *not*
-    times its blocks, as their code has it; a step from server to server their round trip, also where hidden states go
-    through the client; the way from and to the client nothing. Servers without cache for the request now are left out,
-    as theirs are that have as many requests as they take, unless every chain has one. Where whole ranges make no
-    chain at all, which theirs then has no answer for, a server's range may begin earlier than the chain has come to.
+    A chain consists of whole ranges, each of which begins where the one before ends. A server costs its time
+    per block, tau, which is *not* multiplied by its blocks, as in Parallax' code. A hop from server to server
+    costs their round trip, even if hidden states go through the client. Hops from and to the client cost
+    nothing. Servers without room for the request's cache now are left out, unless every chain has one.
+    (Parallax leaves out servers that have their maximum number of requests.) If whole ranges make no chain, a
+    hop may be only the last part of a server's range; Parallax then finds no chain.
     """
 
     name: str = "dp"
@@ -151,7 +161,7 @@ class ShortestByLayer:
 
 
 class ShortestByLayerRouter:
-    """Equal costs: the server listed first."""
+    """The router of ``ShortestByLayer``. Of equal costs the server listed first wins."""
 
     def __init__(self, problem: Problem, placement: Placement) -> None:
         self._problem = problem
@@ -167,7 +177,7 @@ class ShortestByLayerRouter:
         }
 
     def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
-        """``Route.wait_s`` is the longest wait of its hops, ``cost_s`` that and the time of the service."""
+        """Return the chain; ``Route.wait_s`` is its longest wait, ``cost_s`` that plus the service time."""
         for whole_ranges in (True, False):
             for room in ([state.free_bytes(j) for j in range(self._problem.n_servers)], state.cache_bytes):
                 hops = self._shortest(request, room, whole_ranges)
@@ -176,7 +186,7 @@ class ShortestByLayerRouter:
         return None
 
     def _shortest(self, request: RequestSpec, room: Sequence[float], whole_ranges: bool) -> list[Hop]:
-        """The chain over servers with ``room`` bytes for their part of the request; empty if there is none."""
+        """Return the chain over servers whose ``room`` bytes suffice for the request; empty without one."""
         problem, ranges = self._problem, self._placement.ranges
         token_bytes = problem.model.cache_bytes(request.n_tokens)
         cost_s: dict[int, float] = {}

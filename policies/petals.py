@@ -1,4 +1,4 @@
-"""PETALS: placement by block throughput, in the form of the reference simulator."""
+"""PETALS' placement by block throughput, as in the reference simulator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from policies.problem import BlockRange, Placement, Problem, ServerSpec
 
 @dataclass
 class PetalsPlacement:
-    """Servers join in turn and each takes the blocks with the least throughput (PETALS).
+    """Servers join one after another, and each chooses the blocks with the least throughput (PETALS).
 
     ``honour_block_cap`` applies ``ServerSpec.block_cap`` as the reference simulator does.
     """
@@ -21,7 +21,7 @@ class PetalsPlacement:
     name: str = "petals"
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
-        """Place in ``problem.join_order``; ``design_concurrency`` has no effect.
+        """Place servers in ``problem.join_order``; ``design_concurrency`` has no effect.
 
         The cache room is m_j times PETALS' own reservation per block. Raises ``InfeasiblePlacement``.
         """
@@ -36,7 +36,10 @@ class PetalsPlacement:
 
 
 def petals_block_counts(problem: Problem, *, honour_cap: bool = True) -> list[int]:
-    """m_j = min(floor((M_j - autograd reserve) / (s_m + PETALS' cache per block)), L), at most the cap."""
+    """Return m_j = min(floor((M_j - autograd reserve) / (s_m + PETALS' cache per block)), L, the cap).
+
+    A server without enough memory gets 0 blocks.
+    """
     model = problem.model
     per_block_bytes = model.block_bytes + model.petals_cache_bytes
     counts = []
@@ -50,11 +53,11 @@ def petals_block_counts(problem: Problem, *, honour_cap: bool = True) -> list[in
 
 
 def choose_ranges(problem: Problem, counts: Sequence[int], order: Sequence[int]) -> tuple[BlockRange, ...]:
-    """Ranges of ``counts[j]`` blocks for servers that join in ``order``.
+    """Return ranges of ``counts[j]`` blocks for servers that join in ``order``.
 
-    A server takes the window whose sorted block throughputs are lexicographically smallest, the
-    first on ties, and adds min(forward_rps / ((m + 1) / 2), network_rps) to each of its blocks. The
-    sums are float64 in join order: a tie can hinge on their last bit.
+    A server chooses the window whose sorted block throughputs are lexicographically smallest, the
+    first one on ties. It adds min(forward_rps / ((m + 1) / 2), network_rps) to each of its blocks. The
+    sums are float64 in join order, because a tie can depend on their last bit.
     """
     n_blocks = problem.model.n_blocks
     throughput = [0.0] * n_blocks
@@ -72,12 +75,15 @@ def choose_ranges(problem: Problem, counts: Sequence[int], order: Sequence[int])
 
 
 def window_rps(server: ServerSpec, count: int) -> float:
-    """What a server of ``count`` blocks adds to the throughput of each of them."""
+    """Return the throughput (tokens per second) that a server adds to each of its ``count`` blocks."""
     return min(server.petals_forward_rps / ((1 + count) / 2), server.petals_network_rps)
 
 
 def weakest_window(throughput: list[float], count: int) -> int:
-    """First block of the window whose sorted throughputs are lexicographically smallest, lowest first."""
+    """Return the first block of the window whose sorted throughputs are lexicographically smallest.
+
+    On ties it is the lowest one.
+    """
     best, best_sorted = 0, sorted(throughput[:count])
     for a in range(1, len(throughput) - count + 1):
         window = throughput[a : a + count]

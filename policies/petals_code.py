@@ -1,4 +1,4 @@
-"""PETALS' client-side routing as its code does it, beside the reference simulator's simplification."""
+"""PETALS' client-side routing as in its code (``petals_routing``: as the reference simulator has it)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from policies.state import SystemState
 from policies.waiting import fits, waiting_s
 
 _MAX_KINDS = 4096
-"""Kinds of request, and chains per kind, that are kept."""
+"""At most this many kinds of request, and chains per kind, are kept."""
 
 
 @dataclass
@@ -20,16 +20,17 @@ class PetalsCodeRouting:
     """Shortest chain over (server, block) by pings and compute, as PETALS' code finds it.
 
     Entering a server costs d(rtt) + ``hop_overhead_s``, plus ``shortage_penalty_s`` if the session's
-    cache for *all* of the server's blocks does not fit now; each block costs 1 / inference_rps, which
-    is tau_j; returning to the client costs d(rtt). d = min(rtt / 2, ``max_delay_s``), or
+    cache for *all* of the server's blocks does not fit now. Each block costs 1 / inference_rps, which
+    is tau_j. Returning to the client costs d(rtt). d = min(rtt / 2, ``max_delay_s``), or
     ``unknown_delay_s`` for a server that the client has not pinged.
 
-    ``client_pings`` is how many middle and how many last servers (those with a block between the
-    ends, those with the last block) a client has pinged, drawn once per client from ``seed``; PETALS
-    pings 3 and 3. ``None``: all are known, as after many of its refreshes.
+    ``client_pings`` is how many middle servers, and how many last ones, a client has pinged. Middle servers
+    have a block other than the first and the last one; last servers have the last block. They are drawn once
+    per client from ``seed``. PETALS pings 3 and 3. ``None``: the client has pinged all, as after many
+    refreshes.
 
-    Not taken over: the smoothing and 60 s refresh of pings, limits on the servers' own pings, the age
-    of announced cache (the router sees the state that it is given), bans after failures, and 300
+    Not modelled: the smoothing and 60 s refresh of pings, limits on the servers' own pings, the age
+    of announced cache (the router sees the present state), bans after failures, and 300
     tokens/s for servers that announce no inference speed (every server here has one). A server whose
     whole cache is too small for a hop is left out; PETALS would try it, fail and ban it.
     """
@@ -46,13 +47,13 @@ class PetalsCodeRouting:
         """Raises ``PolicyError`` if ``client_pings`` is negative."""
         if self.client_pings is not None and self.client_pings < 0:
             raise PolicyError(
-                f"{self.name} cannot ping {self.client_pings} servers; give client_pings >= 0, or None for all"
+                f"{self.name} cannot ping {self.client_pings} servers; set client_pings >= 0, or None for all"
             )
         return PetalsCodeRouter(problem, placement, self)
 
 
 class _Link(NamedTuple):
-    """Entering a server after ``before`` (None: from the client), without the shortage penalty."""
+    """A hop to a server from ``before`` (``None``: the client), without the shortage penalty in its cost."""
 
     before: int | None
     cost_s: float
@@ -60,24 +61,23 @@ class _Link(NamedTuple):
 
 
 class _Kind(NamedTuple):
-    """Requests of one client and total length: the links that can serve them, and the chains found."""
+    """Requests of one client and one total length: the links that can serve them, and the chains found."""
 
     block_bytes: float
     links: tuple[tuple[int, tuple[_Link, ...]], ...]
     """(server, links into it), in the order of the ranges' ends."""
     chains: dict[tuple[int, ...], tuple[tuple[Hop, ...], float]]
-    """(hops, cost in seconds) by the servers that were short of cache."""
+    """(hops, cost in seconds) by the servers that had too little free cache."""
 
 
 class PetalsCodeRouter:
     """Dijkstra over (server, block), which here is one pass in the order of the ranges' ends.
 
-    A server may be entered at any block but is left only at its range's end, so its last state is
-    the only one that others follow. Of equal chains the one through the first-listed servers is kept,
-    decided from the chain's end.
+    A server may be entered at any block but is left only at its range's end, so only its last state has
+    successors. Of equal chains the one with the servers listed first is kept, compared from the chain's end.
 
-    PETALS counts cache in tokens of one block's keys *or* values, and takes a server as sufficient
-    when ``max_length * 2 * span_length <= cache_tokens_left``. ``cache_bytes_per_token`` is both keys
+    PETALS counts cache in tokens of one block's keys *or* values. A server is sufficient
+    if ``max_length * 2 * span_length <= cache_tokens_left``. ``cache_bytes_per_token`` contains keys
     and values, so the same rule in bytes is: s_c * m_j <= free bytes on the server.
     """
 
@@ -92,7 +92,7 @@ class PetalsCodeRouter:
         self._kinds: dict[tuple[int, int], _Kind] = {}
 
     def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
-        """The cheapest chain. Its ``wait_s`` is what its hops then make the session wait."""
+        """Return the cheapest chain. ``wait_s`` is not in its cost: it is the longest wait of its hops."""
         key = (request.client, request.n_tokens)
         kind = self._kinds.get(key)
         if kind is None:
@@ -118,7 +118,7 @@ class PetalsCodeRouter:
         return min(rtt_s / 2, self._policy.max_delay_s)
 
     def _from_servers(self, j: int) -> tuple[_Link, ...]:
-        """Links into ``j`` from every server that ends inside its range, in list order."""
+        """Return the links to ``j`` from every server that ends within the range of ``j``, in list order."""
         ranges, decode_s = self._placement.ranges, self._problem.servers[j].decode_s
         links = []
         for i in self._holders:
@@ -129,7 +129,7 @@ class PetalsCodeRouter:
         return tuple(links)
 
     def _delays_s(self, client: int) -> list[float]:
-        """d from ``client`` to every server, by what it has pinged."""
+        """Return d from ``client`` to every server; servers that it has not pinged have the unknown delay."""
         rtt_s, n_pings = self._problem.raw_rtt_s[client], self._policy.client_pings
         delays_s = [self._delay_s(rtt) for rtt in rtt_s]
         if n_pings is None:
@@ -160,7 +160,7 @@ class PetalsCodeRouter:
         return _Kind(block_bytes, tuple(links), {})
 
     def _shortest(self, client: int, kind: _Kind, short: tuple[int, ...]) -> tuple[tuple[Hop, ...], float]:
-        """(hops, cost) of the cheapest chain when the servers ``short`` lack cache; no hops if there is none."""
+        """Return (hops, cost) of the cheapest chain if servers ``short`` lack cache; no hops without one."""
         lacking = set(short)
         dist_s: dict[int | None, float] = {None: 0.0}
         entered: dict[int, _Link] = {}

@@ -11,18 +11,18 @@ from policies.online import SystemView
 from policies.problem import BlockRange, Placement, PolicyError, Problem, ServerSpec
 
 _MAX_ROUNDS = 1000
-"""Rounds in which the others re-choose: PETALS has no limit, but sums that round badly could cycle."""
+"""Limit of the rounds of choosing again. PETALS has none, but rounding errors could cause a cycle."""
 
 
 @dataclass
 class PetalsRebalancing:
-    """Each server checks now and then whether moving would raise the weakest block's throughput (PETALS).
+    """Each server checks at times whether moving would raise the weakest block's throughput (PETALS).
 
-    The time between a server's checks is uniform in [0, 2 ``period_s``]. It moves when the smallest
-    block throughput now, divided by the one after it and then all others have re-chosen, is below
-    ``balance_quality`` - ``eps``; never when a block would be left without server. A move keeps the
-    number of blocks. Sessions on a server that moves are cut, and it loads all its blocks again. Servers
-    that are not there count for nothing; one that joins checks like the others from then on.
+    The time between a server's checks is uniform in [0, 2 ``period_s``]. It compares the smallest block
+    throughput now with the one after it has moved and all others have chosen again. It moves if the ratio of
+    the two is below ``balance_quality`` - ``eps``, but never if a block would be left without server. A move
+    keeps the number of blocks. Sessions on a server that moves are cut, and it loads all its blocks again.
+    Servers that are away do not count. One that joins checks like the others from then on.
     """
 
     balance_quality: float = 0.75
@@ -41,7 +41,7 @@ class PetalsRebalancing:
 
 
 class PetalsRebalancingController:
-    """One random stream draws all times and orders. Every ``check`` is that of one server."""
+    """Every ``check`` is that of one server. All times and orders are drawn from one random stream."""
 
     def __init__(self, problem: Problem, placement: Placement, policy: PetalsRebalancing) -> None:
         self._problem = problem
@@ -54,7 +54,7 @@ class PetalsRebalancingController:
         self.next_check_at_s = self._checks[0][0] if self._checks else math.inf
 
     def check(self, now_s: float, view: SystemView) -> Placement | None:
-        """The placement with the checking server moved. Servers that are still loading count as there."""
+        """Return the placement with the checking server moved, or ``None``. Loading servers count, too."""
         _, server = self._checks[0]
         heapreplace(self._checks, (now_s + self._pause_s(), server))
         ranges, alive = view.placement.ranges, view.alive
@@ -77,17 +77,17 @@ class PetalsRebalancingController:
         )
 
     def _pause_s(self) -> float:
-        # Above 0, so that time goes on however the draw falls.
+        # Always above 0, so that time moves on.
         return (1.0 - self._random.random()) * 2 * self._policy.period_s
 
 
 def rebalanced(
     problem: Problem, ranges: tuple[BlockRange, ...], server: int, policy: PetalsRebalancing, random: Random
 ) -> BlockRange | None:
-    """Where ``server`` moves, ``None`` if it stays.
+    """Return the range to which ``server`` moves, or ``None`` if it stays.
 
-    T[b] is the sum of throughputs of the servers that hold b. Taking a server away subtracts
-    (1 + eps) times its throughput, so that rounding never leaves a trace of it where it was.
+    A block's throughput is the sum over the servers that hold it. Removing a server subtracts
+    (1 + eps) times its throughput, so that rounding never leaves a positive rest.
     """
     eps = policy.eps
     spans = {j: held for j, held in enumerate(ranges) if held.n_blocks}
@@ -118,7 +118,7 @@ def rebalanced(
 
 
 def _rechoose(throughput: list[float], spans: dict[int, BlockRange], j: int, rps: float, eps: float) -> bool:
-    """Let server ``j`` take its best place; whether that is another one."""
+    """Move server ``j`` to its best window. Returns whether that is another one."""
     held = spans[j]
     _add(throughput, held, -rps * (1 + eps))
     first = _best_start(throughput, held.n_blocks)
@@ -129,12 +129,12 @@ def _rechoose(throughput: list[float], spans: dict[int, BlockRange], j: int, rps
 
 
 def _best_start(throughput: list[float], count: int) -> int:
-    """First block of the window whose sorted throughputs are lexicographically smallest, lowest first."""
+    """Return the first block of the window with the lexicographically smallest sorted throughputs."""
     return min(range(len(throughput) - count + 1), key=lambda a: sorted(throughput[a : a + count]))
 
 
 def _rps(server: ServerSpec, count: int) -> float:
-    """What a server of ``count`` blocks adds to each of them."""
+    """Return the throughput (tokens per second) that a server adds to each of its ``count`` blocks."""
     return min(server.petals_forward_rps / ((count + 1) / 2), server.petals_network_rps)
 
 

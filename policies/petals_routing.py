@@ -1,4 +1,4 @@
-"""PETALS' client-side routing, in the form of the reference simulator."""
+"""PETALS' client-side routing, as in the reference simulator."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from policies.state import SystemState
 from policies.waiting import fits, waiting_s
 
 _MAX_KINDS = 4096
-"""Kinds of request, and chains per kind, that are kept."""
+"""At most this many kinds of request, and chains per kind, are kept."""
 _MAX_UNPENALISED = 256
-"""Chains per kind of request that bound the cost of others."""
+"""At most this many chains per kind of request are kept to bound the cost of others."""
 
 
 @dataclass
 class PetalsRouting:
     """Shortest chain by round-trip times between servers, without waiting (PETALS).
 
-    ``hop_overhead_s`` is added to every hop, ``shortage_penalty_s`` to entering a full server.
+    ``hop_overhead_s`` is added to every hop, ``shortage_penalty_s`` to each hop to a full server.
     """
 
     hop_overhead_s: float = 0.018
@@ -36,25 +36,28 @@ class PetalsRouting:
 
 
 class _Kind(NamedTuple):
-    """Requests of one client and total length: what servers can hold of them, and the chains found so far."""
+    """Requests of one client and one total length: how many fit on servers, and the chains found so far."""
 
     sessions: tuple[int, ...]
-    """Sessions that each server's cache holds; -1 where there are no blocks, which is never reached."""
+    """How many such sessions each server's whole cache holds; -1 for servers without blocks."""
     entries: tuple[int, ...]
-    """Lowest block at which a session's cache for the rest of the range fits each server at all."""
+    """The lowest block of each server's range from which a session's cache for the rest fits the server."""
     block_bytes: float
     chains: dict[bytes, tuple[tuple[Hop, ...], float]]
-    """(hops, cost in seconds) by the servers that were full: 1 or 0 each, in list order."""
+    """(hops, cost in seconds) by which servers were full: a byte per server, 1 or 0, in list order."""
     unpenalised: list[tuple[float, list[int]]]
-    """(cost in milliseconds, servers) of different chains without a full server, cheapest first."""
+    """(cost in milliseconds, servers) of chains found without a full server, cheapest first."""
 
 
 class PetalsRouter:
-    """First hop raw_RTT(c,i)/2 + overhead + tau_i m_i; hop i to j raw_RTT(i,j)/2 + overhead + tau_j k;
-    plus the penalty where exactly no session more fits; last hop raw_RTT(c,i)/2.
+    """The router of ``PetalsRouting``, which finds the cheapest chain.
 
-    ``policies.petals_search`` has the search and the rule for chains of equal cost. Each set of full
-    servers is searched once.
+    The first hop costs raw_RTT(c,i)/2 + overhead + tau_i m_i. A hop from i to j costs raw_RTT(i,j)/2 +
+    overhead + tau_j k. The penalty is added for a server that is exactly full: the number of its sessions
+    equals the number that fit. The way back costs raw_RTT(c,i)/2.
+
+    ``policies.petals_search`` contains the search and the rule for chains of equal cost. There is one search
+    for each set of full servers.
     """
 
     def __init__(self, problem: Problem, placement: Placement, policy: PetalsRouting) -> None:
@@ -69,7 +72,7 @@ class PetalsRouter:
         self._search = make_search(problem, placement.ranges, costs)
 
     def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
-        """The cheapest chain. Its ``wait_s`` is what its hops then make the session wait."""
+        """Return the cheapest chain. ``wait_s`` is not in its cost: it is the longest wait of its hops."""
         key = (request.client, request.n_tokens)
         kind = self._kinds.get(key)
         if kind is None:
@@ -102,7 +105,7 @@ class PetalsRouter:
         return _Kind(tuple(sessions), tuple(entries), block_bytes, {}, [])
 
     def _shortest(self, client: int, kind: _Kind, full: bytes) -> tuple[tuple[Hop, ...], float]:
-        """(hops, cost in seconds) of the cheapest chain when the servers ``full`` are; no hops if there is none."""
+        """Return (hops, cost in seconds) of the cheapest chain if these servers are ``full``."""
         known = kind.unpenalised
         at_most_ms = next((ms for ms, servers in known if not any(full[j] for j in servers)), math.inf)
         servers, cost_ms = self._search.shortest(client, kind.entries, full, at_most_ms)

@@ -1,8 +1,8 @@
-"""PETALS' shortest chain over servers: server by server for few of them, with arrays for many.
+"""The search for PETALS' shortest chain over servers: server by server for few servers, with arrays for many.
 
-Both sum costs in milliseconds in the reference simulator's order of addition and give bit-equal answers:
-which of two chains of equal cost is taken hinges on the last bit of these sums. Of equal chains Dijkstra
-keeps the one whose predecessor it settled first: smallest distance, then list order.
+Both searches sum costs in milliseconds in the reference simulator's order of addition, so their results are
+equal to the last bit. That matters because it can decide between two chains of equal cost. Of equal chains
+Dijkstra keeps the one whose predecessor it settled first: smallest distance, then list order.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int_]
 
 FEW_SERVERS = 48
-"""Up to here a search server by server is as fast as one with arrays, and spares numpy's start-up."""
+"""Up to this many servers the search server by server is as fast as with arrays, and needs no numpy."""
 
 _ROUNDING_RATIO = 1e-9
-"""Bounds are loosened by this part: they are summed in another order than the costs."""
+"""Bounds are loosened by this share, because they are summed in another order than the costs."""
 
 
 class Costs(NamedTuple):
-    """What a search adds up, in milliseconds: overhead of a hop, penalty of a full server, tau of each server."""
+    """Parts of a chain's cost in ms: a hop's overhead, a full server's penalty, and tau of each server."""
 
     hop_overhead_ms: float
     penalty_ms: float
@@ -42,12 +42,12 @@ class Search(Protocol):
     def shortest(
         self, client: int, entries: Sequence[int], full: bytes, at_most_ms: float = math.inf
     ) -> tuple[list[int], float]:
-        """(servers of the cheapest chain, its cost in ms); no servers and infinity if there is none.
+        """Return (servers of the cheapest chain, its cost in ms); no servers and infinity if there is none.
 
-        ``entries[j]`` is the lowest block at which server j can be entered: its first block, or a later
-        one if its cache is too small for a session over all of its blocks; its end keeps it out.
-        ``full[j]`` is 1 where entering costs the penalty. ``at_most_ms`` is known to be enough: the cost
-        of some chain.
+        ``entries[j]`` is the lowest block at which server j can be entered: its first block, or a later one
+        if its cache is too small for a session over all of its blocks. If it is the end of the range, the
+        server is left out. ``full[j]`` is 1 if entering j costs the penalty. ``at_most_ms`` is an upper
+        bound: the cost of some chain.
         """
         ...
 
@@ -59,7 +59,7 @@ def make_search(problem: Problem, ranges: Sequence[BlockRange], costs: Costs) ->
 
 
 class ServerByServer:
-    """Dijkstra, which here is one pass over the servers in the order of their ranges' ends."""
+    """Dijkstra, which here is one pass over the servers in the order in which their ranges end."""
 
     def __init__(self, problem: Problem, ranges: Sequence[BlockRange], costs: Costs) -> None:
         self._ranges = ranges
@@ -68,7 +68,7 @@ class ServerByServer:
         half_ms = _half_ms(problem)
         self._from_client_ms = [[half_ms[t] for t in row] for row in problem.raw_rtt_s]
         self._from_server_ms = [[half_ms[t] for t in row] for row in problem.server_rtt_s]
-        # Ranges end strictly later from hop to hop, so that this order settles predecessors first.
+        # Ranges end strictly later from hop to hop, so this order settles predecessors first.
         self._by_end = sorted(
             (j for j, held in enumerate(ranges) if held.n_blocks), key=lambda j: ranges[j].last
         )
@@ -114,10 +114,10 @@ class ServerByServer:
 
 
 class WithArrays:
-    """The same pass, over all servers with the same end and lowest entry at once.
+    """The same pass, but for all servers with the same end and lowest entry at once.
 
-    Keeps 8 bytes per pair of servers. A search costs the pairs that can follow each other, among those
-    servers that a chain known to be cheap enough leaves in question.
+    It stores 8 bytes per pair of servers. A search takes time proportional to the pairs that can follow each
+    other, among the servers that can be on a chain within the known upper bound.
     """
 
     def __init__(self, problem: Problem, ranges: Sequence[BlockRange], costs: Costs) -> None:
@@ -172,7 +172,7 @@ class WithArrays:
         return servers.order[numbers[::-1]].tolist(), least_ms
 
     def _cheapest_through(self, servers: _Servers) -> Floats:
-        """Cost of the cheapest chain through each server when all are idle and large enough."""
+        """Return the cost of the cheapest chain through each server if all are idle and large enough."""
         import numpy as np
 
         nothing = np.zeros(len(self._order))
@@ -187,15 +187,15 @@ class WithArrays:
 
 
 class _Servers(NamedTuple):
-    """Arrays of some servers in the order of their ranges' ends, for one client."""
+    """Arrays over some servers, in the order of their ranges' ends, for one client."""
 
     order: Ints
-    """Their indices."""
+    """The servers' indices."""
     ends: Ints
     link_ms: Floats
-    """Of every server (row) after every other (column), without the penalty."""
+    """The cost of a hop to a server (row) from another one (column), without the penalty."""
     first_ms: Floats
-    """Of every server after the client, without the penalty."""
+    """The cost of a hop to each server from the client, without the penalty."""
     from_client_ms: Floats
 
     def only(self, numbers: Ints) -> _Servers:
@@ -204,7 +204,10 @@ class _Servers(NamedTuple):
         return _Servers(order[numbers], ends[numbers], links_ms, first_ms[numbers], from_client_ms[numbers])
 
     def distances(self, entry: Ints, penalty_ms: Floats) -> tuple[Floats, Floats, tuple[Ints, Ints]]:
-        """(distance if first, distance, (low, high)): servers low to high can come before each."""
+        """Return, for each server, (distance as first server, distance, (low, high)).
+
+        The servers numbered low (included) to high (not included) can come before it.
+        """
         import numpy as np
 
         low, high = np.searchsorted(self.ends, entry), np.searchsorted(self.ends, self.ends)
@@ -223,17 +226,17 @@ class _Servers(NamedTuple):
 
 
 def _runs(low: Ints, high: Ints) -> list[tuple[int, int]]:
-    """Servers, first to last, that all come after the same ones."""
+    """Return the (first, last) of each run of servers that have the same possible predecessors."""
     changed = (low[1:] != low[:-1]) | (high[1:] != high[:-1])
     return list(pairwise([0, *(changed.nonzero()[0] + 1).tolist(), len(low)]))
 
 
 def _half_ms(problem: Problem) -> dict[float, float]:
-    """One-way delays in ms by RTT in s. Networks have few distinct ones: each is converted once."""
+    """Return one-way delays in ms by RTT in s. Networks have few distinct RTTs, so each is converted once."""
     times_s = set(chain.from_iterable((*problem.raw_rtt_s, *problem.server_rtt_s)))
     return {t: milliseconds(t) / 2 for t in times_s}
 
 
 def milliseconds(time_s: float) -> float:
-    """Milliseconds as a person would write them: rid of the conversion's own rounding."""
+    """Convert seconds to milliseconds, rounded to 9 decimals to remove the conversion's rounding error."""
     return round(time_s * 1e3, 9)

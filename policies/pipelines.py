@@ -1,8 +1,9 @@
-"""Placements of other systems, which divide servers into stages or pipelines: exo, SWARM, separate pipelines, whole models.
+"""Placements of other systems, which divide servers into stages or pipelines.
 
-None of them overlaps ranges, so their chains are whole ranges of servers. What a session's cache leaves of a server's memory
-decides how many blocks it could hold, as in GBP-CR: m_j(c) = min(floor(M_j / (s_m + c s_c)), L) with c sessions at a
-time, the design concurrency. Left open, c is the largest at which the placement is possible.
+They are exo, SWARM, separate pipelines and whole models. Their ranges do not overlap in part, so chains
+consist of whole ranges. As in GBP-CR, a server can hold m_j(c) = min(floor(M_j / (s_m + c s_c)), L) blocks
+with cache for c sessions at a time. c is the design concurrency; if it is not given, it is the largest one
+with a placement.
 """
 
 from __future__ import annotations
@@ -27,14 +28,15 @@ from policies.waiting import fits, waited_route
 
 NOTHING = BlockRange(0, 0)
 _MOST = 2**20
-"""Sessions that no placement is designed for."""
+"""Upper limit of the search for the design concurrency."""
 Ranges = list[BlockRange]
 
 
 def shares(total: int, weights: Sequence[float], most: Sequence[int]) -> list[int]:
-    """``total`` in proportion to ``weights``, whole by the largest remainder, at least 1 and at most ``most`` each.
+    """Divide ``total`` in proportion to ``weights`` into whole numbers, each at least 1 and at most ``most``.
 
-    What a bound takes or gives goes to the next largest remainders. ``most`` must allow it.
+    Rounding is by the largest remainder. What the limits add or remove is balanced in the order of the
+    remainders. The sum of ``most`` must be at least ``total``.
     """
     exact = [total * weight / sum(weights) for weight in weights]
     given = [min(max(1, math.floor(part)), bound) for part, bound in zip(exact, most, strict=True)]
@@ -48,12 +50,12 @@ def shares(total: int, weights: Sequence[float], most: Sequence[int]) -> list[in
 
 
 def even(total: int, n: int) -> list[int]:
-    """``total`` blocks in ``n`` stages whose sizes differ by one at most, the larger first."""
+    """Return the sizes of ``n`` stages of ``total`` blocks; they differ by at most one, the larger first."""
     return [total // n + (i < total % n) for i in range(n)]
 
 
 def in_a_row(sizes: Sequence[int]) -> list[BlockRange]:
-    """Ranges of these sizes, one after another from block 0."""
+    """Return ranges of these sizes, one after another from block 0 on."""
     ranges, position = [], 0
     for size in sizes:
         ranges.append(BlockRange(position, position + size))
@@ -67,7 +69,10 @@ def _placement(
     design_concurrency: int | None,
     ranges_for: Callable[[list[int]], Ranges | None],
 ) -> Placement:
-    """With ``ranges_for(m)`` at the design concurrency, else at the largest that is possible."""
+    """Return the placement with ``ranges_for(m)`` at the design concurrency, or at the largest possible one.
+
+    Raises ``InfeasiblePlacement`` if there is none.
+    """
 
     def at(concurrency: int) -> Ranges | None:
         return ranges_for(block_counts(problem, concurrency))
@@ -87,9 +92,10 @@ def _placement(
 
 
 def most_blocks(problem: Problem, concurrency: int, memory_ratio: float) -> list[int]:
-    """Blocks that each server may hold: at most ``memory_ratio`` of its memory, and cache for ``concurrency`` sessions.
+    """Return how many blocks each server may hold.
 
-    Where the first rule leaves too little room for the model, the second alone counts.
+    Blocks may use at most ``memory_ratio`` of its memory, and must leave cache for ``concurrency`` sessions.
+    If the model does not fit with the first rule, only the second one applies.
     """
     counts = block_counts(problem, concurrency)
     part = [
@@ -106,7 +112,10 @@ def placed(
     design_concurrency: int | None,
     bounds: Mapping[str, float] | None = None,
 ) -> Placement:
-    """All memory that blocks leave is for caches. ``None`` becomes the sessions that fit on every server at a time."""
+    """Return the placement with these ranges, in which all memory that the blocks leave is for caches.
+
+    If ``design_concurrency`` is ``None``, it is the number of sessions that fit on every server at a time.
+    """
     block_bytes = problem.model.block_bytes
     cache_bytes = tuple(
         server.memory_bytes - block_bytes * held.n_blocks if held.n_blocks else 0.0
@@ -122,18 +131,18 @@ def placed(
 
 
 def no_way(name: str, problem: Problem, design_concurrency: int) -> InfeasiblePlacement:
-    """The servers cannot hold all blocks and the caches of so many sessions."""
+    """Return the error that the servers cannot hold all blocks and the caches of so many sessions."""
     memory = gigabytes(sum(server.memory_bytes for server in problem.servers))
     sessions = f"{design_concurrency} session{'' if design_concurrency == 1 else 's'}"
     return InfeasiblePlacement(
-        f"{name} with room for {sessions} has no way to put {problem.model.n_blocks} blocks of "
+        f"{name} with room for {sessions} cannot place {problem.model.n_blocks} blocks of "
         f"{gigabytes(problem.model.block_bytes)} on these servers ({memory} of memory in all); add servers"
     )
 
 
 @dataclass
 class WholeModel:
-    """Every server that can hold all blocks does; the others hold none (a pool of whole models)."""
+    """Every server that can hold all blocks holds them; the others hold none (a pool of whole models)."""
 
     name: str = "whole-model"
 
@@ -160,8 +169,8 @@ class WholeModel:
 class Exo:
     """One pipeline of as few servers as can hold the model, blocks in proportion to their memory (exo).
 
-    Of equally few servers those with the most memory. exo looks for cycles in its own topology; here every server reaches
-    every other one, and a pipeline passes them in the order of the list.
+    It consists of the servers with the most memory. exo looks for cycles in its own topology. Here every
+    server reaches every other one, and a pipeline passes them in list order.
     """
 
     name: str = "exo"
@@ -187,10 +196,11 @@ class Exo:
 
 @dataclass
 class SeparatePipelines:
-    """Servers of one kind make pipelines of equal stages, as many as there can be of each kind (Helix' baseline).
+    """Servers of one kind make pipelines of equal stages, as many as possible of each kind (Helix' baseline).
 
-    Servers of a kind may differ in memory: the weakest that take part say how many stages a pipeline has, and that is
-    chosen for the most pipelines, then the fewest stages. Servers that are left over hold nothing.
+    Servers of a kind may differ in memory. The smallest server that is used determines how many stages a
+    pipeline has. It is chosen so that there are the most pipelines, then the fewest stages. Unused servers
+    hold nothing.
     """
 
     name: str = "separate-pipelines"
@@ -223,11 +233,11 @@ class SeparatePipelines:
 
 @dataclass
 class Swarm:
-    """Equal stages; the fastest server that is left joins the stage with the least throughput (SWARM, as in Helix).
+    """Equal stages; the fastest servers first join the stage with the least throughput (SWARM).
 
-    There are as few stages as the weakest server that can hold a block allows. If that are more stages than servers,
-    weaker ones are left out, one after another, until there are enough for each stage. A server's
-    throughput is 1 / tau_j, since all stages are equally large.
+    The smallest server that can hold a block determines how few stages there are. If that gives more stages
+    than servers, the smallest servers are left out step by step until every stage can have one. A server's
+    throughput is 1 / tau_j, because all stages are equally large.
     """
 
     name: str = "swarm"
@@ -257,7 +267,7 @@ class Swarm:
 
 
 class RoundRobin:
-    """Disjoint pipelines in turn, whether they have room or not (Parallax' default)."""
+    """Disjoint pipelines take turns, whether they have room now or not (Parallax' default)."""
 
     name = "rr"
 
@@ -266,7 +276,7 @@ class RoundRobin:
 
 
 class RoundRobinRouter:
-    """Takes the next pipeline that could hold the request when nobody else does."""
+    """Chooses the next pipeline that can hold the request when its servers are idle."""
 
     def __init__(self, problem: Problem, placement: Placement) -> None:
         self._problem = problem
@@ -275,7 +285,7 @@ class RoundRobinRouter:
         self._turn = 0
 
     def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
-        """``Route.wait_s`` is the longest wait of its hops, ``cost_s`` that and the time of the service."""
+        """Return the next pipeline; ``wait_s`` is its longest wait, ``cost_s`` that plus the service time."""
         token_bytes = self._problem.model.cache_bytes(request.n_tokens)
         for _ in self.pipelines:
             hops = self.pipelines[self._turn % len(self.pipelines)]
@@ -287,16 +297,19 @@ class RoundRobinRouter:
 
 
 def disjoint_pipelines(ranges: Sequence[BlockRange], n_blocks: int) -> list[tuple[Hop, ...]]:
-    """Chains that share no server, each from the first servers of the list that are left.
+    """Return chains that share no server, each of the unused servers that are listed first.
 
-    First those of whole ranges. Then those in which a server's range may begin earlier than the chain has come to, and
-    gives the rest of it.
+    First come chains of whole ranges. Then come those in which a hop may be only the last part of a server's
+    range.
     """
     left = [j for j, held in enumerate(ranges) if held.n_blocks]
     pipelines = []
 
     def chain_from(position: int, dead: set[int], whole_ranges: bool) -> list[int] | None:
-        """``dead``: positions from which nothing leads to the end."""
+        """Return the servers of a chain from ``position`` to the end, or ``None``.
+
+        ``dead`` collects the positions from which no chain leads to the end.
+        """
         if position == n_blocks:
             return []
         for j in left:

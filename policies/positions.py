@@ -1,4 +1,4 @@
-"""Block positions that chains can stand at, and the hops between them."""
+"""The block positions that chains can reach, and the hops between them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from policies.problem import BlockRange, Hop, Placement, Problem
 from policies.waiting import fits
 
 _MAX_KINDS = 4096
-"""Lengths of requests whose hops are kept."""
+"""Results for at most this many different request lengths are kept."""
 
 
 class PositionGraph:
-    """Chains as paths over block positions: server j leads from each position of its range to its end.
+    """Chains as paths over block positions: server j leads from each position in its range to its end.
 
-    Only positions that a chain from block 0 can reach count, and they are 0 and ends of ranges.
-    ``positions`` is ascending, its last is ``n_blocks``. ``into[p]`` are the hops that end at
-    ``positions[p]`` as (number of the position they start at, hop), servers in list order.
-    If no chain covers all blocks, the last position has no hops into it.
+    ``positions`` contains those that a chain from block 0 can reach (0 and ends of ranges), ascending, and
+    ends with ``n_blocks``. ``into[p]`` are the hops that end at ``positions[p]``, as (index of the position
+    at which the hop starts, hop), servers in list order. If no chain covers all blocks, no hop leads to the
+    last position.
     """
 
     def __init__(self, ranges: Sequence[BlockRange], n_blocks: int) -> None:
@@ -36,9 +36,9 @@ class PositionGraph:
 
 
 class Onward:
-    """The hops from each position that a request can take: they lead to the end over servers that can hold it.
+    """The hops from each position from which a request can reach the end, over servers that can hold it.
 
-    A server can if its whole cache is large enough, whoever uses it now.
+    A server can hold it if its whole cache is large enough, whatever sessions use it now.
     """
 
     def __init__(self, problem: Problem, placement: Placement) -> None:
@@ -48,7 +48,10 @@ class Onward:
         self._known: dict[int, dict[int, list[Hop]]] = {}
 
     def of(self, n_tokens: int) -> dict[int, list[Hop]]:
-        """By position, servers in list order; positions without hops are left out: without 0 there is no chain."""
+        """Return the hops of a request of ``n_tokens`` tokens by position, servers in list order.
+
+        Positions without hops are left out. If 0 is not in it, the request has no chain.
+        """
         onward = self._known.get(n_tokens)
         if onward is None:
             if len(self._known) >= _MAX_KINDS:

@@ -1,4 +1,4 @@
-"""The placement-and-routing problem: what every policy sees and what it answers.
+"""The placement-and-routing problem: the input and the output of every policy.
 
 Pure data. Times are float seconds, sizes are bytes, blocks are ``0..n_blocks-1`` and ranges are
 half-open. Server and client arguments are indices into ``Problem.servers`` and ``Problem.clients``.
@@ -17,15 +17,15 @@ Batching = Literal["none", "serial", "continuous"]
 
 
 class PolicyError(Exception):
-    """A policy cannot answer, or broke a rule. The message is one sentence for the user."""
+    """A policy found no result, or broke a rule. The message is one sentence for the user."""
 
 
 class InfeasiblePlacement(PolicyError):
-    """No placement of this policy holds every block of the model on these servers."""
+    """The policy has no placement in which these servers hold every block of the model."""
 
 
 class BlockRange(NamedTuple):
-    """Consecutive blocks ``[first, last)``; ``first == last`` means none.
+    """Consecutive blocks ``[first, last)``; empty if ``first == last``.
 
     The paper's a_j is ``first + 1`` and its m_j is ``n_blocks``.
     """
@@ -40,10 +40,12 @@ class BlockRange(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A transformer as placement sees it.
+    """A transformer, as far as placement must know it.
 
-    ``n_blocks`` is L, ``block_bytes`` is s_m. ``cache_bytes_per_token`` is the attention cache of one
-    token in one block, so that s_c of a request is ``cache_bytes_per_token * (l_in + l_out)``.
+    ``n_blocks`` is L and ``block_bytes`` is s_m. ``cache_bytes_per_token`` is the attention cache of one
+    token in one block, so s_c of a request is ``cache_bytes_per_token * (l_in + l_out)``. ``value_bytes`` is
+    the size of one value of a hidden state. ``petals_cache_tokens`` are the tokens per block that PETALS
+    reserves cache for.
     """
 
     name: str
@@ -56,34 +58,36 @@ class ModelSpec:
 
     @property
     def token_bytes(self) -> int:
-        """Size of one token's hidden state on the wire."""
+        """Bytes of one token's hidden state on the wire."""
         return self.hidden_size * self.value_bytes
 
     @property
     def petals_cache_bytes(self) -> float:
-        """Attention cache that PETALS reserves per hosted block (``cache_per_block``)."""
+        """Bytes of attention cache that PETALS reserves per hosted block (its ``cache_per_block``)."""
         return self.cache_bytes_per_token * self.petals_cache_tokens
 
     @property
     def petals_autograd_bytes(self) -> float:
-        """Memory that PETALS keeps free for autograd: 2 GiB x hidden_size / 14336."""
+        """Bytes that PETALS keeps free for autograd: 2 GiB x hidden_size / 14336."""
         return 2 * 1024**3 * self.hidden_size / 14336
 
     def cache_bytes(self, n_tokens: int) -> float:
-        """s_c: attention cache of one block for one session of ``n_tokens`` tokens in all."""
+        """Return s_c: bytes of one block's attention cache for a session of ``n_tokens`` tokens in all."""
         return self.cache_bytes_per_token * n_tokens
 
 
 @dataclass(frozen=True)
 class ServerSpec(StepLaw):
-    """A server's capacity: ``memory_bytes`` is M_j; ``StepLaw`` says what the times mean (``decode_s`` is tau_j).
+    """A server's capacity and speed.
 
-    ``block_cap`` limits the number of blocks where a policy honours it (the reference simulator caps
+    ``memory_bytes`` is M_j. ``StepLaw`` defines the times (``decode_s`` is tau_j).
+    ``block_cap`` limits the number of blocks, for policies that honour it (the reference simulator caps
     MIG servers at 4). ``petals_*`` are PETALS' own throughput measurements, in tokens per second.
 
-    Beyond the paper's model, all 0 by default: ``decode_context_tokens`` is the mean over a request of the
-    lengths that placement is designed for. Policies see ``step_base_s`` in ``Problem.token_rtt_s`` and
-    ``input_rtt_base_s``; no policy knows of ``contention_ratio``.
+    The fields from ``step_base_s`` on are not in the paper's model and 0 by default.
+    ``decode_context_tokens`` is the mean over a request of the lengths that placement is designed for.
+    Policies see ``step_base_s`` only as part of ``Problem.token_rtt_s`` and ``Problem.input_rtt_base_s``. No
+    policy uses ``contention_ratio``.
     """
 
     name: str
@@ -104,19 +108,19 @@ class ServerSpec(StepLaw):
     prefill_least_s: float = 0.0
 
     def mean_decode_s(self, request: RequestSpec) -> float:
-        """Decode time per block, averaged over the further tokens of ``request``."""
+        """Return the seconds per block of a decode step, averaged over those of ``request``."""
         if not self.context_slope_s:
             return self.decode_s
         return self.decode_at_s(mean_cached_tokens(request.n_input_tokens, request.n_output_tokens))
 
 
 def mean_cached_tokens(n_input_tokens: int, n_output_tokens: int) -> float:
-    """Tokens cached before a decode step, averaged over a request: l_in to l_in + l_out - 2."""
+    """Return the mean number of tokens cached before a request's decode steps: l_in to l_in + l_out - 2."""
     return n_input_tokens + max(0, n_output_tokens - 2) / 2
 
 
 class Linear(NamedTuple):
-    """Seconds for l hidden states from row to column: ``base_s + slope_s * l``."""
+    """Seconds to send l hidden states from a row's node to a column's: ``base_s + slope_s * l``."""
 
     base_s: Matrix
     slope_s: Matrix
@@ -127,9 +131,11 @@ class Linear(NamedTuple):
 
 @dataclass(frozen=True)
 class Transmissions:
-    """What hidden states take on each link beside propagation: client to server, back, server to server.
+    """The transmission times of hidden states, without propagation.
 
-    ``counts_down``: t_cj and t^I_cj count both ways on the client's link; else the one to the server.
+    ``up``: client to server, ``down``: server to client (both [client][server]); ``across``: server to
+    server. ``counts_down``: whether t_cj and t^I_cj include the transmission back to the client. They always
+    include the one to the server.
     """
 
     up: Linear
@@ -138,14 +144,18 @@ class Transmissions:
     counts_down: bool
 
     def instead_s(self, client: int, previous: int | None, server: int, n_tokens: int) -> float:
-        """The way from ``previous`` (``None``: the client) less what t_cj, t^I_cj count."""
+        """Return the seconds to send from ``previous`` (``None``: the client) minus those in t_cj, t^I_cj."""
         up_s = self.up.of(client, server, n_tokens)
         sent_s = up_s if previous is None else self.across.of(previous, server, n_tokens)
         return sent_s - up_s - (self.down.of(client, server, n_tokens) if self.counts_down else 0.0)
 
 
 class Ways(NamedTuple):
-    """Propagation in one direction, in seconds: client to server, back (both [client][server]), server to server."""
+    """One-way propagation delays in seconds.
+
+    ``up_s``: client to server, ``down_s``: server to client (both [client][server]); ``across_s``: server to
+    server, [from][to].
+    """
 
     up_s: Matrix
     down_s: Matrix
@@ -154,25 +164,40 @@ class Ways(NamedTuple):
 
 @dataclass(frozen=True)
 class Problem:
-    """Servers, clients, the model, and the times between them.
+    """Servers, clients, the model, the times between them, and the load.
 
-    ``raw_rtt_s[c][j]`` is pure propagation; ``token_rtt_s[c][j]`` is t_cj (what one decode step on j takes
-    however many blocks it has: communication, serialisation, the server's ``step_base_s``);
-    ``input_rtt_base_s + input_rtt_slope_s * l`` is t^I_cj(l).
-    ``server_rtt_s[i][j]`` is the raw RTT between servers. ``ways`` is propagation in one direction; ``None``: half
-    of the round trip. ``n_input_tokens`` and
-    ``n_output_tokens`` are the lengths that placement is designed for (the maxima).
-    ``length_samples`` are (input, output) lengths of past requests, as an operator knows them; none: nothing is known
-    but these maxima. ``reserved_output_tokens`` is the output that every session's caches have room for, or, where caches
-    grow, probably will have; ``None``: as much as comes. ``request_rate`` is lambda in requests per second, all clients together.
-    ``join_order`` is the order in which servers join under PETALS. ``forwarding``: servers send hidden
-    states straight to the next server and the last one to the client; otherwise (hub-spoke) every hop
-    goes through the client. ``transmissions``, for forwarding, are those of the links; ``None``: what t_cj has
-    beyond propagation stands for them. ``hub_token_s`` is what the client itself computes per output token
-    (embedding, head, choice): the same for every chain, so it is in ``service_s`` and in no policy's choice.
-    ``batching`` is how a server computes several sessions: "none", each as if alone; "serial", one step after another;
-    "continuous", all that wait in one step (``StepLaw.batch_s``). ``objectives_s`` are (metric, limit in seconds) that
-    requests should meet: queue, ttft, tpot, per_token, e2e; others are not for policies.
+    Times:
+
+    - ``raw_rtt_s[c][j]``: the round trip between client c and server j, propagation only.
+    - ``token_rtt_s[c][j]``: t_cj, the part of a decode step on j that does not depend on its number of
+      blocks: communication, serialisation and the server's ``step_base_s``.
+    - ``input_rtt_base_s + input_rtt_slope_s * l``: t^I_cj(l), the same for a prompt of l tokens.
+    - ``server_rtt_s[i][j]``: the round trip between servers, propagation only.
+    - ``ways``: one-way propagation; ``None``: half of the round trip each.
+    - ``transmissions``: the links' transmission times, for forwarding; ``None``: those that t_cj contains are
+      used.
+    - ``hub_token_s``: what the client computes per output token (embedding, head, choice). It is the same for
+      every chain, so it is in ``service_s`` but affects no policy's choice.
+    - ``initial_delay_s``: added once to every request.
+
+    Requests:
+
+    - ``n_input_tokens``, ``n_output_tokens``: the lengths that placement is designed for (the maxima).
+    - ``length_samples``: (input, output) lengths of past requests that the operator knows; empty: only the
+      maxima are known.
+    - ``reserved_output_tokens``: the output tokens for which every session reserves cache (or probably needs
+      it, if caches grow); ``None``: each session's own number.
+    - ``request_rate``: lambda, requests per second of all clients together.
+    - ``objectives_s``: (metric, limit in seconds) that requests should meet. Metrics for policies are queue,
+      ttft, tpot, per_token and e2e.
+
+    The system:
+
+    - ``join_order``: the order in which servers join under PETALS.
+    - ``forwarding``: a server sends hidden states directly to the next one, and the last server to the
+      client. Otherwise (hub-spoke) every hop goes through the client.
+    - ``batching``: how a server computes several sessions. "none": each as if alone; "serial": one step after
+      another; "continuous": all waiting ones in one step (``StepLaw.batch_s``).
     """
 
     model: ModelSpec
@@ -203,7 +228,7 @@ class Problem:
 
     @property
     def mean_lengths(self) -> tuple[int, int]:
-        """Input and output of a mean request in whole tokens, rounded up; the design lengths if no more is known."""
+        """Mean (input, output) tokens of ``length_samples``, rounded up; the design lengths without any."""
         n = len(self.length_samples)
         if not n:
             return self.n_input_tokens, self.n_output_tokens
@@ -211,7 +236,7 @@ class Problem:
         return -(-n_input // n), -(-n_output // n)
 
     def free_bytes(self, ranges: Sequence[BlockRange]) -> tuple[float, ...]:
-        """What blocks in these ranges leave of every server's memory."""
+        """Return the bytes of every server's memory that blocks in these ranges leave free."""
         return tuple(
             server.memory_bytes - self.model.block_bytes * held.n_blocks
             for server, held in zip(self.servers, ranges, strict=True)
@@ -219,38 +244,39 @@ class Problem:
 
     @property
     def design_cache_bytes(self) -> float:
-        """s_c at the design lengths."""
+        """s_c at the design lengths, in bytes."""
         return self.model.cache_bytes(self.n_input_tokens + self.n_output_tokens)
 
     def up_s(self, client: int, server: int) -> float:
-        """Propagation from a client to a server."""
+        """Return the propagation delay in seconds from a client to a server."""
         if self.ways is None:
             return self.raw_rtt_s[client][server] / 2
         return self.ways.up_s[client][server]
 
     def down_s(self, client: int, server: int) -> float:
-        """Propagation from a server back to a client."""
+        """Return the propagation delay in seconds from a server back to a client."""
         if self.ways is None:
             return self.raw_rtt_s[client][server] / 2
         return self.ways.down_s[client][server]
 
     def across_s(self, server: int, other: int) -> float:
-        """Propagation from a server to another."""
+        """Return the propagation delay in seconds from a server to another one."""
         if self.ways is None:
             return self.server_rtt_s[server][other] / 2
         return self.ways.across_s[server][other]
 
     def input_rtt_s(self, client: int, server: int, n_tokens: int) -> float:
-        """t^I_cj(l): what a prompt of ``n_tokens`` tokens takes on j however many blocks: as ``token_rtt_s``."""
+        """Return t^I_cj(l): the part of a prompt's step on j that does not depend on its number of blocks."""
         return self.input_rtt_base_s[client][server] + self.input_rtt_slope_s[client][server] * n_tokens
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the blocks are: one range per server, and the cache room that the policy leaves there.
+    """Which blocks each server holds: one range per server, and the room for caches there.
 
-    ``cache_bytes[j]`` is what sessions may use on server j: ``M_j - s_m m_j`` for CG-BP, the fixed
-    ``m_j * cache_per_block`` for PETALS. ``bounds`` holds what the policy can prove, by name.
+    ``cache_bytes[j]`` is what sessions may use on server j: ``M_j - s_m m_j`` for CG-BP, the fixed ``m_j *
+    cache_per_block`` for PETALS. ``design_concurrency`` is |R|, the number of sessions that the placement is
+    designed for, if it is for any. ``bounds`` contains figures that the policy computed or proved, by name.
     """
 
     policy: str
@@ -260,14 +286,14 @@ class Placement:
     bounds: Mapping[str, float] = field(default_factory=dict)
 
     def uncovered(self, n_blocks: int) -> list[int]:
-        """Blocks that no server holds."""
+        """Return the blocks that no server holds, ascending."""
         held = {b for r in self.ranges for b in range(r.first, r.last)}
         return [b for b in range(n_blocks) if b not in held]
 
 
 @dataclass(frozen=True)
 class RequestSpec:
-    """What routing needs to know of a request."""
+    """A request, as far as routing must know it. ``client`` is an index into ``Problem.clients``."""
 
     client: int
     n_input_tokens: int
@@ -293,8 +319,8 @@ class Hop(NamedTuple):
 class Route(NamedTuple):
     """A chain of servers that covers ``[0, n_blocks)``.
 
-    ``wait_s`` is the largest waiting time among its hops as the policy expects it (0: room
-    everywhere now); ``cost_s`` is the value that the policy minimised.
+    ``wait_s`` is the longest wait for cache among its hops, as the policy expects it (0: there is room
+    everywhere now). ``cost_s`` is the value that the policy minimised.
     """
 
     hops: tuple[Hop, ...]
@@ -305,11 +331,11 @@ class Route(NamedTuple):
 def hop_times_s(
     problem: Problem, request: RequestSpec, previous: int | None, server: int
 ) -> tuple[float, float]:
-    """What one hop takes however many blocks it has: (for the prompt, for every further token).
+    """Return a hop's seconds that do not depend on its blocks: (for the prompt, for every further token).
 
     Hub-spoke: t^I_cj(l) and t_cj. Forwarding: the round trip's propagation is replaced by the one-way
-    delay from ``previous`` (``None``: the client), and its transmission likewise if the problem tells the
-    links' ``transmissions``; what else t_cj has beyond propagation stays.
+    delay from ``previous`` (``None``: the client). If the problem has ``transmissions``, the transmission is
+    replaced likewise. All else in t_cj stays.
     """
     client = request.client
     input_s = problem.input_rtt_s(client, server, request.n_input_tokens)
@@ -327,7 +353,10 @@ def hop_times_s(
 
 
 def return_times_s(problem: Problem, request: RequestSpec, server: int) -> tuple[float, float]:
-    """From the last server back to the client: (for the prompt, for every further token); 0 with hub-spoke."""
+    """Return the seconds from the last server back to the client: (for the prompt, for every further token).
+
+    Both are 0 with hub-spoke, where the hops contain them.
+    """
     if not problem.forwarding:
         return 0.0, 0.0
     client, sent = request.client, problem.transmissions
@@ -339,17 +368,17 @@ def return_times_s(problem: Problem, request: RequestSpec, server: int) -> tuple
 
 
 def returns_s(problem: Problem, request: RequestSpec, server: int) -> float:
-    """All of a request's ways back from its last server together."""
+    """Return the seconds that all tokens of a request together take from the last server to the client."""
     input_s, token_s = return_times_s(problem, request, server)
     return input_s + (request.n_output_tokens - 1) * token_s
 
 
 def service_s(problem: Problem, request: RequestSpec, hops: Sequence[Hop]) -> tuple[float, float]:
-    """Modelled (first-token, whole-request) time of a chain without queue and setup.
+    """Return the modelled seconds of a request on a chain: (until its first token, until its last one).
 
-    First token: sum over hops of t^I_cj + k_j tau^I_j. All: that plus
-    ``(l_out - 1) * sum(t_cj + k_j tau_j)``, tau_j at the request's own mean context; see ``hop_times_s``
-    for forwarding. Every token also takes ``hub_token_s``. Contention is not counted.
+    Without queueing, session setup and contention. First token: the sum over hops of t^I_cj + k_j tau^I_j.
+    Last token: that plus ``(l_out - 1) * sum(t_cj + k_j tau_j)``, with tau_j at the request's own mean
+    context. For forwarding see ``hop_times_s``. Every token also takes ``hub_token_s``.
     """
     prefill = decode = problem.hub_token_s
     previous: int | None = None
@@ -367,7 +396,7 @@ def service_s(problem: Problem, request: RequestSpec, hops: Sequence[Hop]) -> tu
 
 
 def decode_step_s(problem: Problem, request: RequestSpec, hops: Sequence[Hop], cached_tokens: int) -> float:
-    """Modelled time of one further token of a chain with ``cached_tokens`` in its caches; see ``service_s``."""
+    """Return the modelled seconds of a decode step with ``cached_tokens`` in the caches (``service_s``)."""
     step_s = problem.hub_token_s
     previous: int | None = None
     for hop in hops:

@@ -1,7 +1,7 @@
-"""Policies by name: the shipped ones, installed ones (entry points), and ``module:Class``.
+"""Finds policies by name: shipped ones, installed ones (entry points), and ``module:Class``.
 
-A package offers its own under the entry point groups ``testbed.placement``, ``testbed.routing`` and
-``testbed.online``.
+An installed package offers its policies in the entry point groups ``testbed.placement``, ``testbed.routing``
+and ``testbed.online``.
 """
 
 from __future__ import annotations
@@ -104,34 +104,34 @@ _FIXED = (
     ),
     ("routing", "fixed:SERVER,...", "One chain for every request, or per client from a .json file."),
 )
-"""What the tool itself takes beside the policies by name."""
+"""Forms that the command line accepts besides the policies' names: (kind, form, summary)."""
 _METHODS = {"placement": "place", "routing": "bind", "online": "bind"}
 
 
 def resolve_placement(name: str) -> PlacementPolicy:
-    """The placement policy of that name. Raises ``PolicyError`` with the nearest valid names."""
+    """Return the placement policy of that name. Raises ``PolicyError`` with the nearest valid names."""
     return cast(PlacementPolicy, _resolve("placement", name))
 
 
 def resolve_routing(name: str) -> RoutingPolicy:
-    """The routing policy of that name. Raises ``PolicyError`` with the nearest valid names."""
+    """Return the routing policy of that name. Raises ``PolicyError`` with the nearest valid names."""
     return cast(RoutingPolicy, _resolve("routing", name))
 
 
 def resolve_online(name: str) -> OnlinePolicy:
-    """The online policy of that name. Raises ``PolicyError`` with the nearest valid names."""
+    """Return the online policy of that name. Raises ``PolicyError`` with the nearest valid names."""
     return cast(OnlinePolicy, _resolve("online", name))
 
 
 def resolve_pair(name: str) -> tuple[str, str]:
-    """(placement, routing) names of a pair such as ``proposed``. Raises ``PolicyError``."""
+    """Return the (placement, routing) names of a pair such as ``proposed``. Raises ``PolicyError``."""
     if name not in PAIRS:
         raise PolicyError(_unknown("policy pair", name, PAIRS))
     return PAIRS[name]
 
 
 def list_policies() -> list[dict[str, str]]:
-    """Every policy that can be named: ``{kind, name, summary}``; one that cannot be loaded says why."""
+    """Return ``{kind, name, summary}`` of all policies; the summary is the error if one fails to load."""
     rows = [
         {"kind": "pair", "name": name, "summary": f"placement {placement} with routing {routing}"}
         for name, (placement, routing) in PAIRS.items()
@@ -151,7 +151,7 @@ def list_policies() -> list[dict[str, str]]:
 
 
 def _installed(kind: str) -> dict[str, EntryPoint]:
-    """Installed policies by name; a shipped name stays the shipped policy."""
+    """Return installed policies by name, without those that have the name of a shipped one."""
     points = entry_points(group=f"testbed.{kind}")
     return {point.name: point for point in points if point.name not in _SHIPPED[kind]}
 
@@ -173,14 +173,14 @@ def _resolve(kind: str, name: str) -> Any:
 
 
 def _load(kind: str, name: str, target: str) -> Any:
-    """The policy at ``module:Class`` (or ``module:object``). Raises ``PolicyError``, whatever went wrong."""
+    """Return the policy at ``module:Class`` (or ``module:object``). Raises ``PolicyError``."""
     module_name, _, attribute = target.partition(":")
     try:
         found: Any = importlib.import_module(module_name)
         for part in attribute.split("."):
             found = getattr(found, part)
         policy = found() if isinstance(found, type) else found
-    except Exception as error:  # users' code can fail in any way; its reason is shown
+    except Exception as error:  # users' code can fail in any way; the message shows the reason
         file = getattr(sys.modules.get(module_name), "__file__", None)
         where = f" in {file}" if file else ""
         raise PolicyError(

@@ -1,9 +1,9 @@
-"""Replay of requests with the exact semantics of the paper's public simulator.
+"""Serves requests with the exact semantics of the paper's public simulator.
 
-Requests are admitted in order of arrival and everything about them is known then. A request's raw
-waiting is the largest among its hops; what it waits is the first instant of the backoff series not
+Requests are admitted in the order of arrival, and everything about them is known then. A request's raw wait
+is the longest among its hops. It really waits until the first attempt of the backoff series that is not
 before that. It holds cache on every hop from its arrival to its completion, waiting and session
-setup included, so that servers can be oversubscribed.
+setup included, so servers can be oversubscribed.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from policies.state import SystemState
 from policies.workload import Backoff, RequestPlan
 
 _MAX_KNOWN = 65536
-"""Service times that are kept: chains times kinds of request."""
+"""At most this many service times are kept: one per chain and kind of request."""
 
 
 class ReplayedRequest(NamedTuple):
-    """What became of a request. ``time_s`` is arrival to last token, ``ttft_s`` to the first."""
+    """A request's outcome in seconds: ``time_s`` from arrival to last token, ``ttft_s`` to the first one."""
 
     plan: RequestPlan
     route: Route
@@ -31,14 +31,14 @@ class ReplayedRequest(NamedTuple):
 
 
 class ServiceTimes:
-    """``policies.problem.service_s``, remembered."""
+    """``policies.problem.service_s`` with a memory of results."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._known_s: dict[tuple[RequestSpec, tuple[Hop, ...]], tuple[float, float]] = {}
 
     def of(self, request: RequestSpec, hops: tuple[Hop, ...]) -> tuple[float, float]:
-        """(first token, whole request) in seconds."""
+        """Return the seconds of (the first token, the whole request)."""
         known = self._known_s.get((request, hops))
         if known is None:
             if len(self._known_s) >= _MAX_KNOWN:
@@ -48,7 +48,7 @@ class ServiceTimes:
 
 
 def backoff_s(raw_wait_s: float, backoff: Backoff) -> float:
-    """The first attempt at or after ``raw_wait_s``: at 0, then first, first + 2 first, ... (steps <= max)."""
+    """Return the first attempt at or after ``raw_wait_s``: they are at 0, f, f + 2 f, ... (steps <= max)."""
     instant_s, step_s = 0.0, backoff.first_s
     while instant_s < raw_wait_s:
         instant_s += step_s
@@ -64,7 +64,7 @@ def replay(
     session_setup_s: float = 0.0,
     backoff: Backoff = Backoff(),  # noqa: B008 - frozen
 ) -> list[ReplayedRequest]:
-    """Replay ``requests`` (ascending arrivals). Raises ``PolicyError`` if one has no chain."""
+    """Serve ``requests`` (ascending arrivals). Raises ``PolicyError`` if one has no chain."""
     state = SystemState(placement.cache_bytes)
     kinds: dict[tuple[int, int, int, int | None], tuple[RequestSpec, RequestSpec]] = {}
     service_times = ServiceTimes(problem)

@@ -1,7 +1,7 @@
-"""Choosing by trial: candidates are replayed on synthetic arrivals, the same ones for every candidate.
+"""Choosing by trial: candidates are simulated on synthetic arrivals, the same ones for every candidate.
 
-The arrivals are made from what a problem states of its load (rate, maximal lengths, clients). All random
-streams come from fixed text, so that the same problem always gets the same answer.
+The arrivals are made from the load that a problem states (rate, maximal lengths, clients). All random
+streams have fixed seeds, so the same problem always has the same result.
 """
 
 from __future__ import annotations
@@ -25,26 +25,27 @@ MakeRouter = Callable[[Problem, Placement], Router]
 """``bind`` of a routing policy."""
 
 STREAM_REQUESTS = 100
-"""Requests of a synthetic stream, at least: as many as the paper's experiments send."""
+"""A synthetic stream has at least this many requests: as many as in the paper's experiments."""
 _MOST_REQUESTS = 1000
 _MOST_BY_SERVERS = 15_000
-"""Requests of a stream times servers, at most, where that is more than ``STREAM_REQUESTS``: trials take time."""
+"""Limit of a stream's requests times servers, if it has over ``STREAM_REQUESTS``: trials take time."""
 
 _FINEST_RATIO = 0.02
-"""Neighbouring candidates for |R| differ by this much at least: with many unlike servers m_j changes at each."""
+"""Neighbouring candidates for |R| differ by at least this share. With many unlike servers every |R| has
+other m_j."""
 
 
 _MOST_TYPICAL = 8
-"""Lengths that stand for all known ones."""
+"""At most this many lengths stand for all known ones."""
 
 
 class Load(NamedTuple):
     """A kind of synthetic load, relative to the one that the problem states.
 
-    Arrivals come at ``rate_ratio`` times the stated rate, with gamma-distributed gaps of ``shape`` (1:
+    Requests arrive at ``rate_ratio`` times the stated rate, with gamma-distributed gaps of ``shape`` (1:
     Poisson; less: bursts). Input and output lengths are each one of ``length_ratios`` times the maximum,
-    equally likely; few different ones, because routers prepare for every kind of request. Where past requests' lengths
-    are known, they are of one of these in place of the maxima.
+    equally likely. There are few, because routers prepare for every kind of request. If the lengths of past
+    requests are known, one of these (``typical_lengths``) replaces the maxima.
     """
 
     name: str
@@ -59,7 +60,7 @@ STATED = Load("stated")
 def synthetic_requests(
     problem: Problem, load: Load, stream: str, n_requests: int = STREAM_REQUESTS
 ) -> list[RequestPlan]:
-    """Requests of ``load`` from equally likely clients. ``stream`` names the random stream."""
+    """Return requests of ``load`` from equally likely clients. ``stream`` seeds the random numbers."""
     rng = random.Random(f"synthetic {load.name} {stream}")
     known = typical_lengths(problem)
     scale_s = 1 / (load.shape * load.rate_ratio * problem.request_rate)
@@ -75,9 +76,10 @@ def synthetic_requests(
 
 
 def likely_requests(problem: Problem, stream: str, n_requests: int) -> list[RequestPlan]:
-    """As ``synthetic_requests`` at the stated load, with the outputs of single past requests where these are known.
+    """Return requests as ``synthetic_requests`` at the stated load, but with outputs of real past requests.
 
-    A router does not see outputs, so that these may be many; inputs are those of ``typical_lengths``.
+    Routers do not see outputs, so there may be many different ones. Inputs are those of ``typical_lengths``.
+    Without known lengths the requests are those of ``synthetic_requests``.
     """
     requests = synthetic_requests(problem, STATED, stream, n_requests)
     if not problem.length_samples:
@@ -93,9 +95,10 @@ def likely_requests(problem: Problem, stream: str, n_requests: int) -> list[Requ
 
 
 def typical_lengths(problem: Problem) -> list[tuple[int, int]]:
-    """(Input, output) lengths that stand for those of past requests: means of equally many, from the shortest on.
+    """Return (input, output) lengths that stand for those of past requests.
 
-    The maxima if nothing is known.
+    Past requests are sorted by length and divided into equal groups; each group's mean is returned. Without
+    known lengths the result is the maxima.
     """
     if not problem.length_samples:
         return [(problem.n_input_tokens, problem.n_output_tokens)]
@@ -108,20 +111,22 @@ def typical_lengths(problem: Problem) -> list[tuple[int, int]]:
 
 
 def stream_requests(problem: Problem) -> int:
-    """Requests that a stream needs: a quarter more than the stated load has at a time, or memory never gets scarce in it.
+    """Return how many requests a stream needs.
 
-    No more than a quarter more than CG-BP can make room for. At least ``STREAM_REQUESTS``; bounded, since trials take time.
+    They are a quarter more than the stated load has at a time; with fewer, memory would never be scarce. They
+    are at most a quarter more than CG-BP can make room for, at least ``STREAM_REQUESTS``, and limited,
+    because trials take time.
     """
     try:
         at_a_time = min(problem.request_rate * single_request_s(problem), largest_concurrency(problem))
-    except InfeasiblePlacement:  # whoever places will say so
+    except InfeasiblePlacement:  # the placement policy will report it
         return STREAM_REQUESTS
     most = min(_MOST_REQUESTS, _MOST_BY_SERVERS // problem.n_servers)
     return max(min(math.ceil(1.25 * at_a_time), most), STREAM_REQUESTS)
 
 
 class Trials:
-    """Mean time per token of placements, on streams of ``n_requests`` requests that are made once."""
+    """Simulates placements on streams of ``n_requests`` requests, which are made once."""
 
     def __init__(self, problem: Problem, make_router: MakeRouter, loads: Sequence[Load]) -> None:
         self._problem = problem
@@ -131,9 +136,9 @@ class Trials:
         self._requests: dict[tuple[Load, str], list[RequestPlan]] = {}
 
     def per_token_s(self, placement: Placement, streams: Sequence[str]) -> list[list[float]]:
-        """For every load, the mean time per token on each of ``streams``, in seconds.
+        """Return, for every load, the mean time per token on each of ``streams``, in seconds.
 
-        That is the mean over requests of (completion - arrival) / output tokens. Infinite where some
+        It is the mean over requests of (completion - arrival) / output tokens; infinite if some
         request has no chain.
         """
         router = self._make_router(self._problem, placement)
@@ -152,9 +157,10 @@ class Trials:
 
 
 def candidate_concurrencies(problem: Problem, at_most: int) -> list[int]:
-    """|R| worth trying, ascending: the largest for each set of m_j that CG-BP can have, thinned to ``at_most``.
+    """Return at most ``at_most`` values of |R| that are worth a trial, ascending.
 
-    Empty if even one session does not fit.
+    They are the largest |R| for each set of m_j that CG-BP can have, thinned out. Empty if not even one
+    session fits.
     """
     limit = largest_concurrency(problem)
     found: list[int] = []
@@ -174,7 +180,7 @@ def candidate_concurrencies(problem: Problem, at_most: int) -> list[int]:
 
 
 class SearchedConcurrency(NamedTuple):
-    """The best |R|, its placement, and the mean time per token in seconds of each |R| that was tried."""
+    """The best |R|, its placement, and the mean seconds per token of each |R| that was tried."""
 
     value: int
     placement: Placement
@@ -189,10 +195,11 @@ def search_design_concurrency(
     at_most: int = 40,
     n_streams: int = 3,
 ) -> SearchedConcurrency:
-    """The |R| whose placement serves the stated load fastest, of at most ``at_most`` that are simulated.
+    """Return the |R| whose placement serves the stated load fastest, of at most ``at_most`` that it tries.
 
     ``place`` and ``make_router`` are a placement policy's ``place`` and a routing policy's ``bind``.
-    Equally fast: the larger |R|. Raises ``InfeasiblePlacement`` where no |R| has a placement.
+    Of equally fast ones the larger |R| wins. Raises ``InfeasiblePlacement`` if no |R| has a placement that
+    serves the requests.
     """
     trials = Trials(problem, make_router, (STATED,))
     streams = [f"search {i}" for i in range(n_streams)]
@@ -208,7 +215,7 @@ def search_design_concurrency(
         if mean_s < math.inf and (best is None or mean_s <= best[0]):
             best = (mean_s, concurrency, placement)
     if best is None:
-        placement = place(problem, None)  # says what is missing
+        placement = place(problem, None)  # its error names what is missing
         raise InfeasiblePlacement(
             f"{placement.policy} has no placement that serves a request of {problem.n_input_tokens} + "
             f"{problem.n_output_tokens} tokens at any design concurrency; give the servers more memory"

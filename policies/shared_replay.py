@@ -1,7 +1,7 @@
-"""Replay of requests on servers that share their time among sessions, session by session.
+"""Simulates requests on servers that share their time among sessions, without simulating single steps.
 
-Steps are not followed: between one arrival or end and the next, every session goes on at the pace that
-``policies.sharing`` expects with so many sessions on its servers. For placements to be tried on; the engines follow steps.
+Between one arrival or end and the next, every session proceeds at the pace that ``policies.sharing`` expects
+for the number of sessions on its servers. It is for trials of placements; the engines simulate steps.
 """
 
 from __future__ import annotations
@@ -30,21 +30,26 @@ from policies.waiting import fits
 from policies.workload import RequestPlan
 
 _NOTICED_RATIO = 0.03
-"""A step that changes by less leaves sessions at their pace."""
+"""If a step's time changes by a smaller share, sessions keep their pace."""
 
 
 @dataclass(slots=True, eq=False)
 class _Session:
+    """A request that is being served."""
+
     plan: RequestPlan
     route: Route
     asked_at_s: float
+    """When it was opened."""
     ttft_s: float
     on_links_s: float
-    """Of each further token."""
+    """Seconds that each further token spends outside servers."""
     n_left: float
+    """Tokens still to decode."""
     on: tuple[tuple[int, int], ...]
     """(Server, number of blocks) of its hops."""
     token_s: float
+    """Seconds per token at the present pace."""
     is_decoding: bool = False
 
 
@@ -55,16 +60,17 @@ def replay_shared(
     requests: Sequence[RequestPlan],
     sharing: Sharing | None = None,
 ) -> list[ReplayedRequest]:
-    """Serve ``requests`` (ascending arrivals); who has no room waits, first come, first served.
+    """Serve ``requests`` (ascending arrivals); those without room wait, first come, first served.
 
-    ``sharing``: of ``problem``, for several replays.
-
-    Raises ``PolicyError`` if one has no chain.
+    ``sharing`` is that of ``problem``; it can be passed to several replays, as it keeps its results. Raises
+    ``PolicyError`` if a request has no chain.
     """
     return _Run(problem, placement, router, sharing or Sharing(problem)).serve(requests)
 
 
 class _Run:
+    """One replay."""
+
     def __init__(self, problem: Problem, placement: Placement, router: Router, sharing: Sharing) -> None:
         self._problem = problem
         self._placement = placement
@@ -74,13 +80,13 @@ class _Run:
         self._active: list[_Session] = []
         self._waiting: deque[RequestPlan] = deque()
         self._prompts: list[tuple[float, int, _Session]] = []
-        """Heap of (when the first token is there, index, session)."""
+        """Heap of (instant of the first token, index, session)."""
         self._block_s = [0.0] * problem.n_servers
-        """What a block takes now of a step of all of a server's blocks."""
+        """Seconds per block of a step over all of a server's blocks, at present."""
         self._cycle = Cycle(0.0, 0.0)
-        """Of the last chain that was taken: for what others do."""
+        """The cycle of the newest session's chain; it stands for those of all sessions."""
         self._is_uneven = False
-        """Whether sessions do not go at the pace of their servers."""
+        """Whether servers' times have changed since sessions' paces were computed."""
         self._now_s = 0.0
         self._done: dict[int, ReplayedRequest] = {}
 
@@ -102,7 +108,7 @@ class _Run:
         return [self._done[plan.index] for plan in requests]
 
     def _next_end(self) -> tuple[_Session | None, float]:
-        """Who ends first at the present pace, and when."""
+        """Return the session that ends first at the present pace, and when."""
         first, first_left_s = None, math.inf
         for session in self._active:
             if session.is_decoding:
@@ -179,7 +185,7 @@ class _Run:
         self._pace()
 
     def _changed(self, hops: Sequence[Hop]) -> None:
-        """Other sessions are on these servers now."""
+        """Update the times of these servers after their number of sessions changed."""
         for hop in hops:
             server, n_active = hop.server, self._state.n_active(hop.server)
             n_blocks = self._placement.ranges[server].n_blocks

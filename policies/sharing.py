@@ -1,4 +1,4 @@
-"""What a step takes on a server that others use, too: expected times from the number of sessions there."""
+"""Expected times of steps on a server that several sessions use, from the number of sessions there."""
 
 from __future__ import annotations
 
@@ -7,24 +7,27 @@ from typing import NamedTuple
 from policies.problem import Hop, Problem, RequestSpec, decode_step_s
 
 _MOST_KNOWN = 100_000
-"""Times that are kept."""
+"""At most this many times are kept."""
 _MOST_ON_PROMPTS = 0.95
 _HALVINGS = 20
 
 
 class Cycle(NamedTuple):
-    """What a token after the first takes on an idle chain, in seconds: ways and the client, and the servers."""
+    """The seconds that a token after the first takes on an idle chain.
+
+    ``on_servers_s`` are spent on servers, ``elsewhere_s`` on links and on the client.
+    """
 
     elsewhere_s: float
     on_servers_s: float
 
     def slower(self, factor: float) -> float:
-        """The whole of it where every server takes ``factor`` times as long."""
+        """Return the seconds of the whole cycle if every server takes ``factor`` times as long."""
         return self.elsewhere_s + factor * self.on_servers_s
 
 
 class _Times(NamedTuple):
-    """What a server takes in seconds for steps of the mean lengths: besides its blocks, and per block."""
+    """The seconds of a server's steps at the mean lengths: ``base_s`` per step, the others per block."""
 
     base_s: float
     decode_s: float
@@ -36,13 +39,18 @@ class _Times(NamedTuple):
 class Sharing:
     """Expected times on servers that compute several sessions in one step, or one step after another.
 
-    A mean-value model. Every session sends a server a step per cycle, which is what one of its tokens takes; the other servers
-    of its chain are taken to be as much slower than idle ones as this one. With n sessions there, what comes from the others while one step is computed is in the same step as this session's. A
-    prompt is sent once per session, and a step waits for half of the one that it meets. A step that meets another waits for all of
-    that: sessions that were in one step go on together, so that they come as one begins. All
-    requests have the mean lengths that are known. No policy knows of chunks of prompts.
+    It is a mean-value model:
 
-    It knows nothing of placements: one serves for all of a problem's.
+    - Every session sends a server one step per cycle. A cycle is the time of one of its tokens. The other
+      servers of its chain are assumed to be slower than idle ones by the same factor as this one.
+    - With n sessions on a server, the steps of others that arrive while one step is computed are computed
+      together with this session's step.
+    - A session sends one prompt. A step that arrives during a prompt waits for half of it.
+    - A step that arrives during another step waits for all of it: sessions that shared a step go on together,
+      so they arrive when a step begins.
+    - All requests have the known mean lengths. Chunks of prompts are not modelled.
+
+    It does not depend on a placement: one object can be used for all placements of a problem.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -58,13 +66,13 @@ class Sharing:
             )
             for spec in problem.servers
         ]
-        # Servers that take the same are one here.
+        # Servers with equal times share their results.
         self._alike = [self._times.index(times) for times in self._times]
         self._known_s: dict[tuple[int, int, int, Cycle], float] = {}
         self._cycles: dict[tuple[int, tuple[Hop, ...]], Cycle] = {}
 
     def cycle(self, client: int, hops: tuple[Hop, ...]) -> Cycle:
-        """Of a session on ``hops``."""
+        """Return the cycle of a session on ``hops``, if all servers are idle."""
         found = self._cycles.get((client, hops))
         if found is not None:
             return found
@@ -77,7 +85,10 @@ class Sharing:
         return found
 
     def step_s(self, server: int, n_blocks: int, n_sessions: int, cycle: Cycle) -> float:
-        """What a decode step of ``n_blocks`` takes on ``server`` with its wait, one of ``n_sessions`` >= 1 there."""
+        """Return the expected seconds of a decode step of ``n_blocks`` on ``server``, its wait included.
+
+        The session is one of ``n_sessions`` >= 1 on the server.
+        """
         key = self._alike[server], n_blocks, n_sessions, cycle
         found_s = self._known_s.get(key)
         if found_s is None:
@@ -99,18 +110,19 @@ class Sharing:
         further_s = n_blocks * times.further_s if self._problem.batching == "continuous" else alone_s
 
         def is_longer(than_s: float) -> bool:
-            """Whether a step with its wait takes longer if the others send one every cycle that ``than_s`` makes."""
+            """Whether a step with its wait takes longer than ``than_s`` if the others' take ``than_s``."""
             cycle_s = cycle.slower(than_s / alone_s)
             on_prompts = min(n_others * prompt_s / (cycle_s * n_output), _MOST_ON_PROMPTS)
             rate = n_others / cycle_s
-            # x others come while a step of x + 1 sessions is computed: x = rate (first + further x).
+            # x others arrive while a step of x + 1 sessions is computed: x = rate (alone + further x).
             left = 1 - rate * further_s
             n_with = min(n_others, rate * alone_s / left) if left > 0 else n_others
             step_s = alone_s + further_s * n_with
             busy = min(1.0, rate * step_s / max(n_with, 1.0))
             return step_s + busy * step_s + on_prompts * prompt_s / 2 > than_s
 
-        # What slows sessions down has them come less often: the longer the cycle, the shorter the step. Bisection.
+        # Slower sessions send steps less often: the longer the cycle, the shorter the step. So bisection
+        # works.
         low_s = high_s = alone_s
         while is_longer(high_s):
             low_s, high_s = high_s, 2 * high_s
@@ -123,7 +135,7 @@ class Sharing:
         return high_s
 
     def on_prompts(self, server: int, n_blocks: int, n_sessions: int, cycle: Cycle) -> float:
-        """The part of its time that ``server`` spends on the prompts of ``n_sessions``; 0 where nobody waits for it."""
+        """Return the share of time that ``server`` spends on ``n_sessions`` prompts; 0 without batching."""
         if self._problem.batching == "none":
             return 0.0
         slower = self.step_s(server, n_blocks, n_sessions, cycle) / (self._alone_s(server, n_blocks) or 1.0)

@@ -1,4 +1,4 @@
-"""What a router knows of the servers: the sessions that hold cache, and when they will end."""
+"""The servers' state that routers see: the sessions that hold cache, and when they are expected to end."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import NamedTuple
 from policies.problem import Hop
 
 _MIN_ENDS = 1024
-"""Expected ends that are kept before those of closed sessions are looked for."""
+"""Up to this many expected ends are kept before those of closed sessions are removed."""
 
 
 class ActiveSession(NamedTuple):
-    """Cache held on one server: until ``ends_at_s``, for ``n_blocks`` blocks, ``n_bytes`` in all."""
+    """A session's cache on one server: ``n_bytes`` for ``n_blocks`` blocks, until ``ends_at_s``."""
 
     ends_at_s: float
     sequence: int
@@ -24,11 +24,11 @@ class ActiveSession(NamedTuple):
 
 
 class SystemState:
-    """Active sessions per server, ordered by expected completion.
+    """The active sessions of each server, ordered by expected end.
 
-    A session counts as active at time t while ``ends_at_s > t`` (strictly) or until ``close``.
-    ``open`` and ``close`` cost the session's hops times a search among a server's sessions;
-    ``advance`` costs what has ended since.
+    A session is active until ``close``, or until ``advance`` to an instant that is not before its
+    ``ends_at_s``. ``open`` and ``close`` take a search among a server's sessions for each hop; ``advance``
+    takes time proportional to what has ended.
     """
 
     def __init__(self, cache_bytes: Sequence[float]) -> None:
@@ -39,7 +39,7 @@ class SystemState:
         self._sequence = 0
         self._held: dict[Hashable, list[tuple[int, ActiveSession]]] = {}
         self._ends: list[tuple[float, int, Hashable]] = []
-        """Heap of (expected end, sequence, key) of what was opened; of closed sessions as many at most."""
+        """Heap of (expected end, sequence, key) of opened sessions; may also have some of closed ones."""
         self._max_ends = _MIN_ENDS
 
     def open(self, key: Hashable, hops: Sequence[Hop], bytes_per_block: float, ends_at_s: float) -> None:
@@ -58,19 +58,19 @@ class SystemState:
             self._forget_closed()
 
     def _forget_closed(self) -> None:
-        """Drop the ends of what is not held any more: whoever never calls ``advance`` would keep them all."""
+        """Remove the ends of closed sessions; without ``advance`` they would pile up."""
         held = {entry.sequence for entries in self._held.values() for _, entry in entries}
         self._ends = [end for end in self._ends if end[1] in held]
         heapify(self._ends)
         self._max_ends = max(_MIN_ENDS, 2 * len(self._ends))
 
     def close(self, key: Hashable) -> None:
-        """Free what ``key`` holds, on every server. Unknown keys hold nothing."""
+        """Free the cache of session ``key`` on every server; unknown keys are ignored."""
         for server, held in self._held.pop(key, ()):
             self._release(server, held)
 
     def advance(self, now_s: float) -> None:
-        """Drop every session whose expected completion is not after ``now_s``."""
+        """Close every session whose expected end is not after ``now_s``."""
         ends = self._ends
         while ends and ends[0][0] <= now_s:
             key = heappop(ends)[2]
@@ -92,14 +92,14 @@ class SystemState:
             self._used[server] = 0.0
 
     def sessions(self, server: int) -> Sequence[ActiveSession]:
-        """Sessions on ``server`` in the order of their expected completion."""
+        """Return the sessions on ``server`` in the order of their expected ends."""
         return self._sessions[server]
 
     def n_active(self, server: int) -> int:
         return self._n_active[server]
 
     def all_active(self) -> Sequence[int]:
-        """Sessions on every server, in list order: to look at many servers at once."""
+        """Return the number of sessions on every server, in list order."""
         return self._n_active
 
     def free_bytes(self, server: int) -> float:

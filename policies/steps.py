@@ -1,4 +1,4 @@
-"""How long a step takes on one server: the one law that policies, the stub, the model and calibration share."""
+"""How long a step takes on one server: the law that policies, stub, simulator and calibration share."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from dataclasses import dataclass
 
 
 class StepLaw:
-    """Compute times of a server's blocks in seconds; a subclass has the numbers.
+    """Compute times of a server's blocks in seconds; subclasses contain the numbers.
 
-    Decode, per block: ``decode_s`` with ``decode_context_tokens`` in the attention cache before the step, and
-    ``context_slope_s`` more for every further one. Prefill of l tokens, per block (tau^I_j(l)):
-    ``prefill_base_s + prefill_slope_s l + prefill_curve_s l²``, and at least ``prefill_least_s``. A step also takes ``step_base_s`` however many blocks
-    it has, and ``1 + contention_ratio n`` times as long while n other sessions compute. Where a server computes several
-    sessions in one step, each further decode adds ``session_slope_s`` per block. The paper's model has
-    ``decode_s`` (tau_j), the prefill's base and slope, and zeros.
+    Decode, per block: ``decode_s`` if ``decode_context_tokens`` tokens are in the attention cache before the
+    step, and ``context_slope_s`` more for every further one. Prefill of l tokens, per block (tau^I_j(l)):
+    ``prefill_base_s + prefill_slope_s l + prefill_curve_s l²``, but at least ``prefill_least_s``. A step also
+    takes ``step_base_s``, whatever its number of blocks, and ``1 + contention_ratio n`` times as long while n
+    other sessions compute. If a server computes several sessions in one step, each further decode adds
+    ``session_slope_s`` per block. In the paper's model only ``decode_s`` (tau_j), ``prefill_base_s`` and
+    ``prefill_slope_s`` are not 0.
     """
 
     decode_s: float
@@ -29,28 +30,30 @@ class StepLaw:
     prefill_least_s: float
 
     def prefill_s(self, n_tokens: int) -> float:
-        """Prefill of ``n_tokens`` tokens, per block."""
+        """Return the seconds per block of a prefill of ``n_tokens`` tokens."""
         straight_s = self.prefill_base_s + self.prefill_slope_s * n_tokens
         return max(self.prefill_least_s, straight_s + self.prefill_curve_s * n_tokens**2)
 
     def decode_at_s(self, cached_tokens: float) -> float:
-        """Decode of one token, per block, with ``cached_tokens`` in the attention cache before the step."""
+        """Return the seconds per block of a decode step with ``cached_tokens`` in the cache before it."""
         return self.decode_s + self.context_slope_s * (cached_tokens - self.decode_context_tokens)
 
     def step_s(self, position: float, n_tokens: int, n_blocks: int) -> float:
-        """A whole step alone: ``n_tokens`` at ``position`` (0: the prefill), which is the number of tokens cached.
+        """Return the seconds of a whole step of one session: ``n_tokens`` tokens on ``n_blocks`` blocks.
 
-        Several tokens above position 0 (a replay) are decoded one after another.
+        ``position`` is the number of tokens cached before; 0 means the prefill. Several tokens at another
+        position (a replay) are decoded one after another.
         """
         if not position:
             return self.step_base_s + n_blocks * self.prefill_s(n_tokens)
         return self.step_base_s + n_blocks * n_tokens * self.decode_at_s(position + (n_tokens - 1) / 2)
 
     def batch_s(self, n_blocks: int, positions: Sequence[int], prompt: range) -> float:
-        """A step of several sessions: a decode each at ``positions``, and the tokens ``prompt`` of one prompt.
+        """Return the seconds of a step of several sessions: a decode per position, and tokens of one prompt.
 
-        ``positions`` count the tokens cached before the step; ``prompt`` may be empty, or a part (a chunk). One decode
-        alone, or a whole prompt alone, takes as long as ``step_s`` says.
+        ``positions`` are the tokens that each decoding session has cached before the step. ``prompt`` are the
+        positions of the prompt's tokens in this step: all of them, a chunk, or none. One decode alone,
+        or a whole prompt alone, takes as long as in ``step_s``.
         """
         block_s, n = 0.0, len(positions)
         if prompt:
@@ -65,7 +68,7 @@ class StepLaw:
 
 @dataclass(frozen=True)
 class StepTimes(StepLaw):
-    """The numbers alone."""
+    """The numbers of a ``StepLaw`` without a server."""
 
     decode_s: float
     prefill_base_s: float

@@ -1,8 +1,8 @@
-"""Routing over a part of the model and some of the servers, with any routing policy as it is.
+"""Routing over a part of the model among some of the servers, with any routing policy.
 
-A lost range of blocks is a smaller problem of the same kind: its model has only these blocks, and every
-server holds of them what its range has in common with them. Servers keep their numbers, so that the same
-``SystemState`` serves.
+A lost range of blocks makes a smaller problem of the same kind: its model has only these blocks, and every
+server holds those of them that are in its range. Servers keep their numbers, so the same ``SystemState``
+can be used.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from policies.problem import BlockRange, Hop, Placement, PolicyError, Problem, R
 from policies.state import SystemState
 
 _MAX_KNOWN = 128
-"""Routers that are kept; each holds the chains of one part of the model on one set of servers."""
+"""At most this many routers are kept; each has the chains of one part of the model on one set of servers."""
 
 
 def restrict(
     problem: Problem, placement: Placement, first: int, last: int, alive: Container[int]
 ) -> tuple[Problem, Placement]:
-    """The problem and the placement of the blocks ``[first, last)``, counted from ``first``, on ``alive``.
+    """Return the problem and the placement of the blocks ``[first, last)``, renumbered from 0, on ``alive``.
 
-    Servers that are not in ``alive`` hold nothing. Cache rooms stay: they belong to the whole server.
+    Servers that are not in ``alive`` hold nothing. The cache rooms stay the same: they belong to the whole
+    server.
     """
-    assert 0 <= first < last <= problem.model.n_blocks, f"[{first}, {last}) is no part of the model"
+    assert 0 <= first < last <= problem.model.n_blocks, f"[{first}, {last}) is not part of the model"
     part = replace(problem, model=replace(problem.model, n_blocks=last - first))
     ranges = []
     for j, held in enumerate(placement.ranges):
@@ -38,10 +39,10 @@ def restrict(
 
 
 class SubrangeRouter:
-    """Routes over any blocks among any servers with one routing policy.
+    """Routes over any range of blocks among any servers with one routing policy.
 
-    ``bind`` makes the policy's router for a problem and a placement. The last hop may stop before its
-    server's range ends: at the end of what was asked for.
+    ``bind`` makes the policy's router for a problem and a placement. The last hop ends where the wanted range
+    ends, even if its server holds more blocks.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class SubrangeRouter:
         return self._placement
 
     def replace(self, placement: Placement) -> None:
-        """Servers hold other blocks from now on."""
+        """Use another placement from now on."""
         if placement != self._placement:
             self._placement = placement
             self._known.clear()
@@ -71,9 +72,9 @@ class SubrangeRouter:
         first: int = 0,
         last: int | None = None,
     ) -> Route | None:
-        """The chain over exactly ``[first, last)`` (default: all blocks) among ``alive``; ``None`` if there is none.
+        """Return the chain over exactly ``[first, last)`` among the servers ``alive``; ``None`` without one.
 
-        Raises ``PolicyError`` when the policy fails.
+        By default it is over all blocks. Raises ``PolicyError`` if the policy fails.
         """
         if last is None:
             last = self._problem.model.n_blocks
@@ -86,7 +87,7 @@ class SubrangeRouter:
         return route._replace(hops=tuple(Hop(j, a + first, b + first) for j, a, b in route.hops))
 
     def _router(self, first: int, last: int, alive: frozenset[int]) -> Router | None:
-        """The policy bound to a part; ``None`` if it has no chain there."""
+        """Return the policy bound to a part of the model, or ``None`` if there is no chain."""
         key = first, last, alive
         if key in self._known:
             self._known.move_to_end(key)
@@ -97,8 +98,8 @@ class SubrangeRouter:
             try:
                 router = self._bind(part, placement)
             except PolicyError:
-                # A policy that took the whole placement and does not take this part (a fixed chain whose
-                # server is away) has no chain here; it is asked again when the servers are others.
+                # A policy that accepted the whole placement may refuse a part (a fixed chain whose
+                # server is away): then it has no chain here. It is tried again with other servers.
                 router = None
         self._known[key] = router
         if len(self._known) > _MAX_KNOWN:

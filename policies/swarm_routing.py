@@ -14,14 +14,15 @@ from policies.waiting import waited_route, waiting_s
 class SwarmRouting:
     """Per hop the server with the lowest priority value, which then grows by its average latency (SWARM).
 
-    Each server, and the clients together, keep a priority value and a moving average for every server that can be
-    next; of equal values the first listed is next. So a server twice as slow is taken half as often.
+    Each server, and the clients together, keep a priority value and a moving average for every server that
+    can be next. Of equal values the server listed first wins. So a server that is twice as slow is chosen
+    half as often.
 
-    Helix' code measures the latency: from when a prompt is sent to a server until that server has computed it. A router
-    does not get measurements, so here it is the modelled one in the present state: the wait for cache, the way of the
-    prompt, and the prompt's time on the blocks. What other sessions do to a server's speed is not in it. ``smoothing_ratio``
-    is the part of the newest latency in the average; the first latency of a server is taken whole, where Helix' code
-    begins with a constant.
+    Helix' code measures the latency, from when a prompt is sent to a server until the server has computed it.
+    A router gets no measurements, so here the latency is modelled for the present state: the wait for cache,
+    the prompt's communication, and its time on the blocks. It does not include that other sessions slow a
+    server down. ``smoothing_ratio`` is the weight of the newest latency in the average. The average starts
+    with a server's first latency, while it starts with a constant in Helix' code.
     """
 
     smoothing_ratio: float = 0.1
@@ -32,7 +33,7 @@ class SwarmRouting:
 
 
 class SwarmRouter:
-    """Every answer changes the priorities, also if the request then does not start."""
+    """Every call of ``route`` changes the priorities, even if the request then does not start."""
 
     def __init__(self, problem: Problem, placement: Placement, smoothing_ratio: float) -> None:
         self._problem = problem
@@ -42,7 +43,7 @@ class SwarmRouter:
         self._average_s: dict[tuple[int | None, int], float] = {}
 
     def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
-        """``Route.wait_s`` is the longest wait of its hops, ``cost_s`` that and the time of the service."""
+        """Return the chosen chain; ``Route.wait_s`` is its longest wait, ``cost_s`` that plus the service."""
         onward = self._onward.of(request.n_tokens)
         if 0 not in onward:
             return None

@@ -1,4 +1,4 @@
-"""How long a server lets a session wait: t^W, from the cache that active sessions hold."""
+"""How long a session must wait for cache on a server: t^W, from the cache that active sessions hold."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from policies.problem import Hop, Problem, RequestSpec, Route, service_s
 from policies.state import SystemState
 
 ROUNDING_RATIO = 1e-9
-"""Cache that is short by less than this part of what is needed is not short: float rounding."""
+"""A shortage of cache below this share of the need counts as none: it comes from float rounding."""
 
 
 def fits(free_bytes: float, need_bytes: float) -> bool:
@@ -17,10 +17,10 @@ def fits(free_bytes: float, need_bytes: float) -> bool:
 
 
 def waiting_s(state: SystemState, server: int, need_bytes: float, now_s: float) -> float:
-    """Time from ``now_s`` until ``need_bytes`` of cache are free on ``server``, if nobody else comes.
+    """Return the seconds from ``now_s`` until ``need_bytes`` of cache are free on ``server``.
 
-    0 with room now; infinite if the server's whole cache is too small. Sessions are expected to end
-    when the state says; one that is overdue counts as ending now.
+    New sessions are not considered. 0 if there is room now; infinite if the server's whole cache is too
+    small. Sessions are assumed to end at their expected ends; an overdue one counts as ending now.
     """
     enough_bytes = need_bytes * (1.0 - ROUNDING_RATIO)
     free_bytes = state.free_bytes(server)
@@ -38,7 +38,7 @@ def waiting_s(state: SystemState, server: int, need_bytes: float, now_s: float) 
 def waited_route(
     problem: Problem, request: RequestSpec, hops: Sequence[Hop], state: SystemState, now_s: float
 ) -> Route:
-    """The route along ``hops``: it waits as long as the hop that waits longest, and costs that and its service."""
+    """Return the route along ``hops``: it waits for the slowest hop, and costs that wait plus the service."""
     token_bytes = problem.model.cache_bytes(request.n_tokens)
     wait_s = max(waiting_s(state, hop.server, hop.n_blocks * token_bytes, now_s) for hop in hops)
     return Route(tuple(hops), wait_s, wait_s + service_s(problem, request, hops)[1])

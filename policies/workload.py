@@ -1,4 +1,4 @@
-"""What arrives when, and how long a refused session waits before it asks again."""
+"""Requests with their arrivals, and how long a refused session waits before its next attempt."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from policies.problem import RequestSpec
 
 @dataclass(frozen=True)
 class RequestPlan:
-    """One request of the workload. ``client`` indexes ``problem.clients``.
+    """One request of the workload. ``client`` is an index into ``problem.clients``.
 
-    ``n_output_tokens`` come. What is known of that before they have is ``max_new_tokens``, for which caches are
-    reserved; ``None``: it is known exactly.
+    ``n_output_tokens`` is how many tokens are generated. Before that, only their maximum ``max_new_tokens``
+    is known, and caches are reserved for it. ``None``: the exact number is known.
     """
 
     index: int
@@ -27,22 +27,22 @@ class RequestPlan:
 
     @property
     def known(self) -> RequestSpec:
-        """What policies, admission and servers may see."""
+        """The request as policies, admission and servers may know it, with the output's maximum."""
         most = self.n_output_tokens if self.max_new_tokens is None else self.max_new_tokens
         return RequestSpec(self.client, self.n_input_tokens, most)
 
     @property
     def served(self) -> RequestSpec:
-        """What it takes in the end."""
+        """The request as it is served in the end, with its real output."""
         return RequestSpec(self.client, self.n_input_tokens, self.n_output_tokens)
 
 
 @dataclass(frozen=True)
 class Backoff:
-    """Waits between attempts to open a session: ``first_s`` doubling up to ``max_s``.
+    """Waits between attempts to open a session: ``first_s``, then doubled each time up to ``max_s``.
 
-    ``give_up_s`` after arrival without room, the request fails (0: never). ``jitter_ratio`` j, 0..1, makes
-    each wait (1 - j) to (1 + j) times as long, from a random stream of ``seed`` and the request.
+    A request without room ``give_up_s`` after its arrival fails (0: never). ``jitter_ratio`` j, from 0 to 1,
+    makes each wait (1 - j) to (1 + j) times as long, drawn from a random stream of ``seed`` and the request.
     """
 
     first_s: float = 1.0
@@ -52,7 +52,7 @@ class Backoff:
     seed: int = 0
 
     def waits_s(self, request: int) -> Iterator[float]:
-        """What request number ``request`` waits after its first refusal, its second, and so on."""
+        """Yield the seconds that request number ``request`` waits after each refusal."""
         wait_s, jitter = self.first_s, self.jitter_ratio
         rng = random.Random(f"{self.seed}:backoff:{request}") if jitter else None
         while True:
@@ -64,9 +64,10 @@ class Backoff:
 class QueueRules:
     """How requests wait in the coordinator's queue.
 
-    ``kind``: "fifo", the first alone may go; "backfill", whoever has room goes, until one has waited ``age_s``: then
-    nobody goes before that one. With ``give_up_s`` a request is sent on its way that long after its arrival, to be refused
-    and to give up. The queue is looked through when a session ends, and after ``look_again_s`` at the latest.
+    ``kind``: with "fifo" only the first request may start. With "backfill" any request with room may start,
+    until one has waited ``age_s``: then none may start before it. A request that is ``give_up_s`` old leaves
+    the queue without room; it is refused and gives up. The coordinator goes through the queue when a session
+    ends, and at the latest every ``look_again_s``.
     """
 
     kind: Literal["fifo", "backfill"]

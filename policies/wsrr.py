@@ -22,16 +22,16 @@ class WsRr:
 class WsRrRouter:
     """Shortest path with link cost t^W + (t^I_cj + (l-1) t_cj) + (tau^I_j + (l-1) tau_j) k.
 
-    The sum over the chain is minimised, waits included. Equal costs: the server listed first.
+    It minimises the sum over the chain, waits included. Of equal costs the server listed first wins.
     """
 
     def __init__(self, problem: Problem, placement: Placement) -> None:
         self._chains = Chains(problem, placement)
 
     def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
-        """The cheapest chain; ``Route.cost_s`` contains the sum of its waits, ``wait_s`` their maximum."""
+        """Return the cheapest chain; ``Route.cost_s`` contains the sum of waits, ``wait_s`` their maximum."""
         graph = self._chains.of(request)
-        if has_room(graph, state):  # waits only add: if the idle optimum needs none, it is the optimum
+        if has_room(graph, state):  # waits only add to costs: an idle optimum without waits is the optimum
             return graph.idle
 
         def wait_s(link: Link) -> float:
@@ -44,7 +44,7 @@ class WsRrRouter:
 
 
 class ShortestPath:
-    """Cheapest chain as if every server were idle; whoever is full then makes it wait (offline CG-BPRR)."""
+    """Cheapest chain as if every server were idle; requests then wait for full servers (offline CG-BPRR)."""
 
     name = "shortest-path"
 
@@ -59,7 +59,7 @@ class ShortestPathRouter:
         self._chains = Chains(problem, placement)
 
     def route(self, request: RequestSpec, state: SystemState, now_s: float) -> Route | None:
-        """The same chain for the same kind of request; ``wait_s`` is what it has to wait now."""
+        """Return the cheapest idle chain, always the same per kind of request; ``wait_s`` is its wait now."""
         graph = self._chains.of(request)
         if graph.idle is None or has_room(graph, state):
             return graph.idle
@@ -68,7 +68,7 @@ class ShortestPathRouter:
 
 
 def has_room(graph: ChainGraph, state: SystemState) -> bool:
-    """Whether the idle optimum exists and has cache now on all of its servers."""
+    """Whether the cheapest idle chain exists and all of its servers have room for the request's cache now."""
     if graph.idle is None:
         return False
     free_bytes = state.free_bytes
@@ -79,5 +79,5 @@ def has_room(graph: ChainGraph, state: SystemState) -> bool:
 
 
 def link_wait_s(link: Link, state: SystemState, now_s: float) -> float:
-    """t^W of a link."""
+    """Return t^W of a link in seconds."""
     return 0.0 if link.hop is None else waiting_s(state, link.hop.server, link.need_bytes, now_s)

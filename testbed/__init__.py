@@ -1,14 +1,20 @@
-"""The command line and what composes policies, network and nodes into runs. Each folder imports only those below it.
+"""The command line, and the code that composes policies, network and nodes into runs.
+
+Each folder imports only those below it.
 
 - ``cli``: commands, their options and help; no logic
-- ``inspect``: what there is: this machine, models, topologies
-- ``studies``: what runs many runs, or measures the tool itself (``reproduce``, ``calibrate``, ``compare``, ``links``)
-- ``simulate``: ``testbed simulate``: which engine serves a scenario, and its tables
-- ``runs``: one whole run with its tables (``up``, its ``twin``, ``generate``), and what is left of runs (``clean``)
-- ``results``: from a run's logs to tables, summary, trace and report
-- ``runtime``: a run on its stage: nodes and network, in real time (``real``) or in virtual time (``virtual``)
+- ``inspect``: describes this machine, hardware, models, topologies and workloads
+- ``studies``: many runs, or measurements of the tool itself (``reproduce``, ``calibrate``, ``compare``,
+  ``links``)
+- ``simulate``: ``testbed simulate``: chooses the engine that serves a scenario, and makes its tables
+- ``runs``: one whole run with its tables (``up``, ``serve``, its ``twin``, ``generate``), and the removal of
+  what killed runs left (``clean``)
+- ``serving``: the endpoint of ``testbed serve``
+- ``page``: a run in the browser, and ``report.html``
+- ``results``: from a run's logs to tables, summary and trace
+- ``runtime``: the nodes and the network of a run, in real time (``real``) or in virtual time (``virtual``)
 - ``fast``: sessions that nothing disturbs, in closed form
 - ``control``: decisions while requests are served, under any clock: coordinator, mover, faults
 - ``scenario``: from files to an ``Experiment``
-- ``errors``, ``rundir``: what all of them share
+- ``errors``, ``rundir``, ``codeversion``, ``cluster``: shared by all of them
 """

@@ -1,4 +1,4 @@
-"""The Ray cluster that this machine belongs to: where it is, and whether its machines have the same testbed.
+"""Finds and connects to the Ray cluster of this machine, and checks that its machines have the same testbed.
 
 Needs the extra ``[ray]``.
 """
@@ -20,40 +20,46 @@ from testbed.codeversion import code_version
 from testbed.errors import UserError
 
 CONNECT_S = 5.0
-"""A head that does not answer within this time is none."""
+"""Timeout for a TCP connection to the cluster's head."""
 
 
 def check_version(theirs: str, address: str) -> None:
+    """Raise ``UserError`` unless ``theirs``, the ``code_version`` at ``address``, is this machine's."""
     if theirs != code_version():
         raise UserError(other_version(f"{address} has {theirs}, this machine {code_version()}"))
 
 
 def other_version(why: str) -> str:
+    """Return the message for a machine of the cluster that has another version; ``why`` says which one."""
     return f"the machines of the Ray cluster need the same testbed and Python as this one: {why}"
 
 
 def _address() -> str:
-    """Where the cluster is. Something listens there: Ray itself would try for minutes."""
+    """Return HOST:PORT of the cluster's head, from RAY_ADDRESS or from the cluster that this machine is in.
+
+    Checks that something listens there, because Ray itself would try for minutes. Raises ``UserError``.
+    """
     address = os.environ.get("RAY_ADDRESS", "")
     if address in ("", "auto"):
         try:
             address = canonicalize_bootstrap_address_or_die("auto")
         except ConnectionError:
             raise UserError(
-                "there is no Ray cluster here: begin one with `ray start --head`, or set RAY_ADDRESS"
+                "this machine is in no Ray cluster: start one with `ray start --head`, or set RAY_ADDRESS"
             ) from None
     host, _, port = address.rpartition(":")
     if "/" in host or not port.isdecimal():
         raise UserError(f"RAY_ADDRESS must be HOST:PORT of a cluster's head, not {address}")
     if not answers(address, CONNECT_S):
         raise UserError(
-            f"there is no Ray cluster at {address}: begin one with `ray start --head`, or set RAY_ADDRESS to where it is"
+            f"there is no Ray cluster at {address}: start one with `ray start --head`, or set RAY_ADDRESS to "
+            "HOST:PORT of a cluster's head"
         )
     return address
 
 
 def answers(address: str, timeout_s: float) -> bool:
-    """Whether something listens there."""
+    """Whether ``address`` (HOST:PORT) accepts a TCP connection within ``timeout_s`` real seconds."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout_s).close()
@@ -64,9 +70,10 @@ def answers(address: str, timeout_s: float) -> bool:
 
 @contextmanager
 def connected() -> Iterator[str]:
-    """This process is a driver of the cluster at that address in the body.
+    """Connect this process to the cluster as a driver while the body runs; yields the head's address.
 
-    What Ray says of its nodes is not printed: stdout has answers.
+    Ray's messages about its nodes are not printed, because stdout is for the command's result. Raises
+    ``UserError`` if there is no cluster or Ray refuses the connection.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     address = _address()
@@ -77,10 +84,10 @@ def connected() -> Iterator[str]:
         why = " ".join(str(error).split())
         raise UserError(f"the Ray cluster at {address} cannot be used: {why}") from None
     finally:
-        signal.signal(signal.SIGTERM, handler)  # Ray has put its own in place
-    said, ray_worker.print_to_stdstream = ray_worker.print_to_stdstream, lambda *_, **__: None
+        signal.signal(signal.SIGTERM, handler)  # ray.init has installed another
+    before, ray_worker.print_to_stdstream = ray_worker.print_to_stdstream, lambda *_, **__: None
     try:
         yield address
     finally:
         ray.shutdown()
-        ray_worker.print_to_stdstream = said
+        ray_worker.print_to_stdstream = before

@@ -1,4 +1,4 @@
-"""Which code this is: what a stored result depends on, and what the machines of one run must have in common."""
+"""The version of the code. A stored result is valid for one version; a run's machines need the same one."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _RULES = (
     *("policies", "nodes", "testbed.scenario", "testbed.control", "testbed.fast", "testbed.simulate"),
     *("testbed.results", "testbed.runtime"),
 )
-"""Packages whose code says what a run comes to."""
+"""Packages whose code decides the results of a run."""
 
 
 @cache
 def rules_digest() -> str:
-    """Fingerprint of the code that says what a run comes to, and what is measured of it."""
+    """Return the SHA-256 (hex) of the code that decides a run's results, and what sweeps measure of them."""
     digest = hashlib.sha256((resources.files("testbed.studies.sweep") / "measures.py").read_bytes())
     for package in _RULES:
         for file in _files(resources.files(package)):
@@ -37,5 +37,5 @@ def _files(folder: Traversable) -> list[Traversable]:
 
 
 def code_version() -> str:
-    """Of all that decides what a run comes to."""
+    """Return the testbed's version with a digest of its code, and the Python version, as one text."""
     return f"testbed {version('testbed')} ({rules_digest()[:8]}), Python {platform.python_version()}"

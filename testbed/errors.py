@@ -1,19 +1,19 @@
-"""The project's errors. ``UserError`` ends a command with one sentence and exit code 2."""
+"""The project's errors. A command prints the message; its exit code is 2 for ``UserError``, else 1."""
 
 from __future__ import annotations
 
 EXIT_INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells count it: 128 and the signal's number."""
+"""Exit code after Ctrl-C, by the shells' convention: 128 plus the signal's number."""
 
 
 class TestbedError(Exception):
-    """Base of everything that the tool itself raises."""
+    """Base class of the tool's own errors."""
 
     __test__ = False
 
 
 class UserError(TestbedError):
-    """The user can mend it; the message is one sentence that says what to change."""
+    """A mistake of the user's. The message is one sentence: what is wrong, and what to change."""
 
 
 class ScenarioError(UserError):
@@ -21,4 +21,4 @@ class ScenarioError(UserError):
 
 
 class RunError(TestbedError):
-    """The emulation itself broke: a process died, the network failed. One sentence."""
+    """The emulation itself broke, for example because a process died or the network failed. One sentence."""

@@ -1,4 +1,4 @@
-"""Run directories, and what tells a live run from a dead one."""
+"""Run directories: which files they have, how these are written, and whether a run's owner is still alive."""
 
 from __future__ import annotations
 
@@ -17,40 +17,42 @@ from testbed.errors import UserError
 
 EVENTS = "events.jsonl"
 NETWORK_CHANGE = "network-change"
-"""The event of links that change."""
+"""Event: links have changed."""
 MOVED = "moved"
-"""The event of a server that has changed its blocks."""
+"""Event: a server has changed its blocks."""
 BY_HAND, BY_SCENARIO = "hand", "scenario"
-"""Whose doing a fault or a change of links was."""
+"""Who caused a fault or a change of links: the user, or the scenario."""
 OWNER = "owner.json"
 NETWORK = "network.json"
-"""Where the nodes of a run in real time are: addresses, and who holds their namespaces."""
+"""The nodes of a run in real time: their addresses, and the process that holds their namespaces."""
 HOSTS = "hosts"
-"""Their names, as ``/etc/hosts`` has them for programs on a node."""
+"""Names and addresses of the nodes, in the format of ``/etc/hosts``, for programs on a node."""
 HALF_WRITTEN = ".part"
-"""Ending of files that are being written."""
+"""Suffix of files that are still being written."""
 NODE_VARIABLE = "TESTBED_NODE"
-"""Programs of the user's find the name of their node in this environment variable."""
+"""Environment variable of the user's programs: the name of their node."""
 RUN_VARIABLE = "TESTBED_RUN"
-"""Every process of a run carries the run's directory in this environment variable."""
+"""Environment variable of every process of a run: the run's directory."""
 OWNER_VARIABLE = "TESTBED_OWNER"
-"""And in this one whose run it is: the owner's pid, a colon, and when it started."""
+"""Environment variable of every process of a run: the owner's pid, a colon, and the owner's start time."""
 TWIN = "twin"
-"""Folder of the same run in virtual time: a run directory of its own."""
+"""Folder of the run's twin, which is a run directory, too."""
 SEED = "seed-"
-"""How the folders of several runs of one scenario begin: each is a run directory."""
+"""Prefix of the folders of several runs of one scenario; each is a run directory."""
 PAGE = "page.json"
-"""Where the page of a run is served while it runs: ``url``, ``pid``."""
+"""The page of a run, while it is served: ``url``, ``pid``, ``started``."""
 ENDPOINT = "endpoint.json"
-"""Where a run takes requests from outside while it serves: ``url``."""
+"""The endpoint of ``testbed serve``, while it serves: ``url``."""
 SCRATCH = ("links", "virtual", "sweep", "agent")
-"""What makes temporary folders: ``testbed links``, simulations by the system itself, runs of a sweep in real time, agents."""
+"""Kinds of temporary folders: of ``testbed links``, of simulations by the engine ``virtual``, of simulated or
+measured runs of a study, of agents on other machines."""
 
 
 def make_run_dir(out: Path | None, name: str) -> Path:
-    """``out``, which must be new or empty, or else a new ``runs/<name>-<time>``; with its subfolders.
+    """Make the run directory ``out``, or a new ``runs/<name>-<time>``, with its subfolders.
 
-    Raises ``UserError`` when it cannot be made.
+    Returns its absolute path. ``out`` must be new or an empty folder. This process becomes the owner. Raises
+    ``UserError`` if the directory cannot be made.
     """
     stamp = time.strftime("%Y%m%d-%H%M%S")
     for number in range(1000):
@@ -76,7 +78,10 @@ def make_run_dir(out: Path | None, name: str) -> Path:
 
 
 def check_new_folder(out: Path, option: str = "--out") -> None:
-    """``out``, given as ``option``, must be new or empty, and writable; nothing is made. Raises ``UserError``."""
+    """Check that ``out``, given as ``option``, is new or empty, and can be written; makes nothing.
+
+    Raises ``UserError``.
+    """
     try:
         if out.exists() and any(out.iterdir()):
             raise UserError(f"{out} holds something already; give a new folder as {option}")
@@ -88,7 +93,10 @@ def check_new_folder(out: Path, option: str = "--out") -> None:
 
 
 def check_writable(out: Path, option: str = "--out") -> None:
-    """Nobody should measure for a folder that cannot be written; nothing is made. Raises ``UserError``."""
+    """Check that the folder ``out`` can be written or made, before a long measurement begins; makes nothing.
+
+    Raises ``UserError``.
+    """
     there = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
     if not there.is_dir():
         raise UserError(f"{there} is a file, but a folder belongs there; choose another as {option}")
@@ -100,7 +108,7 @@ def check_writable(out: Path, option: str = "--out") -> None:
 
 @contextmanager
 def scratch(kind: str) -> Iterator[Path]:
-    """A temporary folder of a ``SCRATCH`` kind, which `testbed clean` removes if this process is killed."""
+    """Yield a temporary folder of a ``SCRATCH`` kind; `testbed clean` removes those of killed processes."""
     assert kind in SCRATCH, kind
     with tempfile.TemporaryDirectory(prefix=f"testbed-{kind}-") as folder:
         claim(Path(folder))
@@ -108,19 +116,22 @@ def scratch(kind: str) -> Iterator[Path]:
 
 
 def scratch_folders() -> list[Path]:
-    """All that are there, whoever owns them."""
+    """Return the temporary folders of all ``SCRATCH`` kinds on this machine, whoever owns them."""
     folder = Path(tempfile.gettempdir())
     return sorted(path for kind in SCRATCH for path in folder.glob(f"testbed-{kind}-*"))
 
 
 def claim(run_dir: Path) -> None:
-    """Note in ``run_dir`` that this process owns it."""
+    """Record in ``run_dir`` that this process owns it."""
     since = datetime.now().astimezone().isoformat(timespec="seconds")
     write_json(run_dir / OWNER, {"pid": os.getpid(), "started": process_start(os.getpid()), "since": since})
 
 
 def process_start(pid: int) -> str:
-    """When a process started, in the kernel's ticks; empty if there is none. Tells pids apart."""
+    """Return when a process started, in clock ticks since boot; empty if there is none.
+
+    With the pid it names one process: the kernel uses a pid again, but not with the same start.
+    """
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -129,33 +140,41 @@ def process_start(pid: int) -> str:
 
 
 def marks(run_dir: Path, owner: int | None = None) -> dict[str, str]:
-    """What the environment of every process of a run says: which run it is, and that it is its owner's (this process's)."""
+    """Return the environment variables of every process of a run: its directory and its owner.
+
+    ``owner`` is the owner's pid, by default this process.
+    """
     owner = os.getpid() if owner is None else owner
     return {RUN_VARIABLE: str(run_dir), OWNER_VARIABLE: f"{owner}:{process_start(owner)}"}
 
 
 def runs(pid: int, started: str) -> bool:
-    """Whether the process that had this number and start is still running."""
+    """Whether the process ``pid`` that started at ``started`` (``process_start``) is still running."""
     return bool(started) and process_start(pid) == started
 
 
+def is_simulated(run_dir: Path) -> bool:
+    """Whether ``testbed simulate --out`` wrote ``run_dir``."""
+    return (run_dir / "plan.json").is_file() and not (run_dir / "events").is_dir()
+
+
 def owner_alive(run_dir: Path) -> bool:
-    """Whether the ``testbed up`` that made ``run_dir`` is still running."""
+    """Whether the process that owns ``run_dir`` is still running."""
     path = run_dir / OWNER
     try:
-        if not path.is_file():  # a pipe of that name would be waited for
+        if not path.is_file():  # reading from a pipe of that name would block
             return False
         owner = json.loads(path.read_text(encoding="utf-8"))
         return runs(int(owner["pid"]), str(owner["started"]))
-    except (OSError, ValueError, TypeError, KeyError):  # nobody of ours has written that
+    except (OSError, ValueError, TypeError, KeyError):  # not a file that the testbed wrote
         return False
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside ``path`` that takes its place when the body ends without an error.
+    """Yield a temporary path beside ``path``, which replaces ``path`` when the body ends without an error.
 
-    Nothing is written through a link that stands at either path.
+    If either path is a symbolic link, the link is replaced and its target is not written.
     """
     temporary = path.with_name(path.name + HALF_WRITTEN)
     temporary.unlink(missing_ok=True)
@@ -167,7 +186,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def own_folder(path: Path) -> Path:
-    """Make a folder of a run, unless it is there. Raises ``OSError`` if it is a link to somewhere else."""
+    """Make a folder of a run, unless it exists; returns it. Raises ``OSError`` if it is a symbolic link."""
     path.mkdir(exist_ok=True)
     if path.is_symlink():
         raise OSError(errno.ELOOP, "it is a link, and nothing is written through links", str(path))
@@ -175,13 +194,16 @@ def own_folder(path: Path) -> Path:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write ``value`` whole or not at all."""
+    """Write ``value`` to ``path`` as JSON, whole or not at all. Raises ``OSError``."""
     with replacing(path) as temporary:
         temporary.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def read_events(run_dir: Path, *kinds: str) -> list[dict[str, Any]]:
-    """The whole lines of ``events.jsonl`` of these kinds, in order; none where there is no such file."""
+    """Return the events of these kinds from ``events.jsonl``, in order; empty if there is no such file.
+
+    Lines that are not whole are left out.
+    """
     try:
         lines = (run_dir / EVENTS).read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
@@ -198,7 +220,7 @@ def read_events(run_dir: Path, *kinds: str) -> list[dict[str, Any]]:
 
 
 class EventWriter:
-    """``events.jsonl``: one line per thing that happened to the run, written as it happens.
+    """Writes ``events.jsonl``: one line per event of the run, at once.
 
     A full disk does not stop the run: ``failure`` then holds the reason.
     """
@@ -208,6 +230,7 @@ class EventWriter:
         self.failure: str | None = None
 
     def write(self, event: str, at_s: float | None = None, **details: Any) -> None:
+        """Append an event. ``at_s`` is its instant in scenario seconds, or None if it has none."""
         line = json.dumps({"event": event, "at_s": at_s, **details}) + "\n"
         try:
             os.write(self._fd, line.encode())

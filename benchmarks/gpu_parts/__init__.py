@@ -11,3 +11,5 @@
 
 Only the parts import torch, never ``run``.
 """
+
+import nodes.blocks  # noqa: F401 - sets what torch reads when it is imported

@@ -1,7 +1,8 @@
 """Are chains of servers on this device what transformers computes there?
 
 Both families, all dtypes and kinds of weights that the device has: three sessions at once on random chains
-over four servers, whose steps are computed on several streams; one of them moves to another chain half-way.
+over four servers; one of them moves to another chain half-way, and they end one after another. Steps are computed on
+several streams (``streams``), in some cases also as CUDA graphs (``graphs``) and as batches of sessions (``batches``).
 
 Tokens must be those of ``generate`` on the whole model on the same device, but for ties (``nodes.blocks.whole``). Hidden states at the end of every hop must be
 those of the whole model within ``TOLERANCES``.
@@ -24,6 +25,7 @@ from transformers.utils import logging
 
 from benchmarks.gpu_parts.chains import Servers, Walk, start_servers
 from benchmarks.gpu_parts.record import Record
+from nodes.blocks.compute import BlocksCompute
 from nodes.blocks.device import from_bytes
 from nodes.blocks.family import FAMILIES
 from nodes.blocks.hub import BlocksHub
@@ -36,7 +38,13 @@ DTYPES = ("float32", "bfloat16", "float16")
 WEIGHTS: tuple[Weights, ...] = ("plain", "int8", "nf4")
 TOLERANCES = {"float32": 1e-4, "bfloat16": 0.04, "float16": 0.005}
 """Largest difference of a hidden state, as a ratio of the largest hidden state: some roundings of the dtype."""
-_VOCABULARY, _N_STREAMS, _N_PROMPT = 300, 3, 9
+STEPS: dict[str, dict[str, Any]] = {
+    "streams": {"n_streams": 3},
+    "graphs": {"has_graphs": True},
+    "batches": {"is_batched": True},
+}
+"""How servers compute steps, as keys of ``BlocksSpec``."""
+_VOCABULARY, _N_PROMPT = 300, 9
 
 
 def configs(is_small: bool) -> dict[str, dict[str, Any]]:
@@ -70,27 +78,25 @@ def run(record: Record) -> None:
     n_tokens = 8 if job.is_small else 48
     record.put(tolerances=TOLERANCES, tie_ratios=TIE_RATIO, n_tokens=n_tokens, cases=[])
     cases = [
-        (family, dtype, weights)
+        (steps, family, dtype, weights)
+        for steps in STEPS
         for weights in WEIGHTS
         for dtype in DTYPES
         for family in configs(job.is_small)
+        if steps == "streams" or (weights, dtype) == ("plain", "float32") or not job.is_small
     ]
     sources: dict[str, WeightSource] = {}
     longest_s = 0.0
-    for done, (family, dtype, weights) in enumerate(cases):
+    for done, (steps, family, dtype, weights) in enumerate(cases):
         if job.left_s < 1.5 * longest_s:
             record.fail(f"Out of time after {done} of {len(cases)} cases.")
             break
         began_at_s = time.monotonic()
         if family not in sources:
             sources[family] = _made(family, job.is_small, job.folder / "models" / family)
-        spec = BlocksSpec(sources[family], job.device, dtype, weights, n_streams=_N_STREAMS)
-        about = {"family": family, "dtype": dtype, "weights": weights}
-        try:
-            row = about | asyncio.run(_case(spec, n_tokens))
-        except ComputeError as error:  # what the device or the installation does not have
-            row = about | {"status": "not here", "why": str(error)}
-        record.append("cases", row)
+        spec = BlocksSpec(sources[family], job.device, dtype, weights, **STEPS[steps])
+        about = {"steps": steps, "family": family, "dtype": dtype, "weights": weights}
+        record.append("cases", about | _served(spec, n_tokens))
         longest_s = max(longest_s, time.monotonic() - began_at_s)
     _conclude(record)
 
@@ -98,6 +104,17 @@ def run(record: Record) -> None:
 def _made(family: str, is_small: bool, folder: Path) -> WeightSource:
     make_tiny(folder, configs(is_small)[family], seed=4, n_shards=3)
     return WeightSource(json.loads((folder / "config.json").read_text(encoding="utf-8")), str(folder))
+
+
+def _served(spec: BlocksSpec, n_tokens: int) -> dict[str, Any]:
+    try:
+        BlocksCompute(spec).close()
+    except ComputeError as error:  # what the device or the installation does not have
+        return {"status": "not here", "why": str(error)}
+    try:
+        return asyncio.run(_case(spec, n_tokens))
+    except ComputeError as error:
+        return {"status": "failed", "why": str(error)}
 
 
 async def _case(spec: BlocksSpec, n_tokens: int) -> dict[str, Any]:
@@ -109,23 +126,31 @@ async def _case(spec: BlocksSpec, n_tokens: int) -> dict[str, Any]:
         with contextlib.closing(servers):
             prompts = [[chance.randrange(_VOCABULARY) for _ in range(_N_PROMPT + i)] for i in range(3)]
             sessions = [
-                _generate(servers, hub, prompt, n_tokens, chance.random(), moves=not i)
-                for i, prompt in enumerate(prompts)
+                _generate(servers, hub, prompt, n, chance.random(), moves=n == n_tokens)
+                for prompt, n in zip(prompts, lengths(n_tokens), strict=True)
             ]
             answers = await asyncio.gather(*sessions)
             found = [whole.judge(*pair) for pair in zip(prompts, answers, strict=True)]
             apart = await _states(servers, hub, whole, prompts[0] + answers[0][:-1], chance)
             left_bytes = sum(compute.memory()["cache_bytes"] for compute in servers.computes)
-    is_right = apart <= TOLERANCES[spec.dtype] and not left_bytes
+            n_recorded = sum(compute.n_recorded for compute in servers.computes)
+    is_recorded = n_recorded > 0 or not spec.has_graphs or hub.device.type == "cpu"
+    is_right = apart <= TOLERANCES[spec.dtype] and not left_bytes and is_recorded
     n_altered, n_tied = (sum(len(getattr(one, kind)) for one in found) for kind in ("altered", "tied"))
     return {
         "status": "right" if is_right and not n_altered else "wrong",
-        "n_tokens_checked": n_tokens * len(found),
+        "n_tokens_checked": sum(map(len, answers)),
         "n_tokens_altered": n_altered,
         "n_tokens_tied": n_tied,
         "hidden_states_apart_ratio": apart,
         "cache_bytes_left": left_bytes,
+        "n_recorded": n_recorded,
     }
+
+
+def lengths(n_tokens: int) -> list[int]:
+    """How many tokens the sessions have of which the longest has ``n_tokens``."""
+    return [n_tokens * i // 3 for i in (3, 2, 1)]
 
 
 async def _generate(
@@ -182,14 +207,14 @@ def _block_outputs(whole: WholeModel, tokens: list[int]) -> list[torch.Tensor]:
 
 def _conclude(record: Record) -> None:
     rows = record.values["cases"]
-    tried = [row for row in rows if row["status"] != "not here"]
+    tried = [row for row in rows if row["status"] in ("right", "wrong")]
     missing = sorted({f"{row['dtype']}/{row['weights']}" for row in rows if row["status"] == "not here"})
     if tried:
         checked, altered, tied = (
             sum(row[f"n_tokens_{kind}"] for row in tried) for kind in ("checked", "altered", "tied")
         )
         record.find(
-            f"{len(tried)} combinations of family, dtype and weights: {checked - altered} of {checked} tokens are those of "
+            f"{len(tried)} combinations of family, dtype, weights and kind of steps: {checked - altered} of {checked} tokens are those of "
             f"transformers on this device, {tied} of them by a tie of two logits."
         )
         for dtype in DTYPES:
@@ -201,10 +226,13 @@ def _conclude(record: Record) -> None:
                 )
     if missing:
         record.find(f"Not here: {', '.join(missing)}.")
-    for row in tried:
-        if row["status"] == "wrong":
-            record.fail(
-                f"{row['family']} in {row['dtype']}/{row['weights']} is not what transformers computes."
-            )
+    for row in rows:
+        what = f"{row['family']} in {row['dtype']}/{row['weights']}, {row['steps']}"
+        if row["status"] == "failed":
+            record.fail(f"{what}: {row['why']}.")
+        elif row["status"] == "wrong" and row["n_recorded"] == 0 and row["steps"] == "graphs":
+            record.fail(f"{what}: no step was recorded; the log of this part says why.")
+        elif row["status"] == "wrong":
+            record.fail(f"{what}: not what transformers computes.")
     if not tried:
         record.fail("Nothing could be computed.")

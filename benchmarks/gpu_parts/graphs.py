@@ -82,6 +82,11 @@ async def _decode_all(
             await compute.host(0, n_blocks)
             for context in contexts:
                 found[has_graphs][context] = await _decode(compute, model, n_blocks, context)
+            if has_graphs and device.type == "cuda" and compute.n_recorded < len(contexts):
+                record.fail(
+                    f"{model.name}, {weights}: {compute.n_recorded} of {len(contexts)} sessions were recorded; the log of "
+                    'this part says why. Of the others "with graphs" is without.'
+                )
             await compute.host(0, 0)
         finally:
             compute.close()

@@ -11,6 +11,10 @@ from pathlib import Path
 from benchmarks.gpu_parts.record import Record
 
 _ROOT = Path(__file__).resolve().parents[2]
+_CHOSEN = {
+    "Tests marked gpu": ["-m", "gpu", "tests/unit/blocks"],
+    "Tests of what is imported before a fork": ["tests/unit/blocks/test_preloading.py"],
+}
 
 
 def run(record: Record) -> None:
@@ -20,22 +24,25 @@ def run(record: Record) -> None:
     if importlib.util.find_spec("pytest") is None:
         record.find("Not here: pytest (pip install '.[dev]' in the checkout).")
         return
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-m",
-        "gpu",
-        "tests/unit/blocks",
-    ]
+    env = {**os.environ, "TESTBED_REQUIRE": "gpu", **_only(record.job.device)}
+    for what, chosen in _CHOSEN.items():
+        _pytest(record, what, chosen, env)
+
+
+def _only(device: str) -> dict[str, str]:
+    """What has a process see that device alone; for ``cuda`` those that this one sees."""
+    if device.startswith("cuda:"):
+        visible, number = os.environ.get("CUDA_VISIBLE_DEVICES", ""), int(device.removeprefix("cuda:"))
+        return {"CUDA_VISIBLE_DEVICES": visible.split(",")[number] if visible else str(number)}
+    return {} if device == "cuda" else {"CUDA_VISIBLE_DEVICES": device}
+
+
+def _pytest(record: Record, what: str, chosen: list[str], env: dict[str, str]) -> None:
     try:
         done = subprocess.run(
-            command,
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen],
             cwd=_ROOT,
-            env={**os.environ, "TESTBED_REQUIRE": "gpu"},
+            env=env,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -43,8 +50,8 @@ def run(record: Record) -> None:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        record.fail("The tests did not end in time.")
+        record.fail(f"{what}: they did not end in time.")
         return
     print(done.stdout)
     last = (done.stdout.strip().splitlines() or ["no output"])[-1]
-    (record.fail if done.returncode else record.find)(f"Tests marked gpu: {last}.")
+    (record.fail if done.returncode else record.find)(f"{what}: {last}.")

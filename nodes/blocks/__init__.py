@@ -12,3 +12,11 @@ Only ``spec``, ``sizes``, ``files`` and ``memory`` import neither torch nor tran
 - ``compute``: the server's backend; ``hub``: the client's part
 - ``text``: a checkpoint's tokenizer; ``tiny``: small random checkpoints; ``whole``: checks a chain's tokens
 """
+
+import os
+
+# CUDA's numbers of GPUs are then the driver's, by which users know them, also where the cards are not alike.
+os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+# Some of torch's operators on a GPU are else compiled when first used, for which a machine needs a C compiler. torch
+# reads this when it is imported.
+os.environ.setdefault("TORCH_DISABLE_NATIVE_JIT", "1")

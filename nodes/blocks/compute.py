@@ -112,7 +112,9 @@ class BlocksCompute:
         """Guards blocks, models and sessions; notified when a step ends."""
         torch.set_num_threads(spec.n_threads)
         self._prefill_bytes = (
-            prefill_bytes(self._config.hidden_size) if self._device.type == "cuda" else float("inf")
+            prefill_bytes(self._config.hidden_size, spec.n_streams)
+            if self._device.type == "cuda"
+            else float("inf")
         )
         """A step that needs more memory than this is computed in chunks."""
         self._resident_before_bytes = memory_in_use(self._device).get("resident_bytes", 0.0)
@@ -473,15 +475,22 @@ class BlocksCompute:
         return [row[start:end] for start, end in itertools.pairwise(ends)]
 
     def _finish(self, session: _BlocksSession, failure: str) -> None:
-        if failure and self._device.type == "cuda":  # kernels that were launched may still use the cache
-            torch.cuda.current_stream(self._device).synchronize()
-            with self._apart.allocating():
-                torch.cuda.empty_cache()
-        with self._idle:
-            session.running = False
-            if failure or session.closed_by:
-                self._end(session, failure)
-            self._idle.notify_all()
+        try:
+            if failure and self._device.type == "cuda":  # launched kernels may still use the cache
+                torch.cuda.current_stream(self._device).synchronize()
+                with self._apart.allocating():
+                    torch.cuda.empty_cache()
+        finally:  # after some errors the device refuses everything, and nobody must wait for this session
+            with self._idle:
+                session.running = False
+                if failure or session.closed_by:
+                    self._end(session, failure)
+                self._idle.notify_all()
+
+    @property
+    def n_recorded(self) -> int:
+        """The number of sessions whose steps have been recorded as CUDA graphs so far."""
+        return self._graphs_pool.n_recorded if self._graphs_pool is not None else 0
 
     def memory(self) -> dict[str, float]:
         """Returns the bytes that blocks and caches really take, and those that this process uses.

@@ -12,6 +12,8 @@ import torch
 
 from nodes.compute import ComputeError
 
+_FIRST_WITH_BFLOAT16 = 8
+"""Compute capability (Ampere). torch's own question is about the current device, which need not be this one."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -37,8 +39,10 @@ def open_device(name: str, dtype_name: str) -> tuple[torch.device, torch.dtype]:
         ) from error
     if device.type not in ("cpu", "cuda"):
         raise ComputeError(f'the device "{name}" is not supported; supported devices: cpu, cuda')
-    if device.type == "cuda" and dtype == torch.bfloat16 and not torch.cuda.is_bf16_supported(False):
-        raise ComputeError(f"{torch.cuda.get_device_name(device)} does not compute in {dtype_name}")
+    if device.type == "cuda" and dtype == torch.bfloat16:
+        properties = torch.cuda.get_device_properties(device)
+        if properties.major < _FIRST_WITH_BFLOAT16:
+            raise ComputeError(f"{properties.name} does not compute in {dtype_name}")
     if device.type == "cuda":
         # cuDNN's attention plans anew for every length of a session, which takes some 30 ms, and a session
         # gets longer with every step.

@@ -75,6 +75,8 @@ class Pool:
 
         Then no other is tried: torch may not free all memory of a failed one.
         """
+        self.n_recorded = 0
+        """The number of sessions whose steps have been recorded."""
 
     def record(self, work: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor] | None:
         """Record ``work``.
@@ -82,16 +84,31 @@ class Pool:
         Returns its graph and the tensor that holds the result of each replay; ``None`` on failure.
         """
         try:
-            if self._kept is None:
-                self._handle = torch.cuda.graph_pool_handle()
-                self._kept, _ = self._capture(lambda: torch.zeros(1, device=self._device))
-            return self._capture(work)
+            try:
+                recorded = self._capture_in_pool(work)
+            except torch.OutOfMemoryError:
+                torch.cuda.empty_cache()  # while it records, the allocator gives up nothing that it only keeps
+                recorded = self._capture_in_pool(work)
         except RuntimeError as error:
             self.is_refused = True
-            log.warning("steps are not recorded as CUDA graphs: %s", error)
+            log.warning(
+                "steps are not recorded as CUDA graphs from here on; if memory runs out later, restart this server: %s",
+                error,
+            )
             return None
+        self.n_recorded += 1
+        return recorded
+
+    def _capture_in_pool(self, work: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+        if self._kept is None:
+            self._handle = torch.cuda.graph_pool_handle()
+            self._kept, _ = self._capture(lambda: torch.zeros(1, device=self._device))
+        return self._capture(work)
 
     def _capture(self, work: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+        # cuBLAS keeps a workspace per stream, whose address a graph records, and torch frees it with any graph of the
+        # stream. A workspace that is made anew while recording lies in the pool, which stays.
+        torch._C._cuda_clearCublasWorkspaces()
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(pool=self._handle, capture_error_mode="thread_local")
         try:

@@ -25,9 +25,12 @@ def states_bytes(hidden_size: int) -> float:
     return _STATES_BYTES * hidden_size
 
 
-def prefill_bytes(hidden_size: int) -> float:
-    """Returns the part of ``states_bytes`` that one step may use: allocators never fill all memory."""
-    return 0.75 * states_bytes(hidden_size)
+def prefill_bytes(hidden_size: int, n_streams: int) -> float:
+    """Returns the part of ``states_bytes`` that each of ``n_streams`` steps at once may use.
+
+    A quarter is left over: allocators never fill all memory.
+    """
+    return 0.75 * states_bytes(hidden_size) / n_streams
 
 
 def step_bytes(n_heads: int, hidden_size: int, feed_forward: int, context: int, value_bytes: int) -> float:
@@ -44,11 +47,11 @@ def step_bytes(n_heads: int, hidden_size: int, feed_forward: int, context: int, 
 def workspace_bytes(hidden_size: int, largest_matrix_bytes: int, n_streams: int) -> float:
     """Returns the bytes of a GPU that a server takes beside blocks and caches.
 
-    ``largest_matrix_bytes`` is for a quantised matrix that is restored while it computes; 0 if there is none.
+    ``largest_matrix_bytes`` is for a quantised matrix that each stream restores while it computes; 0 if there is none.
     Loading blocks and opening sessions, both in the default stream, count as one stream each, beside the
     ``n_streams`` that compute.
     """
-    return states_bytes(hidden_size) + largest_matrix_bytes + _STREAM_BYTES * (n_streams + 2)
+    return states_bytes(hidden_size) + largest_matrix_bytes * n_streams + _STREAM_BYTES * (n_streams + 2)
 
 
 class MemoryAccount:

@@ -1,5 +1,10 @@
-"""The command line: ``main`` has the commands of runs, scenarios and results, ``blocks`` those of real blocks,
-``measure`` those that measure, ``programs`` those around a running testbed; ``options`` what several of them share."""
+"""The command line.
+
+- ``main``: the entry point, and the commands for runs, scenarios and results
+- ``sweep``: commands that make many runs; ``measure``: measurements; ``workload``: recorded workloads
+- ``blocks``: models, hardware and ``generate``; ``programs``: programs and links of a running testbed
+- ``options``: options that several commands share
+"""
 
 from testbed.cli.main import main
 

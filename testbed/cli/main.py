@@ -1,4 +1,4 @@
-"""The command line. Every command is a function here; what it does stands in the module it calls."""
+"""The command line. Every command is a function here or in a module beside it, and calls the code for it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from testbed.errors import EXIT_INTERRUPTED, TestbedError, UserError
 
 
 class _Commands(TyperGroup):
-    """Says of Ctrl-C what the command said of it; Typer would say nothing."""
+    """Reports Ctrl-C with the command's own message; Typer would print nothing."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -76,15 +76,18 @@ def up(
     random_weights: RandomOption = False,
     placement: Annotated[str | None, typer.Option(help="Placement policy; see `testbed policies`.")] = None,
     routing: Annotated[str | None, typer.Option(help="Routing policy; see `testbed policies`.")] = None,
-    policy: Annotated[str | None, typer.Option(help="A pair of both; see `testbed policies`.")] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(help="A pair of a placement and a routing policy; see `testbed policies`."),
+    ] = None,
     time_scale: TimeScaleOption = None,
     seed: SeedOption = None,
     runs: Annotated[
         int,
         typer.Option(
             min=1,
-            help="So many runs one after the other, each with the next seed, and their means with intervals; each has "
-            "its folder in --out.",
+            help="Number of runs, one after the other, each with the next seed and its own folder in --out; "
+            "prints means with intervals.",
         ),
     ] = 1,
     overrides: SetOption = None,
@@ -95,12 +98,13 @@ def up(
     report: Annotated[bool, typer.Option(help="Write report.html and figures after the run.")] = True,
     trace: TraceOption = True,
     twin: Annotated[
-        bool, typer.Option(help="Judge a run in real time by the same run in virtual time, made after it.")
+        bool,
+        typer.Option(help="After a run in real time, repeat it in virtual time and compare the two."),
     ] = True,
     page: PageOption = None,
     no_page: NoPageOption = False,
 ) -> None:
-    """Bring the testbed up, serve the scenario's workload, write a trace, print a summary."""
+    """Start the testbed, serve the scenario's workload, write tables and a trace, print a summary."""
     from testbed.results.slo import parse_slo
     from testbed.runs.up import UpOptions, up_command
     from testbed.scenario import load_experiment
@@ -136,11 +140,11 @@ def up(
 
 def _refuse_pair_and_half(has_pair: bool, placement: str | None, routing: str | None) -> None:
     if has_pair and (placement is not None or routing is not None):
-        raise UserError("--policy names both policies: give either it, or --placement and --routing")
+        raise UserError("--policy names both policies: give either --policy, or --placement and --routing")
 
 
 def _page_port(page: int | None, no_page: bool, by_default: bool) -> int | None:
-    """``None``: no page is served."""
+    """Return the page's port, 0 for any free one, or None if no page is served. Raises ``UserError``."""
     if no_page and page is not None:
         raise UserError("--page and --no-page cannot both be given; leave one out")
     return 0 if page is None and by_default and not no_page else page
@@ -149,38 +153,57 @@ def _page_port(page: int | None, no_page: bool, by_default: bool) -> int | None:
 @app.command(rich_help_panel=_RUNS)
 def serve(
     scenario: ScenarioArg,
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Where to listen; 0 takes any free port.")
-    ] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free one.")] = 8000,
     host: Annotated[
-        str, typer.Option(help="Where to listen; others than this machine need a key.")
+        str,
+        typer.Option(
+            help="Address to listen on; one that other machines can reach needs --api-key or --no-auth."
+        ),
     ] = "127.0.0.1",
     api_key: Annotated[
         str | None,
-        typer.Option(envvar="TESTBED_API_KEY", help="What clients must send as Authorization: Bearer KEY."),
+        typer.Option(
+            envvar="TESTBED_API_KEY", help="Key that requests must send as Authorization: Bearer KEY."
+        ),
     ] = None,
     no_auth: Annotated[
-        bool, typer.Option("--no-auth", help="Let everybody who reaches --host use the testbed.")
+        bool,
+        typer.Option("--no-auth", help="Need no key: everybody who can reach --host may use the testbed."),
     ] = False,
     workload: Annotated[
-        str, typer.Option(help="none, or also: serve the scenario's own requests, too.")
+        str,
+        typer.Option(help="none: serve requests from outside only; also: serve the scenario's own, too."),
     ] = "none",
     admission: Annotated[
-        str, typer.Option(help="Without room: wait, as sessions do, or reject (HTTP 429).")
+        str,
+        typer.Option(help="What happens to a request without room: wait, or reject (HTTP 429)."),
     ] = "wait",
-    max_requests: Annotated[int, typer.Option(min=1, help="More at once are refused (HTTP 429).")] = 1024,
+    max_requests: Annotated[
+        int,
+        typer.Option(min=1, help="Open requests at most; further ones are rejected (HTTP 429)."),
+    ] = 1024,
     max_model_len: Annotated[
         int | None,
         typer.Option(
-            min=2, help="Tokens of the longest request, prompt and answer; default 4096, or the model's."
+            min=2,
+            help="Longest request in tokens, prompt plus answer; default 4096, or the model's limit if it is "
+            "lower.",
         ),
     ] = None,
     tokenizer: Annotated[
-        Path | None, typer.Option(help="A tokenizer's folder; default the model's, or a small one.")
+        Path | None,
+        typer.Option(help="A tokenizer's folder; default the model's, or with the stub a small one."),
     ] = None,
-    policy: Annotated[str | None, typer.Option(help="A pair, see `testbed policies`.")] = None,
-    placement: Annotated[str | None, typer.Option(help="Placement policy; the other half stays.")] = None,
-    routing: Annotated[str | None, typer.Option(help="Routing policy; the other half stays.")] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(help="A pair of a placement and a routing policy; see `testbed policies`."),
+    ] = None,
+    placement: Annotated[
+        str | None, typer.Option(help="Placement policy; keeps the scenario's routing policy.")
+    ] = None,
+    routing: Annotated[
+        str | None, typer.Option(help="Routing policy; keeps the scenario's placement policy.")
+    ] = None,
     network: NetworkOption = None,
     hosts: HostsOption = None,
     compute: ComputeOption = None,
@@ -194,12 +217,12 @@ def serve(
     trace: TraceOption = True,
     twin: Annotated[
         bool,
-        typer.Option(help="Judge the run by the same requests in virtual time, served again at the end."),
+        typer.Option(help="At the end, serve the same requests again in virtual time and compare the two."),
     ] = True,
     page: PageOption = None,
     no_page: NoPageOption = False,
 ) -> None:
-    """Bring the testbed up and serve whoever asks, with OpenAI's API, until Ctrl-C."""
+    """Start the testbed and serve requests from outside through OpenAI's API until Ctrl-C."""
     from testbed.runs.serve import ServeOptions, serve_command
     from testbed.scenario.policy import PolicyChoice
 
@@ -248,7 +271,7 @@ def serve(
 
 
 def _changes(options: dict[str, Any]) -> list[str]:
-    """Options of the command line that override a key, as overrides."""
+    """Return ``--set`` overrides for the options that were given; keys are those of scenario files."""
     return [f"{key}={value}" for key, value in options.items() if value is not None]
 
 
@@ -257,12 +280,16 @@ def fault(
     kind: Annotated[str, typer.Argument(help="kill, stop, cont, slow, restart, leave or join.")],
     server: Annotated[str, typer.Argument(help="The server's name.")],
     factor: Annotated[
-        float | None, typer.Option(help="With slow: so many times slower; 1 is as fast as at first.")
+        float | None,
+        typer.Option(help="With slow: how many times as long each step takes; 1 ends the slowdown."),
     ] = None,
     run: RunOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Do something to a server of a running testbed, whether it serves or holds."""
+    """Kill, stop, slow down or restart a server of a running testbed, or let it leave or join.
+
+    cont lets a stopped server continue. The testbed may serve a workload or hold (--hold).
+    """
     from testbed.control.faults.byhand import fault_command
 
     answer, text = fault_command(kind, server, factor, run)
@@ -279,40 +306,54 @@ def simulate(
         ),
     ],
     policy: Annotated[
-        list[str] | None, typer.Option(help="A pair, see `testbed policies`. Repeat to compare.")
+        list[str] | None,
+        typer.Option(
+            help="A pair of a placement and a routing policy; see `testbed policies`. Repeat to compare."
+        ),
     ] = None,
-    placement: Annotated[str | None, typer.Option(help="Placement policy; the other half stays.")] = None,
-    routing: Annotated[str | None, typer.Option(help="Routing policy; the other half stays.")] = None,
+    placement: Annotated[
+        str | None, typer.Option(help="Placement policy; keeps the scenario's routing policy.")
+    ] = None,
+    routing: Annotated[
+        str | None, typer.Option(help="Routing policy; keeps the scenario's placement policy.")
+    ] = None,
     runs: Annotated[
         int,
         typer.Option(
-            min=1, help="Monte-Carlo runs: so many seeds, counting up; of a trace each takes other requests."
+            min=1,
+            help="Number of Monte-Carlo runs, each with the next seed; of a recorded workload each takes "
+            "other requests.",
         ),
     ] = 1,
     seed: SeedOption = None,
     session_setup: Annotated[
         str | None,
-        typer.Option(help="reference adds the published constant per request; none does not."),
+        typer.Option(help="reference: add the published session setup time to every request; none: do not."),
     ] = None,
     mode: Annotated[
         str | None,
         typer.Option(
-            help="testbed (its own semantics; default for scenarios) or "
-            "reference (those of the paper's public simulator; default for instances)."
+            help="Whose semantics: testbed (default for scenarios), or reference, the paper's public "
+            "simulator (default for instances)."
         ),
     ] = None,
     clock: Annotated[
         str | None,
         typer.Option(
-            help="virtual runs the testbed itself in virtual time on the memory network; auto takes a fast engine."
+            help="virtual: run the testbed itself in virtual time on the network memory; auto: use a fast "
+            "engine where one can serve the scenario."
         ),
     ] = None,
     design_concurrency: Annotated[
-        str | None, typer.Option(metavar="N", help="|R|: a number, auto (by formula) or searched.")
+        str | None,
+        typer.Option(
+            metavar="N",
+            help="Sessions that the placement is designed for, |R|: a number, auto (by formula) or searched.",
+        ),
     ] = None,
     offline: Annotated[
         bool,
-        typer.Option("--offline", hidden=True, help="As `testbed solve`."),
+        typer.Option("--offline", hidden=True, help="The same as `testbed solve`."),
     ] = False,
     overrides: SetOption = None,
     slo: Annotated[str | None, typer.Option(help="Objectives for goodput, e.g. ttft=5s,tpot=1s.")] = None,
@@ -321,7 +362,7 @@ def simulate(
     ] = False,
     out: Annotated[Path | None, typer.Option("--out", help="Write tables to this new folder.")] = None,
 ) -> None:
-    """Simulate scenarios or instance files: the same decisions and tables in a fraction of a second."""
+    """Simulate scenarios or instance files: the decisions and tables of a run in a fraction of a second."""
     from testbed.results.slo import parse_slo
     from testbed.scenario.policy import PolicyChoice
     from testbed.simulate.command import Options, simulate_command
@@ -331,7 +372,10 @@ def simulate(
         sources = {name: context.get_parameter_source(name) for name in context.params}
         given = {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
         if given - {"targets", "policy", "offline", "as_json"}:
-            raise UserError("with --offline only --policy and --json mean anything: see `testbed solve`")
+            raise UserError(
+                "with --offline only --policy and --json can be given: leave out the others, or see "
+                "`testbed solve`"
+            )
         solve([Path(target) for target in targets], policy, as_json)
         return
     choices = [PolicyChoice(name) for name in policy or ()] or [PolicyChoice(None, placement, routing)]
@@ -354,13 +398,14 @@ def simulate(
 def solve(
     instances: Annotated[list[Path], typer.Argument(metavar="INSTANCE...", help="Offline instance files.")],
     policy: Annotated[
-        list[str] | None, typer.Option(help="milp, cg-bprr or lp-rounding; may be repeated.")
+        list[str] | None,
+        typer.Option(help="milp, cg-bprr (default) or lp-rounding. Repeat to compare."),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per line to stdout.")
     ] = False,
 ) -> None:
-    """Place and route offline instances: all requests are there at once."""
+    """Place and route offline instances, in which all requests arrive at once."""
     from testbed.simulate.offline import offline_command
     from testbed.simulate.text import offline_text
 
@@ -388,7 +433,7 @@ def validate(
 ) -> None:
     """Check a scenario, its placement included, without running anything.
 
-    A policy module:Class that the file names is not imported: its placement is not checked then.
+    A policy that the file names as module:Class is not imported, and the placement is not checked then.
     """
     from testbed.control.placing import place_experiment
     from testbed.runtime.gpus import missing_gpu, shared_out
@@ -404,8 +449,8 @@ def validate(
     experiment = load_experiment(scenario, changes)
     check_frames(experiment)
     missing = missing_gpu(experiment)
-    said = [missing] if missing else []
-    blocks = shared_out(experiment, said.append)
+    remarks = [missing] if missing else []
+    blocks = shared_out(experiment, remarks.append)
     placement = None if experiment.code_in_file else place_experiment(experiment).placement
     answer: dict[str, Any] = {
         "valid": True,
@@ -419,7 +464,7 @@ def validate(
         "devices": blocks and [blocks.device_of(n) for n in range(experiment.problem.n_servers)],
     }
     if placement is None:
-        placed = f"not placed: {', '.join(experiment.code_in_file)} of the file would run code"
+        placed = f"placement not checked: {', '.join(experiment.code_in_file)} in the file would run code"
     else:
         placed = f"{placement.policy} places all blocks"
         if placement.design_concurrency:
@@ -428,8 +473,8 @@ def validate(
         answer,
         lambda: (
             f"{experiment.name}: valid; {counted(answer['n_servers'], 'servers')}, "
-            f"{counted(answer['n_clients'], 'clients')}, {counted(answer['n_requests'], 'requests')}; {placed}"
-            + "".join(f"\n{sentence}" for sentence in said)
+            f"{counted(answer['n_clients'], 'clients')}, {counted(answer['n_requests'], 'requests')}; "
+            f"{placed}" + "".join(f"\n{remark}" for remark in remarks)
         ),
         as_json,
     )
@@ -437,7 +482,7 @@ def validate(
 
 @app.command(rich_help_panel=_SCENARIOS)
 def scenarios(as_json: JsonOption = False) -> None:
-    """List the scenarios that come with the tool."""
+    """List the shipped scenarios."""
     from testbed.scenario import shipped_scenarios
 
     rows = [{"name": name, "description": text} for name, text in shipped_scenarios()]
@@ -473,11 +518,14 @@ def clean(
     out: Annotated[Path, typer.Option("--out", help="A run directory, or a folder of them.")] = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
-    """Remove what killed runs left on this machine (processes, sockets, folders); complete tables in --out."""
+    """Remove what killed runs left on this machine (processes, sockets, folders), and make missing tables.
+
+    Tables are made for the runs in --out, from their logs.
+    """
     from testbed.runs.clean import clean_command, clean_text
 
     if not out.is_dir() and out != Path("runs"):
-        raise UserError(f"{out} is no folder; give a run directory, or a folder of them, with --out")
+        raise UserError(f"{out} is not a folder; give a run directory, or a folder of them, with --out")
     answer = clean_command(out)
     print_answer(answer, lambda: clean_text(answer), as_json)
 
@@ -488,7 +536,7 @@ def report(
     trace: TraceOption = True,
     as_json: JsonOption = False,
 ) -> None:
-    """Rebuild tables, summary, trace and report of a run from its logs."""
+    """Rebuild the tables, summary, trace and report of a run from its logs."""
     from testbed.results import load_run
     from testbed.results.text import summary_text
     from testbed.runs.up import exit_code, finish
@@ -501,20 +549,23 @@ def report(
 @app.command(rich_help_panel=_RESULTS)
 def view(
     run: Annotated[
-        Path, typer.Argument(help="A run directory, of a finished run, a running one or a simulation.")
+        Path, typer.Argument(help="The run directory of a finished run, a running one or a simulation.")
     ],
     others: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="Finished runs with other seeds: charts then have the 95 % interval of the mean over all."
+            help="Finished runs with other seeds; charts then show the 95 % interval of the mean over all."
         ),
     ] = None,
     port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Default 8765 if it is free; 0: any free one.")
+        int | None,
+        typer.Option(
+            min=0, max=65535, help="Port to listen on; 0: any free one. Default 8765 if it is free, else any."
+        ),
     ] = None,
     browser: Annotated[bool, typer.Option(help="Open the page in this machine's browser.")] = True,
 ) -> None:
-    """Serve the page of a run in the browser, to watch or to replay, until Ctrl-C."""
+    """Show a run in the browser, live or replayed, until Ctrl-C."""
     from testbed.page.view import view_command
 
     view_command(run, others or (), port, browser, typer.echo)
@@ -522,14 +573,14 @@ def view(
 
 @app.command(rich_help_panel=_RESULTS)
 def compare(
-    run_a: Annotated[Path, typer.Argument(help="A run directory; differences are in percent of it.")],
-    run_b: Annotated[Path, typer.Argument(help="Another one.")],
+    run_a: Annotated[Path, typer.Argument(help="A run directory; differences are in percent of this run.")],
+    run_b: Annotated[Path, typer.Argument(help="The run directory to compare with it.")],
     out: Annotated[
         Path | None, typer.Option("--out", help="Write JSON, tables and figures to this new folder.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Line two runs up, emulated or simulated: request by request, token by token, hop by hop."""
+    """Compare two runs, emulated or simulated: request by request, token by token, hop by hop."""
     from testbed.studies.compare import compare_command
 
     answer, text = compare_command(run_a, run_b, out)
@@ -558,26 +609,26 @@ app.add_typer(workload_app, name="workload", rich_help_panel=_SCENARIOS)
 app.add_typer(model_app, name="model", rich_help_panel=_MACHINE)
 
 
-class _SaidOnce(logging.Filter):
-    """A command may read a scenario many times (seeds, policies): what it warns of is said once."""
+class _Once(logging.Filter):
+    """Lets each warning about a scenario pass once, though a command may read the scenario many times."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._said: set[str] = set()
+        self._seen: set[str] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
         if not record.name.startswith("testbed.scenario"):
             return True
         text = record.getMessage()
-        is_new = text not in self._said
-        self._said.add(text)
+        is_new = text not in self._seen
+        self._seen.add(text)
         return is_new
 
 
 def main() -> NoReturn:
-    """Entry point: a user's mistake is one sentence on stderr and exit code 2."""
+    """Entry point: runs the command. Errors are one sentence on stderr; a user's mistake has exit code 2."""
     if logging.lastResort is not None:
-        logging.lastResort.addFilter(_SaidOnce())
+        logging.lastResort.addFilter(_Once())
     try:
         code = app(with_page_port(sys.argv[1:]) or ["--help"], standalone_mode=False)
     except _UsageError as error:
@@ -588,11 +639,11 @@ def main() -> NoReturn:
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(EXIT_INTERRUPTED)
     except OSError as error:
-        # What commands read and write they answer for themselves: this is their standard output.
+        # Commands handle the errors of the files that they read and write: this is standard output.
         if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EIO, errno.EPIPE):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        _fail(f"cannot write the answer to standard output: {error.strerror}", 1)
+        _fail(f"cannot write the result to standard output: {error.strerror}", 1)
     except TestbedError as error:
         _fail(error, 1)
     sys.exit(code)

@@ -1,4 +1,4 @@
-"""The part of the command line that measures: the emulated network, a backend, the paper's evaluation."""
+"""The commands that measure: the emulated network, topologies, a compute backend, the paper's evaluation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def links(
     ] = None,
     echoes: Annotated[int, typer.Option(min=2, help="Echoes per pair and message size.")] = 50,
     load: Annotated[
-        bool, typer.Option("--load", help="Measure each pair also while up to 20 others are busy.")
+        bool, typer.Option("--load", help="Measure each pair again while up to 20 other pairs are busy.")
     ] = False,
     time_scale: TimeScaleOption = None,
     overrides: SetOption = None,
@@ -37,7 +37,7 @@ def links(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure the emulated network itself: requested and achieved RTT and rate of every pair."""
+    """Measure the emulated network: requested and achieved RTT and rate of every client-server pair."""
     from testbed.scenario import load_experiment
     from testbed.studies.links.check import links_command
 
@@ -54,14 +54,21 @@ def topology(
     name: Annotated[
         str,
         typer.Argument(
-            help="A shipped topology, or a file (.toml, .graphml, .gml, .graph, .xml, .txt; RTT matrix: .csv, .json)."
+            help="A shipped topology's name, or a file (.toml, .graphml, .gml, .graph, .xml, .txt; RTT matrix: "
+            ".csv, .json).",
         ),
     ],
     scenario: Annotated[str | None, typer.Option(help="Mark this scenario's servers and clients.")] = None,
-    delays: Annotated[str, typer.Option(help="given, or fibre: from coordinates.")] = "given",
-    detour: Annotated[float | None, typer.Option(min=1, help="With fibre: cable per distance.")] = None,
+    delays: Annotated[
+        str,
+        typer.Option(help="given: those of the topology; fibre: from coordinates and the speed of light."),
+    ] = "given",
+    detour: Annotated[
+        float | None,
+        typer.Option(min=1, help="With fibre: cable length over straight distance; default 1.5."),
+    ] = None,
     picture: Annotated[Path | None, typer.Option(help="Draw a map to this file (.png, .svg, .pdf).")] = None,
-    rtt_unit: Annotated[str, typer.Option(help="Unit of an RTT matrix file.")] = "ms",
+    rtt_unit: Annotated[str, typer.Option(help="Unit of the times in an RTT matrix file.")] = "ms",
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -70,7 +77,7 @@ def topology(
     from testbed.scenario import load_experiment
 
     if overrides and scenario is None:
-        raise UserError("--set changes a scenario: name one with --scenario")
+        raise UserError("--set changes a scenario: name one with --scenario, or leave out --set")
     experiment = load_experiment(scenario, overrides or []) if scenario else None
     answer, text = topology_command(name, delays, detour, experiment, picture, rtt_unit)
     print_answer(answer, lambda: text, as_json)
@@ -81,7 +88,7 @@ _ONLY_FOR = {
     **dict.fromkeys(("runs", "seed"), ("paper", "chain")),
     **dict.fromkeys(("log", "cluster", "tables", "warm_up", "step_base"), ("helix",)),
 }
-"""Options of ``testbed reproduce`` that not all of its studies have."""
+"""Options that only some studies of ``testbed reproduce`` have, and these studies."""
 
 
 def reproduce(
@@ -89,17 +96,20 @@ def reproduce(
     what: Annotated[
         str,
         typer.Argument(
-            help="paper; chain: its successor's Table I; helix: a logged run of that system beside its simulation."
+            help="paper: the paper's evaluation; chain: Table I of its successor; helix: a logged run of "
+            "Helix beside its simulation."
         ),
     ],
     only: Annotated[str | None, typer.Option(help="tables or figures; default both.")] = None,
-    runs: Annotated[int, typer.Option(help="Monte-Carlo runs of every setting.")] = 20,
+    runs: Annotated[int, typer.Option(help="Number of Monte-Carlo runs of every setting.")] = 20,
     seed: Annotated[int, typer.Option(help="Seed of the first run; the next runs have the next seeds.")] = 0,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="Default runs/reproduce-paper. What is in it is not run again."),
+        typer.Option(
+            "--out", help="The results' folder; default runs/reproduce-paper. Runs in it are not run again."
+        ),
     ] = None,
-    jobs: Annotated[int | None, typer.Option(help="Worker processes; default one per CPU.")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Number of worker processes; default one per CPU.")] = None,
     log: Annotated[
         Path | None, typer.Option(help="helix: folder with events.txt and query_route.txt (or .gz).")
     ] = None,
@@ -107,16 +117,20 @@ def reproduce(
     tables: Annotated[
         Path | None, typer.Option(help="helix: folder with KIND_prompt.csv and KIND_decode.csv.")
     ] = None,
-    warm_up: Annotated[float, typer.Option(help="helix: seconds of the log that are left out.")] = 30.0,
+    warm_up: Annotated[float, typer.Option(help="helix: seconds at the log's start to leave out.")] = 30.0,
     step_base: Annotated[
-        float | None, typer.Option(help="helix: seconds of a step besides its layers; default 0.004.")
+        float | None,
+        typer.Option(help="helix: seconds that a step takes besides its layers; default 0.004."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run the paper's evaluation and set its printed numbers beside ours. Goes on where it was stopped.
+    """Run the paper's evaluation and compare its printed numbers with ours.
 
-    chain: the successor paper's response times beside simulated ones. helix: serve a log's queries on their routes, and set
-    its measured latencies beside the simulated ones. docs/validation.md has both.
+    A stopped evaluation continues when it is started again. docs/validation.md describes chain and helix.
+
+    chain: compare the successor paper's response times with simulated ones.
+
+    helix: serve a log's queries on their logged routes, and compare measured with simulated latencies.
     """
     from testbed.studies.reproduce.command import WHAT
 
@@ -132,7 +146,7 @@ def reproduce(
 
         if log is None or cluster is None or tables is None:
             raise UserError(
-                "reproduce helix needs --log DIR, --cluster FILE and --tables DIR of its artifact"
+                "reproduce helix needs --log DIR, --cluster FILE and --tables DIR of Helix' artifact"
             )
         answer, text = helix_command(
             log, cluster, tables, warm_up, STEP_BASE_S if step_base is None else step_base
@@ -152,38 +166,46 @@ def reproduce(
 
 
 def calibrate(
-    model: Annotated[str, typer.Option(help="A checkpoint's folder, or its name on the hub.")],
-    compute: Annotated[str, typer.Option(help="What is calibrated: blocks.")] = "blocks",
+    model: Annotated[str, typer.Option(help="A checkpoint's folder, or its name on the Hugging Face hub.")],
+    compute: Annotated[str, typer.Option(help="The backend to calibrate: blocks.")] = "blocks",
     device: Annotated[str, typer.Option(help="cpu, cuda, or the UUID of a GPU or MIG instance.")] = "cpu",
     dtype: Annotated[
         str | None, typer.Option(help="float32, bfloat16 or float16; default the model's own.")
     ] = None,
     weights: Annotated[
-        str, typer.Option(help="How blocks hold their matrices: plain, int8 or nf4.")
+        str, typer.Option(help="How blocks store their matrices: plain, int8 or nf4.")
     ] = "plain",
-    threads: Annotated[int, typer.Option(help="CPU threads of a step.")] = 1,
-    streams: Annotated[int, typer.Option(help="Steps that are computed at once.")] = 1,
+    threads: Annotated[int, typer.Option(help="Number of CPU threads of a step.")] = 1,
+    streams: Annotated[int, typer.Option(help="Number of steps that are computed at the same time.")] = 1,
     cuda_graphs: Annotated[
         bool,
-        typer.Option("--cuda-graphs", help="As compute.cuda_graphs of the runs that the profile is for."),
+        typer.Option("--cuda-graphs", help="Use compute.cuda_graphs, as the runs that the profile is for."),
     ] = False,
     name: Annotated[str | None, typer.Option(help="Name of the profile; default MODEL-DEVICE.")] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="A new folder; default runs/calibrate-NAME-TIME.")
     ] = None,
-    blocks: Annotated[int | None, typer.Option(help="Load at most so many blocks; default all.")] = None,
+    blocks: Annotated[int | None, typer.Option(help="Load at most this many blocks; default all.")] = None,
     lengths: Annotated[
-        str | None, typer.Option(help="Input lengths, e.g. 16,64,256; default as far as the model goes.")
+        str | None,
+        typer.Option(help="Input lengths in tokens, e.g. 16,64,256; default up to what the model can hold."),
     ] = None,
-    sessions: Annotated[str, typer.Option(help="Numbers of sessions at once, and in one step.")] = "1,2,4,8",
+    sessions: Annotated[
+        str, typer.Option(help="Numbers of sessions, served side by side and in one step.")
+    ] = "1,2,4,8",
     output_tokens: Annotated[int, typer.Option(help="Output tokens of the longest session.")] = 128,
-    rounds: Annotated[int, typer.Option(help="How often everything is measured.")] = 5,
+    rounds: Annotated[int, typer.Option(help="How many times everything is measured.")] = 5,
     pause_ms: Annotated[
-        float, typer.Option(min=0, help="Idle before every step of a session alone, as the network's delay.")
+        float,
+        typer.Option(
+            min=0, help="Idle milliseconds before every step of a session alone, for the network's delay."
+        ),
     ] = 10,
     random_weights: Annotated[
         bool,
-        typer.Option("--random-weights", help="No weights are read: --model may be a profile (bloom-176b)."),
+        typer.Option(
+            "--random-weights", help="Read no weights: --model may then be a profile's name (bloom-176b)."
+        ),
     ] = False,
     batches: Annotated[
         bool, typer.Option("--batches/--no-batches", help="Measure steps of several sessions, too.")
@@ -192,12 +214,12 @@ def calibrate(
         bool,
         typer.Option(
             "--keep-cpus-awake/--no-keep-cpus-awake",
-            help="As network.keep_cpus_awake of the runs that the profile is for.",
+            help="Use network.keep_cpus_awake, as the runs that the profile is for.",
         ),
     ] = True,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure a backend's times and memory, fit the model to them, write a hardware profile for scenarios."""
+    """Measure a backend's times and memory, fit the timing model to them, write a hardware profile."""
     from testbed.studies.calibrate.command import Options, calibrate_command, numbers
 
     options = Options(

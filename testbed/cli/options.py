@@ -1,4 +1,4 @@
-"""Options that several commands of the command line have, and how all of them answer."""
+"""Options that several commands share, and how commands print their result."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ SetOption = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Override a value, e.g. workload.rate=0.5. Repeatable."),
 ]
 TraceOption = Annotated[
-    bool, typer.Option(help="Write trace.json: 500 bytes per message; every figure is made without it.")
+    bool, typer.Option(help="Write trace.json (500 bytes per message). No table or figure needs it.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
 HostsOption = Annotated[
     str | None,
     typer.Option(
         "--hosts",
-        help="ray: servers are on all machines of the Ray cluster that this one belongs to; a scenario's hosts say which.",
+        help="ray: use all machines of the Ray cluster of this machine; the scenario's hosts tables can "
+        "choose some.",
     ),
 ]
 NetworkOption = Annotated[
@@ -33,14 +34,15 @@ NetworkOption = Annotated[
 ClockOption = Annotated[
     str | None,
     typer.Option(
-        help="virtual (exact, whatever else the machine does), real (measures the machine) or auto; overrides clock."
+        help="virtual (exact on a busy machine, too), real (measures the machine) or auto; overrides clock."
     ),
 ]
 ComputeOption = Annotated[
-    str | None, typer.Option(help="stub (calibrated times) or blocks (real transformer blocks).")
+    str | None, typer.Option(help="stub (waits for calibrated times) or blocks (computes with torch).")
 ]
 TimeScaleOption = Annotated[
-    float | None, typer.Option(help="Run so many times faster than life; times are reported scaled back.")
+    float | None,
+    typer.Option(help="Scenario seconds per real second; times are reported in scenario seconds."),
 ]
 SeedOption = Annotated[int | None, typer.Option(help="Overrides the scenario's seed.")]
 OutOption = Annotated[
@@ -51,10 +53,14 @@ RunOption = Annotated[
     typer.Option("--run", help="The running testbed's run directory; default the latest in runs/."),
 ]
 ModelOption = Annotated[
-    str | None, typer.Option("--model", metavar="DIR", help="A checkpoint's folder, or its name on the hub.")
+    str | None,
+    typer.Option(
+        "--model", metavar="DIR", help="A checkpoint's folder, or its name on the Hugging Face hub."
+    ),
 ]
 RandomOption = Annotated[
-    bool, typer.Option("--random-weights", help="Blocks of the model table's size without a checkpoint.")
+    bool,
+    typer.Option("--random-weights", help="Compute blocks of the model table's size with random weights."),
 ]
 PageOption = Annotated[
     int | None,
@@ -62,14 +68,15 @@ PageOption = Annotated[
         min=0,
         max=65535,
         metavar="[PORT]",
-        help="Serve the run's page while it runs, on this port or on any free one; on with --hold and `serve`.",
+        help="Serve the run's page during the run, on this port or any free one; default with --hold and "
+        "`serve`.",
     ),
 ]
 NoPageOption = Annotated[bool, typer.Option("--no-page", help="Serve no page.")]
 
 
 def with_page_port(arguments: list[str]) -> list[str]:
-    """``--page`` without a port is ``--page 0``, which Typer has no way to say."""
+    """Insert the port 0 after a ``--page`` without a port: Typer has no options with an optional value."""
     found = []
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
         found.append(argument)
@@ -79,5 +86,5 @@ def with_page_port(arguments: list[str]) -> list[str]:
 
 
 def print_answer(answer: dict[str, Any], text: Callable[[], str], as_json: bool) -> None:
-    """One JSON object, or ``text()``."""
+    """Print ``answer`` as one JSON object, or else ``text()``."""
     typer.echo(json.dumps(answer) if as_json else text())

@@ -1,4 +1,4 @@
-"""Commands around a running testbed: programs of the user's on its nodes, its links by hand, which there are."""
+"""Commands for running testbeds: list them, run the user's programs on nodes, change links by hand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def net(
     overrides: SetOption = None,
     out: OutOption = None,
 ) -> None:
-    """Hold a scenario's network alone until Ctrl-C, with the programs that it brings."""
+    """Emulate only a scenario's network, with the programs of its node tables, until Ctrl-C."""
     from testbed.runs.net import net_command
     from testbed.scenario import load_experiment
 
@@ -39,17 +39,17 @@ def ps(as_json: JsonOption = False) -> None:
     print_answer(answer, lambda: ps_text(answer), as_json)
 
 
-NodeArg = Annotated[str, typer.Argument(help="The node's name: a server, a client or a node of yours.")]
+NodeArg = Annotated[str, typer.Argument(help="A node's name: a server, a client or a node of your own.")]
 
 
 def execute(
     node: NodeArg,
     command: Annotated[
-        list[str], typer.Argument(metavar="COMMAND", help="After --: the program and what it takes.")
+        list[str], typer.Argument(metavar="COMMAND", help="After --: the program and its arguments.")
     ],
     run: RunOption = None,
 ) -> None:
-    """Run a program of yours on a node of a running testbed (--hold); the exit code is the program's."""
+    """Run a program on a node of a running testbed (--hold). The exit code is the program's."""
     from testbed.runs.inside import exec_command
 
     raise typer.Exit(exec_command(node, command, run))
@@ -63,18 +63,25 @@ def shell(node: NodeArg, run: RunOption = None) -> None:
 
 
 def link(
-    action: Annotated[str, typer.Argument(help="cut, restore (as the scenario has it now) or set.")],
-    a: Annotated[str, typer.Argument(help="A node's or a site's name.")],
-    b: Annotated[str, typer.Argument(help="Another one's.")],
-    rtt: Annotated[str | None, typer.Option(help='With set: half of it each way, e.g. "40 ms".')] = None,
-    rate: Annotated[str | None, typer.Option(help='With set: e.g. "100 Mbit/s".')] = None,
+    action: Annotated[str, typer.Argument(help="cut, restore (to what the scenario has now) or set.")],
+    a: Annotated[str, typer.Argument(help="Name of a node or a site.")],
+    b: Annotated[str, typer.Argument(help="Name of the other node or site.")],
+    rtt: Annotated[
+        str | None, typer.Option(help='With set: round-trip time, e.g. "40 ms"; half of it each way.')
+    ] = None,
+    rate: Annotated[
+        str | None, typer.Option(help='With set: rate in each direction, e.g. "100 Mbit/s".')
+    ] = None,
     loss: Annotated[
-        str | None, typer.Option(help='With set: the share of packets that is lost, 0.01 or "1 %".')
+        str | None, typer.Option(help='With set: share of packets that are lost, e.g. 0.01 or "1 %".')
     ] = None,
     run: RunOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Change the link between two nodes of a running testbed, in both directions, whether it serves or holds."""
+    """Cut, restore or set the links between two nodes or sites of a running testbed, in both directions.
+
+    The testbed may serve a workload or hold (--hold).
+    """
     from testbed.control.links import link_command
 
     answer, text = link_command(action, a, b, rtt, rate, loss, run)

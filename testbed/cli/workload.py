@@ -1,4 +1,4 @@
-"""The part of the command line that is only about workloads: ``workload make`` and ``workload show``."""
+"""The commands ``workload make`` and ``workload show``."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import typer
 
 from testbed.cli.options import JsonOption, SeedOption, SetOption, print_answer
 
-workload_app = typer.Typer(help="Recorded workloads: make one, or look at one (docs/workloads.md).")
+workload_app = typer.Typer(help="Make or describe a recorded workload (docs/workloads.md).")
 
 
 @workload_app.command()
 def make(
     file: Annotated[Path, typer.Argument(help="A new file.")],
     like: Annotated[
-        str, typer.Option(metavar="SCENARIO", help="Whose requests to take; --set changes them.")
+        str, typer.Option(metavar="SCENARIO", help="Scenario whose requests to write; --set changes it.")
     ] = "clustered",
-    kind: Annotated[str, typer.Option(help="azure, burstgpt or mooncake: the form of the file.")] = "azure",
+    kind: Annotated[str, typer.Option(help="Format of the file: azure, burstgpt or mooncake.")] = "azure",
     seed: SeedOption = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,
@@ -33,10 +33,10 @@ def make(
 
 @workload_app.command()
 def show(
-    file: Annotated[Path, typer.Argument(help="A trace of a kind that scenarios replay.")],
+    file: Annotated[Path, typer.Argument(help="A recorded workload in a format that scenarios replay.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Say what a recorded workload holds: of what kind, how many requests, how often and how long."""
+    """Describe a recorded workload: its format, the number of requests, their arrivals and lengths."""
     from testbed.inspect.workload import show_command
 
     answer, text = show_command(file)

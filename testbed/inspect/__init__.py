@@ -1,1 +1,4 @@
-"""What there is to work with: ``machine`` (``testbed doctor``), ``model``, ``hardware``, ``topology``, ``workload``."""
+"""Commands that describe something and run nothing.
+
+``machine`` (``testbed doctor``), ``model``, ``hardware``, ``topology``, ``workload``
+"""

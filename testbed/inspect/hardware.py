@@ -1,4 +1,4 @@
-"""``testbed hardware`` and the catalogue of ``testbed model``: GPUs, models, and the block times that follow."""
+"""``testbed hardware``, and models by name for ``testbed model``: GPUs, models, derived block times."""
 
 from __future__ import annotations
 
@@ -13,20 +13,24 @@ from testbed.scenario.profiles import Measured, measured_profiles, model_names, 
 from testbed.scenario.roofline import Block, RooflineError, block_of, roofline, times_of
 from testbed.scenario.schema import ModelTable
 from testbed.scenario.units import counted
+from testbed.terminal import columns
 
 PROMPTS = (128, 1024)
-"""Lengths of the prompts in the table."""
+"""Prompt lengths in the table of prefill times, in tokens."""
 _ERROR_PROMPTS = (20, 250, 1000, 4000)
 _CHOSEN_ON = "helix-a100"
-"""The one profile on which the roofline's efficiencies were chosen."""
+"""The only profile on which the roofline's efficiencies were chosen."""
 
 
 def hardware_command(name: str | None, model: str | None, dtype: str | None) -> tuple[dict[str, Any], str]:
-    """The catalogue, or one GPU of it, with the times of a model's blocks if one is named. Raises ``UserError``."""
+    """Return all GPUs, or those of ``name``, with the times of the model's blocks if a model is named.
+
+    Returns the answer for ``--json`` and the text for people. Raises ``UserError``.
+    """
     chosen = _chosen(name)
     if model is None:
         if dtype is not None:
-            raise UserError("--dtype is of a model: name one with --model")
+            raise UserError("--dtype is of a model: name one with --model, or leave out --dtype")
         rows = [_sheet(gpu) for gpu in chosen]
         return {"hardware": rows}, _sheets_text(rows)
     table = _model(model, dtype)
@@ -39,11 +43,11 @@ def hardware_command(name: str | None, model: str | None, dtype: str | None) -> 
 
 
 def errors_command() -> tuple[dict[str, Any], str]:
-    """How far the roofline is from every measured profile: a ratio of the measured time, less 1."""
+    """Compare the roofline's times with all measured profiles; ``error_ratio`` is roofline / measured - 1."""
     rows = [
         row
         for name, measured in measured_profiles().items()
-        if not name.endswith(("-large", "-sweep"))  # the same times with other memory
+        if not name.endswith(("-large", "-sweep"))  # these have the times of another profile, and more memory
         for row in _errors(name, measured)
     ]
     cells = [
@@ -60,7 +64,7 @@ def errors_command() -> tuple[dict[str, Any], str]:
         for row in rows
     ]
     titles = ("measured as", "GPU", "model", "per block", "measured ms", "roofline ms", "error", "")
-    return {"errors": rows}, "\n".join(_columns([titles, *cells]))
+    return {"errors": rows}, "\n".join(columns([titles, *cells]))
 
 
 def _errors(name: str, measured: Measured) -> list[dict[str, Any]]:
@@ -89,7 +93,7 @@ def _errors(name: str, measured: Measured) -> list[dict[str, Any]]:
 
 
 def list_command() -> tuple[dict[str, Any], str]:
-    """The models of the catalogue."""
+    """Return the models of the catalogue, for ``--json`` and as a table."""
     rows = [model_answer(named_model(name)) for name in model_names()]
     titles = (
         "model",
@@ -119,24 +123,24 @@ def list_command() -> tuple[dict[str, Any], str]:
         (*(f"{row[key]}" for key in keys[:-2]), f"{row[keys[-2]] / 1e6:.1f}", f"{row[keys[-1]]:.0f}")
         for row in rows
     ]
-    return {"models": rows}, "\n".join(_columns([titles, *cells]))
+    return {"models": rows}, "\n".join(columns([titles, *cells]))
 
 
 def model_command(name: str, dtype: str | None) -> tuple[dict[str, Any], str]:
-    """One model of the catalogue. Raises ``UserError``."""
+    """Return one model of the catalogue, for ``--json`` and as text. Raises ``UserError``."""
     answer = model_answer(_model(name, dtype))
     return answer, "\n".join(
         [
             _model_line(answer),
-            f"all blocks: {answer['n_blocks'] * answer['block_bytes'] / 1e9:.4g} GB; a session of 1,000 tokens: "
-            f"{answer['n_blocks'] * answer['cache_bytes_per_token'] / 1e3:.4g} MB of caches",
+            f"all blocks: {answer['n_blocks'] * answer['block_bytes'] / 1e9:.4g} GB; a session of 1,000 "
+            f"tokens: {answer['n_blocks'] * answer['cache_bytes_per_token'] / 1e3:.4g} MB of caches",
             f"block times: testbed hardware --model {name} --dtype {answer['dtype']}",
         ]
     )
 
 
 def model_answer(table: ModelTable) -> dict[str, Any]:
-    """A model's sizes: bytes are of one block; ``cache_bytes_per_token`` of one token in one block."""
+    """Return a model's sizes; ``block_bytes`` and ``cache_bytes_per_token`` are of one block."""
     sizes = sizes_of_table(table)
     assert sizes is not None and table.block_size and table.cache_per_token
     return {
@@ -158,11 +162,11 @@ def model_answer(table: ModelTable) -> dict[str, Any]:
 
 def _model_line(answer: dict[str, Any]) -> str:
     return (
-        f"{answer['name']} in {answer['dtype']}: {answer['family']}, {counted(answer['n_blocks'], 'blocks')}, hidden size "
-        f"{answer['hidden_size']}, {answer['n_heads']} heads ({answer['n_kv_heads']} of keys and values), feed-forward "
-        f"{answer['feed_forward']}, {answer['vocabulary']} tokens\n"
-        f"per block: s_m {answer['block_bytes'] / 1e6:.3f} MB; s_c {answer['cache_bytes_per_token']:.0f} B per token "
-        "of a session"
+        f"{answer['name']} in {answer['dtype']}: {answer['family']}, "
+        f"{counted(answer['n_blocks'], 'blocks')}, hidden size {answer['hidden_size']}, {answer['n_heads']} "
+        f"heads ({answer['n_kv_heads']} of keys and values), feed-forward {answer['feed_forward']}, "
+        f"{answer['vocabulary']} tokens\nper block: s_m {answer['block_bytes'] / 1e6:.3f} MB; s_c "
+        f"{answer['cache_bytes_per_token']:.0f} B per token of a session"
     )
 
 
@@ -215,7 +219,7 @@ def _sheets_text(rows: Sequence[dict[str, Any]]) -> str:
     ]
     return "\n".join(
         [
-            *_columns([titles, *cells]),
+            *columns([titles, *cells]),
             "",
             "fp32, fp16, bf16: dense TFLOPS. Block times of a model: --model NAME (`testbed model list`).",
         ]
@@ -223,7 +227,7 @@ def _sheets_text(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _times(gpu: Gpu, block: Block) -> dict[str, Any]:
-    """The roofline's times, and those measured on this GPU for such a block."""
+    """Return the roofline's times for the block on this GPU, and those measured on it for such a block."""
     found = {
         name: _seconds(times_of(m.table))
         for name, m in measured_profiles().items()
@@ -262,14 +266,10 @@ def _times_text(rows: Sequence[dict[str, Any]]) -> list[str]:
         for kind, times in kinds.items():
             shown = ["-"] * 4 if times is None else [f"{1e3 * value:.4g}" for value in times.values()]
             cells.append((row["name"], str(row["fits_blocks"]), kind, *shown))
-    lines = _columns([titles, *cells])
+    lines = columns([titles, *cells])
     lines += [
         "",
-        "Times in ms per block, nothing cached, one session; a server takes measured ones where there are any.",
+        "Times in ms per block, of one session with an empty cache; a server uses measured times if there "
+        "are any.",
     ]
     return lines + [f"-: {row['no_roofline_because']}" for row in rows if row["no_roofline_because"]]
-
-
-def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]

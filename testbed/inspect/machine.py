@@ -1,4 +1,4 @@
-"""``testbed doctor``: what this machine can do, found by trying it."""
+"""``testbed doctor``: finds out what this machine can do by trying it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ print(json.dumps({
 
 
 def doctor_rows() -> list[dict[str, Any]]:
-    """One row per capability: ``{name, works, detail, hint}``; hints say how to get what is missing."""
+    """Return a row per capability: ``{name, works, detail, hint}``. Hints say how to get what is missing."""
     rows = [
         _row("python", None, f"{sys.version.split()[0]}"),
         _row(
@@ -64,7 +64,10 @@ def _row(name: str, missing: str | None, detail: str, hint: str = "") -> dict[st
 
 
 def _packets_row(missing: dict[str, str | None]) -> dict[str, Any]:
-    """Whether jitter, loss and links that change meet real packets: what the kernel's networks need for it."""
+    """Return the row on jitter, loss and changes of links: which networks here apply them to real packets.
+
+    ``missing``: by network, what it lacks here, or None if it works.
+    """
     working = [name for name, why_not in missing.items() if why_not is None]
     why_not = (
         None if working else f"only imitated by clients (loopback); for real packets: {missing['fabric']}"
@@ -74,7 +77,7 @@ def _packets_row(missing: dict[str, str | None]) -> dict[str, Any]:
 
 
 def _blocks_rows() -> list[dict[str, Any]]:
-    """Whether real blocks can be computed, and on which GPUs: asked of a process that imports torch."""
+    """Return rows: whether real blocks can be computed, and on which GPUs. A child process imports torch."""
     missing = blocks_missing()
     if missing is not None:
         why_not = f"not installed ({missing}): {INSTALL}"
@@ -92,13 +95,13 @@ def _blocks_rows() -> list[dict[str, Any]]:
 
 
 def _uuid_rows() -> list[dict[str, Any]]:
-    """What ``compute.device`` can be beside cpu and cuda: a row for each GPU or MIG instance."""
+    """Return a row for each GPU or MIG instance, with the UUID that ``compute.device`` can be set to."""
     why_not = f"none: {_gpu_missing() or 'neither nvidia-ml-py nor nvidia-smi names one'}"
     return [_row("gpu uuid", None, str(gpu)) for gpu in find_gpus()] or [_row("gpu uuid", why_not, "")]
 
 
 def _gpu_missing() -> str | None:
-    """What the driver says, which is there without torch too."""
+    """Return why the NVIDIA driver cannot be used, or None if it can; needs no torch."""
     try:
         os.close(os.open("/dev/nvidiactl", os.O_RDWR))
     except OSError as error:
@@ -109,7 +112,7 @@ def _gpu_missing() -> str | None:
 
 
 def doctor_text(rows: list[dict[str, Any]]) -> str:
-    """The table for the terminal."""
+    """Return the rows as a table for the terminal."""
     lines = []
     for row in rows:
         mark = "yes" if row["works"] else "no"

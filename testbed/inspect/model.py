@@ -1,4 +1,4 @@
-"""``testbed model``: small checkpoints to try things with, and what a checkpoint holds."""
+"""``testbed model``: writes small checkpoints to try things with, and shows the sizes of models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from testbed.scenario.profiles import model_names
 from testbed.scenario.units import counted
 
 MIN_VOCABULARY = 260
-"""256 bytes and four special tokens."""
+"""A token for each of 256 bytes, and four special tokens."""
 
 
 def make_tiny_command(
@@ -31,31 +31,33 @@ def make_tiny_command(
     n_kv_heads: int | None,
     n_shards: int,
 ) -> tuple[dict[str, Any], str]:
-    """Write a checkpoint; returns what it holds, and a line about it. Raises ``UserError``."""
+    """Write a checkpoint to ``folder``; returns its sizes as JSON data and text. Raises ``UserError``."""
     require_blocks("testbed model make-tiny")
     if family not in FAMILIES:
         raise UserError(f"--family {family}: choose one of {', '.join(FAMILIES)}")
     if hidden_size % n_heads:
-        raise UserError(f"--heads {n_heads} does not divide --hidden {hidden_size}")
+        raise UserError(f"--heads {n_heads} does not divide --hidden {hidden_size}: choose numbers that do")
     if family == "llama" and hidden_size // n_heads % 2:
         raise UserError(
-            f"--heads {n_heads} of --hidden {hidden_size} have size {hidden_size // n_heads}; that of a llama must be even"
+            f"--heads {n_heads} with --hidden {hidden_size} makes heads of size {hidden_size // n_heads}; a "
+            "llama needs an even size"
         )
     if n_kv_heads is not None and family != "llama":
-        raise UserError(f"--kv-heads is for --family llama; a {family} has as many as --heads")
+        raise UserError(f"--kv-heads is for --family llama: leave it out (a {family} has as many as --heads)")
     if n_kv_heads is not None and n_heads % n_kv_heads:
         raise UserError(f"--kv-heads {n_kv_heads} does not divide --heads {n_heads}")
     if vocabulary < MIN_VOCABULARY:
         raise UserError(
-            f"--vocab {vocabulary} is too small: {MIN_VOCABULARY} is the least, 256 bytes and 4 special tokens"
+            f"--vocab {vocabulary} is too small: {MIN_VOCABULARY} is the least, for 256 bytes and 4 "
+            "special tokens"
         )
     config = make_config(family, n_layers, hidden_size, n_heads, vocabulary, n_kv_heads)
     sizes = sizes_of(config)
     n_bytes = n_layers * sizes.block_bytes("plain", 4) + 8.0 * vocabulary * hidden_size
     if n_bytes > available_bytes():
         raise UserError(
-            f"a model of {n_bytes / 1e9:.3g} GB does not fit in this machine's memory: make it smaller, or compute "
-            "without a checkpoint (`testbed up --random-weights`)"
+            f"a model of {n_bytes / 1e9:.3g} GB does not fit in this machine's memory: make it smaller, or "
+            "run without a checkpoint (`testbed up --random-weights`)"
         )
     check_new_folder(folder, "DIR")
     make_checkpoint(folder, config, seed, n_shards)
@@ -64,12 +66,17 @@ def make_tiny_command(
 
 
 def show_command(checkpoint: str, dtype: str | None, weights: str | None) -> tuple[dict[str, Any], str]:
-    """What the blocks and caches of a checkpoint, or of a model by name, take. Raises ``UserError``."""
+    """Return the sizes of a checkpoint, or of a model by name, and the bytes of its blocks and caches.
+
+    Returns the answer for ``--json`` and the text for people. Raises ``UserError``.
+    """
     if not Path(checkpoint).is_dir() and "/" not in checkpoint:
         if checkpoint not in model_names():
             raise UserError(f"{unknown('model', checkpoint, model_names())}; or give a checkpoint's folder")
         if weights is not None:
-            raise UserError("--weights is of a checkpoint; say --dtype int8 or --dtype nf4")
+            raise UserError(
+                "--weights is for checkpoints; for a model by name give --dtype int8 or --dtype nf4"
+            )
         return model_command(checkpoint, dtype)
     dtype, weights = dtype or "float32", weights or "plain"
     if dtype not in VALUE_BYTES:
@@ -88,6 +95,10 @@ def show_command(checkpoint: str, dtype: str | None, weights: str | None) -> tup
 
 
 def show_answer(checkpoint: str, dtype: str, weights: str) -> dict[str, Any]:
+    """Return a checkpoint's sizes; ``block_bytes`` and ``cache_bytes_per_token`` are of one block.
+
+    Raises ``UserError`` if the checkpoint cannot be read.
+    """
     sizes = checkpoint_sizes(read_config(checkpoint), checkpoint)
     value_bytes = VALUE_BYTES[dtype]
     return {
@@ -108,7 +119,7 @@ def show_answer(checkpoint: str, dtype: str, weights: str) -> dict[str, Any]:
 
 
 def _problem(checkpoint: str, n_blocks: int) -> str | None:
-    """Why its weights cannot be used; ``None``: nothing is known against them. Those on the hub are not looked at."""
+    """Return why the checkpoint's weights cannot be used, or None. Weights on the hub are not checked."""
     try:
         if Path(checkpoint).is_absolute():
             require_weights(checkpoint, n_blocks)
@@ -122,6 +133,6 @@ def _line(answer: dict[str, Any]) -> str:
     if answer["n_kv_heads"] != answer["n_heads"]:
         heads += f" ({answer['n_kv_heads']} of keys and values)"
     return (
-        f"{answer['family']}, {counted(answer['n_blocks'], 'blocks')}, hidden size {answer['hidden_size']}, {heads}, "
-        f"{answer['vocabulary']} tokens"
+        f"{answer['family']}, {counted(answer['n_blocks'], 'blocks')}, hidden size {answer['hidden_size']}, "
+        f"{heads}, {answer['vocabulary']} tokens"
     )

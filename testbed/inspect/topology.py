@@ -1,4 +1,4 @@
-"""``testbed topology``: what a topology is like, in numbers and as a map."""
+"""``testbed topology``: describes a topology in numbers and as a map."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from testbed.scenario.topology_files import DEFAULT_RATE
 MATRICES = (".csv", ".json")
 PICTURES = (".png", ".svg", ".pdf")
 _WIDEST = 2.0
-"""Width over height up to which a map has true proportions."""
+"""Up to this width over height a map has true proportions."""
 
 
 def topology_command(
@@ -36,15 +36,16 @@ def topology_command(
     picture: Path | None,
     rtt_unit: str = "ms",
 ) -> tuple[dict[str, Any], str]:
-    """The JSON answer and the text of a topology or RTT matrix, by name or file; draws ``picture`` if given.
+    """Describe a topology or an RTT matrix, by name or file; draws ``picture`` if given.
 
-    ``experiment`` marks its servers and clients. ``rtt_unit`` is that of a matrix file (.csv, .json).
-    Raises ``UserError`` for what cannot be read or drawn.
+    Returns the answer for ``--json`` and the text for people. The nodes of ``experiment`` are marked.
+    ``rtt_unit`` is the unit of a matrix file (.csv, .json). Raises ``UserError`` for what cannot be read or
+    drawn.
     """
     if delays not in ("given", "fibre"):
         raise UserError(f"--delays must be given or fibre, not {delays!r}")
     if detour is not None and delays != "fibre":
-        raise UserError("--detour is only for --delays fibre")
+        raise UserError("--detour is only for --delays fibre: give that, too, or leave out --detour")
     if detour is not None and not 1 <= detour <= 100:
         raise UserError(f"--detour must lie between 1 and 100, not {detour:g}")
     if picture is not None and picture.suffix.lower() not in PICTURES:
@@ -54,7 +55,7 @@ def topology_command(
     try:
         if Path(name).suffix.lower() in MATRICES:
             if delays == "fibre":
-                raise UserError("--delays fibre is for topologies: a matrix has no coordinates")
+                raise UserError("--delays fibre is for topologies: a matrix has no coordinates; leave it out")
             topology, one_way_s = _matrix(Path(name), rtt_unit)
             rtt_s = [[a + b for a, b in zip(*both, strict=True)] for both in _with_transposed(one_way_s)]
         else:
@@ -79,9 +80,9 @@ def topology_command(
 
 
 def _matrix(path: Path, rtt_unit: str) -> tuple[Topology, list[list[float]]]:
-    """The sites of a matrix file with a link per pair, and the one-way delays in seconds by direction.
+    """Read a matrix file: its sites with a link per pair, and the one-way delays in seconds.
 
-    Raises ``KeyedError``.
+    A delay's row is the sender and its column the receiver. Raises ``KeyedError``.
     """
     table = {"kind": "matrix", "file": str(path), "rtt_unit": rtt_unit}
     try:
@@ -111,12 +112,12 @@ def _matrix(path: Path, rtt_unit: str) -> tuple[Topology, list[list[float]]]:
 
 
 def _with_transposed(rows: list[list[float]]) -> Iterator[tuple[list[float], tuple[float, ...]]]:
-    """Every row with the column of the same number."""
+    """Yield every row with the column of the same number."""
     return zip(rows, zip(*rows, strict=True), strict=True)
 
 
 def rtt_matrix_s(topology: Topology) -> list[list[float | None]]:
-    """RTT of every ordered pair in seconds; ``None`` where there is no path."""
+    """Return the RTT of every ordered pair of nodes in seconds; None where there is no path."""
     number = {name: i for i, name in enumerate(topology.node_names)}
     rtt_s: list[list[float | None]] = [[None] * len(number) for _ in number]
     for component in topology.components():
@@ -132,7 +133,10 @@ def topology_answer(
     delays: str,
     places: Mapping[str, Sequence[str]],
 ) -> dict[str, Any]:
-    """``{name, delays, nodes, links, rtt_ms, statistics}``; RTTs between nodes in the order of ``nodes``."""
+    """Return ``{name, delays, nodes, links, rtt_ms, statistics}``; ``rtt_ms`` is in the order of ``nodes``.
+
+    ``places`` has the names of the experiment's nodes by the topology's nodes.
+    """
     pairs_ms = [
         1e3 * value
         for i, row in enumerate(rtt_s)
@@ -181,7 +185,7 @@ def _spread(values: Sequence[float]) -> dict[str, float] | None:
 
 
 def topology_text(answer: Mapping[str, Any]) -> str:
-    """A few lines."""
+    """Return the answer as a few lines for the terminal."""
     found = answer["statistics"]
     parts = f" in {found['n_components']} parts that are not connected" if found["n_components"] > 1 else ""
     lines = [f"{answer['name']}: {found['n_nodes']} nodes, {found['n_links']} links{parts}"]
@@ -209,13 +213,17 @@ def topology_text(answer: Mapping[str, Any]) -> str:
 
 
 def _places(topology: Topology, experiment: Experiment | None) -> dict[str, list[str]]:
-    """What runs at each node that an experiment uses. Raises ``UserError`` if it is not on this topology."""
+    """Return the experiment's servers and clients by node of the topology.
+
+    Raises ``UserError`` if one is at no node of the topology.
+    """
     places: dict[str, list[str]] = {}
     if experiment is not None:
         for name, site in experiment.sites.items():
             if site not in topology.node_names:
                 raise UserError(
-                    f"{experiment.name} puts {name} at {site}, which is no node of {topology.name}"
+                    f"{experiment.name} puts {name} at {site}, which is no node of {topology.name}: give the "
+                    "scenario's own topology"
                 )
             places.setdefault(site, []).append(name)
     return places
@@ -227,7 +235,7 @@ def draw_map(
     rtt_s: Sequence[Sequence[float | None]],
     places: Mapping[str, Sequence[str]],
 ) -> None:
-    """A map (or a layout, where no place is known) with the distribution of RTTs beside it."""
+    """Draw a map, or a layout if no coordinates are known, with a histogram of the RTTs beside it."""
     with plotting({}) as plt:
         at, is_map = _positions(topology)
         figure, (left, right) = plt.subplots(1, 2, figsize=(11, 5), width_ratios=(3, 1.2))
@@ -259,7 +267,7 @@ def draw_map(
             x, y = np.array(list(at.values())).T
             stretch = 1 / max(math.cos(math.radians(float(y.mean()))), 0.2)
             if np.ptp(x) < _WIDEST * stretch * max(np.ptp(y), 1e-9):
-                left.set_aspect(stretch)  # wider networks are drawn as high as the figure allows
+                left.set_aspect(stretch)  # a wider map fills the height of the figure
         else:
             left.set(xticks=[], yticks=[], xlabel="no coordinates are known: positions mean nothing")
         left.legend(fontsize=8, frameon=False, loc="best")
@@ -281,7 +289,7 @@ def _runs_server(names: Sequence[str]) -> bool:
 
 
 def _positions(topology: Topology) -> tuple[dict[str, tuple[float, float]], bool]:
-    """Where to draw each node, and whether that is a map: coordinates, or a layout where none is known."""
+    """Return (x, y) of each node, and whether that is (longitude, latitude) in degrees or a layout."""
     placed = topology.placed_nodes()
     at = {
         node.name: (node.longitude_deg, node.latitude_deg)
@@ -299,7 +307,7 @@ def _positions(topology: Topology) -> tuple[dict[str, tuple[float, float]], bool
 
 
 def _cut_at_the_widest_gap(at: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
-    """Longitudes counted on beyond 180 degrees where that keeps neighbours together, as across the Pacific."""
+    """Shift longitudes beyond 180 degrees where that keeps neighbours together, as across the Pacific."""
     east = sorted(x for x, _ in at.values())
     gaps = [(b - a, b) for a, b in pairwise([*east, east[0] + 360])]
     first = max(gaps)[1] % 360

@@ -1,4 +1,4 @@
-"""``testbed workload``: recorded workloads are made and looked at."""
+"""``testbed workload``: makes and describes recorded workloads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _SHARES = (50, 90, 99)
 def make_command(
     file: Path, scenario: str, kind: str, overrides: Sequence[str]
 ) -> tuple[dict[str, Any], str]:
-    """Write the requests of ``scenario`` to ``file``; returns what it holds, and that as text. Raises ``UserError``."""
+    """Write the requests of ``scenario`` to ``file`` in the format ``kind``; returns as ``show_command``.
+
+    Raises ``UserError``.
+    """
     if kind not in TRACE_KINDS:
         raise UserError(f"--kind {kind}: choose one of {', '.join(TRACE_KINDS)}")
     if file.exists():
@@ -31,12 +34,12 @@ def make_command(
         with replacing(file) as temporary:
             temporary.write_text(trace_text(kind, experiment.requests), encoding="utf-8")
     except OSError as error:
-        raise UserError(f"cannot write {file}: {error.strerror}") from None
+        raise UserError(f"cannot write {file}: {error.strerror}; choose another file") from None
     return show_command(file)
 
 
 def show_command(file: Path) -> tuple[dict[str, Any], str]:
-    """What a trace holds, and that as text. Times in seconds. Raises ``UserError``."""
+    """Describe a recorded workload for ``--json`` and as text; times are in seconds. Raises ``UserError``."""
     try:
         trace = read_trace(file)
     except KeyedError as error:

@@ -1,7 +1,8 @@
-"""``testbed up --page``: the page of a run as a process beside it, which ends with it.
+"""``testbed up --page``: serves the page of a run in a process beside it, which ends with the run.
 
-The address is bound here, before the run begins, so that a port that is taken ends nothing; the process gets the
-socket, and its secret where no other user can read it. ``python -m testbed.page.beside`` is that process.
+The address is bound here, before the run begins, so that a port that is taken does not end a run. The process
+inherits the socket, and gets the page's token in its environment, which other users cannot read.
+``python -m testbed.page.beside`` is that process.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _END_TIMEOUT_S = 5.0
 
 
 def bind_page(port: int | None) -> socket.socket | None:
-    """The socket of ``--page``; ``None`` if no page was asked for. Raises ``UserError``."""
+    """Bind the port of ``--page``, or return None if it is None. Raises ``UserError``."""
     return None if port is None else bind(port)
 
 
@@ -35,9 +36,9 @@ def bind_page(port: int | None) -> socket.socket | None:
 def page_beside(
     run_dir: Path, listener: socket.socket | None, announce: Callable[[str], None]
 ) -> Iterator[None]:
-    """Serve the page of ``run_dir`` on ``listener`` while the body runs; nothing without one.
+    """Serve the page of ``run_dir`` on ``listener`` while the body runs; without a listener, do nothing.
 
-    Its address is announced, and stands in ``page.json`` meanwhile, which only this user can read.
+    Announces the address, and writes it to ``page.json``, which only this user can read, while the body runs.
     """
     if listener is None:
         yield
@@ -63,11 +64,12 @@ def page_beside(
         yield
     finally:
         _end(process)
-        with contextlib.suppress(OSError):  # the run directory may be gone: nothing had begun
+        with contextlib.suppress(OSError):  # the directory of a run that did not begin is removed
             (run_dir / PAGE).unlink(missing_ok=True)
 
 
 def _write_private(path: Path, value: dict[str, object]) -> None:
+    """Write ``value`` as JSON to a file that only this user can read."""
     with replacing(path) as temporary:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         with open(os.open(temporary, flags, 0o600), "w", encoding="utf-8") as file:
@@ -85,7 +87,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def main(run_dir: Path, descriptor: int, owner: int) -> None:
-    """Serve the page of ``run_dir`` on an inherited socket until the process ``owner`` ends or says so."""
+    """Serve the page of ``run_dir`` on the inherited socket ``descriptor``.
+
+    Ends on SIGTERM or SIGHUP, or when the process ``owner``, its parent, ends.
+    """
     if sys.platform == "linux":
         from netem.syscalls import set_death_signal
 

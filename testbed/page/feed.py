@@ -1,4 +1,4 @@
-"""One run for all pages that watch it: header, history so far, and what has come since."""
+"""One run, for all pages that watch it: its header, its history so far, and updates."""
 
 from __future__ import annotations
 
@@ -17,30 +17,31 @@ from testbed.page.follow import Follower
 from testbed.page.header import header, read_plan
 from testbed.page.history import History, Position
 from testbed.page.others import finished_history
-from testbed.page.simulated import is_simulated, read_simulation
+from testbed.page.simulated import read_simulation
 from testbed.results import load_run
-from testbed.rundir import OWNER, TWIN, owner_alive
+from testbed.rundir import OWNER, TWIN, is_simulated, owner_alive
 
 UPDATE_S = 0.1
-"""A page hears of news at most so often."""
+"""Real seconds between two updates of a page, at least."""
 _KEPT_UPDATES = 8
+"""Encoded updates that are kept for other pages at the same position."""
 
 
 class Feed:
-    """Follows ``run_dir``. ``open`` it first; ``watch`` then runs for as long as pages may ask.
+    """Follows ``run_dir``. Call ``open`` first; ``watch`` then has to run while pages are served.
 
-    A run that has only begun has no plan for a moment: until then ``header`` is ``None``.
+    ``header`` is None until the run has written its plan, shortly after it begins.
     """
 
     def __init__(self, run_dir: Path, others: bytes = b"[]") -> None:
         self.run_dir = run_dir
         self.others = others
-        """Histories of other runs, for intervals in charts."""
+        """Histories of other runs as a JSON list, for intervals in charts."""
         self.name = os.urandom(6).hex()
-        """Positions mean something within this feed only."""
+        """Names this feed: a page's position is valid in the feed that sent it only."""
         self.header: dict[str, Any] | None = None
         self.twin: bytes | None = None
-        """The twin's whole history, as soon as there is one."""
+        """The twin's whole history as JSON, once there is a twin."""
         self._follower: Follower | None = None
         self._history: History | None = None
         self._status: dict[str, Any] = {}
@@ -51,9 +52,9 @@ class Feed:
         self._ahead_s: float | None = None
 
     def open(self) -> bool:
-        """Read what is there; returns whether the run has got so far that there is something to show.
+        """Read the run so far; returns False if the run has not written its plan yet.
 
-        Raises ``UserError`` if it is no run directory.
+        Raises ``UserError`` if ``run_dir`` is no run directory.
         """
         if is_simulated(self.run_dir):
             self.header, self._history = read_simulation(self.run_dir)
@@ -77,23 +78,23 @@ class Feed:
         load = (self.run_dir / OWNER).exists() or (self.run_dir / "plan.json").exists()
         if not load:
             raise UserError(
-                f"{self.run_dir} is not a run directory (no scenario.toml and plan.json in it); give the folder "
-                "that `testbed up` or `testbed simulate --out` has written"
+                f"{self.run_dir} is not a run directory (no scenario.toml and plan.json in it); give the "
+                "folder that `testbed up` or `testbed simulate --out` has written"
             )
         return True
 
     @property
     def history(self) -> History:
-        assert self._history is not None, "asked before the feed was open"
+        assert self._history is not None, "the feed has not been opened"
         return self._history
 
     @property
     def is_live(self) -> bool:
-        """Whether the run's owner was there when it was last looked at."""
+        """Whether the run's owner was alive when the status was last read."""
         return bool(self._status.get("is_live"))
 
     async def watch(self) -> None:
-        """Look for news again and again, and wake the pages that wait."""
+        """Poll the run for news, and wake the pages that wait; never returns."""
         while True:
             await asyncio.sleep(UPDATE_S)
             if self._follower is None:
@@ -111,12 +112,12 @@ class Feed:
         self._changed = asyncio.Event()
 
     async def news(self, at: Position, n_statuses: int) -> None:
-        """Wait until there is more than ``at``."""
+        """Wait until there is history after ``at``, or a status after number ``n_statuses``."""
         while self.header is None or (at == self.history.position and n_statuses == self._n_statuses):
             await self._changed.wait()
 
     def _look(self) -> bool:
-        """Whether the run's status is another than before."""
+        """Read the run's status; returns whether it has changed."""
         now = self._status_now()
         if now == self._status:
             return False
@@ -146,7 +147,7 @@ class Feed:
             self.twin = msgspec.json.encode(finished_history(folder).since(Position()))
 
     def update(self, at: Position) -> tuple[bytes, Position, int]:
-        """What a page at ``at`` is sent as JSON, where it is then, and which status it knows."""
+        """Return a page's update after ``at`` as JSON, its new position, and the number of its new status."""
         now = self.history.position
         key = at, now, self._n_statuses
         if key not in self._encoded:
@@ -156,7 +157,7 @@ class Feed:
         return self._encoded[key], now, self._n_statuses
 
     def everything(self, at: Position) -> dict[str, Any]:
-        """What has come after ``at``, and how the run is."""
+        """Return the history after ``at``, and the run's status."""
         return {
             **self.history.since(at),
             "feed": self.name,
@@ -165,7 +166,10 @@ class Feed:
         }
 
     def _now_s(self) -> float | None:
-        """The run's clock in real time, as far as its records tell; ``None`` where it jumps or has stopped."""
+        """Estimate the run's clock from its latest records, in scenario seconds.
+
+        None unless the run is in real time and has not ended.
+        """
         if not self._is_real or not self._status["is_live"] or self._status["phase"] != "running":
             return None
         assert self.header is not None

@@ -1,4 +1,4 @@
-"""Reads a run directory into a ``History`` while it grows."""
+"""Reads a growing run directory into a ``History``."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from testbed.page.servers import ServerStates
 from testbed.rundir import EVENTS
 
 _OF_REQUESTS = ("arrived", "routed", "admitted", "rejected", "completed", "reachable")
-"""Events that the clients' logs have as well."""
+"""Events that the clients' logs have, too; they are not read twice."""
 _MAX_LINE_BYTES = 1024**2
 
 
 class EventReader:
-    """Reads ``events.jsonl``, which may still grow: every iteration gives the whole lines since the last."""
+    """Reads ``events.jsonl`` while it grows: each iteration yields the events of new, whole lines."""
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / EVENTS
@@ -54,14 +54,14 @@ class Follower:
         self._logs: dict[Path, LogReader] = {}
         self._sizes: dict[Path, int] = {}
         self.has_stopped = False
-        """Whether the run said that it came to its end."""
+        """Whether the run has reached its end."""
         self.failure = ""
-        """What broke it."""
+        """The reason if the run broke, "interrupted" after Ctrl-C, else empty."""
 
     def poll(self) -> bool:
-        """Read what has come; returns whether there was anything. A file that goes away in between is read no more."""
+        """Read what is new; returns whether there was anything. Files that vanish meanwhile are skipped."""
         before = self.history.position
-        with contextlib.suppress(FileNotFoundError):  # the folder of a run that came to nothing is removed
+        with contextlib.suppress(FileNotFoundError):  # the directory of a run that did not begin is removed
             self._read()
         return self.history.position != before
 
@@ -75,7 +75,7 @@ class Follower:
                     self.history.record(record)
 
     def phase(self, is_live: bool) -> str:
-        """How far the run is; ``is_live``: its owner is there."""
+        """Return the run's phase; ``is_live``: whether its owner is alive."""
         if self.failure:
             return "interrupted" if self.failure == "interrupted" else "broken"
         if self.has_stopped:
@@ -84,7 +84,7 @@ class Follower:
 
     def _has_grown(self, path: Path) -> bool:
         try:
-            if not path.is_file():  # a pipe of that name would be waited for
+            if not path.is_file():  # reading from a pipe of that name would block
                 return False
             size = path.stat().st_size
         except OSError:

@@ -1,8 +1,11 @@
-"""Who may ask the page's server for what: this machine's own browser, and to change things only with the token.
+"""Decides which requests the page's server refuses.
 
-Any web site that a browser visits can have it send requests to this machine; names that others control can
-point here. So the name asked for must be one of this machine, a request from another site is refused, and what
-changes something needs a secret that stands in the page's address after ``#``, which no browser sends anywhere.
+Only browsers on this machine may read, and only with the token may they change something.
+
+Any web site in a browser can make it send requests to this machine, and a foreign host name can resolve to
+it. So the host name must be one of this machine (against DNS rebinding), requests from other sites are
+refused, and changes need a token. The token is in the page's address after ``#``, a part that browsers send
+to no server.
 """
 
 from __future__ import annotations
@@ -28,15 +31,15 @@ _HEADERS = {
 
 
 def refusal(request: web.BaseRequest, token: str) -> str | None:
-    """Why ``request`` is refused, in one sentence; ``None``: it is not."""
+    """Return why ``request`` is refused, in one sentence, or None if it is allowed."""
     host = request.headers.get("Host", "")
     if _host_name(host) not in _NAMES:
-        return "this page is for this machine only: ask for it as 127.0.0.1 or localhost"
+        return "this page is for this machine only: open it as 127.0.0.1 or localhost"
     origin = request.headers.get("Origin")
     if origin is not None and urlsplit(origin).netloc != host:
         return "requests from other sites are refused"
     is_reading = request.method in ("GET", "HEAD")
-    # A link in a terminal that is itself a web page leads here: the browser then shows nothing to that page.
+    # A terminal in a web page can link here. That is safe: that page cannot read the response.
     is_link = is_reading and request.headers.get("Sec-Fetch-Mode") == "navigate"
     if request.headers.get("Sec-Fetch-Site", "none") not in ("same-origin", "none") and not is_link:
         return "requests from other sites are refused"
@@ -44,7 +47,7 @@ def refusal(request: web.BaseRequest, token: str) -> str | None:
         return None
     given = request.headers.get(TOKEN_HEADER, "")
     if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), token.encode()):
-        return "the page's token is missing or wrong: open the whole address that was printed, with what follows #"
+        return "the page's token is missing or wrong: open the whole printed address, with the part after #"
     return None
 
 
@@ -56,6 +59,6 @@ def _host_name(host: str) -> str:
 
 
 async def add_headers(request: web.BaseRequest, response: web.StreamResponse) -> None:
-    """Have browsers load nothing from elsewhere, and show the page nowhere else."""
+    """Add headers by which browsers load nothing from other sites, and show the page in no other site."""
     for name, value in _HEADERS.items():
         response.headers.setdefault(name, value)

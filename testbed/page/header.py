@@ -1,4 +1,4 @@
-"""What never changes of a run: its servers, sites, links, and what the scenario plans for them."""
+"""The constant part of a run: its servers, sites, links, and the planned changes of links."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from testbed.scenario.experiment import Experiment, Link
 
 
 def read_plan(run_dir: Path) -> dict[str, Any]:
-    """``plan.json``. Raises ``UserError`` if it is not what runs write."""
+    """Read ``plan.json``. Raises ``UserError`` if it is not one that a run writes."""
     try:
         plan = json.loads((run_dir / "plan.json").read_text(encoding="utf-8"))
         _ = plan["placement"]["ranges"], plan["placement"]["cache_bytes"]
@@ -23,7 +23,7 @@ def read_plan(run_dir: Path) -> dict[str, Any]:
 
 
 def header(experiment: Experiment, plan: dict[str, Any]) -> dict[str, Any]:
-    """The run's unchanging part as JSON data. Servers, clients and sites are known by their numbers from here on."""
+    """Return the constant part of a run as JSON data. Its order numbers the servers, clients and sites."""
     problem = experiment.problem
     sites = sites_of(experiment)
     number = {site: i for i, site in enumerate(sites)}
@@ -78,7 +78,10 @@ def header(experiment: Experiment, plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def _links(experiment: Experiment, number: dict[str, int]) -> dict[str, Any]:
-    """Links between sites that messages may take, and how the scenario changes them: ``[a, b, rtt, rate, loss]``."""
+    """Return the links between sites that messages can use, and the planned changes of these.
+
+    A link is ``[a, b, rtt, rate, loss]``: site numbers, seconds, bits per second (0: not limited), ratio.
+    """
     present = dict(experiment.links)
     clients = set(experiment.problem.clients)
     pairs: dict[tuple[int, int], tuple[str, str]] = {}
@@ -101,7 +104,7 @@ def _links(experiment: Experiment, number: dict[str, int]) -> dict[str, Any]:
 
 
 def _both(there: Link, back: Link) -> tuple[float, float, float]:
-    """Round trip, rate and loss of a pair: the worse of its directions."""
+    """Return a pair's round trip in seconds, and its directions' worse rate (0: not limited) and loss."""
     rate_bps = min(there.rate_bps, back.rate_bps)
     return (
         there.delay_s + back.delay_s,

@@ -1,24 +1,24 @@
-"""What happened in a run, as a page gets it: lists that only grow, so that a page is sent what it has not yet.
+"""What happened in a run, for pages: lists that only grow, so that a page is sent only what is new.
 
-Times are scenario seconds, servers and clients numbers in the header's order, blocks half-open.
+Times are scenario seconds, servers and clients are numbers in the header's order, block ranges are half-open.
 
 ``records``: ``[kind, request, at_s, ...]``
 
 | kind | then |
 | --- | --- |
 | ``a`` arrived | client, input tokens, output tokens |
-| ``x`` refused | server (-1: no chain), reason, pause |
+| ``x`` rejected | server (-1: no chain), reason, seconds until it tries again |
 | ``m`` admitted | hops ``[server, first, last]`` |
-| ``o`` opening | when it was open |
+| ``o`` opening a chain | the instant when it was open |
 | ``d`` a hop failed | servers, blocks, position, reason |
-| ``r`` routed anew | blocks, hops |
-| ``p`` replayed | hops, when it failed |
+| ``r`` lost blocks were routed again | blocks, hops |
+| ``p`` replayed: the session continues | hops, the instant of the failure |
 | ``v`` preempted: it has no chain until ``m`` | server, cached tokens lost |
 | ``e`` ended | status, reason |
 
 ``tokens``: columns ``request``, ``number``, ``at_s``. ``parts``: ``[request, token, ready_at_s, hops]`` with
-``[server, client, network, compute, network]`` seconds of each hop, where they differ from those of the token before.
-``servers``: see ``testbed.page.servers``. ``events``: lines of ``events.jsonl``.
+``[server, client, network, compute, network]`` of each hop in seconds, for tokens whose parts differ from
+those sent before. ``servers``: see ``testbed.page.servers``. ``events``: lines of ``events.jsonl``.
 """
 
 from __future__ import annotations
@@ -44,19 +44,21 @@ from nodes.records import (
 )
 
 MAX_TOKENS = 400_000
-"""A page gets about so many tokens of a run: of one with more, every second or third of a request, and so on."""
+"""About the most tokens that a page is sent; of a longer run it is sent every n-th token of a request."""
 _STEADY = 0.2
-"""Parts of a token are not sent again while they are nearer than this to those sent last."""
+"""Parts of a token are sent again only if one has changed by more than this ratio ..."""
 _LEAST_S = 0.002
+"""... and by more than this many seconds."""
 _PAUSE_TOKENS = 4
-"""At most every so many tokens the parts of one request are sent again, unless its chain is another."""
+"""Parts of a request are sent at most once in this many tokens, unless its chain has changed."""
 _DIGITS = 4
+"""Digits of seconds after the decimal point."""
 
 Parts = list[list[float]]
 
 
 class Position(NamedTuple):
-    """How much of a history a page has."""
+    """How many entries of each list a page has."""
 
     records: int = 0
     tokens: int = 0
@@ -66,7 +68,11 @@ class Position(NamedTuple):
 
 
 class History:
-    """The run so far. ``n_tokens_planned``: all output tokens of the workload, of which a page gets ``max_tokens``."""
+    """The history of a run so far.
+
+    ``n_tokens_planned`` is the number of the workload's output tokens; a page is sent about ``max_tokens`` of
+    them.
+    """
 
     def __init__(self, clients: list[str], n_tokens_planned: int, max_tokens: int = MAX_TOKENS) -> None:
         self._clients = {name: number for number, name in enumerate(clients)}
@@ -79,7 +85,7 @@ class History:
         self.servers: list[list[Any]] = []
         self.events: list[dict[str, Any]] = []
         self.last_at_s = 0.0
-        """The latest instant that anything is known of."""
+        """The latest instant in the history."""
         self._held_back: dict[int, tuple[int, float]] = {}
         self._sent: dict[int, tuple[int, Parts]] = {}
 
@@ -90,7 +96,7 @@ class History:
         )
 
     def since(self, at: Position) -> dict[str, Any]:
-        """What has come after ``at``."""
+        """Return the entries after ``at``."""
         return {
             "records": self.records[at.records :],
             "tokens": {
@@ -105,7 +111,7 @@ class History:
         }
 
     def record(self, record: AnyRecord) -> None:
-        """Take what a client logged."""
+        """Add a client's log record."""
         self._seen(record.at_s)
         request, at_s = record.request, _short(record.at_s)
         match record:
@@ -161,7 +167,7 @@ class History:
         self.add("e", request, at_s, status, reason)
 
     def token(self, request: int, number: int, at_s: float) -> None:
-        """Append an output token, unless there are too many for a page."""
+        """Append an output token, or hold it back if there are too many for a page."""
         self._seen(at_s)
         if number % self._every:
             self._held_back[request] = number, at_s
@@ -170,7 +176,7 @@ class History:
             self._append(request, number, at_s)
 
     def token_parts(self, request: int, number: int, ready_at_s: float, hops: Parts) -> None:
-        """Append what a token's hops took, unless it is what is known already."""
+        """Append the parts of a token's hops, unless they are close to those sent last."""
         sent_number, sent = self._sent.get(request, (-_PAUSE_TOKENS, []))
         if [hop[0] for hop in hops] == [hop[0] for hop in sent]:
             if number > 1 and (number - sent_number < _PAUSE_TOKENS or _alike(sent, hops)):

@@ -1,4 +1,4 @@
-"""Where a map shows the sites of a run: at their coordinates, or else so that distances are round trips."""
+"""Places the sites of a run on a map: at their coordinates, or so that distances follow round-trip times."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BESIDE_DEG = 4.0
 
 
 def places(experiment: Experiment) -> dict[str, Point] | None:
-    """(longitude, latitude) of the sites whose place the scenario knows; ``None`` if those are less than half."""
+    """Return (longitude, latitude) in degrees of the sites that have one; None unless more than half have."""
     known = experiment.document.get("network", {}).get("places") or {}
     sites = sites_of(experiment)
     found = {site: (float(known[site][0]), float(known[site][1])) for site in sites if site in known}
@@ -25,7 +25,7 @@ def places(experiment: Experiment) -> dict[str, Point] | None:
 def beside_nearest(
     sites: Sequence[str], rtts_s: Mapping[tuple[str, str], float], known: Mapping[str, Point]
 ) -> dict[str, Point]:
-    """``known`` with every other site a little beside the one that its round trip is shortest to."""
+    """Return ``known`` with every other site close to the one to which its round trip is shortest."""
     points = dict(known)
     distance = _distances(sites, rtts_s)
     for i, site in enumerate(sites):
@@ -39,12 +39,12 @@ def beside_nearest(
 
 
 def sites_of(experiment: Experiment) -> list[str]:
-    """Sites with nodes, in the order of the nodes."""
+    """Return the sites that have nodes, in the order of the nodes."""
     return list(dict.fromkeys(experiment.sites[node] for node in experiment.nodes))
 
 
 def site_rtts_s(experiment: Experiment) -> dict[tuple[str, str], float]:
-    """Round trip between sites, for each unordered pair that has a link; pairs are in the order of the sites."""
+    """Return the round trip in seconds of each pair of linked sites; a pair is in the order of the sites."""
     order = {site: number for number, site in enumerate(sites_of(experiment))}
     found: dict[tuple[str, str], float] = {}
     for (a, b), link in experiment.links.items():
@@ -55,10 +55,10 @@ def site_rtts_s(experiment: Experiment) -> dict[tuple[str, str], float]:
 
 
 def by_round_trips(sites: Sequence[str], rtts_s: Mapping[tuple[str, str], float]) -> dict[str, Point]:
-    """Points whose distances follow the round trips as well as a plane can (classical multidimensional scaling).
+    """Return points whose distances follow the round trips as well as they can in a plane.
 
-    Pairs without a link are as far apart as the shortest way through others. The first site is on the left, the
-    second not above it; the larger extent is 1.
+    By classical multidimensional scaling. The distance of a pair without a link is the shortest path through
+    other sites. The first site is on the left, the second one not above it; the larger extent is 1.
     """
     points = _turned(_scaled(_distances(sites, rtts_s)))
     centred = points - (points.max(axis=0) + points.min(axis=0)) / 2
@@ -67,6 +67,7 @@ def by_round_trips(sites: Sequence[str], rtts_s: Mapping[tuple[str, str], float]
 
 
 def _distances(sites: Sequence[str], rtts_s: Mapping[tuple[str, str], float]) -> Array:
+    """Return the (n, n) matrix of shortest paths; twice the largest one where there is no path."""
     number = {site: i for i, site in enumerate(sites)}
     distance = np.full((len(sites), len(sites)), np.inf)
     np.fill_diagonal(distance, 0.0)
@@ -79,7 +80,7 @@ def _distances(sites: Sequence[str], rtts_s: Mapping[tuple[str, str], float]) ->
 
 
 def _turned(points: Array) -> Array:
-    """The same figure with its first point due left of the middle, and the second not above that."""
+    """Turn and mirror points so that the first is due left of the middle, and the second not above it."""
     points = points - points.mean(axis=0)
     length = float(np.hypot(*points[0]))
     if length < 1e-9:
@@ -91,7 +92,7 @@ def _turned(points: Array) -> Array:
 
 
 def _scaled(distance: Array) -> Array:
-    """Two columns of coordinates; of the two mirror images along each axis always the same one."""
+    """Return (n, 2) coordinates for an (n, n) matrix of distances; the mirror image is always the same."""
     n = len(distance)
     centring = np.eye(n) - 1 / n
     values, vectors = np.linalg.eigh(-0.5 * centring @ distance**2 @ centring)

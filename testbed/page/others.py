@@ -1,4 +1,4 @@
-"""Other runs beside the one that a page shows: what their spread says about it."""
+"""Reads further runs beside the one that a page shows, for the intervals in its charts."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from testbed.errors import UserError
 from testbed.page.follow import Follower
 from testbed.page.header import header, read_plan
 from testbed.page.history import History, Position
-from testbed.page.simulated import is_simulated, read_simulation
+from testbed.page.simulated import read_simulation
 from testbed.results import load_run
-from testbed.rundir import owner_alive
+from testbed.rundir import is_simulated, owner_alive
 
 
 def finished_history(run_dir: Path) -> History:
-    """All that happened in a run that is over, or a simulation. Raises ``UserError`` if it is none."""
+    """Read the whole history of a run that has ended, or of a simulation. Raises ``UserError``."""
     if is_simulated(run_dir):
         return read_simulation(run_dir)[1]
     experiment = load_run(run_dir)
@@ -28,7 +28,10 @@ def finished_history(run_dir: Path) -> History:
 
 
 def read_others(run_dir: Path, others: Sequence[Path]) -> bytes:
-    """The histories of ``others`` as JSON, a list. Raises ``UserError`` if they say nothing about the run's spread."""
+    """Return the histories of ``others`` as a JSON list.
+
+    Raises ``UserError`` if a run has not ended, or if two are the same and so show no spread.
+    """
     seen = {run_dir.resolve(): run_dir}
     found: dict[bytes, Path] = {}
     for other in others:
@@ -36,12 +39,15 @@ def read_others(run_dir: Path, others: Sequence[Path]) -> bytes:
             raise UserError(f"{other} is given twice, also as {known}; leave one out")
         seen[other.resolve()] = other
         if owner_alive(other):
-            raise UserError(f"{other} has not ended; only the first run may still be running")
+            raise UserError(
+                f"{other} has not ended, and only the first run may still be running; give it first, or "
+                "leave it out"
+            )
         body = msgspec.json.encode(finished_history(other).since(Position()))
         if body in found:
             raise UserError(
-                f"{other} and {found[body]} are the same requests and times: an interval needs other seeds or another "
-                "part of a trace"
+                f"{other} and {found[body]} have the same requests and times: an interval needs runs with "
+                "other seeds, or of another part of a trace"
             )
         found[body] = other
     return b"[" + b",".join(found) + b"]"

@@ -1,4 +1,4 @@
-"""``report.html``: the page of a run in one file that loads nothing, with the run in it."""
+"""``report.html``: the page of a run in one file, which has the run's data in it and loads nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from testbed.rundir import TWIN, replacing
 from testbed.scenario.experiment import Experiment
 
 MAX_TOKENS = 100_000
-"""A report holds about so many tokens of a run: it is one file to be sent around."""
+"""About the most tokens in a report, so that the file stays small enough to be sent."""
 _VENDOR = ("uPlot.iife.min.js", "d3-array.min.js", "d3-geo.min.js", "topojson-client.min.js")
 _ATLAS = "countries-50m.json"
 _IMPORT = re.compile(r"^import (\{[^}]+\}) from '\./(\w+)\.js';$", re.M)
@@ -34,9 +34,10 @@ _EXPORT = re.compile(r"^export ((?:async )?(?:function|class|const) (\w+))", re.
 
 
 def write_report(run_dir: Path, experiment: Experiment, tables: Tables | None = None) -> Path:
-    """Write ``report.html`` and ``figures/`` from the logs and ``summary.json``; returns the page.
+    """Write ``report.html`` and ``figures/`` from the logs and ``summary.json``; returns the page's path.
 
-    ``tables``, if they were read before, are the run's logs. Raises ``RunError`` if something cannot be written.
+    ``tables`` is the result of ``read_tables``, if the caller has it. Raises ``RunError`` if a file cannot be
+    written.
     """
     summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
     if tables is None:
@@ -60,7 +61,7 @@ def write_report(run_dir: Path, experiment: Experiment, tables: Tables | None = 
 
 
 def run_data(run_dir: Path, experiment: Experiment) -> dict[str, Any]:
-    """Header and history of a run, and its twin's, as the page's server would send them."""
+    """Return the header and the history of a run and of its twin, as the page's server sends them."""
     head, follower = _followed(run_dir, experiment)
     status = {
         **{"phase": follower.phase(False), "is_live": False, "faults": False},
@@ -71,7 +72,7 @@ def run_data(run_dir: Path, experiment: Experiment) -> dict[str, Any]:
     if (folder / "summary.json").is_file():
         try:
             twin = _followed(folder, load_run(folder))[1].history.since(Position())
-        except TestbedError:  # one that was cut short: the run is worth showing without
+        except TestbedError:  # it was cut short: show the run without its twin
             return data
         data["twin"] = twin
         status["twin"] = True
@@ -87,7 +88,7 @@ def _followed(run_dir: Path, experiment: Experiment) -> tuple[dict[str, Any], Fo
 
 
 def page_text(title: str, body: str, data: dict[str, Any]) -> str:
-    """The page with everything inline: it can be sent as one file, and runs no script but its own."""
+    """Return the page with everything inline; its Content-Security-Policy allows its own scripts only."""
     static = Path(str(resources.files("testbed.page") / "static"))
     scripts = [(static / "vendor" / name).read_text(encoding="utf-8").strip() for name in _VENDOR]
     scripts.append(bundle(static / "js"))
@@ -111,7 +112,7 @@ def page_text(title: str, body: str, data: dict[str, Any]) -> str:
 
 
 def bundle(folder: Path) -> str:
-    """The page's modules as one script: each becomes a function that is called once, after those that it needs."""
+    """Return the page's modules as one script: each is a function that is called once, after its imports."""
     sources = {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.js"))}
     done: dict[str, str] = {}
 
@@ -137,6 +138,6 @@ def _sha256(script: str) -> str:
 
 
 def _packed(name: str, data: bytes) -> str:
-    """Data as a script that is none; compressed, always to the same bytes."""
+    """Return data in a script element that browsers do not run: gzip in base64, always the same bytes."""
     text = base64.b64encode(gzip.compress(data, 9, mtime=0)).decode()
     return f"<script type=application/octet-stream id={name}>{text}</script>"

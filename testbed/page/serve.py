@@ -1,4 +1,4 @@
-"""The page's HTTP server: files, the run's history, its news as they come, and faults by hand. Loopback only."""
+"""The page's HTTP server, on loopback only: files, the run's history, updates, changes by hand."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def bind(port: int, host: str = ADDRESS) -> socket.socket:
-    """A socket that listens there; port 0: any free one. Raises ``UserError``."""
+    """Return a socket that listens on ``host`` and ``port`` (0: any free port). Raises ``UserError``."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
@@ -57,12 +57,12 @@ def bind(port: int, host: str = ADDRESS) -> socket.socket:
 
 
 def address_of(listener: socket.socket, token: str) -> str:
-    """What to open in a browser."""
+    """Return the page's address with its token."""
     return f"http://{ADDRESS}:{listener.getsockname()[1]}/#token={token}"
 
 
 class PageServer:
-    """Serves ``feed``; who has ``token`` may do to servers what ``testbed fault`` can."""
+    """Serves ``feed``. Requests with ``token`` may do what ``testbed fault`` and ``testbed link`` can."""
 
     def __init__(self, feed: Feed, token: str) -> None:
         self._feed = feed
@@ -71,7 +71,7 @@ class PageServer:
         self._streams: set[asyncio.Task[Any]] = set()
 
     def app(self) -> web.Application:
-        """The application; it follows the run for as long as it is up."""
+        """Return the application, which follows the run while it is served."""
         app = web.Application(middlewares=[self._guarded], client_max_size=_MAX_BODY_BYTES)
         app.on_response_prepare.append(add_headers)
         app.cleanup_ctx.append(self._watching)
@@ -110,9 +110,9 @@ class PageServer:
             await watching
 
     async def _run(self, request: web.Request) -> web.Response:
-        """Header and history so far."""
+        """Respond with the header and the history so far."""
         if self._feed.header is None:
-            return _error(503, "the run is starting")
+            return _error(503, "the run is starting; try again soon")
         body, _, _ = self._feed.update(Position())
         head = msgspec.json.encode(self._feed.header)
         return _json(b'{"header":' + head + b',"update":' + body + b"}")
@@ -126,16 +126,16 @@ class PageServer:
         return _json(self._feed.others)
 
     async def _hops(self, request: web.Request) -> web.Response:
-        """Every token's hops of one request."""
+        """Respond with the hops of every token of one request."""
         try:
             number = int(request.match_info["request"])
         except ValueError:
-            return _error(404, "requests are numbers")
+            return _error(404, "the request must be a number")
         rows = await asyncio.to_thread(request_hops, self._feed.run_dir, number)
         return _json(msgspec.json.encode(rows))
 
     async def _news(self, request: web.Request) -> web.StreamResponse:
-        """Server-sent events: what comes after the position that the page has."""
+        """Respond with server-sent events: all updates after the page's position."""
         at = self._position(request)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
@@ -144,7 +144,7 @@ class PageServer:
         self._streams.add(task)
         try:
             if at is None:
-                await response.write(b"event: again\ndata: {}\n\n")  # of an earlier server: load anew
+                await response.write(b"event: again\ndata: {}\n\n")  # reload: of an earlier server
                 return response
             n_statuses = -1
             while True:
@@ -165,8 +165,9 @@ class PageServer:
             self._streams.discard(task)
 
     def _position(self, request: web.Request) -> Position | None:
-        said = request.headers.get("Last-Event-ID") or request.query.get("from", "")
-        name, *numbers = said.split(".")
+        """Return the position that the page has, or None if it is not one of this feed."""
+        text = request.headers.get("Last-Event-ID") or request.query.get("from", "")
+        name, *numbers = text.split(".")
         if name != self._feed.name or self._feed.header is None or len(numbers) != len(Position()):
             return None
         try:
@@ -177,7 +178,7 @@ class PageServer:
         return at if inside else None
 
     async def _fault(self, request: web.Request) -> web.Response:
-        """Do something to a server, as ``testbed fault``."""
+        """Cause a fault of a server, as ``testbed fault`` does."""
         try:
             asked = msgspec.json.decode(await request.read(), type=FaultAsked)
             fault = Fault(asked.kind, asked.server, check_fault(asked.kind, asked.factor))
@@ -186,7 +187,7 @@ class PageServer:
         return await self._by_hand(fault, lambda why_not: why_not, f"{asked.kind} {asked.server}")
 
     async def _link(self, request: web.Request) -> web.Response:
-        """Change a link, as ``testbed link``."""
+        """Change a link, as ``testbed link`` does."""
         try:
             asked = msgspec.json.decode(await request.read(), type=LinkAsked)
             change = link_change(*msgspec.structs.astuple(asked))
@@ -198,9 +199,9 @@ class PageServer:
     async def _by_hand(
         self, question: Question[A], why_not: Callable[[A], str | None], done: str
     ) -> web.Response:
-        """Have the run do what is asked."""
+        """Send ``question`` to the run; responds with ``done``, or with ``why_not`` of the run's reply."""
         if not self._feed.is_live or not (self._feed.run_dir / SOCKET).exists():
-            return _error(409, "the run does not serve: nothing can be done to it")
+            return _error(409, "the run does not serve now, so its servers and links cannot be changed")
         try:
             reason = why_not(await ask(self._feed.run_dir, question))
         except (OSError, control.ControlError) as error:
@@ -213,7 +214,7 @@ class PageServer:
         path = request.match_info["path"] or "index.html"
         found = self._static.get(path)
         if found is None:
-            return _error(404, "there is no such page")
+            return _error(404, "there is no such file")
         kind, body, packed = found
         headers = {"Content-Type": f"{kind}; charset=utf-8"}
         if "gzip" in request.headers.get("Accept-Encoding", ""):
@@ -222,7 +223,7 @@ class PageServer:
 
 
 class FaultAsked(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of a request for a fault."""
+    """The body of POST /api/faults."""
 
     kind: str
     server: str
@@ -230,7 +231,7 @@ class FaultAsked(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class LinkAsked(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of a request for a link; values have units, as in scenarios."""
+    """The body of POST /api/links; values have units, as in scenarios."""
 
     action: str
     a: str
@@ -241,7 +242,7 @@ class LinkAsked(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def _static_files() -> dict[str, tuple[str, bytes, bytes]]:
-    """(type, content, compressed) of what the browser may get, by path; read once, nothing else is served."""
+    """Return (type, content, compressed content) of all files for the browser, by path."""
     root = Path(str(resources.files("testbed.page") / "static"))
     found = {}
     for path in sorted(root.rglob("*")):

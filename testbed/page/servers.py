@@ -1,4 +1,4 @@
-"""What state every server is in, from the lines of ``events.jsonl``."""
+"""Follows the states of servers in the lines of ``events.jsonl``."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ STATES = ("absent", "joining", "online", "draining", "halted", "dead")
 
 @dataclass(frozen=True)
 class ServerState:
-    """A server's state, its blocks, and how many times slower than at first it is.
+    """A server's state (one of ``STATES``) and its blocks [first, last).
 
-    ``kept`` are blocks that a draining server goes on offering.
+    ``factor``: how many times as long as normally its steps take. ``kept``: blocks [first, last) that a
+    draining server still offers.
     """
 
     state: str
@@ -24,14 +25,17 @@ class ServerState:
 
 
 class ServerStates:
-    """Follows the servers of a run; ``take`` returns the row that an event adds, if any."""
+    """Follows the servers of a run; ``servers`` are those of the header."""
 
     def __init__(self, servers: Sequence[Mapping[str, Any]]) -> None:
         self._number = {server["name"]: j for j, server in enumerate(servers)}
         self._now = [ServerState(s["state"], s["first"], s["last"]) for s in servers]
 
     def take(self, event: Mapping[str, Any]) -> list[Any] | None:
-        """``[server, at_s, state, first, last, factor, kept first, kept last]`` if ``event`` changes a server."""
+        """Apply an event; returns the server's new row if it has changed, else None.
+
+        A row is ``[server, at_s, state, first, last, factor, kept first, kept last]``.
+        """
         server = self._number.get(str(event.get("server")))
         if server is None or not isinstance(event.get("at_s"), int | float):
             return None

@@ -1,4 +1,4 @@
-"""Reads the tables of a simulation into a ``History``: it has no logs."""
+"""Reads the tables of a simulation, which has no logs, into a ``History``."""
 
 from __future__ import annotations
 
@@ -17,17 +17,12 @@ _HOPS = (
 )
 
 
-def is_simulated(run_dir: Path) -> bool:
-    """Whether ``testbed simulate --out`` wrote ``run_dir``."""
-    return (run_dir / "plan.json").is_file() and not (run_dir / "events").is_dir()
-
-
 def read_simulation(run_dir: Path) -> tuple[dict[str, Any], History]:
-    """Header and history of a simulation with tables. Raises ``UserError`` if it has none."""
+    """Read the header and the history of a simulation. Raises ``UserError`` if it has no such tables."""
     if not (run_dir / "scenario.toml").is_file():
         raise UserError(
-            f"{run_dir} was simulated from an instance file, which has neither sites nor links; "
-            "give a run of a scenario"
+            f"{run_dir} was simulated from an instance file, which has neither sites nor links to show; "
+            "give the run directory of a scenario"
         )
     if not (run_dir / "requests.parquet").is_file():
         raise UserError(f"{run_dir} has no requests.parquet; simulate it again with --out")
@@ -84,7 +79,7 @@ def _ended_at_s(row: dict[str, Any]) -> float:
 
 
 def _take_hops(history: History, table: Any, number: dict[str, int]) -> None:
-    """Tokens and their parts; rows of a token follow each other."""
+    """Add tokens and their parts; the rows of a token are consecutive."""
     columns = table.to_pydict()
     begin, n_rows = 0, table.num_rows
     request, token = columns["request"], columns["token"]

@@ -22,11 +22,11 @@ from testbed.rundir import OWNER
 
 DEFAULT_PORT = 8765
 _TEXT_BROWSERS = ("www-browser", "lynx", "w3m", "links", "elinks")
-"""They would take the terminal, and cannot show the page."""
+"""Browsers that are not opened: they would run in the terminal, and cannot show the page."""
 
 
 def new_token() -> str:
-    """A page's secret."""
+    """Return a new secret for a page."""
     return secrets.token_urlsafe(18)
 
 
@@ -35,7 +35,9 @@ def view_command(
 ) -> None:
     """Serve the page of ``run_dir`` until SIGINT or SIGTERM. Raises ``UserError``.
 
-    Charts show the interval of the mean over it and ``others``. Without ``port`` it is the usual one, or any if that is taken.
+    Charts show the interval of the mean over this run and ``others``. ``port`` None: ``DEFAULT_PORT``, or any
+    free one if that is taken. ``browser``: open the page in this machine's browser. ``say`` prints the page's
+    address.
     """
     for folder in (run_dir, *others):
         check_run_dir(folder)
@@ -49,7 +51,7 @@ def view_command(
 
 
 def check_run_dir(run_dir: Path) -> None:
-    """Raises ``UserError`` unless ``run_dir`` is a run directory, perhaps one that has only begun."""
+    """Raise ``UserError`` unless ``run_dir`` is a run directory, which may have only just begun."""
     if not any((run_dir / name).is_file() for name in (OWNER, "plan.json")):
         raise UserError(
             f"{run_dir} is not a run directory (no plan.json in it); give the folder that `testbed up` or "
@@ -58,7 +60,7 @@ def check_run_dir(run_dir: Path) -> None:
 
 
 def bind_somewhere(port: int | None) -> socket.socket:
-    """A listener on ``port``, or without one on the usual port if it is free. Raises ``UserError``."""
+    """Listen on ``port``; None: on ``DEFAULT_PORT``, or if it is taken on any. Raises ``UserError``."""
     if port is not None:
         return bind(port)
     with contextlib.suppress(UserError):
@@ -73,7 +75,7 @@ def serve_until_signalled(
     signals: tuple[signal.Signals, ...],
     ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serve ``feed`` on ``listener`` until one of ``signals`` comes; ``ready`` is called once they may."""
+    """Serve ``feed`` on ``listener`` until one of ``signals``; calls ``ready`` once these are handled."""
 
     async def serve() -> None:
         until = asyncio.Event()
@@ -88,10 +90,10 @@ def serve_until_signalled(
 
 @contextmanager
 def _shown(url: str) -> Iterator[None]:
-    """Show ``url`` in this machine's browser, if there is one; the body runs meanwhile.
+    """Open ``url`` in this machine's browser, if there is one, while the body runs.
 
-    The browser is given a file of this user's alone that leads there: who else is on this machine can read the
-    arguments of its processes, and so the page's secret.
+    The browser gets the path of a file that only this user can read, and that redirects to ``url``. Other
+    users could read the url, and so the page's secret, in the arguments of the browser's process.
     """
     with tempfile.TemporaryDirectory(prefix="testbed-page-") as folder:
         leading = Path(folder) / "page.html"
@@ -99,7 +101,7 @@ def _shown(url: str) -> Iterator[None]:
         leading.write_text(
             f'<!doctype html><meta http-equiv=refresh content="0; url={place}">', encoding="utf-8"
         )
-        with contextlib.suppress(webbrowser.Error):  # there is none: the address is printed anyway
+        with contextlib.suppress(webbrowser.Error):  # no browser; the address is printed, too
             if getattr(webbrowser.get(), "name", "") not in _TEXT_BROWSERS:
                 webbrowser.open(leading.as_uri())
         yield

@@ -1,4 +1,4 @@
-"""The hops of one request, token by token, for the page's waterfall."""
+"""Reads the hops of one request, token by token, for the page's waterfall."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from nodes.records import Token
 
 
 def request_hops(run_dir: Path, request: int) -> list[list[Any]]:
-    """``[token, ready_at_s, at_s, hops]`` of every logged token of ``request``.
+    """Return ``[token, ready_at_s, at_s, hops]`` of every logged token of ``request``; scenario seconds.
 
-    A hop is ``[server, first, last, sent, arrived, departed, received, replayed tokens]``, instants.
+    A hop is ``[server, first, last, sent, arrived, departed, received, replayed tokens]``; the middle four
+    are instants.
     """
     if (run_dir / "events").is_dir():
         return [

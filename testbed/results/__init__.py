@@ -1,13 +1,13 @@
 """From a run's append-only logs to tables, summary and trace.
 
-- ``logs`` reads what clients wrote; ``model`` puts the modelled time beside every hop
-- ``requests`` has a row and its metrics per request; ``summary`` aggregates; ``slo`` reads objectives;
-  ``unused``: blocks that no request used
+- ``logs`` reads what clients logged; ``changes``, ``slow``: changes of links and slowed servers over time
+- ``model`` computes the closed model's time of every hop; ``requests`` makes a row of metrics per request
+- ``summary`` aggregates; ``failures``: faults and recoveries; ``slo``: objectives and goodput; ``unused``:
+  blocks that no request used; ``served``: requests from outside; ``intervals``: means over runs
 - ``errors``: how far the run is from its twin, or from the closed model
-- ``tables`` (Parquet), ``trace`` (Perfetto), ``text`` (terminal), ``figures`` and ``report``
-  (the part of ``report.html`` that needs no script) write;
-  ``atomic`` lets no file be left half written; ``intervals``: means over runs
-- ``verified`` reads whether a run's tokens are those of the whole model
+- ``verified``: whether the tokens of real blocks are those of the whole model
+- ``tables`` (Parquet), ``trace`` (Perfetto), ``text`` (terminal), ``figures`` with ``plots``, and ``report``
+  (the part of ``report.html`` that needs no script) write
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from testbed.results.requests import request_rows
 from testbed.results.served import with_guests
 from testbed.results.summary import summarize
 from testbed.results.verified import read_verification
-from testbed.rundir import TWIN, write_json
+from testbed.rundir import TWIN, is_simulated, write_json
 from testbed.scenario.experiment import Experiment
 
 __all__ = ["finish_run", "load_run", "read_tables", "write_all"]
@@ -40,10 +40,11 @@ def finish_run(
 ) -> dict[str, Any]:
     """Write tables, trace and summary of a run from its logs; returns the summary.
 
-    Works on a run that was interrupted or killed. ``objectives`` (``slo.parse_slo``) are those of an
-    earlier summary of the same run unless given; ``tables``, if they were read before, are its logs. Without ``trace``
-    ``trace.json`` is left out: it is the largest file. Every file is tried even if another cannot be
-    written; raises ``RunError`` naming all that could not. The logs stay as they are.
+    Works for a run that was interrupted or killed, too. ``objectives`` are limits in seconds by metric
+    (``slo.parse_slo``), by default those of an earlier summary of the run. ``tables`` is the result of
+    ``read_tables``, if the caller has it. Without ``trace``, ``trace.json``, the largest file, is not
+    written. If a file cannot be written, the others are; then raises ``RunError``, which names all that
+    failed.
     """
     from testbed.results.tables import write_hops, write_requests
     from testbed.results.trace import write_trace
@@ -68,14 +69,14 @@ def finish_run(
 
 
 def read_tables(run_dir: Path, experiment: Experiment) -> Tables:
-    """What a run's logs say."""
+    """Read a run's logs, and compute its hops and a row per request."""
     records = read_logs(run_dir)
     hops = hop_table(experiment, records)
     return Tables(records, hops, request_rows(experiment, records, hops))
 
 
 def _twin(run_dir: Path) -> Tables | None:
-    """The run's twin, if it was made and came to its end."""
+    """Read the run's twin; returns None if there is none, or it did not end by itself."""
     folder = run_dir / TWIN
     try:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
@@ -87,24 +88,23 @@ def _twin(run_dir: Path) -> Tables | None:
 
 
 def load_run(run_dir: Path) -> Experiment:
-    """The experiment of a run directory. Raises ``UserError`` if it is none."""
+    """Load a run directory's experiment, with requests from outside. Raises ``UserError``."""
     from testbed.scenario import load_experiment
 
-    if (run_dir / "plan.json").exists() and not (run_dir / "events").is_dir():
+    if is_simulated(run_dir):
         raise UserError(
             f"{run_dir} was simulated: it has no logs to rebuild its tables from; simulate it again"
         )
     if not (run_dir / "plan.json").exists() or not (run_dir / "scenario.toml").exists():
-        raise UserError(f"{run_dir} is not a run directory (no scenario.toml and plan.json in it)")
-    if not (run_dir / "events").is_dir():
         raise UserError(
-            f"{run_dir} was simulated: it has no logs to rebuild its tables from; simulate it again"
+            f"{run_dir} is not a run directory (no scenario.toml and plan.json in it); give the folder of a "
+            "run"
         )
     return with_guests(load_experiment(str(run_dir / "scenario.toml")), run_dir)
 
 
 def write_all(run_dir: Path, writers: dict[str, Callable[[Path], object]]) -> None:
-    """Write every file of a run that is named; every one is tried. Raises ``RunError`` naming those that failed."""
+    """Call every writer with its path, even if one fails. Raises ``RunError`` naming those that failed."""
     problems: dict[str, str] = {}
     for name, write in writers.items():
         try:
@@ -114,12 +114,13 @@ def write_all(run_dir: Path, writers: dict[str, Callable[[Path], object]]) -> No
     if problems:
         what = ", ".join(f"{name} ({reason})" for name, reason in problems.items())
         raise RunError(
-            f"cannot write {what} in {run_dir}; the logs are intact: make room, then `testbed report {run_dir}`"
+            f"cannot write {what} in {run_dir}; the logs are intact: make room, then `testbed report "
+            f"{run_dir}`"
         )
 
 
 def _earlier_objectives(run_dir: Path, experiment: Experiment) -> dict[str, float]:
-    """The objectives of the summary that is there; the scenario's if there is no readable one."""
+    """Return the objectives of the run's present summary, or the scenario's if no summary can be read."""
     try:
         earlier = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

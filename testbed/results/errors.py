@@ -1,7 +1,8 @@
-"""How far a run is from the truth: from its twin in virtual time, or, if it ran in virtual time, from the closed model.
+"""The errors of a run in real time against its twin, and of a run in virtual time against the closed model.
 
-The twin has the same requests, policies and seed, and shares nothing with the run that the machine could have
-delayed: no instant of the run goes into it. The closed model (``model``) is given when messages were sent.
+The twin has the same requests, policies and seed, and uses no instant of the run: delays of the machine
+cannot change it. The closed model (``model``) computes each hop from the measured instant at which its
+message was sent.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from testbed.results.requests import METRICS, stats
 Array = NDArray[np.float64]
 
 ERROR_METRICS = ("queue_s", "ttft_s", "tpot_s", "per_token_s", "e2e_s")
-"""Of requests; tokens have ``token_gap_s``, hops ``hop_s``."""
+"""Metrics of requests that errors are computed of; those of tokens are ``token_gap_s``, of hops ``hop_s``."""
 ERROR_FIGURES = ("mean_abs_ratio", "p99_abs_ratio", "max_abs_ratio", "mean_ratio", "mean_abs_s")
 REQUESTS, DISTRIBUTIONS = "requests", "distributions"
 
 
 @dataclass(frozen=True)
 class Tables:
-    """A run: what was logged, its hops, and a row per request."""
+    """A run as tables: the logged records, a row per hop, and a row per request."""
 
     records: RunRecords
     hops: HopTable
@@ -36,9 +37,10 @@ class Tables:
 
     @cached_property
     def ranks(self) -> NDArray[np.int64]:
-        """Of requests by index: their place in the order of planned arrivals.
+        """The rank of each request among planned arrivals, by index. It pairs requests with the twin's.
 
-        A request from outside that came before one of the workload has the greater index, but not in the twin.
+        Indices would not: a request from outside that arrived before one of the workload has a greater index
+        than that in the run, but not in the twin.
         """
         planned = sorted(self.records.requests, key=lambda record: (record.intended_at_s, record.index))
         ranks = np.zeros(1 + max((record.index for record in planned), default=0), dtype=np.int64)
@@ -47,10 +49,11 @@ class Tables:
 
 
 def error(measured: Any, truth: Any) -> dict[str, float | None]:
-    """How far pairs of times are apart: names of ``ERROR_FIGURES``; all ``None`` where there are no pairs.
+    """Return the ``ERROR_FIGURES`` of pairs of times in seconds; all None if there are no pairs.
 
-    Ratios are |measured - truth| / truth, and (measured - truth) / truth with its sign. Where some truths are 0, as
-    queues often are, all differences are divided by the mean truth; no ratio to 0 is finite.
+    Absolute ratios are |measured - truth| / truth, ``mean_ratio`` is of (measured - truth) / truth. If some
+    truths are 0, as queues often are, all differences are divided by the mean truth instead. If that is 0,
+    too, ratios are 0 where nothing differs, else None.
     """
     measured_s, truth_s = np.asarray(measured, dtype=np.float64), np.asarray(truth, dtype=np.float64)
     if not len(truth_s):
@@ -73,7 +76,10 @@ def error(measured: Any, truth: Any) -> dict[str, float | None]:
 
 
 def model_errors(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float | None]]:
-    """Of requests, against the closed model, which knows nothing of failures: those that outlived one are left out."""
+    """Return the errors of requests against the closed model, by metric.
+
+    Requests that recovered from a failure are left out, because the closed model has no failures.
+    """
     undisturbed = [row for row in rows if not row["n_recoveries"]]
     found = {}
     for name in ERROR_METRICS:
@@ -87,11 +93,11 @@ def model_errors(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float | 
 
 
 def twin_errors(run: Tables, twin: Tables) -> tuple[dict[str, dict[str, float | None]], str]:
-    """Of requests, tokens and hops, against the twin, and how they were paired.
+    """Return the errors of requests, tokens and hops against the twin, by metric, and how they were paired.
 
-    Each is compared with itself (``requests``) if both runs admitted the same requests to the same chains in the same
-    order. Otherwise a request was served beside others than in the twin, and its own difference says little: then
-    the sorted times are compared (``distributions``).
+    If both runs admitted the same requests to the same chains in the same order, each is compared with itself
+    (``requests``). Otherwise a request shared servers with other requests than in the twin, and its own
+    difference means little: then the sorted times are compared (``distributions``).
     """
     pairing = REQUESTS if _admissions(run) == _admissions(twin) else DISTRIBUTIONS
     found = {}
@@ -103,7 +109,7 @@ def twin_errors(run: Tables, twin: Tables) -> tuple[dict[str, dict[str, float | 
 
 
 def twin_metrics(twin: Tables) -> dict[str, Any]:
-    """The twin's own figures, by metric."""
+    """Return the statistics of the twin's own times, by metric."""
     plain = ~twin.hops.is_replay
     found = {name: stats(row[name] for row in twin.rows) for name in METRICS}
     found["token_gap_s"] = stats(_gaps(twin).values)
@@ -113,6 +119,7 @@ def twin_metrics(twin: Tables) -> dict[str, Any]:
 
 
 def _admissions(run: Tables) -> list[tuple[int, str, int]]:
+    """Return (rank, chain, number of recoveries) of admitted requests in the order of admission."""
     rows = {row["request"]: row for row in run.rows}
     admitted = [record for record in run.records.requests if record.opening_at_s is not None]
     admitted.sort(key=lambda record: (record.opening_at_s, record.index))
@@ -120,7 +127,7 @@ def _admissions(run: Tables) -> list[tuple[int, str, int]]:
 
 
 class _Keyed(NamedTuple):
-    """Times, and what each is of."""
+    """Times in seconds, and a number for the request, token or hop that each belongs to."""
 
     keys: NDArray[np.int64]
     values: Array
@@ -151,18 +158,22 @@ def _hops(run: Tables) -> _Keyed:
 
 
 def _key(request: Any, token: Any) -> Any:
-    """A number for a token: requests up to 2^23, tokens up to 2^24; beyond it, hops up to 2^16."""
+    """Return a number for a token of a request, for ranks below 2^23 and tokens below 2^24.
+
+    Adding a hop's number, below 2^16, makes the number of the hop.
+    """
     return (request << 40) + (token << 16)
 
 
 def _error_of(measured: _Keyed, truth: _Keyed, pairing: str) -> dict[str, float | None]:
+    """Return the error of times that are paired by key (``requests``) or by rank (``distributions``)."""
     if pairing == REQUESTS:
         _, here, there = np.intersect1d(measured.keys, truth.keys, assume_unique=True, return_indices=True)
         return error(measured.values[here], truth.values[there])
     ours, theirs = np.sort(measured.values), np.sort(truth.values)
     if not len(ours) or not len(theirs):
         return error([], [])
-    if len(ours) != len(theirs):  # requests that failed in one of the two: the same shares of each
+    if len(ours) != len(theirs):  # some failed in one of the two: compare equal quantiles
         n_shares = min(len(ours), len(theirs))
         shares = (np.arange(n_shares) + 0.5) / n_shares
         ours, theirs = (np.quantile(values, shares, method="inverted_cdf") for values in (ours, theirs))

@@ -1,4 +1,4 @@
-"""Faults and recoveries of a run: what ``events.jsonl`` says of them, aggregated."""
+"""Aggregates the faults, recoveries and moves of a run from ``events.jsonl``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from testbed.rundir import BY_SCENARIO
 from testbed.scenario.units import counted
 
 _MOVE = ("old", "new", "decided_at_s", "closed_at_s", "drained_at_s", "open_at_s")
-"""Beside the server's number, what ``summary.json`` says of a move: as ``testbed.control.steering.Move``."""
+"""Keys of a move in ``summary.json``, beside the server's number: as in ``testbed.control.steering.Move``."""
 
 
 def failure_summary(
@@ -20,9 +20,9 @@ def failure_summary(
     moves: Sequence[Mapping[str, Any]] = (),
     n_planned: int = 0,
 ) -> dict[str, Any]:
-    """Keys of ``summary.json``; see ``docs/metrics.md``. ``n_planned``: faults that the scenario has."""
+    """Return these keys of ``summary.json`` (``docs/metrics.md``); ``n_planned``: faults in the scenario."""
     decisions = plan.get("decisions")
-    faults = [fault for fault in faults if fault.get("kind") != "cont"]  # the end of one
+    faults = [fault for fault in faults if fault.get("kind") != "cont"]  # cont ends a fault
     n_came = sum(fault.get("by", BY_SCENARIO) == BY_SCENARIO for fault in faults)
     return {
         "n_faults": sum(bool(fault.get("applies", True)) for fault in faults),
@@ -43,7 +43,7 @@ def failure_summary(
 
 
 def failure_text(summary: Mapping[str, Any]) -> list[str]:
-    """Lines for the terminal; none of a run in which nothing failed."""
+    """Return lines for the terminal; empty if nothing failed."""
     lines = []
     n_faults, n_replays = summary.get("n_faults", 0), summary.get("n_replays", 0)
     n_idle, n_never = summary.get("n_faults_without_effect", 0), summary.get("n_faults_never_came", 0)
@@ -64,15 +64,15 @@ def failure_text(summary: Mapping[str, Any]) -> list[str]:
     if moved:
         took_s = [move["open_at_s"] - move["closed_at_s"] for move in moved]
         lines.append(
-            f"servers changed their blocks {counted(len(took_s), 'times')}, in {max(took_s):.1f} s at most from "
-            f"closing to opening; sessions were cut {counted(summary['n_cuts'], 'times')}"
+            f"servers changed their blocks {counted(len(took_s), 'times')}, in {max(took_s):.1f} s at most "
+            f"from closing to opening; sessions were cut {counted(summary['n_cuts'], 'times')}"
         )
     if summary.get("n_stale_decisions"):
         decisions = summary["decisions"]
         lines.append(
             f"{decisions['n_stale_decisions']} of {counted(decisions['n_decisions'], 'routing decisions')} "
-            f"{'was' if decisions['n_stale_decisions'] == 1 else 'were'} made on a wrong view of which servers are "
-            f"there, {decisions['n_misled_decisions']} for one that was not"
+            f"{'was' if decisions['n_stale_decisions'] == 1 else 'were'} made on a wrong view of the "
+            f"servers, {decisions['n_misled_decisions']} of them for a server that was not there"
         )
     leaks = summary.get("leaks") or {}
     if any(leaks.values()):

@@ -1,4 +1,4 @@
-"""The report's figures. matplotlib is imported when one is drawn."""
+"""The report's figures. Imports matplotlib only when one is drawn."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _GOOD, _MANY_FAULTS, _MOVE = "#2b7a3d", 50, "#7a3d8a"
 _PHASES = {"queue": "#c9c9c9", "setup": "#e0b64b", "prefill": "#d1762b", "decode": "#1f5a99"}
 _STYLE: dict[Any, Any] = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}
 _SMALL_STEPS = 0.1
-"""Inches of a row in figures with many of them."""
+"""Height in inches of a row in figures with a row per request."""
 
 
 def draw_figures(
     folder: Path, experiment: Experiment, records: RunRecords, hops: HopTable, rows: Rows
 ) -> list[tuple[Path, str]]:
-    """Draw all figures as PNG and PDF; returns (PNG path, caption). Raises ``OSError``."""
+    """Draw all figures as PNG and PDF into ``folder``; returns (PNG path, caption). Raises ``OSError``."""
     own_folder(folder)
     drawn: list[tuple[Path, str]] = []
     with plotting(_STYLE) as plt:
@@ -42,7 +42,7 @@ def draw_figures(
 def _figures(
     plt: Any, experiment: Experiment, records: RunRecords, hops: HopTable, rows: Rows
 ) -> Iterator[tuple[str, str, Any]]:
-    """(file name, caption, figure); a figure without anything to show is left out."""
+    """Yield (file name, caption, figure) of each figure that has something to show."""
     gaps, model = _gaps(records, hops)
     if len(gaps):
         caption = "Time between consecutive output tokens, all requests together: measured and modelled."
@@ -58,8 +58,8 @@ def _figures(
         yield "requests", caption, _timeline(plt, records, rows)
     if any(r.opened_at_s is not None and r.last_seen_at_s > r.opened_at_s for r in records.requests):
         caption = (
-            "Sessions whose chain had each server at a time (after its failure until they replace it, too), and the "
-            "most it ever had."
+            "Sessions whose chain includes each server, over time (a failed server until it is replaced, "
+            "too), and the most at any time."
         )
         more = "Red: a fault hit it. Green: it serves (again)."
         caption += _faults_caption(records, more) + _moves_caption(records)
@@ -75,7 +75,7 @@ def _moves_caption(records: RunRecords) -> str:
 
 
 def _bad_and_good(records: RunRecords) -> Iterator[tuple[float, str, str]]:
-    """(instant, server, colour) of faults of servers, and of their serving (again)."""
+    """Yield (instant, server, colour) of each fault, and of each server that begins to serve (again)."""
     for event in records.faults:
         if event.get("applies", True):
             is_bad = event["event"] == "fault" and event["kind"] != "join"
@@ -83,7 +83,7 @@ def _bad_and_good(records: RunRecords) -> Iterator[tuple[float, str, str]]:
 
 
 def _held(record: RequestRecord) -> list[tuple[int, float, float]]:
-    """(server, from, until) of a session: lost hops until others take their blocks, these from then on."""
+    """Return (server, from, until) of a session's hops; a lost hop lasts until it is replaced."""
     assert record.opened_at_s is not None
     spans: list[tuple[int, float, float]] = []
     active = [(server, first, last, record.opened_at_s) for server, first, last in record.chain]
@@ -99,7 +99,7 @@ def _held(record: RequestRecord) -> list[tuple[int, float, float]]:
             active = kept + [(server, first, last, at_s) for server, first, last in event.hops]
     spans += [(server, since_s, record.last_seen_at_s) for server, _, _, since_s in active]
     held: list[tuple[int, float, float]] = []
-    for server, since_s, until_s in sorted(spans):  # with two hops on one server it is there once
+    for server, since_s, until_s in sorted(spans):  # two hops on one server count as one session
         if held and held[-1][0] == server and held[-1][2] >= since_s:
             _, since_s, ends_s = held.pop()
             until_s = max(ends_s, until_s)
@@ -108,7 +108,7 @@ def _held(record: RequestRecord) -> list[tuple[int, float, float]]:
 
 
 def _gaps(records: RunRecords, hops: HopTable) -> tuple[Array, Array]:
-    """Decode tokens' times, measured and modelled."""
+    """Return the times of all decode tokens in seconds, measured and modelled."""
     sums = hops.tokens()
     measured = [t.at_s - t.ready_at_s for r in records.requests for t in r.tokens[1:]]
     return np.array(measured), sums.model_s[sums.token > 0]
@@ -130,7 +130,7 @@ def _cdf(plt: Any, gaps: Array, model: Array) -> Any:
 
 
 def _errors(plt: Any, error: Array) -> Any:
-    """Histogram over the middle 99 %; how many tokens lie outside is said, not drawn."""
+    """Draw a histogram of the middle 99 %; the axis label has the number of tokens outside and the range."""
     figure, axes = plt.subplots(figsize=(6.4, 3.6))
     low, high = np.percentile(error, (0.5, 99.5))
     inside = error[(error >= low) & (error <= high)]
@@ -190,7 +190,7 @@ def _timeline(plt: Any, records: RunRecords, rows: Rows) -> Any:
 
 
 def _load(plt: Any, experiment: Experiment, records: RunRecords) -> Any:
-    """A row per server: lines of servers that carry the same sessions would hide each other."""
+    """Draw a row per server, because lines of servers with the same sessions would hide each other."""
     names = [s.name for s in experiment.problem.servers]
     changes: list[tuple[float, int, int]] = []
     for record in records.requests:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Mean(NamedTuple):
-    """Mean of ``n`` runs; the true mean lies within ``mean`` +- ``half_width`` with 95 % confidence."""
+    """Mean over ``n`` runs; its 95 % confidence interval is ``mean`` +- ``half_width`` (nan for one run)."""
 
     mean: float
     half_width: float
@@ -16,11 +16,11 @@ class Mean(NamedTuple):
 
 
 def mean_of(values: Sequence[float], recorded_share: float = 0.0) -> Mean | None:
-    """Mean and interval: t_{0.975, n-1} s / sqrt(n). ``None`` without values; one value has no interval (nan).
+    """Return the mean and its interval's half width t_{0.975, n-1} s / sqrt(n); None without values.
 
-    ``recorded_share``: of runs that are drawn again and again from the same recorded requests, how large a part of
-    them one run is. Their mean comes no closer to the truth than the recording itself, which is 1 / share runs long:
-    the variance of the mean is s^2 (1 / n + share).
+    ``recorded_share``: for runs that are drawn repeatedly from the same recorded requests, the share of the
+    recording that one run uses. The recording is a sample itself, 1 / share runs long, so the variance of the
+    mean is s^2 (1 / n + share).
     """
     n = len(values)
     if not n:
@@ -33,7 +33,7 @@ def mean_of(values: Sequence[float], recorded_share: float = 0.0) -> Mean | None
 
 
 def t_quantile(degrees: int) -> float:
-    """t with P(|T| <= t) = 0.95 for ``degrees`` >= 1 degrees of freedom."""
+    """Return t with P(|T| <= t) = 0.95 for ``degrees`` >= 1 degrees of freedom."""
     from scipy.special import stdtrit
 
     return float(stdtrit(degrees, 0.975))

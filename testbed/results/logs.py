@@ -1,4 +1,4 @@
-"""Reads the append-only logs that clients write (``nodes.eventlog``)."""
+"""Reads the append-only logs of a run's clients (``nodes.eventlog``). Times are scenario seconds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from testbed.rundir import MOVED, NETWORK_CHANGE, read_events
 
 
 class Attempt(NamedTuple):
-    """An attempt to open a chain that was refused; ``chain`` is ``None`` where there was none."""
+    """A rejected attempt to open a chain; ``chain`` is None if the coordinator found none."""
 
     chain: list[HopPlan] | None
     refusal: Rejected
@@ -50,7 +50,7 @@ class TokenTimes(NamedTuple):
 
 
 class LoggedHops:
-    """Every message of every token, in the order of the logs, as numbers and not as objects: there may be millions."""
+    """Every hop of every token, in the order of the logs; stored as numbers, for there may be millions."""
 
     NAMES = ("request", "token", "hop", *HOP_COLUMNS, "client_s", "tail_s")
 
@@ -58,7 +58,7 @@ class LoggedHops:
         self._values = array("d")
 
     def add(self, token: Token) -> None:
-        """``client_s`` is the client's time before the hop, ``tail_s`` that after the token's last hop."""
+        """Add a token's hops. ``client_s`` is the client's time before a hop, ``tail_s`` after the last."""
         previous_s, n_after = token.ready_at_s, len(token.hops)
         for number, hop in enumerate(token.hops):
             n_after -= 1
@@ -68,7 +68,7 @@ class LoggedHops:
             previous_s = hop.received_at_s
 
     def columns(self) -> dict[str, NDArray[np.float64]]:
-        """By name, ordered by request, and then as they were logged."""
+        """Return the columns ``NAMES``, ordered by request and then as they were logged."""
         rows = np.frombuffer(self._values, dtype=np.float64).reshape(-1, len(self.NAMES))
         order = np.argsort(rows[:, 0], kind="stable")
         return {name: rows[order, column] for column, name in enumerate(self.NAMES)}
@@ -76,7 +76,7 @@ class LoggedHops:
 
 @dataclass
 class RequestRecord:
-    """What a client logged of one request; ``status`` is the last state that ends one."""
+    """What a client logged about one request. ``status`` is how it ended, or "unfinished"."""
 
     index: int
     client: str
@@ -91,19 +91,19 @@ class RequestRecord:
     decision_s: list[float] = field(default_factory=list)
     asked_s: list[float] = field(default_factory=list)
     queued_s: float = 0.0
-    """In the coordinator's queue."""
+    """Time in the coordinator's queue before the chain was opened."""
     n_preemptions: int = 0
     preempted_tokens: int = 0
-    """Cached tokens that were lost with the cache, on the server that needed it."""
+    """Cached tokens lost by preemptions, on the servers that needed the room."""
     preempted_at_s: float = 0.0
     preempted_s: float = 0.0
-    """From losing a chain to having another, in all; replaying comes on top."""
+    """Time without a chain after preemptions, in total; replays are not included."""
     attempts: list[Attempt] = field(default_factory=list)
-    """Those that were refused, in order."""
+    """Rejected attempts to open the first chain, in order."""
     asked_chain: list[HopPlan] | None = None
-    """That of the present attempt."""
+    """The chain of the current attempt."""
     retried_at_s: float = 0.0
-    """The last time a chain was asked for or refused."""
+    """When a chain was last routed or rejected."""
     opening_at_s: float | None = None
     opened_at_s: float | None = None
     ended_at_s: float | None = None
@@ -113,12 +113,12 @@ class RequestRecord:
 
     @property
     def n_recoveries(self) -> int:
-        """Standstills after which the session went on."""
+        """Number of failures after which the session continued."""
         return sum(isinstance(record, Replayed) for record in self.recoveries)
 
     @property
     def last_seen_at_s(self) -> float:
-        """The latest instant that the log knows of this request; its end if it has ended."""
+        """When the request ended, or the latest instant that the log has of it."""
         if self.ended_at_s is not None:
             return self.ended_at_s
         known = [self.arrived_at_s if self.opened_at_s is None else self.opened_at_s, self.retried_at_s]
@@ -127,24 +127,24 @@ class RequestRecord:
 
 @dataclass
 class RunRecords:
-    """All requests of a run by index; ``dropped_bytes`` were cut off by a kill or a full disk."""
+    """The logs of a run: requests by index; ``dropped_bytes`` is the size of incomplete records."""
 
     requests: list[RequestRecord]
     dropped_bytes: int
     hops: LoggedHops = field(default_factory=LoggedHops)
     changes: list[dict[str, Any]] = field(default_factory=list)
-    """The lines of ``events.jsonl`` about links that changed, in the order in which they did."""
+    """Lines of ``events.jsonl`` about changes of links, in order."""
 
     faults: list[dict[str, Any]] = field(default_factory=list)
-    """The lines about what happened to servers: faults, their ends, servers that began again."""
+    """Lines about faults, their ends, and servers that began to serve (again)."""
     replays: list[dict[str, Any]] = field(default_factory=list)
-    """The lines about sessions that went on after a failure."""
+    """Lines about sessions that continued after a failure."""
     moves: list[dict[str, Any]] = field(default_factory=list)
-    """The lines about servers that have changed their blocks."""
+    """Lines about servers that have changed their blocks."""
 
 
 def read_logs(run_dir: Path) -> RunRecords:
-    """Every whole record of every client's log. A tail that cannot be read is dropped and counted."""
+    """Read every complete record of every client's log. An unreadable end of a log is dropped and counted."""
     requests: dict[int, RequestRecord] = {}
     hops, dropped = LoggedHops(), 0
     for path in sorted((run_dir / "events").glob("*.log")):
@@ -192,7 +192,7 @@ def _apply(requests: dict[int, RequestRecord], hops: LoggedHops, record: AnyReco
         case Rejected():
             request.retried_at_s = record.at_s
             request.n_rejections += 1
-            if request.opening_at_s is None:  # else it had a chain, and lost it
+            if request.opening_at_s is None:  # otherwise it has lost an earlier chain
                 request.attempts.append(Attempt(request.asked_chain, record))
             request.asked_chain = None
         case Admitted():

@@ -1,12 +1,16 @@
-"""What the closed model says that every hop and every opening should have taken, given when messages were sent.
+"""The closed model: the time that every hop and every opening of a chain should have taken.
 
-Per hop: transmission and propagation each way, and k tau (decode) or k tau^I(l) (prefill) plus what the
-calibration adds, context and contention as the stub has them; with forwarding, one way from the server before,
-and from the last one back to the client. Of a link that changes, what is in force when a message goes out
-counts, and a message that meets a cut link goes out when it is up again. Links are FIFO in the order of the
-measured sends, so that queueing behind another session's message is part of the model and not an error of the
-emulation; so is queueing at a server that computes serially. What the client computes per token comes after its
-last hop. Errors do not accumulate: every stage starts from its measured input.
+A hop takes transmission and propagation each way, and k tau (decode) or k tau^I(l) (prefill) for its k
+blocks, plus the calibration's overheads; context and contention count as in the timing stub. With forwarding,
+a message goes one way from the server before, and from the last server back to the client. The client's part
+of a token comes after its last hop.
+
+- A link that changes has the delay and rate at the instant when the message goes out. A message that meets a
+  cut link goes out when the link is up again.
+- Links are FIFO in the order in which messages were sent in the run. So waiting for another session's message
+  is part of the model and not an error of the emulation, and so is waiting for a server that computes
+  serially.
+- Errors do not accumulate: every stage begins at its measured instant.
 """
 
 from __future__ import annotations
@@ -40,11 +44,11 @@ _WHOLE = (
 )
 """Columns of whole numbers."""
 _NO_BYTES = 0
-"""What opening a session and its answer take on a link: as good as nothing, but they wait for what does."""
+"""Size of a message that opens a session, and of its reply: negligible, but they wait for larger messages."""
 
 
 class TokenSums(NamedTuple):
-    """One row per token."""
+    """Columns with one row per token."""
 
     request: NDArray[np.int64]
     token: NDArray[np.int64]
@@ -54,10 +58,10 @@ class TokenSums(NamedTuple):
 
 @dataclass
 class HopTable:
-    """One row per token and hop, by request and then in the order of the log; scenario seconds.
+    """Columns with one row per token and hop, ordered by request and then as logged; scenario seconds.
 
-    ``network_s`` is propagation, transmission and queueing on both links; ``link_queue_s`` the last of
-    these alone; ``compute_s`` includes what the calibration adds.
+    ``network_s`` is propagation, transmission and queueing on both links, ``model_link_queue_s`` only the
+    queueing. ``compute_s`` includes the calibration's overheads.
     """
 
     request: NDArray[np.int64]
@@ -73,24 +77,24 @@ class HopTable:
     up_bytes: NDArray[np.int64]
     down_bytes: NDArray[np.int64]
     client_s: Array
-    """Client time before this hop's send; after the last hop's receive it is in ``tail_s``."""
+    """The client's time before it sent this hop; its time after the last hop is ``tail_s``."""
     tail_s: Array
     model_network_s: Array
     model_link_queue_s: Array
     model_compute_s: Array
     replayed_tokens: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    """Hidden states in a message of a replay; 0, for every other row, if not given."""
+    """Hidden states in a message of a replay; 0 in all other rows. Default: all 0."""
     batch_steps: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     batch_tokens: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     batch_context_tokens: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     batch_prompt_end: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     batch_blocks: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     batch_began_at_s: Array = field(default_factory=lambda: np.zeros(0))
-    """What the server computed together with this step (``nodes.batching.Composition``); 0, for every row, if not given."""
+    """What the server computed together with this step (``nodes.batching.Composition``). Default: all 0."""
     model_client_s: Array = field(default_factory=lambda: np.zeros(0))
-    """What the client computes for the token, at its last hop; 0 if not given."""
+    """The client's computing for the token, in the row of its last hop. Default: all 0."""
     model_opened_at_s: dict[int, float] = field(default_factory=dict)
-    """When the chain of a request should have been open, by its number: given when it was asked to."""
+    """By request: when its chain should have been open, given when the client sent the opening."""
 
     def __post_init__(self) -> None:
         for name in ("replayed_tokens", *BATCH, "model_client_s"):
@@ -98,7 +102,7 @@ class HopTable:
                 setattr(self, name, np.zeros(len(self.request), dtype=getattr(self, name).dtype))
 
     def tokens(self) -> TokenSums:
-        """What the hops of each token add up to, in the order of the rows."""
+        """Sum the hops of each token, in the order of the rows."""
         if not len(self.request):
             return TokenSums(self.request, self.token, np.zeros(0), np.zeros(0, dtype=bool))
         is_new = (np.diff(self.request, prepend=-1) != 0) | (np.diff(self.token, prepend=-1) != 0)
@@ -112,7 +116,7 @@ class HopTable:
 
     @property
     def is_replay(self) -> NDArray[np.bool_]:
-        """Rows of replays: their ``client_s`` holds the noticing and the search for a replacement."""
+        """Rows of replays; their ``client_s`` includes the detection of the failure and the new routing."""
         return self.replayed_tokens > 0
 
     @property
@@ -129,12 +133,12 @@ class HopTable:
 
     @property
     def measured_s(self) -> Array:
-        """Everything that the hop took, the client's part included; sums to the token's time."""
+        """The hop's whole time with the client's part; the hops of a token sum to the token's time."""
         return self.client_s + self.network_s + self.compute_s + self.tail_s
 
 
 def hop_table(experiment: Experiment, records: RunRecords) -> HopTable:
-    """The measured hops of all requests with the model's times beside them."""
+    """Return the measured hops of all requests, with the closed model's times."""
     columns: dict[str, Any] = records.hops.columns()
     columns |= {name: columns[name].astype(np.int64) for name in _WHOLE}
     n_rows = len(columns["request"])
@@ -153,7 +157,7 @@ def hop_table(experiment: Experiment, records: RunRecords) -> HopTable:
 
 
 def _clients(experiment: Experiment, records: RunRecords, table: HopTable) -> NDArray[np.int64]:
-    """Whose request each row is of, as a number."""
+    """Return the number of the client whose request each row belongs to."""
     number = {name: i for i, name in enumerate(experiment.problem.clients)}
     indices = np.array([record.index for record in records.requests], dtype=np.int64)
     clients = np.array([number[record.client] for record in records.requests], dtype=np.int64)
@@ -161,15 +165,16 @@ def _clients(experiment: Experiment, records: RunRecords, table: HopTable) -> ND
 
 
 def hub_times_s(experiment: Experiment, last: NDArray[np.int64]) -> Array:
-    """The client's part of hops that end at blocks ``last``: a token passes the end of the model once."""
+    """Return the client's computing in seconds by hops' last blocks: only hops at the model's end have it."""
     problem = experiment.problem
     return np.where(last == problem.model.n_blocks, problem.hub_token_s, 0.0)
 
 
 class _Messages(NamedTuple):
-    """What nodes send each other, as columns. Nodes are numbers: servers first, then clients.
+    """Columns with one row per message between nodes. Nodes are numbers: servers first, then clients.
 
-    ``row`` is that in the table, -1 for an opening, whose request is ``opening``.
+    ``row`` is the message's row in the ``HopTable``, or -1 for an opening; ``opening`` is the request of an
+    opening, or -1.
     """
 
     sender: NDArray[np.int64]
@@ -184,11 +189,12 @@ class _Messages(NamedTuple):
 def _fill_network(
     experiment: Experiment, records: RunRecords, table: HopTable, clients: NDArray[np.int64]
 ) -> None:
+    """Fill in the model's network times of all hops, and when chains should have been open."""
     n_servers = experiment.problem.n_servers
     names = [*(s.name for s in experiment.problem.servers), *experiment.problem.clients]
     messages = _joined(_messages(experiment, table, n_servers + clients), _openings(experiment, records))
     link = _Links(experiment, records)
-    # Clients first: when an opening arrives is when its server answers it.
+    # Messages of clients first: a server replies to an opening when it arrives.
     is_clients = messages.sender >= n_servers
     answers = []
     for pair, sent in _by_pair(_chosen(messages, is_clients)):
@@ -211,15 +217,16 @@ def _fill_network(
 
 
 def _note(table: HopTable, sent: _Messages, starts_at_s: Array, arrives_at_s: Array) -> None:
+    """Add the times of the messages of one pair of nodes to the table's rows."""
     is_hop = sent.row >= 0
     row, sent_at_s = sent.row[is_hop], sent.sent_at_s[is_hop]
-    # A row's messages both ways are two pairs: none is twice in one.
+    # += with an index array adds once per row. That is enough: a row's two messages belong to two pairs.
     table.model_link_queue_s[row] += starts_at_s[is_hop] - sent_at_s
     table.model_network_s[row] += arrives_at_s[is_hop] - sent_at_s
 
 
 class _Links:
-    """Links as they were: FIFO, with their changes."""
+    """The run's links: FIFO, with their changes."""
 
     def __init__(self, experiment: Experiment, records: RunRecords) -> None:
         self._experiment = experiment
@@ -228,7 +235,7 @@ class _Links:
         self._is_changing = bool(records.changes)
 
     def carry(self, pair: tuple[str, str], messages: _Messages) -> tuple[Array, Array]:
-        """When each of ``messages``, in the order in which they were sent, goes out and arrives."""
+        """Return when each of ``messages``, given in the order of their sending, goes out and arrives."""
         mtu, timeline = self._experiment.mtu, self._timeline
         profile = scaled(timeline.link(pair, 0.0), 1.0)
         times_s: dict[int, float] = {}
@@ -249,18 +256,19 @@ class _Links:
         return np.array(starts_at_s), np.array(arrives_at_s)
 
     def _up_again(self, pair: tuple[str, str], ready_at_s: float, arrived_at_s: float) -> float:
+        """Return when a message that is ready at ``ready_at_s`` goes out, given when it really arrived."""
         start_s = up_again(self._timeline, pair, ready_at_s)
         if start_s == ready_at_s and self._planned.is_cut(pair, ready_at_s):
-            # Sent while the cut was being carried out: when it arrived tells whether it was caught.
-            caught_until_s = up_again(self._timeline, pair, up_again(self._planned, pair, ready_at_s))
-            return caught_until_s if arrived_at_s > caught_until_s else start_s
+            # Sent while the cut was being carried out: its arrival shows whether the cut held it back.
+            held_until_s = up_again(self._timeline, pair, up_again(self._planned, pair, ready_at_s))
+            return held_until_s if arrived_at_s > held_until_s else start_s
         return start_s
 
 
 def _messages(experiment: Experiment, table: HopTable, clients: NDArray[np.int64]) -> _Messages:
-    """Every step that went from one node to another.
+    """Return the messages of all hops.
 
-    With forwarding the server of the row before sends to the next one, and only the last to the client.
+    With forwarding, the server of the row before sends to the next one, and only the last to the client.
     """
     rows = np.arange(len(table.request))
     sender = clients
@@ -275,7 +283,7 @@ def _messages(experiment: Experiment, table: HopTable, clients: NDArray[np.int64
 
 
 def _openings(experiment: Experiment, records: RunRecords) -> _Messages:
-    """What opens the chain of every admitted request, to each of its servers at once."""
+    """Return the messages that open chains: one to each server of every admitted request, all at once."""
     first = experiment.problem.n_servers
     number = {name: first + i for i, name in enumerate(experiment.problem.clients)}
     found = [
@@ -299,7 +307,7 @@ def _joined(*parts: _Messages) -> _Messages:
 
 
 def _by_pair(messages: _Messages) -> Iterator[tuple[tuple[int, int], _Messages]]:
-    """The messages of each pair of nodes, in the order in which they were sent."""
+    """Yield the messages of each pair of nodes (sender, receiver), in the order of their sending."""
     keys = (messages.row, messages.arrived_at_s, messages.sent_at_s, messages.receiver, messages.sender)
     ordered = _chosen(messages, np.lexsort(keys))
     pairs = np.stack([ordered.sender, ordered.receiver], axis=1)
@@ -309,9 +317,9 @@ def _by_pair(messages: _Messages) -> Iterator[tuple[tuple[int, int], _Messages]]
 
 
 def up_again(timeline: Timeline, pair: tuple[str, str], at_s: float) -> float:
-    """When a message that is ready at ``at_s`` goes out: what meets a cut link waits until it is up.
+    """Return when a message that is ready at ``at_s`` goes out: on a cut link when that is up again.
 
-    What arrived although its link is never up again was on the way before: it did not wait.
+    If the link is never up again, returns ``at_s``: the message has arrived, so it went out before the cut.
     """
     up_at_s = timeline.up_at_s(pair, at_s)
     return up_at_s if math.isfinite(up_at_s) else at_s
@@ -320,6 +328,7 @@ def up_again(timeline: Timeline, pair: tuple[str, str], at_s: float) -> float:
 def _fill_compute(
     experiment: Experiment, table: HopTable, clients: NDArray[np.int64], slow: SlowServers
 ) -> None:
+    """Fill in the model's compute times, for the steps of each server in the order of their arrival."""
     lengths = {r.index: r.n_input_tokens for r in experiment.requests}
     names = experiment.problem.clients
     for server in np.unique(table.server).tolist():
@@ -334,7 +343,7 @@ def _fill_compute(
             n_input_tokens = lengths[request]
             position, n_tokens = (n_input_tokens + token - 1, 1) if token else (0, n_input_tokens)
             if replayed:
-                # One message, or as the steps were; after the last of them another replay would begin.
+                # A replay is one message, or one per step. After the last of them another replay can follow.
                 key = request, token, first
                 position, n_tokens = n_replayed[key], replayed
                 n_replayed[key] = (position + replayed) % (n_input_tokens + token)
@@ -346,7 +355,7 @@ def _fill_compute(
 
 
 def _ends(profile: StubProfile, steps: Sequence[Step]) -> Iterator[float]:
-    """When each of a server's steps should have ended, in the order of their arrival."""
+    """Yield when each of a server's steps should have ended; ``steps`` are in the order of their arrival."""
     if profile.batching == "continuous":
         batches = Batches(profile.times, profile.chunk_tokens)
         ends_at_s = {step: batch.end_at_s for batch in batches_of(steps, batches) for step in batch.ended}
@@ -371,10 +380,12 @@ def model_setup_s(
     at_s: float = 0.0,
     opened_at_s: float | None = None,
 ) -> float:
-    """Opening a chain: the slowest hop's round trip, at least the initial delay, plus session setup.
+    """Return the modelled seconds to open a chain.
 
-    ``opened_at_s``: when all hops have answered what was sent at ``at_s``, if that is known. With ``timeline`` its
-    links at ``at_s``; without, those of the start.
+    They are the slowest hop's round trip, or the initial delay if that is longer, plus session setup.
+
+    ``opened_at_s``: when the replies to the openings sent at ``at_s`` had all arrived, if the model knows.
+    Links are those of ``timeline`` at ``at_s``; without it, those at the start.
     """
     if opened_at_s is None:
         opened_s = round_trip_s(experiment, client, [hop[0] for hop in chain], timeline, at_s)
@@ -390,7 +401,7 @@ def round_trip_s(
     timeline: Timeline | None = None,
     at_s: float = 0.0,
 ) -> float:
-    """What a small message that a client sends at ``at_s`` to several servers at once takes, there and back."""
+    """Return the seconds from a small message to all ``servers``, sent at ``at_s``, to the last reply."""
     names = [s.name for s in experiment.problem.servers]
 
     def rtt_s(server: str) -> float:

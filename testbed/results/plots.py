@@ -1,4 +1,4 @@
-"""Drawing and saving figures, each file whole or not at all. matplotlib is imported when one is drawn."""
+"""Draws and saves figures, each file whole or not at all. Imports matplotlib only when one is drawn."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ LINES: dict[Any, Any] = {
 }
 """The style of figures with lines over a parameter."""
 _METADATA: dict[str, dict[str, None]] = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
-"""The same figure is the same bytes, whenever it is drawn."""
+"""Leaves out dates, so that a figure that is drawn again has the same bytes."""
 
 
 @contextmanager
 def plotting(style: Mapping[Any, Any]) -> Iterator[Any]:
-    """``matplotlib.pyplot`` without a display, in ``style``."""
+    """Yield ``matplotlib.pyplot`` without a display, with ``style`` as its settings in the body."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -50,7 +50,7 @@ def save_both(plt: Any, figure: Any, folder: Path, name: str, *, dpi: int = DPI,
 
 def save(figure: Any, path: Path, *, dpi: int = DPI, tight: bool = False) -> None:
     """Write ``figure`` in the format of the path's ending. Raises ``OSError``."""
-    # Not straight to the disk: where that is full, matplotlib hides the error behind others.
+    # Into memory first: if the disk is full, matplotlib would hide that error behind others.
     image, ending = BytesIO(), path.suffix.lower()
     box = {"bbox_inches": "tight"} if tight else {}
     figure.savefig(image, format=ending[1:] or "png", dpi=dpi, metadata=_METADATA.get(ending, {}), **box)

@@ -1,4 +1,4 @@
-"""What ``report.html`` says without a script; ``testbed.page.report`` makes the page around it."""
+"""The part of ``report.html`` that needs no script; ``testbed.page.report`` makes the page around it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from testbed.results.text import VIRTUAL_TIME, summary_text
 
 
 def report_title(summary: dict[str, Any]) -> str:
-    """What the report is called."""
+    """Return the title of the report."""
     return f"{summary['scenario']}: {summary['policy']['placement']} + {summary['policy']['routing']}"
 
 
 def report_body(summary: dict[str, Any], figures: list[tuple[Path, str]], failures: list[str]) -> str:
-    """HTML of what needs no script: the summary, parts of a hop, failures, figures. Figures are (PNG, caption)."""
+    """Return HTML of the summary, the parts of a hop, failures and figures (PNG path, caption)."""
     parts = [
         f"<h2>Summary</h2><pre tabindex=0>{html.escape(summary_text(summary))}</pre>",
         f"<p>{html.escape(VIRTUAL_TIME[0].upper() + VIRTUAL_TIME[1:])}.</p>"
@@ -36,7 +36,7 @@ def report_body(summary: dict[str, Any], figures: list[tuple[Path, str]], failur
 
 
 def figures_html(figures: Sequence[tuple[Path, str]]) -> str:
-    """HTML of figures (PNG, caption), with the images in it."""
+    """Return HTML of figures (PNG path, caption), with the images inline."""
     parts = ["<h2>Figures</h2><div class=figures>"]
     for image, caption in figures:
         data = base64.b64encode(image.read_bytes()).decode()
@@ -49,7 +49,8 @@ def figures_html(figures: Sequence[tuple[Path, str]]) -> str:
 
 def _parts_table(summary: dict[str, Any]) -> str:
     rows = [
-        "<table class=parts><tr><th>milliseconds of scenario time<th>mean<th>p50<th>p99<th>model mean<th>model p99</tr>"
+        "<table class=parts><tr><th>milliseconds of scenario time<th>mean<th>p50<th>p99<th>model "
+        "mean<th>model p99</tr>"
     ]
     for name, label in (
         ("hop_compute_s", "compute"),

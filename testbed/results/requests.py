@@ -1,4 +1,4 @@
-"""One row per request: every metric, measured and modelled. Definitions in ``docs/metrics.md``."""
+"""One row per request with every metric, measured and modelled. ``docs/metrics.md`` defines them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ METRICS = ("queue_s", "setup_s", "ttft_s", "tpot_s", "per_token_s", "rest_s", "e
 
 
 def request_rows(experiment: Experiment, records: RunRecords, hops: HopTable) -> list[dict[str, Any]]:
-    """Rows in the order of the requests; metrics of a request that did not get so far are ``None``.
+    """Return rows in the order of the requests; times are scenario seconds.
 
-    ``model_*`` is the closed model with queueing on links, given the chains that were asked for and refused;
-    ``unqueued_*`` the paper's closed form, as if the request were alone.
+    A metric is None if the request did not get that far.
+
+    ``model_*``: the closed model with queueing on links, given the chains that were routed and rejected.
+    ``unqueued_*``: the paper's closed form, as if the request had been alone.
     """
     tokens = hops.tokens()
     is_first = tokens.token == 0
@@ -82,7 +84,7 @@ def request_rows(experiment: Experiment, records: RunRecords, hops: HopTable) ->
 
 
 def _named(reason: str, servers: Sequence[str]) -> str:
-    """Clients know servers by number; people know them by name."""
+    """Replace the numbers of servers in a client's reason by their names."""
 
     def name(found: re.Match[str]) -> str:
         number = int(found[1])
@@ -100,7 +102,7 @@ def _measured(record: RequestRecord) -> dict[str, float]:
         values["setup_s"] = first.ready_at_s - record.opening_at_s
         values["ttft_s"] = first.at_s - record.arrived_at_s
         if record.status == "completed":
-            n_rest = len(record.tokens) - 1  # less than were asked for if the model ended its text
+            n_rest = len(record.tokens) - 1  # fewer than asked for if the model ended its text
             values["e2e_s"] = last.at_s - record.arrived_at_s
             values["per_token_s"] = values["e2e_s"] / len(record.tokens)
             if n_rest:
@@ -111,7 +113,7 @@ def _measured(record: RequestRecord) -> dict[str, float]:
 def _assemble(
     queue_s: float, setup_s: float, first_s: float, rest_s: float | None, n_out: int
 ) -> dict[str, float]:
-    """A request's metrics from its parts; ``rest_s`` is ``None`` if it did not complete."""
+    """Return a request's metrics from its parts in seconds; ``rest_s`` is None if it did not complete."""
     ttft_s = queue_s + setup_s + first_s
     values = {"queue_s": queue_s, "setup_s": setup_s, "ttft_s": ttft_s}
     if rest_s is not None:
@@ -130,9 +132,9 @@ def _model(
     tokens_s: tuple[float | None, float],
     opened_at_s: float | None,
 ) -> dict[str, float]:
-    """Modelled wherever it is measured, so that both columns are about the same requests.
+    """Return the modelled metrics of a request, of the same requests as the measured ones.
 
-    ``tokens_s``: what the first token takes, and all others together.
+    ``tokens_s``: the modelled seconds of the first token, and of all others together.
     """
     first_s, rest_s = tokens_s
     if row["ttft_s"] is None or record.opening_at_s is None or first_s is None:
@@ -150,10 +152,10 @@ def _model(
 def model_queue_s(
     experiment: Experiment, record: RequestRecord, timeline: Timeline | None = None
 ) -> float | None:
-    """What its time in the coordinator's queue, and being refused as often as it was, should have cost a request.
+    """Return the modelled seconds from a request's arrival to its admitted attempt.
 
-    Per refusal: the slowest hop's round trip to ask, the slowest opened hop's to close, and the wait. ``None``
-    where a server could not be reached.
+    It is the measured time in the coordinator's queue, and for each rejection the slowest hop's round trip to
+    open, the slowest opened hop's to close, and the backoff. None if a server could not be reached.
     """
     at_s = record.arrived_at_s + record.queued_s
     for chain, refusal in record.attempts:
@@ -176,14 +178,17 @@ def unqueued(
     *,
     has_completed: bool,
 ) -> dict[str, float]:
-    """Metrics of ``request`` if it had been alone on its chain, by the paper's closed form."""
+    """Return the metrics of ``request`` as if it had been alone on its chain, by the paper's closed form."""
     first_s, all_s = service_s(experiment.problem, request, hops)
     whole_s = all_s - first_s if has_completed else None
     return _assemble(queue_s, setup_s, first_s, whole_s, request.n_output_tokens)
 
 
 def stats(values: Any) -> dict[str, float | int | None]:
-    """``{mean, std, min, p50, p90, p95, p99, max, n}``; all but n are ``None`` for an empty sample."""
+    """Return ``{mean, std, min, p50, p90, p95, p99, max, n}`` of the values that are not None.
+
+    All but n are None if there is no value.
+    """
     array = np.asarray([v for v in values if v is not None], dtype=np.float64)
     if not len(array):
         return {**dict.fromkeys(("mean", "std", "min", "p50", "p90", "p95", "p99", "max")), "n": 0}

@@ -1,4 +1,4 @@
-"""Requests that came from outside: what a serving testbed's logs know of them."""
+"""Requests from outside, from the logs of ``testbed serve``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from testbed.scenario.experiment import Experiment
 
 
 def with_guests(experiment: Experiment, run_dir: Path) -> Experiment:
-    """``experiment`` with the requests that came while it ran; as it is if none could."""
+    """Return ``experiment`` with the requests that came from outside; unchanged if it has no endpoint."""
     if not experiment.endpoint_tokens:
         return experiment
     clients = {name: number for number, name in enumerate(experiment.problem.clients)}
@@ -34,9 +34,9 @@ def _source(n_guests: int, experiment: Experiment) -> str:
 
 
 def replayed_document(experiment: Experiment, records: Sequence[RequestRecord]) -> dict[str, Any]:
-    """The scenario that has the requests of a serving testbed as its own, each with as many tokens as it got.
+    """Return the scenario with the logged requests as its workload, each with as many tokens as it got.
 
-    One that got none has one. What each asked for is what is known of it before.
+    A request that got none has one. Policies know the number of tokens that it asked for.
     """
     rows = [
         [
@@ -50,7 +50,7 @@ def replayed_document(experiment: Experiment, records: Sequence[RequestRecord]) 
     ]
     document = {key: value for key, value in experiment.document.items() if key != "endpoint"}
     span_s = rows[-1][0] - rows[0][0]
-    # Any other rate would stretch time.
+    # Listed arrivals are scaled to the rate: this one leaves them as they are.
     rate = (len(rows) - 1) / span_s if span_s > 0 else experiment.problem.request_rate
     workload = {"arrivals": "listed", "rate": rate, "requests": rows, "lengths": "hidden"}
     return {**document, "workload": {**workload, "origin": experiment.workload}}

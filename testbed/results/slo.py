@@ -1,4 +1,4 @@
-"""Objectives (``ttft=5s,tpot=1s``) and the goodput under them."""
+"""Objectives (``ttft=5s,tpot=1s``) and the goodput: completed requests per second that met them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from testbed.scenario.slo import Objective, parse_objectives, parse_statistics
 
 
 def parse_slo(text: str) -> dict[str, float]:
-    """As ``parse_objectives``, for ``--slo``. Raises ``UserError``."""
+    """Parse ``--slo`` (``parse_objectives``): limits in seconds by metric. Raises ``UserError``."""
     try:
         return parse_objectives(text)
     except ValueError as error:
@@ -17,7 +17,7 @@ def parse_slo(text: str) -> dict[str, float]:
 
 
 def parse_slo_statistics(text: str) -> tuple[Objective, ...]:
-    """As ``parse_statistics``, for ``--slo``. Raises ``UserError``."""
+    """Parse ``--slo`` with statistics (``parse_statistics``). Raises ``UserError``."""
     try:
         return parse_statistics(text)
     except ValueError as error:
@@ -25,9 +25,9 @@ def parse_slo_statistics(text: str) -> tuple[Objective, ...]:
 
 
 def n_met(rows: list[dict[str, Any]], objectives: dict[str, float]) -> int:
-    """How many requests completed and met every objective.
+    """Return how many requests completed and met every objective.
 
-    A metric that a request does not have (``tpot_s`` of a single token) fails no objective.
+    A metric that a request does not have (``tpot_s`` of a single token) counts as met.
     """
     return sum(
         row["status"] == "completed" and all((row[f"{k}_s"] or 0.0) <= v for k, v in objectives.items())
@@ -36,16 +36,19 @@ def n_met(rows: list[dict[str, Any]], objectives: dict[str, float]) -> int:
 
 
 def goodput_rps(rows: list[dict[str, Any]], objectives: dict[str, float]) -> float | None:
-    """Completed requests per second that met every objective (``n_met``), from the first arrival to the last end.
+    """Return the requests per second that met every objective (``n_met``), over ``served_span_s``.
 
-    Failed requests count as not good, and their arrivals count as time.
+    None if no request completed.
     """
     span_s = served_span_s(rows)
     return n_met(rows, objectives) / span_s if span_s else None
 
 
 def served_span_s(rows: list[dict[str, Any]]) -> float | None:
-    """From the first arrival to the last end of a request that completed; ``None`` without one."""
+    """Return the seconds from the first arrival of any request to the last end of a completed one.
+
+    None if no request completed.
+    """
     done = [row for row in rows if row["status"] == "completed"]
     if not done:
         return None

@@ -1,4 +1,4 @@
-"""Servers that were slowed down, for the modelled times."""
+"""The slowdowns of servers over time, for the closed model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class SlowServers:
-    """By which factor a server's computing was stretched at an instant."""
+    """Looks up how many times as long a server's steps took at an instant, from the events of faults."""
 
     def __init__(self, events: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
         numbers = {name: number for number, name in enumerate(names)}

@@ -1,4 +1,4 @@
-"""``summary.json``: what a run came to. Scenario seconds unless a key says otherwise."""
+"""``summary.json``: the results of a run. Times are scenario seconds unless a key says otherwise."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from testbed.rundir import BY_HAND
 from testbed.scenario.experiment import Experiment
 
 _MOST_REASONS = 3
-"""So many of the commonest reasons why requests failed are named."""
+"""Number of reasons of failed requests in the summary, the commonest first."""
 
 
 def summarize(
@@ -34,9 +34,10 @@ def summarize(
     objectives: dict[str, float] | None = None,
     twin: Tables | None = None,
 ) -> dict[str, Any]:
-    """Counts, metrics, the model beside them, the emulation's error, and its own overhead.
+    """Return the summary: counts, metrics, the closed model's metrics, the emulation's errors and overhead.
 
-    ``twin`` is the same run in virtual time, if it was made.
+    ``plan`` is the run's ``plan.json``, ``objectives`` are limits in seconds by metric, ``twin`` is the run's
+    twin, if there is one. ``docs/metrics.md`` describes the keys.
     """
     records, hops, rows = run.records, run.hops, run.rows
     statuses = [row["status"] for row in rows]
@@ -49,7 +50,7 @@ def summarize(
     metrics["hop_compute_s"] = stats(hops.compute_s[plain])
     metrics["hop_client_s"] = stats((hops.client_s + hops.tail_s)[plain])
     metrics["hop_overhead_s"] = stats(overhead_s)
-    metrics["decision_s"] = stats(row["decision_s"] for row in rows)  # the only one in real seconds
+    metrics["decision_s"] = stats(row["decision_s"] for row in rows)  # the only metric in real seconds
     metrics["schedule_lag_s"] = stats(row["schedule_lag_s"] for row in rows)
     model = {name: stats(row[f"model_{name}"] for row in rows) for name in METRICS}
     model["token_gap_s"] = stats(model_gaps)
@@ -101,7 +102,7 @@ def summarize(
         **_emulation_error(clock["name"], run, by_hop, twin),
         "hop_model_error": by_hop,
         "closed_model_lacks": _lacks(experiment, records),
-        # In virtual time nothing takes any: what is left is what the closed model leaves out.
+        # In virtual time the testbed has no overhead: the difference is what the closed model leaves out.
         "overhead_per_hop_s": None
         if clock["name"] == "virtual" or plan["network"] == "hosts"
         else _median(overhead_s / experiment.time_scale),
@@ -142,9 +143,9 @@ def summarize(
 
 
 def _admission(records: RunRecords) -> dict[str, Any]:
-    """How long every request that came waited to be admitted, or until it gave up or the log ends.
+    """Return how long every request waited until it was admitted, ended without, or the log ends.
 
-    ``queue_s`` of the metrics is of those that were admitted alone, and so looks the better the more give up.
+    The metric ``queue_s`` is of admitted requests only, so it looks better when more requests give up.
     """
     waited_s = [
         (r.last_seen_at_s if r.opening_at_s is None else r.opening_at_s) - r.arrived_at_s
@@ -168,7 +169,10 @@ class _MayBePreempted(Protocol):
 
 
 def preemption_of(experiment: Experiment, requests: Iterable[_MayBePreempted]) -> dict[str, Any]:
-    """How often sessions lost their caches to others, and for how long; "reserved": never."""
+    """Return how often sessions lost their caches to others, and how long they had no chain then.
+
+    With ``cache_mode`` "reserved" there are no preemptions.
+    """
     preempted = [r for r in requests if r.n_preemptions]
     return {
         "cache_mode": "reserved" if experiment.paging is None else "paged",
@@ -180,7 +184,7 @@ def preemption_of(experiment: Experiment, requests: Iterable[_MayBePreempted]) -
 
 
 def _unused(records: RunRecords, plan: dict[str, Any]) -> dict[str, Any] | None:
-    """Blocks that no request used; ``None`` where servers came, went or moved, and their blocks with them."""
+    """Return the blocks that no request used; None if held blocks changed, by faults, replays or moves."""
     if records.faults or records.moves or records.replays:
         return None
     hops = (hop for r in records.requests if r.opened_at_s is not None for hop in r.chain)
@@ -188,13 +192,16 @@ def _unused(records: RunRecords, plan: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _stalls(stalls: list[dict[str, float]]) -> dict[str, Any]:
-    """When the whole machine stood still; real seconds."""
+    """Summarize how often and how long the whole machine stood still, in real seconds."""
     took_s = [stall["real_s"] for stall in stalls]
     return {"n": len(stalls), "total_real_s": sum(took_s), "max_real_s": max(took_s, default=None)}
 
 
 def _memory(servers: dict[str, dict[str, float]]) -> dict[str, Any]:
-    """Real memory of servers when it was largest, beside the model's ``s_m m_j + s_c sum k`` of that moment."""
+    """Compare servers' real memory at its largest with the model's ``s_m m_j + s_c sum k`` of that instant.
+
+    ``servers`` has ``real_bytes`` and ``model_bytes``, perhaps ``grown_bytes``, by name.
+    """
     real, model = (sum(s[key] for s in servers.values()) for key in ("real_bytes", "model_bytes"))
     off = {name: s["real_bytes"] / s["model_bytes"] - 1 for name, s in servers.items() if s["model_bytes"]}
     worst = max(off, key=lambda name: abs(off[name]), default=None)
@@ -212,7 +219,10 @@ def _memory(servers: dict[str, dict[str, float]]) -> dict[str, Any]:
 def _gaps(
     experiment: Experiment, records: RunRecords, hops: HopTable
 ) -> tuple[Array, Array, Array, NDArray[np.bool_]]:
-    """Decode tokens' times: measured, modelled, by the closed form without queueing, and which had no replay."""
+    """Return the times of all decode tokens in seconds, in three columns, and which tokens had no replay.
+
+    The columns are measured, by the closed model, and by the closed form without queueing.
+    """
     problem = experiment.problem
     clients = {name: i for i, name in enumerate(problem.clients)}
     lengths = {r.index: r.n_input_tokens for r in experiment.requests}
@@ -235,7 +245,7 @@ def _gaps(
 
 
 def _lacks(experiment: Experiment, records: RunRecords) -> list[str]:
-    """What this run does and the closed model does not know."""
+    """Return what this run has and the closed model has not."""
     changes = [*experiment.changes, *as_carried_out(experiment, records)]
     links = [*experiment.links.values(), *(x for change in changes for x in change.links.values())]
     found = {
@@ -248,7 +258,7 @@ def _lacks(experiment: Experiment, records: RunRecords) -> list[str]:
 
 
 def _emulation_error(clock: str, run: Tables, by_hop: dict[str, Any], twin: Tables | None) -> dict[str, Any]:
-    """``emulation_error`` and what it is measured against; nothing to compare with is said, too."""
+    """Return ``emulation_error``, and what it is measured against: None if a run in real time has no twin."""
     if clock == "virtual":
         return {"emulation_error": {**model_errors(run.rows), **by_hop}, "emulation_error_of": "closed model"}
     if twin is None:
@@ -267,9 +277,10 @@ def _median(values: Any) -> float | None:
 
 
 def active_sessions(requests: Sequence[tuple[float, float | None, float]]) -> dict[str, float | None]:
-    """Sessions at a time, the mean from the first arrival to the last end.
+    """Return the mean and maximum number of sessions at a time, from the first arrival to the last end.
 
-    ``requests``: when each arrived, when the attempt began that was admitted (``None``: none was), and when it ended.
+    ``requests``: for each its arrival, the start of its admitted attempt (None if it was never admitted), its
+    end.
     """
     admitted = [(since_s, to_s) for _, since_s, to_s in requests if since_s is not None]
     if not admitted:
@@ -281,7 +292,7 @@ def active_sessions(requests: Sequence[tuple[float, float | None, float]]) -> di
 
 
 def _without_setup(experiment: Experiment, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The same measurements with the published setup constant taken off every request."""
+    """Return these metrics with the published setup constant subtracted from every request."""
     constant = experiment.calibration.session_setup_s
     done = [row for row in rows if row["ttft_s"] is not None]
     whole = [row for row in done if row["e2e_s"] is not None]

@@ -1,4 +1,4 @@
-"""``requests.parquet`` and ``hops.parquet``: written whole or not at all."""
+"""Writes ``requests.parquet`` and ``hops.parquet``, whole or not at all."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ _TYPES = {
     ),
     "token_ids": pa.list_(pa.int32()),
 }
-"""Of columns of requests; all others are numbers."""
+"""Types of the columns of ``requests.parquet`` that are not floats."""
 
 
 def write_requests(path: Path, rows: list[dict[str, Any]]) -> None:
-    """A row per request of the scenario, also those that failed or never started."""
+    """Write a row per request of the scenario, with those that failed or never started."""
     types = [(name, _TYPES.get(name, pa.float64())) for name in (rows[0] if rows else {"request": 0})]
     write_table(path, pa.Table.from_pylist(rows, schema=pa.schema(types)))
 
 
 def write_hops(path: Path, experiment: Experiment, hops: HopTable) -> None:
-    """A row per token and hop: instants, parts, and the model's times beside them.
+    """Write a row per token and hop: instants and parts in scenario seconds, and the model's times.
 
-    ``model_client_s`` is there where the model has a client that computes.
+    Has ``model_client_s`` only if the client computes, and ``batch_*`` only with continuous batching.
     """
     names = pa.array([s.name for s in experiment.problem.servers])
     columns: dict[str, Any] = {

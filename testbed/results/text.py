@@ -1,4 +1,4 @@
-"""The summary as a person reads it on the terminal."""
+"""The summary of a run as text for the terminal."""
 
 from __future__ import annotations
 
@@ -24,30 +24,31 @@ _ROWS = (
 )
 
 VIRTUAL_TIME = (
-    "virtual time shows an ideal machine: the testbed's own overhead and routing decisions take none of it, a lost "
-    "packet is sent again after a fixed time, and congestion control has no timers; --clock real measures the rest"
+    "virtual time shows an ideal machine: the testbed's own overhead and routing decisions take none of it, "
+    "a lost packet is sent again after a fixed time, and congestion control has no timers; --clock real "
+    "measures the rest"
 )
-"""What virtual time cannot show, said in the report of every run in it; the terminal has it shorter."""
+"""What virtual time cannot show, for the report of a run in virtual time; the terminal has a shorter text."""
 
 _CARRIES_BPS, _CARRIES_BETWEEN_BPS = 5e9, 2.5e9
-"""Bits per second of real time that a forwarder carries on one machine, and between several."""
+"""Bits per real second that a forwarder carries on one machine, and between machines."""
 _UNDERLAY_RATIO = 1e-3
-"""Of packets that come late over the network between machines, so many are not worth a word."""
+"""A larger share of packets that come late over the network between machines is reported."""
 _LATE_S, _BUSY_RATIO = 1e-3, 0.9
-"""Beyond these, what the forwarder adds is no longer small against a token's network time."""
+"""Real seconds, and a share of a second: above these the forwarder adds much to a token's network time."""
 
 _FINE_RATIO = 1e-3
-"""Errors below it are shown with one more digit."""
+"""Errors below this ratio are shown with one more digit."""
 
 _LAG_S = 0.1
-"""Real seconds by which a request may come late before it is said."""
+"""A request that arrives more than this many real seconds late is reported."""
 
 _BUSY_S = 1.5e-3
-"""Own overhead per hop in real seconds above which the machine is too busy to measure on."""
+"""Overhead per hop, in real seconds, above which the machine is too busy to measure on."""
 
 
 def summary_text(summary: dict[str, Any], width: int = 110) -> str:
-    """A few lines and one table: measured, modelled, error in percent."""
+    """Return the summary as a few lines and one table: measured, twin or model, error in percent."""
     buffer = io.StringIO()
     console = Console(file=buffer, width=width, highlight=False)
     policy = summary["policy"]
@@ -59,8 +60,8 @@ def summary_text(summary: dict[str, Any], width: int = 110) -> str:
         + (f", {summary['n_interrupted']} interrupted" if summary["n_interrupted"] else "")
     )
     console.print(
-        f"placement {policy['placement']}, routing {policy['routing']}{designed}; network {summary['network']}, "
-        f"compute {summary['compute']}, "
+        f"placement {policy['placement']}, routing {policy['routing']}{designed}; network "
+        f"{summary['network']}, compute {summary['compute']}, "
         + (f"time scale {summary['time_scale']:g}, " if summary["time_scale"] != 1 else "")
         + f"seed {summary['seed']}"
     )
@@ -72,7 +73,7 @@ def summary_text(summary: dict[str, Any], width: int = 110) -> str:
 
 
 def _table(summary: dict[str, Any]) -> Table:
-    """Measured beside what it is judged by: the twin of a run in real time, else the closed model."""
+    """Return the table: measured times beside the twin's, or in virtual time the closed model's."""
     truth, truths = ("twin", summary["twin"]) if "twin" in summary else ("model", summary["model"])
     errors = summary["emulation_error"]
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -97,19 +98,19 @@ def _table(summary: dict[str, Any]) -> Table:
 
 
 def _sample(metric: str, n: int, n_requests: int) -> str:
-    """What a row's figures are of: requests that did not get so far are in none of them."""
+    """Return the sample of a row's figures; requests that did not get that far are not in it."""
     return f"{n:,} tokens" if metric == "token_gap_s" else f"{n:,} of {n_requests:,}"
 
 
 def _errors(error: dict[str, float | None]) -> tuple[str, str]:
-    """In percent; in seconds where the truth is nothing, to which there is no ratio."""
+    """Return the mean and p99 error in percent, or if the truth is 0 the mean in seconds."""
     if error["mean_abs_ratio"] is None and error["mean_abs_s"]:
         return f"{error['mean_abs_s']:.3f} s", "-"
     return _percent(error["mean_abs_ratio"]), _percent(error["p99_abs_ratio"])
 
 
 def _machine_lines(summary: dict[str, Any]) -> list[str]:
-    """What is known of the other machines' clocks, and whether that is enough for one-way times."""
+    """Return a line per other machine: how exactly its clock is known, and if that is enough for one way."""
     lines = []
     way_s = (summary["metrics"]["hop_network_s"]["p50"] or 0.0) / 2 / summary["time_scale"]
     for machine in summary["machines"]:
@@ -122,21 +123,25 @@ def _machine_lines(summary: dict[str, Any]) -> list[str]:
             text += "; it was lost"
         if uncertainty_s > way_s > 0:
             text += (
-                f", more than the {way_s * 1e3:.3f} ms of one way (p50): what a single direction took (in hops.parquet and "
-                "trace.json) is not to be trusted; clients' times, and those of round trips, need one clock only"
+                f", more than the {way_s * 1e3:.3f} ms of one way (p50): what a single direction took (in "
+                "hops.parquet and trace.json) is not to be trusted; clients' times, and those of round "
+                "trips, need one clock only"
             )
         lines.append(text)
     return lines
 
 
 def _n_decisions(summary: dict[str, Any]) -> int:
-    """Those for parts of chains included; of a run that was cut short only those for whole ones are known."""
+    """Return the number of routing decisions, with those for parts of chains.
+
+    If a run was cut short, only decisions for whole chains are known.
+    """
     return int((summary.get("decisions") or {}).get("n_decisions") or summary["decision"]["routing_s"]["n"])
 
 
 def _start(summary: dict[str, Any]) -> str:
     started_s = summary["startup_s"]
-    text = "it did not come to serve" if started_s is None else f"started in {started_s:.2f} s"
+    text = "the testbed did not begin to serve" if started_s is None else f"started in {started_s:.2f} s"
     return f"{text}; {_n_decisions(summary)} routing decisions"
 
 
@@ -147,7 +152,8 @@ def _footer(summary: dict[str, Any]) -> str:
     lines += _clock_lines(summary)
     if summary["compute"] == "blocks":
         lines.append(
-            f"model and twin compute by the scenario's hardware profiles, not measured ones; {_start(summary)}"
+            "model and twin use the compute times of the scenario's hardware profiles, which need not be "
+            f"measured ones; {_start(summary)}"
         )
     elif summary["clock"] == "virtual":
         lines.append(_start(summary))
@@ -157,31 +163,35 @@ def _footer(summary: dict[str, Any]) -> str:
         )
         if summary["overhead_per_hop_s"] > _BUSY_S:
             lines.append(
-                "that is far above the 0.3 ms of an idle machine: this one was busy, and times are not to be trusted"
+                "that is far above the 0.3 ms of an idle machine: the machine was busy, so do not trust "
+                "these times"
             )
     if n_preempted := summary["preemption"]["n_preemptions"]:
         preemption = summary["preemption"]
         lines.append(
-            f"{counted(n_preempted, 'preemptions')} of {counted(preemption['n_requests'], 'requests')}, which lost "
-            f"{preemption['tokens']:,} cached tokens and were without a chain for {_number(preemption['waited_s']['mean'])} s (mean)"
+            f"{counted(n_preempted, 'preemptions')} of {counted(preemption['n_requests'], 'requests')}, "
+            f"which lost {preemption['tokens']:,} cached tokens and were without a chain for "
+            f"{_number(preemption['waited_s']['mean'])} s (mean)"
         )
     if n_never := summary["admission"]["n_never_admitted"]:
         waited_s = summary["admission"]["waited_s"]
         lines.append(
-            f"{counted(n_never, 'requests')} never came to be admitted: the queue above is that of the others; all "
-            f"together waited {_number(waited_s['mean'])} s (mean), {_number(waited_s['max'])} s (max)"
+            f"{counted(n_never, 'requests')} did not get admitted: the queue above is that of the others; all "
+            f"requests together waited {_number(waited_s['mean'])} s (mean), {_number(waited_s['max'])} s "
+            "(max)"
         )
     if summary["stalls"]["n"]:
         stalls = summary["stalls"]
         lines.append(
-            f"the machine stood still {counted(stalls['n'], 'times')}, for {stalls['max_real_s']:.2f} s (real) at most: "
-            "its host takes its CPUs away; network.keep_cpus_awake = false may help, a higher time scale does not"
+            f"the machine stood still {counted(stalls['n'], 'times')}, for {stalls['max_real_s']:.2f} s "
+            "(real) at most: its host takes its CPUs away; network.keep_cpus_awake = false may help, a "
+            "higher time scale does not"
         )
     lag_s = summary["metrics"]["schedule_lag_s"]["max"]
     if lag_s is not None and lag_s / summary["time_scale"] > _LAG_S:
         lines.append(
-            f"requests arrived up to {lag_s:.3g} s after their time: the machine was busy, and what the scenario plans "
-            "for an instant met other requests than it would have"
+            f"requests arrived up to {lag_s:.3g} s after their time: the machine was busy, and planned "
+            "events met other requests than they should have"
         )
     if summary["objectives"] and summary["goodput_rps"] is not None:
         limits = ", ".join(f"{name} <= {limit:g} s" for name, limit in summary["objectives"].items())
@@ -192,47 +202,54 @@ def _footer(summary: dict[str, Any]) -> str:
             f"{summary['time_scale']:g} ms"
         )
     if summary["network"] == "loopback":
-        lines.append("loopback network: delays are applied in the client, the least faithful of all")
+        lines.append(
+            "loopback network: clients apply the delays, which is the least faithful of all networks"
+        )
     if summary["network"] == "hosts":
         lines.append(
-            "hosts network: the real one between the machines; the model has the scenario's links, which nothing emulates"
+            "hosts network: the real network between the machines; the model uses the scenario's links, "
+            "which nothing emulates"
         )
     lines += _machine_lines(summary)
     if "without_session_setup" in summary:
         without = summary["without_session_setup"]
         lines.append(
-            f"session_setup adds {summary['calibration']['session_setup_s']:g} s to every first token; without it "
-            f"TTFT {_number(without['ttft_s']['mean'])}, per token {_number(without['per_token_s']['mean'])}"
+            f"session_setup adds {summary['calibration']['session_setup_s']:g} s to every first token; "
+            f"without it TTFT {_number(without['ttft_s']['mean'])}, per token "
+            f"{_number(without['per_token_s']['mean'])}"
         )
     lines += _blocks_lines(summary)
     forwarder = summary["forwarder"]
     if forwarder and forwarder["dropped"]:
         lines.append(
-            f"the forwarder dropped {forwarder['dropped']} of {forwarder['packets']} packets: this machine is too "
-            "slow for these rates and this time scale; times are not to be trusted"
+            f"the forwarder dropped {forwarder['dropped']} of {forwarder['packets']} packets: this machine "
+            "is too slow for these rates and this time scale, so do not trust these times"
         )
     if forwarder and (
         forwarder.get("late_p99_s", 0) > _LATE_S or forwarder.get("busy_max_ratio", 0) > _BUSY_RATIO
     ):
         lines.append(
-            f"the forwarder could not keep up: 1 packet in 100 left it {forwarder['late_p99_s'] * 1e3:.1f} ms or more "
-            f"(real) after its time, and it was busy for up to {forwarder['busy_max_ratio']:.0%} of a second; lower "
-            "the time scale, the rates or the load, or free the machine"
+            f"the forwarder could not keep up: 1 packet in 100 left it {forwarder['late_p99_s'] * 1e3:.1f} "
+            f"ms or more (real) after its time, and it was busy for up to {forwarder['busy_max_ratio']:.0%} "
+            "of a second; lower the time scale, the rates or the load, or free the machine"
         )
     if forwarder and forwarder.get("underlay_late", 0) > _UNDERLAY_RATIO * forwarder["packets"]:
         lines.append(
-            f"{forwarder['underlay_late']} of {forwarder['packets']} packets came over the network between the machines after "
-            "their time: it is slower than the links are allowed to be; take longer delays, or put these nodes on one machine"
+            f"{forwarder['underlay_late']} of {forwarder['packets']} packets came over the network between "
+            "the machines after their time: it is slower than the emulated links; use longer delays, or put "
+            "these nodes on one machine"
         )
     if forwarder and forwarder.get("underlay_lost"):
         lines.append(
-            f"the network between the machines lost {forwarder['underlay_lost']} datagrams, which cost packets that no link lost"
+            f"the network between the machines lost {forwarder['underlay_lost']} datagrams, which cost "
+            "packets that no link lost"
         )
     carries_bps = _CARRIES_BETWEEN_BPS if summary["machines"] else _CARRIES_BPS
     if forwarder and forwarder.get("asked_max_bps", 0) > carries_bps:
         lines.append(
-            f"links of up to {forwarder['asked_max_bps'] / 1e9:g} Gbit/s (real) were asked: long transfers there run at "
-            f"about {carries_bps / 1e9:g} Gbit/s, what the forwarder carries on a machine such as docs/accuracy.md states"
+            f"links of up to {forwarder['asked_max_bps'] / 1e9:g} Gbit/s (real) were asked: long transfers "
+            f"there run at about {carries_bps / 1e9:g} Gbit/s, what the forwarder carries on a machine such "
+            "as docs/accuracy.md states"
         )
     if summary["dropped_log_bytes"]:
         lines.append(f"{summary['dropped_log_bytes']} bytes of an unfinished log record were dropped")
@@ -240,46 +257,48 @@ def _footer(summary: dict[str, Any]) -> str:
 
 
 def _clock_lines(summary: dict[str, Any]) -> list[str]:
-    """How fast time went, what the error columns are about, and what virtual time leaves out."""
+    """Return lines on the clock, what errors are measured against, and what virtual time leaves out."""
     lines = []
     if summary["wall_s"] and summary["scenario_s"] > 0:
         speed = summary["scenario_s"] / summary["wall_s"]
         lines.append(
             f"clock {summary['clock']} ({summary['clock_why']}): {summary['scenario_s']:.0f} s served in "
-            f"{summary['wall_s']:.1f} s, {f'{speed:,.0f}' if speed >= 100 else f'{speed:.3g}'} times life"
+            f"{summary['wall_s']:.1f} s, {f'{speed:,.0f}' if speed >= 100 else f'{speed:.3g}'} times real "
+            "time"
         )
     if summary["emulation_error_of"] == "closed model":
         lines.append(
-            "error: against the closed model, given when messages were sent; virtual time shows an ideal machine, "
-            "--clock real measures this one"
+            "error: against the closed model, given when messages were sent; virtual time shows an ideal "
+            "machine, --clock real measures this one"
         )
         if summary["closed_model_lacks"]:
             lines.append(
-                f"the closed model knows of no {' and no '.join(summary['closed_model_lacks'])}: the errors are mostly that"
+                f"the closed model has no {' and no '.join(summary['closed_model_lacks'])}: most of the "
+                "errors come from that"
             )
         if summary.get("n_replays"):
             lines.append(
-                "of requests that outlived a failure it knows nothing: its columns have them as if there had been none, the "
-                "errors leave them out"
+                "the closed model has no failures: its columns have recovered requests as if nothing had "
+                "failed, and the errors leave them out"
             )
     elif summary["emulation_error_of"] == "twin":
         text = "error: against the run's twin in virtual time"
         if summary["emulation_error_pairing"] == DISTRIBUTIONS:
             text += (
-                "; the twin admitted requests in another order or to other chains, so distributions are compared, not "
-                "requests"
+                "; the twin admitted requests in another order or to other chains, so distributions are "
+                "compared, not requests"
             )
         lines.append(text)
     else:
         lines.append("no errors are stated: the run has no twin")
     if n_by_hand := summary["n_link_changes_by_hand"]:
-        text = f"{counted(n_by_hand, 'changes')} of links by hand: the closed model knows them"
+        text = f"{counted(n_by_hand, 'changes')} of links by hand: the closed model has them"
         lines.append(f"{text}, the twin does not" if summary["emulation_error_of"] == "twin" else text)
     return lines
 
 
 def _blocks_lines(summary: dict[str, Any]) -> list[str]:
-    """Of a run with real blocks: whether its tokens are right, and what memory it took."""
+    """Return lines on a run with real blocks: whether its tokens are right, and how much memory it took."""
     if summary["compute"] != "blocks":
         return []
     checked, altered = summary["n_tokens_checked"], summary["n_tokens_altered"]
@@ -297,8 +316,9 @@ def _blocks_lines(summary: dict[str, Any]) -> list[str]:
     memory = summary.get("memory")
     if memory and memory["difference_ratio"] is not None:
         lines.append(
-            f"blocks and caches of all servers took {memory['real_bytes'] / 1e6:.2f} MB, {memory['difference_ratio']:+.1%} "
-            f"of what the model counts; {memory['worst_server']} {memory['worst_difference_ratio']:+.1%}"
+            f"blocks and caches of all servers took {memory['real_bytes'] / 1e6:.2f} MB, "
+            f"{memory['difference_ratio']:+.1%} of what the model counts; {memory['worst_server']} "
+            f"{memory['worst_difference_ratio']:+.1%}"
             + (
                 f"; the processes grew by {memory['grown_bytes'] / 1e6:.2f} MB"
                 if memory["grown_bytes"]

@@ -18,13 +18,13 @@ from testbed.scenario.experiment import Experiment
 
 _US = 1e6
 _LANES = 1000
-"""Threads set aside per server, the last one for its moves; more sessions at once would share the one before."""
+"""Threads reserved per server, the last for its moves. Steps beyond the others share the one before it."""
 _FIRST_SESSION = 1_000_000_000
-"""Above every server's thread: sessions are listed below the servers of a site."""
+"""Thread of request 0, above those of all servers, so that Perfetto lists sessions below a site's servers."""
 
 
 def write_trace(path: Path, experiment: Experiment, records: RunRecords, hops: HopTable) -> None:
-    """Stream the events of all requests, and what happened to links and servers, to ``path``; whole or not at all."""
+    """Write the events of all requests, links and servers to ``path``, whole or not at all."""
     with replacing(path) as temporary, open(temporary, "wb") as file:
         file.write(b'{"displayTimeUnit": "ms", "traceEvents": [\n')
         for number, event in enumerate(_events(experiment, records, hops)):
@@ -54,7 +54,7 @@ def _events(experiment: Experiment, records: RunRecords, hops: HopTable) -> Iter
 
 
 def _move_events(move: Mapping[str, Any], server: int, pid: int) -> Iterator[dict[str, Any]]:
-    """A server's change of blocks: what it waits for its sessions, and what it loads for."""
+    """Yield a server's change of blocks: the time it drains, and the time it loads."""
     tid = 1 + server * _LANES + _LANES - 1
     yield _meta("thread_name", pid, tid, f"{move['server']} (blocks)")
     details = {"old": move["old"], "new": move["new"]}
@@ -63,8 +63,11 @@ def _move_events(move: Mapping[str, Any], server: int, pid: int) -> Iterator[dic
 
 
 def _server_events(name: str, server: int, pid: int, hops: HopTable) -> Iterator[dict[str, Any]]:
-    """What the server computed. Sessions run side by side, and the spans of one thread may not overlap:
-    each span takes the first lane that is free."""
+    """Yield the steps that a server computed.
+
+    Steps overlap, but the spans of one thread may not: each step is put into the first free thread of the
+    server.
+    """
     tid = 1 + server * _LANES
     yield _meta("thread_name", pid, tid, name)
     rows = np.flatnonzero(hops.server == server)
@@ -91,7 +94,7 @@ def _server_events(name: str, server: int, pid: int, hops: HopTable) -> Iterator
 
 
 def _session_events(record: RequestRecord, pid: int, tid: int) -> Iterator[dict[str, Any]]:
-    """One request: the whole, its phases inside it, and tokens."""
+    """Yield the spans of a request: the whole, its phases, and its tokens."""
     end_s = record.last_seen_at_s
     details = {"status": record.status, "reason": record.reason, "n_rejections": record.n_rejections}
     yield _span(f"request {record.index}", pid, tid, record.arrived_at_s, end_s, details)
@@ -108,7 +111,7 @@ def _session_events(record: RequestRecord, pid: int, tid: int) -> Iterator[dict[
 def _message_events(
     hops: HopTable, rows: slice, pid: int, tid: int, servers: list[str]
 ) -> Iterator[dict[str, Any]]:
-    """Each message of a request on the wire."""
+    """Yield the time that each message of a request was on its way."""
     columns = (
         *(hops.server, hops.replayed_tokens, hops.up_bytes, hops.down_bytes),
         *(hops.sent_at_s, hops.arrived_at_s, hops.departed_at_s, hops.received_at_s),
@@ -146,7 +149,7 @@ def _meta(name: str, pid: int, tid: int, text: str) -> dict[str, Any]:
 def _span(
     name: str, pid: int, tid: int, start_s: float, end_s: float, details: dict[str, Any]
 ) -> dict[str, Any]:
-    """Both ends are rounded the same way, so that what nests in seconds nests in the file."""
+    """Return a span in microseconds. Both ends are rounded alike, so that nested spans stay nested."""
     start_us, end_us = round(start_s * _US, 3), round(end_s * _US, 3)
     return {
         "ph": "X",

@@ -1,4 +1,4 @@
-"""Blocks that servers held for nothing: no request went through them."""
+"""Finds blocks that servers held although no request used them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _MOST_NAMES = 5
 def unused_blocks(
     servers: Sequence[str], held: Iterable[tuple[int, int]], hops: Iterable[tuple[int, int, int]]
 ) -> dict[str, Any] | None:
-    """``{n_held, n_unused, servers}``: blocks on all servers, those of no hop, and the servers that have only such.
+    """Return ``{n_held, n_unused, servers}``: held blocks, unused ones, and servers with only unused ones.
 
-    ``held`` is [first, last) of each server, ``hops`` are (server, first, last) of all requests that were served.
-    ``None`` if none was: nothing could have been used.
+    ``held`` is [first, last) of each server, ``hops`` are (server, first, last) of all requests that were
+    served. None if no request was served.
     """
     used: list[set[int]] = [set() for _ in servers]
     is_any = False
@@ -34,7 +34,7 @@ def unused_blocks(
 
 
 def unused_over_runs(found: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:
-    """Of several runs: means of the counts, and the servers that were idle in all of them."""
+    """Average over several runs: means of the counts, and the servers without a used block in all runs."""
     known = [run for run in found if run is not None]
     if not known:
         return None
@@ -44,7 +44,7 @@ def unused_over_runs(found: Sequence[Mapping[str, Any] | None]) -> dict[str, Any
 
 
 def unused_text(found: Mapping[str, Any] | None) -> list[str]:
-    """A hint where blocks were held that no request used; else nothing."""
+    """Return a line with a hint if there are unused blocks; else no line."""
     if found is None or not found["n_unused"]:
         return []
     mean = "on average " if isinstance(found["n_unused"], float) else ""  # over runs

@@ -1,4 +1,4 @@
-"""What is known of a run's tokens: whether they are those of the whole model on one machine."""
+"""Reads whether the tokens of a run with real blocks are those of the whole model on one machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STUB = "the stub's client compares every token itself, and fails a request with
 
 
 def unchecked(reason: str) -> dict[str, Any]:
-    """An answer that holds no comparison, and why."""
+    """Return a result without a comparison, with the reason why there is none."""
     return {
         "n_tokens_checked": None,
         "n_tokens_altered": None,
@@ -25,13 +25,16 @@ def unchecked(reason: str) -> dict[str, Any]:
 
 
 def ties(verification: dict[str, Any]) -> str:
-    """A clause on those tokens that are the whole model's but for a tie; empty where there is none."""
+    """Return a clause on the tokens that differ only by a tie of two logits; empty if there are none."""
     n_tied = verification.get("n_tokens_tied")  # not in records of earlier versions
     return f" ({n_tied} of them by a tie of two logits)" if n_tied else ""
 
 
 def read_verification(run_dir: Path, experiment: Experiment) -> dict[str, Any]:
-    """``{n_tokens_checked, n_tokens_altered, n_tokens_tied, tokens_unchecked_because}``, and which were ``altered``."""
+    """Return ``{n_tokens_checked, n_tokens_altered, n_tokens_tied, tokens_unchecked_because}``.
+
+    After a comparison, ``altered`` lists altered tokens, too.
+    """
     if experiment.blocks is None:
         return unchecked(_STUB)
     try:

@@ -1,9 +1,9 @@
-"""One whole run with its tables.
+"""Commands that make one run with its tables, or deal with the runs of this machine.
 
-- ``up``: ``testbed up``; ``generate``: a prompt through real blocks
-- ``twin``: the same run in virtual time; ``verify``: its tokens against the whole model's
-- ``inside``: programs of the user's on the nodes of a running testbed
-- ``net``: the network of a scenario alone
-- ``ps``: the testbeds that run on this machine
-- ``clean``: what killed runs left
+- ``up``: ``testbed up``; ``serve``: ``testbed serve``; ``generate``: a prompt through real blocks
+- ``twin``: the same run in virtual time; ``verify``: compares its tokens with the whole model's
+- ``inside``: the user's programs on nodes of a running testbed
+- ``net``: only the network of a scenario
+- ``ps``: lists the testbeds that run on this machine
+- ``clean``: removes what killed runs left
 """

@@ -1,8 +1,8 @@
-"""``testbed clean``: ends what killed runs left running and completes what they measured.
+"""``testbed clean``: ends processes of killed runs, removes their files, and makes their missing tables.
 
-A run's namespaces and devices have no names and vanish with its processes, and those die with the
-run's owner; what can be left is a process that the kernel did not get to, a control socket, a file or
-a temporary folder, and logs that were never made into tables.
+The namespaces and devices of a run have no names and vanish with its processes, and these die with the run's
+owner. What can be left is a process that was not killed, a control socket, a half-written file, a temporary
+folder, and logs without tables.
 """
 
 from __future__ import annotations
@@ -37,11 +37,16 @@ _KILL_WAIT_S = 20.0
 
 
 def clean_command(out: Path) -> dict[str, Any]:
-    """What was removed, and what was completed; every value is a list, of paths unless said otherwise.
+    """Remove what killed runs left, and make the tables of those in ``out``; returns what was done, as lists.
 
-    ``processes`` (``{pid, run}``) that outlived their run, ``sockets``, half-written ``files`` and addresses of pages, temporary
-    ``folders``; runs ``completed``: their tables are made; ``problems``, a sentence each. Touches only
-    what carries this tool's run variable or lies in a run's folder, and only where the run's owner is gone.
+    - ``processes``: ``{pid, run}`` of those that outlived their run's owner, and were ended
+    - ``sockets``, ``files`` (half-written ones, and addresses of pages and endpoints), ``folders`` (temporary
+      ones): paths that were removed
+    - ``completed``: run directories whose tables were made
+    - ``problems``: sentences
+
+    Touches only processes with this tool's run variable, files in run directories, and temporary folders; and
+    only if the run's owner has ended.
     """
     kinds = ("processes", "sockets", "files", "folders", "completed", "problems")
     answer: dict[str, Any] = {kind: [] for kind in kinds}
@@ -75,14 +80,14 @@ def clean_command(out: Path) -> dict[str, Any]:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether this user may judge a temporary folder: others' runs are theirs to clean."""
+    """Whether a temporary folder is this user's; root cleans those of all users."""
     return not folder.is_symlink() and (os.geteuid() == 0 or folder.stat().st_uid == os.geteuid())
 
 
 def _orphans() -> dict[int, Path]:
-    """Run directory by pid of every process of a run whose owner is gone."""
+    """Return the run directory, by pid, of every process of a run whose owner has ended."""
     found: dict[int, Path] = {}
-    if not Path("/proc").is_dir():  # a system where all nodes of a run are one process
+    if not Path("/proc").is_dir():  # no Linux: all nodes of a run are one process
         return found
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and (run := _run_left_by(int(entry.name))) is not None:
@@ -91,29 +96,31 @@ def _orphans() -> dict[int, Path]:
 
 
 def _run_left_by(pid: int) -> Path | None:
-    """The run directory of a process whose run's owner is gone; None of any other, and of one that has ended.
+    """Return the run directory of a process whose run's owner has ended; None for any other process.
 
-    Processes say whose they are: a run's folder may be one that only they see. Those that number processes in
-    another way (in a container) are not judged here.
+    The owner is read from the process' environment, because only the process may see the run directory.
+    For processes in another pid namespace, such as a container, it is None: their pids mean nothing here.
     """
     process = Path("/proc") / str(pid)
     with contextlib.suppress(OSError):  # another user's process, or one that has just ended
         variables = os.fsdecode((process / "environ").read_bytes()).split("\0")
-        said = {name: value for name, _, value in (variable.partition("=") for variable in variables)}
-        owner, _, started = said.get(OWNER_VARIABLE, "").partition(":")
-        if RUN_VARIABLE in said and owner and not runs(int(owner), started) and _numbers_as_we_do(process):
-            return Path(said[RUN_VARIABLE])
+        values = {name: value for name, _, value in (variable.partition("=") for variable in variables)}
+        owner, _, started = values.get(OWNER_VARIABLE, "").partition(":")
+        if RUN_VARIABLE in values and owner and not runs(int(owner), started) and _in_our_namespace(process):
+            return Path(values[RUN_VARIABLE])
     return None
 
 
-def _numbers_as_we_do(process: Path) -> bool:
+def _in_our_namespace(process: Path) -> bool:
+    """Whether a process is in this process' pid namespace."""
     return (process / "ns/pid").readlink() == Path("/proc/self/ns/pid").readlink()
 
 
 def _end(pids: Iterable[int]) -> list[int]:
-    """End processes: ask, then kill; gives those that a busy machine has not let end.
+    """End processes with SIGTERM, then SIGKILL; returns the pids of those that still have not ended.
 
-    A killed process ends when it next gets a CPU: what keeps CPUs awake has idle priority, and waits for it.
+    A killed process ends when it next gets a CPU. The processes that keep CPUs awake have idle priority: on a
+    busy machine they wait for one.
     """
     left = list(pids)
     for number, wait_s in ((signal.SIGTERM, _TERM_WAIT_S), (signal.SIGKILL, _KILL_WAIT_S)):
@@ -129,7 +136,7 @@ def _end(pids: Iterable[int]) -> list[int]:
 
 
 def clean_text(answer: dict[str, Any]) -> str:
-    """What was done, for the terminal."""
+    """Return what was done as lines for the terminal."""
     lines = [f"ended process {p['pid']} of {p['run']}" for p in answer["processes"]]
     lines += [f"removed {path}" for path in answer["sockets"] + answer["files"] + answer["folders"]]
     lines += [f"completed the tables of {path}" for path in answer["completed"]]

@@ -1,10 +1,9 @@
-"""``testbed generate``: one text, made by real blocks through the emulated network."""
+"""``testbed generate``: generates one text with real blocks on an emulated network."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,15 +34,15 @@ from testbed.scenario.checkpoints import checkpoint_sizes
 from testbed.scenario.experiment import Experiment
 from testbed.scenario.families import ModelSizes
 from testbed.scenario.units import counted
+from testbed.serving.text import UNFINISHED
+from testbed.terminal import say
 
 _STREAM_PERIOD_S = 0.05
-_UNFINISHED = "\N{REPLACEMENT CHARACTER}"
-"""What a character looks like of which not all tokens have come."""
 
 
 @dataclass(frozen=True)
 class GenerateOptions:
-    """What is asked for: ``prompt`` or ``prompt_ids``, and so many tokens at most."""
+    """The request: ``prompt`` or ``prompt_ids``, the number of tokens at most, and how to sample them."""
 
     prompt: str | None
     prompt_ids: str | None
@@ -54,7 +53,7 @@ class GenerateOptions:
     seed: int | None
 
     def sampling(self) -> Sampling | None:
-        """``None``: the most probable token each time. Raises ``UserError``."""
+        """Return how to sample, or None for the most probable token each time. Raises ``UserError``."""
         if self.temperature == 0 or (self.temperature, self.top_k, self.top_p) == (None, None, None):
             if self.seed is not None:
                 raise UserError("--seed is for sampling: give --temperature, --top-k or --top-p with it")
@@ -80,9 +79,9 @@ def generate_command(
     report: bool,
     echo: Callable[[str], None],
 ) -> tuple[int, dict[str, Any]]:
-    """Bring the testbed up and generate; returns the exit code and what came out.
+    """Start the testbed and generate a text; returns the exit code and the answer for ``--json``.
 
-    ``echo`` is given the text as it comes unless ``as_json``.
+    Unless ``as_json``, ``echo`` is called with each new piece of the text. Raises ``TestbedError``.
     """
     require_blocks("testbed generate")
     sampling = options.sampling()
@@ -91,11 +90,11 @@ def generate_command(
         raise UserError("testbed generate computes real blocks: leave out --set compute.backend")
     overrides = [*overrides, "compute.backend=blocks"]
     experiment = load_experiment(scenario, [*overrides, _workload(1, options.max_new_tokens)])
-    check_can_run(experiment, _say)
+    check_can_run(experiment, say)
     assert experiment.blocks is not None
     sizes = checkpoint_sizes(experiment.blocks.config, experiment.problem.model.name)
     if given_ids is not None or not options.prompt:
-        _check_prompt(given_ids or [], options.max_new_tokens, sizes)  # before anything takes its time
+        _check_prompt(given_ids or [], options.max_new_tokens, sizes)  # before anything slow begins
     stage = choose_stage(experiment)
     run_dir = make_run_dir(out, experiment.name)
     launcher = stage.begin(experiment, run_dir)
@@ -109,14 +108,14 @@ def generate_command(
         placed = place_experiment(experiment)
         generation = Generation(tuple(ids), sampling, stops=True)
         blocks = dataclasses.replace(model, generations={0: generation})
-    _say(f"run {run_dir}")
+    say(f"run {run_dir}")
 
     async def run() -> tuple[TestbedError | None, bool]:
         stream = _Stream(run_dir, text, echo if not as_json else lambda _: None)
         streaming = asyncio.create_task(stream.run())
         try:
             return await emulate(
-                experiment, placed, run_dir, stage, launcher, blocks, hold=False, announce=_say, live=False
+                experiment, placed, run_dir, stage, launcher, blocks, hold=False, announce=say, live=False
             )
         finally:
             streaming.cancel()
@@ -126,16 +125,16 @@ def generate_command(
 
     error, interrupted = stage.run(launcher, run())
     if not has_begun(run_dir, error):
-        _say(f"interrupted before the request; logs are in {run_dir}")
+        say(f"interrupted before the request was sent; logs are in {run_dir}")
         return EXIT_INTERRUPTED, {}
     if error is None and not interrupted:
-        verify_tokens(run_dir, experiment, blocks, _say)
+        verify_tokens(run_dir, experiment, blocks, say)
     summary = finish(run_dir, experiment, report=report)
     if error is not None:
         raise error
     records = read_logs(run_dir).requests
     if interrupted or not records:
-        _say(f"interrupted: the record up to now is in {run_dir}")
+        say(f"interrupted: the record up to now is in {run_dir}")
         return EXIT_INTERRUPTED, {}
     answer = _answer(run_dir, experiment, records[0], ids, text)
     for key in ("n_tokens_checked", "n_tokens_altered", "n_tokens_tied", "tokens_unchecked_because"):
@@ -144,10 +143,13 @@ def generate_command(
 
 
 def answer_text(answer: dict[str, Any]) -> str:
-    """What is printed after the text itself."""
+    """Return what is printed after the text: times, the comparison with the whole model, blocks by server."""
     n_tokens, token_s = len(answer["token_ids"]), answer["token_s"]
     if answer["status"] != "completed":
-        return f"the request has {answer['status']} after {counted(n_tokens, 'tokens')}: {answer['reason']}"
+        return (
+            f"the request did not complete ({answer['status']} after {counted(n_tokens, 'tokens')}): "
+            f"{answer['reason']}"
+        )
     rest = f", each of the others {sum(token_s[1:]) / (n_tokens - 1):.4f} s" if n_tokens > 1 else ""
     chain = ", ".join(f"{h['server']} {h['first_block']}-{h['last_block']}" for h in answer["chain"])
     checked, altered = answer["n_tokens_checked"], answer["n_tokens_altered"]
@@ -158,8 +160,8 @@ def answer_text(answer: dict[str, Any]) -> str:
     else:
         verdict = f"all are those of the whole model on one machine{ties(answer)}"
     return (
-        f"{counted(n_tokens, 'tokens')}, ended by {answer['ended_by']}: the first after {answer['ttft_s']:.3f} s{rest}; "
-        f"{verdict}\nblocks by server: {chain}"
+        f"{counted(n_tokens, 'tokens')}, ended by {answer['ended_by']}: the first after "
+        f"{answer['ttft_s']:.3f} s{rest}; {verdict}\nblocks by server: {chain}"
     )
 
 
@@ -181,19 +183,22 @@ def _workload(n_input_tokens: int, n_output_tokens: int) -> str:
 
 def _check_prompt(ids: list[int], n_new_tokens: int, sizes: ModelSizes) -> None:
     if not ids:
-        raise UserError("the prompt is empty: give at least one token")
+        raise UserError("the prompt is empty: give at least one token with --prompt or --prompt-ids")
     foreign = next((token for token in ids if not 0 <= token < sizes.vocabulary), None)
     if foreign is not None:
-        raise UserError(f"token {foreign} of the prompt is none of the model's, 0 to {sizes.vocabulary - 1}")
+        raise UserError(
+            f"token {foreign} of the prompt is not in the model's vocabulary: give ids from 0 to "
+            f"{sizes.vocabulary - 1}"
+        )
     if sizes.max_tokens is not None and len(ids) + n_new_tokens > sizes.max_tokens:
         raise UserError(
-            f"a prompt of {counted(len(ids), 'tokens')} and {n_new_tokens} new ones are more than the {sizes.max_tokens} that the "
-            "model is made for: shorten the prompt, or lower --max-new-tokens"
+            f"a prompt of {counted(len(ids), 'tokens')} and {n_new_tokens} new ones are more than the "
+            f"model's limit of {sizes.max_tokens}: shorten the prompt, or lower --max-new-tokens"
         )
 
 
 class _Text:
-    """The model's tokenizer; a model without a checkpoint has none, and its tokens no text."""
+    """The model's tokenizer. A model without a checkpoint has none, and its tokens have no text."""
 
     def __init__(self, model: BlocksModel) -> None:
         from nodes.blocks.text import Text
@@ -208,17 +213,18 @@ class _Text:
                 self._missing = str(error)
 
     def encode(self, prompt: str) -> list[int]:
-        """Raises ``UserError``."""
+        """Return the prompt's token ids. Raises ``UserError`` if there is no tokenizer."""
         if self._text is None:
             raise UserError(f"{self._missing}: give tokens with --prompt-ids")
         return self._text.encode(prompt)
 
     def decode(self, tokens: list[int]) -> str | None:
+        """Return the text of token ids, or None if there is no tokenizer."""
         return None if self._text is None else self._text.decode(tokens)
 
 
 class _Stream:
-    """Shows the text while it comes, from the client's log."""
+    """Prints the text while it is generated, from the client's log."""
 
     def __init__(self, run_dir: Path, text: _Text, echo: Callable[[str], None]) -> None:
         self._folder, self._text, self._echo = run_dir / "events", text, echo
@@ -232,9 +238,9 @@ class _Stream:
             self.show(whole=False)
 
     def show(self, whole: bool = True) -> None:
-        """Show what has come since; a last, broken character only if ``whole``."""
+        """Print the text of the tokens since the last call; half a character only if ``whole``."""
         text = self._text.decode(self._all_tokens())
-        if text is None or (text.endswith(_UNFINISHED) and not whole):
+        if text is None or (text.endswith(UNFINISHED) and not whole):
             return
         if text.startswith(self._shown):
             self._echo(text[len(self._shown) :])
@@ -267,7 +273,3 @@ def _answer(
         ],
         "run": str(run_dir),
     }
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
-"""``testbed exec`` and ``testbed shell``: a program of the user's on a node of a running testbed.
+"""``testbed exec`` and ``testbed shell``: run a user's program on a node of a running testbed.
 
-The program has the network of its node, the names of all nodes and the caller's files, terminal and environment. This
-process stays beside it: it passes signals on, and ends the program when the testbed has ended, however it did.
+The program has the node's network, the names of all nodes, and the caller's files, terminal and environment.
+This process waits for it, forwards signals to it, and ends it when the testbed has ended.
 """
 
 from __future__ import annotations
@@ -26,36 +26,45 @@ from testbed.rundir import HOSTS, NETWORK, NODE_VARIABLE, OWNER, marks, process_
 from testbed.scenario.problems import unknown
 
 _FAILED = 126
-"""Status of a child that could not become the program; it has said why."""
+"""Exit status of a child that could not start the program; it has printed why."""
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP)
 _OF_THE_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
-"""The terminal sends these to the program as well, which decides what they mean."""
+"""The terminal sends these to the program, too; this process ignores them."""
 
 
 @dataclass(frozen=True)
 class Entrance:
-    """How to get to a node: descriptors of its network and, where the testbed runs rootless, of its user namespace."""
+    """Descriptors of a node's namespaces, by which a program can enter them.
+
+    ``network``: its network namespace. ``user``: its user namespace, or None if that is the caller's own.
+    """
 
     run_dir: Path
     node: str
     network: int
     user: int | None
     holder: int
-    """A descriptor of the process that holds the namespaces: readable when it has ended."""
+    """A pidfd of the process that holds the namespaces; it becomes readable when the process has ended."""
 
     @classmethod
     def open(cls, run: Path | None, node: str) -> Entrance:
-        """To ``node`` of the running testbed of ``run`` (``running_testbed``). Raises ``UserError``, ``RunError``."""
+        """Open the namespaces of ``node`` of the running testbed ``run`` (``running_testbed``).
+
+        Raises ``UserError`` if the node cannot be entered, ``RunError`` if the testbed has just ended.
+        """
         run_dir = running_testbed(run)
         document = _whereabouts(run_dir)
         if node not in document["nodes"]:
             raise UserError(unknown("node", node, document["nodes"]))
         namespace = document["nodes"][node]["namespace"]
         if namespace is None and any(there["namespace"] is not None for there in document["nodes"].values()):
-            raise UserError(f"{node} is on another machine of this run: programs run on nodes of this one")
+            raise UserError(
+                f"{node} is on another machine of this run: run the program on a node of this machine"
+            )
         if namespace is None:
             raise UserError(
-                f"{_no_namespace(document['name'])}; start one with `testbed up SCENARIO --hold --network fabric`"
+                f"{_no_namespace(document['name'])}; start a testbed with `testbed up SCENARIO --hold "
+                "--network fabric`"
             )
         pid = document["holder"]["pid"]
         try:
@@ -77,16 +86,18 @@ class Entrance:
         return cls(run_dir, node, network, user, holder)
 
     def enter(self) -> None:
-        """Move the calling process, which must be single-threaded, there. Raises ``OSError``."""
+        """Move the calling process, which must be single-threaded, into the node. Raises ``OSError``."""
         if self.user is not None:
             setns(self.user, CLONE_NEWUSER)
         setns(self.network)
 
 
 def _whereabouts(run_dir: Path) -> dict[str, Any]:
+    """Return the content of ``network.json``. Raises ``UserError`` if the testbed has no such network."""
     if keeps_virtual_time(run_dir):
         raise UserError(
-            f"the testbed of {run_dir} keeps virtual time, in which no program of yours can run; start one with --hold"
+            f"the testbed of {run_dir} keeps virtual time, in which your programs cannot run; start another "
+            "one with --hold"
         )
     try:
         document: dict[str, Any] = json.loads((run_dir / NETWORK).read_text(encoding="utf-8"))
@@ -100,14 +111,14 @@ def _no_namespace(network: str) -> str:
 
 
 def shell_command(node: str, run: Path | None) -> int:
-    """As ``exec_command``, with the user's shell."""
+    """Run the user's shell ($SHELL, or /bin/sh) as ``exec_command`` does."""
     return exec_command(node, [os.environ.get("SHELL") or "/bin/sh"], run)
 
 
 def exec_command(node: str, command: Sequence[str], run: Path | None) -> int:
-    """Run ``command`` on ``node`` of a running testbed; returns its exit status, or 128 + the signal that ended it.
+    """Run ``command`` on ``node`` of a running testbed; returns its exit status, or 128 + its signal.
 
-    Raises ``UserError`` for a node or program that is not there, ``RunError`` if the namespace cannot be entered.
+    Raises ``UserError`` if the node or the program does not exist, ``RunError`` if the testbed has ended.
     """
     entrance = Entrance.open(run, node)
     if shutil.which(command[0]) is None:
@@ -124,10 +135,11 @@ def exec_command(node: str, command: Sequence[str], run: Path | None) -> int:
 
 
 def _become(entrance: Entrance, command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    """Enter the node's namespaces and execute ``command``, in a forked child; never returns."""
     try:
         parent = os.getppid()
         entrance.enter()
-        set_death_signal(signal.SIGKILL)  # after the last change of credentials
+        set_death_signal(signal.SIGKILL)  # last: a change of credentials clears it
         if os.getppid() != parent:
             os._exit(_FAILED)
         become(entrance.node, entrance.run_dir / HOSTS, command, environment)
@@ -139,9 +151,9 @@ def _become(entrance: Entrance, command: Sequence[str], environment: Mapping[str
 
 @contextlib.contextmanager
 def _passing_on() -> Iterator[Callable[[int], None]]:
-    """Signals to this process are the program's: those of the terminal it gets anyway, others are passed on.
+    """Forward SIGTERM and SIGHUP to the program, and ignore SIGINT and SIGQUIT in the body.
 
-    Yields what is to be called with the program's process.
+    The terminal sends the latter to the program itself. Yields a function to call with the program's pid.
     """
     pids: list[int] = []
 
@@ -160,7 +172,10 @@ def _passing_on() -> Iterator[Callable[[int], None]]:
 
 
 def _until_ended(pid: int, entrance: Entrance) -> int:
-    """The program's status. If the testbed ends first, so does whatever is left in its node."""
+    """Wait for the program; returns its exit status, or 128 + signal.
+
+    If the testbed ends first, ends all processes in the node.
+    """
     program = os.pidfd_open(pid)
     poller = select.poll()
     for descriptor in (program, entrance.holder):

@@ -1,10 +1,9 @@
-"""``testbed net``: the network of a scenario alone, with the programs of its ``[[node]]`` tables, until Ctrl-C."""
+"""``testbed net``: emulates only a scenario's network, with the programs of its ``[[node]]`` tables."""
 
 from __future__ import annotations
 
 import asyncio
 import shutil
-import sys
 from pathlib import Path
 
 from testbed.errors import RunError, TestbedError, UserError
@@ -14,18 +13,21 @@ from testbed.runtime.programs import check_programs
 from testbed.runtime.real.handle import LauncherHandle
 from testbed.scenario import dump_toml
 from testbed.scenario.experiment import Experiment
+from testbed.terminal import say
 
 
 def net_command(experiment: Experiment, out: Path | None) -> None:
     """Hold the network of ``experiment`` until interrupted. Raises ``TestbedError``."""
     if experiment.network in ("memory", "loopback"):
         raise UserError(
-            f"on the network {experiment.network} nodes have no namespaces, which programs need: take --network "
-            "fabric or netem"
+            f"on the network {experiment.network} nodes have no namespaces, which programs need: use "
+            "--network fabric or netem"
         )
     if experiment.clock == "virtual":
-        raise UserError("programs run in real time: leave out clock virtual")
-    check_programs(experiment, _say)
+        raise UserError(
+            "programs run in real time, but the scenario's clock is virtual: change it with --set clock=real"
+        )
+    check_programs(experiment, say)
     run_dir = make_run_dir(out, experiment.name)
     launcher = LauncherHandle(run_dir)
     try:
@@ -33,10 +35,10 @@ def net_command(experiment: Experiment, out: Path | None) -> None:
     except OSError as full:
         launcher.close()
         raise RunError(f"cannot write to {run_dir}: {full.strerror}; choose another --out") from full
-    _say(f"run {run_dir}")
+    say(f"run {run_dir}")
     try:
         with asyncio.Runner(loop_factory=launcher.new_loop) as runner:
-            runner.run(hold_network(experiment, run_dir, launcher, _say))
+            runner.run(hold_network(experiment, run_dir, launcher, say))
     except UserError:
         shutil.rmtree(run_dir)  # nothing began: the corrected command may take the same folder
         raise
@@ -44,8 +46,4 @@ def net_command(experiment: Experiment, out: Path | None) -> None:
         raise RunError(f"{error}; logs are in {run_dir}") from error
     finally:
         launcher.dispose()
-    _say(f"the network has ended; the programs' output is in {run_dir / 'logs'}")
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    say(f"the network has ended; the programs' output is in {run_dir / 'logs'}")

@@ -1,6 +1,7 @@
-"""``testbed ps``: the testbeds that run on this machine.
+"""``testbed ps``: lists the testbeds that run on this machine.
 
-A running testbed has its ``events.jsonl`` open: the kernel knows who has. Other users' are seen by root alone.
+A running testbed has its ``events.jsonl`` open, and ``/proc`` lists the open files of every process. Only
+root sees those of other users.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.rundir import ENDPOINT, EVENTS, NETWORK, OWNER, PAGE, owner_alive, read_events
+from testbed.terminal import columns
 
 _PHASES = {
     "network": "starting",
@@ -21,14 +23,14 @@ _PHASES = {
     "broken": "ending",
     "stopped": "ending",
 }
-"""By the last of these events."""
+"""The phase of a testbed, by the last of these events that it has written."""
 
 
 def ps_command(proc: Path = Path("/proc")) -> dict[str, Any]:
-    """``testbeds``, those that began first, first, and whether they ``share_cpus`` because there are several.
+    """Return ``testbeds``, ordered by their start, and ``share_cpus``, whether there are several.
 
-    Each with ``run``, ``scenario``, ``phase``, ``network``, ``clock``, ``pid``, ``since``, and the addresses of
-    its ``endpoint`` and its ``page``; null: none, or not known yet.
+    A testbed has ``run``, ``scenario``, ``phase``, ``network``, ``clock``, ``pid``, ``since``, and the URLs
+    ``endpoint`` and ``page``; a value is None if there is none or it is not known yet.
     """
     found = [_described(run_dir) for run_dir in sorted(_running(proc))]
     testbeds = sorted(found, key=lambda testbed: (str(testbed["since"]), testbed["pid"]))
@@ -36,7 +38,7 @@ def ps_command(proc: Path = Path("/proc")) -> dict[str, Any]:
 
 
 def _running(proc: Path) -> set[Path]:
-    """The run directories that their owners write events to."""
+    """Return the run directories whose owners have ``events.jsonl`` open."""
     found = set()
     for process in proc.iterdir() if proc.is_dir() else ():
         if process.name.isdigit():
@@ -57,7 +59,7 @@ def _described(run_dir: Path) -> dict[str, Any]:
         "scenario": _scenario(run_dir),
         "phase": _PHASES[events[-1]["event"]] if events else "starting",
         "network": network.get("name", plan.get("network")),
-        "clock": clock.get("name", "real" if network else None),  # the network alone has no plan
+        "clock": clock.get("name", "real" if network else None),  # `testbed net` writes no plan
         "pid": owner.get("pid"),
         "since": owner.get("since"),
         "endpoint": _read(run_dir / ENDPOINT).get("url"),
@@ -74,7 +76,7 @@ def _scenario(run_dir: Path) -> str | None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """What a file of a run says; empty if it is not there, or is no such file."""
+    """Return the JSON object in a file of a run; empty if there is no such file, or no object in it."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -83,21 +85,18 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def ps_text(answer: dict[str, Any]) -> str:
-    """The testbeds, for the terminal."""
+    """Return the testbeds as a table for the terminal, with the addresses of their pages and endpoints."""
     testbeds = answer["testbeds"]
     if not testbeds:
         return "no testbed is running"
     keys = ("run", "scenario", "phase", "network", "pid", "since")
     rows = [keys, *(tuple(str(testbed[key] or "-") for key in keys) for testbed in testbeds)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(keys))]
-    lines = [
-        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    lines = columns(rows)
     for testbed in testbeds:
         lines += [f"{testbed['run']}: {key} {testbed[key]}" for key in ("endpoint", "page") if testbed[key]]
     if answer["share_cpus"]:
         lines.append(
-            f"{len(testbeds)} testbeds share this machine's CPUs: in real time each disturbs what the others measure"
+            f"{len(testbeds)} testbeds share this machine's CPUs: in real time each disturbs what the "
+            "others measure"
         )
     return "\n".join(lines)

@@ -1,10 +1,9 @@
-"""``testbed serve``: a testbed that takes requests from outside, at an endpoint that speaks OpenAI's API."""
+"""``testbed serve``: a testbed that serves requests from outside, at an endpoint with OpenAI's API."""
 
 from __future__ import annotations
 
 import dataclasses
 import ipaddress
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,28 +26,29 @@ from testbed.scenario.checkpoints import checkpoint_sizes
 from testbed.scenario.experiment import Experiment
 from testbed.serving.app import Endpoint, Rules
 from testbed.serving.text import SMALL, BlocksCodec, Codec, StubCodec
+from testbed.terminal import say
 
 _MAX_MODEL_LEN = 4096
-"""Of a model that does not say how long a sequence may be."""
+"""Tokens of the longest request, unless --max-model-len is given or the model's own limit is lower."""
 
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """What is asked for on the command line. ``tokenizer`` is a folder."""
+    """Options of the endpoint. ``tokenizer`` is a folder; ``max_model_len`` is in tokens."""
 
     host: str
     port: int
     api_key: str | None
     no_auth: bool
     workload: str
-    """also or none"""
+    """"also" or "none"."""
     admission: str
-    """wait or reject"""
+    """"wait" or "reject"."""
     max_requests: int
     max_model_len: int | None
     tokenizer: Path | None
     page_port: int | None
-    """Of the run's page; ``None``: none."""
+    """Port of the run's page; None: no page."""
 
 
 def serve_command(
@@ -62,13 +62,13 @@ def serve_command(
     with_twin: bool,
     echo: Callable[[str], None],
 ) -> None:
-    """Serve until interrupted, and leave a run directory. ``echo`` is given the URL once it can be used.
+    """Serve until interrupted, and write a run directory. ``echo`` gets the URL once it can be used.
 
-    Raises ``UserError`` for what cannot be, before anything runs, and what broke the testbed.
+    Raises ``UserError`` before anything runs, or the ``TestbedError`` that broke the testbed.
     """
     _check_host(options)
     experiment = _experiment(scenario, overrides, options)
-    if options.admission == "reject":  # nobody waits
+    if options.admission == "reject":  # no request waits in a queue
         experiment = dataclasses.replace(experiment, queue=None)
     check_can_run(experiment)
     stage = choose_stage(experiment, holds=True)
@@ -77,14 +77,14 @@ def serve_command(
     bound = bind(options.port, options.host)
     listener = bind_page(options.page_port)
     run_dir = make_run_dir(out, experiment.name)
-    with page_beside(run_dir, listener, _say):
+    with page_beside(run_dir, listener, say):
         launcher = stage.begin(experiment, run_dir)
         with undone_unless_begun(run_dir, launcher):
             blocks = blocks_model(experiment, run_dir)
             codec = words or _codec(blocks, options.tokenizer)
             rules = Rules(options.api_key, options.admission == "reject", options.max_requests)
             endpoint = Endpoint(experiment, codec, rules, bound)
-        _say(f"run {run_dir}")
+        say(f"run {run_dir}")
 
         def ready() -> None:
             host, port = bound.getsockname()[:2]
@@ -97,28 +97,28 @@ def serve_command(
         error, _ = stage.run(
             launcher,
             emulate(
-                *(experiment, placed, run_dir, stage, launcher, blocks, False, _say), guests=endpoint.guests
+                *(experiment, placed, run_dir, stage, launcher, blocks, False, say), guests=endpoint.guests
             ),
         )
         (run_dir / ENDPOINT).unlink(missing_ok=True)
         if not has_begun(run_dir, error):
-            _say(f"interrupted before any request; logs are in {run_dir}")
+            say(f"interrupted before any request; logs are in {run_dir}")
             return
         experiment = with_guests(experiment, run_dir)
         if blocks is not None and error is None:
             asked: dict[int, Generation] = endpoint.generations
-            verify_tokens(run_dir, experiment, dataclasses.replace(blocks, generations=asked), _say)
+            verify_tokens(run_dir, experiment, dataclasses.replace(blocks, generations=asked), say)
         if with_twin and stage.has_twin and error is None and experiment.requests:
-            _say("running the twin in virtual time (--no-twin leaves it out)")
-            run_twin(experiment, placed, run_dir, _say)
+            say("running the twin in virtual time (--no-twin leaves it out)")
+            run_twin(experiment, placed, run_dir, say)
         summary = finish(run_dir, experiment, report=report, trace=trace)
-        _say(summary_text(summary))
+        say(summary_text(summary))
         if error is not None:
             raise error
 
 
 def _experiment(scenario: str, overrides: list[str], options: ServeOptions) -> Experiment:
-    """The scenario with its ``[endpoint]``."""
+    """Load the scenario with an ``[endpoint]`` table of these options."""
 
     def load(max_model_len: int) -> Experiment:
         table = f'endpoint={{max_model_len = {max_model_len}, workload = "{options.workload}"}}'
@@ -134,7 +134,7 @@ def _experiment(scenario: str, overrides: list[str], options: ServeOptions) -> E
 
 
 def _codec(blocks: BlocksModel | None, folder: Path | None) -> Codec:
-    assert blocks is not None, "the stub has its words"
+    assert blocks is not None, "the stub has its own tokenizer"
     if folder is not None:
         return BlocksCodec(folder)
     if blocks.source.folder is None:
@@ -143,20 +143,17 @@ def _codec(blocks: BlocksModel | None, folder: Path | None) -> Codec:
 
 
 def _check_host(options: ServeOptions) -> None:
-    """Raises ``UserError`` if anybody on the network could use the testbed without being asked for a key."""
+    """Raise ``UserError`` if other machines could use the testbed without a key, but for ``no_auth``."""
     if options.api_key is not None and options.no_auth:
         raise UserError("--api-key and --no-auth contradict each other: leave one of them out")
     if options.api_key == "":
-        raise UserError("--api-key must not be empty")
+        raise UserError("--api-key must not be empty: give a key, or leave it out")
     try:
         is_open = not ipaddress.ip_address(options.host).is_loopback
     except ValueError:
         is_open = options.host != "localhost"
     if is_open and options.api_key is None and not options.no_auth:
         raise UserError(
-            f"--host {options.host} lets others in: give --api-key KEY, or --no-auth if everybody may use it"
+            f"--host {options.host} can be reached from other machines: give --api-key KEY, or --no-auth if "
+            "everybody may use it"
         )
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

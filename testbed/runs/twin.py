@@ -1,7 +1,7 @@
-"""The truth beside a run in real time: its twin, the same requests in virtual time with all nodes in this process.
+"""The twin of a run in real time: the same requests again, in virtual time with all nodes in this process.
 
-The twin has the run's placement, policies, seed and planned faults; its servers are stubs with the scenario's own
-times. What the machine did to the run (late timers, slow processes) cannot get into it.
+It is the yardstick for the run's errors. It has the run's placement, policies, seed and planned faults, and
+its servers are stubs with the scenario's times. Late timers and slow processes cannot change it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,22 @@ from testbed.runtime.stage import Stage
 from testbed.scenario import load_experiment
 from testbed.scenario.experiment import Experiment
 
-_BLOCKS_KEYS = ("model", "random_weights", "device", "dtype", "weights", "threads", "streams", "verify")
-"""Of ``[compute]``: what a stub has not."""
+_BLOCKS_KEYS = (
+    "model",
+    "random_weights",
+    "device",
+    "dtype",
+    "weights",
+    "threads",
+    "streams",
+    "cuda_graphs",
+    "verify",
+)
+"""Keys of ``[compute]`` that the stub does not have."""
 
 
 def twin_of(experiment: Experiment, folder: Path) -> Experiment:
-    """``experiment`` in virtual time on ``memory``, as ``folder``'s scenario.toml has it then."""
+    """Return ``experiment`` in virtual time on the network ``memory``; writes ``folder``/scenario.toml."""
     document = dict(experiment.document)
     if experiment.endpoint_tokens:
         document = replayed_document(experiment, read_logs(folder.parent).requests)
@@ -47,7 +57,7 @@ def run_twin(
 ) -> None:
     """Run the twin of ``experiment`` into the folder ``twin`` of ``run_dir``.
 
-    If it does not come to its end, that is said, and nothing of it stays: a run is worth having without.
+    If the twin fails or is interrupted, announces that and removes the folder: the run is usable without it.
     """
     folder = run_dir / TWIN
     stage = Stage("virtual", "memory", "the twin of a run in real time")

@@ -1,10 +1,9 @@
-"""The ``up`` command around an emulation: run directory, signals, live view, tables, summary."""
+"""``testbed up``: makes the run directory, runs the emulation, shows its page, writes tables and summary."""
 
 from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,14 +31,15 @@ from testbed.runtime.running import emulate
 from testbed.runtime.stage import choose_stage
 from testbed.runtime.wiring import check_frames
 from testbed.scenario.experiment import Experiment
+from testbed.terminal import say
 
 
 @dataclass(frozen=True)
 class UpOptions:
-    """What the command line says of a run.
+    """Options of a run.
 
-    ``with_twin``: a run in real time is then repeated in virtual time, and judged by that. ``page_port``: serve the
-    run's page there while it runs (0: on any free port). ``objectives`` are those of ``--slo``.
+    ``objectives``: limits in seconds by metric (``--slo``). ``with_twin``: repeat a run in real time in
+    virtual time, to compare the two. ``page_port``: serve the run's page on this port (0: any free one).
     """
 
     hold: bool = False
@@ -52,7 +52,10 @@ class UpOptions:
 
 @dataclass(frozen=True)
 class Ended:
-    """A run with its tables. ``summary`` ``None``: it was interrupted before any session. ``error`` broke it midway."""
+    """A run that has ended, with its tables.
+
+    ``summary`` is None if the run was interrupted before any session. ``error`` ended the run early.
+    """
 
     run_dir: Path
     placed: PlacedExperiment
@@ -62,7 +65,7 @@ class Ended:
 
 
 def up_command(experiment: Experiment, out: Path | None, options: UpOptions, *, as_json: bool) -> int:
-    """Run ``experiment`` and print its summary; returns the exit code: 0 only when every request completed."""
+    """Run ``experiment`` and print its summary; returns the exit code (``exit_code``)."""
     ended = run_once(experiment, out, options)
     if ended.summary is None:
         return EXIT_INTERRUPTED
@@ -70,73 +73,74 @@ def up_command(experiment: Experiment, out: Path | None, options: UpOptions, *, 
     if ended.error is not None:
         raise ended.error
     if ended.interrupted:
-        _say(f"interrupted: the record up to now is in {ended.run_dir}")
+        say(f"interrupted: the record up to now is in {ended.run_dir}")
         return EXIT_INTERRUPTED
     return exit_code(ended.summary)
 
 
 def run_once(experiment: Experiment, out: Path | None, options: UpOptions) -> Ended:
-    """Run ``experiment`` into ``out`` (a new folder; ``None``: one in ``runs/``), with what the run says on stderr.
+    """Run ``experiment`` into the new folder ``out`` (None: one in ``runs/``); its messages go to stderr.
 
-    Raises ``TestbedError`` for what let no session begin, and for tables that cannot be written.
+    Raises ``TestbedError`` if no session could begin, or the tables cannot be written. A later error is
+    returned in ``Ended.error``.
     """
     hold = options.hold
     if not experiment.requests:
         raise UserError("this scenario takes its requests from outside: run it with `testbed serve`")
-    check_can_run(experiment, _say)
+    check_can_run(experiment, say)
     stage = choose_stage(experiment, holds=hold)
     placed = placed_experiment(experiment)
     listener = bind_page(options.page_port)
     run_dir = make_run_dir(out, experiment.name)
-    with page_beside(run_dir, listener, _say):
+    with page_beside(run_dir, listener, say):
         launcher = stage.begin(experiment, run_dir)
         with undone_unless_begun(run_dir, launcher):
             blocks = blocks_model(experiment, run_dir)
-        _say(f"run {run_dir}")
+        say(f"run {run_dir}")
         error, interrupted = stage.run(
-            launcher, emulate(experiment, placed, run_dir, stage, launcher, blocks, hold, _say)
+            launcher, emulate(experiment, placed, run_dir, stage, launcher, blocks, hold, say)
         )
         if not has_begun(run_dir, error):
-            _say(f"interrupted before any session; logs are in {run_dir}")
+            say(f"interrupted before any session; logs are in {run_dir}")
             return Ended(run_dir, placed, interrupted=True)
         if blocks is not None and error is None and not interrupted:
-            verify_tokens(run_dir, experiment, blocks, _say)
+            verify_tokens(run_dir, experiment, blocks, say)
         if options.with_twin and stage.has_twin and error is None and not interrupted:
-            _say("running the twin in virtual time (--no-twin leaves it out)")
-            run_twin(experiment, placed, run_dir, _say)
+            say("running the twin in virtual time (--no-twin leaves it out)")
+            run_twin(experiment, placed, run_dir, say)
         try:
             summary = finish(
                 run_dir, experiment, options.objectives, report=options.report, trace=options.trace
             )
         except RunError:
             if error is not None:
-                _say(f"testbed: {error}")
+                say(f"testbed: {error}")
             raise
     return Ended(run_dir, placed, summary, error, interrupted)
 
 
 def has_begun(run_dir: Path, error: TestbedError | None) -> bool:
-    """Whether any session was logged. Raises ``error`` if none was because of it."""
+    """Whether a client has logged anything. Raises ``error``, if there is one, when none has."""
     if any((run_dir / "events").iterdir()):
         return True
     if isinstance(error, UserError):
-        shutil.rmtree(run_dir)  # nothing began: the corrected command may take the same folder
+        shutil.rmtree(run_dir)  # nothing began: the corrected command can use the same folder
     if error is not None:
         raise error
     return False
 
 
 def exit_code(summary: dict[str, Any]) -> int:
-    """0 only if every request completed, with the tokens that it should have, or was not wanted any more."""
+    """Return 0 if every request completed with the right tokens or was cancelled, else 1."""
     is_whole = summary["n_completed"] + summary["n_cancelled"] == summary["n_requests"]
     return 0 if is_whole and not summary["n_tokens_altered"] else 1
 
 
 def check_can_run(experiment: Experiment, announce: Callable[[str], None] = lambda _: None) -> None:
-    """Announce the programs of the user's that will run, and the devices that "auto" finds.
+    """Check that this machine can run ``experiment``; announces the user's programs and chosen devices.
 
-    Raises ``UserError`` for real blocks without what they need, for messages that nobody would take, and for programs
-    that are not there.
+    Raises ``UserError`` if real blocks cannot be computed here, if messages would be too large, or if a
+    program does not exist.
     """
     check_frames(experiment)
     check_programs(experiment, announce)
@@ -147,7 +151,10 @@ def check_can_run(experiment: Experiment, announce: Callable[[str], None] = lamb
 
 
 def placed_experiment(experiment: Experiment) -> PlacedExperiment:
-    """Raises ``UserError`` if a policy does not take the scenario, or real blocks do not fit on this machine."""
+    """Place ``experiment`` by its placement policy.
+
+    Raises ``UserError`` if a policy refuses the scenario, or real blocks do not fit on this machine.
+    """
     placed = place_experiment(experiment)
     check_fits(experiment, placed.placement)
     try:
@@ -161,7 +168,7 @@ def placed_experiment(experiment: Experiment) -> PlacedExperiment:
 
 @contextmanager
 def undone_unless_begun(run_dir: Path, launcher: Launcher) -> Iterator[None]:
-    """Preparations of a run: if they fail, the launcher ends and ``run_dir`` goes."""
+    """Prepare a run in the body: if the body raises, the launcher is ended and ``run_dir`` removed."""
     try:
         yield
     except BaseException:
@@ -171,7 +178,10 @@ def undone_unless_begun(run_dir: Path, launcher: Launcher) -> Iterator[None]:
 
 
 def run_quietly(experiment: Experiment, out: Path, with_twin: bool = False) -> dict[str, Any]:
-    """Run ``experiment`` into ``out``, a new folder, without a word; returns the summary. Raises what broke it."""
+    """Run ``experiment`` into the new folder ``out``, and print nothing; returns the summary.
+
+    Raises ``TestbedError`` if the run breaks.
+    """
     check_can_run(experiment)
     stage = choose_stage(experiment)
     placed = placed_experiment(experiment)
@@ -200,7 +210,10 @@ def finish(
     report: bool = True,
     trace: bool = True,
 ) -> dict[str, Any]:
-    """Tables, summary and, if asked for, trace and report of a run; returns the summary. Raises ``RunError``."""
+    """Write tables, summary and, unless switched off, trace and report of a run; returns the summary.
+
+    Raises ``RunError`` if a file cannot be written.
+    """
     try:
         tables = read_tables(run_dir, experiment)
         summary = finish_run(run_dir, experiment, objectives, tables, trace)
@@ -212,7 +225,3 @@ def finish(
             f"`testbed report {run_dir}`"
         ) from error
     return summary
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

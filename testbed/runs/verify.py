@@ -1,6 +1,6 @@
-"""After a run with real blocks: are its tokens those of the whole model on one machine?
+"""Compares the tokens of a run with real blocks with those of the whole model on one machine.
 
-The answer stands in a file of the run directory, so that a report made again has it too.
+The result is written to ``verify.json`` in the run directory, so that a report made later has it, too.
 """
 
 from __future__ import annotations
@@ -24,12 +24,16 @@ from testbed.runtime.blocks import BlocksModel, available_bytes
 from testbed.scenario.experiment import Experiment
 
 _HEADROOM_RATIO = 1.2
+"""Free memory over the whole model's size that the comparison needs."""
 
 
 def verify_tokens(
     run_dir: Path, experiment: Experiment, blocks: BlocksModel, announce: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Compare every completed request's tokens; returns and writes what was found, or why it was not tried."""
+    """Compare every completed request's tokens; writes and returns the result, or why there is none.
+
+    See ``read_verification`` for the keys.
+    """
     answer = _verify(run_dir, experiment, blocks, announce)
     write_json(run_dir / VERIFY, answer)
     return answer
@@ -47,11 +51,11 @@ def _verify(
     needed, there = _needed_bytes(experiment, blocks), available_bytes()
     if spec.device == "cpu" and needed * _HEADROOM_RATIO > there:
         return unchecked(
-            f"the whole model takes {needed / 1e9:.3g} GB, and {there / 1e9:.3g} GB of memory are free here"
+            f"the whole model needs {needed / 1e9:.3g} GB, and {there / 1e9:.3g} GB of memory are free here"
         )
     announce("comparing the tokens with those of the whole model on one machine")
     job = {
-        "spec": dataclasses.asdict(spec),  # its threads too: how many there are can change the last bit
+        "spec": dataclasses.asdict(spec),  # with its number of threads, which can change the last bit
         "requests": [_entry(r, blocks) for r in requests],
     }
     with open(run_dir / "logs" / "whole.log", "ab") as log:
@@ -81,7 +85,7 @@ def _entry(record: RequestRecord, blocks: BlocksModel) -> dict[str, Any]:
 
 
 def _needed_bytes(experiment: Experiment, blocks: BlocksModel) -> float:
-    """Blocks, embeddings and, to be safe, a head of its own."""
+    """Return the bytes of all blocks, the embeddings and a head, as if the head had its own weights."""
     model, sizes = experiment.problem.model, blocks.sizes
     vocabulary = 2 * sizes.vocabulary * sizes.hidden_size * model.value_bytes
     return model.n_blocks * model.block_bytes + vocabulary

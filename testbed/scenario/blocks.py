@@ -142,7 +142,7 @@ def check_steps(settings: BlocksSettings | None, n_tokens: int) -> None:
     takes_bytes = step_bytes(
         sizes.n_heads, sizes.hidden_size, sizes.feed_forward, n_tokens, VALUE_BYTES[settings.dtype]
     )
-    room_bytes = prefill_bytes(sizes.hidden_size)
+    room_bytes = prefill_bytes(sizes.hidden_size, settings.n_streams)
     if takes_bytes > room_bytes:
         raise KeyedError(
             ("workload",),

@@ -1,6 +1,7 @@
 """An OpenAI-compatible endpoint in front of a running testbed (``testbed serve``).
 
-- ``app`` speaks HTTP; ``openai`` reads bodies and writes answers; ``metrics`` counts for Prometheus
-- ``guests`` turns a request into a session of one of the scenario's clients, and its tokens into a stream
-- ``text`` is the tokenizer: real blocks' text, or the stub's
+- ``app``: the HTTP server; ``openai``: reads request bodies and writes responses; ``metrics``: metrics for
+  Prometheus
+- ``guests``: turns a request into a session of one of the scenario's clients, and its tokens into a stream
+- ``text``: tokenizers: the model's for real blocks, made-up text for the stub
 """

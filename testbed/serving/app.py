@@ -1,4 +1,4 @@
-"""The endpoint's HTTP: routes, limits, who may ask, streams."""
+"""The endpoint's HTTP server: routes, limits, API key, streams."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from testbed.scenario.experiment import Experiment
 from testbed.serving.guests import Came, Guests, Opened, Over, Refused, Stream
 from testbed.serving.metrics import Metrics
 from testbed.serving.openai import (
+    ANY_TOKEN,
     DONE,
     ApiError,
     Body,
@@ -37,10 +38,11 @@ from testbed.serving.text import BlocksSaid, Codec, Said, Stops, StubCodec, Stub
 
 log = logging.getLogger(__name__)
 _http_log = logging.getLogger(f"{__name__}.http")
-"""Of aiohttp, which tells with a traceback of every client that speaks no HTTP."""
+"""aiohttp's log. It has a traceback for every connection that sends no valid HTTP; these are filtered out."""
 
 
 def _is_no_clients(record: logging.LogRecord) -> bool:
+    """Whether a log record is about anything but an invalid request."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
 
@@ -49,13 +51,11 @@ _http_log.addFilter(_is_no_clients)
 
 _MAX_BODY_BYTES = 16 * 1024**2
 _PLAIN_TOKENS = 16
-"""Of a completion that does not say how many, as OpenAI has it; a chat goes on to the model's limit."""
-_ANY_TOKEN = 2**31
-"""More than any model has."""
+"""Default max_tokens of a completion, as in OpenAI's API; a chat continues up to the model's limit."""
 _LONGEST_TOKEN = 32
-"""Characters that no text has in every token."""
+"""Characters per token that no text has on average: a longer text is rejected without encoding it."""
 _LAST_WORDS_S = 2.0
-"""How long streams may take to end when the testbed does."""
+"""Real seconds that streams may take to end when the testbed does."""
 CLIENT_HEADER = "X-Testbed-Client"
 _REQUEST_ID = "X-Request-Id"
 INDEX_HEADER = "X-Testbed-Request"
@@ -67,7 +67,10 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True)
 class Rules:
-    """How the endpoint behaves. ``api_key`` ``None``: everybody may ask. ``rejects``: 429 where there is no room."""
+    """Settings of the endpoint.
+
+    ``api_key`` None: no key is needed. ``rejects``: a request without room gets HTTP 429 instead of waiting.
+    """
 
     api_key: str | None = None
     rejects: bool = False
@@ -76,7 +79,7 @@ class Rules:
 
 @dataclass
 class _Asked:
-    """What is known of a request beside what it says. ``streams``: its answer has begun."""
+    """A request's id and further headers of its response. ``streams``: a streamed response has begun."""
 
     id: str
     headers: dict[str, str] = field(default_factory=dict)
@@ -84,11 +87,11 @@ class _Asked:
 
 
 _asked: ContextVar[_Asked] = ContextVar("asked")
-"""Each request has a task of its own."""
+"""The current request: each has its own task, and so its own value."""
 
 
 class Endpoint:
-    """Listens on ``bound`` while the testbed serves. Its ``guests`` are what the testbed is given."""
+    """Serves HTTP on the socket ``bound`` while the testbed serves; ``guests`` connects it to the testbed."""
 
     def __init__(self, experiment: Experiment, codec: Codec, rules: Rules, bound: socket.socket) -> None:
         self._experiment = experiment
@@ -100,11 +103,11 @@ class Endpoint:
         self._metrics = Metrics(self._model, experiment.time_scale)
         self._begun_at = int(time.time())
         blocks = experiment.blocks
-        self._n_known: int = _ANY_TOKEN if blocks is None else blocks.config.get("vocab_size", _ANY_TOKEN)
-        """Token ids are less."""
+        self._n_known: int = ANY_TOKEN if blocks is None else blocks.config.get("vocab_size", ANY_TOKEN)
+        """Token ids are below this."""
         self._ready: Callable[[], None] = lambda: None
         self.generations: dict[int, Generation] = {}
-        """What real blocks were asked for, by request."""
+        """How real blocks were asked to generate, by request number."""
         self.guests = Guests(self._metrics, self._listen, self._hang_up, rules.max_requests)
         self._runner = web.AppRunner(
             self._app(),
@@ -127,11 +130,11 @@ class Endpoint:
 
     @property
     def n_connections(self) -> int:
-        """Of clients."""
+        """Number of open HTTP connections."""
         return len(self._runner.server.connections) if self._runner.server is not None else 0
 
     def when_ready(self, call: Callable[[], None]) -> None:
-        """Have ``call`` called once requests are taken."""
+        """Set the function to call once the endpoint accepts requests."""
         self._ready = call
 
     async def _listen(self) -> None:
@@ -144,7 +147,7 @@ class Endpoint:
 
     @web.middleware
     async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Checks the key, and puts what is wrong into OpenAI's form."""
+        """Check the API key, and turn errors into responses in OpenAI's format."""
         asked = _Asked(_id(request.headers.get(_REQUEST_ID, "")))
         _asked.set(asked)
         try:
@@ -158,9 +161,9 @@ class Endpoint:
             wrong = ApiError(error.status, error.reason)
             response = web.json_response(wrong.body(), status=error.status, headers=_allowed(error))
         except Exception:
-            if asked.streams:  # too late for another answer: the connection is closed
+            if asked.streams:  # too late for another response: aiohttp closes the connection
                 raise
-            log.exception("a request could not be answered")
+            log.exception("a request failed in the endpoint")
             response = web.json_response(
                 ApiError(500, "the endpoint has failed; its log says why").body(), status=500
             )
@@ -181,7 +184,9 @@ class Endpoint:
             return
         given = request.headers.get("Authorization", "").removeprefix("Bearer ")
         if not hmac.compare_digest(*(text.encode("utf-8", "surrogateescape") for text in (given, key))):
-            raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
+            raise ApiError(
+                401, "the API key is missing or wrong: send Authorization: Bearer KEY", code="invalid_api_key"
+            )
 
     async def _models(self, _: web.Request) -> web.Response:
         names = [self._model]
@@ -234,15 +239,18 @@ class Endpoint:
         return await self._answer(request, body, client, tokens, None)
 
     def _tokens(self, text: str) -> list[int]:
-        """Raises ``ApiError`` if reading a text that is far too long would hold up the whole run."""
+        """Encode a prompt. Raises ``ApiError`` if it is so long that encoding would block the run."""
         most = self._experiment.endpoint_tokens - 1
         if len(text) > _LONGEST_TOKEN * most:
-            said = f"the prompt has {len(text):,} characters; it must have 1 to {most:,} tokens here"
-            raise ApiError(400, said, "prompt", "context_length_exceeded")
+            message = f"the prompt has {len(text):,} characters; it must have 1 to {most:,} tokens here"
+            raise ApiError(400, message, "prompt", "context_length_exceeded")
         return self._codec.encode(text)
 
     def _client(self, request: web.Request, body: Body) -> int:
-        """The number of the client at which the user asks. Raises ``ApiError``."""
+        """Return the number of the scenario's client that sends the request. Raises ``ApiError``.
+
+        It is named by MODEL@CLIENT or a header; the default is the first client.
+        """
         model, _, name = body.model.partition("@")
         if model != self._model:
             text = f"there is no model {body.model[:200]!r} here, only {self._model!r}"
@@ -250,7 +258,7 @@ class Endpoint:
         name = name or request.headers.get(CLIENT_HEADER, "") or self._clients[0]
         if name not in self._clients:
             known = ", ".join(self._clients)
-            raise ApiError(404, f"there is no client {name[:200]!r} here; they are {known}", "model")
+            raise ApiError(404, f"there is no client {name[:200]!r} here; clients are {known}", "model")
         return self._clients.index(name)
 
     async def _answer(
@@ -265,13 +273,16 @@ class Endpoint:
         if n_tokens > room:
             raise ApiError(
                 400,
-                f"a prompt of {n_prompt:,} tokens and {n_tokens:,} new ones are more than {most:,}; ask for fewer",
+                f"a prompt of {n_prompt:,} tokens and {n_tokens:,} new ones exceed the limit of {most:,}; "
+                "ask for fewer",
                 "max_tokens",
                 "context_length_exceeded",
             )
         if body.min_tokens > n_tokens:
             raise ApiError(
-                400, f"min_tokens must be from 0 to {n_tokens:,}, as many as are asked for", "min_tokens"
+                400,
+                f"min_tokens must be from 0 to {n_tokens:,}, the most tokens of the response",
+                "min_tokens",
             )
         how = Generation()
         if self._experiment.blocks is not None:
@@ -312,7 +323,7 @@ class Endpoint:
         headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
         response = web.StreamResponse(headers={**headers, **self._headers()})
         _asked.get().streams = True
-        with contextlib.suppress(ConnectionError):  # its reader has gone
+        with contextlib.suppress(ConnectionError):  # the user has disconnected
             await response.prepare(request)
             try:
                 while talk.finish is None:
@@ -329,7 +340,7 @@ class Endpoint:
 
 
 class _Talk:
-    """One request's answer as it comes: ``next`` gives text until ``finish`` says why it is done."""
+    """One response, as it is generated: ``next`` returns text until ``finish`` has the reason of its end."""
 
     def __init__(self, stream: Stream, body: Body, said: Said, n_asked: int) -> None:
         self._stream = stream
@@ -341,7 +352,10 @@ class _Talk:
         self.finish: Finish | None = None
 
     async def begin(self, rejects: bool, time_scale: float) -> None:
-        """Wait until there is room. Raises ``ApiError``: from then on it is too late for another status."""
+        """Wait for admission. Raises ``ApiError`` if it is not, or if ``rejects`` and it must wait.
+
+        Afterwards the response begins, and its HTTP status cannot change any more.
+        """
         while not isinstance(news := await self._stream.get(), Opened):
             if isinstance(news, Over):
                 raise ApiError(503, news.why or "the testbed ends")
@@ -350,7 +364,7 @@ class _Talk:
                 raise ApiError(429, text, code="no_room", retry_after_s=news.backoff_s / time_scale)
 
     async def next(self) -> str:
-        """The text of the next token, or what was held back after the last. Raises ``ApiError``."""
+        """Return the text of the next token, or after the last the held-back text. Raises ``ApiError``."""
         news = await self._stream.get()
         if isinstance(news, Came):
             self.n_tokens += 1
@@ -368,27 +382,28 @@ class _Talk:
                 raise ApiError(500, news.why)
             self.finish = "stop"  # the model has ended its text
             return self._rest()
-        return ""  # it waits for room for a hop that it has lost
+        return ""  # it has lost a hop or its chain, and waits for room
 
     def _rest(self) -> str:
         return self._stops.add(self._said.rest()) + self._stops.rest()
 
 
 def _id(given: str) -> str:
-    """The one that the client gave, if it can stand in a header, else a new one."""
+    """Return the id that the request has, if it can stand in a header, else a new one."""
     return (given[:_MAX_ID] if given.isascii() and given.isprintable() else "") or uuid.uuid4().hex
 
 
 def _allowed(error: web.HTTPException) -> dict[str, str]:
+    """Return the header Allow, which a response 405 must have."""
     return {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
 
 
 async def _read(request: web.Request, kind: type[B]) -> B:
-    """Raises ``ApiError``."""
+    """Read and check a request's body. Raises ``ApiError``."""
     if request.content_type != "application/json":
         raise ApiError(415, "the body must be JSON, with Content-Type: application/json")
     try:
         data = await request.read()
     except web.RequestPayloadError as error:
-        raise ApiError(400, "the body is not what the headers say that it is") from error
+        raise ApiError(400, "the body does not match the headers of the request") from error
     return read_body(data, kind)

@@ -1,4 +1,4 @@
-"""Requests from outside as sessions of the scenario's clients, and what becomes of them."""
+"""Requests from outside: starts them as sessions of the scenario's clients, and streams their tokens back."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from testbed.serving.openai import ApiError
 
 
 class Opened(NamedTuple):
-    """Its chain is open: tokens will come."""
+    """The request is admitted: its tokens will follow."""
 
 
 class Came(NamedTuple):
-    """A token."""
+    """The next output token."""
 
     token_id: int
 
 
 class Refused(NamedTuple):
-    """There was no room; the session asks again ``backoff_s`` (scenario seconds) later."""
+    """There was no room; the session tries again after ``backoff_s`` scenario seconds."""
 
     reason: str
     backoff_s: float
 
 
 class Over(NamedTuple):
-    """Nothing more comes; ``why`` says why not all of it did."""
+    """The request has ended; ``why`` is None if it completed, else the reason."""
 
     why: str | None
 
@@ -42,7 +42,7 @@ News = Opened | Came | Refused | Over
 
 
 class Stream:
-    """What comes of one request, in order."""
+    """The news of one request, in order."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -59,9 +59,9 @@ class Stream:
 
 @dataclass
 class Guests:
-    """``testbed.runtime.guests.Guests`` of an endpoint: ``open`` begins a request, ``close`` ends it.
+    """The endpoint's side of ``testbed.runtime.guests.Guests``: ``open`` starts a request, ``close`` ends it.
 
-    ``listen`` begins to take requests once the testbed can serve them, ``hang_up`` ends that.
+    ``listen`` is called once the testbed can serve requests, ``hang_up`` when it ends.
     """
 
     metrics: Metrics
@@ -79,33 +79,35 @@ class Guests:
 
     @property
     def n_open(self) -> int:
-        """Requests that somebody waits for."""
+        """Number of requests whose users still wait for a response."""
         return len(self._streams)
 
     def open(self, client: int, n_prompt: int, n_tokens: int, how: Generation) -> Stream:
-        """Ask for ``n_tokens`` tokens after a prompt of ``n_prompt`` at the client of that number.
+        """Start a request at client number ``client``; ``n_prompt`` and ``n_tokens`` are in tokens.
 
-        Raises ``ApiError`` if the testbed takes no more.
+        Raises ``ApiError`` if the testbed is not ready, could never hold the request, or has too many.
         """
         if self.host is None:
             raise ApiError(503, "the testbed is not ready", retry_after_s=1.0)
         if not self.host.could_hold(client, n_prompt, n_tokens):
             text = (
-                f"{n_prompt + n_tokens:,} tokens, prompt and answer, are more than any chain of these servers could "
-                "hold; ask for fewer"
+                f"prompt and answer have {n_prompt + n_tokens:,} tokens, more than any chain of these "
+                "servers could hold; ask for fewer"
             )
             raise ApiError(400, text, "max_tokens", "context_length_exceeded")
         if self.n_open >= self.max_requests:
-            text = f"{self.max_requests} requests are under way, and no more are taken"
+            text = (
+                f"{self.max_requests} requests are open, and this endpoint accepts no more; try again later"
+            )
             raise ApiError(429, text, retry_after_s=1.0)
         stream = Stream(self.host.submit(client, n_prompt, n_tokens, how))
         self._streams[stream.index] = stream
         return stream
 
     def close(self, stream: Stream, *, enough: bool) -> None:
-        """Nobody waits for the rest of ``stream``: there is ``enough`` of it, or its reader has gone."""
+        """End a stream. ``enough``: its user has all that was wanted; otherwise the user has disconnected."""
         if self._streams.pop(stream.index, None) is not None and not stream.is_over:
-            assert self.host is not None, "a stream before there was a testbed"
+            assert self.host is not None, "streams are opened only while the testbed serves"
             self.host.end_request(stream.index, enough=enough)
 
     async def begin(self, host: Host) -> None:

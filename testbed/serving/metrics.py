@@ -1,6 +1,7 @@
-"""What a serving testbed tells Prometheus: vLLM's names where there is one, so that its dashboards show it.
+"""The metrics of a serving testbed for Prometheus.
 
-Times are scenario seconds, as in the tables of a run.
+A metric that vLLM has, too, has its name, so that its dashboards show it. Times are scenario seconds, as in
+the tables of a run.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ _GAP_S = (*(t for t in _SHORT_S if t >= 0.01), 20.0, 40.0, 80.0)
 _REQUEST_S = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0)
 _LONG_S = (*_REQUEST_S, 480.0, 960.0, 1920.0, 7680.0)
 _TOKENS = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))
+"""Upper bounds of histogram buckets: above in scenario seconds, here in tokens."""
 
 
 @dataclass
@@ -37,7 +39,7 @@ class _Open:
 
 
 class Metrics:
-    """Counts what happens to requests. ``model`` is their label ``model_name``."""
+    """Counts what happens to requests. ``model`` is the value of the label ``model_name``."""
 
     def __init__(self, model: str, time_scale: float) -> None:
         self._open: dict[int, _Open] = {}
@@ -55,25 +57,25 @@ class Metrics:
             "e2e_request_latency_seconds", "From arrival to the last token", _LONG_S
         )
         self._queue = self._histogram(
-            "request_queue_time_seconds", "From arrival to the attempt that found room", _LONG_S
+            "request_queue_time_seconds", "From arrival to the attempt that was admitted", _LONG_S
         )
         self._prefill = self._histogram(
-            "request_prefill_time_seconds", "From that attempt to the first token", _LONG_S
+            "request_prefill_time_seconds", "From the admitted attempt to the first token", _LONG_S
         )
         self._decode = self._histogram(
             "request_decode_time_seconds", "From the first token to the last", _LONG_S
         )
         self._inference = self._histogram(
-            "request_inference_time_seconds", "From the attempt that found room to the last token", _LONG_S
+            "request_inference_time_seconds", "From the admitted attempt to the last token", _LONG_S
         )
         self._prompt_sizes = self._histogram("request_prompt_tokens", "Tokens of prompts", _TOKENS)
         self._sizes = self._histogram("request_generation_tokens", "Tokens of answers", _TOKENS)
         self._asked_sizes = self._histogram(
-            "request_params_max_tokens", "Tokens that were asked for at most", _TOKENS
+            "request_params_max_tokens", "Most tokens that a request asked for", _TOKENS
         )
         self._successes = Counter(
             "vllm:request_success",
-            "Requests that have ended, and how",
+            "Requests that have ended, by reason",
             ("model_name", "finished_reason"),
             registry=self._registry,
         )
@@ -87,25 +89,25 @@ class Metrics:
         self._cache = self._gauge(
             "kv_cache_usage_perc", "Share of all servers' cache room that is used, 0 to 1"
         )
-        scale = Gauge("testbed_time_scale", "Scenario seconds in a real one", registry=self._registry)
+        scale = Gauge("testbed_time_scale", "Scenario seconds per real second", registry=self._registry)
         scale.set(time_scale)
         self._servers = {
             name: Gauge(f"testbed_server_{name}", text, ("server",), registry=self._registry)
             for name, text in (
-                ("up", "1 if the server answers"),
+                ("up", "1 if the server responds"),
                 ("sessions", "Sessions on the server"),
                 ("cache_used_bytes", "Cache that sessions have reserved"),
-                ("cache_capacity_bytes", "Cache room"),
+                ("cache_capacity_bytes", "Memory of the server for caches"),
                 ("hosted_blocks", "Blocks that the server holds"),
-                ("steps", "Steps computed since the server began"),
-                ("compute_seconds", "Scenario seconds of computing since the server began"),
+                ("steps", "Steps computed since the server started"),
+                ("compute_seconds", "Scenario seconds spent computing since the server started"),
             )
         }
         self._links = {
             name: Gauge(f"testbed_link_{name}", text, ("source", "target"), registry=self._registry)
             for name, text in (
-                ("delay_seconds", "Delay one way"),
-                ("rate_bits_per_second", "Rate"),
+                ("delay_seconds", "Delay of the link in this direction"),
+                ("rate_bits_per_second", "Rate of the link in this direction"),
             )
         }
 
@@ -122,7 +124,7 @@ class Metrics:
         return Gauge(f"vllm:{name}", text, ("model_name",), registry=self._registry).labels(self._model)
 
     def recorded(self, record: States) -> None:
-        """Something has happened to a request."""
+        """Count a client's record about a request."""
         if isinstance(record, Arrived):
             self._open[record.request] = _Open(
                 record.at_s, record.n_input_tokens, record.n_output_tokens, record.at_s
@@ -142,7 +144,7 @@ class Metrics:
                 self._ended(self._open.pop(record.request), record)
 
     def token(self, message: NewToken) -> None:
-        """A request has one more token."""
+        """Count a new output token of a request."""
         request = self._open[message.request]
         if request.first_at_s is None:
             request.first_at_s = message.at_s
@@ -171,7 +173,7 @@ class Metrics:
         self._asked_sizes.observe(request.n_asked)
 
     def servers(self, found: Mapping[str, ServerStatus | None]) -> None:
-        """How servers are, by name; ``None``: it does not answer."""
+        """Set the gauges of servers by name; None: the server did not respond."""
         used = capacity = 0.0
         for name, status in found.items():
             self._servers["up"].labels(name).set(status is not None)
@@ -191,13 +193,13 @@ class Metrics:
         self._cache.set(used / capacity if capacity else 0.0)
 
     def links(self, links: Mapping[tuple[str, str], Link]) -> None:
-        """How links are."""
+        """Set the gauges of links, by (sender, receiver)."""
         for (source, target), link in links.items():
             self._links["delay_seconds"].labels(source, target).set(link.delay_s)
             self._links["rate_bits_per_second"].labels(source, target).set(link.rate_bps)
 
     def text(self) -> bytes:
-        """The page that Prometheus reads."""
+        """Return all metrics in Prometheus' text format."""
         self._running.set(self._n_running)
         self._waiting.set(len(self._open) - self._n_running)
         return generate_latest(self._registry)

@@ -1,6 +1,6 @@
-"""What OpenAI's API calls a completion: bodies read and checked, answers and chunks of a stream written.
+"""OpenAI's API for completions: reads and checks request bodies, writes responses and chunks of a stream.
 
-Settings that would change the answer and that are not there are refused, never passed over.
+Unsupported settings that would change the response are rejected, never ignored.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from nodes.blocks.spec import Sampling
 
 Finish = Literal["stop", "length"]
 B = TypeVar("B", bound="Body")
-_ALL_TOKENS = 2**31
-"""More than any model has."""
+ANY_TOKEN = 2**31
+"""More than the size of any vocabulary."""
 
 
 class ApiError(Exception):
-    """A refusal in OpenAI's form. ``param`` names the field that is wrong."""
+    """An error response in OpenAI's format, with HTTP ``status``.
+
+    ``param`` names the wrong field of the body. ``retry_after_s``: real seconds, for the header Retry-After.
+    """
 
     def __init__(
         self,
@@ -37,20 +40,21 @@ class ApiError(Exception):
         self.retry_after_s = retry_after_s
 
     def body(self) -> dict[str, Any]:
+        """Return the response's body."""
         kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
         kind = "server_error" if self.status >= 500 else kinds.get(self.status, "invalid_request_error")
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
 
 class StreamOptions(msgspec.Struct):
-    """What a stream says beside its text."""
+    """``stream_options``: which events of a stream have the number of tokens so far."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
 
 
 class Body(msgspec.Struct, kw_only=True):
-    """What both kinds of completions have; fields that mean nothing here are passed over."""
+    """Fields of both kinds of completions. Fields that are not listed here are ignored."""
 
     model: str
     stream: bool = False
@@ -63,7 +67,7 @@ class Body(msgspec.Struct, kw_only=True):
     top_p: float | None = None
     top_k: int | None = None
     seed: int | None = None
-    # Refused unless they ask for what is so anyway.
+    # Rejected unless they have a value that changes nothing (_PLAIN).
     n: int | None = None
     logprobs: bool | int | None = None
     top_logprobs: int | None = None
@@ -83,30 +87,33 @@ class Body(msgspec.Struct, kw_only=True):
         return self.stream_options or StreamOptions()
 
     def limit(self) -> int | None:
-        """At most so many tokens, as asked for."""
+        """Return the most tokens that the request asks for, or None if it does not say."""
         return self.max_tokens
 
     def sampling(self) -> Sampling | None:
-        """``None``: the most probable token each time. A text without a seed has a new one each time."""
+        """Return how to sample, or None for the most probable token each time.
+
+        A request without a seed is sampled with a new random one.
+        """
         temperature = 1.0 if self.temperature is None else self.temperature
         if temperature == 0:
             return None
         seed = secrets.randbits(62) if self.seed is None else self.seed % 2**63
-        top_k = min(max(self.top_k or 0, 0), _ALL_TOKENS)  # -1 is all of them, too
+        top_k = min(max(self.top_k or 0, 0), ANY_TOKEN)  # -1 means all tokens, too
         return Sampling(temperature, top_k, 1.0 if self.top_p is None else self.top_p, seed)
 
     def check(self) -> None:
-        """Raises ``ApiError`` for what makes no sense, or is not there."""
+        """Raise ``ApiError`` for settings that are invalid or not supported."""
         for name, plain in _PLAIN.items():
             value = getattr(self, name, None)
-            counts_from_0 = name == "logprobs" and type(value) is int  # the token that was chosen is one
+            counts_from_0 = name == "logprobs" and type(value) is int  # 0 asks for the chosen token's, too
             if value not in (None, *plain) or counts_from_0:
                 raise ApiError(400, f"{name} is not supported here; leave it out", name)
         sampling = self.sampling()
         if sampling is not None and (wrong := sampling.wrong()):
             raise ApiError(400, f"{wrong[0]} {wrong[1]}", wrong[0])
         if len(self.stops) > 16 or not all(self.stops):
-            raise ApiError(400, "stop must be at most 16 texts, none of them empty", "stop")
+            raise ApiError(400, "stop must have at most 16 texts, none of them empty", "stop")
         limit = self.limit()
         if limit is not None and limit < 1:
             raise ApiError(400, "max_tokens must be at least 1", "max_tokens")
@@ -133,11 +140,11 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "response_format": ({"type": "text"},),
 }
-"""Settings that are not there, and the values with which that makes no difference."""
+"""Settings that are not supported, and the values that change nothing."""
 
 
 class CompletionBody(Body, kw_only=True):
-    """``/v1/completions``. ``prompt``: text, token ids, or a list of just one of these."""
+    """The body of ``/v1/completions``. ``prompt``: a text, token ids, or a list of exactly one of these."""
 
     prompt: str | list[Any]
     best_of: int | None = None
@@ -145,7 +152,7 @@ class CompletionBody(Body, kw_only=True):
     suffix: str | None = None
 
     def asked(self) -> str | list[int]:
-        """Raises ``ApiError`` if it is neither one text nor one sequence of tokens."""
+        """Return the prompt, a text or token ids. Raises ``ApiError`` if it is neither, or empty."""
         prompt: Any = self.prompt
         if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
             prompt = prompt[0]
@@ -156,7 +163,7 @@ class CompletionBody(Body, kw_only=True):
 
 
 class Part(msgspec.Struct):
-    """A part of a message; only texts are served."""
+    """A part of a message; only parts of type "text" are supported."""
 
     type: str
     text: str = ""
@@ -170,7 +177,7 @@ class ChatMessage(msgspec.Struct):
 
 
 class ChatBody(Body, kw_only=True):
-    """``/v1/chat/completions``."""
+    """The body of ``/v1/chat/completions``."""
 
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
@@ -182,21 +189,21 @@ class ChatBody(Body, kw_only=True):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     def turns(self) -> list[tuple[str, str]]:
-        """(role, text) of every message. Raises ``ApiError`` for anything but text."""
+        """Return (role, text) of every message. Raises ``ApiError`` for anything but text."""
         if not self.messages:
             raise ApiError(400, "messages must not be empty", "messages")
         turns = []
         for message in self.messages:
             parts = message.content if isinstance(message.content, list) else []
             if any(part.type != "text" for part in parts):
-                raise ApiError(400, "only text can be served, no pictures or sound", "messages")
+                raise ApiError(400, "messages must be text: images and audio are not supported", "messages")
             text = "".join(part.text for part in parts) if parts else message.content or ""
             turns.append((message.role, str(text)))
         return turns
 
 
 def read_body(data: bytes, kind: type[B]) -> B:
-    """Raises ``ApiError``."""
+    """Decode and check a request's body. Raises ``ApiError``."""
     try:
         body = msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
@@ -204,9 +211,9 @@ def read_body(data: bytes, kind: type[B]) -> B:
         param = path.rstrip("`") or None
         raise ApiError(400, text if param is None else f"{param}: {text}", param) from error
     except msgspec.DecodeError as error:
-        raise ApiError(400, f"the body is no JSON: {error}") from error
+        raise ApiError(400, f"the body is not JSON: {error}") from error
     except UnicodeDecodeError as error:
-        raise ApiError(400, "the body is no JSON: a text in it is no UTF-8") from error
+        raise ApiError(400, "the body is not JSON: a text in it is not UTF-8") from error
     except RecursionError as error:
         raise ApiError(400, "the body is nested too deeply") from error
     body.check()
@@ -214,7 +221,10 @@ def read_body(data: bytes, kind: type[B]) -> B:
 
 
 class Writer:
-    """Answers of one request: a whole one, or chunks of a stream. ``created`` is in seconds since 1970."""
+    """Writes the response to one request, whole or as chunks of a stream.
+
+    ``key`` is the request's id, ``created`` is in seconds since 1970, ``n_prompt`` is the prompt's tokens.
+    """
 
     def __init__(self, *, is_chat: bool, key: str, model: str, created: int, n_prompt: int) -> None:
         self._is_chat = is_chat
@@ -227,6 +237,7 @@ class Writer:
         self._has_begun = False
 
     def usage(self, n_tokens: int) -> dict[str, int]:
+        """Return the numbers of tokens of a response with ``n_tokens`` output tokens."""
         return {
             "prompt_tokens": self._n_prompt,
             "completion_tokens": n_tokens,
@@ -234,13 +245,13 @@ class Writer:
         }
 
     def whole(self, text: str, finish: Finish, n_tokens: int) -> dict[str, Any]:
-        """The answer to a request that does not stream."""
+        """Return the response to a request that does not stream."""
         content = {"message": {"role": "assistant", "content": text}} if self._is_chat else {"text": text}
         choice = {"index": 0, **content, "logprobs": None, "finish_reason": finish}
         return {**self._whole, "choices": [choice], "usage": self.usage(n_tokens)}
 
     def chunk(self, text: str, finish: Finish | None, n_tokens: int | None) -> bytes:
-        """One event of a stream; ``n_tokens``: with the usage so far."""
+        """Return one event of a stream; with ``n_tokens``, it has the usage so far."""
         content: dict[str, Any]
         if self._is_chat:
             content = {
@@ -253,7 +264,7 @@ class Writer:
         return event(self._with_usage([choice], n_tokens))
 
     def last(self, n_tokens: int) -> bytes:
-        """The chunk that only has the usage."""
+        """Return the last event of a stream, which has the usage and no text."""
         return event(self._with_usage([], n_tokens))
 
     def _with_usage(self, choices: Sequence[dict[str, Any]], n_tokens: int | None) -> dict[str, Any]:
@@ -262,7 +273,7 @@ class Writer:
 
 
 def event(data: dict[str, Any]) -> bytes:
-    """A server-sent event."""
+    """Encode ``data`` as a server-sent event."""
     return b"data: " + msgspec.json.encode(data) + b"\n\n"
 
 

@@ -1,4 +1,4 @@
-"""Text to tokens and back: the model's, or for the stub text that has exactly as many tokens as were computed."""
+"""Text to tokens and back. The stub's text is made up, and has exactly as many tokens as were computed."""
 
 from __future__ import annotations
 
@@ -14,28 +14,30 @@ from testbed.errors import UserError
 SMALL = Path(__file__).parent / "tokenizer"
 """The folder of the tokenizer that comes with the tool."""
 
-_UNFINISHED = "\N{REPLACEMENT CHARACTER}"
-"""What a character looks like of which not all tokens have come."""
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+"""Decoders put this character for one of which some tokens are still missing."""
 _WORD_LIMIT = 1000
+"""Most words that the stub's text is made of."""
 _TRIED = 200
+"""Number of words in a random text, which must have as many tokens."""
 
 
 class Codec(Protocol):
-    """A tokenizer."""
+    """A tokenizer: texts to token ids, and back."""
 
     def encode(self, text: str) -> list[int]: ...
 
     def decode(self, tokens: Sequence[int]) -> str: ...
 
     def chat(self, messages: Sequence[tuple[str, str]]) -> str:
-        """The prompt that (role, text) pairs make."""
+        """Return the prompt of a chat's (role, text) pairs."""
         ...
 
 
 class StubCodec:
-    """A tokenizer of a folder, which needs no torch. ``words`` are each one token, in any order.
+    """The stub's tokenizer, from a folder; needs no torch. Each of ``words`` is one token, in any order.
 
-    Raises ``UserError`` if the folder has no ``tokenizer.json`` that can be read, or no such words.
+    Raises ``UserError`` if the folder has no readable ``tokenizer.json``, or no such words.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -45,7 +47,9 @@ class StubCodec:
         try:
             self._tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises no narrower class
-            raise UserError(f"{path} is no tokenizer: {error}") from error
+            raise UserError(
+                f"{path} is not a tokenizer ({error}); give another folder with --tokenizer"
+            ) from error
         self.words = self._words()
 
     def encode(self, text: str) -> list[int]:
@@ -58,7 +62,10 @@ class StubCodec:
         return plain_chat(messages)
 
     def _words(self) -> list[str]:
-        """Words with a space before them that stay one token each wherever they stand."""
+        """Return words, each after a space, that are one token each in any text made of them.
+
+        Raises ``UserError`` if random texts of them have another number of tokens.
+        """
         found: list[str] = []
         size = self._tokenizer.get_vocab_size()
         for token in range(size):
@@ -78,7 +85,8 @@ class StubCodec:
             tried = chance.choices(found, k=n_words) if found else []
             if self._count("".join(tried)) != n_words:
                 raise UserError(
-                    "this tokenizer has no words that are one token each; give another --tokenizer"
+                    "this tokenizer has no words that are one token each; give another folder with "
+                    "--tokenizer"
                 )
         return found
 
@@ -87,12 +95,12 @@ class StubCodec:
 
 
 def plain_chat(messages: Sequence[tuple[str, str]]) -> str:
-    """A prompt for models that have no template of their own."""
+    """Return the prompt of a chat for models without a chat template."""
     return "".join(f"{role}: {text}\n" for role, text in messages) + "assistant:"
 
 
 class BlocksCodec:
-    """The tokenizer beside a checkpoint's weights, as transformers reads it. Raises ``UserError``."""
+    """The tokenizer in a checkpoint's folder, read by transformers. Raises ``UserError``."""
 
     def __init__(self, folder: Path) -> None:
         from nodes.blocks.text import Text
@@ -114,19 +122,19 @@ class BlocksCodec:
 
 
 class Said(Protocol):
-    """The text of one request, as its tokens come."""
+    """The text of one response, token by token."""
 
     def add(self, token_id: int) -> str:
-        """The text that this token completes; may be empty."""
+        """Add a token; returns the text that it completes, which may be empty."""
         ...
 
     def rest(self) -> str:
-        """What is left when no token comes any more."""
+        """Return the text that is left after the last token."""
         ...
 
 
 class StubSaid:
-    """Made-up text of one word per token, the same for the same request."""
+    """The stub's made-up text: a random word per token. ``request`` is the seed."""
 
     def __init__(self, codec: StubCodec, request: int) -> None:
         self._chance = random.Random(f"text:{request}")
@@ -140,18 +148,19 @@ class StubSaid:
 
 
 class BlocksSaid:
-    """The model's text. A character that needs several tokens comes with the last of them."""
+    """The model's text. A character of several tokens is returned with the last of them."""
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
         self._tokens: list[int] = []
         self._begin = self._end = 0
-        """Of the tokens whose text came last: what follows is decoded together with them, for its spaces."""
+        """Range of the tokens whose text was returned last. New ones are decoded together with them, because
+        spaces between tokens depend on the token before."""
 
     def add(self, token_id: int) -> str:
         self._tokens.append(token_id)
         text = self._new()
-        if text.endswith(_UNFINISHED):
+        if text.endswith(UNFINISHED):
             return ""
         self._begin, self._end = self._end, len(self._tokens)
         return text
@@ -167,7 +176,7 @@ class BlocksSaid:
 
 
 class Stops:
-    """Ends a text before the first of ``sequences``, also if that came in pieces."""
+    """Cuts a text before the first of ``sequences``, even if that arrives in pieces. ``found``: it did."""
 
     def __init__(self, sequences: Sequence[str]) -> None:
         self._sequences = tuple(sequences)
@@ -175,7 +184,7 @@ class Stops:
         self.found = False
 
     def add(self, text: str) -> str:
-        """What can be shown of all text so far and has not been: nothing that may begin a sequence."""
+        """Add text; returns what can be shown now. An end that may begin a sequence is held back."""
         if self.found or not self._sequences:
             return "" if self.found else text
         text = self._held + text
@@ -188,12 +197,12 @@ class Stops:
         return text[: len(text) - n_held]
 
     def rest(self) -> str:
-        """What was held back when no text comes any more."""
+        """Return the text that was held back; call it after the last text."""
         held, self._held = self._held, ""
         return held
 
 
 def _overlap(text: str, sequence: str) -> int:
-    """How many characters at the end of ``text`` begin ``sequence``."""
+    """Return how many characters at the end of ``text`` are the beginning of ``sequence``."""
     longest = min(len(text), len(sequence) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(sequence[:n])), 0)

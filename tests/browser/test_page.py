@@ -98,7 +98,7 @@ def test_faults_are_disabled_in_a_replay(page: Page, served: str) -> None:
     dialog = page.get_by_test_id("server")
     for kind in ("kill", "stop", "cont", "slow", "restart", "leave", "join"):
         expect(dialog.get_by_role("button", name=kind, exact=True)).to_be_disabled()
-    expect(dialog).to_contain_text("Only while a run in real time serves.")
+    expect(dialog).to_contain_text("Possible only while a run in real time serves.")
 
 
 @pytest.mark.parametrize("width", [1280, 390])

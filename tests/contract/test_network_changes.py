@@ -92,7 +92,7 @@ def with_changes(
 
 
 def _start_sink(running: Running) -> None:
-    """In ``far``: keeps the numbers that datagrams bring and tells them, in their order, when asked."""
+    """In ``far``: record the numbers that datagrams contain, and send them, in their order, when asked."""
     reading, writing = os.pipe()
 
     def serve() -> None:
@@ -128,7 +128,7 @@ def _send(sock: socket.socket, numbers: range) -> None:
 
 
 def _arrived(sock: socket.socket) -> list[int]:
-    """What the sink has got; asked again where the question or the answer is lost."""
+    """Return what the sink has received; asks again if the question or the answer is lost."""
     for _ in range(20):
         sock.send(_END)
         try:

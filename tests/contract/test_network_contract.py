@@ -43,7 +43,7 @@ def backend_class(request: pytest.FixtureRequest) -> type[Backend]:
 
 
 class Running:
-    """An open network with its worker and an echo server in every node but the hub."""
+    """An open network with its worker, and an echo server in every node but the hub."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -79,7 +79,7 @@ class Running:
                 connection.sendall(connection.recv(size, socket.MSG_WAITALL))
 
     def connect(self, source: str, target: str, timeout_s: float = 10.0) -> socket.socket:
-        """From within ``source``: the caller has entered it."""
+        """Connect from within ``source``, whose network the caller has entered."""
         port = PORT + NODES.index(target) - 1
         connection = socket.create_connection((self.backend.address(target), port), timeout_s)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -46,7 +46,7 @@ def over(
     links: Links = LINKS,
     missing: tuple[str, ...] = (),
 ) -> Any:
-    """What ``work`` answers, with the machines up and an echo server in every node but the hub."""
+    """Return what ``work`` returns, with the machines up and an echo server in every node but the hub."""
 
     def whole() -> Any:
         become_network_admin()
@@ -63,7 +63,7 @@ def over(
 
 
 def asked_s(node: str, n_bytes: int) -> float:
-    """RTT of an echo, by the links alone."""
+    """Return the RTT of an echo that follows from the links alone."""
     return sum(
         LINKS[pair].delay_s + LINKS[pair].transmission_s(n_bytes) for pair in (("hub", node), (node, "hub"))
     )
@@ -189,8 +189,7 @@ def test_a_link_that_is_shorter_than_the_underlay_is_refused_and_named() -> None
         "the link from hub to near has a delay of 0.001 ms, but packets from machine m0 to m1 take "
     )
     assert (
-        "put both nodes on one machine, give the link a longer delay, or take a smaller time_scale"
-        in sentence
+        "put both nodes on one machine, give the link a longer delay, or use a smaller time_scale" in sentence
     )
 
 

@@ -1,4 +1,4 @@
-"""Foresight on random problems: its routes against every chain, its placements against their guarantee."""
+"""Foresight on random problems: its routes against every chain, its placements against what it guarantees."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_no_chain_ends_a_request_earlier_than_foresights(data: st.DataObject, fo
 
 
 def validation_s(problem: Problem, placement: Placement, routing: ForesightRouting | WsRr) -> float:
-    """Mean time per token at the stated load on the streams that decide."""
+    """Return the mean time per token at the stated load, on the validation streams."""
     router = routing.bind(problem, placement)
     done = [
         d

@@ -1,4 +1,4 @@
-"""Another machine's clock from answered questions: the truth lies within the stated bound, whatever the network does."""
+"""Another machine's clock from answered questions: the truth is always within the stated bound."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _READING_S = 1e-8
 
 @dataclass(frozen=True)
 class Other:
-    """A clock that is ahead by ``offset_s`` at our time ``from_s``, and gains ``drift`` per second."""
+    """A clock that is ahead by ``offset_s`` at our time ``from_s`` and gains ``drift`` per second."""
 
     offset_s: float
     drift: float
@@ -29,7 +29,7 @@ class Other:
 
 @dataclass(frozen=True)
 class Ways:
-    """Delays: the least of each way, jitter on top, and bursts that are twenty times as slow."""
+    """Delays: the least in each direction, jitter on top, and bursts that are twenty times as slow."""
 
     there_s: float
     back_s: float
@@ -53,7 +53,7 @@ ways = st.builds(
 
 
 def play(clock: HostClock, other: Other, ways: Ways, random: Random, n_samples: int, now_s: float) -> float:
-    """``n_samples`` questions, checked after each; returns our time at the end."""
+    """Add ``n_samples`` questions and check after each; return our time at the end."""
     for number in range(n_samples):
         there_s, back_s = ways.draw(random, number)
         asked_s, answered_s, end_s = now_s, now_s + there_s, now_s + there_s + back_s

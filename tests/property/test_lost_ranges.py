@@ -1,4 +1,4 @@
-"""Chains over a part of the model, among the servers that are left."""
+"""Chains over a part of the model among the remaining servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The exact optimum of small problems against brute force, and everything else against the exact optimum."""
+"""The exact optimum of small problems against brute force, and all else against the exact optimum."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Batch = tuple[RequestSpec, ...]
 
 
 def every_placement(problem: Problem, min_blocks: int) -> Iterator[tuple[BlockRange, ...]]:
-    """All ranges on all servers that leave memory for them; ``min_blocks`` = 1: none empty that need not be."""
+    """Yield all placements that fit into memory; with ``min_blocks`` = 1 no server is empty needlessly."""
     n_blocks, block_bytes = problem.model.n_blocks, problem.model.block_bytes
     choices = []
     for server in problem.servers:
@@ -42,7 +42,7 @@ def every_placement(problem: Problem, min_blocks: int) -> Iterator[tuple[BlockRa
 
 
 def chain_s(problem: Problem, request: RequestSpec, chain: tuple[Hop, ...], decode_only: bool) -> float:
-    """Time per token, from the definition."""
+    """Return the time per token, computed from its definition."""
     c, n_in, n_out = request.client, request.n_input_tokens, request.n_output_tokens
     decode_s = sum(
         problem.token_rtt_s[c][h.server] + h.n_blocks * problem.servers[h.server].decode_s for h in chain
@@ -57,7 +57,7 @@ def chain_s(problem: Problem, request: RequestSpec, chain: tuple[Hop, ...], deco
 
 
 def least_s(problem: Problem, batch: Batch, decode_only: bool, min_blocks: int) -> float:
-    """The optimum by trying all placements and all routes; infinite if nothing fits."""
+    """Return the optimum by trying all placements and routes; infinite if nothing fits."""
     best_s = math.inf
 
     def extend(chains: list[tuple[Hop, ...]], free: list[float], number: int, so_far_s: float) -> None:
@@ -88,7 +88,7 @@ def least_s(problem: Problem, batch: Batch, decode_only: bool, min_blocks: int) 
 
 
 def check_answer(problem: Problem, batch: Batch, answer: BprrAnswer, decode_only: bool) -> None:
-    """Blocks, chains and caches together are what the servers can bear; the objective is theirs."""
+    """Check that blocks and caches fit, chains are valid, and the objective is that of the chains."""
     used = [0.0] * problem.n_servers
     for request, chain in zip(batch, answer.chains, strict=True):
         check_route(problem, Placement("exact", answer.ranges, ()), Route(chain, 0.0, 0.0), "exact")
@@ -106,7 +106,7 @@ def check_answer(problem: Problem, batch: Batch, answer: BprrAnswer, decode_only
 
 @st.composite
 def batches(draw: st.DrawFn, max_servers: int, max_blocks: int, at_most: int) -> tuple[Problem, Batch]:
-    """A problem with little memory, and requests of different clients and lengths."""
+    """Draw a problem with little memory, and requests of different clients and lengths."""
     cache_bytes = draw(st.sampled_from([0.125, 0.3, 0.5, 1.0]))
     problem = draw(problems(max_servers, max_blocks, 12 * max_blocks, cache_bytes_per_token=cache_bytes))
     return problem, tuple(draw(st.lists(requests(problem), min_size=1, max_size=at_most)))

@@ -1,4 +1,4 @@
-"""Every pair of policies on random problems: several clients, unlike lengths, servers with no room for a block."""
+"""Every pair of policies on random problems: several clients, mixed lengths, servers without room."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Run = tuple[Problem, str, tuple[RequestPlan, ...]]
 
 @st.composite
 def runs(draw: st.DrawFn) -> Run:
-    """A problem, a pair's name, and requests no longer than the problem is designed for."""
+    """Draw a problem, a pair's name, and requests no longer than the problem is designed for."""
     pair = draw(st.sampled_from(sorted(PAIRS)))
     problem = draw(problems(4, 6, 60, cache_bytes_per_token=draw(st.sampled_from([0.125, 0.5]))))
     # The exact program is for sessions through the client.
@@ -51,7 +51,7 @@ def bound(problem: Problem, pair: str) -> tuple[Placement, Router] | None:
 
 
 def replayed(run: Run) -> list[ReplayedRequest] | str | None:
-    """What became of the requests, or why the run ended, or ``None`` without a placement."""
+    """Return the requests' outcomes, or why the run ended, or ``None`` without a placement."""
     problem, pair, plans = run
     chosen = bound(problem, pair)
     if chosen is None:
@@ -104,7 +104,7 @@ def test_a_session_that_does_not_wait_never_overbooks_a_servers_memory(run: Run)
     done = replay(problem, placement, router, plans, session_setup_s=0.5)
     for newest in done:
         if newest.waiting_s > 0:
-            continue  # who waits holds cache from its arrival, beside those that it waits for
+            continue  # a waiting request holds cache from its arrival on, like those that it waits for
         now_s = newest.plan.arrival_at_s
         used = [0.0] * problem.n_servers
         for r in done[: newest.plan.index + 1]:

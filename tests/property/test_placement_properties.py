@@ -1,4 +1,4 @@
-"""Placements of random problems against what must always hold, and against plain transcriptions."""
+"""Placements of random problems: what must always hold, and plain transcriptions of the algorithms."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXACT = {"milp", "lp-rounding", "helix"}
 
 @st.composite
 def placing(draw: st.DrawFn) -> tuple[Problem, str]:
-    """A problem and the name of a placement policy for it."""
+    """Draw a problem and the name of a placement policy for it."""
     name = draw(st.sampled_from(sorted(PLACEMENTS)))
     return draw(problems(4, 6) if name in EXACT else problems()), name
 
@@ -101,7 +101,7 @@ def test_the_remedies_that_an_infeasible_placement_names_are_enough(
 
 
 def _with_more(problem: Problem, kind: int, n: int) -> Problem:
-    """``problem`` with ``n`` more servers like server ``kind``."""
+    """Return ``problem`` with ``n`` more servers like server ``kind``."""
 
     def widen(matrix: tuple[tuple[float, ...], ...]) -> tuple[tuple[float, ...], ...]:
         return tuple((*row, *((row[kind],) * n)) for row in matrix)

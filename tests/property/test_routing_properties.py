@@ -1,4 +1,4 @@
-"""Routers on any placement and load, against every chain there is."""
+"""Routers on any placement and load, compared with every possible chain."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TAKES_TURNS = {"iwrr", "rr", "swarm"}
 
 
 def plain_wait_s(state: SystemState, server: int, need_bytes: float) -> float:
-    """Waiting from the definition: the earliest end after which what is left leaves room."""
+    """Return the wait by its definition: until the earliest end after which the rest leaves room."""
     sessions = state.sessions(server)
     for at_s in [0.0, *(s.ends_at_s for s in sessions)]:
         used = sum(s.n_bytes for s in sessions if s.ends_at_s > at_s)
@@ -40,7 +40,7 @@ def waits_s(
 
 @st.composite
 def situations(draw: st.DrawFn) -> tuple[Problem, Placement, SystemState, RequestSpec]:
-    """Sessions through the client or from server to server, on any placement under any load."""
+    """Draw a problem, hub-spoke or forwarding, with any placement under any load."""
     problem = draw(problems())
     if draw(st.booleans()):
         problem = forwarded(problem, over_links=draw(st.booleans()))

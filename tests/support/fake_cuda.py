@@ -24,8 +24,12 @@ class FakeCuda:
         self.calls: list[tuple[Any, ...]] = []
         self.fails_in = ""
         """A function of a graph that raises."""
+        self.fails_with: RuntimeError = RuntimeError("the device says no")
         self.then: dict[str, Callable[[], None]] = {}
         """What to do in a graph's function of this name."""
+        self.workspace: str | None = "outside"
+        """Where cuBLAS' workspace of the one stream lies: steps that are not recorded have made it outside the pool."""
+        monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", self._clear_workspaces, raising=False)
         for name in (
             "synchronize",
             "empty_cache",
@@ -50,6 +54,9 @@ class FakeCuda:
 
     def _noting(self, name: str) -> Any:
         return lambda *given: self.calls.append((name, *given))
+
+    def _clear_workspaces(self) -> None:
+        self.workspace = None
 
     def of(self, *names: str) -> list[tuple[Any, ...]]:
         return [call for call in self.calls if call[0] in names]
@@ -79,7 +86,8 @@ class _Event:
 class _Graph:
     """Records nothing and plays nothing: a step answers what it answered when it was recorded.
 
-    As in torch, a pool whose last graph is gone takes no other.
+    As in torch, a pool whose last graph is gone takes no other, and a graph that goes takes the workspace with it that its
+    stream has: whoever recorded the address of one outside the pool would write into others' memory.
     """
 
     def __init__(self, cuda: FakeCuda) -> None:
@@ -91,19 +99,23 @@ class _Graph:
             raise RuntimeError("it->second->use_count > 0 INTERNAL ASSERT FAILED")
         self._pool = pool
         self._cuda.graphs_of[pool] = self._cuda.graphs_of.get(pool, 0) + 1
+        if self._cuda.workspace is None:
+            self._cuda.workspace = "in the pool"
+        self._workspace = self._cuda.workspace
         self._note("capture_begin", given)
 
     def capture_end(self) -> None:
         self._note("capture_end")
 
     def replay(self) -> None:
+        assert self._workspace == "in the pool", "its workspace may be gone"
         self._note("replay")
 
     def _note(self, name: str, *given: Any) -> None:
         self._cuda.calls.append((name, *given))
         self._cuda.then.get(name, lambda: None)()
         if name == self._cuda.fails_in:
-            raise RuntimeError("the device says no")
+            raise self._cuda.fails_with
 
     def __del__(self) -> None:
         if self._pool is not None:

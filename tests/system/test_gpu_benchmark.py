@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -64,21 +65,24 @@ def check_results(folder: Path) -> None:
         assert about["status"] == "ok" and about["error"] is None
         assert about["findings"] == part(folder, name)["findings"] != []
         assert (folder / about["log"]).is_file()
+        was_kept = "as asked for" not in part(folder, name)["kept_awake"]
+        assert was_kept == (name in ("streams", "graphs", "steps"))
     machine = results["machine"]
     assert machine["name"] and machine["versions"]["torch"] and machine["versions"]["transformers"]
     assert machine["driver"] is None  # a CPU has none
 
 
 def check_correctness(found: dict[str, Any]) -> None:
-    """Both families, all dtypes and weights: tokens and hidden states of transformers."""
-    cases = {(row["family"], row["dtype"], row["weights"]): row for row in found["cases"]}
-    assert len(cases) == len(found["cases"]) == 2 * 3 * 3
-    for (_, dtype, weights), row in cases.items():
+    """Both families, all dtypes and weights, and every kind of steps: tokens and hidden states of transformers."""
+    cases = {(row["steps"], row["family"], row["dtype"], row["weights"]): row for row in found["cases"]}
+    assert len(cases) == len(found["cases"]) == 2 * 3 * 3 + 2 * 2
+    for (_, _, dtype, weights), row in cases.items():
         if row["status"] == "not here":
             assert weights == "nf4" and "bitsandbytes" in row["why"]
             continue
         assert row["status"] == "right"
-        assert (row["n_tokens_checked"], row["n_tokens_altered"]) == (3 * found["n_tokens"], 0)
+        n_tokens = sum(found["n_tokens"] * i // 3 for i in (1, 2, 3))
+        assert (row["n_tokens_checked"], row["n_tokens_altered"]) == (n_tokens, 0)
         assert row["hidden_states_apart_ratio"] <= found["tolerances"][dtype]
 
 
@@ -295,6 +299,60 @@ def test_wrong_tokens_and_wrong_hidden_states_are_noticed(tmp_path: Path) -> Non
     assert asyncio.run(apart(0)) <= tolerance < asyncio.run(apart(1))
     assert asyncio.run(apart(0, is_broken=True)) == math.inf
     hub.close()
+
+
+def record_of(folder: Path, name: str, device: str = "cpu") -> Any:
+    from benchmarks.gpu_parts.record import Job, Record
+
+    return Record(Job(device, True, folder, time.monotonic() + 600), name)
+
+
+def test_a_case_that_breaks_while_it_computes_is_a_failure_and_one_that_cannot_begin_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need_blocks()
+    from benchmarks.gpu_parts import correctness
+    from nodes.compute import ComputeError
+
+    def compute(spec: Any) -> Any:
+        if spec.dtype == "float16":
+            raise ComputeError("the device does not compute in float16")
+        return SimpleNamespace(close=lambda: None)
+
+    async def case(spec: Any, n_tokens: int) -> dict[str, Any]:
+        raise ComputeError("memory ran out while computing 9 tokens")
+
+    monkeypatch.setattr(correctness, "BlocksCompute", compute)
+    monkeypatch.setattr(correctness, "_case", case)
+    record = record_of(tmp_path, "correctness")
+    correctness.run(record)
+    statuses = {(row["dtype"], row["status"]) for row in record.values["cases"]}
+    assert statuses == {("float32", "failed"), ("bfloat16", "failed"), ("float16", "not here")}
+    assert "bloom in float32/plain, streams: memory ran out while computing 9 tokens." in record.failures
+
+
+@pytest.mark.parametrize(
+    ("device", "visible", "expected"),
+    [("cuda", "2,3", "2,3"), ("cuda:1", "", "1"), ("cuda:1", "2,3", "3"), ("MIG-07ab", "2,3", "MIG-07ab")],
+)
+def test_the_gpus_tests_run_on_the_device_that_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, visible: str, expected: str
+) -> None:
+    from benchmarks.gpu_parts import tests
+
+    asked: list[tuple[list[str], str]] = []
+
+    def run(command: list[str], *, env: dict[str, str], **_: Any) -> Any:
+        asked.append((command, env["CUDA_VISIBLE_DEVICES"]))
+        return SimpleNamespace(stdout="12 passed", returncode=0)
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(tests.subprocess, "run", run)
+    record = record_of(tmp_path, "tests", device)
+    tests.run(record)
+    assert [env for _, env in asked] == [expected] * 2
+    assert any("tests/unit/blocks/test_preloading.py" in command for command, _ in asked)
+    assert len(record.findings) == 2 and not record.failures
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_an_outage_by_hand_is_in_the_record_the_trace_and_the_model(
     assert testbed("link", "restore", "Here", "There", "--run", str(run_dir)).code == 0
     outcome = running.wait()
     assert outcome.code == 0, outcome.stderr
-    assert "2 changes of links by hand: the closed model knows them" in outcome.stdout
+    assert "2 changes of links by hand: the closed model has them" in outcome.stdout
     cut, up, planned = sorted(lines(outcome, "network-change"), key=lambda line: line["by"])
     assert [line["by"] for line in (cut, up, planned)] == ["hand", "hand", "scenario"]
     summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))

@@ -48,6 +48,7 @@ CASES: dict[str, tuple[str, tuple[str, ...], set[str]]] = {
     "a server stops": (STOP, (), {"fault", "detected", "replayed"}),
     "a server slows down": (SLOW, (), {"fault"}),
     "a link is cut": (CUT, (), {"network-change"}),
+    "a link is cut and prompts fill the congestion window after it": (SLOW + CUT, (), {"network-change"}),
     "servers forward": ("", CHAIN, set()),
     "servers forward and one is killed": (KILL, CHAIN, {"fault", "detected", "replayed", "begun"}),
     "servers move their blocks": ("", WANDERING, {"moving", "moved"}),

@@ -1,4 +1,4 @@
-"""Who may import whom: the rules of CONTRIBUTING.md."""
+"""The rules of CONTRIBUTING.md about imports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAY_IMPORT = {
 
 
 def imported(path: Path) -> set[str]:
-    """Top-level names of everything that a module imports, also inside functions."""
+    """Return the top-level names of all imports of a module, with those inside functions."""
     return {name.partition(".")[0] for name in imported_modules(path)}
 
 
@@ -49,9 +49,9 @@ LAYERS = (
         "control",
         "scenario",
     ),
-    *("rundir", "cluster", "codeversion", "errors"),
+    *("rundir", "cluster", "codeversion", "terminal", "errors"),
 )
-"""The folders of ``testbed``: each may import those after it."""
+"""The folders of ``testbed``, in order: each may import those after it."""
 
 
 def test_a_folder_of_testbed_imports_only_those_below_it() -> None:
@@ -69,7 +69,7 @@ def test_a_folder_of_testbed_imports_only_those_below_it() -> None:
 
 
 def test_no_module_of_testbed_needs_itself() -> None:
-    """Not even through others: ``TopologicalSorter`` names the circle."""
+    """Not even indirectly. ``TopologicalSorter`` reports the cycle."""
     modules = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts): path
         for path in (ROOT / "testbed").rglob("*.py")
@@ -87,7 +87,7 @@ def test_no_module_of_testbed_needs_itself() -> None:
 
 
 def imported_modules(path: Path) -> set[str]:
-    """Everything that a module imports, in full, also inside functions."""
+    """Return the full names of all imports of a module, with those inside functions."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):

@@ -13,7 +13,7 @@ from testbed.studies.chain.command import Printed, chain_command
 
 @pytest.fixture
 def little(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, float, int], float | None]:
-    """Two lines at two rates; what every simulation answers."""
+    """Two lines at two rates, and the result of every simulation."""
     answers: dict[tuple[str, float, int], float | None] = {}
     monkeypatch.setattr(command, "RATES", (1.0, 2.0))
     monkeypatch.setattr(command, "TABLE_I", (Printed("one", "petals", 3.0), Printed("two", "proposed", 2.0)))

@@ -1,4 +1,4 @@
-"""CPU quotas of control groups, of both versions; the kernel's files are folders of the test's."""
+"""CPU quotas of control groups of both versions, read from folders that the tests make."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands behind ``fixed:``: placements and chains in files."""
+"""Placements and chains in files, named by ``fixed:``."""
 
 from __future__ import annotations
 

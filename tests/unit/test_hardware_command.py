@@ -75,7 +75,7 @@ def test_a_wrong_argument_is_one_sentence(arguments: tuple[str | None, ...], wor
 def test_a_model_that_is_neither_known_nor_a_folder_is_refused() -> None:
     with pytest.raises(UserError, match="or give a checkpoint's folder"):
         show_command("nowhere", None, None)
-    with pytest.raises(UserError, match="say --dtype int8 or --dtype nf4"):
+    with pytest.raises(UserError, match="give --dtype int8 or --dtype nf4"):
         show_command("llama-3-8b", None, "nf4")
 
 

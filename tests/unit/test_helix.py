@@ -1,4 +1,4 @@
-"""`testbed reproduce helix` of a made log, worked by hand, and of what is wrong with one."""
+"""`testbed reproduce helix` of a made-up log, calculated by hand, and of invalid logs."""
 
 from __future__ import annotations
 

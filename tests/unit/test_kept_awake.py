@@ -16,7 +16,7 @@ from tests.support.runs import wait_until
 
 
 def machine(folder: Path, flags: str, siblings: dict[int, str]) -> tuple[Path, Path]:
-    """A system's folder of CPUs and its cpuinfo."""
+    """Write a folder of CPUs and a cpuinfo, as the kernel has them."""
     about = folder / "cpuinfo"
     about.write_text(f"processor\t: 0\nflags\t\t: {flags}\n")
     for cpu, listed in siblings.items():
@@ -46,7 +46,7 @@ def test_a_core_is_kept_awake_by_one_of_its_threads(
 
 
 def spinners(ancestor: int) -> dict[int, int]:
-    """CPU by process of the spinners that descend from ``ancestor`` and have begun."""
+    """Return the CPU, by pid, of the running spinners that descend from ``ancestor``."""
     found, waiting = {}, [ancestor]
     while waiting:
         pid = waiting.pop()

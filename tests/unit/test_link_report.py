@@ -1,4 +1,4 @@
-"""What ``testbed links`` makes of its figures, and which pairs it measures at once."""
+"""The report of ``testbed links``, and which pairs it measures at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large scenarios: what no step holds is refused before anything runs, and limits grow with what there is."""
+"""Large scenarios: prompts too long for a step are refused before anything runs, and limits grow."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ PRIVATE_PIPES = {
     "testbed/runtime/real/handle.py",
     "testbed/studies/sweep/pool.py",
 }
-"""These unpickle, but only what processes of ours send over socket pairs and pipes that nobody else can open."""
+"""These unpickle only what the testbed's processes send each other over private socket pairs and pipes."""
 IMPORTS_BY_NAME = {"policies/registry.py"}
 
 

@@ -1,4 +1,4 @@
-"""Placing an experiment: users' policies are found, and held to the rules."""
+"""Placing an experiment: users' policies are found, and checked against the rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A policy ``module:Class`` that a scenario file names: what imports it, and what only says so."""
+"""A policy ``module:Class`` in a scenario file: which commands import it, and which only announce it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KEYS = ("placement", "routing", "online")
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with a module that leaves a trace when it is imported."""
+    """The current folder, with a module that writes a file when it is imported."""
     (tmp_path / "evil_policy.py").write_text(EVIL, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])

@@ -1,4 +1,4 @@
-"""What nodes are told of a real model, and what is said where there can be none."""
+"""The settings that nodes get for a real model, and the errors if there cannot be one."""
 
 from __future__ import annotations
 
@@ -145,9 +145,12 @@ def test_without_torch_the_doctor_says_so(no_torch: None) -> None:
         ({"prompt_ids": "1,x"}, "must be whole numbers such as 1,2,3"),
         ({"prompt_ids": ""}, "the prompt is empty"),
         ({"prompt": ""}, "the prompt is empty"),
-        ({"prompt_ids": "1,512"}, "token 512 of the prompt is none of the model's, 0 to 511"),
+        (
+            {"prompt_ids": "1,512"},
+            "token 512 of the prompt is not in the model's vocabulary: give ids from 0 to 511",
+        ),
         ({"prompt_ids": "-1"}, "token -1 of the prompt"),
-        ({"prompt_ids": "1", "max_new_tokens": 2048}, "more than the 2048 that the model is made for"),
+        ({"prompt_ids": "1", "max_new_tokens": 2048}, "more than the model's limit of 2048"),
         ({"prompt_ids": "1", "seed": 3}, "--seed is for sampling"),
     ],
 )
@@ -187,7 +190,7 @@ def test_the_name_of_a_model_is_text_whatever_it_looks_like() -> None:
 def test_blocks_that_the_machines_memory_cannot_hold_are_refused_before_any_is_loaded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each server would find room for its own, as all load at once."""
+    """All servers load at once, so each would find room for its own blocks."""
     experiment = blocks("compute.random_weights=true")
     n_held = sum(held.n_blocks for held in place_experiment(experiment).placement.ranges)
     n_bytes = n_held * experiment.problem.model.block_bytes

@@ -1,4 +1,4 @@
-"""Run directories that somebody else may have written: nothing is followed out of them, nothing waited for."""
+"""Run directories that others may have written: links in them are not followed, and pipes not read."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); prin
 
 @pytest.fixture
 def deaf(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that a request to end does not end; for ``testbed clean`` it is the one that a run left."""
+    """A process that ignores SIGTERM, and that ``testbed clean`` takes for one that a run left."""
     with subprocess.Popen([sys.executable, "-c", DEAF], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()

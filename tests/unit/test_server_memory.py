@@ -1,4 +1,4 @@
-"""Real memory of servers beside the model's."""
+"""The real memory of servers, compared with the model's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arithmetic of the soak benchmark: growth per role, compared by age, and what it calls wrong."""
+"""The arithmetic of the soak benchmark: growth per role, compared by age, and what it reports as wrong."""
 
 from __future__ import annotations
 

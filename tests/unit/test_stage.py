@@ -1,4 +1,4 @@
-"""Which clock and which network a run gets, and what contradicts itself."""
+"""Which clock and network a run uses, and which settings contradict each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What engines ask of online policies, and what they refuse."""
+"""How engines use online policies, and which settings they refuse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole machine stands still: it is seen, said, and CPUs are no longer kept awake for it."""
+"""The whole machine stands still: that is detected and reported, and CPUs are no longer kept awake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of whole runs look at."""
+"""The helpers for tests of whole runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Agreeing on time zero: it is still to come when all nodes know it."""
+"""Agreement on time zero: it lies in the future when all nodes know it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Machines:
 
 
 class Node:
-    """A node whose first answer takes its time."""
+    """A node whose first reply is slow."""
 
     def __init__(self, first_takes_s: float) -> None:
         self._takes_s = first_takes_s

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,6 +29,7 @@ from testbed.runtime.hosts.words import Exited, ForNode, Time, TimeIs, first_wor
 from testbed.runtime.launching import Listener, MachineState, OnExit, OpenNetwork
 from testbed.runtime.real.handle import LauncherHandle
 from testbed.scenario.experiment import Experiment
+from testbed.terminal import say
 
 HERE = "this-machine"
 """What the network calls the machine of this process."""
@@ -180,7 +180,7 @@ class HostsLauncher:
             stream.close()
         elif isinstance(first, ForNode):
             near = await asyncio.open_unix_connection(str(self._control_path))
-            await carry(*near, stream, _warn)
+            await carry(*near, stream, say)
         else:
             remote.stream = stream
             asking = asyncio.ensure_future(self._ask_time(remote, stream))
@@ -237,7 +237,7 @@ class HostsLauncher:
         if remote.is_lost or self._is_ending:
             return
         remote.is_lost = True
-        _warn(f"the machine {remote.said} is lost: {why}")
+        say(f"the machine {remote.said} is lost: {why}")
         if remote.stream is not None:
             remote.stream.close()
         assert self._on_exit is not None, "lost before attached"
@@ -358,7 +358,7 @@ class HostsLauncher:
                 async with asyncio.timeout(SILENCE_S):
                     logs = await remote.host.call("end")
             except (TimeoutError, RunError) as error:
-                _warn(f"the logs of {remote.name} did not come: {error or 'it does not answer'}")
+                say(f"the logs of {remote.name} did not come: {error or 'it does not answer'}")
                 continue
             for name, log in logs.items():
                 self._keep_log(name if name in self._where else f"{remote.name}-{name}", log)
@@ -376,7 +376,3 @@ class HostsLauncher:
 
 def _adds_up(key: str, value: float) -> bool:
     return isinstance(value, int) or key in ("late_total_s", "cpu_s", "spun_s")
-
-
-def _warn(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

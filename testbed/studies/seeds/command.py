@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from testbed.simulate.engine import EMULATED, Simulation
 from testbed.simulate.runs import aggregate, cases_of, drawn_of, fingerprint, same_run_error
 from testbed.simulate.text import comparison_text
 from testbed.simulate.virtual import served_of
+from testbed.terminal import say
 
 
 def seeds_command(
@@ -62,11 +62,11 @@ def seeds_command(
             code = EXIT_INTERRUPTED
             break
         code = code if is_whole else 1
-        _say(f"seed {row['seed']}: {_told(row)} ({len(rows) + 1} of {n_runs} runs)")
+        say(f"seed {row['seed']}: {_told(row)} ({len(rows) + 1} of {n_runs} runs)")
         rows.append(row)
         prints.append(fingerprint(case, row))
     if code == EXIT_INTERRUPTED:
-        _say(f"interrupted: {len(rows)} of {n_runs} runs came to their end; everything is in {out}")
+        say(f"interrupted: {len(rows)} of {n_runs} runs came to their end; everything is in {out}")
     if not rows:
         return code
     is_same_run = len(rows) > 1 and all(one == prints[0] for one in prints[1:])
@@ -120,7 +120,3 @@ def _told(row: dict[str, Any]) -> str:
     if not row["feasible"]:
         return str(row["error"]).partition(": ")[2]
     return f"{row['n_completed']:,} of {row['n_requests']:,} requests completed"
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -167,6 +167,44 @@ async def test_the_second_step_is_recorded_and_played_and_so_are_those_after_it(
     assert order == [[], ["capture_begin", "capture_end", "replay"], ["replay"]]
 
 
+async def test_a_recording_minds_other_threads_no_more_than_it_must(on_fake: OnFake) -> None:
+    """Of others, who open sessions and load blocks, it forbids nothing: ``Apart`` sees to that."""
+    decoder = await on_fake.decoder()
+    for _ in range(2):
+        decoder.step(torch.randn(1, 1, 64))
+    assert on_fake.cuda.of("capture_begin") == [("capture_begin", {"capture_error_mode": "thread_local"})]
+
+
+async def test_a_session_that_ends_leaves_the_recorded_steps_of_others_whole(on_fake: OnFake) -> None:
+    """torch frees cuBLAS' workspace of a stream with any graph that was recorded there."""
+    first, second = await on_fake.decoder(), await on_fake.decoder()
+    for decoder in (first, second):
+        for _ in range(3):
+            decoder.step(torch.randn(1, 1, 64))
+    del first
+    on_fake.cuda.calls.clear()
+    second.step(torch.randn(1, 1, 64))
+    assert [call[0] for call in on_fake.cuda.calls] == ["replay"]
+
+
+async def test_a_recording_without_memory_is_tried_again_without_what_the_allocator_keeps(
+    on_fake: OnFake,
+) -> None:
+    cuda, decoder = on_fake.cuda, await on_fake.decoder()
+    cuda.fails_in, cuda.fails_with = "capture_end", torch.OutOfMemoryError("CUDA out of memory")
+    states = torch.randn(1, 1, 64)
+    decoder.step(states)
+
+    def there_is_room_now() -> None:
+        cuda.fails_in = "" if cuda.of("empty_cache") else "capture_end"
+
+    cuda.then["capture_begin"] = there_is_room_now
+    decoder.step(states)
+    order = [call[0] for call in cuda.calls]
+    again = ["capture_begin", "capture_end", "replay"]
+    assert order == ["capture_begin", "capture_end", "empty_cache", *again]
+
+
 async def test_nothing_is_recorded_while_others_ask_the_device_for_memory(
     on_fake: OnFake,
 ) -> None:
@@ -215,7 +253,10 @@ async def test_a_step_that_cannot_be_recorded_is_computed_and_the_server_goes_on
         answer = decoder.step(states)
         assert torch.isfinite(answer).all()
     assert [call[0] for call in cuda.calls] == ["capture_begin", "capture_end"]
-    assert "not recorded as CUDA graphs: the device says no" in caplog.text
+    assert (
+        "not recorded as CUDA graphs from here on; if memory runs out later, restart this server: the device says no"
+        in caplog.text
+    )
     other = await on_fake.decoder()
     for _ in range(3):
         other.step(states)

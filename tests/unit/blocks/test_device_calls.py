@@ -4,13 +4,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import subprocess
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from nodes.blocks.spec import BlocksSpec
-from nodes.compute import ComputeError
+from nodes.compute import ComputeError, open_session
 from tests.support.blocks import BLOOM, LLAMA, N_LAYERS, Models, Walk, generated, hub_of, need_blocks, served
 
 need_blocks()
@@ -20,7 +24,7 @@ import torch
 from nodes.blocks import compute as module
 from nodes.blocks.compute import BlocksCompute
 from nodes.blocks.device import open_device, to_bytes
-from nodes.blocks.memory import prefill_bytes, states_bytes, step_bytes
+from nodes.blocks.memory import prefill_bytes, states_bytes, step_bytes, workspace_bytes
 from tests.support.fake_cuda import TOTAL_BYTES, FakeCuda, on_device
 
 
@@ -89,6 +93,73 @@ async def test_what_loading_took_for_a_moment_is_given_back_before_the_first_ste
     compute.close()
 
 
+def test_threads_that_compute_have_the_servers_device_and_a_stream_of_their_own(
+    models: Models, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recording must not be in the default stream; the threads that load and open must be."""
+    device = torch.device("cuda", 1)
+    monkeypatch.setattr(module, "open_device", lambda *_: (device, torch.float32))
+    compute = BlocksCompute(BlocksSpec(models.source(BLOOM), device="cuda:1"))
+    for pool, begins in ((compute._queue, True), (compute._loader, False), (compute._opener, False)):
+        cuda.calls.clear()
+        pool.submit(lambda: None).result(20)
+        assert cuda.of("set_device") == [("set_device", device)]
+        streams = [call[1].device for call in cuda.of("set_stream")]
+        assert streams == ([device] if begins else [])
+    compute.close()
+
+
+async def test_a_device_that_refuses_everything_holds_nobody_up(
+    models: Models, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After some errors even waiting for the device fails: sessions end and blocks go all the same."""
+    compute = await served(models.source(BLOOM), 0, 2)
+    session = await open_session(compute, "c", 0, 2, 8)
+
+    def refuse(*_: Any) -> Any:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(compute, "_compute", refuse)
+    monkeypatch.setattr(compute, "_device", torch.device("cuda", 1))
+    monkeypatch.setattr(torch.cuda, "current_stream", refuse)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        await compute.step(session, 0, 1, b"", 0.0)
+    assert compute.memory()["cache_bytes"] == 0
+    async with asyncio.timeout(20):
+        await compute.host(0, 0)
+    compute.close()
+
+
+@pytest.mark.parametrize("n_streams", [1, 8])
+def test_the_limit_has_room_for_the_steps_of_all_streams_at_once(n_streams: int) -> None:
+    matrix_bytes = 4 * 14336**2 * 2
+    steps_bytes = n_streams * (prefill_bytes(14336, n_streams) + matrix_bytes)
+    assert workspace_bytes(14336, matrix_bytes, n_streams) > steps_bytes
+
+
+@pytest.mark.parametrize(("major", "is_refused"), [(7, True), (8, False)])
+def test_bfloat16_is_asked_of_the_device_that_is_opened(
+    monkeypatch: pytest.MonkeyPatch, major: int, is_refused: bool
+) -> None:
+    cards = [SimpleNamespace(major=15 - major, name="other"), SimpleNamespace(major=major, name="T4")]
+    monkeypatch.setattr(torch, "empty", lambda *_, device: None)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: cards[device.index])
+    with pytest.raises(ComputeError, match="T4 does not") if is_refused else contextlib.nullcontext():
+        assert open_device("cuda:1", "bfloat16") == (torch.device("cuda", 1), torch.bfloat16)
+
+
+def test_gpus_have_the_numbers_that_the_driver_gives_them() -> None:
+    assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+
+
+def test_torch_is_imported_without_operators_that_need_a_compiler() -> None:
+    program = (
+        "import nodes.blocks.device, torch._native.common_utils as c; print(c.check_native_jit_disabled())"
+    )
+    env = {name: value for name, value in os.environ.items() if name != "TORCH_DISABLE_NATIVE_JIT"}
+    assert subprocess.check_output([sys.executable, "-c", program], text=True, env=env) == "True\n"
+
+
 def out_of_memory(*_: Any) -> torch.nn.Module:
     raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -115,7 +186,7 @@ def test_a_prompt_of_blooms_longest_takes_no_more_than_is_set_aside_for_it() -> 
     """112 heads, 2048 tokens: at once, eager attention takes more than twice what PETALS sets aside."""
     per_token = step_bytes(112, 14336, 4 * 14336, 2048, 2)
     assert 2048 * per_token > 2 * states_bytes(14336)
-    assert 256 * per_token < prefill_bytes(14336) < states_bytes(14336)
+    assert 256 * per_token < prefill_bytes(14336, 1) < states_bytes(14336)
 
 
 @pytest.mark.parametrize("uuid", ["GPU-5e1f", "MIG-07ab"])

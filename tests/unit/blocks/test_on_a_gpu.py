@@ -39,21 +39,41 @@ CUDA = torch.device("cuda", 0)
 PROMPT = (5, 9, 200, 11, 7, 8)
 
 
+@pytest.mark.parametrize("device", [f"cuda:{number}" for number in range(min(2, torch.cuda.device_count()))])
 @pytest.mark.parametrize("has_graphs", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", [BLOOM, LLAMA])
 async def test_a_chain_says_what_transformers_says_on_the_same_device(
-    models: Models, name: str, dtype: str, has_graphs: bool
+    models: Models, name: str, dtype: str, has_graphs: bool, device: str
 ) -> None:
+    """On the second device, where there is one, too: the current device of every thread is the first."""
     source = models.source(name)
     chain = [
-        (await served(source, *cut, dtype=dtype, device="cuda", has_graphs=has_graphs), *cut)
+        (await served(source, *cut, dtype=dtype, device=device, has_graphs=has_graphs), *cut)
         for cut in ((0, 1), (1, 4), (4, N_LAYERS))
     ]
-    walk = Walk(hub_of(source, dtype=dtype, device="cuda"), chain, PROMPT, 24)
-    found = WholeModel(BlocksSpec(source, "cuda", dtype)).judge(PROMPT, await walk.go(24))
+    walk = Walk(hub_of(source, dtype=dtype, device=device), chain, PROMPT, 24)
+    found = WholeModel(BlocksSpec(source, device, dtype)).judge(PROMPT, await walk.go(24))
     assert not found.altered
     assert len(found.tied) <= (0 if dtype == "float32" else 3)
+    assert [compute.n_recorded for compute, _, _ in chain] == [int(has_graphs)] * 3
+
+
+async def test_a_session_that_ends_leaves_the_recorded_steps_of_others_right(models: Models) -> None:
+    """torch frees cuBLAS' workspace of a stream with any graph of that stream."""
+    source, whole = models.source(BLOOM), WholeModel(BlocksSpec(models.source(BLOOM), "cuda"))
+    compute = await served(source, 0, N_LAYERS, device="cuda", has_graphs=True)
+    hub = hub_of(source, device="cuda")
+    walks = [Walk(hub, [(compute, 0, N_LAYERS)], PROMPT, 24) for _ in range(3)]
+    for walk in walks:
+        await walk.go(4)
+    for walk in walks:
+        tokens = await walk.go(24 - len(walk.tokens))
+        torch.cuda.empty_cache()
+        assert not whole.judge(PROMPT, tokens).altered
+        walk.close()
+    assert compute.n_recorded == 3
+    compute.close()
 
 
 @pytest.mark.parametrize("weights", ["plain", "int8"])

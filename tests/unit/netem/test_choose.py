@@ -1,4 +1,4 @@
-"""Which backend ``auto`` takes, with backends of the test's own: nothing is probed."""
+"""Which backend ``auto`` chooses, with the test's own backends: nothing is probed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole loop in a process of its own, with socket pairs for devices: any packets, no namespaces, no root."""
+"""The forwarder's loop in a process of its own, with socket pairs as devices: no namespaces, no root."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_many_pairs_change_at_once() -> None:
 
 def test_a_forwarder_that_does_not_answer_is_an_error_not_a_wait_for_ever() -> None:
     channel = ChangeChannel([("a", "b")], patience_s=0.01)
-    with pytest.raises(NetworkError, match="the forwarder does not take changes of links: timed out"):
+    with pytest.raises(NetworkError, match="the forwarder does not accept changes of links: timed out"):
         channel.send({("a", "b"): LinkProfile(0.001, 1e9)})
     channel.close()
 
@@ -172,5 +172,5 @@ def test_packets_to_where_no_link_goes_are_astray_and_not_dropped(fabric: Make) 
 
 
 def test_a_path_over_an_unknown_shared_link_is_refused_in_one_sentence() -> None:
-    with pytest.raises(NetworkError, match="the path from a to b names 'x>y', which is no shared link"):
+    with pytest.raises(NetworkError, match="the path from a to b names 'x>y', which is not a shared link"):
         NetworkSpec("test", ("a", "b"), {}, paths={("a", "b"): ("x>y",)})

@@ -1,4 +1,4 @@
-"""Packets cut into datagrams and put together again; what is not of the run, or not as it was sent, is refused."""
+"""Packets cut into datagrams and reassembled. Datagrams of other runs, or changed ones, are refused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def datagrams(
 
 
 def assembled(assembly: Assembly, seal: Seal, sent: list[bytes]) -> list[bytes]:
-    """The packets that come of these datagrams."""
+    """Return the packets that are reassembled from these datagrams."""
     packets = []
     for datagram in sent:
         piece = seal.read(datagram, _ME)
@@ -148,7 +148,7 @@ def test_hostile_datagrams_are_refused_and_no_packet_is_made_of_them(seed: int) 
     everything = [*sent, *hostile, *(random.choice(sent) for _ in range(200))]
     random.shuffle(everything)
     arrived = assembled(assembly, seal, everything)
-    # A changed piece number or piece can take the place of the right one: packets are lost by that, never made or changed.
+    # A changed piece can replace the right one. That loses packets, but never forges or changes any.
     assert len(arrived) == len(set(arrived))
     assert set(arrived) <= set(packets)
     assert assembly.n_incomplete <= MAX_INCOMPLETE
@@ -157,7 +157,7 @@ def test_hostile_datagrams_are_refused_and_no_packet_is_made_of_them(seed: int) 
 
 
 def _hostile(random: Random, datagram: bytes) -> bytes:
-    """Something like ``datagram``."""
+    """Draw a datagram that differs a little from ``datagram``."""
     kind = random.randrange(5)
     at = random.randrange(len(datagram))
     if kind == 0:  # a bit

@@ -1,4 +1,4 @@
-"""The forwarders of two machines over the loopback interface, with socket pairs for devices: no namespaces, no root."""
+"""The forwarders of two machines over the loopback interface, with socket pairs as devices."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Links = Mapping[tuple[str, str], LinkProfile]
 
 
 class Pair:
-    """``a`` and ``b`` on a machine each; the tests hold the nodes' ends of the devices."""
+    """``a`` and ``b``, each on its own machine; the tests hold the nodes' ends of the devices."""
 
     def __init__(
         self,

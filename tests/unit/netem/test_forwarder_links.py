@@ -1,4 +1,4 @@
-"""When packets arrive: rate, delay, jitter, loss, changes, shared links. Instants are given, no clock runs."""
+"""When packets arrive: rate, delay, jitter, loss, changes, shared links. No clock runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SIZE = 1250
 
 
 def _arrival(pipe: Pipe, at_s: float, packet: bytes = _PACKET, size: int = _SIZE) -> float:
-    """Follow one packet alone over all its links."""
+    """Return when a single packet arrives after all its links."""
     entered = pipe.enter(at_s, size, *segments(packet))
     while entered is not None and entered[1] is not None:
         entered = entered[1].enter(entered[0])
@@ -160,7 +160,7 @@ def test_a_shared_link_is_not_held_for_a_packet_that_still_waits_elsewhere() -> 
 
 
 def _drain(pipes: list[Pipe], n_each: int) -> dict[str, list[float]]:
-    """Every pipe is given ``n_each`` packets at instant 0, in turns; answers their arrivals by pair."""
+    """Send ``n_each`` packets per pipe at instant 0, in turns; return their arrivals by pair."""
     events: list[tuple[float, Transit | None, Pipe]] = []
     for _ in range(n_each):
         for pipe in pipes:

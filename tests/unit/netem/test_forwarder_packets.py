@@ -1,4 +1,4 @@
-"""Sizes on the wire, and super-packets that lose some of their segments."""
+"""Sizes of packets on the wire, and super-packets that lose some of their segments."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ LINKS = dict.fromkeys((("hub", "near"), ("near", "hub"), ("hub", "far"), ("far",
 
 @pytest.fixture
 def without_leaves(monkeypatch: pytest.MonkeyPatch) -> list[TcRequest]:
-    """Keeps requests for netem from the kernel; answers those that were made."""
+    """Keep requests for netem from the kernel; return those that were made."""
     send = rtnetlink.send
     withheld: list[TcRequest] = []
 
@@ -61,7 +61,7 @@ def host_devices() -> list[str]:
 
 
 def packets_by_class(network: NetemBackend, receiver: str) -> dict[int, int]:
-    """Packets sent so far, by class minor, on the switch's port towards ``receiver``."""
+    """Return the packets sent so far, by class minor, on the switch's port towards ``receiver``."""
     with inside(network._switch), IPRoute() as ip:
         index = ip.link_lookup(ifname=network._port(receiver))[0]
         return {
@@ -71,7 +71,7 @@ def packets_by_class(network: NetemBackend, receiver: str) -> dict[int, int]:
 
 
 def exchange(network: NetemBackend, sender: str, receiver: str) -> bytes | None:
-    """Send one datagram; answer what arrives, ``None`` if nothing did although the kernel is done."""
+    """Send one datagram; return what arrives, or ``None`` if nothing has when the kernel is done."""
     with inside(network._namespaces[receiver]):
         inbox = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     with inside(network._namespaces[sender]):
@@ -193,12 +193,12 @@ def outbox(network: NetemBackend, node: str) -> Iterator[socket.socket]:
 
 
 def unsent_bytes(sock: socket.socket) -> int:
-    """What the kernel counts as not yet sent, the figure that TCP small queues go by."""
+    """Return the bytes that the kernel counts as not yet sent, which TCP small queues limit."""
     return int.from_bytes(fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)), "little")
 
 
 def largest_packet(network: NetemBackend, connection: socket.socket, peer: socket.socket) -> int:
-    """Bytes of the largest packet on the switch's port to ``near`` while 400 kB are sent there."""
+    """Return the bytes of the largest packet on the switch's port to ``near`` while 400 kB are sent there."""
     with inside(network._switch):
         tap = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))  # ETH_P_ALL
     with tap:
@@ -286,7 +286,7 @@ def test_an_update_that_netem_cannot_express_changes_nothing(
     network: NetemBackend, without_leaves: list[TcRequest]
 ) -> None:
     without_leaves.clear()
-    with pytest.raises(NetworkError, match="netem delays by 0 to 275 s"):
+    with pytest.raises(NetworkError, match="netem's delays are from 0 to 275 s"):
         network.update({("hub", "near"): LINK, ("hub", "far"): LinkProfile(300.0, 1e9, 0.0, 0.5)})
     assert without_leaves == []
     assert segments(network, "hub") == 65_535

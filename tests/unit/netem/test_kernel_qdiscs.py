@@ -1,4 +1,4 @@
-"""What the netem backend asks of the kernel: the numbers alone, no kernel needed."""
+"""The netem backend's requests to the kernel, as numbers: no kernel is needed."""
 
 import ipaddress
 import struct
@@ -94,10 +94,10 @@ def test_a_changed_link_names_the_leaf_that_was_added_and_gives_all_options_agai
 @pytest.mark.parametrize(
     ("link", "wording"),
     [
-        (LinkProfile(300.0, 1e6), "netem delays by 0 to 275 s, not by 300 s"),
-        (LinkProfile(-0.001, 1e6), "netem delays by 0 to 275 s, not by -0.001 s"),
-        (LinkProfile(3.0, 1e6, 2.5), "netem jitters by 0 to 2.1 s, not by 2.5 s"),
-        (LinkProfile(0.1, 1e6, 0.0, 1.5), "a loss ratio is between 0 and 1, not 1.5"),
+        (LinkProfile(300.0, 1e6), "netem's delays are from 0 to 275 s; 300 s is outside"),
+        (LinkProfile(-0.001, 1e6), "netem's delays are from 0 to 275 s; -0.001 s is outside"),
+        (LinkProfile(3.0, 1e6, 2.5), "netem's jitters are from 0 to 2.1 s; 2.5 s is outside"),
+        (LinkProfile(0.1, 1e6, 0.0, 1.5), "a loss ratio must be from 0 to 1, but is 1.5"),
         (LinkProfile(0.1, 0.0), "netem needs a rate of at least 8 bit/s, not 0 bit/s"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Streams of the memory network: when bytes arrive, and what becomes of connections. Virtual time, exact."""
+"""Streams of the memory network: when bytes arrive, and how connections end. Virtual time, exact."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def sent_s(n_bytes: int, rate_bps: float = RATE_BPS) -> float:
 
 
 class End(asyncio.Protocol):
-    """Notes what comes, and when."""
+    """Records what it receives, and when."""
 
     def __init__(self) -> None:
         self.transport: Any = None
@@ -69,7 +69,7 @@ def now_s() -> float:
 
 
 async def connected(network: MemoryNetwork, source: str = "a") -> tuple[End, End]:
-    """A connection from ``source`` to b that stands on both ends."""
+    """Open a connection from ``source`` to b; both ends are connected."""
     there: list[End] = []
 
     def accept() -> End:
@@ -108,7 +108,7 @@ def test_data_arrive_when_their_last_byte_is_through_the_link_and_its_delay(n_by
 
 
 def test_more_than_the_window_waits_for_acknowledgements_as_tcp_does() -> None:
-    """A warm connection sends 868,800 bytes without waiting; at 100 Mbit/s those are through in 72 ms."""
+    """A warm connection sends 868,800 bytes without waiting; at 100 Mbit/s their transmission takes 72 ms."""
 
     async def main(warm: bool) -> list[float]:
         here, there = await connected(MemoryNetwork(spec(tcp=TcpSpec(warm=warm))))

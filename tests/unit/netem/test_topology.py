@@ -1,4 +1,4 @@
-"""Topologies: delay-shortest paths, delays from coordinates, and what contradicts itself."""
+"""Topologies: delay-shortest paths, delays from coordinates, and contradictions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LONDON = TopologyNode("london", -0.12574, 51.50853)
 
 
 def topology(*links: tuple[str, str, float, float], extra: tuple[str, ...] = ()) -> Topology:
-    """Links of (end, end, one-way ms, Gbit/s) between nodes named in order of appearance."""
+    """Return a topology of (end, end, one-way ms, Gbit/s) links; nodes in the order of their appearance."""
     names = dict.fromkeys([name for a, b, _, _ in links for name in (a, b)] + list(extra))
     return Topology(
         "small",

@@ -1,4 +1,4 @@
-"""Who may ask the page's server for what."""
+"""Which requests the page's server refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a page gets of a run that grows."""
+"""The history of a growing run, as pages are sent it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the map shows sites."""
+"""Where the map places sites."""
 
 from __future__ import annotations
 

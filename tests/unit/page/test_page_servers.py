@@ -1,4 +1,4 @@
-"""The states of servers that events leave."""
+"""The states of servers after events."""
 
 from __future__ import annotations
 

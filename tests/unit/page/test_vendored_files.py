@@ -1,4 +1,4 @@
-"""What others wrote of the page is what VENDOR.md says, and nothing is loaded from elsewhere."""
+"""The page's files of others are those listed in VENDOR.md, and the page loads nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_page_files_name_no_other_host_and_read_no_text_as_html(path: Path) -> N
 
 @pytest.mark.parametrize("path", sorted(STATIC.glob("js/*.js")), ids=lambda p: p.name)
 def test_page_modules_have_the_form_that_a_report_can_hold(path: Path) -> None:
-    """Imports are lines of their own and name what they take; exports have names."""
+    """Every import is one line that lists the imported names; every export has a name."""
     text = path.read_text(encoding="utf-8")
     imports = [line for line in text.splitlines() if line.startswith("import ")]
     assert all(re.fullmatch(r"import \{ [\w, ]+ \} from '\./\w+\.js';", line) for line in imports), imports

@@ -50,8 +50,8 @@ def test_what_does_not_fit_is_said_with_blocks_memory_and_remedies() -> None:
     with pytest.raises(InfeasiblePlacement) as caught:
         CgBp().place(problem, 2)
     assert str(caught.value) == (
-        "CG-BP for |R| = 2 leaves 2 of 3 blocks unplaced: blocks 1-2 are on no server, for want of "
-        "24 bytes of memory; 2 more big servers or |R| <= 1 would do"
+        "CG-BP for |R| = 2 leaves 2 of 3 blocks unplaced: blocks 1-2 are on no server, because "
+        "24 bytes of memory are missing; 2 more big servers or |R| <= 1 would do"
     )
 
 
@@ -104,6 +104,6 @@ def test_a_memory_bound_below_one_is_infeasible_and_says_how_much_is_missing() -
     with pytest.raises(InfeasiblePlacement) as caught:
         CgBp().place(problem)
     message = str(caught.value)
-    assert "the memory bound gives |R| <= 0, for want of 2 bytes" in message
+    assert "the memory bound gives |R| <= 0, because 2 bytes" in message
     assert "a design concurrency given by hand, at most 5, would do" in message
     assert CgBp().place(problem, 1).uncovered(3) == []

@@ -37,7 +37,7 @@ def test_good_answers_pass() -> None:
         ),
         (placed(PROBLEM, [(0, 3), (2, 4)], [float("nan"), 0.0]), "nan bytes for caches on s0"),
         (placed(PROBLEM, [(0, 1), (2, 3)], [0.0, 0.0]), "leaves blocks 1, 3 on no server"),
-        (Placement("by hand", (None, BlockRange(0, 4)), (0.0, 0.0)), "answers None for s0"),  # type: ignore[arg-type]
+        (Placement("by hand", (None, BlockRange(0, 4)), (0.0, 0.0)), "returns None for s0"),  # type: ignore[arg-type]
     ],
 )
 def test_a_placement_that_breaks_a_rule_is_refused_with_the_policys_name_and_the_rule(
@@ -54,8 +54,8 @@ def test_a_placement_that_breaks_a_rule_is_refused_with_the_policys_name_and_the
     [
         ((Hop(0, 0, 3),), "stops before block 3; the model has 4"),
         ((), "stops before block 0"),
-        ((Hop(1, 2, 4),), "when block 0 is next"),
-        ((Hop(0, 0, 3), Hop(1, 2, 4)), "when block 3 is next"),
+        ((Hop(1, 2, 4),), "but block 0 is next"),
+        ((Hop(0, 0, 3), Hop(1, 2, 4)), "but block 3 is next"),
         ((Hop(0, 0, 2), Hop(1, 2, 4)), "must go on to the end of the server's range"),
         ((Hop(0, 0, 4),), "must stay inside the server's range"),
         ((Hop(0, 0, 0), Hop(0, 0, 3)), "must stay inside the server's range"),
@@ -71,9 +71,9 @@ def test_a_route_that_breaks_a_rule_is_refused_with_the_policys_name_and_the_rul
 
 def test_answers_of_another_kind_are_refused() -> None:
     other: Any = [(0, 4)]
-    with pytest.raises(PolicyError, match="placement policy mine must answer a Placement, not list"):
+    with pytest.raises(PolicyError, match="placement policy mine must return a Placement, not list"):
         check_placement(PROBLEM, other, "mine")
-    with pytest.raises(PolicyError, match="must answer a Route or None, not list"):
+    with pytest.raises(PolicyError, match="must return a Route or None, not list"):
         check_route(PROBLEM, GOOD, other, "mine")
     negative = Route((Hop(0, 0, 3), Hop(1, 3, 4)), -1.0, 1.0)
     with pytest.raises(PolicyError, match=r"a wait of -1\.0 s"):

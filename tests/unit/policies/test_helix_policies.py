@@ -117,7 +117,7 @@ def test_helix_keeps_cache_for_the_sessions_it_is_designed_for() -> None:
     placement = Helix().place(problem, 20)  # 90 / 30
     assert max(r.n_blocks for r in placement.ranges) <= 3
     assert placement.design_concurrency == 20
-    with pytest.raises(InfeasiblePlacement, match="helix with room for 80 sessions has no way"):
+    with pytest.raises(InfeasiblePlacement, match="helix with room for 80 sessions cannot place"):
         Helix().place(problem, 80)
 
 

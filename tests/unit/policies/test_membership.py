@@ -1,4 +1,4 @@
-"""What routers believe of servers, and whom a client leaves out."""
+"""What routers believe about servers, and which servers a client avoids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The exact optimum and the rounded relaxation on problems small enough to solve in one's head."""
+"""The exact optimum and the rounded relaxation on problems small enough to solve by hand."""
 
 from __future__ import annotations
 

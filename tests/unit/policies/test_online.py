@@ -21,7 +21,7 @@ def ranges(*pairs: tuple[int, int]) -> tuple[BlockRange, ...]:
 
 @dataclass
 class Recorded:
-    """A placement policy that answers by |R| and keeps what it was asked for."""
+    """A placement policy with given results by |R|; it records the |R| of each call."""
 
     answers: dict[int, Placement]
     asked: list[int | None] = field(default_factory=list)
@@ -41,7 +41,7 @@ OTHER = replace(placed(PROBLEM, [(0, 4), (2, 4), (0, 2)], [50.0] * 3), design_co
 
 
 def feed(policy: TwoTimeScale, means: list[float], start: Placement = START) -> list[Placement | None]:
-    """The controller's answers when it is asked at its times and sees these means."""
+    """Return the controller's results at its times, for these mean loads."""
     controller, answers, now = policy.bind(PROBLEM, start), [], start
     for mean_active in means:
         at_s = controller.next_check_at_s

@@ -1,4 +1,4 @@
-"""What online policies make of servers that die and join, and of a load at the edge of the design range."""
+"""What online policies do when servers die or join, and when the load is at the edge of the range."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def watched(period_s: float = 10.0, patience_s: float = 50.0) -> TwoTimeScaleCon
 def looks(
     controller: TwoTimeScaleController, now: Placement, alive: list[frozenset[int]], mean_active: float = 1.0
 ) -> list[Placement | None]:
-    """Answers at the controller's times when it sees these servers."""
+    """Return the controller's results at its times, for these alive servers."""
     answers = []
     for there in alive:
         at_s = controller.next_check_at_s

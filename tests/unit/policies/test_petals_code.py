@@ -1,4 +1,4 @@
-"""PETALS' routing as its code does it."""
+"""PETALS' routing as in its code."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_pings_are_drawn_once_per_client_from_the_seed() -> None:
 
 def test_a_negative_number_of_pings_is_refused() -> None:
     problem = make_problem([1.0])
-    with pytest.raises(PolicyError, match="petals-code cannot ping -1 servers; give client_pings >= 0"):
+    with pytest.raises(PolicyError, match="petals-code cannot ping -1 servers; set client_pings >= 0"):
         PetalsCodeRouting(client_pings=-1).bind(problem, placed(problem, [(0, 4)], [9.0]))
 
 

@@ -31,8 +31,8 @@ def test_blocks_that_nobody_takes_are_named() -> None:
     with pytest.raises(InfeasiblePlacement) as caught:
         PetalsPlacement().place(make_problem([24.0, 12.0], hardware=["big", "small"], n_blocks=5))
     assert str(caught.value) == (
-        "PETALS' placement leaves 2 of 5 blocks unplaced: blocks 3-4 are on no server, for want of "
-        "24 bytes of memory; 1 more big server or 2 more small servers would do"
+        "PETALS' placement leaves 2 of 5 blocks unplaced: blocks 3-4 are on no server, because "
+        "24 bytes of memory are missing; 1 more big server or 2 more small servers would do"
     )
 
 

@@ -1,4 +1,4 @@
-"""PETALS' rebalancing: who moves where, and when that is asked."""
+"""PETALS' rebalancing: which servers move where, and when they check."""
 
 from __future__ import annotations
 

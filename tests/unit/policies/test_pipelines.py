@@ -1,4 +1,4 @@
-"""Placements of other systems and round robin, on instances worked by hand; and what holds for all."""
+"""Placements of other systems, and round robin: instances worked by hand, and what holds for all."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_swarm_has_as_many_stages_as_its_weakest_server_asks_for_if_there_are_se
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
 def test_what_does_not_fit_is_said(policy: Exo) -> None:
-    whys = "(with room for 1 session has no way|needs a server that holds all)"
+    whys = "(with room for 1 session cannot place|needs a server that holds all)"
     with pytest.raises(InfeasiblePlacement, match=f"{policy.name} {whys}"):
         policy.place(make_problem([5.0, 5.0]))
 
@@ -168,7 +168,7 @@ def test_layers_are_in_proportion_to_compute_until_a_server_is_full() -> None:
 
 
 def pipelines(placement: Placement) -> list[list[tuple[int, int]]]:
-    """(server, blocks) by pipeline."""
+    """Return the (server, blocks) of each pipeline."""
     found = disjoint_pipelines(placement.ranges, max(held.last for held in placement.ranges))
     return [[(hop.server, hop.n_blocks) for hop in hops] for hops in found]
 
@@ -198,7 +198,7 @@ def test_parallax_gives_layers_by_speed_within_a_pipeline() -> None:
 
 
 def fewest_servers(most: list[int], n_blocks: int, k: int) -> float:
-    """s*(k), by giving every server to a pipeline or to none."""
+    """Return s*(k), by trying all ways to put servers into pipelines or none."""
     best = float("inf")
     for given_to in itertools.product(range(k + 1), repeat=len(most)):
         held = [sum(m for m, at in zip(most, given_to, strict=True) if at == i) for i in range(k)]

@@ -1,4 +1,4 @@
-"""What makes large problems fast gives the answers of the plain ways."""
+"""The fast searches for large problems return the same as the plain ones."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_petals_searches_once_for_each_set_of_full_servers(monkeypatch: pytest.M
 
 
 def loaded(placement: Placement, draws: Random, n_sessions: int) -> SystemState:
-    """Sessions of one hop each on servers with blocks."""
+    """Open sessions of one hop each on servers with blocks."""
     state = SystemState(placement.cache_bytes)
     holding = [j for j, held in enumerate(placement.ranges) if held.n_blocks]
     for key in range(n_sessions):

@@ -1,4 +1,4 @@
-"""Servers that share their time among sessions: expected times, the replay on them, and what Foresight makes of both."""
+"""Servers that share their time among sessions: expected times, the replay, and Foresight's use of both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The law of a step's time: what it says, and that everybody who needs it says the same."""
+"""The law of a step's time: its values, and that all users of it agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a router's view of the servers keeps, and for how long."""
+"""What ``SystemState`` keeps, and for how long."""
 
 from __future__ import annotations
 

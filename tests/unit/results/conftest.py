@@ -38,7 +38,7 @@ def make_experiment(
     calibration = calibration or Calibration()
     grid = ((0.1, 0.1), (0.1, 0.1))
     return replace(
-        load_experiment("clustered"),  # whatever else an experiment holds does not matter here
+        load_experiment("clustered"),  # the other fields of an experiment do not matter here
         name="synthetic",
         seed=7,
         time_scale=time_scale,
@@ -75,7 +75,7 @@ def make_experiment(
 def perfect_hop(
     server: int, first: int, last: int, sent_at_s: float, n_tokens: int = 1, prompt: bool = False
 ) -> Hop:
-    """A hop that takes exactly what the model says of it alone."""
+    """Return a hop whose times are those of the model for a hop alone."""
     way_s = 0.05 + 0.1 * n_tokens
     block_s = 0.02 + 0.005 * n_tokens if prompt else 0.01
     arrived = sent_at_s + way_s
@@ -86,7 +86,7 @@ def perfect_hop(
 
 @dataclass
 class SyntheticRun:
-    """A run directory that is filled record by record, as clients do."""
+    """A run directory to which records are written one by one, as clients write them."""
 
     path: Path
     experiment: Experiment
@@ -97,7 +97,7 @@ class SyntheticRun:
         self._write_plan("virtual")
 
     def in_real_time(self) -> None:
-        """The run's clock was real; else it is virtual, and the closed model is what it is judged by."""
+        """Make the run one in real time. By default it is in virtual time."""
         self._write_plan("real")
 
     def _write_plan(self, clock: str) -> None:
@@ -151,7 +151,7 @@ class SyntheticRun:
         finished_at_s: float | None = None,
         token_id: int = 0,
     ) -> float:
-        """Log one token; answers when it was finished (at the last hop's end unless given)."""
+        """Log one token; returns when it was finished (by default when its last hop was received)."""
         end_s = hops[-1][6] if finished_at_s is None else finished_at_s
         self.log(Token(index, end_s, token, ready_at_s, [HopRecord(*hop) for hop in hops], token_id))
         return end_s
@@ -187,7 +187,7 @@ MakeRun = Callable[..., SyntheticRun]
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> MakeRun:
-    """Makes an empty run of ``make_experiment(**options)``."""
+    """Returns a function that makes an empty run of ``make_experiment(**options)``."""
     return lambda **options: SyntheticRun(tmp_path / "run", make_experiment(**options))
 
 

@@ -1,4 +1,4 @@
-"""What the client computes per token, in the model beside the measured times. A step is 0.32 s, as in conftest."""
+"""The client's computing per token, in the model and as measured. A step is 0.32 s, as in conftest."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHAIN = [(0, 0, 2), (1, 2, 4)]
 
 
 def run_of(path: Path, hub_token_s: float, measured_s: float) -> SyntheticRun:
-    """One request on two hops; every token is there ``measured_s`` after its last hop's answer."""
+    """One request on two hops; every token is finished ``measured_s`` after its last hop was received."""
     experiment = make_experiment([(2, 3)])
     experiment = replace(experiment, problem=replace(experiment.problem, hub_token_s=hub_token_s))
     run = SyntheticRun(path, experiment)
@@ -39,7 +39,7 @@ def run_of(path: Path, hub_token_s: float, measured_s: float) -> SyntheticRun:
 
 
 def finished(run: SyntheticRun) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]:
-    """Summary, the one request's row, the hops' rows."""
+    """Return the summary, the row of the one request, and the rows of its hops."""
     finish_run(run.path, run.experiment)
     summary: dict[str, Any] = json.loads((run.path / "summary.json").read_text())
     [request] = pq.read_table(run.path / "requests.parquet").to_pylist()

@@ -1,4 +1,4 @@
-"""Runs in which servers failed: what is counted, and what is kept apart from the model."""
+"""Runs in which servers failed: what is counted, and what is left out of the comparison with the model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def events(run: SyntheticRun, *lines: dict[str, Any]) -> None:
 
 @pytest.fixture
 def recovered(make_run: MakeRun) -> SyntheticRun:
-    """Request 0 goes as modelled. Request 1 loses server 0 at its token 1: server 1 takes all of its blocks."""
+    """Request 0 takes the modelled times. Request 1 loses server 0 at its token 1; server 1 replaces it."""
     run = make_run(lengths=((2, 3), (2, 3)))
     run.serve(0, 0.0, CHAIN)
     run.arrive(1, 100.0)

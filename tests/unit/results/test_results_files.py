@@ -19,7 +19,7 @@ CHAIN = [(0, 0, 2), (1, 2, 4)]
 
 @pytest.fixture
 def mixed(make_run: MakeRun) -> SyntheticRun:
-    """Two clients; two requests completed at the same time, one failed, one killed in mid-decode."""
+    """Two clients; two requests completed at the same time, one failed, one was killed while it decoded."""
     run = make_run(lengths=[(2, 3), (3, 4), (2, 3), (1, 3), (2, 3)], clients=[0, 1, 0, 1, 0])
     run.serve(0, 0.0, CHAIN)
     run.serve(1, 0.05, CHAIN)

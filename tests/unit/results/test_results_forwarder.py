@@ -1,4 +1,4 @@
-"""What a run says when the user-space forwarder was too slow for it."""
+"""What the summary of a run says if the forwarder was too slow for it."""
 
 from __future__ import annotations
 

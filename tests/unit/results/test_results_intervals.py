@@ -1,4 +1,4 @@
-"""Intervals over runs: worked by hand, and how often they hold what they should, simulated with a fixed seed."""
+"""Intervals over runs: calculated by hand; and how often they contain the true mean, with a fixed seed."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from testbed.scenario.experiment import Calibration
 from tests.unit.results.conftest import MakeRun, SyntheticRun, perfect_hop
 
 CHAIN = [(0, 0, 2), (1, 2, 4)]
-"""One request of 2 + 3 tokens on it: setup 0.1, prefill 2 x 0.56, decode 2 x 2 x 0.32: 2.5 s in all."""
+"""Log one request of 2 + 3 tokens: setup 0.1 s, prefill 2 x 0.56 s, decode 2 x 2 x 0.32 s, in total 2.5 s."""
 
 
 def finish(run: SyntheticRun, objectives: dict[str, float] | None = None) -> dict[str, Any]:
@@ -231,7 +231,7 @@ def test_who_gives_up_counts_in_the_waiting_and_not_in_the_queue(make_run: MakeR
     assert summary["admission"]["n_never_admitted"] == 2
     assert (summary["admission"]["waited_s"]["n"], summary["admission"]["waited_s"]["max"]) == (3, 30.0)
     text = " ".join(summary_text(summary).split())
-    assert "2 requests never came to be admitted: the queue above is that of the others" in text
+    assert "2 requests did not get admitted: the queue above is that of the others" in text
     assert "waited 13.333 s (mean), 30.000 s (max)" in text
 
 

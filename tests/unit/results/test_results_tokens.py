@@ -1,4 +1,4 @@
-"""What a run's results say about tokens: which they were, and whether they are right; and about memory."""
+"""Tokens in a run's results: which they were, and whether they are right; and the memory of servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a run in real time is from its twin: request by request, or distribution by distribution."""
+"""The errors of a run in real time against its twin, of requests or of distributions."""
 
 from __future__ import annotations
 

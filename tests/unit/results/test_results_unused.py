@@ -1,4 +1,4 @@
-"""The hint at blocks that no request used."""
+"""The hint about blocks that no request used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the fuzzer of the endpoint has found (``benchmarks.hostile_endpoint``), each as a case of its own."""
+"""Requests that broke the endpoint when its fuzzer sent them (``benchmarks.hostile_endpoint``)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def target() -> Iterator[EndpointTarget]:
 
 
 def asked(fields: bytes, *headers: str) -> Ask:
-    """A completion of the endpoint with blocks."""
+    """A request for a completion to an endpoint with real blocks."""
     body = b'{"model": "bloom-tiny", ' + fields + b"}"
     return Ask(request(COMPLETIONS, body, AUTHORIZED, *headers))
 

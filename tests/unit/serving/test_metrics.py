@@ -1,4 +1,4 @@
-"""What Prometheus is told of requests and servers."""
+"""The metrics of requests and servers for Prometheus."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from testbed.serving.metrics import Metrics
 
 
 def values(metrics: Metrics) -> dict[str, float]:
-    """Samples by name, and by the labels that are not the model's; buckets left out."""
+    """Return samples by name and by all labels but the model, without buckets."""
     found = {}
     for family in text_string_to_metric_families(metrics.text().decode()):
         for sample in family.samples:
@@ -31,7 +31,7 @@ def values(metrics: Metrics) -> dict[str, float]:
 
 
 def serve(metrics: Metrics, request: int, n_tokens: int) -> None:
-    """A request that comes at 1 s, finds room at 3 s, and has its tokens from 4 s on, 0.5 s apart."""
+    """A request that arrives at 1 s, is admitted at 3 s, and has its tokens from 4 s on, 0.5 s apart."""
     for record in (
         Arrived(request, 1.0, "c", 1.0, 20, 3),
         Routed(request, 1.1, [], 0.0, 0.0, 0.0),

@@ -1,4 +1,4 @@
-"""What the endpoint takes and refuses, and the forms of its answers."""
+"""Which requests the endpoint accepts and rejects, and the formats of its responses."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has no tokenizer.json; give a tokenizer's folder with --tokenizer"):
         StubCodec(tmp_path)
     (tmp_path / "tokenizer.json").write_text(json.dumps({"a": 1}), encoding="utf-8")
-    with pytest.raises(UserError, match=r"tokenizer.json is no tokenizer"):
+    with pytest.raises(UserError, match=r"tokenizer.json is not a tokenizer"):
         StubCodec(tmp_path)
 
 

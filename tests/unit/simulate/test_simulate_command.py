@@ -193,7 +193,7 @@ def test_what_does_not_go_together_gets_one_sentence(
     ("body", "said"),
     [
         ("return Route((Hop(0, 0, 5),), 0.0, 1.0)", "request 0: routing policy own_router:Mine"),
-        ("return 7", "request 0: routing policy own_router:Mine must answer a Route"),
+        ("return 7", "request 0: routing policy own_router:Mine must return a Route"),
         ("return None + 1", "own_router.py:"),
     ],
 )
@@ -291,7 +291,7 @@ def test_a_design_concurrency_that_has_no_effect_is_said_to_have_none(
 
 def test_offline_refuses_options_that_it_would_ignore(tmp_path: Path) -> None:
     for option in (("--runs", "3"), ("--out", str(tmp_path / "o")), ("--mode", "testbed")):
-        with pytest.raises(UserError, match="with --offline only --policy and --json mean anything"):
+        with pytest.raises(UserError, match="with --offline only --policy and --json can be given"):
             run("any.json", "--offline", *option)
 
 

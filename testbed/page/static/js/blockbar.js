@@ -5,7 +5,7 @@ import { blocks, count, percent } from './format.js';
 export const STATE_NAMES = ['joining', 'online', 'draining', 'halted', 'dead', 'absent'];
 
 export class BlockBar {
-  // openServer(number, button) shows what there is to know and do about a server.
+  // openServer(number, button) opens the dialog of a server.
   constructor(run, openServer) {
     this.run = run;
     const [section, body, head] = panel('block-bar', 'Blocks');
@@ -114,7 +114,7 @@ export class BlockBar {
     setStyle(row.kept, 'width', `${(100 * (now.kept[1] - now.kept[0])) / width}%`);
     const label = now.state === 'online' ? (now.factor > 1 ? `×${Number(now.factor.toPrecision(3))}` : '') : now.state;
     setText(row.label, label);
-    // A narrow range has its label beside it, on the side where there is room.
+    // The label of a narrow range is beside it, on the side with room.
     const isNarrow = width / n < 0.2;
     const side = isNarrow ? (now.last / n > 0.7 ? 'before' : 'after') : 'inside';
     setAttribute(row.label, 'class', `range-label ${side}`);
@@ -152,5 +152,5 @@ function coverageText(offered) {
   const missing = offered.filter((servers) => servers === 0).length;
   if (missing) return `${count(missing, 'block')} of ${offered.length} on no server`;
   const least = Math.min(...offered);
-  return `every block is there, at least ${count(least, 'time')}`;
+  return `every block is on at least ${count(least, 'server')}`;
 }

@@ -1,4 +1,4 @@
-// Charts over time, measured beside the twin; the line is the instant that is shown, a click moves it.
+// Charts over time, measured and of the twin. A line marks the shown instant; a click moves it.
 import { colour, h, panel } from './dom.js';
 import { seconds } from './format.js';
 import { HeatMap } from './heat.js';
@@ -75,12 +75,12 @@ export class Charts {
     return this.others.length ? [...own, ...BAND] : own;
   }
 
-  // [lowest, highest] of the band of a figure at every step, or nothing where there is one run alone.
+  // Returns [lows, highs] of a figure's interval at every step; empty if there is only one run.
   band(steps, figure) {
     return this.others.length ? interval([this.run, ...this.others].map((run) => figure(run, steps))) : [];
   }
 
-  // What every chart shows, as uPlot's columns.
+  // Returns the data of every chart, in uPlot's columns.
   columns() {
     const steps = stepsUntil(this.player.end);
     const times = Array.from(steps.times);
@@ -172,7 +172,7 @@ export class Charts {
     ctx.restore();
   }
 
-  // The values under the mouse, or else at the instant that is shown.
+  // Shows the values under the mouse, or else at the shown instant.
   showValues(chart, hovered) {
     if (!chart.data) return;
     const i = hovered ?? nearest(chart.data[0], this.player.t);
@@ -184,7 +184,7 @@ export class Charts {
     chart.values.replaceChildren(...parts);
   }
 
-  // The instant is another one: only the line and the values.
+  // Redraws only the line and the values, after a change of the instant.
   update() {
     for (const chart of this.charts) {
       if (!chart.plot) continue;

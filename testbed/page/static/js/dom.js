@@ -1,4 +1,4 @@
-// Elements, made without ever reading text as HTML: run directories may come from anybody.
+// Makes elements and never parses text as HTML, because run directories may come from anybody.
 
 const SVG = 'http://www.w3.org/2000/svg';
 
@@ -17,17 +17,17 @@ function fill(element, properties, children) {
   return element;
 }
 
-// An HTML element: h('p', {class: 'note', text: 'shown as text'}, ...children).
+// Returns an HTML element: h('p', {class: 'note', text: 'shown as text'}, ...children).
 export function h(tag, properties = {}, ...children) {
   return fill(document.createElement(tag), properties, children);
 }
 
-// An SVG element.
+// Returns an SVG element.
 export function s(tag, properties = {}, ...children) {
   return fill(document.createElementNS(SVG, tag), properties, children);
 }
 
-// Changes text only where it differs, so that selections and screen readers are left alone.
+// Changes the text only if it differs, so that selections and screen readers are not disturbed.
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
@@ -40,12 +40,12 @@ export function setStyle(element, name, value) {
   if (element.style.getPropertyValue(name) !== value) element.style.setProperty(name, value);
 }
 
-// The value of a custom property of the page's style, such as '--online'.
+// Returns the value of a custom property of the page's style, such as '--online'.
 export function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
-// A part of the page with a heading: [section, body, head].
+// Returns a part of the page with a heading: [section, body, head].
 export function panel(id, title, hint = '') {
   const head = h('div', { class: 'panel-head' }, h('h2', { id: `${id}-title`, text: title }));
   if (hint) head.append(h('p', { class: 'hint', text: hint }));
@@ -59,7 +59,7 @@ export function panel(id, title, hint = '') {
   return [section, body, head];
 }
 
-// A canvas whose pixels are the screen's; draw(context, width, height) is called whenever it is to be drawn.
+// Clears a canvas and fits its pixels to the screen's; returns [context, width, height] to draw with.
 export function fitCanvas(canvas) {
   const scale = window.devicePixelRatio || 1;
   const box = canvas.getBoundingClientRect();

@@ -1,4 +1,4 @@
-// The list of what happened to the run, its servers, links and sessions, up to the instant that is shown.
+// The list of events of the run, its servers, links and sessions, up to the shown instant.
 import { h, panel, setAttribute, setText } from './dom.js';
 import { blocks, count, instant, seconds } from './format.js';
 
@@ -32,7 +32,7 @@ function pair(value) {
   return Array.isArray(value) ? blocks(value[0], value[1]) : '';
 }
 
-// One line about an event.
+// Returns one line about an event.
 export function describe(event) {
   const { event: kind, server } = event;
   switch (kind) {
@@ -53,13 +53,13 @@ export function describe(event) {
     case 'drained':
       return `${server} loads its new blocks`;
     case 'moved':
-      return `${server} serves ${pair(event.new)}, before ${pair(event.old)}`;
+      return `${server} now serves ${pair(event.new)}, no longer ${pair(event.old)}`;
     case 'detected':
       return `request ${event.request}: lost ${text(event.servers)} (${pair(event.blocks)}) at token ${event.position}: ${text(event.reason)}`;
     case 're-routed':
       return `request ${event.request}: ${pair(event.blocks)} now on ${hops(event.hops)}`;
     case 'replayed':
-      return `request ${event.request} goes on after ${seconds(event.recovery_s ?? event.took_s)}, ${count(event.tokens, 'token')} replayed`;
+      return `request ${event.request} continues after ${seconds(event.recovery_s ?? event.took_s)}, ${count(event.tokens, 'token')} replayed`;
     case 'preempted':
       return `request ${event.request}: ${server} needed its cache for others, ${count(event.tokens, 'token')} lost`;
     case 'resumed':

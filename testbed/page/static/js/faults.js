@@ -1,29 +1,29 @@
-// What there is to know and to do about one server.
+// The dialog of one server: its state, and faults by hand.
 import { h, setAttribute, setText } from './dom.js';
 import { blocks, percent, scaled } from './format.js';
 import { preemptionsAt } from './run.js';
 
 const KINDS = [
-  ['kill', 'Ends the process: its caches are gone'],
-  ['stop', 'Halts the process: nothing is answered'],
-  ['cont', 'A stopped server goes on'],
-  ['slow', 'Every step takes so many times as long'],
-  ['restart', 'Ends the process and begins it anew'],
-  ['leave', 'Takes no new sessions, lets those that it has finish, and ends'],
-  ['join', 'Begins a server that is not there'],
+  ['kill', 'Ends the process; its caches are lost'],
+  ['stop', 'Halts the process; it does not respond'],
+  ['cont', 'Lets a stopped server continue'],
+  ['slow', 'Makes every step take this many times as long'],
+  ['restart', 'Ends the process and starts it again'],
+  ['leave', 'Accepts no new sessions, lets its sessions finish, and ends'],
+  ['join', 'Starts a server that is absent'],
 ];
 
-// Enables controls where something can be done by hand; else the hint says why not.
+// Enables the controls if faults by hand are possible now; otherwise the hint shows why they are not.
 export function byHandStatus(hint, controls, status, hasToken) {
   const isPossible = Boolean(status.faults) && hasToken;
   for (const control of controls) control.disabled = !isPossible;
-  const why = isPossible ? '' : status.faults ? 'Open the whole address that was printed, with what follows #: it holds the page’s token.' : 'Only while a run in real time serves.';
+  const why = isPossible ? '' : status.faults ? 'Open the whole printed address, with the part after #, which is the page’s token.' : 'Possible only while a run in real time serves.';
   setText(hint, why);
   setAttribute(hint, 'class', why ? 'hint' : 'hint hidden');
 }
 
 export class ServerDialog {
-  // source.fault does it, where there is a run that serves.
+  // source.fault carries out a fault.
   constructor(run, source) {
     this.run = run;
     this.source = source;

@@ -1,4 +1,4 @@
-// Numbers as people read them.
+// Formats numbers for people.
 
 export function seconds(value) {
   if (value === null || value === undefined || !Number.isFinite(value)) return '–';
@@ -9,7 +9,7 @@ export function seconds(value) {
   return size < 99.95 ? `${value.toFixed(1)} s` : `${Math.round(value)} s`;
 }
 
-// An instant of the run.
+// Returns an instant of the run, in scenario seconds.
 export function instant(value) {
   return Number.isFinite(value) ? `${value.toFixed(1)} s` : '–';
 }
@@ -38,7 +38,7 @@ export function count(n, one, many = `${one}s`) {
   return `${n} ${n === 1 ? one : many}`;
 }
 
-// Blocks are half-open and count from 0.
+// Returns the blocks [first, last), which count from 0, as text.
 export function blocks(first, last) {
   if (last <= first) return 'no blocks';
   return last === first + 1 ? `block ${first}` : `blocks ${first}–${last - 1}`;

@@ -1,4 +1,4 @@
-// Sessions, or use of the cache, of every server over time.
+// The sessions or the used share of the cache of every server over time, as a heat map.
 import { colour, fitCanvas, h, setText } from './dom.js';
 import { percent } from './format.js';
 import { serverLoads, stepsUntil } from './series.js';
@@ -54,7 +54,7 @@ export class HeatMap {
     setText(this.values, `${servers[row].name}, ${this.steps.times[step].toFixed(0)} s: ${text}`);
   }
 
-  // Draws the field anew, after news or a change of size.
+  // Redraws the picture, after an update or a change of size.
   redraw() {
     const { servers } = this.run.header;
     this.steps = stepsUntil(this.player.end);
@@ -113,7 +113,7 @@ function shortened(context, text, width) {
   return `${text.slice(0, end)}…`;
 }
 
-// The numbers of a colour such as #0072b2.
+// Returns red, green and blue of a colour such as #0072b2.
 function rgb(text) {
   return [1, 3, 5].map((place) => Number.parseInt(text.slice(place, place + 2), 16));
 }

@@ -1,9 +1,9 @@
-// What can be done to the link between two sites.
+// The dialog of the link between two sites: changes by hand.
 import { h, setAttribute, setText } from './dom.js';
 import { byHandStatus } from './faults.js';
 
 export class LinkDialog {
-  // source.link does it, where there is a run that serves.
+  // source.link carries out a change.
   constructor(run, source) {
     this.run = run;
     this.source = source;
@@ -14,9 +14,9 @@ export class LinkDialog {
     this.inputs = this.values.map((label) => label.querySelector('input'));
     const button = (action, what) => h('button', { type: 'button', text: action, title: what, on: { click: () => this.act(action) } });
     this.buttons = [
-      button('cut', 'Nothing gets through'),
-      button('restore', 'As the scenario has it now'),
-      button('set', 'Takes these values; empty ones stay as they are'),
+      button('cut', 'Lets nothing through'),
+      button('restore', 'Restores what the scenario has now'),
+      button('set', 'Sets these values; empty ones stay as they are'),
     ];
     this.said = h('p', { class: 'said', role: 'status' });
     this.why = h('p', { class: 'hint' });
@@ -25,7 +25,7 @@ export class LinkDialog {
       'dialog',
       { 'aria-labelledby': 'link-title', class: 'server', 'data-testid': 'link' },
       h('div', { class: 'dialog-head' }, this.title, close),
-      h('h3', { text: 'Links by hand, both ways' }),
+      h('h3', { text: 'Links by hand, in both directions' }),
       h('div', { class: 'faults', role: 'group', 'aria-label': 'Links by hand' }, ...this.buttons.slice(0, 2)),
       h('div', { class: 'faults', role: 'group', 'aria-label': 'Values' }, ...this.values, this.buttons[2]),
       this.why,

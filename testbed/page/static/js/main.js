@@ -1,4 +1,4 @@
-// The page: opens the run, makes its parts, and keeps them at the instant that is shown.
+// The page: opens the run, builds the parts of the page, and updates them to the shown instant.
 import { h, setAttribute, setText } from './dom.js';
 import { count, seconds } from './format.js';
 import { Run, loadAt, preemptionsAt, stateAt } from './run.js';
@@ -114,8 +114,8 @@ class Page {
     const isRunning = status.phase === 'running' && !this.isLost;
     let text = PHASES[status.phase] || status.phase;
     if (status.phase === 'broken') text = `${text}: ${status.why}`;
-    // The page's server ends with the run that it was started beside.
-    if (this.isLost) text = status.phase === 'running' ? 'connection lost: the run or its page has ended' : `${text}; its page’s server, too`;
+    // The server of a page beside a run ends with the run.
+    if (this.isLost) text = status.phase === 'running' ? 'connection lost: the run or its page has ended' : `${text}; the page’s server, too`;
     setText(this.pill, text);
     setAttribute(this.pill, 'class', `pill ${isRunning ? 'running' : status.phase === 'broken' || status.phase === 'killed' || this.isLost ? 'bad' : ''}`);
     for (const dialog of [this.serverDialog, this.linkDialog]) {
@@ -151,7 +151,7 @@ class Page {
     if (runs.length) this.charts.setOthers(runs);
   }
 
-  // The run's clock, which in real time goes on between two pieces of news.
+  // The run's clock in scenario seconds; in real time it advances between two updates.
   endNow() {
     const { now_s: now, phase } = this.status;
     if (now === null || now === undefined || phase !== 'running' || this.isLost) return this.run.lastAt;
@@ -235,7 +235,7 @@ function median(values) {
   return values[Math.floor(values.length / 2)];
 }
 
-// The first instant with the most sessions: a page of a finished run opens where there is something to see.
+// The first instant with the most active sessions, at which the page of a finished run opens.
 function busiest(run, end) {
   let [best, most] = [0, -1];
   for (let step = 1; step < 200; step += 1) {

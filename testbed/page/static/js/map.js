@@ -1,4 +1,4 @@
-// The map: sites with their servers, links between them, and sessions on their way.
+// The map: sites with their servers, links between them, and the messages of sessions on their way.
 import { colour, fitCanvas, h, panel, s, setAttribute, setText } from './dom.js';
 import { count, milliseconds, percent, scaled } from './format.js';
 import { chainAt, isRecovering, linksAt, stepAt } from './run.js';
@@ -6,7 +6,7 @@ import { chainAt, isRecovering, linksAt, stepAt } from './run.js';
 const WIDTH = 800;
 const [FLATTEST, LOWEST, HIGHEST] = [240, 330, 470];
 const MARGIN = { side: 90, over: 46 };
-const SPREAD = 9.5; // between servers of a site
+const SPREAD = 9.5; // distance between servers of a site
 const GOLDEN = Math.PI * (3 - Math.sqrt(5));
 const CLOSEST = 8000;
 
@@ -27,7 +27,7 @@ export class RunMap {
       { role: 'img', 'aria-label': this.description(isPlaced) },
       ...Object.values(this.layer).filter((layer) => layer !== this.layer.shares),
     );
-    // Shares of hops lie over the sessions.
+    // The shares of hops are drawn above the sessions.
     this.over = s('svg', { class: 'over', 'aria-hidden': 'true' }, this.layer.shares);
     this.canvas = h('canvas', { class: 'moving', 'aria-hidden': 'true' });
     body.append(h('div', { class: 'map-frame' }, this.svg, this.canvas, this.over), this.keys(isPlaced), this.linkTable());
@@ -80,7 +80,7 @@ export class RunMap {
       this.height = Math.max(LOWEST, Math.min(HIGHEST, bottom - top + 4 * over));
       this.projection = fitted(this.height);
       if (!(this.projection.scale() < CLOSEST)) {
-        // One place, or places that are all but one: a map around them rather than none.
+        // All sites are at (almost) the same place: show the region around it.
         const [x, y] = points[0];
         this.projection = d3.geoEqualEarth().rotate([-x, 0]).center([0, y]).scale(CLOSEST).translate([WIDTH / 2, this.height / 2]);
       }
@@ -114,7 +114,7 @@ export class RunMap {
     );
   }
 
-  // A line that bows a little, so that there and back can be told from lines that lie below.
+  // A curved line, which can be told from straight lines below it.
   curve(a, b) {
     const [[ax, ay], [bx, by]] = [this.at[a], this.at[b]];
     const bow = this.run.header.layout === 'places' ? 0.12 : 0;
@@ -152,7 +152,7 @@ export class RunMap {
       const label = labelPlace(text, x, y, radius + 7, taken, this.height);
       if (label) this.layer.labels.append(s('text', { class: 'site-name', x: label.x, y: label.y, 'text-anchor': label.anchor, text }));
     }
-    // Round trips are written where there is room; all of them stand in the table.
+    // Round trips are written where there is room; the table has all of them.
     for (const { text } of this.links.values()) {
       const [x, y] = [Number(text.getAttribute('x')), Number(text.getAttribute('y'))];
       const box = [x - 30, y - 12, x + 30, y + 4];
@@ -198,7 +198,7 @@ export class RunMap {
     this.updateMoving(this.t, this.load);
   }
 
-  // Where a session's message is: {x, y, link} with link 'a-b' if it is on the wire.
+  // Returns where a session's message is: {x, y, link}; link is 'a-b', or null while no link carries it.
   whereabouts(session, step) {
     const { header } = this.run;
     const client = this.clientAt[session.client];
@@ -237,7 +237,7 @@ export class RunMap {
     return { x, y, link };
   }
 
-  // Ten times a second: states, links, labels.
+  // Updates states, links and labels, ten times per second.
   updatePanel(t, load) {
     if (!load) return;
     [this.t, this.load] = [t, load];
@@ -274,7 +274,7 @@ export class RunMap {
     setText(this.note, this.selected ? `request ${this.selected.index}: ${shares || 'no chain now'}` : numbers);
   }
 
-  // The chain of the selected session, with the share of a token's time that each hop has; returns it in words.
+  // Draws the selected session's chain with each hop's share of a token's time; returns the shares as text.
   drawChain(t) {
     const session = this.selected;
     const chain = session ? chainAt(session, t) : [];
@@ -300,7 +300,7 @@ export class RunMap {
     return shares.join(', ');
   }
 
-  // Every frame: the sessions.
+  // Draws the sessions, in every frame.
   updateMoving(t, load) {
     if (!load) return;
     const [context, width, height] = fitCanvas(this.canvas);
@@ -310,7 +310,7 @@ export class RunMap {
     for (const session of load.active) {
       const { x, y } = this.whereabouts(session, stepAt(session, t));
       const isSelected = session === this.selected;
-      // Sessions at one place stand side by side, each always on its own side.
+      // Sessions at the same place are drawn around it, each always in its own direction.
       const turn = session.index * GOLDEN;
       const [px, py] = [left + (x + 5 * Math.cos(turn)) * scale, top + (y + 5 * Math.sin(turn)) * scale];
       context.beginPath();
@@ -328,7 +328,7 @@ function overlaps(a, b) {
   return a[0] < b[2] && a[2] > b[0] && a[1] < b[3] && a[3] > b[1];
 }
 
-// The longitude in the middle of the shortest arc that has all of them.
+// Returns the longitude in the middle of the shortest arc that has all longitudes, in degrees.
 function middle(longitudes) {
   const sorted = [...longitudes].sort((a, b) => a - b);
   let [widest, after] = [-1, 0];
@@ -339,7 +339,7 @@ function middle(longitudes) {
   return after + (360 - widest) / 2;
 }
 
-// Where the name of a site fits: below, above or beside it, over nothing that is there; null if nowhere.
+// Returns where a site's name fits (below, above or beside it) and covers nothing; null if nowhere.
 function labelPlace(text, x, y, distance, taken, height) {
   const width = text.length * 7.4 + 4;
   const places = [

@@ -1,4 +1,4 @@
-// The instant that the page shows: it follows a run that serves, or plays what has been.
+// The instant that the page shows, in scenario seconds: it follows a live run, or replays what happened.
 
 export const SPEEDS = [0.25, 0.5, 1, 2, 5, 10, 20, 50, 100];
 
@@ -12,7 +12,7 @@ export class Player {
     this.listeners = [];
   }
 
-  // listener(isJump) is called whenever the instant may have changed.
+  // listener(isJump) is called whenever the instant may have changed; isJump: not by the clock.
   onChange(listener) {
     this.listeners.push(listener);
   }
@@ -52,7 +52,7 @@ export class Player {
     if (this.isFollowing) this.t = end;
   }
 
-  // Real seconds have passed.
+  // Advances the instant by elapsed real seconds, times the speed.
   tick(elapsed) {
     if (this.isFollowing) {
       this.t = this.end;

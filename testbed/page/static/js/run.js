@@ -1,8 +1,8 @@
-// What is known of a run, and what was so at an instant of it. Updates are those of testbed/page/history.py.
+// The data of a run, and its state at an instant. testbed/page/history.py describes the updates.
 
 export const ENDED = ['completed', 'failed', 'cancelled', 'interrupted', 'unfinished'];
 
-// The number of values at or before t in an ascending list.
+// Returns how many values of an ascending list are at or before t.
 export function countUntil(values, t) {
   let low = 0;
   let high = values.length;
@@ -14,7 +14,7 @@ export function countUntil(values, t) {
   return low;
 }
 
-// Puts item into a list that is ordered by at, which it nearly always ends.
+// Inserts item into a list that is ordered by at; nearly always at its end.
 function insert(list, item) {
   let place = list.length;
   while (place > 0 && list[place - 1].at > item.at) place -= 1;
@@ -59,7 +59,7 @@ export class Run {
     this.version += 1;
   }
 
-  // Links between sites as a change left them that is not the scenario's own: [a, b, rtt, rate, loss], the worst of their nodes.
+  // A change by hand: the links between sites after it, [a, b, rtt, rate, loss], each the worst of its nodes'.
   changeByHand(at, event) {
     const pairs = new Map();
     for (const [from, to, delay, rate, , loss] of event.links) {
@@ -69,7 +69,7 @@ export class Run {
     }
     const found = new Map();
     for (const { sites, rtt, rate, loss } of pairs.values()) {
-      if (sites.includes(undefined)) continue; // a node of the user's
+      if (sites.includes(undefined)) continue; // a node with a user's program
       const [a, b] = sites.sort((x, y) => x - y);
       const known = found.get(`${a}-${b}`) || [a, b, 0, Infinity, 0];
       found.set(`${a}-${b}`, [a, b, Math.max(known[2], rtt), Math.min(known[3], rate), Math.max(known[4], loss)]);
@@ -102,7 +102,7 @@ export class Run {
     } else if (kind === 'm') {
       session.admits.push({ at, hops: rest[0], isPreempted: false });
     } else if (kind === 'v') {
-      // It has no chain from here to the next admission.
+      // It has no chain until the next admission.
       session.admits.push({ at, hops: [], isPreempted: true, server: rest[0], tokens: rest[1] });
     } else if (kind === 'o') {
       session.openingAt = at;
@@ -126,14 +126,14 @@ export class Run {
   }
 }
 
-// The last admission or preemption of a session up to an instant; null before the first.
+// Returns the last admission or preemption of a session up to an instant; null before the first.
 function admitAt(session, t) {
   let found = null;
   for (const admit of session.admits) if (admit.at <= t) found = admit;
   return found;
 }
 
-// future, waiting, active, preempted (waiting once more), or how it ended.
+// Returns a session's state: future, waiting, active, preempted (waiting again), or how it ended.
 export function stateAt(session, t) {
   if (session.at === null || t < session.at) return 'future';
   if (session.end && t >= session.end.at) return session.end.status;
@@ -142,7 +142,7 @@ export function stateAt(session, t) {
   return admit.isPreempted ? 'preempted' : 'active';
 }
 
-// The hops [server, first, last] of a session at an instant, in the order of their blocks.
+// Returns the hops [server, first, last] of a session at an instant, in the order of their blocks.
 export function chainAt(session, t) {
   const admit = admitAt(session, t);
   if (!admit) return [];
@@ -156,7 +156,7 @@ export function chainAt(session, t) {
   return [...hops].sort((a, b) => a[1] - b[1]);
 }
 
-// How often it lost its cache to others, on any server or on one.
+// Returns how often a session lost its cache to others, on all servers or on one.
 export function preemptionsAt(session, t, server = null) {
   return session.admits.filter((admit) => admit.isPreempted && admit.at <= t && (server === null || admit.server === server)).length;
 }
@@ -165,7 +165,7 @@ export function recoveriesAt(session, t) {
   return session.changes.filter((change) => change.kind === 'p' && change.at <= t).length;
 }
 
-// Whether a hop has failed and the session does not go on yet.
+// Whether a hop has failed and the session does not continue yet.
 export function isRecovering(session, t) {
   let failedAt = null;
   for (const change of session.changes) {
@@ -176,13 +176,13 @@ export function isRecovering(session, t) {
   return failedAt !== null && admitAt(session, t)?.at <= failedAt; // a chain opened since is another
 }
 
-// How many output tokens there are.
+// Returns how many output tokens a session has at t.
 export function tokensAt(session, t) {
   const n = countUntil(session.times, t);
   return n ? session.numbers[n - 1] + 1 : 0;
 }
 
-// The parts of the token that a session works on, as far as they are known: {token, hops, ...}.
+// Returns the parts {token, hops, ...} of a token: of the last one up to it whose parts are known.
 export function partsOf(session, token) {
   let found = null;
   for (const parts of session.parts) {
@@ -192,7 +192,7 @@ export function partsOf(session, token) {
   return found || session.parts[0] || null;
 }
 
-// How far the token under way is at t: {share, parts}, share from 0 to 1; null if none is.
+// Returns how far the token in progress is at t: {share, parts, took}, share from 0 to 1; null if none is.
 export function stepAt(session, t) {
   const n = countUntil(session.times, t);
   const parts = partsOf(session, n ? session.numbers[n - 1] + 1 : 0);
@@ -200,13 +200,13 @@ export function stepAt(session, t) {
   const from = n ? session.times[n - 1] : session.parts[0].readyAt;
   let took = 0;
   for (const [, client, up, compute, down] of parts.hops) took += client + up + compute + down;
-  // Of a token that has not come yet it is taken that it goes as the one before.
+  // A token that is not finished yet is assumed to take as long as the one before.
   const until = n < session.times.length ? session.times[n] : from + took;
   if (t < from || until <= from) return null;
   return { share: Math.min(1, (t - from) / (until - from)), parts, took };
 }
 
-// [server, blocks, from, until] of a session: what it held where.
+// Returns [server, number of blocks, from, until] for the blocks that a session used over time.
 export function spansOf(session, now) {
   if (!session.spans) {
     const marks = [...session.admits.map((admit) => admit.at)];
@@ -222,14 +222,14 @@ export function spansOf(session, now) {
   return spans;
 }
 
-// Tokens that a session has cache for: all that it may get, or, with pages, those that are there.
+// Returns the tokens that a session has cache for: all that it may have, or with paging those so far.
 export function cachedTokensAt(header, session, t) {
   const page = header.page_tokens;
   if (!page) return session.nIn + session.nOut;
   return Math.ceil((session.nIn + tokensAt(session, t)) / page) * page;
 }
 
-// Sessions, cache bytes by server, and sessions by state, at an instant.
+// Returns the sessions and cache bytes of every server, and the sessions by state, at an instant.
 export function loadAt(run, t) {
   const servers = run.header.servers.map(() => ({ sessions: 0, cache: 0 }));
   const active = [];
@@ -257,7 +257,7 @@ export function loadAt(run, t) {
   return { servers, active, waiting, done, failed };
 }
 
-// The links [a, b, rtt, rate, loss] that are in force, and why those are not the scenario's own, by 'a-b'.
+// Returns by 'a-b' the links [a, b, rtt, rate, loss] at an instant, and why they are not the scenario's.
 export function linksAt(run, t) {
   const links = new Map(run.header.links.map((link) => [`${link[0]}-${link[1]}`, { link, why: '' }]));
   for (const { at, why, changed } of run.linkChanges) {

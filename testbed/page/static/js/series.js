@@ -1,9 +1,9 @@
-// Columns for charts: what a run was like over its time, in equal steps.
+// Columns for charts: figures of a run over time, in equal steps.
 import { cachedTokensAt, spansOf } from './run.js';
 
 const [FEWEST, MOST] = [40, 240];
 
-// The instants of the steps up to end; in short runs a step is a second, so that few tokens are no noise.
+// Returns the middle of each step up to end. In short runs a step is a second: shorter ones would be noisy.
 export function stepsUntil(end) {
   const length = Math.max(FEWEST, Math.min(MOST, Math.floor(end)));
   const size = Math.max(end, 1e-6) / length;
@@ -14,7 +14,7 @@ function quantile(sorted, share) {
   return sorted.length ? sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))] : null;
 }
 
-// Requests waiting (preempted ones, too), active and done at every step.
+// Returns the number of requests waiting (with preempted ones), active and done at every step.
 export function requestCounts(run, steps) {
   const n = steps.times.length;
   const [waiting, active, done] = [new Float64Array(n + 1), new Float64Array(n + 1), new Float64Array(n + 1)];
@@ -34,7 +34,7 @@ export function requestCounts(run, steps) {
   return [waiting, active, done].map((column) => Array.from(column.subarray(0, n)));
 }
 
-// Tokens per second, and the median and 95th percentile of the times between tokens, at every step.
+// Returns tokens per second, and the median and 95th percentile of times between tokens, at every step.
 export function tokenSeries(run, steps) {
   const n = steps.times.length;
   const gaps = Array.from({ length: n }, () => []);
@@ -56,7 +56,7 @@ export function tokenSeries(run, steps) {
   };
 }
 
-// [instants, values] of a figure of every request, ordered by instant.
+// Returns [instants, values] of a figure of every request, ordered by instant.
 function perRequest(run, figure) {
   const points = run.ordered.map(figure).filter((point) => point !== null);
   points.sort((a, b) => a[0] - b[0]);
@@ -74,7 +74,7 @@ export function queues(run) {
   });
 }
 
-// Sessions and cache bytes of every server at every step: [server][step].
+// Returns the sessions and cache bytes of every server at every step: [server][step].
 export function serverLoads(run, steps) {
   const n = steps.times.length;
   const make = () => run.header.servers.map(() => new Float64Array(n));
@@ -94,7 +94,7 @@ export function serverLoads(run, steps) {
   return { sessions, cache };
 }
 
-// The mean of [instants, values] within every step; null where there are none.
+// Returns the mean of the values within every step; null where there are none.
 export function inSteps([instants, values], steps) {
   const n = steps.times.length;
   const [sums, counts] = [new Float64Array(n), new Float64Array(n)];
@@ -106,10 +106,10 @@ export function inSteps([instants, values], steps) {
   return Array.from(sums, (sum, i) => (counts[i] ? sum / counts[i] : null));
 }
 
-// Student's t for 95 % by degrees of freedom, from 1 on.
+// Student's t for 95 %, for 1, 2, ... degrees of freedom.
 const STUDENT = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.16, 2.145, 2.131, 2.12, 2.11, 2.101, 2.093, 2.086];
 
-// [low, high] of the 95 % interval of the mean over runs, step by step; null where fewer than two have a value.
+// Returns [lows, highs] of the 95 % interval of the mean over runs at every step; null without two values.
 export function interval(columns) {
   const ends = columns[0].map((_, step) => {
     const values = columns.map((column) => column[step]).filter((value) => value !== null);

@@ -1,4 +1,4 @@
-// The list of sessions: chain, position, recoveries; a click shows its hops.
+// The list of sessions with chain, position and recoveries; a click shows a session's hops.
 import { h, panel, setAttribute, setStyle, setText } from './dom.js';
 import { blocks, count, seconds } from './format.js';
 import { chainAt, isRecovering, preemptionsAt, recoveriesAt, stateAt, tokensAt } from './run.js';
@@ -7,7 +7,7 @@ const SHOWN = 100;
 const ORDER = { active: 0, waiting: 1, preempted: 1, failed: 2, cancelled: 2, interrupted: 2, unfinished: 2, completed: 3 };
 
 export class SessionList {
-  // open(session, button) shows a session's hops; hover(session or null) shows its way on the map.
+  // open(session, button) shows a session's hops; hover(session or null) shows its chain on the map.
   constructor(run, open, hover) {
     this.run = run;
     this.open = open;
@@ -25,7 +25,7 @@ export class SessionList {
     head.append(this.note, choice);
     this.body = h('tbody');
     this.numbers = ['Queue', 'TTFT', 'Per token', 'Recov.', ...(run.header.page_tokens ? ['Preempt.'] : [])];
-    const titles = { 'Recov.': 'Recoveries: how often it lost hops and went on', 'Preempt.': 'Preemptions: how often it lost its cache to others and began again' };
+    const titles = { 'Recov.': 'Recoveries: how often it lost hops and continued', 'Preempt.': 'Preemptions: how often it lost its cache to others and waited again' };
     const columns = ['Request', 'State', 'Position', 'Chain', ...this.numbers].map((name) => h('th', { scope: 'col', class: this.numbers.includes(name) ? 'number' : null, text: name, title: titles[name] ?? null }));
     const table = h('table', { class: 'sessions' }, h('thead', {}, h('tr', {}, ...columns)), this.body);
     this.empty = h('p', { class: 'empty', text: 'No session yet.' });

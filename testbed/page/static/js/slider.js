@@ -1,4 +1,4 @@
-// Play, pause, speed, and the instant that is shown, with what happened marked along the way.
+// Play, pause, speed, and a slider for the shown instant, with marks for the events of the run.
 import { colour, fitCanvas, h, setAttribute, setText } from './dom.js';
 import { instant } from './format.js';
 import { SPEEDS } from './player.js';
@@ -49,7 +49,7 @@ export class TimeSlider {
     else this.player.play();
   }
 
-  // Arrows move by a second, with shift by ten; the slider's own steps would be of another size in every run.
+  // Arrow keys move by one second, with shift by ten. The slider's own steps differ from run to run.
   key(event) {
     const sign = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1 }[event.key];
     if (!sign) return;

@@ -1,4 +1,4 @@
-// Where the run comes from: the page's server, or this file itself if it is a report.
+// Where the run's data come from: the page's server, or this file itself if it is a report.
 
 export function pageToken() {
   return new URLSearchParams(location.hash.slice(1)).get('token') || '';
@@ -18,7 +18,7 @@ async function fetched(path) {
   return answer.json();
 }
 
-// A report holds its run: nothing is asked for, nothing changes.
+// A report, which has the run's data in it: nothing is fetched, and nothing changes.
 class FileSource {
   constructor(data) {
     this.data = data;
@@ -53,7 +53,7 @@ class ServerSource {
     this.isReport = false;
   }
 
-  // The run so far; waits for one that has only begun.
+  // Fetches the run so far; waits until a run that has only just begun has something to show.
   async open() {
     for (;;) {
       const answer = await fetch('api/run');
@@ -63,7 +63,7 @@ class ServerSource {
     }
   }
 
-  // Calls take(update) for all that comes, and lost(isLost) when the server goes or is there again.
+  // Calls take(update) with every update, and lost(isLost) when the connection is lost or back again.
   watch(update, take, lost) {
     const from = `${update.feed}.${update.position.join('.')}`;
     const stream = new EventSource(`api/news?from=${encodeURIComponent(from)}`);
@@ -92,12 +92,12 @@ class ServerSource {
     return fetched('vendor/countries-50m.json');
   }
 
-  // Does what `testbed fault` does; returns a sentence, or throws one.
+  // Does what `testbed fault` does; returns what was done, or throws an error with one sentence.
   async fault(kind, server, factor) {
     return this.change('api/faults', factor === null ? { kind, server } : { kind, server, factor });
   }
 
-  // Does what `testbed link` does; returns a sentence, or throws one.
+  // Does what `testbed link` does; returns what was done, or throws an error with one sentence.
   async link(asked) {
     return this.change('api/links', asked);
   }
@@ -108,9 +108,9 @@ class ServerSource {
       headers: { 'Content-Type': 'application/json', 'X-Testbed-Token': pageToken() },
       body: JSON.stringify(asked),
     });
-    const said = await answer.json();
-    if (!answer.ok) throw new Error(said.error);
-    return said.done;
+    const body = await answer.json();
+    if (!answer.ok) throw new Error(body.error);
+    return body.done;
   }
 }
 

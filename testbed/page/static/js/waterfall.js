@@ -1,4 +1,4 @@
-// What happened to one request: its phases, and the hops of each of its tokens.
+// The dialog of one request: what happened to it, and the hops of each of its tokens.
 import { h, setText } from './dom.js';
 import { blocks, count, instant, seconds } from './format.js';
 import { partsOf, stateAt } from './run.js';
@@ -72,13 +72,13 @@ export class Waterfall {
     for (const change of session.changes) {
       if (change.kind === 'd') lines.push([change.at, `lost ${names(change.servers)} at token ${change.position}: ${change.reason}`]);
       if (change.kind === 'r') lines.push([change.at, `${blocks(...change.blocks)} now on ${names(change.hops.map((hop) => hop[0]))}`]);
-      if (change.kind === 'p') lines.push([change.at, `goes on ${seconds(change.at - change.failedAt)} after the failure`]);
+      if (change.kind === 'p') lines.push([change.at, `continues ${seconds(change.at - change.failedAt)} after the failure`]);
     }
     lines.sort((a, b) => a[0] - b[0]);
     this.story.replaceChildren(...lines.slice(-12).map(([at, text]) => h('li', {}, h('b', { text: instant(at) }), ` ${text}`)));
   }
 
-  // [server, first, last, starts, ends] of the parts of every hop, in seconds from the token's start.
+  // Returns {list, total, isExact}: a token's hops with the spans of their parts, in seconds from its start.
   hopsOf(token) {
     const row = this.rows?.get(token);
     if (row) {
@@ -109,7 +109,7 @@ export class Waterfall {
     const token = Number(this.number.value);
     const { list, total, isExact } = this.hopsOf(token);
     setText(this.label, `token ${token} of ${this.session.nOut}${token === 0 ? ' (prefill)' : ''}: ${seconds(total)}`);
-    setText(this.note, isExact ? '' : 'To within a fifth: this is the last token before it whose parts were kept.');
+    setText(this.note, isExact ? '' : 'Exact to 20 %: the page keeps parts only when they change by more.');
     const span = total || 1;
     this.bars.replaceChildren(
       ...list.map((hop) => {
