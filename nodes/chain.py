@@ -23,11 +23,9 @@ FAILURES = (wire.SESSION_EXPIRED, wire.SESSION_MOVED, wire.COMPUTE_FAILED, wire.
 
 @dataclass(eq=False)
 class OpenHop:
-    """An open hop of the chain.
+    """An open hop of the chain, with all inputs sent to it, from which its cache can be rebuilt elsewhere.
 
-    ``inputs`` is what was sent to it, from which its cache can be rebuilt elsewhere.
-
-    ``inputs`` holds payloads as ``HubModel.remember`` returns them. ``generation`` is the connection's,
+    ``inputs`` are payloads as ``HubModel.remember`` returns them. ``generation`` is the connection's,
     ``n_cached`` the number of tokens in the server's cache.
     """
 
@@ -104,10 +102,8 @@ class Chain:
     ) -> list[OpenHop] | Refusal:
         """Open all hops at once; if one is refused, close the others.
 
-        The first step has ``first_tokens`` tokens.
-
-        Returns the hops in the order of their blocks. Every attempt has its own key, because a server may
-        still hold the session of an earlier attempt.
+        The first step has ``first_tokens`` tokens. Returns the hops in the order of their blocks. Every
+        attempt has its own key, because a server may still hold the session of an earlier attempt.
         """
         number = next(self._numbers)
         key = f"{self._key}.{number}" if number else self._key

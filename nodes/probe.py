@@ -30,7 +30,7 @@ _MAX_THREADS = 64
 
 @dataclass(frozen=True)
 class ProbePlan:
-    """How to measure one pair of nodes, in real seconds. The part of it with 0 echoes or bytes is left out.
+    """How to measure one pair of nodes, in real seconds. Parts with 0 echoes or bytes are left out.
 
     ``echo_limit_s`` ends each of the two series of echoes early, but not before two echoes. All transfers
     together may take ``bulk_limit_s``. ``up`` and ``down`` are (delay, seconds per byte) where the client

@@ -23,9 +23,9 @@ class SessionRules:
     Opening takes at least ``initial_delay_s``; ``setup_s`` is added after it (both from the calibration).
 
     A client whose session could not be opened waits for ``backoff_first_s`` and tries again, with waits that
-    double up to ``backoff_max_s``. It gives up ``give_up_s`` after the request's arrival. With ``give_up_s``
-    0 it waits for room for ever; it then gives up after ``recovery.give_up_s`` if there is no chain, if a
-    server cannot be reached, or if the session can never fit.
+    double up to ``backoff_max_s``. It gives up ``give_up_s`` after the request's arrival or its preemption.
+    With ``give_up_s`` 0 it waits for room for ever, but gives up after ``recovery.give_up_s`` if there is no
+    chain, if a server cannot be reached, or if the session can never fit.
 
     ``backoff_jitter_ratio`` j, from 0 to 1, makes each wait (1 - j) to (1 + j) times as long, at random by
     ``seed`` and the request, so that clients that compete for room do not retry at the same times again and

@@ -290,10 +290,7 @@ class BlocksCompute:
             self._end(session, "it was closed")
 
     def _end(self, session: _BlocksSession, reason: str) -> None:
-        """End a session and free its memory.
-
-        If a step or its opening is running, that frees it at its end.
-        """
+        """End a session and free its memory; if its opening or a step is running, only at the end of that."""
         session.closed_by = session.closed_by or reason
         if not session.running and session in self._sessions:
             session.cache = session.model = session.decoder = None
@@ -330,11 +327,10 @@ class BlocksCompute:
         return answer
 
     def _begin(self, session: _BlocksSession, position: int, n_tokens: int) -> None:
-        """Begin a step: until ``_finish`` the session keeps its memory, even if it is closed.
+        """Begin a step, and grow the session's cache if necessary.
 
-        Grows its cache.
-
-        Raises ``ComputeError`` if the session is closed, if the step is not its next one, or without memory.
+        Until ``_finish`` the session keeps its memory, even if it is closed. Raises ``ComputeError`` if the
+        session is closed, if the step is not its next one, or without memory.
         """
         with self._idle:
             if session.closed_by:
@@ -391,10 +387,7 @@ class BlocksCompute:
         return session.decoder.step(states)
 
     def _chunk_tokens(self, context: int) -> int:
-        """Returns how many tokens of a step to compute at once.
-
-        The step ends at ``context`` cached tokens.
-        """
+        """Returns how many tokens of a step to compute at once. After the step, ``context`` are cached."""
         config = self._config
         feed_forward = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
         token_bytes = step_bytes(
@@ -500,7 +493,7 @@ class BlocksCompute:
         return self._graphs_pool.n_recorded if self._graphs_pool is not None else 0
 
     def memory(self) -> dict[str, float]:
-        """Returns the bytes that blocks and caches really take (not those reserved), and this process.
+        """Returns the bytes that blocks and caches really take, and those that this process uses.
 
         ``limit_bytes`` is there only if there is a limit. ``grown_bytes`` is how much the resident set has
         grown since before the first block. For the rest see ``nodes.blocks.device.memory_in_use``.

@@ -71,7 +71,7 @@ class Pool:
         self._kept: torch.cuda.CUDAGraph | None = None
         self._handle: Any = None
         self.is_refused = False
-        """Whether a recording has failed.
+        """Whether a recording failed.
 
         Then no other is tried: torch may not free all memory of a failed one.
         """

@@ -63,7 +63,7 @@ def empty_block(family: Family, config: Any, number: int) -> torch.nn.Module:
 
 
 def planned_bytes(block: torch.nn.Module, dtype: torch.dtype, how: str) -> int:
-    """Returns the bytes that a block takes once it is filled: exactly ``s_m`` of the paper."""
+    """Returns the bytes that a block takes once it is filled: exactly ``s_m`` of the performance model."""
     layers = _linear_layers(block)
     total = 0
     for name, tensor in block.state_dict().items():

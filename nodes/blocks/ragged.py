@@ -25,7 +25,7 @@ Given = Mapping[str, Any]
 
 
 _LEAST_PLACES = 256
-"""Least size of a table of positions. Larger ones have a power of 2."""
+"""Least number of positions in a table. Larger tables have a power of two."""
 
 
 class Cached(Protocol):
@@ -40,11 +40,11 @@ class Table(Protocol):
     """A block's arguments for one token, except for the mask, by the token's position."""
 
     def at(self, position: int) -> Given:
-        """Returns them for a token that attends to the tokens before it and to itself."""
+        """Returns the arguments of a token that attends to the tokens before it and to itself."""
         ...
 
     def wherever(self, position: torch.Tensor) -> Given:
-        """Returns them for a ``position`` ``[1]`` that may change later.
+        """Returns the arguments of a token whose ``position`` ``[1]`` may change later.
 
         The token attends to all positions of the table, so a mask must exclude those without a token.
         """
@@ -126,7 +126,7 @@ class Ragged:
     def table(self, places: torch.Tensor, states: torch.Tensor) -> Table:
         """Returns a table for ``places``: 0, 1, ... for all tokens that a token may attend to.
 
-        ``states`` is an example of the hidden states: its dtype and device count.
+        ``states`` is an example of the hidden states: only its dtype and device matter.
         """
         return self._table_of(self._shell, places, states)
 

@@ -38,7 +38,7 @@ class BlocksSpec:
     weights: Weights = "plain"
     n_threads: int = 1
     memory_bytes: float = 0.0
-    """Most memory for blocks and caches together, M_j in the paper; 0: no limit."""
+    """Most bytes for blocks and caches together: ``M_j`` of the performance model; 0: no limit."""
     n_streams: int = 1
     is_batched: bool = False
     chunk_tokens: int | None = None

@@ -37,8 +37,8 @@ _MAX_LISTED = 20
 class Judged:
     """An output compared with the whole model's. ``altered`` and ``tied`` are indices of its tokens, from 0.
 
-    ``should_be``: the whole model's tokens. It continues the compared output up to the first altered token,
-    its own output after that. -1 where its output had ended.
+    ``should_be``: the whole model's choice of every token, up to the first altered one after the same tokens,
+    from there on after its own. -1 where its output had ended.
     """
 
     should_be: list[int]

@@ -252,8 +252,8 @@ def place(
 def prepare_users_code(experiment: Experiment) -> None:
     """Prepare the lookup of policies: lets ``module:Class`` be found in the current folder, too.
 
-    Prints a notice if the scenario file names code to run, once for each policy, because files may come from
-    anybody.
+    If the scenario file names code to run, prints a notice, once for each policy: files may come from
+    strangers.
     """
     look_here(experiment.placement + experiment.routing + (experiment.online or ""))
     names = [name for name in experiment.code_in_file if name not in _SAID]

@@ -112,7 +112,7 @@ class Faults:
         found = {}
         for name, count in self._nodes.descriptors().items():
             server = self._numbers.get(name)
-            # A server that began later was not in the first count, with a connection from each client.
+            # For a server that began later: the most of any server at the start, and one for each client.
             before = self._descriptors.get(name)
             if server is not None and (before is None or self._machines.epoch(server)):
                 before = self._descriptors_of_servers() + self._n_clients
