@@ -39,10 +39,10 @@ OPTIONS = {
         'workload.n_input_tokens.distribution: unknown value "unifrm" (did you mean "uniform"?)'
     ),
     "workload.n_input_tokens={distribution='uniform',low=4,high=2}": (
-        "workload.n_input_tokens.high: must not be less than low (4), but is 2"
+        "workload.n_input_tokens.high: must be at least low (4), not 2"
     ),
     "workload.n_input_tokens={distribution='choice',values=[1,2],weights=[1]}": (
-        "workload.n_input_tokens.weights: needs one weight per value"
+        "workload.n_input_tokens.weights: must have one weight for each of values"
     ),
     "workload.shape=2": 'workload.shape: is only for arrivals = "gamma"; arrivals is "poisson"',
     "workload.rate=0": "workload.rate: must be more than 0, not 0",
@@ -53,7 +53,7 @@ OPTIONS = {
     "policy.name=propsed": 'policy.name: unknown policy pair "propsed" (did you mean "proposed"?)',
     "policy.design_concurrency=0": 'policy.design_concurrency: must be "auto", "searched" or a whole number',
     "calibration.set=petals": 'calibration.set: unknown calibration set "petals"',
-    "backoff.max=0.5 s": "backoff.max: must not be shorter than first",
+    "backoff.max=0.5 s": "backoff.max: must be at least backoff.first",
     "servers.0.count=100001": "servers.0.count: must be at most 100,000, not 100001",
     "servers.0.count=100000": "servers: 100,000 servers and 1 clients are too many; at most 100,000 nodes",
     "servers.0.count=5000": "servers: 5,000 servers and 1 clients have 25,005,000 links between them",

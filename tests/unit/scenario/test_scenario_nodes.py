@@ -100,7 +100,7 @@ def test_a_program_that_is_not_there_is_named(load: Load) -> None:
         ('name = "web"\nsite = "B"', "no row for B to B"),
         ('name = "a100-0"\nsite = "A"', 'makes a second node "a100-0"'),
         ('name = "fabric"\nsite = "A"', "is a process of the testbed"),
-        ('name = "web"\nsite = "A"\ncommand = []', "names no program"),
+        ('name = "web"\nsite = "A"\ncommand = []', "is empty; give the program to run"),
         ('name = "web"\nsite = "A"\ncommand = "a \'b"', "cannot be split into words"),
         ('name = "web"\nsite = "A"\ncommand = 3', "node.0.command"),
         ('name = "web"\nsite = "A"\nrestart = "always"', "on-failure"),

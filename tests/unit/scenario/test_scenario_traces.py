@@ -276,5 +276,5 @@ def test_recorded_prompts_that_are_too_long_are_left_out_and_that_is_said(tmp_pa
         load_experiment("clustered", [*MOONCAKE, *LENGTHS, file, "workload.max_input_tokens=10"])
     drawn = ["workload.n_requests=30", *LENGTHS, file, "workload.max_input_tokens=100"]
     assert {r.n_input_tokens for r in load_experiment("clustered", drawn).requests} == {20, 30, 40}
-    with pytest.raises(ScenarioError, match="and needs workload"):
+    with pytest.raises(ScenarioError, match="is only for requests of a trace"):
         load_experiment("clustered", ["workload.max_input_tokens=10"])

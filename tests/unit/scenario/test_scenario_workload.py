@@ -202,7 +202,7 @@ def test_changes_of_the_rate_that_make_no_sense_are_refused(load: Load, changes:
 
 
 def test_listed_requests_have_no_rate_to_change(load: Load) -> None:
-    with pytest.raises(UserError, match=r"workload\.changes: are for generated arrivals"):
+    with pytest.raises(UserError, match=r"workload\.changes: is only for generated arrivals"):
         load("workload={arrivals='listed', requests=[[0, 1, 1], [1, 1, 1]], changes=[{at='1 s', rate=1}]}")
 
 
