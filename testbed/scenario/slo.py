@@ -64,8 +64,8 @@ def _check_statistic(name: str) -> None:
     metric, statistic = _parted(name)
     if metric not in NAMES or statistic not in STATISTICS:
         raise ValueError(
-            f"no objective {name!r}; write METRIC_STATISTIC, for example ttft_p95: a metric is {', '.join(NAMES)}, a "
-            f"statistic {', '.join(STATISTICS)}"
+            f"no objective {name!r}; write METRIC_STATISTIC, for example ttft_p95: a metric is "
+            f"{', '.join(NAMES)}, a statistic {', '.join(STATISTICS)}"
         )
 
 

@@ -1,7 +1,7 @@
 """Network files of SNDlib (https://sndlib.put.poznan.pl), in its XML and its native format.
 
-Read are nodes with their coordinates and links with their installed capacity; demands, costs and modules are not.
-Both readers raise ``ValueError`` with what is wrong.
+Read are nodes with their coordinates and links with their installed capacity; demands, costs and modules are
+not. Both readers raise ``ValueError`` with what is wrong.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ class SndNode:
 
 @dataclass(frozen=True)
 class SndLink:
-    """``ends`` are names of nodes. ``rate_bps`` is ``None`` without an installed capacity, or if its unit is not stated."""
+    """``ends`` are names of nodes.
+
+    ``rate_bps`` is ``None`` without an installed capacity, or if its unit is not stated.
+    """
 
     ends: tuple[str, str]
     rate_bps: float | None

@@ -82,7 +82,8 @@ def load_topology(name_or_path: str, folder: Path = Path()) -> Topology:
     if path.suffix.lower() in (".csv", ".json"):
         raise KeyedError(
             KEY,
-            f'{path} is a matrix by its ending, and no topology: take kind = "matrix" and file = "{path.name}"',
+            f'{path} is a matrix by its ending, and no topology: take kind = "matrix" and file = '
+            f'"{path.name}"',
         )
     document = read_foreign(path)
     return _topology(read_toml(path) if document is None else document, str(path))
@@ -216,7 +217,10 @@ def as_matrix(table: TopologyNetworkTable, topology: Topology, sites: Iterable[s
 
 
 def _shared(topology: Topology, paths: Mapping[tuple[str, str], TopologyPath]) -> dict[str, Any]:
-    """``shared`` and ``paths`` of a matrix. Of parallel links the one that paths take: shortest, then fastest."""
+    """``shared`` and ``paths`` of a matrix.
+
+    Of parallel links the one that paths take: shortest, then fastest.
+    """
     rate_of: dict[frozenset[str], float] = {}
     for link in sorted(topology.links, key=lambda link: (link.delay_s or 0.0, -link.rate_bps)):
         rate_of.setdefault(frozenset((link.a, link.b)), link.rate_bps)

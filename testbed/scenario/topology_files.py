@@ -1,8 +1,8 @@
 """Topology files of other tools, as the data of our own form.
 
-GraphML and GML as the Internet Topology Zoo writes them, ``.xml`` and ``.txt`` of SNDlib, and the ``.graph`` files of
-REPETITA. They state links without delays (Zoo, SNDlib) or with them (REPETITA); where one is missing, the scenario's
-``delays`` must derive it from coordinates.
+GraphML and GML as the Internet Topology Zoo writes them, ``.xml`` and ``.txt`` of SNDlib, and the ``.graph``
+files of REPETITA. They state links without delays (Zoo, SNDlib) or with them (REPETITA); where one is
+missing, the scenario's ``delays`` must derive it from coordinates.
 """
 
 from __future__ import annotations
@@ -184,7 +184,10 @@ def _number(value: Any) -> float | None:
 
 
 def unique_names(labels: Iterable[str]) -> list[str]:
-    """Labels as names of nodes: ASCII letters, digits, ".", "_" and "-"; a number is added where one repeats."""
+    """Labels as names of nodes:
+
+    ASCII letters, digits, ".", "_" and "-"; a number is added where one repeats.
+    """
     names: list[str] = []
     taken, counts = {"any"}, dict[str, int]()
     for label in labels:

@@ -1,6 +1,7 @@
 """Recorded workloads: Mooncake and Qwen-Bailian JSONL, Azure and BurstGPT CSV, and a run's own ``requests.parquet``.
 
-The kind is told from the content; text may be packed with gzip. Every reader returns rows of (arrival, input tokens, output tokens).
+The kind is told from the content; text may be packed with gzip. Every reader returns rows of (arrival, input
+tokens, output tokens).
 """
 
 from __future__ import annotations

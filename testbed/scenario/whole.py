@@ -1,6 +1,7 @@
 """The network between all nodes, also those that none of ours sends to: what programs of the user's find there.
 
-``Experiment`` has what its own clients and servers use, which is enough wherever nobody else can send anything.
+``Experiment`` has what its own clients and servers use, which is enough wherever nobody else can send
+anything.
 """
 
 from __future__ import annotations

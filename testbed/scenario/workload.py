@@ -147,8 +147,8 @@ def _replayed(
 ) -> tuple[Listed, float, str, Sample, list[Lengths]]:
     """Recorded requests, their rate, where they come from, how many there were to take from, and lengths of the others.
 
-    The first ones are stretched to ``rate`` themselves. For another ``draw`` the whole recording is: what one run
-    gets then is as much above or below that rate as it was recorded.
+    The first ones are stretched to ``rate`` themselves. For another ``draw`` the whole recording is: what one
+    run gets then is as much above or below that rate as it was recorded.
     """
     if table.arrivals == "trace":
         rows, origin = _recorded(table, folder)
@@ -182,8 +182,8 @@ def _lengths_listed(
 ) -> tuple[list[list[int]], str | None, list[Lengths]]:
     """[input, output] of every request whose arrival is generated, where they come from, and all that were recorded.
 
-    Of a trace each request gets those of one recorded request, any as likely as another: long prompts keep the answers
-    that they had.
+    Of a trace each request gets those of one recorded request, any as likely as another: long prompts keep
+    the answers that they had.
     """
     n = table.n_requests or 1
     if table.file is not None:

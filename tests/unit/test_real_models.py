@@ -109,7 +109,7 @@ def test_requests_longer_than_the_model_is_made_for_are_refused(tmp_path: Path) 
 
 def test_a_request_whose_steps_a_gpus_server_has_no_room_for_is_refused_where_the_scenario_is_read() -> None:
     long = ("compute.random_weights=true", "workload.n_input_tokens=200000", "workload.n_output_tokens=8")
-    words = r"200008 tokens, input and output: one step takes 12\.8 MB of a GPU then, and a server sets 7\.19 MB aside"
+    words = r"200008 tokens, input and output: one of its steps needs 12\.8 MB of a GPU's memory, but a server sets aside 7\.19 MB"
     with pytest.raises(UserError, match=words):
         blocks("compute.device=cuda", *long)
     blocks("compute.device=cpu", *long)

@@ -123,7 +123,7 @@ def test_the_papers_model_keeps_the_papers_numbers_unless_its_type_is_another() 
 
 
 def test_families_that_only_have_sizes_are_not_taken_for_computed_ones() -> None:
-    with pytest.raises(ConfigError, match=r"models of these are computed: bloom, llama$"):
+    with pytest.raises(ConfigError, match=r"it must be bloom or llama$"):
         sizes_of(make_config("qwen2", 2, 64, 4, 300))
 
 
@@ -283,16 +283,16 @@ def test_petals_numbers_are_asked_for_only_where_petals_uses_them_and_all_at_onc
     ("options", "words"),
     [
         (("model={profile='llama-3-8b', dtype='fp8'}",), 'model.dtype: unknown value "fp8"'),
-        (("model.feed_forward=7",), "model.feed_forward: is 7, but a bloom has 4 x hidden_size"),
-        (("model.head_size=7",), "model.head_size: is for family llama"),
+        (("model.feed_forward=7",), "model.feed_forward: is 7, but family bloom has 4 x hidden_size"),
+        (("model.head_size=7",), "model.head_size: is not for family bloom"),
         (("model={name='x'}",), "model: n_blocks, hidden_size and block_size are missing"),
         (
             ("model={profile='qwen3-8b'}", "compute.backend=blocks"),
-            'model.family: is "qwen3", whose blocks are not computed',
+            'model.family: is "qwen3", whose blocks cannot be computed',
         ),
         (
             ("model={profile='llama-3-8b', dtype='nf4'}", "compute.backend=blocks"),
-            'model.dtype: is "nf4", but real blocks are computed in float32 with weights plain',
+            'model.dtype: is "nf4", but real blocks are computed in float32 with plain weights',
         ),
     ],
 )

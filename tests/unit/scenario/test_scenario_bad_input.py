@@ -145,7 +145,7 @@ FILES = {
     ),
     "a row of both forms": (
         ('{ sites = ["A", "A"],', '{ sites = ["A", "A"], from = "A",'),
-        "network.pairs.0: needs either sites, rtt and rate, or from, to, delay (one way) and rate",
+        "network.pairs.0: must have either sites, rtt and rate, or from, to, delay (one way) and rate",
     ),
     "a name used twice": (
         ("[clients]", '[[servers]]\nhardware = "a100"\nsite = "A"\nname = "a100-1"\n[clients]'),
