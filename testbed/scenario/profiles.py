@@ -1,4 +1,4 @@
-"""Looks up profiles by name: the shipped ones in ``scenarios/profiles``, and those that a scenario defines."""
+"""Looks up profiles by name: those shipped in ``scenarios/profiles``, and a scenario's own."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ def _require(table: Table, names: tuple[str, ...], key: Key, remedy: str) -> Non
 
 
 def profiled(table: ModelTable) -> ModelTable:
-    """Return ``table`` with missing keys from the profile that it names. Raises ``KeyedError`` for an unknown name.
+    """Return ``table`` with missing keys from the profile that it names.
+
+    Raises ``KeyedError`` for an unknown name.
 
     If ``table`` has another ``dtype`` than the profile, the profile's sizes that depend on it are dropped.
     """
@@ -143,7 +145,7 @@ class Measured:
 
 @cache
 def measured_profiles(calibration_set: str = "none") -> Mapping[str, Measured]:
-    """Return the shipped hardware profiles by name, completed from their bases and changed by a calibration set."""
+    """Return the shipped hardware profiles by name, complete, with the changes of a calibration set."""
     calibrated = shipped("calibrations")[calibration_set].get("hardware", {})
     rows = {name: {**row, **calibrated.get(name, {})} for name, row in shipped("hardware").items()}
     found = {}
@@ -160,11 +162,12 @@ def measured_profiles(calibration_set: str = "none") -> Mapping[str, Measured]:
 
 
 class HardwareShelf:
-    """Finds the hardware of one scenario by name: its own profiles, the shipped ones, and GPUs of the catalogue.
+    """Finds the hardware of one scenario by name: its own profiles, shipped profiles, and GPUs.
 
-    ``block`` is the scenario's transformer block, ``None`` if ``[model]`` has too few sizes. A shipped profile that
-    was measured with another block is scaled to this one, with a warning. A GPU has measured times if there are any
-    for the block, else those of the roofline. With ``is_resolved`` all tables are final: nothing is scaled.
+    ``block`` is the scenario's transformer block, ``None`` if ``[model]`` has too few sizes. A shipped
+    profile that was measured with another block is scaled to this one, with a warning. A GPU has measured
+    times if there are any for the block, else those of the roofline. With ``is_resolved`` all tables are
+    final: nothing is scaled.
     """
 
     def __init__(
@@ -186,20 +189,18 @@ class HardwareShelf:
         Raises ``KeyedError``, at ``key`` if no hardware has that name.
         """
         table = self._get(name, key, ())
-        remedy = f'name a profile to take the rest from, base = "{name if name in gpus() else "..."}"'
+        remedy = f'copy the rest from another profile with base = "{name if name in gpus() else "..."}"'
         _require(table, _NEEDED + (_OF_PETALS if for_petals else ()), ("hardware", name), remedy)
         if table.measured is not None and not self._is_resolved:
             self._warn_of_another(name, table.measured)
         return table.model_copy(update={"measured": None})
 
     def _warn_of_another(self, name: str, measured: MeasuredTable) -> None:
-        """Warn if a calibrated profile was measured with another model than the scenario's, or may have been."""
+        """Warn if a calibrated profile was, or may have been, measured with another model."""
         block = self._block
         of = measured.block_values, measured.heads_width, measured.dtype
         if block is None:
-            which = (
-                "whether that is the scenario's model is unknown, since [model] has only sizes in bytes"
-            )
+            which = "whether that is the scenario's model is unknown, since [model] has only sizes in bytes"
         elif (block.values, block.width, block.dtype) != of:
             which = f"not for {block.words}"
         else:
@@ -240,8 +241,8 @@ class HardwareShelf:
             return measured.table
         if block is None:
             _log.warning(
-                'hardware "%s" was measured for %s, and its times are taken as they are, since [model] is '
-                "given by bytes alone; give it a family with its sizes, or a profile, and they are scaled",
+                'hardware "%s" was measured for %s, and its times are used unchanged, since [model] has only '
+                "sizes in bytes; to scale them, give [model] a profile, or a family with its sizes",
                 name,
                 measured.block.words,
             )
@@ -264,8 +265,8 @@ class HardwareShelf:
         if self._block is None:
             raise KeyedError(
                 key,
-                f'"{gpu.name}" is a GPU of the catalogue, whose times follow from sizes of the model; give '
-                f"[model] a profile ({', '.join(model_names())}), or family, heads, vocab and dtype",
+                f'"{gpu.name}" is a GPU, whose times are computed from the sizes of the model; give [model] '
+                f"a profile ({', '.join(model_names())}), or family, heads, vocab and dtype",
             )
         try:
             return of_gpu(gpu, self._block, self._measured)
@@ -274,9 +275,10 @@ class HardwareShelf:
 
 
 def of_gpu(gpu: Gpu, block: Block, measured: Mapping[str, Measured]) -> HardwareTable:
-    """Return a GPU's profile: times measured on it for such a block, else the roofline's; memory of the data sheet.
+    """Return a GPU's profile: times measured on it for such a block, else the roofline's.
 
-    Raises ``RooflineError`` if the GPU does not support the block's ``dtype``.
+    The memory is that of the data sheet. Raises ``RooflineError`` if the GPU does not support the block's
+    ``dtype``.
     """
     table = derived(gpu, block)
     found = next((m for m in measured.values() if m.gpu is gpu and m.block.computes_as(block)), None)
@@ -303,10 +305,10 @@ def server_spec(
 ) -> ServerSpec:
     """Return a server with a complete hardware profile, and with its own memory if given.
 
-    ``decode_s`` (tau_j) is the time at the mean context of a request of ``lengths``, the (input, output) tokens that
-    the placement is designed for. If the profile lacks PETALS' measurements, they are computed: a forward of 1,024
-    tokens with the profile's times, and a connection that PETALS has not measured, for hidden states of
-    ``token_bytes``.
+    ``decode_s`` (tau_j) is the time at the mean context of a request of ``lengths``, the (input, output)
+    tokens that the placement is designed for. If the profile lacks PETALS' measurements, they are computed: a
+    forward of 1,024 tokens with the profile's times, and a connection that PETALS has not measured, for
+    hidden states of ``token_bytes``.
     """
     assert table.memory
     assert table.decode is not None

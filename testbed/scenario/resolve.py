@@ -210,7 +210,10 @@ def resolve(scenario: Scenario, stem: str, folder_of: FolderOf) -> Experiment:
 
 @dataclass(frozen=True)
 class _Places:
-    """Every node with its site, and the network between the sites. ``*_nodes`` are grouped as in the scenario."""
+    """Every node with its site, and the network between the sites.
+
+    ``*_nodes`` are grouped as in the scenario.
+    """
 
     server_nodes: list[list[Node]]
     client_nodes: list[list[Node]]
@@ -228,7 +231,10 @@ class _Places:
 def _batching(
     compute: ComputeTable, blocks: BlocksSettings | None
 ) -> Literal["none", "serial", "continuous"]:
-    """Return how servers compute several sessions. Real blocks without batching and streams compute serially."""
+    """Return how servers compute several sessions.
+
+    Real blocks do so serially, unless they have batching or streams.
+    """
     if compute.batching == "continuous":
         return "continuous"
     if compute.serial or (blocks is not None and blocks.n_streams == 1):
@@ -266,7 +272,7 @@ def _places(scenario: Scenario, folder_of: FolderOf) -> _Places:
 def _hardware(
     scenario: Scenario, compute: ComputeTable, folder_of: FolderOf, block: Block | None, *, for_petals: bool
 ) -> tuple[dict[str, HardwareTable], ComputeTable]:
-    """Return the hardware that servers name, and ``compute`` with ``hub_token`` from ``hardware_files`` if unset."""
+    """Return the hardware that servers name, and ``compute`` with the ``hub_token`` of its files if unset."""
     files = [
         (file, folder_of("hardware_files", str(index)))
         for index, file in enumerate(scenario.hardware_files or ())
@@ -311,9 +317,7 @@ def _absent(groups: Sequence[ServersTable]) -> frozenset[int]:
     """Return the servers (indices) that are absent at the start. Raises ``KeyedError`` if all of them are."""
     present = [group.present for group in groups for _ in range(group.count)]
     if not any(present):
-        raise KeyedError(
-            ("servers",), "all have present = false; at least one must be present at the start"
-        )
+        raise KeyedError(("servers",), "all have present = false; at least one must be present at the start")
     return frozenset(j for j, is_present in enumerate(present) if not is_present)
 
 
@@ -332,7 +336,10 @@ def _faults(
 def _nodes(
     kind: str, groups: Sequence[ServersTable | ClientsTable], taken: dict[str, Key]
 ) -> list[list[Node]]:
-    """Return the nodes of each group. Default names are numbered across groups, given names within a group."""
+    """Return the nodes of each group.
+
+    Default names are numbered across groups, given names within a group.
+    """
     counter: Counter[str] = Counter()
     nodes: list[list[Node]] = []
     for index, group in enumerate(groups):

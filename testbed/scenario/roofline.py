@@ -1,4 +1,4 @@
-"""Computes block times from data sheets: memory and arithmetic at an assumed efficiency (docs/hardware.md)."""
+"""Computes block times from GPU data sheets, at an assumed efficiency (docs/hardware.md)."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class RooflineError(Exception):
 class Block:
     """One transformer block of a model.
 
-    ``values`` is the number of values in its matrices, ``width`` that of all its heads together, ``token_bytes``
-    the size of a hidden state. ``cache_bytes_per_token`` is for this one block.
+    ``values`` is the number of values in its matrices, ``width`` that of all its heads together,
+    ``token_bytes`` the size of a hidden state. ``cache_bytes_per_token`` is for this one block.
     """
 
     model: str
@@ -45,7 +45,7 @@ class Block:
         return f"{self.model} ({self.dtype})"
 
     def computes_as(self, other: Block) -> bool:
-        """Whether ``other`` takes as long to compute: matrices and heads of the same size, in the same ``dtype``."""
+        """Whether ``other`` takes as long to compute: same size of matrices and heads, same ``dtype``."""
         return (self.values, self.width, self.dtype) == (other.values, other.width, other.dtype)
 
 
@@ -68,12 +68,14 @@ def block_of(table: ModelTable) -> Block | None:
 
 
 def roofline(gpu: Gpu, block: Block) -> StepTimes:
-    """Return the times of a block on a GPU. Raises ``RooflineError`` if the GPU does not support its ``dtype``.
+    """Return the times of a block on a GPU.
 
-    A decode step reads the weights and the caches once. A prefill takes the larger of the time to read the weights
-    and the time to compute (2 operations per value and token, and 2 x width per squared token for causal
-    attention). Before a prefill, matrices in int8 and nf4 are written out in 16 bits. Each further decode in one
-    step adds its arithmetic.
+    Raises ``RooflineError`` if the GPU does not support its ``dtype``.
+
+    A decode step reads the weights and the caches once. A prefill takes the larger of the time to read the
+    weights and the time to compute (2 operations per value and token, and 2 x width per squared token for
+    causal attention). Before a prefill, matrices in int8 and nf4 are written out in 16 bits. Each further
+    decode in one step adds its arithmetic.
     """
     memory = gpu.bandwidth_bytes_per_s * MEMORY_EFFICIENCY
     compute = _flops(gpu, block.dtype) * COMPUTE_EFFICIENCY
@@ -97,7 +99,9 @@ def _flops(gpu: Gpu, dtype: Dtype) -> float:
     if dtype in ("int8", "nf4"):
         return known["bf16"] if "bf16" in known else known["fp16"]
     if dtype not in known:
-        raise RooflineError(f"{gpu.name} does not support {dtype}; use one of {', '.join((*known, 'int8', 'nf4'))}")
+        raise RooflineError(
+            f"{gpu.name} does not support {dtype}; use one of {', '.join((*known, 'int8', 'nf4'))}"
+        )
     return known[dtype]
 
 
@@ -152,8 +156,8 @@ def times_of(table: HardwareTable) -> StepTimes:
 def rescaled(table: HardwareTable, gpu: Gpu, measured: Block, block: Block) -> HardwareTable:
     """Return a profile that was measured on ``gpu`` with the block ``measured``, scaled to another ``block``.
 
-    Each time is multiplied by the ratio of the two blocks' roofline times. A limit on the number of blocks was for
-    the measured model, and is removed. Raises ``RooflineError``.
+    Each time is multiplied by the ratio of the two blocks' roofline times. A limit on the number of blocks
+    was for the measured model, and is removed. Raises ``RooflineError``.
     """
     old, new = roofline(gpu, measured), roofline(gpu, block)
     ratios = {

@@ -169,7 +169,7 @@ def test_every_gpu_names_its_source_and_has_fp16() -> None:
 
 
 def test_a_type_that_the_hardware_has_not_is_refused() -> None:
-    with pytest.raises(RooflineError, match="t4 has no bf16; take one of fp32, fp16, int8, nf4"):
+    with pytest.raises(RooflineError, match="t4 does not support bf16; use one of fp32, fp16, int8, nf4"):
         roofline(gpus()["t4"], block("llama-3-8b"))
     assert roofline(gpus()["t4"], block("llama-3-8b", "nf4")).decode_s > 0
 
@@ -244,13 +244,13 @@ def test_a_model_given_by_bytes_alone_is_told_whose_times_it_has(
     bare = "model={name='x', n_blocks=4, hidden_size=512, block_size='1 GB'}"
     assert load(bare).problem.servers[0].decode_s == 3.2197e-3
     [said] = caplog.messages
-    assert "was measured for bloom-176b (nf4), and its times are taken as they are" in said
+    assert "was measured for bloom-176b (nf4), and its times are used unchanged" in said
 
 
 def test_a_gpu_needs_a_model_with_sizes(complaint: Complain) -> None:
     bare = "model={name='x', n_blocks=4, hidden_size=512, block_size='1 GB'}"
-    assert '"l4" is a GPU of the catalogue' in complaint(bare, "servers.0.hardware=l4")
-    assert "t4 has no bf16" in complaint("model={profile='llama-3-8b'}", "servers.0.hardware=t4")
+    assert '"l4" is a GPU, whose times are computed' in complaint(bare, "servers.0.hardware=l4")
+    assert "t4 does not support bf16" in complaint("model={profile='llama-3-8b'}", "servers.0.hardware=t4")
 
 
 def test_measured_times_win_over_derived_ones(load: Load) -> None:

@@ -237,7 +237,7 @@ WRONG: Sequence[tuple[str, str]] = (
         faults("kind='kill', server='a100-0', after={request=1, tokens=64}"),
         "fault.0.after.tokens: must be less than the 64 output tokens of request 1",
     ),
-    ("servers.0.present=false", "servers: have present = false, all of them"),
+    ("servers.0.present=false", "servers: all have present = false"),
     ("churn={mtbf='1 s'}", "churn.mttr: is missing"),
     ("churn={mtbf='1 us', mttr='1 s', until='1000 s'}", "churn.mtbf: makes about 1,000,000,000 failures"),
     ("churn={mtbf='1 s', mttr='1 s', servers=['x']}", 'churn.servers: unknown server "x"'),

@@ -99,7 +99,7 @@ def test_a_program_that_is_not_there_is_named(load: Load) -> None:
         ('name = "web"\nsite = "C"', "node.0.site"),
         ('name = "web"\nsite = "B"', "no row for B to B"),
         ('name = "a100-0"\nsite = "A"', 'makes a second node "a100-0"'),
-        ('name = "fabric"\nsite = "A"', "is a process of the testbed"),
+        ('name = "fabric"\nsite = "A"', "is the name of a testbed process"),
         ('name = "web"\nsite = "A"\ncommand = []', "is empty; give the program to run"),
         ('name = "web"\nsite = "A"\ncommand = "a \'b"', "cannot be split into words"),
         ('name = "web"\nsite = "A"\ncommand = 3', "node.0.command"),

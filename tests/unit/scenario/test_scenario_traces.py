@@ -103,8 +103,8 @@ def test_the_requests_of_a_run_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a,b\n1,2\n", "is no known trace"),
-        ("", "is no known trace"),
+        ("a,b\n1,2\n", "is not a known kind of trace"),
+        ("", "is not a known kind of trace"),
         ('{"timestamp": 1, "input_length": 3}\n', "line 1 cannot be read: no 'output_length'"),
         ('{"timestamp": \n', "line 1 cannot be read"),
         (AZURE.replace("396", "many"), "line 3 cannot be read"),

@@ -165,7 +165,7 @@ def test_a_trace_given_as_an_option_is_found_from_the_current_folder(
 def test_a_trace_with_too_few_requests_is_refused(traced: Path) -> None:
     with pytest.raises(Exception, match=r"workload\.n_requests: is 6, but there are only 5 requests"):
         load_experiment(str(traced), ["workload.n_requests=6"])
-    with pytest.raises(Exception, match=r"workload\.rate: is missing, and cannot be told"):
+    with pytest.raises(Exception, match=r"workload\.rate: is missing; give it, since all requests arrive"):
         load_experiment(str(traced), ["workload.n_requests=1"])
 
 

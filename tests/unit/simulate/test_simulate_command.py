@@ -276,7 +276,7 @@ def test_a_scenario_states_its_objectives_and_the_command_line_others(
     assert 0 < by_option < by_scenario
     problem = load_experiment("clustered", ["workload.slo=ttft=5s, tpot=1s"]).problem
     assert problem.objectives_s == (("ttft", 5.0), ("tpot", 1.0))
-    with pytest.raises(UserError, match=r"workload\.slo: no objective 'tftt'; valid: queue, setup"):
+    with pytest.raises(UserError, match=r"workload\.slo: unknown objective 'tftt'; valid: queue, setup"):
         run("clustered", "--set", "workload.slo=tftt=5s")
     with pytest.raises(UserError, match=r"workload\.slo: ttft is given twice"):
         run("clustered", "--set", "workload.slo=ttft=5s,ttft=6s")
