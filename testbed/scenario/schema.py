@@ -325,8 +325,8 @@ class WorkloadTable(Table):
     can occur) and reserve cache for it; a longer output is cut off there.
 
     ``known_lengths`` are [input, output] tokens of past requests, as an operator knows them; policies see
-    them as ``Problem.length_samples``. By default they are drawn from the distributions, or are those of
-    recorded requests that the run does not use.
+    them as ``Problem.length_samples``. By default they are drawn from the distributions, or are lengths of
+    the trace's requests that the run does not replay.
 
     ``slo`` sets objectives that each request should meet, such as "ttft=5s,tpot=1s": goodput counts the
     requests that meet them, and a placement policy may aim at them. ``origin`` describes in words where

@@ -248,7 +248,7 @@ def _others(recorded: Counter[Lengths], rows: Listed) -> list[Lengths]:
 def _known_lengths(table: WorkloadTable, seed: int, recorded: list[Lengths]) -> list[Lengths]:
     """Return lengths of past requests, as an operator knows them; empty if nothing is known.
 
-    They are never those of the run's own requests. ``recorded`` are lengths of requests of a trace.
+    ``recorded`` are lengths of the trace's requests: those that are not replayed, or all if none is.
     """
     if table.known_lengths is not None:
         return [(n_input, n_output) for n_input, n_output in table.known_lengths]
