@@ -84,7 +84,9 @@ def test_the_stub_has_no_real_model() -> None:
 def test_a_large_model_is_not_made_on_the_way_into_a_run(tmp_path: Path) -> None:
     need_blocks()
     experiment = blocks('model={profile="bloom-176b", n_blocks=2}', 'hardware.small.memory="90 GB"')
-    with pytest.raises(UserError, match=r"a model of 34\.\d GB is not made for one run: .*--random-weights"):
+    with pytest.raises(
+        UserError, match=r"a model of 34\.\d GB is too large to be made for one run; .*--random-weights"
+    ):
         check_can_run(experiment)
     assert list(tmp_path.iterdir()) == []
 
@@ -195,7 +197,7 @@ def test_blocks_that_the_machines_memory_cannot_hold_are_refused_before_any_is_l
     placed_experiment(experiment)
     monkeypatch.setattr("testbed.runtime.blocks.available_bytes", lambda: 0.99 * n_bytes)
     with pytest.raises(
-        UserError, match=rf"the servers' {n_held} blocks on the CPU take .* and this machine has"
+        UserError, match=rf"the servers' {n_held} blocks on the CPU need .* but this machine has"
     ):
         placed_experiment(experiment)
     placed_experiment(load_experiment("bloom-tiny"))  # the stub holds none

@@ -77,7 +77,9 @@ def test_in_virtual_time_these_nodes_are_not_there_and_the_others_are_as_without
 def test_a_run_with_programs_is_in_real_time(load: Load) -> None:
     e = with_nodes(load)
     assert choose_stage(e).clock == "real"
-    with pytest.raises(UserError, match=r"clock virtual: programs of \[\[node\]\] run in real time"):
+    with pytest.raises(
+        UserError, match=r"the clock cannot be virtual, since programs of \[\[node\]\] run in real time"
+    ):
         choose_stage(load("clock=virtual", INSIDE_B, replace=("", WEB)))
 
 
