@@ -1,10 +1,15 @@
-"""A run on its stage.
+"""Runs a scenario: its clock, its network, its nodes and programs.
 
-- ``stage``: the clock and the network of a run; ``running``: signals, progress and ends around ``emulation``, the run itself
-- ``launching``: what a run asks of whoever has its nodes: ``real`` (processes) or ``virtual`` (also all in this process)
-- ``nodeset``, ``peering``: the nodes of a run, and what they know of each other; ``wiring``: their configurations
-- ``programs``: the user's programs of a scenario; ``bare``: these alone on its network
-- ``whereabouts``: where the nodes are, for programs that come from outside
-- ``blocks``: the model of a run with real blocks; ``servermemory``: what that takes
-- ``progress``, ``live``: the view of a running testbed; ``signals``
+- ``stage``: chooses clock and network; ``emulation``: one run; ``running``: signals, progress and timeouts
+  around it
+- ``launching``: the interface of launchers, which start the nodes: ``real`` (as processes), ``virtual`` (also
+  all in this process), ``hosts`` (on several machines)
+- ``nodeset``, ``peering``: starts and connects the nodes; ``wiring``: their configurations; ``processes``:
+  the open network and the processes on it
+- ``programs``: the user's programs of a scenario; ``bare``: a network with these programs only
+- ``whereabouts``: the nodes' addresses, for programs that are started from outside; ``guests``: requests from
+  outside
+- ``blocks``, ``gpus``: the model and the devices of a run with real blocks; ``servermemory``: the memory it
+  uses
+- ``progress``, ``live``: the view of a running testbed; ``quota``: CPU limits of a container; ``signals``
 """

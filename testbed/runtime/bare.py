@@ -1,4 +1,4 @@
-"""The network of a scenario without servers and clients of ours: for programs of the user's, until interrupted."""
+"""Runs only the network of a scenario, with the user's programs and no servers or clients."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ from testbed.scenario.whole import whole_network
 async def hold_network(
     experiment: Experiment, run_dir: Path, launcher: Launcher, announce: Callable[[str], None]
 ) -> None:
-    """Open the network, begin the programs of ``[[node]]``, and hold both until SIGINT, SIGTERM or SIGHUP.
+    """Open the network, start the programs of ``[[node]]``, and keep both until SIGINT, SIGTERM or SIGHUP.
 
-    The scenario's time, of its events, begins when the network is there. Raises ``TestbedError`` for what breaks it.
+    Scenario time (of network events) begins when the network is open. Raises the ``TestbedError`` that breaks
+    it.
     """
     loop = asyncio.get_running_loop()
     interrupted = asyncio.Event()
@@ -87,13 +88,13 @@ class _BareNetwork:
         await self._socket.open()
         self._events.write("holding", self._clock.now_s())
         self._announce(
-            f"network {network.name} ({network.why}) of {len(spec.nodes)} nodes is up; `testbed exec NODE -- COMMAND` "
-            "runs programs on them, Ctrl-C ends it"
+            f"network {network.name} ({network.why}) of {len(spec.nodes)} nodes is up; `testbed exec NODE "
+            "-- COMMAND` runs programs on them, Ctrl-C ends it"
         )
         await self._processes.guard(asyncio.Event().wait())
 
     async def end(self) -> None:
-        """End programs and network. Safe in every phase."""
+        """End the programs and the network. Can be called in every phase."""
         self._is_ending = True
         self._socket.close()
         if self._changing is not None:
@@ -114,4 +115,4 @@ class _BareNetwork:
 
 
 async def _no_servers(fault: Fault) -> str:
-    return f"{fault.server} has no server: this testbed is the network alone"
+    return f"there is no server {fault.server}: this testbed has only the network"

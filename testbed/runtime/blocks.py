@@ -1,4 +1,4 @@
-"""Real blocks in a run: whether they can be computed here, and the model that the nodes load."""
+"""Real blocks in a run: checks whether they can be computed here, and finds or makes the model."""
 
 from __future__ import annotations
 
@@ -25,19 +25,22 @@ from testbed.scenario.experiment import BlocksSettings, Experiment
 from testbed.scenario.families import ModelSizes
 
 _MAX_MADE_BYTES = 2e9
-"""A checkpoint larger than this is not made on the way into a run directory."""
+"""Largest checkpoint, in bytes, that is made in a run directory."""
 
 
 @dataclass(frozen=True)
 class BlocksModel:
-    """The model of a run. ``generations``: of requests that have a prompt of their own, or settings."""
+    """The model of a run.
+
+    ``generations`` are the prompts and settings of requests that have their own, by index.
+    """
 
     settings: BlocksSettings
     source: WeightSource
     generations: Mapping[int, Generation] = field(default_factory=dict)
 
     def blocks_spec(self, server: int, memory_bytes: float) -> BlocksSpec:
-        """What server number ``server`` computes with; it takes no more than ``memory_bytes``."""
+        """Return how server number ``server`` computes; it uses at most ``memory_bytes``."""
         settings = self.settings
         return BlocksSpec(
             source=self.source,
@@ -53,7 +56,7 @@ class BlocksModel:
         )
 
     def hub_spec(self) -> HubSpec:
-        """The client's part."""
+        """Return how the client computes its part of the model (embedding and head)."""
         settings = self.settings
         return HubSpec(
             source=self.source,
@@ -68,23 +71,24 @@ class BlocksModel:
 
 
 def blocks_missing() -> str | None:
-    """What is not installed that real blocks need; ``None`` if nothing is."""
+    """Return the packages that real blocks need and that are not installed; ``None`` if all are."""
     needed = ("torch", "transformers", "safetensors", "tokenizers")
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     return ", ".join(missing) or None
 
 
 def require_blocks(what: str) -> None:
-    """Raises ``UserError`` with what to install if ``what`` cannot work without."""
+    """Raise ``UserError`` with what to install if packages are missing that ``what`` needs."""
     missing = blocks_missing()
     if missing is not None:
-        raise UserError(f"{what} needs what is not installed here ({missing}): {INSTALL}")
+        raise UserError(f"{what} needs packages that are not installed ({missing}): {INSTALL}")
 
 
 def blocks_model(experiment: Experiment, run_dir: Path) -> BlocksModel | None:
-    """The model of a run with real blocks; ``None`` for the stub. A small one is made in ``run_dir``.
+    """Return the model of a run with real blocks; ``None`` for the stub.
 
-    Raises ``UserError``.
+    Without a checkpoint, a small one is made in ``run_dir``. Raises ``UserError`` if there is no usable
+    model.
     """
     settings = shared_out(experiment, lambda _: None)
     if settings is None:
@@ -106,62 +110,68 @@ def blocks_model(experiment: Experiment, run_dir: Path) -> BlocksModel | None:
 
 
 def check_model(settings: BlocksSettings) -> None:
-    """Raises ``UserError`` if the run would have to make a checkpoint that is too large for that."""
+    """Raise ``UserError`` if the run would have to make a checkpoint that is too large."""
     if settings.random_weights or settings.checkpoint is not None:
         return
     sizes = checkpoint_sizes(settings.config, "[model]")
     n_bytes = sizes.n_blocks * sizes.block_bytes("plain", 4) + 4.0 * sizes.vocabulary * sizes.hidden_size
     if n_bytes > _MAX_MADE_BYTES:
         raise UserError(
-            f"a model of {n_bytes / 1e9:.1f} GB is not made for one run: give a checkpoint with --model DIR, "
-            "or --random-weights, with which every server makes its own blocks"
+            f"a model of {n_bytes / 1e9:.1f} GB is too large to be made for one run; give a checkpoint with "
+            "--model DIR, or add --random-weights, with which every server makes its own blocks"
         )
 
 
 def make_checkpoint(folder: Path, config: Mapping[str, object], seed: int, n_shards: int = 1) -> None:
-    """``nodes.blocks.tiny.make_tiny``, with what the disk or the configuration refuses as ``UserError``."""
+    """Make a checkpoint with ``nodes.blocks.tiny.make_tiny``.
+
+    Raises ``UserError`` if the configuration is wrong or the disk cannot be written.
+    """
     from nodes.blocks.tiny import make_tiny
     from nodes.compute import ComputeError
 
     try:
         make_tiny(folder, config, seed, n_shards)
     except (ComputeError, ValueError) as error:
-        raise UserError(f"no such model can be made: {error}") from error
+        raise UserError(f"the model cannot be made: {error}") from error
     except OSError as error:
         raise UserError(f"cannot write the model to {folder}: {error.strerror or error}") from error
 
 
 def _check(experiment: Experiment, sizes: ModelSizes, name: str) -> None:
-    """A recorded scenario can meet another checkpoint in the folder that it names."""
+    """Raise ``UserError`` if the model does not match the scenario, or is made for shorter sequences.
+
+    The folder that a stored scenario names may contain another checkpoint by now.
+    """
     model = experiment.problem.model
     if (sizes.n_blocks, sizes.hidden_size) != (model.n_blocks, model.hidden_size):
         raise UserError(
             f"{name} has {sizes.n_blocks} blocks of hidden size {sizes.hidden_size}, but the scenario has "
-            f"{model.n_blocks} of {model.hidden_size}"
+            f"{model.n_blocks} of {model.hidden_size}; give the checkpoint that the scenario was made for"
         )
     if sizes.max_tokens is not None and experiment.endpoint_tokens > sizes.max_tokens:
         raise UserError(
-            f"endpoint.max_model_len is {experiment.endpoint_tokens}, but the model is made for {sizes.max_tokens} "
-            "tokens at most: take fewer"
+            f"endpoint.max_model_len is {experiment.endpoint_tokens}, but the model is made for "
+            f"{sizes.max_tokens} tokens at most; lower it"
         )
     longest = max((r.n_input_tokens + r.n_output_tokens for r in experiment.requests), default=0)
     if sizes.max_tokens is not None and longest > sizes.max_tokens:
         raise UserError(
-            f"a request has {longest} tokens, input and output, but the model is made for {sizes.max_tokens} at "
-            "most: shorten workload.n_input_tokens or n_output_tokens"
+            f"a request has {longest} tokens, input and output, but the model is made for "
+            f"{sizes.max_tokens} at most; lower workload.n_input_tokens or n_output_tokens"
         )
 
 
 def available_bytes() -> float:
-    """Memory that this machine has left; infinite where it does not say."""
+    """Return the available memory of this machine in bytes; infinite if unknown."""
     found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"))
     return float(found[1]) * 1024 if found else float("inf")
 
 
 def check_fits(experiment: Experiment, placement: Placement) -> None:
-    """Raises ``UserError`` if the blocks that servers hold on this machine's CPU are more than it has memory left.
+    """Raise ``UserError`` if the servers' blocks on the CPU need more memory than this machine has available.
 
-    Each server looks by itself, too, but all load at once.
+    Each server checks this for itself, too, but all of them load at the same time.
     """
     settings = shared_out(experiment, lambda _: None)
     if settings is None or experiment.machines:
@@ -170,7 +180,7 @@ def check_fits(experiment: Experiment, placement: Placement) -> None:
     wanted_bytes, left_bytes = n_held * experiment.problem.model.block_bytes, available_bytes()
     if wanted_bytes > left_bytes:
         raise UserError(
-            f"the servers' {n_held} blocks on the CPU take {amount(wanted_bytes)}, and this machine has "
-            f"{amount(left_bytes)} left: take a GPU (compute.device), a smaller model, or fewer blocks on each server "
-            "(servers' memory)"
+            f"the servers' {n_held} blocks on the CPU need {amount(wanted_bytes)}, but this machine has "
+            f"{amount(left_bytes)} available; use a GPU (compute.device), a smaller model, or fewer blocks "
+            "on each server (servers' memory)"
         )

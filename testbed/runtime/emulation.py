@@ -1,7 +1,7 @@
-"""``testbed up``: builds the network, starts the nodes, serves the workload, keeps the record.
+"""One run of a scenario: builds the network, starts the nodes, serves the workload, writes the record.
 
-``Emulation`` holds the phases of one run; ``run_emulation`` is the whole of it. Whatever happens
-(an error, Ctrl-C, a node that dies), the network and the processes go and the record stays.
+``Emulation`` has the phases of a run; ``run_emulation`` runs all of them. Whatever happens (an error, Ctrl-C,
+a node that dies), the network and the processes end and the record remains.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from testbed.scenario.experiment import Experiment, Link
 from testbed.scenario.whole import whole_network
 
 _PATIENCE_S, _BROKEN_PATIENCE_S = 5.0, 0.5
-"""How long clients may take to close their sessions, at the end of a good and of a broken run."""
+"""Real seconds that clients have to close their sessions, at the end of a good and of a broken run."""
 _STATUS_S = 1.0
-"""How long a server may take to say how it is."""
+"""Seconds that a server has to report its status."""
 _ASLEEP_S = 1.0
-"""How long it is looked whether the machine stands still less where CPUs may sleep."""
+"""Seconds for which stalls of the machine are measured while CPUs may sleep."""
 
 
 class Emulation:
@@ -70,7 +70,7 @@ class Emulation:
     ) -> None:
         self.experiment = experiment
         self._guests = guests
-        """Who brings requests from outside, until interrupted; ``None``: the workload is all there is."""
+        """Submits requests from outside until interrupted; ``None``: only the workload is served."""
         self.placed = placed
         self.blocks = blocks
         """The model whose real blocks the servers compute; ``None``: the stub."""
@@ -82,7 +82,10 @@ class Emulation:
         self.clock = run_clock(experiment.time_scale)
         self._launcher = launcher
         self.has_served = False
-        """Whether the workload has come to its end: what ends a run that only holds does not interrupt it."""
+        """Whether the workload has ended.
+
+        After that a signal ends the run, but does not count as an interrupt.
+        """
         self._stopping = False
         self._done: dict[str, str] = {}
         self._all_done = asyncio.Event()
@@ -112,7 +115,7 @@ class Emulation:
         self._started_at = time.monotonic()
         self.startup_s: dict[str, float] = {}
         self.wall_s: float | None = None
-        """Real seconds of serving, once that is over; ``scenario_s``: what the clock showed then."""
+        """Real seconds of serving, set at its end; ``scenario_s`` is the scenario time at that moment."""
         self.scenario_s: float | None = None
         self._serving_since: float | None = None
         self._background: list[asyncio.Task[None]] = []
@@ -121,12 +124,12 @@ class Emulation:
         self.forwarder: dict[str, float] | None = None
         """Counters of the user-space forwarder, if the network has one."""
         self.machines: list[dict[str, Any]] = []
-        """The other machines of the run, as the launcher knows them at the end."""
+        """State of the run's other machines at the end."""
         self.stalls: list[dict[str, float]] = []
-        """When the whole machine stood still while it served."""
+        """When (``at_s``) and for how long (``real_s``) the whole machine stood still while serving."""
 
     async def start(self) -> None:
-        """Build the network, fork the nodes, connect the clients, agree on time zero."""
+        """Build the network, start the nodes, connect the clients, agree on time zero."""
         experiment = self.experiment
         keep_awake = experiment.keep_cpus_awake and not self.stage.is_virtual
         spec = wiring.network_spec(experiment, self.run_dir.name, self.stage.is_virtual)
@@ -150,14 +153,17 @@ class Emulation:
         if self.processes.about_sleep is not None:
             self.events.write("cpus", why=self.processes.about_sleep)
         self.faults.begin()
-        if not self.stage.is_virtual:  # nobody's hand is as fast, and a run should repeat itself
+        if not self.stage.is_virtual:  # faults by hand would make runs in virtual time differ
             await self._socket.open()
         if self._moves is not None:
             self._moves.begin()
         self._mark("total")
 
     async def _decide_on_sleep(self, awake_s: float) -> None:
-        """Let CPUs sleep if the machine stood still in these ``awake_s`` seconds, and does so less without."""
+        """Let CPUs sleep if the machine stalls less often then.
+
+        Stalls are compared with those of the last ``awake_s`` seconds, in which CPUs were kept awake.
+        """
         if not (awake := await self._launcher.stalls()):
             return
         await self._launcher.keep_awake(False)
@@ -170,27 +176,27 @@ class Emulation:
         if without >= with_it:
             await self._launcher.keep_awake(True)
         self.processes.about_sleep = (
-            f"CPUs {'may sleep' if without < with_it else 'are kept awake'}: before time zero the machine stood "
-            f"still {with_it:.0%} of the time with them awake and {without:.0%} without"
+            f"CPUs {'may sleep' if without < with_it else 'are kept awake'}: before time zero the machine "
+            f"stood still {with_it:.0%} of the time with them awake and {without:.0%} of the time without"
         )
 
     def _sharing(self) -> dict[str, bool]:
-        """Whether pairs compete for the links that the scenario says they share; empty if there are none."""
+        """Return whether pairs compete for the scenario's shared links; empty if it has none."""
         assert self.network is not None, "asked before the network was open"
         return {"shares_links": self.network.shares_links} if self.experiment.shared_bps else {}
 
     def network_text(self) -> str:
-        """Which network carries the run and why, in one line."""
+        """Return one line on the run's clock and network, and why these were chosen."""
         assert self.network is not None, "asked before the network was open"
         text = (
             f"clock {self.stage.clock} ({self.stage.why}); network {self.network.name} ({self.network.why})"
         )
         if self._sharing().get("shares_links") is False:
-            text += ", which gives every pair the whole rate of its path: only fabric and memory share links"
+            text += ", where every pair has the whole rate of its path: only fabric and memory share links"
         return f"{text}; {self.processes.about_sleep}" if self.processes.about_sleep else text
 
     async def serve(self) -> None:
-        """Run the workload to its end. Raises ``RunError`` when the emulation breaks on the way."""
+        """Serve the workload to its end. Raises ``RunError`` if the emulation breaks meanwhile."""
         self.progress.phase = "serving"
         self.events.write("serving", self.clock.now_s())
         self._in_background(self.links.run())
@@ -228,10 +234,10 @@ class Emulation:
         self.stalls = self._in_scenario(await self.processes.guard(self._launcher.stalls()))
         for client, failure in self._done.items():
             if failure and failure != "interrupted":
-                raise RunError(f"{client}: {failure}; all rows up to then are intact")
+                raise RunError(f"{client} failed: {failure}; all rows up to then are complete")
 
     async def _serve_guests(self, guests: Guests) -> None:
-        """Serve until an interrupt, which is how this ends; what still runs then is interrupted."""
+        """Serve requests from outside until an interrupt, then interrupt those that are still running."""
         try:
             await self.processes.guard(self.clock.sleep_until_s(0.0))
             await guests.begin(self)
@@ -240,15 +246,15 @@ class Emulation:
         except KeyboardInterrupt:
             if not self.has_served:
                 raise
-            self.interrupted.clear()  # another one interrupts what is left to do
+            self.interrupted.clear()  # a second interrupt ends the rest of the run, too
         finally:
             await guests.end()
         await self._finish_clients(_PATIENCE_S)
 
     def could_hold(self, client: int, n_input_tokens: int, n_output_tokens: int) -> bool:
-        """Whether there would be a chain for such a request if there were no other.
+        """Whether there would be a chain for such a request if it were the only one.
 
-        What is no longer than the placement is designed for is taken to have one.
+        Assumed for every request that is not longer than the placement is designed for.
         """
         problem = self.experiment.problem
         if n_input_tokens + n_output_tokens <= problem.n_input_tokens + problem.n_output_tokens:
@@ -265,16 +271,16 @@ class Emulation:
         return index
 
     def end_request(self, index: int, *, enough: bool) -> None:
-        """A submitted request has tokens ``enough``, or else whoever asked for it has gone."""
+        """End a submitted request: it has tokens ``enough``, or else its sender has disconnected."""
         client = self.experiment.problem.clients[self._coordinator.requests[index].client]
         self.nodes.peers[client].tell(messages.End(index, enough))
 
     def links_now(self) -> dict[tuple[str, str], Link]:
-        """The scenario's links as they are now."""
+        """Return the scenario's links as they are now, by (from, to)."""
         return {pair: self.links.link(pair) for pair in self.experiment.links}
 
     async def statuses(self) -> dict[str, messages.ServerStatus | None]:
-        """How every server is, by name; ``None``: it does not answer."""
+        """Return every server's status by name; ``None`` for a server that does not answer."""
         names = [server.name for server in self.experiment.problem.servers]
         return dict(zip(names, await asyncio.gather(*map(self._status, names)), strict=True))
 
@@ -289,12 +295,12 @@ class Emulation:
             return None
 
     async def _finish_clients(self, patience_s: float) -> None:
-        """End the workload; what still runs is interrupted."""
+        """End the workload; requests that still run are interrupted."""
         finished = (client.ask(messages.Finish()) for client in self.nodes.clients)
         await _within_real_s(patience_s, asyncio.gather(*finished, return_exceptions=True))
 
     def _in_scenario(self, stalls: Sequence[tuple[float, float]]) -> list[dict[str, float]]:
-        """Those since serving began: when, in scenario seconds, and for how many real ones."""
+        """Return the stalls since serving began: instants in scenario seconds, durations in real seconds."""
         assert self._serving_since is not None, "asked before there was anything to serve"
         now_s, now, scale = self.clock.now_s(), time.monotonic(), self.experiment.time_scale
         return [
@@ -317,7 +323,7 @@ class Emulation:
         await self.processes.guard(asyncio.Event().wait())
 
     async def stop(self) -> None:
-        """End the workload and the nodes. Safe in every phase."""
+        """End the workload, the nodes and the network. Can be called in every phase."""
         self._stopping = True
         self._has_served_until_now()
         self.progress.phase = "stopping"
@@ -329,7 +335,7 @@ class Emulation:
         self._socket.close()
         await self._programs.end()
         await self.faults.end()
-        # Clients close their sessions over the network, which answers nobody if it is what broke.
+        # Clients close their sessions over the network. If the network broke, they wait in vain.
         await self._finish_clients(_BROKEN_PATIENCE_S if self.processes.is_broken else _PATIENCE_S)
         self.events.write("stopped", self.clock.known_s())
         await self.processes.close()
@@ -372,13 +378,12 @@ class Emulation:
         return self._plan(asked.request, found, 0.0)
 
     def _plan(self, index: int, found: Route | PolicyError | None, queued_s: float) -> Plan | None:
-        """What a client opens; ``None``: there is no chain.
+        """Return the chain that a client opens; ``None`` if there is none.
 
-        Deciding takes no virtual time, and a run's record must not depend on the machine.
+        The decision's duration is 0 in virtual time: the record of a run must not depend on the machine.
         """
-        if isinstance(found, PolicyError) and not isinstance(
-            found, PolicyInterrupted
-        ):  # by what ends the run
+        # An interrupted policy is no error: the run is ending already.
+        if isinstance(found, PolicyError) and not isinstance(found, PolicyInterrupted):
             self.processes.give_up(UserError(f"request {index}: {found}"))
         if not isinstance(found, Route):
             return None
@@ -445,7 +450,7 @@ class Emulation:
         return False
 
     def sign(self) -> object:
-        """Something that is different whenever the run has moved."""
+        """Return a value that changes whenever the run makes progress."""
         return self.clock.instant(), len(self.nodes.peers), self.progress.n_told
 
     @property
@@ -458,7 +463,7 @@ class Emulation:
 
 
 async def _within_real_s(seconds: float, work: asyncio.Future[Any]) -> None:
-    """Wait for ``work``, but no longer than that, whatever the run's clock does."""
+    """Wait for ``work``, at most so many real seconds, whatever the run's clock is."""
     loop = asyncio.get_running_loop()
     is_over = asyncio.Event()
     timer = threading.Timer(seconds, loop.call_soon_threadsafe, (is_over.set,))
@@ -475,7 +480,7 @@ async def _within_real_s(seconds: float, work: asyncio.Future[Any]) -> None:
 
 
 def plan_document(emulation: Emulation, has_ended: bool = False) -> dict[str, Any]:
-    """``plan.json``: the placement, who made it, how long starting took, and in the end what was decided and left."""
+    """Return ``plan.json``: the placement, start-up times, and at the end also decisions and leaks."""
     problem, placement = emulation.experiment.problem, emulation.placed.placement
     blocks = emulation.blocks
     return {
@@ -503,7 +508,10 @@ def plan_document(emulation: Emulation, has_ended: bool = False) -> dict[str, An
 async def run_emulation(
     emulation: Emulation, hold: bool, announce: Callable[[str], None]
 ) -> TestbedError | None:
-    """The whole run; returns what broke it, if anything. An interrupt ends it cleanly (no error), and ends a hold."""
+    """Run all phases; returns the error that broke the run, or ``None``.
+
+    An interrupt is not an error: it ends the run cleanly, also one that is held up after its workload.
+    """
     try:
         plan = emulation.run_dir / "plan.json"
         write_json(plan, plan_document(emulation))
@@ -535,7 +543,7 @@ async def run_emulation(
 
 
 def _written(plan: Path, emulation: Emulation) -> TestbedError | None:
-    """Write the plan for the last time: what is left of the run is known now."""
+    """Write the plan for the last time, with the leaks that are known now."""
     try:
         write_json(plan, plan_document(emulation, has_ended=True))
     except OSError as error:

@@ -1,6 +1,6 @@
-"""The GPUs and MIG instances of this machine, and which servers of a run compute on which.
+"""Finds the GPUs and MIG instances of this machine, and assigns them to the servers of a run.
 
-Nothing here imports torch or begins CUDA, which belongs to the processes that compute.
+Nothing here imports torch or initialises CUDA: only the processes that compute do.
 """
 
 from __future__ import annotations
@@ -23,50 +23,52 @@ _ROUNDING = 1 + 1e-9
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU, or a MIG instance of one. ``index``: of the GPU, in the driver's order."""
+    """A GPU, or a MIG instance of one. ``index`` is that of the GPU, in the driver's order."""
 
     index: int
     uuid: str
     name: str
     memory_bytes: float | None
-    """``None``: nobody here can say."""
+    """``None`` if unknown (only nvidia-ml-py reports it)."""
 
     def __str__(self) -> str:
         return f"{self.uuid} {self.name}" + (f" {amount(self.memory_bytes)}" if self.memory_bytes else "")
 
 
 def find_gpus() -> list[Gpu]:
-    """Those that a process begun here may use: a GPU that is split into MIG instances is listed as these.
+    """Return the GPUs that a process on this machine may use.
 
-    Empty where there are none, and where neither nvidia-ml-py nor nvidia-smi is there to say so.
+    A GPU that is split is listed as its MIG instances.
+
+    Empty if there are none, and if neither nvidia-ml-py nor nvidia-smi is installed.
     """
     gpus = _from_nvml()
     return _visible(_from_smi() if gpus is None else gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def shared_out(experiment: Experiment, announce: Callable[[str], None]) -> BlocksSettings | None:
-    """The settings of real blocks with a device of this machine in place of ``"auto"``; ``None`` for the stub.
+    """Return the settings of real blocks, with this machine's devices for "auto"; ``None`` for the stub.
 
-    Raises ``UserError`` for a UUID that is none of this machine's GPUs, for servers whose ``memory`` is more than the
-    device that they share has, and for "auto" or UUIDs over several machines.
+    Raises ``UserError`` for a UUID that is not one of this machine's GPUs, for servers that need more
+    ``memory`` than the device that they share has, and for "auto" or UUIDs with several machines.
     """
     settings = experiment.blocks
     if settings is None or not any(map(_is_looked_up, settings.devices)):
         return settings
     if experiment.machines:
         raise UserError(
-            f'compute.device is "{next(filter(_is_looked_up, settings.devices))}", which is looked up on one machine; '
-            'over several machines it must be "cpu", "cuda" or the like'
+            f'compute.device is "{next(filter(_is_looked_up, settings.devices))}", which works on one '
+            'machine only; with several machines use "cpu", "cuda" or a device such as "cuda:0"'
         )
     gpus = find_gpus()
     if settings.devices == ("auto",):
         if not gpus:
-            announce('compute.device "auto" means cpu: no GPU is found here (`testbed doctor` says why)')
+            announce('compute.device "auto" uses the CPU: no GPU was found (`testbed doctor` explains why)')
             return replace(settings, devices=("cpu",))
         settings = replace(settings, devices=tuple(gpu.uuid for gpu in gpus))
-        announce(f'compute.device "auto" goes round {", ".join(map(str, gpus))}')
+        announce(f'compute.device "auto" uses in turn {", ".join(map(str, gpus))}')
     if not gpus:
-        return settings  # nobody to ask: the node that opens the device will know
+        return settings  # no GPU is found: the node that opens the device reports it
     settings = replace(settings, devices=tuple(_full(name, gpus) for name in settings.devices))
     try:
         longest = max((r.n_input_tokens + r.n_output_tokens for r in experiment.requests), default=0)
@@ -78,12 +80,15 @@ def shared_out(experiment: Experiment, announce: Callable[[str], None]) -> Block
 
 
 def missing_gpu(experiment: Experiment) -> str | None:
-    """One sentence if real blocks shall compute on this machine's GPU, and none is found here."""
+    """Return a warning if real blocks shall compute on a GPU and none is found here; else ``None``."""
     devices = experiment.blocks.devices if experiment.blocks and not experiment.machines else ()
     asked = next((device for device in devices if device not in ("cpu", "auto")), None)
     if asked is None or find_gpus():
         return None
-    return f'compute.device is "{asked}", and no GPU is found here (`testbed doctor` says why): the run would be refused'
+    return (
+        f'compute.device is "{asked}", but no GPU was found (`testbed doctor` explains why): the run would '
+        "be refused"
+    )
 
 
 def _is_looked_up(device: str) -> bool:
@@ -91,13 +96,15 @@ def _is_looked_up(device: str) -> bool:
 
 
 def _full(device: str, gpus: Sequence[Gpu]) -> str:
-    """The whole of a UUID that may be shortened, as CUDA takes it."""
+    """Return the full UUID of a device whose UUID may be shortened, as in CUDA. Raises ``UserError``."""
     if not _is_looked_up(device):
         return device
     found = [gpu.uuid for gpu in gpus if gpu.uuid.startswith(device)]
     if len(found) != 1:
-        why = "are several" if found else "is none"
-        raise UserError(f'compute.device "{device}" {why} of the GPUs here: {", ".join(map(str, gpus))}')
+        why = "matches several" if found else "is none"
+        raise UserError(
+            f'compute.device "{device}" {why} of the GPUs here; use one of {", ".join(map(str, gpus))}'
+        )
     return found[0]
 
 
@@ -109,17 +116,17 @@ def _check_memory(
         those = [s for n, s in enumerate(servers) if settings.device_of(n) == gpu.uuid]
         wanted_bytes = sum(server.memory_bytes for server in those)
         if gpu.memory_bytes is None and those:
-            announce(f"how much memory {gpu.uuid} has is not known without nvidia-ml-py, and not checked")
+            announce(f"the memory of {gpu.uuid} is not checked: without nvidia-ml-py it is unknown")
         elif gpu.memory_bytes is not None and wanted_bytes > gpu.memory_bytes * _ROUNDING:
             names = ", ".join(server.name for server in those[:5]) + (", ..." if len(those) > 5 else "")
             raise UserError(
-                f"the memory of the servers on {gpu} ({names}) is {amount(wanted_bytes)} together; give them less, "
-                "or compute.device more or larger devices"
+                f"the servers on {gpu} ({names}) have {amount(wanted_bytes)} of memory together, more than "
+                "the device; give them less, or list more or larger devices in compute.device"
             )
 
 
 def _from_nvml() -> list[Gpu] | None:
-    """``None`` if nvidia-ml-py is not installed, or finds no driver."""
+    """Return the GPUs by nvidia-ml-py; ``None`` if it is not installed, or finds no driver."""
     try:
         import pynvml as nvml
     except ImportError:
@@ -137,7 +144,7 @@ def _from_nvml() -> list[Gpu] | None:
 
 
 def _of_nvml(nvml: Any, index: int) -> Iterator[Gpu]:
-    """The GPU of that index, or its MIG instances."""
+    """Yield the GPU of that index, or its MIG instances."""
     gpu = nvml.nvmlDeviceGetHandleByIndex(index)
     for handle in [gpu] if (instances := _instances(nvml, gpu)) is None else instances:
         yield Gpu(
@@ -149,7 +156,7 @@ def _of_nvml(nvml: Any, index: int) -> Iterator[Gpu]:
 
 
 def _instances(nvml: Any, gpu: Any) -> list[Any] | None:
-    """Handles of the MIG instances; ``None`` of a GPU that is not split."""
+    """Return handles of the MIG instances; ``None`` for a GPU that is not split."""
     try:
         current, _ = nvml.nvmlDeviceGetMigMode(gpu)
     except nvml.NVMLError_NotSupported:
@@ -174,7 +181,7 @@ def _from_smi() -> list[Gpu]:
 
 
 def _listed(text: str) -> list[Gpu]:
-    """What ``nvidia-smi -L`` prints: a line for each GPU, and after it one for each of its MIG instances."""
+    """Parse ``nvidia-smi -L``: a line for each GPU, and after it one for each of its MIG instances."""
     gpus: list[Gpu] = []
     for line in text.splitlines():
         whole = re.match(r"GPU (\d+): (.+) \(UUID: (GPU-\S+)\)", line)
@@ -190,7 +197,10 @@ def _listed(text: str) -> list[Gpu]:
 
 
 def _visible(gpus: Sequence[Gpu], wanted: str | None) -> list[Gpu]:
-    """Those that ``CUDA_VISIBLE_DEVICES`` leaves, in its order; like CUDA, it ends at what names none."""
+    """Return the GPUs in ``CUDA_VISIBLE_DEVICES``, in its order.
+
+    As in CUDA, an unknown name ends the list.
+    """
     if wanted is None:
         return list(gpus)
     chosen: list[Gpu] = []

@@ -1,4 +1,4 @@
-"""Requests from outside: whoever brings them while a testbed runs (``testbed.serving``)."""
+"""The interface between a running testbed and those who send requests from outside (``testbed.serving``)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from testbed.scenario.experiment import Link
 
 
 class Host(Protocol):
-    """What a running testbed does for its guests."""
+    """What a running testbed provides to its guests."""
 
     def links_now(self) -> Mapping[tuple[str, str], Link]:
-        """The scenario's links as they are now."""
+        """Return the scenario's links as they are now, by (from, to)."""
         ...
 
     def could_hold(self, client: int, n_input_tokens: int, n_output_tokens: int) -> bool:
-        """Whether there would be a chain for such a request if there were no other."""
+        """Whether there would be a chain for such a request if it were the only one."""
         ...
 
     def submit(self, client: int, n_input_tokens: int, n_output_tokens: int, how: Generation) -> int:
@@ -27,27 +27,29 @@ class Host(Protocol):
         ...
 
     def end_request(self, index: int, *, enough: bool) -> None:
-        """A submitted request has tokens ``enough``, or else whoever asked for it has gone."""
+        """End a submitted request: it has tokens ``enough``, or else its sender has disconnected."""
         ...
 
     async def statuses(self) -> Mapping[str, ServerStatus | None]:
-        """How every server is, by name; ``None``: it does not answer."""
+        """Return every server's status by name; ``None`` for a server that does not answer."""
         ...
 
 
 class Guests(Protocol):
-    """Brings requests to a ``Host``, and is told what becomes of them."""
+    """Submits requests to a ``Host``, and is notified of their progress."""
 
     async def begin(self, host: Host) -> None:
-        """The testbed takes requests. Raises ``TestbedError``."""
+        """Called when the testbed accepts requests. Raises ``TestbedError``."""
         ...
 
     def recorded(self, record: States) -> None:
-        """What a client has recorded of a request, the workload's own included."""
+        """Called with what a client records of any request, the workload's own included."""
         ...
 
-    def token(self, message: NewToken) -> None: ...
+    def token(self, message: NewToken) -> None:
+        """Called for every new output token."""
+        ...
 
     async def end(self) -> None:
-        """The testbed takes no more requests, and will end. Safe in every phase."""
+        """Called when the testbed accepts no more requests and will end. Can be called in every phase."""
         ...

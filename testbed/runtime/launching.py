@@ -1,4 +1,4 @@
-"""What an emulation asks of whoever has its network and its nodes: a launcher of processes, or one process."""
+"""The interface between an emulation and its launcher, which builds the network and starts the nodes."""
 
 from __future__ import annotations
 
@@ -16,59 +16,59 @@ OnExit = Callable[[str, int], None]
 
 
 Endpoints = tuple[Mapping[str, tuple[str, int]], bytes]
-"""Of a network over several machines: where each reaches the others' parts of it, by name, and the run's key."""
+"""For a network over several machines: each machine's (address, port) by name, and the run's key."""
 
 
 @dataclass(frozen=True)
 class OpenNetwork:
-    """What carries a run, why it was chosen, and the address of every node."""
+    """An open network: its name, why it was chosen, and the address of every node."""
 
     name: str
     why: str
     addresses: Mapping[str, str]
     delays_in_client: bool = False
-    """Nodes delay messages themselves."""
+    """Nodes delay messages themselves (no kernel does)."""
     any_port: bool = False
     """Nodes listen on any free port."""
     shares_links: bool = True
-    """Pairs whose paths share a link compete for it."""
+    """Pairs whose paths share a link compete for its rate."""
     namespaces: Mapping[str, int] = field(default_factory=dict)
-    """Descriptors of the nodes' network namespaces in the process ``holder``; empty if they have none."""
+    """By node: descriptor of its network namespace in the process ``holder``; empty without namespaces."""
     holder: int | None = None
 
 
 @dataclass(frozen=True)
 class MachineState:
-    """Another machine of a run, and what is known of its clock; seconds."""
+    """Another machine of a run, and what is known of its clock. Times are seconds."""
 
     name: str
     address: str
     n_nodes: int
     rtt_s: float
-    """The smallest of the last ones."""
+    """The smallest of the latest round trips."""
     offset_s: float
-    """Its monotonic clock less this machine's."""
+    """Its monotonic clock minus this machine's."""
     drift: float
-    """Seconds that its clock gains per second."""
+    """Seconds that its clock gains on this machine's per second."""
     uncertainty_s: float
-    """How far its nodes' instants were off at most, at any time of the run; no less than ``offset_s`` is."""
+    """Largest error of its nodes' instants at any time of the run; at least that of ``offset_s``."""
     is_lost: bool = False
 
 
 class OnOneMachine:
-    """Of a launcher whose nodes are all on this machine."""
+    """Methods of a launcher whose nodes are all on this machine."""
 
     def instant_at(self, node: str, instant: float) -> float:
-        """As ``Launcher.instant_at``."""
+        """See ``Launcher.instant_at``: both clocks are the same."""
         return instant
 
     def machines(self) -> list[MachineState]:
-        """As ``Launcher.machines``."""
+        """See ``Launcher.machines``: there are no others."""
         return []
 
 
 class Listener(Protocol):
-    """As ``nodes.control.Listener``."""
+    """See ``nodes.control.Listener``."""
 
     def close(self) -> None: ...
 
@@ -82,31 +82,31 @@ class Launcher(Protocol):
     """
 
     def new_loop(self) -> asyncio.AbstractEventLoop:
-        """An event loop that keeps the clock of this launcher's nodes."""
+        """Return an event loop that follows the clock of this launcher's nodes."""
         ...
 
     def attach(self, on_exit: OnExit) -> None:
-        """Belong to the running loop from now on."""
+        """Use the running event loop from now on; ``on_exit`` is called for every process that ends."""
         ...
 
     async def listen(self, path: Path, accept: Callable[[control.Peer], Awaitable[None]]) -> Listener:
-        """Take control connections of nodes: see ``nodes.control.listen``."""
+        """Accept control connections of nodes; see ``nodes.control.listen``."""
         ...
 
     async def open(self, wanted: str, spec: NetworkSpec, logs: Path, keep_awake: bool) -> OpenNetwork:
-        """Build the network."""
+        """Build the network of backend ``wanted``; with ``keep_awake`` no CPU sleeps while it is open."""
         ...
 
     async def spawn(self, kind: str, config: Any, log: Path) -> int:
-        """Begin a node; returns its process's number."""
+        """Start a node; returns the id of its process."""
         ...
 
     async def run_program(
         self, node: str, command: Sequence[str], environment: Mapping[str, str], hosts: Path, log: Path
     ) -> int:
-        """Begin a program of the user's on ``node``, in a process group of its own; returns its process's number.
+        """Start a user's program on ``node``, in a process group of its own; returns the id of its process.
 
-        ``hosts`` are the names that it knows.
+        ``hosts`` is the file of host names that the program sees.
         """
         ...
 
@@ -119,45 +119,45 @@ class Launcher(Protocol):
         ...
 
     async def update(self, links: Mapping[tuple[str, str], LinkProfile]) -> float:
-        """Change links; returns the instant at which that was done, before anybody can notice it."""
+        """Change links; returns the instant of the change, which is before any effect of it can be seen."""
         ...
 
     async def stats(self) -> dict[str, float] | None:
-        """The forwarder's counters, if the network has one."""
+        """Return the forwarder's counters; ``None`` if the network has none."""
         ...
 
     async def stalls(self) -> list[tuple[float, float]]:
-        """From when to when the whole machine stood still (``time.monotonic``); nothing in virtual time."""
+        """Return (begin, end) of each stall of this machine, by ``time.monotonic``; empty in virtual time."""
         ...
 
     async def keep_awake(self, on: bool) -> None:
-        """Have what keeps CPUs awake rest, or go on."""
+        """Keep CPUs awake from now on, or let them sleep."""
         ...
 
     def instant_at(self, node: str, instant: float) -> float:
-        """The instant from which ``node`` counts by its machine's clock, where this one counts from ``instant``."""
+        """Convert ``instant`` of this machine's clock to the clock of the machine that ``node`` is on."""
         ...
 
     def machines(self) -> list[MachineState]:
-        """The other machines of the run; empty if all of it is on this one."""
+        """Return the other machines of the run; empty if all nodes are on this one."""
         ...
 
     def descriptors(self, processes: Mapping[str, int]) -> dict[str, int]:
-        """What these nodes have open (descriptors, or connections), by name; without those that have ended."""
+        """Return how many descriptors (or connections) each node has open; ended ones are left out."""
         ...
 
     def busy(self) -> list[str]:
-        """In virtual time: the names of those who have something to do; nobody's, if all wait."""
+        """In virtual time, return the names of processes that have something to do; empty if all wait."""
         ...
 
     def close(self) -> None:
-        """End every node and remove the network."""
+        """End every node at once and remove the network."""
         ...
 
     async def end(self) -> None:
-        """As ``close``, for nodes that have been told to stop."""
+        """Like ``close``, but nodes that were asked to stop have time to do so."""
         ...
 
     def dispose(self) -> None:
-        """Give up what the event loop needed, after it has ended."""
+        """Release what the event loop needed, after the loop has ended."""
         ...

@@ -1,4 +1,4 @@
-"""The live progress view: a few lines on a terminal's stderr, nothing anywhere else."""
+"""The live progress view: one line on stderr if it is a terminal, else nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _REFRESHES_PER_S = 4
 def shown(progress: Progress) -> Iterator[None]:
     """Show a run's progress while the body runs, if stderr is a terminal.
 
-    From a thread: the event loop's time may be virtual.
+    The view is drawn by a thread, since the event loop's time may be virtual.
     """
     if not sys.stderr.isatty():
         yield

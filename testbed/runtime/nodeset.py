@@ -1,4 +1,4 @@
-"""The servers and clients of an emulation: beginning and connecting them, and asking them things."""
+"""The servers and clients of an emulation: starts them, connects them, and sends them messages."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ Pair = tuple[str, str]
 
 _START_LEAD_S, _MAX_LEAD_S = 0.1, 5.0
 _KEEP_TIME_S = 1.0
-"""How often nodes of other machines are told what they know of this one's time."""
+"""Seconds between two corrections of the time of nodes on other machines."""
 _NODE_START_TIMEOUT_S, _LOADING_TIMEOUT_S = 30.0, 3600.0
 
 
 async def agree_on_zero(peers: Mapping[str, control.Peer], clock: RunClock, launcher: Launcher) -> None:
-    """Tell all nodes when time zero is: a little later, when all know it. ``clock`` has it in the end.
+    """Agree with all nodes on the instant of time zero, and set it in ``clock``.
 
-    On a busy machine they may need longer, and another instant is agreed on. Virtual time is zero at a whole
-    second, so that no rounding depends on how long starting took.
+    It is a little in the future, so that all nodes know it before it comes. If a busy machine was too slow
+    for that, a later instant is agreed on. In virtual time it is a whole second, so that no rounding depends
+    on how long starting took.
     """
     lead_s = _START_LEAD_S
     while True:
@@ -71,22 +72,22 @@ class NodeSet:
         self.broke = processes.give_up
         self.peers = processes.peers
         self.link_now: Callable[[Pair], Link] = experiment.links.__getitem__
-        """The link of a pair that is in force."""
+        """Called with a pair of nodes; returns its link that is in force."""
         self._peering = Peering(experiment, self.peers, lambda pair: self.link_now(pair))
 
     def now_s(self) -> float:
-        """Scenario time."""
+        """Return the scenario time in seconds."""
         return self.clock.now_s()
 
     @property
     def clients(self) -> list[control.Peer]:
-        """Of the clients that have said hello."""
+        """Control connections of the clients that have connected."""
         return [self.peers[name] for name in self._experiment.problem.clients if name in self.peers]
 
     async def start(self) -> None:
-        """Spawn all nodes but absent servers; returns when all have said hello.
+        """Start all nodes but absent servers; returns when all have connected.
 
-        Raises ``RunError`` if they do not.
+        Raises ``RunError`` if one of them does not in time.
         """
         experiment, problem = self._experiment, self._experiment.problem
         for server in range(problem.n_servers):
@@ -103,11 +104,17 @@ class NodeSet:
 
     @property
     def _patience_s(self) -> float:
-        """Weights take their time to load; a node that cannot load them says so, and one that dies is seen."""
+        """Seconds that nodes have to start.
+
+        Long with real blocks, whose weights must be loaded; failures are noticed.
+        """
         return _NODE_START_TIMEOUT_S if self._blocks is None else _LOADING_TIMEOUT_S
 
     async def connect(self) -> None:
-        """Connect the clients to the servers and agree on time zero. Raises ``RunError``."""
+        """Connect the clients to the servers and agree on time zero.
+
+        Raises ``RunError`` if a node is unreachable.
+        """
         experiment, ends = self._experiment, self._ends()
         delays_in_client = self._delays_in_client
         n_bytes = max(
@@ -127,13 +134,13 @@ class NodeSet:
         await agree_on_zero(self.peers, self.clock, self._launcher)
 
     async def keep_time(self) -> None:
-        """Have the nodes of other machines follow this one's clock, for as long as it is awaited."""
+        """Correct the time of nodes on other machines by this machine's clock, until cancelled."""
         while self._launcher.machines():
             await asyncio.sleep(_KEEP_TIME_S)
             here = self.clock.origin_at
             for name, peer in list(self.peers.items()):
                 if (there := self._launcher.instant_at(name, here)) != here:
-                    with contextlib.suppress(control.ControlError):  # it has ended: the launcher says so
+                    with contextlib.suppress(control.ControlError):  # ended: the launcher reports it
                         await peer.ask(Start(there))
 
     @property
@@ -163,12 +170,12 @@ class NodeSet:
             self._network.any_port,
             self._blocks,
         )
-        if self._processes.port(name):  # it is where it was
+        if self._processes.port(name):  # a server that begins again keeps its port
             config = replace(config, port=self._processes.port(name))
         await self._processes.spawn("server", config)
 
     async def begin_server(self, server: int) -> None:
-        """Spawn a server that is not there; returns when it serves and the clients know where."""
+        """Start a server that is absent or has ended; returns when it serves and clients can reach it."""
         name = self._name(server)
         await self._spawn_server(server)
         await self._processes.all_here([name], self._patience_s)
@@ -178,26 +185,29 @@ class NodeSet:
         await self._peering.begun(server, self._ends(), self._delays_in_client)
 
     def is_used(self, pair: Pair) -> bool:
-        """Whether anything may pass from one node to another: in the kernel's networks programs of the user's."""
+        """Whether packets may go from one node to the other.
+
+        With namespaces always: users' programs may send them.
+        """
         return not self._delays_in_client or wiring.is_used(self._experiment, pair)
 
     def descriptors(self) -> Mapping[str, int]:
-        """What nodes have open, by name; without those that have ended."""
+        """Return how many descriptors each node has open, by name; ended nodes are left out."""
         return self._processes.descriptors()
 
     async def signal_server(self, server: int, number: int) -> None:
-        """Raises ``RunError`` if its process has ended."""
+        """Send signal ``number`` to a server. Raises ``RunError`` if its process has ended."""
         await self._launcher.kill(self._processes.pids[self._name(server)], number)
 
     async def ask_server(self, server: int, question: Question[A]) -> A:
-        """Raises ``ControlError``."""
+        """Send a question to a server and return its answer. Raises ``ControlError`` if there is none."""
         return await self.peers[self._name(server)].ask(question)
 
     def tell_server(self, server: int, message: Message) -> None:
         self.peers[self._name(server)].tell(message)
 
     async def change_links(self, links: Mapping[tuple[str, str], Link]) -> float:
-        """Put other links in place; returns when it was done, by the clock of whoever did it (the last of them)."""
+        """Replace links; returns the scenario time at which the last of them was replaced."""
         experiment = self._experiment
         if not self._delays_in_client:
             scaled = wiring.scaled_links(experiment, links, self.clock.is_virtual)

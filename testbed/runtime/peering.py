@@ -1,4 +1,4 @@
-"""With server-to-server forwarding: sends servers the addresses and links of the others."""
+"""Sends servers the addresses and links of the other servers, for server-to-server communication."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from testbed.scenario.experiment import Experiment, Link
 
 Pair = tuple[str, str]
 Ends = Mapping[str, tuple[str, int]]
-"""Address and port of every node; port 0: it is not there."""
+"""(address, port) of every node; port 0: the node has not started yet."""
 
 
 class Peering:
-    """Does nothing in runs with hub-spoke communication.
+    """Introduces servers to each other. Does nothing in runs with hub-spoke communication.
 
-    ``peers`` are the nodes' control connections; ``link_now`` says which link of a pair is in force.
+    ``peers`` are the nodes' control connections; ``link_now`` returns the link of a pair that is in force.
     """
 
     def __init__(
@@ -34,10 +34,10 @@ class Peering:
         self._names = [server.name for server in experiment.problem.servers]
 
     async def begin(self, ends: Ends, placement: Placement, delays_in_nodes: bool, n_bytes: int) -> None:
-        """Introduce all servers to each other, and have those connect that a chain can need.
+        """Introduce all servers to each other, and connect each to those that can follow it in a chain.
 
-        ``n_bytes`` go over each of these connections, both ways, where the kernel carries them.
-        Raises ``RunError``.
+        To warm them up, ``n_bytes`` are sent over these connections in both directions, unless nodes delay
+        messages themselves. Raises ``RunError`` if a server cannot reach another.
         """
         if not self._is_needed:
             return
@@ -57,13 +57,13 @@ class Peering:
             raise RunError(f"a server cannot reach another: {error}") from error
 
     def _next(self, placement: Placement, server: int) -> Iterable[int]:
-        """The servers that ``server`` may have to push to: any other one if blocks move."""
+        """Return the servers that ``server`` may push to: all others if an online policy moves blocks."""
         if self._experiment.online is not None:
             return (number for number in range(len(self._names)) if number != server)
         return followers(placement, server)
 
     async def begun(self, server: int, ends: Ends, delays_in_nodes: bool) -> None:
-        """``server`` has just begun to serve: send it the addresses of the others, and them its own."""
+        """Send ``server``, which has just begun to serve, the others' addresses, and the others its own."""
         if not self._is_needed:
             return
         await self._introduce(server, ends, delays_in_nodes)
@@ -79,7 +79,10 @@ class Peering:
         await self._peers[name].ask(Peers(view, *limits))
 
     def change(self, links: Mapping[tuple[str, str], Link]) -> None:
-        """Links that servers delay by themselves have changed. A server that halts changes them when it goes on."""
+        """Send servers the changed links that they delay by themselves.
+
+        A halted server reads this when it continues.
+        """
         for name in self._names if self._is_needed else ():
             changed = wiring.changed_links(self._experiment, name, links)
             if changed:
@@ -87,12 +90,12 @@ class Peering:
 
     def _tell(self, name: str, message: Message) -> None:
         if name in self._peers:
-            with contextlib.suppress(ControlError):  # it is dead: it gets all when it begins again
+            with contextlib.suppress(ControlError):  # ended: it is sent everything when it begins again
                 self._peers[name].tell(message)
 
 
 def followers(placement: Placement, server: int) -> Iterator[int]:
-    """The servers that a chain can go to from ``server``: those that hold the block after its last."""
+    """Yield the servers that can follow ``server`` in a chain: those that hold the block after its last."""
     last = placement.ranges[server].last
     for number, blocks in enumerate(placement.ranges):
         if number != server and placement.ranges[server].n_blocks and blocks.first <= last < blocks.last:

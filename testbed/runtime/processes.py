@@ -1,4 +1,4 @@
-"""An open network and the node processes on it: spawning them, who has said hello, and what breaks them all."""
+"""An open network and the node processes on it: starts them, connects them, notices their ends."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ _LOG_TAIL_LINES = 5
 
 
 class Processes:
-    """The nodes of one run directory; ``handlers`` are what they may ask and tell.
+    """The nodes of one run directory.
 
-    ``survives(name, status)`` says whether everything goes on when a process has ended. ``interrupted`` ends
-    what ``guard`` waits for. Methods raise ``TestbedError``.
+    ``handlers`` returns the handlers of the messages that nodes may send. ``survives(name, status)`` returns
+    whether the run continues after a process has ended. ``interrupted`` ends every wait in ``guard``. Methods
+    raise ``TestbedError``.
     """
 
     def __init__(
@@ -45,10 +46,10 @@ class Processes:
         self.network: OpenNetwork | None = None
         """``None`` until it is open."""
         self.about_sleep: str | None = None
-        """Why CPUs are not kept awake though that was asked for, or are in spite of what was seen."""
+        """A note on CPUs if they are not simply kept awake as asked for; ``None`` otherwise."""
         self.pids: dict[str, int] = {}
         self.peers: dict[str, control.Peer] = {}
-        """Control connections of those that have said hello."""
+        """Control connections of the nodes that have connected, by name."""
         self._ports: dict[str, int] = {}
         self._here: set[str] = set()
         self._hello = asyncio.Event()
@@ -56,7 +57,7 @@ class Processes:
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def open(self, wanted: str, spec: NetworkSpec, keep_awake: bool) -> OpenNetwork:
-        """Build the network; with ``keep_awake`` no CPU sleeps. Nodes can be spawned from now on."""
+        """Build the network; with ``keep_awake`` no CPU sleeps. Nodes can be started from now on."""
         if keep_awake and (why_not := why_cpus_may_sleep()) is not None:
             self.about_sleep, keep_awake = why_not, False
         self._launcher.attach(self._ended)
@@ -66,23 +67,26 @@ class Processes:
         return self.network
 
     def address(self, node: str) -> str:
-        """Where a node listens and connects from."""
+        """Return the IP address of a node."""
         assert self.network is not None, "asked before the network was open"
         return self.network.addresses[node]
 
     def port(self, name: str) -> int:
-        """Where a process listens, or did; 0: it has never been there."""
+        """Return the port where a process listens, or listened before it ended; 0 if it has never started."""
         return self._ports.get(name, 0)
 
     async def spawn(self, kind: str, config: NodeConfig) -> None:
-        """Begin a node."""
+        """Start a node of ``kind`` "server" or "client"."""
         name = config.process or config.name
         self._here.discard(name)
         log = self._run_dir / "logs" / f"{name}.log"
         self.pids[name] = await self._launcher.spawn(kind, config, log)
 
     async def all_here(self, names: Iterable[str], patience_s: float) -> None:
-        """Returns when these have said hello since they were spawned."""
+        """Wait until these nodes have connected since their start.
+
+        Raises ``RunError`` after ``patience_s`` seconds.
+        """
         names = list(names)
         try:
             async with asyncio.timeout(patience_s):
@@ -91,14 +95,14 @@ class Processes:
                     await self._hello.wait()
         except TimeoutError:
             missing = ", ".join(name for name in names if name not in self._here)
-            raise RunError(f"{missing} did not start in {patience_s:g} s") from None
+            raise RunError(f"{missing} did not start within {patience_s:g} s") from None
 
     def descriptors(self) -> Mapping[str, int]:
-        """What processes have open, by name; without those that have ended."""
+        """Return how many descriptors each process has open, by name; ended ones are left out."""
         return self._launcher.descriptors(self.pids)
 
     async def guard(self, work: Awaitable[T]) -> T:
-        """Await ``work``, but not past what breaks the run or an interrupt (``KeyboardInterrupt``)."""
+        """Await ``work``. Raises the error that breaks the run meanwhile, and ``KeyboardInterrupt``."""
         task = asyncio.ensure_future(work)
         stop = asyncio.ensure_future(self._interrupted.wait())
         try:
@@ -113,19 +117,19 @@ class Processes:
             stop.cancel()
 
     def give_up(self, error: TestbedError) -> None:
-        """End everything with ``error``, unless something else has ended it."""
+        """Break the run with ``error``, unless it is broken already."""
         if not self._broken.done():
             self._broken.set_exception(error)
-            self._broken.exception()  # retrieved here too: nobody may be waiting yet
+            self._broken.exception()  # marks it as retrieved: nobody may be waiting for it yet
 
     @property
     def is_broken(self) -> bool:
         return self._broken.done()
 
     async def close(self) -> None:
-        """Stop all nodes and remove the network. Safe in every phase."""
+        """Stop all nodes and remove the network. Can be called in every phase."""
         for peer in self.peers.values():
-            with contextlib.suppress(control.ControlError):  # it is gone already
+            with contextlib.suppress(control.ControlError):  # it has ended already
                 peer.tell(Stop())
         await self._launcher.end()
         for peer in self.peers.values():
@@ -136,7 +140,7 @@ class Processes:
             self.control_path.unlink(missing_ok=True)
 
     def log_tail(self, name: str) -> str:
-        """The last lines that a process has logged, to go behind a sentence."""
+        """Return the last lines of a process's log, to be appended to a sentence."""
         try:
             text = (self._run_dir / "logs" / f"{name}.log").read_text(encoding="utf-8", errors="replace")
         except OSError:
@@ -156,7 +160,7 @@ class Processes:
         await peer.serve()
 
     def _carried_out(self, handler: control.Handler) -> control.Handler:
-        """``handler``, whose failure breaks the run: nobody else would notice."""
+        """Return ``handler`` such that its failure breaks the run; nothing else would notice it."""
 
         async def carry_out(message: Any) -> Any:
             try:

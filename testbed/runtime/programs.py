@@ -1,4 +1,4 @@
-"""The user's programs of a scenario (``[[node]]``): beginning them once the network is there, and ending them."""
+"""The user's programs of a scenario (``[[node]]``): starts them when the network is open, and ends them."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from testbed.runtime.launching import Launcher, OpenNetwork
 from testbed.scenario.experiment import Experiment, Program
 
 _WAIT_S = 5.0
-"""How long programs may take to end."""
+"""Seconds that programs have to end after SIGTERM, and again after SIGKILL."""
 _RESTART_AFTER_S = 1.0
 
 
 def check_programs(experiment: Experiment, announce: Callable[[str], None]) -> None:
-    """Announce what the scenario will run. Raises ``UserError`` for a program that this machine does not have."""
+    """Announce the programs of the scenario. Raises ``UserError`` for one that this machine does not have."""
     for program in experiment.programs:
         if not program.command:
             continue
         path = program.environment.get("PATH", os.environ.get("PATH"))
         if shutil.which(program.command[0], path=path) is None:
             raise UserError(
-                f"node {program.node}: there is no program {program.command[0]!r} here; install it (the scenario's file "
-                "may say how), or give its path in command"
+                f"node {program.node}: there is no program {program.command[0]!r} here; install it (the "
+                "scenario's file may say how), or give its path in command"
             )
         announce(f"node {program.node} will run {shlex.join(program.command)}")
 
@@ -39,12 +39,13 @@ def check_namespaces(network: OpenNetwork) -> None:
     """Raises ``UserError`` if nodes have no namespaces on ``network`` for programs to run in."""
     if not network.namespaces:
         raise UserError(
-            f"on the network {network.name} nodes have no namespaces, which programs need: take --network fabric or netem"
+            f"nodes have no namespaces on the network {network.name}, but programs need them; use --network "
+            "fabric or netem"
         )
 
 
 class Programs:
-    """The programs of one run. Their ends are lines of ``events.jsonl``, their output is in ``logs``."""
+    """The programs of one run. Their begin and end are in ``events.jsonl``, their output is in ``logs``."""
 
     def __init__(
         self,
@@ -62,13 +63,13 @@ class Programs:
         self._known_s = known_s
         self._announce = announce
         self._running: dict[str, int | None] = {}
-        """Process by node; ``None`` until it is known."""
+        """Process id by node; ``None`` until it is known."""
         self._restarts: set[asyncio.Task[None]] = set()
         self._ended = asyncio.Event()
         self._is_ending = False
 
     async def start(self) -> None:
-        """Begin all; the network and its ``hosts`` are there."""
+        """Start all programs. The network must be open and its ``hosts`` file written."""
         for program in self._programs.values():
             if program.command:
                 await self._begin(program)
@@ -86,7 +87,7 @@ class Programs:
             self._running[program.node] = process
 
     def ended(self, node: str, status: int) -> bool:
-        """The process ``node`` has ended; whether it was one of these."""
+        """Record that the process ``node`` has ended. Returns False if it is not one of the programs."""
         if node not in self._programs:
             return False
         program = self._programs[node]
@@ -110,7 +111,7 @@ class Programs:
         await self._begin(program)
 
     async def end(self) -> None:
-        """End all: SIGTERM to their process groups, later SIGKILL. Safe in every phase."""
+        """End all: SIGTERM to their process groups, later SIGKILL. Can be called in every phase."""
         self._is_ending = True
         for task in self._restarts:
             task.cancel()
@@ -118,7 +119,7 @@ class Programs:
         for number in (signal.SIGTERM, signal.SIGKILL):
             await self._signal(number)
             if self._running:
-                with contextlib.suppress(TimeoutError):  # they do not take the first as an end
+                with contextlib.suppress(TimeoutError):  # some programs ignore SIGTERM
                     await asyncio.wait_for(self._all_ended(), _WAIT_S)
 
     async def _all_ended(self) -> None:

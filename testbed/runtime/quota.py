@@ -1,4 +1,7 @@
-"""How much CPU this process's control groups allow: what spins in such a container takes from what it measures."""
+"""CPU limits of this process's control groups.
+
+In a limited container, keeping CPUs awake costs the run CPU time.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,10 @@ from pathlib import Path
 
 
 def cpu_quota(mounts: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float | None:
-    """CPUs that the tightest quota allows; ``None`` without one. Reads both versions of control groups."""
+    """Return the number of CPUs that the tightest quota allows; ``None`` without one.
+
+    Reads both versions of control groups.
+    """
     try:
         lines = own.read_text(encoding="utf-8").splitlines()
     except OSError:  # a system without control groups
@@ -20,13 +26,13 @@ def cpu_quota(mounts: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/sel
 
 
 def why_cpus_may_sleep() -> str | None:
-    """Why nothing may keep them awake in this container; ``None`` where that costs nobody anything."""
+    """Return why CPUs are not kept awake in this container; ``None`` if there is no CPU limit."""
     quota = cpu_quota()
     return None if quota is None else f"CPUs may sleep: this container has a quota of {quota:g} CPUs"
 
 
 def _quotas(mounts: Path, controllers: str, path: str) -> Iterator[float]:
-    """The quotas of one line of ``/proc/self/cgroup``, from the innermost group out."""
+    """Yield the quotas (CPUs) of one line of ``/proc/self/cgroup``, from the innermost group outwards."""
     if controllers and "cpu" not in controllers.split(","):
         return
     tops = (mounts / controllers, mounts / "cpu", mounts) if controllers else (mounts,)

@@ -1,4 +1,4 @@
-"""One emulation on its stage: signals, the live view, and what ends a run that does not go on."""
+"""Runs one emulation: signal handlers, the live view, and an end for virtual runs that make no progress."""
 
 from __future__ import annotations
 
@@ -36,9 +36,11 @@ async def emulate(
     live: bool = True,
     guests: Guests | None = None,
 ) -> tuple[TestbedError | None, bool]:
-    """The run in ``run_dir``: what broke it, if anything, and whether it was interrupted before it had served all.
+    """Run in ``run_dir``; returns the error that broke the run (or ``None``), and whether it was interrupted.
 
-    ``live``: show its progress while it runs. With ``guests`` it takes their requests until it is interrupted.
+    An interrupt counts only before the workload has ended. ``hold``: stay up after the workload until
+    interrupted. ``live``: show progress. With ``guests`` the run serves their requests until it is
+    interrupted.
     """
     try:
         (run_dir / "scenario.toml").write_text(dump_toml(experiment), encoding="utf-8")
@@ -80,7 +82,10 @@ async def emulate(
 def run_to_end(
     experiment: Experiment, placed: PlacedExperiment, run_dir: Path, stage: Stage, *, live: bool = True
 ) -> None:
-    """A whole run with stubs; ``live``: its progress shown. Raises what broke it, and ``KeyboardInterrupt`` if it was interrupted."""
+    """Run with stubs to the end; ``live``: show progress.
+
+    Raises the ``TestbedError`` that broke the run, or ``KeyboardInterrupt`` if it was interrupted.
+    """
     launcher = stage.begin(experiment, run_dir)
     error, interrupted = stage.run(
         launcher,
@@ -93,8 +98,10 @@ def run_to_end(
 
 
 def busy_text(launcher: Launcher) -> str:
-    """Who keeps a run in virtual time from going on."""
+    """Return which processes keep a run in virtual time from progressing, in words."""
     who = launcher.busy()
-    text = f"{', '.join(who)} {'is' if len(who) == 1 else 'are'} busy or halted" if who else "everybody waits"
+    text = "all processes wait"
+    if who:
+        text = f"{', '.join(who)} {'is' if len(who) == 1 else 'are'} busy or halted"
     policy = deciding()
-    return f"{policy} has not decided ({text})" if policy is not None else text
+    return f"the policy {policy} has not decided yet ({text})" if policy is not None else text

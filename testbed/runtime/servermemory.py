@@ -1,4 +1,4 @@
-"""Real memory of servers with real blocks, beside what the model counts of it."""
+"""Measures the memory of servers with real blocks, beside the memory that the model counts."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ _PERIOD_S, _PATIENCE_S = 0.5, 2.0
 
 
 class ServerMemory:
-    """``largest`` has, by server, the moment at which it had most in blocks and caches.
+    """Records the largest memory use of every server.
 
-    ``real_bytes`` are those (on a GPU all that its allocator has given out); ``model_bytes`` are ``s_m m_j + s_c sum k`` then; the rest is as the server says.
+    ``largest`` has, by server, its memory at the moment of most ``real_bytes``: bytes of blocks and caches
+    (on a GPU all that its allocator has handed out). ``model_bytes`` are ``s_m m_j + s_c sum k`` at that
+    moment. The other keys are as the server reports them.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -23,8 +25,10 @@ class ServerMemory:
         self._problem = problem
 
     async def watch(self, peers: Mapping[str, control.Peer]) -> None:
-        """Ask all servers among ``peers`` twice a second until cancelled; those that have ended or do not answer
-        do not count."""
+        """Ask all servers among ``peers`` twice a second until cancelled.
+
+        Servers that have ended or do not answer are left out.
+        """
         while True:
             names = [server.name for server in self._problem.servers if server.name in peers]
             asked = (asyncio.wait_for(peers[name].ask(GetStatus()), _PATIENCE_S) for name in names)
@@ -37,7 +41,7 @@ class ServerMemory:
             await asyncio.sleep(_PERIOD_S)
 
     def note(self, server: str, status: ServerStatus) -> None:
-        """Keep a server's status if it has more than before."""
+        """Store a server's memory if it uses more than ever before."""
         memory = status.memory
         held_bytes = memory["blocks_bytes"] + memory["cache_bytes"]
         real_bytes = memory.get("device_allocated_bytes", held_bytes)

@@ -1,4 +1,4 @@
-"""Signal handlers that are put in place for a while."""
+"""Installs signal handlers for a while."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import FrameType
 def handling(
     handler: Callable[[int, FrameType | None], object] | signal.Handlers, *numbers: signal.Signals
 ) -> Iterator[None]:
-    """Signals ``numbers`` go to ``handler`` while the body runs."""
+    """Handle the signals ``numbers`` with ``handler`` while the body runs; restores the handlers before."""
     before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield

@@ -1,7 +1,8 @@
-"""What a run takes place on: a clock, a network, and whoever has its nodes.
+"""The stage of a run: its clock, its network, and its launcher.
 
-Virtual time is exact and does not depend on what else the machine does; real time is for what only it can show.
-``choose_stage`` decides for a scenario, ``Stage.begin`` brings the launcher, ``Stage.run`` the event loop.
+Virtual time is exact and does not depend on what else the machine does. Real time is needed for real blocks,
+users' programs, several machines and the kernel's own behaviour. ``choose_stage`` decides for a scenario,
+``Stage.begin`` returns the launcher, ``Stage.run`` runs the event loop.
 """
 
 from __future__ import annotations
@@ -20,18 +21,21 @@ from testbed.scenario.experiment import Experiment
 
 T = TypeVar("T")
 VIRTUAL_NETWORKS = ("fabric", "memory")
-"""Whose links are played in user space."""
+"""The networks that can keep virtual time: their links are emulated in user space."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """``network`` is one backend where the clock is virtual; for real time the launcher may still choose."""
+    """A clock and a network, each with the reason.
+
+    With a real clock ``network`` may be "auto": the launcher chooses.
+    """
 
     clock: Literal["real", "virtual"]
     network: str
     why: str
     network_why: str | None = None
-    """Why that network; ``None``: as the launcher says."""
+    """Why that network; ``None``: the launcher gives the reason."""
 
     @property
     def is_virtual(self) -> bool:
@@ -39,11 +43,11 @@ class Stage:
 
     @property
     def has_twin(self) -> bool:
-        """Whether virtual time can repeat the run: not what is virtual already, and no network that nobody emulates."""
+        """Whether virtual time can repeat the run: it is in real time, and its network is emulated."""
         return not self.is_virtual and self.network != "hosts"
 
     def begin(self, experiment: Experiment, run_dir: Path) -> Launcher:
-        """The launcher of a run, which already imports what its nodes need."""
+        """Return the launcher of a run; it begins to import what the nodes need."""
         if self.is_virtual and self.network == "memory":
             from testbed.runtime.virtual.memory import MemoryLauncher
 
@@ -57,7 +61,7 @@ class Stage:
         return real_launcher(experiment, run_dir)
 
     def run(self, launcher: Launcher, main: Coroutine[Any, Any, T]) -> T:
-        """Run the emulation on the event loop that keeps this clock."""
+        """Run the emulation ``main`` on an event loop that keeps this clock; returns its result."""
         try:
             with asyncio.Runner(loop_factory=launcher.new_loop) as runner:
                 return runner.run(main)
@@ -66,11 +70,15 @@ class Stage:
 
 
 def real_launcher(experiment: Experiment, run_dir: Path) -> Launcher:
-    """The launcher of a run in real time, on one machine or several. Raises ``UserError`` if it lacks these."""
+    """Return the launcher of a run in real time, on one machine or several.
+
+    Raises ``UserError`` without Ray.
+    """
     if experiment.machines:
         if find_spec("ray") is None:
             raise UserError(
-                "several machines need what is not installed here (ray): pip install '.[ray]' in the checkout"
+                "several machines need the package ray, which is not installed: pip install '.[ray]' in the "
+                "checkout"
             )
         from testbed.runtime.hosts.launcher import HostsLauncher
 
@@ -81,21 +89,22 @@ def real_launcher(experiment: Experiment, run_dir: Path) -> Launcher:
 
 
 def choose_stage(experiment: Experiment, *, holds: bool = False) -> Stage:
-    """The clock and the network for a run of ``experiment``; ``holds``: it stays up for somebody after its workload.
+    """Choose the clock and the network for a run of ``experiment``.
 
-    Raises ``UserError`` when clock, network and what else the scenario asks for contradict each other.
+    ``holds``: the run stays up for its users after the workload. Raises ``UserError`` if clock, network and
+    other keys of the scenario contradict each other.
     """
     reasons = list(_reasons_for_real_time(experiment, holds))
     if experiment.clock == "virtual" and reasons:
-        raise UserError(f"clock virtual: {reasons[0]}; leave one of the two out")
+        raise UserError(f"the clock cannot be virtual, since {reasons[0]}; leave one of the two out")
     if experiment.network == "memory":
         if experiment.clock == "real":
             raise UserError(
-                "the memory network keeps virtual time only; leave out clock real, or take another network"
+                "the memory network has only virtual time; leave out clock real, or use another network"
             )
         if reasons:
             raise UserError(
-                f"the memory network keeps virtual time only, but {reasons[0]}; leave one of the two out"
+                f"the memory network has only virtual time, but {reasons[0]}; leave one of the two out"
             )
     if experiment.machines:
         return Stage("real", _network_over_machines(experiment), reasons[0])
@@ -114,10 +123,11 @@ def choose_stage(experiment: Experiment, *, holds: bool = False) -> Stage:
 
 
 def _reasons_for_real_time(experiment: Experiment, holds: bool) -> Any:
+    """Yield why the run must be in real time, in words; nothing if it can be virtual."""
     if experiment.compute == "blocks":
         yield "real blocks compute in real time"
     if experiment.machines:
-        yield "several machines keep real time"
+        yield "several machines run in real time"
     if experiment.network not in ("auto", *VIRTUAL_NETWORKS):
         yield f"the {experiment.network} network needs real time"
     if experiment.time_scale != 1:
@@ -125,15 +135,18 @@ def _reasons_for_real_time(experiment: Experiment, holds: bool) -> Any:
     if experiment.programs:
         yield "programs of [[node]] run in real time"
     if holds:
-        yield "--hold and `serve` keep the testbed up in real time"
+        yield "--hold and `serve` run in real time"
 
 
 def _network_over_machines(experiment: Experiment) -> str:
-    """The network between several machines. Raises ``UserError`` for one that only one machine can have."""
+    """Return the network between several machines.
+
+    Raises ``UserError`` for one that works on one machine only.
+    """
     if experiment.network in ("netem", "loopback"):
         raise UserError(
-            f"the {experiment.network} network is inside one machine; over several take fabric (links as the scenario "
-            "has them) or hosts (the real network between the machines)"
+            f"the {experiment.network} network works on one machine only; with several use fabric (the "
+            "scenario's links) or hosts (the real network between the machines)"
         )
     if experiment.network == "hosts":
         what = (
@@ -144,14 +157,14 @@ def _network_over_machines(experiment: Experiment) -> str:
         for name, is_there in what:
             if is_there:
                 raise UserError(
-                    f"the hosts network is the real one between the machines, which cannot have {name}: take fabric, or "
-                    "leave it out"
+                    f"the hosts network is the real one between the machines and cannot have {name}; use "
+                    "fabric, or leave it out"
                 )
     return "fabric" if experiment.network == "auto" else experiment.network
 
 
 def _fabric_missing() -> str | None:
-    """Why the fabric network does not work here; ``None`` if it does."""
+    """Return why the fabric network does not work here; ``None`` if it does."""
     if sys.platform != "linux":
         return "this system has no network namespaces"
     from netem.fabric import FabricBackend

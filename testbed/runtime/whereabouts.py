@@ -1,7 +1,7 @@
-"""Where the nodes of a running testbed are, for programs of the user's that come from outside.
+"""Writes where the nodes of a running testbed are, for programs that are started on them from outside.
 
-``network.json`` has every node's address and the descriptor of its namespace in the process that holds it;
-``hosts`` gives the addresses names.
+``network.json`` has every node's address, and the descriptor of its namespace in the process that holds it.
+``hosts`` maps names to addresses, like ``/etc/hosts``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From a resolved scenario to the configuration of the network and the nodes."""
+"""Makes the configuration of the network and of the nodes from a resolved scenario."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _IDLE_S = 300.0
 
 
 def _longest(experiment: Experiment) -> int:
-    """Tokens of the longest request, prompt and output."""
+    """Return the tokens, prompt and output, of the longest request that may come."""
     lengths = (r.n_input_tokens + r.n_output_tokens for r in experiment.requests)
     return max(*lengths, experiment.endpoint_tokens, 1)
 
 
 def token_s(experiment: Experiment) -> float:
-    """What each token of the longest step that may come takes on the slowest link and server; scenario seconds."""
+    """Return seconds per token of the longest possible step, on the slowest link (both ways) and server."""
     n_tokens, model = _longest(experiment), experiment.problem.model
     link = min(experiment.links.values(), key=lambda link: link.rate_bps)
     way_s = scaled(link, 1.0).transmission_s(n_tokens * model.token_bytes, experiment.mtu)
@@ -39,23 +39,23 @@ def token_s(experiment: Experiment) -> float:
 
 
 def idle_s(experiment: Experiment) -> float:
-    """How long a server keeps a session without a step; scenario seconds.
+    """Return how long a server keeps a session that sends no step, in scenario seconds.
 
-    That is how long all other servers of a chain may need for the longest step.
+    It includes the time that all other servers of a chain may need for the longest step.
     """
     others_s = len(experiment.problem.servers) * token_s(experiment) * _longest(experiment)
     return _IDLE_S + experiment.calibration.session_setup_s + others_s
 
 
 def scaled(link: Link, time_scale: float) -> LinkProfile:
-    """A link as the machine must emulate it: real seconds and bits per second."""
+    """Return a link as the machine must emulate it: in real seconds and bits per real second."""
     return LinkProfile(
         link.delay_s / time_scale, link.rate_bps * time_scale, link.jitter_s / time_scale, link.loss_ratio
     )
 
 
 def is_used(experiment: Experiment, pair: tuple[str, str]) -> bool:
-    """Whether packets go between these two: a client and a server, or with forwarding two servers."""
+    """Whether clients and servers use the link of ``pair``; links between servers only with forwarding."""
     if experiment.program_nodes.keys() & pair:
         return False
     n_clients = sum(node in experiment.problem.clients for node in pair)
@@ -65,9 +65,9 @@ def is_used(experiment: Experiment, pair: tuple[str, str]) -> bool:
 def scaled_links(
     experiment: Experiment, links: Mapping[tuple[str, str], Link], is_virtual: bool
 ) -> dict[tuple[str, str], LinkProfile]:
-    """Those of ``links`` that the machine must emulate, as it must emulate them.
+    """Return those of ``links`` that the machine must emulate, in real seconds.
 
-    In real time these are all: programs of the user's may run on any node.
+    In real time these are all links, since programs of the user's may run on any node.
     """
     scale = experiment.time_scale
     return {
@@ -78,9 +78,9 @@ def scaled_links(
 
 
 def network_spec(experiment: Experiment, run: str, is_virtual: bool = False) -> NetworkSpec:
-    """All nodes, the links between them in both directions, and what their paths share.
+    """Return all nodes, the links between them in both directions, and the links that their paths share.
 
-    ``is_virtual``: the run's time is; then only pairs of which ours exchange packets have links.
+    ``is_virtual``: the run is in virtual time; then only links that the testbed's own nodes use are included.
     """
     links = scaled_links(experiment, whole_network(experiment, is_virtual).links, is_virtual)
     paths = {pair: path for pair, path in experiment.shared_paths.items() if pair in links}
@@ -99,10 +99,10 @@ def network_spec(experiment: Experiment, run: str, is_virtual: bool = False) -> 
 
 
 def transmission_s(experiment: Experiment, client: str, server: str, n_tokens: int) -> float:
-    """Scenario seconds that ``n_tokens`` hidden states take on the links of a hop, both directions.
+    """Return the scenario seconds to transmit ``n_tokens`` hidden states over a hop's links, both ways.
 
-    With forwarding they go one way only; which server they come from is not known here, and the client's
-    link stands for that server's.
+    With forwarding they are sent in one direction only, by a server that is not known here: the client's link
+    is used in place of that server's.
     """
     n_bytes = n_tokens * experiment.problem.model.token_bytes
     ways = ((client, server),) if experiment.problem.forwarding else ((client, server), (server, client))
@@ -110,31 +110,31 @@ def transmission_s(experiment: Experiment, client: str, server: str, n_tokens: i
 
 
 def check_frames(experiment: Experiment) -> None:
-    """Raises ``UserError`` for a prompt, or a replay of a history, that is too long for one step."""
+    """Raise ``UserError`` for a prompt, or a replayed history, that is too long for one step."""
     most = MAX_PAYLOAD_BYTES // experiment.problem.model.token_bytes
     if experiment.endpoint_tokens > most:
         raise UserError(
-            f"endpoint.max_model_len: {experiment.endpoint_tokens:,} tokens do not fit into one step, which holds "
-            f"{most:,} hidden states of this model (2 GiB); take fewer"
+            f"endpoint.max_model_len: {experiment.endpoint_tokens:,} tokens do not fit into one step, which "
+            f"holds {most:,} hidden states of this model (2 GiB); lower it"
         )
     longest = max((r.n_input_tokens for r in experiment.requests), default=0)
     if longest > most:
         raise UserError(
-            f"workload.n_input_tokens: a prompt of {longest:,} tokens does not fit into one step, which holds "
-            f"{most:,} hidden states of this model (2 GiB); make prompts shorter"
+            f"workload.n_input_tokens: a prompt of {longest:,} tokens does not fit into one step, which "
+            f"holds {most:,} hidden states of this model (2 GiB); make prompts shorter"
         )
     can_fail = experiment.faults or experiment.changes or experiment.online is not None
     recovery = experiment.recovery
     whole = _longest(experiment)
     if can_fail and recovery.mode == "replay" and recovery.replay == "at_once" and whole > most:
         raise UserError(
-            f"recovery.replay: a history of {whole:,} tokens does not fit into one step, which holds {most:,} "
-            'hidden states of this model (2 GiB); take "step_by_step"'
+            f"recovery.replay: a history of {whole:,} tokens does not fit into one step, which holds "
+            f'{most:,} hidden states of this model (2 GiB); use "step_by_step"'
         )
 
 
 def stub_profile(experiment: Experiment, server: int) -> StubProfile:
-    """Times of one server; published overheads less what the emulated link's transmission takes."""
+    """Return the stub's times of one server, with the overheads that exceed the links' transmission."""
     spec = experiment.problem.servers[server]
     calibration = experiment.calibration
     token: dict[str, float] = {}
@@ -160,9 +160,9 @@ def stub_profile(experiment: Experiment, server: int) -> StubProfile:
 
 
 def server_limits(experiment: Experiment) -> ServerLimits:
-    """The usual ones, with room for the longest step that this workload may bring, and for every node, twice over.
+    """Return the default limits, raised for this workload's longest step and twice as many peers as nodes.
 
-    On loopback all nodes have one address.
+    The limit per client is as high: on loopback all nodes have the same address.
     """
     n_bytes = _longest(experiment) * experiment.problem.model.token_bytes
     payload_bytes = max(n_bytes, ServerLimits.max_payload_bytes)
@@ -184,7 +184,7 @@ def server_config(
     any_port: bool,
     blocks: BlocksModel | None = None,
 ) -> ServerConfig:
-    """The configuration of server number ``server``; it has real blocks of ``blocks`` if given."""
+    """Return the configuration of server number ``server``, with real blocks if ``blocks`` is given."""
     model = experiment.problem.model
     held = placement.ranges[server]
     spec = experiment.problem.servers[server]
@@ -214,7 +214,7 @@ def client_config(
     log: Path,
     blocks: BlocksModel | None = None,
 ) -> ClientConfig:
-    """The configuration of a client; its part of the model is that of ``blocks`` if given."""
+    """Return the configuration of a client, with the real model's hub if ``blocks`` is given."""
     backoff, model = experiment.backoff, experiment.problem.model
     return ClientConfig(
         name=client,
@@ -241,7 +241,7 @@ def client_config(
 
 
 def _delay_profile(experiment: Experiment, link: Link) -> DelayProfile:
-    """A link for a node that delays messages itself; headers are counted as extra bytes."""
+    """Return a link for a node that delays messages itself, with packet headers as extra bytes."""
     profile = scaled(link, 1.0)
     whole_s = profile.transmission_s(1_000_000, experiment.mtu)
     return DelayProfile(
@@ -255,7 +255,7 @@ def node_view(
     addresses: Mapping[str, tuple[str, int]],
     links: Mapping[tuple[str, str], Link] | None,
 ) -> list[ServerEnd]:
-    """How ``node`` reaches every server, in the problem's order; with ``links``, it delays messages itself."""
+    """Return how ``node`` reaches every server, in order; with ``links`` it delays messages itself."""
     delayed = {link.server: link for link in changed_links(experiment, node, links or {})}
     view = []
     for number, server in enumerate(experiment.problem.servers):
@@ -268,9 +268,10 @@ def node_view(
 def changed_links(
     experiment: Experiment, node: str, links: Mapping[tuple[str, str], Link]
 ) -> list[ChangedLink]:
-    """Those of ``links`` that ``node`` delays by itself, by server; scenario seconds.
+    """Return those of ``links`` that ``node`` delays by itself, one entry per server, in scenario seconds.
 
-    A client delays what servers answer, too; a server only what it sends to other servers.
+    A client delays both directions, its own messages and the servers' answers. A server delays only what it
+    sends to other servers.
     """
     changed = []
     for number, server in enumerate(experiment.problem.servers):

@@ -5,9 +5,9 @@
 - ``topologies``: the form of a topology file, the shipped ones, and the choice of nodes
 - ``profiles``, ``network``, ``workload``, ``traces``, ``draws``, ``policy``: look names up and make choices
 - ``catalogue``, ``roofline``: GPUs and models by name, and the block times that follow
-- ``fault_tables``, ``faults``: what happens to servers, and what is done about it
+- ``fault_tables``, ``faults``: faults, churn, recovery and membership
 - ``resolve``: puts the ``Experiment`` together
-- ``problems``: what is wrong, in one sentence
+- ``problems``: turns what is wrong into one sentence for the user
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ __all__ = ["dump_toml", "load_experiment", "shipped_scenarios"]
 
 
 def load_experiment(name_or_path: str, overrides: Sequence[str] = ()) -> Experiment:
-    """The resolved scenario of a file or a shipped name.
+    """Read, check and resolve a scenario: the file at a path, or a shipped one by name.
 
-    ``overrides`` are ``key.path=value`` as given to ``--set``: list entries by index
-    (``servers.0.count=3``), values as TOML or else plain text (``clients.site=Cluster1``).
+    ``overrides`` are ``key.path=value`` options as given to ``--set``. List entries are named by their index
+    (``servers.0.count=3``). Values are TOML, or else plain text (``clients.site=Cluster1``).
     Raises ``ScenarioError`` with one sentence: file, key path, what is wrong.
     """
     source = read_source(name_or_path)
@@ -46,11 +46,11 @@ def load_experiment(name_or_path: str, overrides: Sequence[str] = ()) -> Experim
 
 
 def dump_toml(experiment: Experiment) -> str:
-    """The resolved scenario as a file; loading it gives an equal experiment."""
+    """Return the resolved scenario as TOML text; loading it gives an equal experiment."""
     header = "# A resolved scenario: every name has become numbers, which profiles no longer change.\n\n"
     return header + tomli_w.dumps(dict(experiment.document))
 
 
 def shipped_scenarios() -> list[tuple[str, str]]:
-    """(name, description) of the scenarios that are installed with the tool."""
+    """Return (name, description) of every scenario that is installed with the tool."""
     return [(name, str(document.get("description", ""))) for name, document in shipped_documents()]

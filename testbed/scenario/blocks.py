@@ -1,4 +1,4 @@
-"""``[compute]`` and ``[model]`` of real blocks: the sizes that follow from a checkpoint or a family."""
+"""Resolves ``[model]`` and ``[compute]``: sizes from a checkpoint or a family, and checks for real blocks."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ _log = logging.getLogger(__name__)
 def resolve_blocks(
     scenario: Scenario, folder: Path
 ) -> tuple[ModelTable, ComputeTable, BlocksSettings | None]:
-    """Fill what ``[model]`` leaves out from the checkpoint or the family, and ``[compute]``'s defaults.
+    """Return ``[model]`` with all sizes, ``[compute]`` with its defaults, and the settings of real blocks.
 
-    A relative ``compute.model`` starts at ``folder`` or the current one. For the stub the settings are
-    ``None``. Raises ``KeyedError``.
+    Missing sizes come from the checkpoint ``compute.model``, or from the model's family. A relative
+    ``compute.model`` is looked for in ``folder`` and then in the current folder. The settings are ``None``
+    for the stub. Raises ``KeyedError`` for keys that contradict each other, and if a needed size or
+    checkpoint is missing.
     """
     table, compute = scenario.model, scenario.compute
     is_real = compute.backend == "blocks"
@@ -39,7 +41,7 @@ def resolve_blocks(
     if compute.model is not None and compute.random_weights:
         raise KeyedError(
             ("compute", "random_weights"),
-            "is for a model without a checkpoint; leave out compute.model, or it",
+            "is only for a model without a checkpoint; leave out either this or compute.model",
         )
     full = profiled(table)
     dtype, weights = compute.dtype or "float32", compute.weights or "plain"
@@ -53,7 +55,7 @@ def resolve_blocks(
             config = read_config(checkpoint)
             sizes = checkpoint_sizes(config, checkpoint)
         except UserError as error:
-            if not scenario.resolved:  # a run's record can be read without the weights that it ran with
+            if not scenario.resolved:  # a stored run can be read without its checkpoint
                 raise KeyedError(("compute", "model"), str(error)) from None
             checkpoint = compute.model
         else:
@@ -66,17 +68,19 @@ def resolve_blocks(
         if is_real and full.family not in FAMILIES:
             raise KeyedError(
                 ("model", "family"),
-                f'is "{full.family}", whose blocks are not computed; those of these are: {", ".join(FAMILIES)}',
+                f'is "{full.family}", whose blocks cannot be computed; use one of {", ".join(FAMILIES)}, or '
+                'compute.backend = "stub"',
             )
         config, sizes = made, sizes_of(made, SIZED)
     elif is_real:
         raise KeyedError(
             ("compute",),
-            "needs a model: give a checkpoint with --model or compute.model, or in [model] the family, n_blocks, "
-            "hidden_size, heads and vocab of one to be made",
+            "needs a model for real blocks: give a checkpoint with --model or compute.model, or give family, "
+            "n_blocks, hidden_size, heads and vocab in [model] to make one",
         )
     if sizes is not None:
-        if is_real and not scenario.resolved:  # sizes of a profile are those of its own representation
+        if is_real and not scenario.resolved:
+            # A profile's byte sizes are those of its own dtype, but real blocks have compute.dtype.
             own = {key: getattr(table, key) for key in OF_REPRESENTATION if getattr(full, key) is not None}
             full = full.model_copy(update={**own, "dtype": None})
         held = (dtype, weights) if is_real or full.dtype is None else DTYPES[full.dtype]
@@ -87,13 +91,15 @@ def resolve_blocks(
     if full.value_bytes != VALUE_BYTES[dtype]:
         raise KeyedError(
             ("model", "value_bytes"),
-            f"is {full.value_bytes}, but {dtype} has {VALUE_BYTES[dtype]}; leave it out",
+            f"is {full.value_bytes}, but values of compute.dtype {dtype} have {VALUE_BYTES[dtype]} bytes; "
+            "leave it out",
         )
     if compute.cuda_graphs:
         _check_graphs(compute, scenario.cache)
         if compute.device in (None, "cpu") and not scenario.resolved:
             _log.warning(
-                "compute.cuda_graphs: nothing is recorded on a CPU; steps are computed in the form that would be"
+                "compute.cuda_graphs: a CPU records no graphs; it computes steps in the form that a GPU "
+                "would record"
             )
     if compute.batching == "continuous":
         _check_batches(compute, dtype, is_resolved=scenario.resolved)
@@ -128,9 +134,10 @@ def resolve_blocks(
 
 
 def check_steps(settings: BlocksSettings | None, n_tokens: int) -> None:
-    """Raises ``KeyedError`` if a GPU's server has no room to compute a single token after ``n_tokens``.
+    """Raise ``KeyedError`` if a step with ``n_tokens`` cached needs more GPU memory than is set aside for it.
 
-    Of "auto" it is not known before it is looked up (``testbed.runtime.gpus``).
+    Nothing is checked for the stub and for the CPU. The device "auto" is checked later, when it is known
+    (``testbed.runtime.gpus``).
     """
     if (
         settings is None
@@ -146,45 +153,49 @@ def check_steps(settings: BlocksSettings | None, n_tokens: int) -> None:
     if takes_bytes > room_bytes:
         raise KeyedError(
             ("workload",),
-            f"has a request of {n_tokens} tokens, input and output: one step takes {amount(takes_bytes)} of a GPU "
-            f"then, and a server sets {amount(room_bytes)} aside for it; make requests shorter",
+            f"has a request of {n_tokens} tokens, input and output: one of its steps needs "
+            f"{amount(takes_bytes)} of a GPU's memory, but a server sets aside {amount(room_bytes)}; make "
+            "requests shorter",
         )
 
 
 def _check_graphs(compute: ComputeTable, cache: CacheTable) -> None:
-    """Graphs of a server share their memory, and hold the place of their session's cache."""
+    """Raise ``KeyedError`` for streams (graphs share memory) and paged caches (graphs need fixed places)."""
     if (compute.streams or 1) > 1:
         raise KeyedError(
             ("compute", "streams"),
-            f"is {compute.streams}, but with cuda_graphs a server computes one step at a time; leave streams out",
+            f"is {compute.streams}, but with cuda_graphs a server computes one step at a time; leave "
+            "streams out",
         )
     if cache.mode == "paged":
         raise KeyedError(
             ("compute", "cuda_graphs"),
-            'is true, but a cache of mode "paged" moves when it grows, and graphs would be recorded anew for every '
-            'page; take cache.mode = "reserved"',
+            'is true, but a cache of mode "paged" moves when it grows, so that graphs would be recorded '
+            'again for every page; use cache.mode = "reserved"',
         )
 
 
 def _check_batches(compute: ComputeTable, dtype: str, *, is_resolved: bool) -> None:
-    """Batches come one after another, and only float32 rounds finely enough to say the same tokens in any company."""
+    """Raise ``KeyedError`` for several streams; warn for 16-bit types, whose tokens may differ in batches."""
     if (compute.streams or 1) > 1:
         raise KeyedError(
             ("compute", "streams"),
-            f'is {compute.streams}, but with batching = "continuous" all steps that wait are one; leave streams out',
+            f'is {compute.streams}, but with batching = "continuous" all waiting steps become one; leave '
+            "streams out",
         )
     if dtype != "float32" and compute.verify is not False and not is_resolved:
         _log.warning(
-            'with compute.batching = "continuous" in %s a step\'s rounding depends on what it is computed with: a '
-            "text may differ from the whole model's, and is counted as altered then; float32 gives the same tokens",
+            'with compute.batching = "continuous" in %s, rounding depends on which sessions share a step: a '
+            "text that differs from the whole model's for this reason is counted as altered; float32 gives "
+            "the same tokens",
             dtype,
         )
 
 
 def _known_config(table: ModelTable) -> dict[str, Any] | None:
-    """That of the real size which the model is called by, with as many blocks as asked for.
+    """Return the ``config.json`` data of the known model ``table.name``, with ``table.n_blocks`` blocks.
 
-    ``None`` if there is none of that name, or the sizes given are others.
+    ``None`` if no known model has that name, or if the table gives other sizes.
     """
     config = dict(SIZES.get(table.name or "", {}))
     if not config:
@@ -195,7 +206,7 @@ def _known_config(table: ModelTable) -> dict[str, Any] | None:
 
 
 def _compared(table: ModelTable, sizes: ModelSizes) -> list[tuple[str, Any, Any]]:
-    """(key, the table's, the sizes') of every key that the table gives."""
+    """Return (key, value in the table, value in ``sizes``) for every size key that the table gives."""
     pairs = {
         "family": sizes.family,
         "n_blocks": sizes.n_blocks,
@@ -210,9 +221,10 @@ def _compared(table: ModelTable, sizes: ModelSizes) -> list[tuple[str, Any, Any]
 
 
 def _agreeing(table: ModelTable, sizes: ModelSizes, checkpoint: str, is_resolved: bool) -> ModelTable:
-    """``table`` without what is not the checkpoint's: its sizes win, which is said.
+    """Return ``table`` without the sizes that contradict the checkpoint's; log that the latter are used.
 
-    Raises ``KeyedError`` for a run's record, which another checkpoint would not repeat.
+    Raises ``KeyedError`` if the scenario is resolved: a stored run cannot be repeated with another
+    checkpoint.
     """
     others = [(key, ours, theirs) for key, ours, theirs in _compared(table, sizes) if ours != theirs]
     if not others:
@@ -221,22 +233,22 @@ def _agreeing(table: ModelTable, sizes: ModelSizes, checkpoint: str, is_resolved
         key, ours, theirs = others[0]
         raise KeyedError(
             ("model", key),
-            f"is {ours}, but the checkpoint {checkpoint} has {theirs}; a run's own scenario.toml needs the checkpoint "
-            "that it ran with",
+            f"is {ours}, but the checkpoint {checkpoint} has {theirs}; a run's own scenario.toml needs the "
+            "checkpoint that it ran with",
         )
     said = ", ".join(f"{key} {theirs} (not {ours})" for key, ours, theirs in others)
-    _log.warning("%s: the checkpoint's sizes are taken: %s", checkpoint, said)
+    _log.warning("%s: the checkpoint's sizes are used: %s", checkpoint, said)
     left_out = [*(key for key, _, _ in others), "name", "profile", "dtype", *OF_REPRESENTATION]
     return table.model_copy(update=dict.fromkeys(left_out))
 
 
 def _check_dtype(table: ModelTable, dtype: str, weights: str) -> None:
-    """Real blocks are what ``[compute]`` says."""
+    """Raise ``KeyedError`` if ``model.dtype`` contradicts ``compute.dtype`` and ``compute.weights``."""
     if table.dtype not in (None, dtype_of(dtype, weights)):
         raise KeyedError(
             ("model", "dtype"),
-            f'is "{table.dtype}", but real blocks are computed in {dtype} with weights {weights}; leave it out, or '
-            "change compute.dtype and compute.weights",
+            f'is "{table.dtype}", but real blocks are computed in {dtype} with {weights} weights; leave it '
+            "out, or change compute.dtype and compute.weights",
         )
 
 
@@ -246,22 +258,21 @@ def _check_heads(table: ModelTable) -> None:
         if table.kv_heads is not None:
             raise KeyedError(
                 ("model", "kv_heads"),
-                "is for family llama and those built like it; a bloom has as many as heads",
+                "is not for family bloom, which has as many key-value heads as heads; leave it out",
             )
         if table.head_size is not None:
             raise KeyedError(
                 ("model", "head_size"),
-                "is for family llama and those built like it; a bloom has hidden_size / heads",
+                "is not for family bloom, whose heads have hidden_size / heads values; leave it out",
             )
         if table.feed_forward not in (None, 4 * table.hidden_size):
             raise KeyedError(
-                ("model", "feed_forward"), f"is {table.feed_forward}, but a bloom has 4 x hidden_size"
+                ("model", "feed_forward"),
+                f"is {table.feed_forward}, but family bloom has 4 x hidden_size; leave it out",
             )
     if table.head_size is None and table.hidden_size % table.heads:
         raise KeyedError(
-            ("model", "heads"), f"is {table.heads}, which does not divide hidden_size {table.hidden_size}"
+            ("model", "heads"), f"is {table.heads}, but must divide hidden_size {table.hidden_size}"
         )
     if table.kv_heads is not None and table.heads % table.kv_heads:
-        raise KeyedError(
-            ("model", "kv_heads"), f"is {table.kv_heads}, which does not divide heads {table.heads}"
-        )
+        raise KeyedError(("model", "kv_heads"), f"is {table.kv_heads}, but must divide heads {table.heads}")

@@ -1,4 +1,4 @@
-"""GPUs and models that people have, by name: ``scenarios/profiles/gpus.toml``, ``sizes.toml`` and ``nodes.blocks.sizes``."""
+"""GPUs and models by name: ``scenarios/profiles/{gpus,sizes}.toml`` and ``nodes.blocks.sizes``."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ DTYPES: Mapping[Dtype, tuple[str, str]] = {
     "int8": ("bfloat16", "int8"),
     "nf4": ("bfloat16", "nf4"),
 }
-"""(type of hidden states and caches, how matrices are held) of a model's ``dtype``."""
+"""For each ``dtype`` of a model: (type of hidden states and caches, how matrices are stored)."""
 OF_REPRESENTATION = ("value_bytes", "block_size", "cache_per_token")
-"""The sizes of ``[model]`` that depend on ``dtype``."""
+"""The sizes in ``[model]`` that depend on ``dtype``."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """What a data sheet says: bytes, bytes per second, and dense operations per second by type (fp32, fp16, bf16)."""
+    """A GPU's data sheet. ``flops`` are dense operations per second by type (fp32, fp16, bf16)."""
 
     name: str
     memory_bytes: float
@@ -39,14 +39,14 @@ class Gpu:
 
 @cache
 def shipped(kind: str) -> dict[str, dict[str, Any]]:
-    """The tables of ``scenarios/profiles/KIND.toml``."""
+    """Return the data of ``scenarios/profiles/KIND.toml``."""
     text = (resources.files("scenarios") / "profiles" / f"{kind}.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)
 
 
 @cache
 def gpus() -> Mapping[str, Gpu]:
-    """Every GPU and slice of one, by name."""
+    """Return every GPU, and every MIG slice of one, by name."""
     found: dict[str, Gpu] = {}
     for name, row in shipped("gpus").items():
         if "of" not in row:
@@ -67,7 +67,7 @@ def gpus() -> Mapping[str, Gpu]:
 
 @cache
 def models() -> Mapping[str, ModelTable]:
-    """Every model whose sizes are known, by name, in the type that it was published in."""
+    """Return every model of known sizes by name, with the ``dtype`` that it was published in."""
     tables = shipped("sizes")
     found = {name: _table(SIZES[name], dtype) for name, dtype in tables["published"].items()}
     for name, row in tables["sizes"].items():
@@ -80,12 +80,12 @@ def _table(config: Mapping[str, Any], dtype: Any) -> ModelTable:
 
 
 def _as_petals(table: ModelTable) -> ModelTable:
-    """PETALS reserves caches for four times as many tokens where heads share keys and values."""
+    """Set PETALS' cache reservation to 16,384 tokens where heads share keys and values (else 4,096)."""
     return table if table.kv_heads is None else table.model_copy(update={"petals_cache_tokens": 16384})
 
 
 def _keys_of(sizes: ModelSizes) -> dict[str, Any]:
-    """``sizes`` as keys of ``[model]``; those that follow from others are ``None``."""
+    """Return ``sizes`` as keys of ``[model]``; a key that follows from others is ``None``."""
     is_even = sizes.head_size * sizes.n_heads == sizes.hidden_size
     return {
         "family": sizes.family,
@@ -100,7 +100,7 @@ def _keys_of(sizes: ModelSizes) -> dict[str, Any]:
 
 
 def config_of(table: ModelTable) -> dict[str, Any] | None:
-    """A ``config.json`` of the table's sizes; ``None`` if it leaves out one of those that it takes."""
+    """Return the data of a ``config.json`` with the table's sizes; ``None`` if a needed size is missing."""
     if not (table.family and table.n_blocks and table.hidden_size and table.heads and table.vocab):
         return None
     return make_config(
@@ -116,20 +116,23 @@ def config_of(table: ModelTable) -> dict[str, Any] | None:
 
 
 def sizes_of_table(table: ModelTable) -> ModelSizes | None:
-    """The sizes that a table gives; ``None`` if it leaves out one that others need."""
+    """Return all sizes that follow from a table; ``None`` if a needed size is missing."""
     config = config_of(table)
     return None if config is None else sizes_of(config, SIZED)
 
 
 def dtype_of(values: str, weights: str) -> Dtype:
-    """What ``[model]`` calls hidden states of the type ``values`` beside matrices held as ``weights``."""
+    """Return ``model.dtype`` for hidden states of type ``values`` and matrices stored as ``weights``."""
     plain: dict[str, Dtype] = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
     quantised: dict[str, Dtype] = {"int8": "int8", "nf4": "nf4"}
     return plain[values] if weights == "plain" else quantised[weights]
 
 
 def filled(table: ModelTable, sizes: ModelSizes, values: str, weights: str, name: str) -> ModelTable:
-    """``table`` with what it leaves out: a block's bytes as ``weights`` holds its matrices."""
+    """Return ``table`` with missing keys filled in from ``sizes``, byte sizes included.
+
+    ``values`` is the type of hidden states and caches ("float32", ...), ``weights`` how matrices are stored.
+    """
     value_bytes = VALUE_BYTES[values]
     keys = {
         "name": name,

@@ -1,4 +1,4 @@
-"""Finds checkpoints and reads their ``config.json``; weights are read by those who compute with them."""
+"""Finds checkpoints and reads their ``config.json``. Weights are read only by the processes that compute."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 
 
 def find_checkpoint(given: str, folder: Path) -> str:
-    """The absolute folder of a checkpoint given relative to ``folder`` or the current one, or a hub's name.
+    """Return the absolute path of a checkpoint's folder, or its name on the Hugging Face hub.
 
-    Raises ``UserError`` if it can be neither.
+    A relative path is looked for in ``folder``, then in the current folder. Raises ``UserError`` if ``given``
+    is no folder and cannot be a hub's name (owner/model).
     """
     for start in (folder, Path()):
         if (start / given).is_dir():
@@ -29,28 +30,36 @@ def find_checkpoint(given: str, folder: Path) -> str:
     if _HUB_NAME.fullmatch(given):
         return given
     raise UserError(
-        f"there is no folder {given}; give the folder of a checkpoint, a model's name on the hub "
-        "(owner/model), or make one with `testbed model make-tiny`"
+        f"there is no folder {given}; give the folder of a checkpoint or a model's name on the hub "
+        "(owner/model), or make a checkpoint with `testbed model make-tiny`"
     )
 
 
 def read_config(checkpoint: str) -> dict[str, Any]:
-    """The data of a checkpoint's ``config.json``; it is fetched for a hub's name. Raises ``UserError``."""
+    """Return the data of a checkpoint's ``config.json``, fetched first for a name on the hub.
+
+    Raises ``UserError`` if there is none, or if it cannot be fetched or read.
+    """
     folder = Path(checkpoint)
     path = folder / "config.json" if folder.is_absolute() else _fetched_config(checkpoint)
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError(f"{checkpoint} is no checkpoint: it has no config.json") from None
+        raise UserError(
+            f"{checkpoint} is not a checkpoint: it has no config.json; give another folder"
+        ) from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
     if not isinstance(config, dict):
-        raise UserError(f"{path} holds no configuration of a model")
+        raise UserError(f"{path} is not a model's configuration: it must hold a JSON object")
     return config
 
 
 def checkpoint_sizes(config: Mapping[str, Any], checkpoint: str) -> ModelSizes:
-    """What ``config`` says of sizes. Raises ``UserError`` naming the checkpoint."""
+    """Return the sizes in ``config``.
+
+    Raises ``UserError``, naming the checkpoint, if one is missing or wrong.
+    """
     try:
         return sizes_of(config)
     except ConfigError as error:
@@ -58,7 +67,10 @@ def checkpoint_sizes(config: Mapping[str, Any], checkpoint: str) -> ModelSizes:
 
 
 def checkpoint_folder(checkpoint: str) -> Path:
-    """The folder that holds the checkpoint, which a name of the hub is downloaded to. Raises ``UserError``."""
+    """Return the checkpoint's folder; a name on the hub is downloaded first.
+
+    Raises ``UserError`` if that fails.
+    """
     from nodes.blocks.files import resolve_checkpoint
 
     with _refused():
@@ -66,7 +78,7 @@ def checkpoint_folder(checkpoint: str) -> Path:
 
 
 def require_weights(folder: str, n_blocks: int) -> None:
-    """Raises ``UserError`` if the checkpoint's files do not hold all of its blocks; no tensor is read."""
+    """Raise ``UserError`` if the checkpoint's files do not hold all of its blocks. Reads no tensor."""
     from nodes.blocks.files import check_weights
 
     with _refused():
@@ -75,7 +87,7 @@ def require_weights(folder: str, n_blocks: int) -> None:
 
 @contextlib.contextmanager
 def _refused() -> Iterator[None]:
-    """What a server says of a checkpoint that it cannot use is for the user."""
+    """Turn a ``ComputeError`` about a checkpoint into a ``UserError`` with the same sentence."""
     from nodes.compute import ComputeError
 
     try:
@@ -88,12 +100,14 @@ def _fetched_config(name: str) -> Path:
     try:
         from huggingface_hub import hf_hub_download, try_to_load_from_cache
     except ImportError:
-        raise UserError(f"{name} is no folder here, and fetching it from the hub needs {INSTALL}") from None
+        raise UserError(
+            f"there is no folder {name}, and downloading it from the hub needs huggingface_hub: {INSTALL}"
+        ) from None
     from nodes.blocks.files import downloading
 
     here = try_to_load_from_cache(name, "config.json")
     if isinstance(here, str):
         return Path(here)
-    _log.warning("%s is no folder here: asking the Hugging Face hub for its config.json", name)
+    _log.warning("there is no folder %s: downloading its config.json from the Hugging Face hub", name)
     with _refused(), downloading(name):
         return Path(hf_hub_download(name, "config.json"))

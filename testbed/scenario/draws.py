@@ -1,6 +1,6 @@
-"""Which of the recorded requests a run takes: the first, a window of its own, or a block bootstrap.
+"""Chooses the recorded requests that a run uses: the first, a window of its own, or a block bootstrap.
 
-Runs of several seeds over one recording are samples only if each takes other requests.
+Runs with several seeds over one recording are independent samples only if each uses other requests.
 """
 
 from __future__ import annotations
@@ -15,27 +15,30 @@ Rows = list[list[int | float]]
 
 
 class Sample(NamedTuple):
-    """How a run's requests were taken from ``n_recorded`` recorded ones; ``draw`` ``None``: nobody said, so the first."""
+    """How a run's requests were chosen from ``n_recorded`` recorded ones.
+
+    ``draw`` is ``None`` if the scenario does not set it; then they are the first ones.
+    """
 
     draw: Draw | None
     n_recorded: int
 
 
 def drawn(rows: Rows, n: int, draw: Draw, seed: int, rng: random.Random) -> tuple[Rows, str]:
-    """``n`` of the recorded ``rows`` (arrival in s, ...), the first at 0 s, and which they are, for people.
+    """Return ``n`` of the recorded ``rows`` ([arrival in s, ...]) and, in words, which ones they are.
 
-    "windows": consecutive requests. Seeds that follow each other take windows that share no request, as long as there
-    are any, spread over the recording. "bootstrap": blocks of ``ceil(sqrt(n))`` consecutive requests from
-    anywhere (from the end on to the beginning), with the gaps between them as recorded; what came before the first
-    one nobody knows, so it gets the mean gap.
+    "first": the first ``n``, unchanged. "windows": ``n`` consecutive requests, moved to begin at 0 s.
+    Consecutive seeds use windows that share no request, spread over the recording, until all windows are
+    used. "bootstrap": blocks of ``ceil(sqrt(n))`` consecutive requests from random places (after the last
+    request comes the first), with the recorded gap before each request; the recording's first request has
+    none, and gets the mean gap.
     """
     if draw == "first":
         return rows[:n], f"the first {n:,} of {len(rows):,} requests"
     if draw == "windows":
         order = list(range(len(rows) // n))
-        random.Random(f"windows:{len(rows)}:{n}").shuffle(
-            order
-        )  # the same for all seeds, or windows would meet
+        # The same order for all seeds: otherwise two seeds could use the same window.
+        random.Random(f"windows:{len(rows)}:{n}").shuffle(order)
         first = order[seed % len(order)] * n
         window = rows[first : first + n]
         start_s = window[0][0]

@@ -1,4 +1,7 @@
-"""``[[network.event]]``: what happens to links while requests are served; ``events`` carries it out."""
+"""``[[network.event]]``: changes of links while requests are served.
+
+``events`` computes the links that follow.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,16 @@ _EFFECTS = ("down", "loss", "jitter", "rtt", "rtt_factor", "rtt_to", "rate", "ra
 
 
 class EventTable(Table):
-    """From ``at`` on, ``for`` so long (default: to the end), some links are different.
+    """One event: from ``at`` on, for the duration ``for`` (default: to the end), some links are different.
 
-    Which: ``link`` (two sites or nodes; ``direction`` "forward" takes only first to second), ``site`` (every
-    link with an end there) or ``partition`` (these sites are cut from the rest, not from each other).
-    How: any of the effects that do not contradict each other; ``rtt_to`` moves the RTT there over ``for``.
+    Exactly one key selects the links. ``link``: those between two sites or nodes, with
+    ``direction = "forward"`` only from the first to the second. ``site``: every link with an end at this site
+    or node. ``partition``: every link between these sites or nodes and all others; it is cut.
+
+    The other keys are the effects. ``down``: cut (true) or not (false). ``loss``: share of packets lost.
+    ``jitter``. ``rtt``, or ``rtt_factor`` times the network's own; half of it is the delay of each direction.
+    ``rtt_to``: the RTT moves there in even steps during ``for``, and stays. ``rate``, or ``rate_factor``
+    times the network's own.
     """
 
     at: Seconds
@@ -50,17 +58,17 @@ class EventTable(Table):
         effects = [key for key in _EFFECTS if getattr(self, key) is not None]
         if len(where) != 1:
             given = f", not {' and '.join(where)}" if where else ""
-            raise rule(f"needs one of link, site and partition{given}")
+            raise rule(f"needs exactly one of link, site and partition{given}")
         if self.direction != "both" and self.link is None:
-            raise rule("is only for link", "direction")
+            raise rule("is only for events with link; leave it out", "direction")
         if self.partition is not None and effects:
-            raise rule("does not go with partition, which cuts links; take link or site", effects[0])
+            raise rule("cannot be combined with partition, which cuts links; use link or site", effects[0])
         if self.partition is None and not effects:
-            raise rule(f"changes nothing; give one of {', '.join(_EFFECTS)}")
+            raise rule(f"changes nothing; give at least one of {', '.join(_EFFECTS)}")
         for group in (("rtt", "rtt_factor", "rtt_to"), ("rate", "rate_factor")):
             both = [key for key in group if key in effects]
             if len(both) > 1:
                 raise rule(f"contradicts {both[0]}; keep one of the two", both[1])
         if self.rtt_to is not None and self.for_ is None:
-            raise rule("is missing; rtt_to needs the time that the RTT takes to get there", "for")
+            raise rule("is missing; rtt_to needs the duration of the change", "for")
         return self

@@ -1,9 +1,9 @@
-"""From ``[[network.event]]`` to the links that are in force from instant to instant.
+"""Computes the links in force at each instant from ``[[network.event]]``.
 
-Every property of a link (delay, rate, jitter, loss, whether it is down) is what the last event in the file
-says that is on and speaks of it; without one it is what the network says. Factors multiply the network's
-own value. A drift begins at what the network and the events above it say at that instant, goes to ``rtt_to``
-in even steps, and stays there.
+Every property of a link (delay, rate, jitter, loss, whether it is down) is set by the last event in the file
+that is active and changes it; without one the network's own value holds. Factors multiply the network's own
+value. A drift (``rtt_to``) begins with the delay that the network and the events above it in the file give at
+that instant, reaches ``rtt_to`` in even steps, and stays there.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Pair = tuple[str, str]
 def network_changes(
     events: Sequence[EventTable], links: Mapping[Pair, Link], sites: Mapping[str, str]
 ) -> tuple[NetworkChange, ...]:
-    """What changes when, in the order of time; ``links`` and ``sites`` are those of an ``Experiment``.
+    """Return the changes of ``links`` in the order of time; ``links`` and ``sites`` are as in ``Experiment``.
 
-    Every change holds the complete new links of the pairs that change. Raises ``KeyedError`` for a name
+    Every change holds the complete new link of each pair that changes. Raises ``KeyedError`` for a name
     that is neither a site nor a node.
     """
     found = [
@@ -62,7 +62,7 @@ class _Event:
         return math.inf if self.table.for_ is None else self.table.at + self.table.for_
 
     def instants(self) -> Iterable[tuple[float, str]]:
-        """When this event may change links, and what happens then, in a few words."""
+        """Yield (instant in s, reason in words) whenever this event may change links."""
         table, what = self.table, said(self.table)
         yield table.at, what
         if table.rtt_to is not None and table.for_ is not None:
@@ -79,7 +79,10 @@ class _Event:
 def _in_force(
     events: Sequence[_Event], pair: Pair, base: Link, at_s: float, begins: dict[tuple[int, Pair], float]
 ) -> Link:
-    """The link of ``pair`` at an instant. ``begins`` keeps the delays that drifts began at."""
+    """Return the link of ``pair`` at an instant.
+
+    ``begins`` stores the delay (s) with which each drift began.
+    """
     link, is_down = base, False
     for number, event in enumerate(events):
         table = event.table
@@ -112,25 +115,25 @@ def _in_force(
 
 
 def check_events(events: Sequence[EventTable], links: Mapping[Pair, Link], sites: Mapping[str, str]) -> None:
-    """Raises ``KeyedError`` for an event that concerns none of ``links``."""
+    """Raise ``KeyedError`` for an event that changes none of ``links``."""
     for number, event in enumerate(events):
         key = ("network", "event", number)
         pairs, where = _pairs(event, key, links, sites)
         if not pairs:
-            raise KeyedError(key, f"concerns no link: there is none {where} that a server uses")
+            raise KeyedError(key, f"changes no link: no server uses a link {where}; name other places")
 
 
 def between(
     a: Collection[str], b: Collection[str], links: Iterable[Pair], both_ways: bool = True
 ) -> list[Pair]:
-    """Those of ``links`` that go from one of ``a`` to one of ``b``, or with ``both_ways`` also back."""
+    """Return the ``links`` from any of ``a`` to any of ``b``; with ``both_ways`` also those back."""
     return [(x, y) for x, y in links if (x in a and y in b) or (both_ways and x in b and y in a)]
 
 
 def _pairs(
     event: EventTable, key: Key, links: Mapping[Pair, Link], sites: Mapping[str, str]
 ) -> tuple[list[Pair], str]:
-    """The ordered pairs that an event concerns, and which these are, in a few words."""
+    """Return the ordered pairs of nodes whose links an event changes, and in words where they are."""
     if event.link is not None:
         a, b = (_members(name, (*key, "link", i), sites) for i, name in enumerate(event.link))
         pairs = between(a, b, links, event.direction == "both")
@@ -156,18 +159,18 @@ def _members(name: str, key: Key, sites: Mapping[str, str]) -> frozenset[str]:
 
 
 def members_of(name: str, sites: Mapping[str, str]) -> frozenset[str]:
-    """The nodes at the site ``name``, or else the node of that name; empty if there is neither."""
+    """Return the nodes at the site ``name``, or else the node of that name; empty if there is neither."""
     at_site = frozenset(node for node, site in sites.items() if site == name)
     return at_site or frozenset({name} & sites.keys())
 
 
 def unknown_place(name: str, sites: Mapping[str, str]) -> str:
-    """Sentence for a name that is neither a site nor a node."""
+    """Return the error sentence for a name that is neither a site nor a node."""
     return unknown("site or node", name, [*dict.fromkeys(sites.values()), *sites])
 
 
 def said(event: EventTable) -> str:
-    """An event in a few words, such as "link A to B: loss 20 %"."""
+    """Return an event in a few words, such as "link A to B: loss 20 %"."""
     if event.link is not None:
         where = f"link {event.link[0]} {'to' if event.direction == 'forward' else 'and'} {event.link[1]}"
     elif event.site is not None:

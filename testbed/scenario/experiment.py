@@ -1,4 +1,4 @@
-"""A resolved scenario: every name looked up, every unit converted, every random choice made.
+"""A resolved scenario: every name is looked up, every unit converted, every random choice made.
 
 Times are scenario seconds (before ``time_scale``), rates are bits per second. ``testbed.scenario``
 makes an ``Experiment`` from a TOML file; the emulation and the simulator run it.
@@ -23,7 +23,7 @@ from testbed.scenario.event_table import EventTable
 
 @dataclass(frozen=True)
 class Link:
-    """One direction between two nodes, in scenario units; see ``netem.spec.LinkProfile``."""
+    """One direction between two nodes, in scenario seconds and bit/s; see ``netem.spec.LinkProfile``."""
 
     delay_s: float
     rate_bps: float
@@ -33,7 +33,7 @@ class Link:
 
 @dataclass(frozen=True)
 class NetworkChange:
-    """From ``at_s`` on, these ordered pairs of nodes have these links; ``why`` says it in a few words."""
+    """New links of ordered pairs of nodes from ``at_s`` on; ``why`` describes the change in words."""
 
     at_s: float
     links: Mapping[tuple[str, str], Link]
@@ -42,11 +42,11 @@ class NetworkChange:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Published overheads that the stub adds on top of the emulated network (all 0 for ``none``).
+    """Published overheads that the stub adds to the emulated network's times (all 0 in the set "none").
 
-    The per-token and per-input overheads include PETALS' own transfer time, so the stub adds only
-    what the emulated link's transmission does not already take. ``session_setup_s`` is the constant
-    added to every request's first token; it is 0 unless switched on.
+    The overheads of tokens and inputs include PETALS' own transfer time, so the stub adds only what exceeds
+    the transmission on the emulated link. ``session_setup_s`` is added to every request's first token; it is
+    0 unless ``calibration.session_setup`` is true.
     """
 
     name: str = "none"
@@ -61,17 +61,17 @@ class Calibration:
 
     @property
     def has_overheads(self) -> bool:
-        """Whether times of messages are the RTT and these overheads, and not the RTT and the links' transmission."""
+        """Whether a message takes the RTT plus these overheads, not the RTT plus the links' transmission."""
         return bool(self.token_overhead_s or self.input_overhead_base_s or self.input_overhead_slope_s)
 
 
 FaultKind = Literal["kill", "stop", "slow", "restart", "join", "leave"]
 KINDS_BY_HAND = (*get_args(FaultKind), "cont")
-"""What a running testbed can be asked for; ``cont``: a stopped server goes on."""
+"""Faults that a user can cause in a running testbed; ``cont`` lets a stopped server continue."""
 
 
 class After(NamedTuple):
-    """As soon as ``request`` (its index) has ``tokens`` output tokens."""
+    """The moment at which ``request`` (an index) has ``tokens`` output tokens."""
 
     request: int
     tokens: int
@@ -79,10 +79,11 @@ class After(NamedTuple):
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to ``server`` at ``at_s``, or else ``after``; see ``testbed.scenario.fault_tables``.
+    """One fault of ``server`` (an index), at ``at_s`` or at the moment ``after``; see ``fault_tables``.
 
-    ``for_s`` later a killed server serves again (what it loads included), a stopped one goes on, a slow one
-    is as fast as before; ``None``: never. ``factor`` multiplies the compute times of a slow one.
+    ``for_s`` later a killed server serves again (the time to load its blocks included), a stopped one
+    continues, and a slow one is as fast as before; ``None``: never. ``factor`` multiplies the compute times
+    of a slow server.
     """
 
     kind: FaultKind
@@ -95,7 +96,10 @@ class Fault:
 
 @dataclass(frozen=True)
 class Program:
-    """What a node of the user's runs: nothing, or ``command`` with ``environment`` beside the caller's."""
+    """The user's program on a ``[[node]]``:
+
+    ``command`` (empty: none), with variables added to the caller's.
+    """
 
     node: str
     command: tuple[str, ...] = ()
@@ -105,9 +109,10 @@ class Program:
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine of a Ray cluster that has servers of the run: those named (servers or sites), or its share of the others.
+    """A machine of a Ray cluster that runs some of the servers.
 
-    ``resources`` is what Ray is asked for, by Ray's names.
+    These are the ``servers`` named (servers or sites), or else a share of the servers that no machine names.
+    ``resources`` is what the run asks of Ray, by Ray's names.
     """
 
     name: str
@@ -117,10 +122,11 @@ class Machine:
 
 @dataclass(frozen=True)
 class RecoveryRules(nodes.rules.RecoveryRules):
-    """What a client does when a hop fails, with limits, and what routers do.
+    """What a client does when a hop fails, with finite limits, and which servers routers then leave out.
 
-    A server that failed is left out for ``ban_s``, twice as long with every failure in a row; not
-    ``ban_failed_servers``: it stays routable for as long as routers believe it there.
+    A server that failed is left out of routes for ``ban_s`` seconds, and twice as long after each further
+    failure in a row. With ``ban_failed_servers`` false it stays routable for as long as routers believe that
+    it is there.
     """
 
     request_timeout_s: float = 180.0
@@ -129,14 +135,16 @@ class RecoveryRules(nodes.rules.RecoveryRules):
     ban_failed_servers: bool = True
 
     def replayed(self, plan: RequestPlan, n_tokens: int) -> RequestSpec:
-        """A request that takes as long to serve as the replay of ``n_tokens`` of ``plan``."""
+        """Return a request that takes as long to serve as the replay of ``n_tokens`` tokens of ``plan``."""
         n_prompt = n_tokens if self.replay == "at_once" else plan.n_input_tokens
         return RequestSpec(plan.client, n_prompt, n_tokens - n_prompt + 1)
 
     @property
     def push_limit_s(self) -> float:
-        """How long a server waits for the next one to take a push: half as long as the client for the result,
-        so that the client knows who is overdue."""
+        """Seconds that a server waits for the next one to accept a push.
+
+        Half of the client's limit for the result, so that the client learns which server is overdue.
+        """
         return self.request_timeout_s / 2
 
 
@@ -145,29 +153,35 @@ class BlocksSettings:
     """``[compute]`` of a run with real blocks."""
 
     checkpoint: str | None
-    """The folder, absolute, or its name on the hub; ``None``: weights are made."""
+    """Absolute path of its folder, or its name on the hub; ``None``: random weights are made."""
     config: Mapping[str, Any]
-    """What ``config.json`` says: the checkpoint's, if it can be read, or that of the model to be made."""
+    """Data of ``config.json``: the checkpoint's (empty if unreadable), or that of the model to be made."""
     random_weights: bool
-    """Made weights are made in the servers; otherwise a small checkpoint is written first."""
+    """Servers make random weights themselves.
+
+    If false and without a checkpoint, a small one is written first.
+    """
     seed: int
-    """Of made weights."""
+    """Seed of random weights."""
     devices: tuple[str, ...]
-    """Given to servers in turn; the client's part is on the first. ``("auto",)``: those of the machine that runs."""
+    """Dealt out to the servers in turn; clients use the first.
+
+    ``("auto",)``: the GPUs of the machine that runs.
+    """
     dtype: str
     weights: str
     n_threads: int
     n_streams: int
     verify: bool
-    """Compare the tokens with those of the whole model on one machine after the run."""
+    """After the run, compare the tokens with those of the whole model on one machine."""
     is_batched: bool = False
-    """Steps that wait are computed together; of a prompt at most ``chunk_tokens``."""
+    """Waiting steps are computed together, with at most ``chunk_tokens`` tokens of a prompt."""
     chunk_tokens: int | None = None
     has_graphs: bool = False
-    """Steps of one token are CUDA graphs."""
+    """Steps of one token are recorded and played as CUDA graphs."""
 
     def device_of(self, server: int) -> str:
-        """That of server number ``server``."""
+        """Return the device of server number ``server``."""
         return self.devices[server % len(self.devices)]
 
 
@@ -183,9 +197,9 @@ class Experiment:
     sites: Mapping[str, str]
     """Site of every node, by node name."""
     links: Mapping[tuple[str, str], Link]
-    """Both directions of every client-server pair, every server-server pair, and every pair with a ``[[node]]``."""
+    """By (from, to): every client with every server, servers with servers, and each ``[[node]]`` with all."""
     changes: tuple[NetworkChange, ...]
-    """What happens to links while the workload is served, in the order of time."""
+    """Changes of links while the workload is served, in the order of time."""
     network: str
     """Backend asked for: auto, netem, fabric, memory, loopback, hosts."""
     keep_cpus_awake: bool
@@ -199,74 +213,74 @@ class Experiment:
     placement: str
     routing: str
     design_concurrency: int | Literal["searched"] | None
-    """|R| as given; ``None``: the placement policy chooses."""
+    """|R|, the sessions at a time to design for, as given; ``None``: the placement policy chooses."""
     online: str | None
-    """Policy that changes the placement while requests are served; ``None``: it stays."""
+    """Policy that changes the placement while requests are served; ``None``: none does."""
     load_bps: float
-    """How fast a server loads blocks."""
+    """Rate at which a server loads blocks, in bit/s."""
     state_age_s: float
-    """Time between the reports of servers that routers see; 0: always current."""
+    """Seconds between the reports of servers that routers see; 0: routers see the present state."""
     calibration: Calibration
     backoff: Backoff
     requests: tuple[RequestPlan, ...]
     document: Mapping[str, Any] = field(repr=False)
     """The resolved scenario as TOML data; parsing it again gives this experiment."""
     workload: str = ""
-    """Where arrivals and lengths of ``requests`` come from, for people."""
+    """Where arrivals and lengths of ``requests`` come from, in words."""
     sample: Sample | None = field(default=None, compare=False)
-    """How ``requests`` were taken from recorded ones; ``None``: they were generated."""
+    """How ``requests`` were chosen from recorded ones; ``None``: they were generated."""
     site_links: Mapping[tuple[str, str], Link] = field(default_factory=dict)
-    """The network between sites, from which ``links`` come; ``testbed.scenario.whole`` has what else follows."""
+    """Links between sites, from which ``links`` follow (and those of ``testbed.scenario.whole``)."""
     events: tuple[EventTable, ...] = ()
-    """From which ``changes`` come."""
+    """The scenario's ``[[network.event]]`` tables, from which ``changes`` follow."""
     machines: tuple[Machine, ...] | Literal["ray"] = ()
-    """Where servers are: on machines of a Ray cluster, on all of them ("ray"), or on this one (empty)."""
+    """The machines that run servers: some of a Ray cluster, all of it ("ray"), or only this one (empty)."""
     programs: tuple[Program, ...] = ()
-    """One for every ``[[node]]``; they are there in real time alone."""
+    """One for every ``[[node]]``; they exist in real time only."""
     subnet: IPv4Network = SUBNET
-    """Where the nodes' addresses come from."""
+    """The IPv4 network of the nodes' addresses."""
     shared_bps: Mapping[str, float] = field(default_factory=dict)
-    """Rate of every link that pairs of nodes share, by its name."""
+    """Rate in bit/s of every link that pairs of nodes share, by its name."""
     shared_paths: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
-    """The shared links on the way of an ordered pair of nodes, in order; other pairs share nothing."""
+    """Names of the shared links on the path of an ordered pair of nodes; other pairs share nothing."""
     blocks: BlocksSettings | None = None
-    """What real blocks need to know; ``None`` for the stub."""
+    """Settings of real blocks; ``None`` for the stub."""
     faults: tuple[Fault, ...] = ()
-    """What happens to servers, in the order of the file; what churn drew comes last."""
+    """Faults of servers in the order of the file, then those that ``[churn]`` drew."""
     recovery: RecoveryRules = RecoveryRules()
     membership: MembershipRules = MembershipRules()  # noqa: RUF009 - frozen
     online_period_s: float | None = None
-    """Time between the checks of the online policy; ``None``: its own."""
+    """Seconds between two checks of the online policy; ``None``: the policy's own."""
     online_patience_s: float | None = None
-    """How long the load is other than designed for before the online policy acts; ``None``: its own."""
+    """Seconds that the load must differ from the design before the online policy acts; ``None``: its own."""
     clock: Literal["auto", "virtual", "real"] = "auto"
-    """As asked for: see ``testbed.runtime.stage``."""
+    """The clock as asked for; ``testbed.runtime.stage`` decides what "auto" means."""
     queue: QueueRules | None = None
-    """Where requests without room wait at the coordinator; ``None``: their clients ask again."""
+    """How requests without room wait at the coordinator; ``None``: their clients ask again after a while."""
     paging: nodes.rules.PagingRules | None = None
-    """How servers' caches grow; ``None``: all that a session may need is reserved."""
+    """How servers' caches grow; ``None``: all that a session may need is reserved when it opens."""
     expected_output: int | None = None
-    """With paging, what the coordinator counts of an output before it is there."""
+    """With paging: output tokens that the coordinator counts for a session before they exist."""
     chunk_tokens: int | None = None
-    """Of a prompt, in one step of "continuous"; ``None``: all of them."""
+    """Tokens of a prompt in one step of batching "continuous", at most; ``None``: all of them."""
     endpoint_tokens: int = 0
-    """Tokens of the longest request, prompt and output, that may come from outside; 0: none comes."""
+    """Most tokens, prompt and output, of a request from outside; 0: no requests come from outside."""
     absent: frozenset[int] = frozenset()
-    """Servers that are not there at the start: they hold nothing until they join."""
+    """Servers (indices) that are absent at the start: they hold nothing until they join."""
     code_in_file: tuple[str, ...] = field(default=(), compare=False)
-    """Policies ``module:Class`` that the file names, not the command line: placing runs their code."""
+    """Policies ``module:Class`` named by the file, not by an option: placing blocks runs their code."""
 
     @cached_property
     def program_nodes(self) -> Mapping[str, Program]:
-        """The nodes of the user's, by name."""
+        """The user's programs by node name."""
         return {program.node: program for program in self.programs}
 
     @property
     def objectives(self) -> dict[str, float]:
-        """Limits in seconds by metric (``testbed.scenario.slo``); empty: the scenario states none."""
+        """Limits in seconds by metric (``testbed.scenario.slo``); empty if the scenario sets none."""
         return dict(self.problem.objectives_s)
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Clients and servers."""
+        """Names of all clients, then of all servers."""
         return (*self.problem.clients, *(s.name for s in self.problem.servers))

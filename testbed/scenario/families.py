@@ -1,4 +1,4 @@
-"""What the ``config.json`` of a model says about sizes, for the families whose blocks can be computed."""
+"""Sizes of a model from its ``config.json``, for the model families that are known here."""
 
 from __future__ import annotations
 
@@ -7,23 +7,28 @@ from dataclasses import dataclass
 from typing import Any
 
 FAMILIES = ("bloom", "llama")
-"""Those whose blocks can be computed."""
+"""Families whose blocks can be computed."""
 SIZED = (*FAMILIES, "mistral", "qwen2", "qwen3")
-"""Those whose sizes are known: beside BLOOM all built as Llama is."""
+"""Families whose sizes are known. All but BLOOM are built like Llama."""
 VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _MAX_TOKENS = 2048
 
 
 class ConfigError(Exception):
-    """A ``config.json`` that does not say what is needed. One sentence without the file's name."""
+    """A needed size in ``config.json`` is missing or wrong.
+
+    The message is a sentence that follows the file's name.
+    """
 
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """Sizes of a real model. ``matrices`` are those of a block, (outputs, inputs); ``other_values`` the rest of it.
+    """Sizes of a model.
 
-    ``cache_values`` are the keys and values of one token in one block: 2 x heads (of keys) x head size.
-    ``max_tokens`` is the longest sequence that the model was made for; ``None`` if it does not say.
+    ``matrices`` are the shapes (outputs, inputs) of one block's matrices, ``other_values`` the number of its
+    other weights. ``cache_values`` is the number of values that one token has in the attention cache of one
+    block: 2 x key-value heads x head size. ``max_tokens`` is the longest sequence that the model was made
+    for, ``None`` if unknown.
     """
 
     family: str
@@ -40,13 +45,13 @@ class ModelSizes:
     max_tokens: int | None
 
     def block_bytes(self, weights: str, value_bytes: int) -> float:
-        """s_m of a block that holds its matrices as ``weights`` says, and the rest in ``value_bytes`` each."""
+        """Return s_m, the bytes of a block: matrices stored as ``weights``, the rest in ``value_bytes``."""
         matrices = sum(_matrix_bytes(weights, *matrix, value_bytes) for matrix in self.matrices)
         return float(matrices + self.other_values * value_bytes)
 
 
 def _matrix_bytes(weights: str, n_rows: int, n_columns: int, value_bytes: int) -> int:
-    """As ``nodes.blocks.quantised`` holds them, which cannot be asked where torch is not installed."""
+    """Return the bytes of a matrix as ``nodes.blocks.quantised`` stores it. (That module imports torch.)"""
     n_values = n_rows * n_columns
     if weights == "int8":  # a scale per row
         return n_values + 4 * n_rows
@@ -67,7 +72,10 @@ def make_config(
     feed_forward: int | None = None,
     head_size: int | None = None,
 ) -> dict[str, Any]:
-    """The ``config.json`` of a model of these sizes; ``feed_forward`` and ``head_size`` are for all but BLOOM."""
+    """Return ``config.json`` data for these sizes.
+
+    BLOOM ignores the last three, which follow from the others.
+    """
     config: dict[str, Any] = {"model_type": family, "vocab_size": vocabulary, "hidden_size": hidden_size}
     if family == "bloom":
         return {**config, "n_layer": n_blocks, "n_head": n_heads, "seq_length": _MAX_TOKENS}
@@ -76,7 +84,7 @@ def make_config(
         "num_hidden_layers": n_blocks,
         "num_attention_heads": n_heads,
         "num_key_value_heads": n_kv_heads or n_heads,
-        # 8/3 of the hidden size in whole eights, as Llama has it
+        # 8/3 of the hidden size, rounded up to a multiple of 8, as in Llama
         "intermediate_size": feed_forward or -(-8 * hidden_size // 24) * 8,
         **({"head_dim": head_size} if head_size else {}),
         "max_position_embeddings": _MAX_TOKENS,
@@ -84,10 +92,15 @@ def make_config(
 
 
 def sizes_of(config: Mapping[str, Any], families: tuple[str, ...] = FAMILIES) -> ModelSizes:
-    """Read sizes under any of the names that they have. Raises ``ConfigError``, also for none of ``families``."""
+    """Return the sizes in ``config``, under any of their usual names.
+
+    Raises ``ConfigError`` for a size that is missing or wrong, and for a model of none of the ``families``.
+    """
     family = config.get("model_type")
     if family not in families:
-        raise ConfigError(f"is of type {family!r}; models of these are computed: {', '.join(FAMILIES)}")
+        raise ConfigError(
+            f"has model_type {family!r}, which is not supported; it must be {' or '.join(families)}"
+        )
 
     def number(*names: str, default: int | None = None) -> int:
         for name in names:
@@ -97,7 +110,7 @@ def sizes_of(config: Mapping[str, Any], families: tuple[str, ...] = FAMILIES) ->
             if value is not None:
                 raise ConfigError(f"has {name} = {value!r}, which must be a whole number of at least 1")
         if default is None:
-            raise ConfigError(f"does not say {names[0]}")
+            raise ConfigError(f"does not have {names[0]}")
         return default
 
     n_blocks = number("num_hidden_layers", "n_layer")

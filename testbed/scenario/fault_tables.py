@@ -1,4 +1,4 @@
-"""``[[fault]]``, ``[churn]``, ``[recovery]`` and ``[membership]``: the form; ``faults`` carries them out."""
+"""The keys of ``[[fault]]``, ``[churn]``, ``[recovery]`` and ``[membership]``; ``faults`` resolves them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from testbed.scenario.limits import MAX_NUMBER, MAX_REQUESTS
 from testbed.scenario.problems import shown
 
 _RECOVERY, _MEMBERSHIP = RecoveryRules(), MembershipRules()
-"""What holds where a file says nothing."""
+"""The defaults of keys that a file leaves out."""
 _ENDING = ("kill", "stop", "slow")
-"""Kinds that can end after a time."""
+"""Kinds of fault that can end after a time ``for``."""
 
 
 class AfterTable(Table):
-    """``after = { request = 3, tokens = 20 }``: as soon as that request has so many output tokens."""
+    """``after = { request = 3, tokens = 20 }``: as soon as request 3 (from 0) has 20 output tokens."""
 
     request: Annotated[int, Field(ge=0, lt=MAX_REQUESTS)]
     tokens: Tokens
@@ -38,12 +38,15 @@ Names = Annotated[list[Name], BeforeValidator(_as_names), Field(min_length=1)]
 
 
 class FaultTable(Table):
-    """At an instant, or after tokens of a request, something happens to one server or to several.
+    """``[[fault]]``: what happens to servers, at the time ``at`` or ``after`` tokens of a request.
 
-    ``kill`` ends the process at once (``for``: it serves again after this), ``stop`` halts it without a
-    word (``for``: it goes on), ``slow`` multiplies its compute times by ``factor`` (``for``: until then),
-    ``restart`` kills what runs and begins anew, ``join`` begins a server that was declared with
-    ``present = false``, ``leave`` takes no new sessions, lets those that are there finish, and ends.
+    - ``kind = "kill"``: the process ends at once. ``for``: time until it serves again (default: never).
+    - "stop": the process halts, with its connections open. ``for``: time until it continues (default: never).
+    - "slow": steps that begin from now on take ``factor`` times as long. ``for``: how long (default: to the
+      end).
+    - "restart": the process is killed and begun again at once, with the blocks that it had.
+    - "join": a server that was declared with ``present = false`` begins.
+    - "leave": the server accepts no new sessions, lets the present ones finish, and ends.
     """
 
     kind: FaultKind
@@ -56,7 +59,7 @@ class FaultTable(Table):
     @model_validator(mode="after")
     def _whole(self) -> Self:
         if self.at is None and self.after is None:
-            raise rule('is missing; give an instant such as at = "30 s", or after', "at")
+            raise rule('is missing; give a time such as at = "30 s", or after', "at")
         if self.at is not None and self.after is not None:
             raise rule("contradicts at; keep one of the two", "after")
         if self.for_ is not None and self.kind not in _ENDING:
@@ -72,11 +75,13 @@ class FaultTable(Table):
 
 
 class ChurnTable(Table):
-    """``[churn]``: servers fail at random, from a random stream of their own, and come back.
+    """``[churn]``: servers fail at random times and come back.
 
-    ``mtbf`` is the mean time between two failures over all ``servers`` together (default: all that are
-    present at the start), ``mttr`` the mean time until a failed one is back; ``until`` (default: the last
-    arrival) is when the last failure may happen.
+    ``mtbf`` is the mean time between two failures of all ``servers`` together (default: those present at the
+    start). ``mttr`` is the mean time until a failed server is back. ``distribution`` is that of both times;
+    "constant" makes them exactly these. ``kind`` is as in ``[[fault]]``. No failure happens after the time
+    ``until`` (default: the last arrival). Failures have a random stream of their own, so that the workload
+    does not change with them.
     """
 
     mtbf: PositiveSeconds
@@ -88,13 +93,21 @@ class ChurnTable(Table):
 
 
 class RecoveryTable(Table):
-    """``[recovery]``: what a client does when a hop of its chain fails.
+    """``[recovery]``: what a client does when a hop of its chain fails (docs/faults.md).
 
-    ``retry_first`` and ``retry_max``: the first attempt to replace a hop is made at once, the next after
-    ``retry_first``, doubling up to ``retry_max``, until ``give_up`` after the failure was noticed; ``jitter`` is
-    how far each of these waits may be off, as a share.
-    ``replay``: the history goes to replacements in one message, or as the steps were; "auto" is
-    "step_by_step" for real blocks of 16 bits, whose rounding depends on the steps, else "at_once".
+    - ``mode``: "replay" replaces the hop and replays the session's history there. "head" behaves like PETALS'
+      last commit, where a replacement works only during the prompt. "off": the request fails.
+    - ``request_timeout``: a step without an answer for so long has failed; longer steps get more time.
+      ``connect_timeout``: a server that has not opened a session in this time is treated as absent.
+    - ``retry_first``, ``retry_max``: the first attempt to replace a hop is made at once, the second after
+      ``retry_first``; further waits double up to ``retry_max``. With ``jitter`` j each wait is between (1 -
+      j) and (1 + j) times as long. The request fails if no attempt succeeds within ``give_up`` of the
+      failure's detection.
+    - ``ban``: how long a server that failed is left out of routes; twice as long after each further failure
+      in a row. ``ban_failed_servers = false``: it stays routable while routers believe that it is there.
+    - ``replay``: how a replacement gets the history. "at_once": in one message. "step_by_step": the prompt,
+      then each token by itself, as the lost hop did. "auto": "step_by_step" for real blocks of 16 bits, whose
+      rounding depends on it, else "at_once".
     """
 
     mode: Literal["replay", "head", "off"] = "replay"
@@ -111,12 +124,17 @@ class RecoveryTable(Table):
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if self.retry_max < self.retry_first:
-            raise rule("must not be shorter than retry_first", "retry_max")
+            raise rule("must be at least recovery.retry_first", "retry_max")
         return self
 
 
 class MembershipTable(Table):
-    """``[membership]``: how routers learn which servers are there."""
+    """``[membership]``: how routers learn which servers are there.
+
+    "instant": they know at once. "announced", as in PETALS: a server announces itself when it begins and
+    every ``announce_period`` (default 60 s), each time for ``expiry`` (default 120 s); routers read the
+    announcements every ``refresh`` (default 60 s).
+    """
 
     kind: Literal["instant", "announced"] = "instant"
     announce_period: PositiveSeconds | None = None
@@ -131,7 +149,7 @@ class MembershipTable(Table):
                     raise rule('is only for kind = "announced"; kind is "instant"', key)
         elif (self.expiry or _MEMBERSHIP.expiry_s) < (self.announce_period or _MEMBERSHIP.announce_period_s):
             raise rule(
-                "must not be shorter than announce_period: servers would vanish between announcements",
+                "must be at least announce_period; otherwise servers would vanish between announcements",
                 "expiry",
             )
         return self

@@ -1,4 +1,4 @@
-"""From the tables of faults to what happens to which server when."""
+"""Resolves faults, churn, recovery and membership: names become server indices, random failures are drawn."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ def resolve_faults(
     absent: frozenset[int],
     requests: Sequence[RequestPlan],
 ) -> tuple[Fault, ...]:
-    """One ``Fault`` per table and server, in the order of the file.
+    """Return one ``Fault`` per table and server, in the order of the file.
 
-    Raises ``KeyedError`` for a name that is no server, a server that joins though it is there (or never
-    does though something else is to happen to it), and a request that does not exist or is too short.
+    Raises ``KeyedError`` for a name that is no server, a server that joins although it is present from the
+    start, an absent server that has faults but never joins, a request that does not exist or has too few
+    output tokens, and too many faults.
     """
     numbers = {name: j for j, name in enumerate(servers)}
     joining = {name for table in tables if table.kind == "join" for name in table.server}
@@ -46,8 +47,8 @@ def resolve_faults(
             if table.kind == "join" and not is_absent:
                 raise KeyedError(
                     (*key, "server"),
-                    f'"{name}" is there from the start; add present = false to its [[servers]] entry, '
-                    'or take kind = "restart"',
+                    f'"{name}" is present from the start; add present = false to its [[servers]] entry, '
+                    'or use kind = "restart"',
                 )
             if is_absent and name not in joining:
                 raise KeyedError(
@@ -56,21 +57,23 @@ def resolve_faults(
                 )
             faults.append(Fault(table.kind, numbers[name], table.at, after, table.for_, table.factor or 1.0))
     if len(faults) > MAX_FAULTS:
-        raise KeyedError(("fault",), f"{len(faults):,} faults are too many; at most {MAX_FAULTS:,} are taken")
+        raise KeyedError(
+            ("fault",), f"has {len(faults):,} faults, but at most {MAX_FAULTS:,} are allowed; remove some"
+        )
     return tuple(faults)
 
 
 def _after(table: AfterTable, key: Key, plans: Mapping[int, RequestPlan]) -> After:
     if table.request not in plans:
         raise KeyedError(
-            (*key, "request"), f"there is no request {table.request}; they are 0 to {len(plans) - 1}"
+            (*key, "request"), f"there is no request {table.request}; requests are 0 to {len(plans) - 1}"
         )
     n_tokens = plans[table.request].n_output_tokens
     if table.tokens >= n_tokens:
         raise KeyedError(
             (*key, "tokens"),
-            f"must be less than the {n_tokens} output tokens of request {table.request}, which ends with them, "
-            f"not {table.tokens}",
+            f"must be less than the {n_tokens} output tokens of request {table.request}, which ends with "
+            f"the last, not {table.tokens}",
         )
     return After(table.request, table.tokens)
 
@@ -82,11 +85,12 @@ def churn_faults(
     last_arrival_at_s: float,
     rng: random.Random,
 ) -> list[FaultTable]:
-    """The failures that ``churn`` draws, in the order of time.
+    """Draw the failures of ``[churn]``, in the order of time.
 
-    The time to the next failure is drawn with the mean ``mtbf``, then one of the servers that have not
-    failed (or are back) is chosen, each as likely, then its repair time with the mean ``mttr``; with none
-    left a failure hits nobody. Raises ``KeyedError`` for a name that is no server, and for too many.
+    For each failure, the time since the previous one is drawn with the mean ``mtbf``. Then one of the servers
+    that are up is chosen, all equally likely, and its repair time is drawn with the mean ``mttr``. If no
+    server is up, the failure has no effect. Raises ``KeyedError`` for a name that is no server, and for too
+    many failures.
     """
     for name in churn.servers or ():
         if name not in servers:
@@ -96,7 +100,8 @@ def churn_faults(
     if until_s / churn.mtbf > MAX_FAULTS:
         raise KeyedError(
             ("churn", "mtbf"),
-            f"makes about {until_s / churn.mtbf:,.0f} failures; at most {MAX_FAULTS:,} are taken, raise it or lower until",
+            f"makes about {until_s / churn.mtbf:,.0f} failures, but at most {MAX_FAULTS:,} are allowed; "
+            "raise it or lower until",
         )
 
     def draw(mean_s: float) -> float:
@@ -117,7 +122,7 @@ def churn_faults(
 
 
 def resolve_recovery(table: RecoveryTable, dtype: str | None) -> RecoveryTable:
-    """With ``replay`` as it will be: ``dtype`` is that of real blocks."""
+    """Return ``table`` with ``replay = "auto"`` decided. ``dtype``: of real blocks, ``None`` for the stub."""
     if table.replay != "auto":
         return table
     is_rounded = dtype in ("bfloat16", "float16")

@@ -1,4 +1,4 @@
-"""What the tables of scenario and topology files are made of: strict tables, quantities, names."""
+"""Types of the keys in scenario and topology files: strict tables, quantities with units, names, shares."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ from testbed.scenario.units import DURATION, RATE, SIZE, Dimension
 
 
 def rule(what: str, key: str | None = None) -> PydanticCustomError:
-    """A broken rule; ``what`` goes to the user as it is, at ``key`` of the table being checked."""
+    """Return the error for a broken rule. The user sees ``what`` as it is, after the path of ``key``."""
     return PydanticCustomError("rule", "{what}", {"what": what, **({"key": key} if key else {})})
 
 
 def quantity(dimension: Dimension) -> Callable[[Any], float]:
+    """Return a validator that turns text with a unit into a float in the base unit of ``dimension``."""
+
     def parse(value: Any) -> float:
         if not isinstance(value, str):
             raise rule(f'must be text with a unit such as "{dimension.example}", not {shown(value)}')
@@ -47,7 +49,7 @@ PositiveSeconds = Annotated[Seconds, Field(gt=0)]
 
 
 def _not_tiny(value: float) -> float:
-    # Inverses are taken (mean gaps, service times), which must stay finite.
+    # Code divides by these values (mean gaps, service times); the results must stay finite.
     if value < 1 / MAX_NUMBER:
         raise rule(f"must be at least {1 / MAX_NUMBER:g}, not {shown(value)}")
     return value
@@ -60,6 +62,7 @@ Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 
 
 def checked_name(value: str) -> str:
+    """Return ``value`` if it can be a name; raise the broken rule otherwise."""
     if not (value.isascii() and value.replace("-", "").replace("_", "").replace(".", "").isalnum()):
         raise rule(f'{shown(value)} must consist of letters, digits, ".", "_" and "-"')
     if not value[0].isalnum() or len(value) > 64:
@@ -76,7 +79,10 @@ _PERCENT = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*%\s*", re.ASCII)
 
 
 def ratio(value: Any) -> float:
-    """A share as "0.1 %" or 0.001. Raises ``ValueError`` with what is wrong."""
+    """Return a share given as "0.1 %" or as a number 0..1.
+
+    Raises the broken rule (a ``ValueError``) otherwise.
+    """
     percent = _PERCENT.fullmatch(value) if isinstance(value, str) else None
     if percent is not None:
         share = float(Decimal(percent[1]) / 100)

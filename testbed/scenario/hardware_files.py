@@ -1,4 +1,7 @@
-"""Hardware profiles from files of their own, as ``testbed calibrate`` writes them: ``hardware_files = [...]``."""
+"""Hardware profiles from files of their own, as ``testbed calibrate`` writes them:
+
+``hardware_files = [...]``.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,13 @@ from testbed.scenario.schema import HardwareTable
 
 
 class HubTable(Table):
-    """``[hub]``: what the client computes per output token of the model that was calibrated."""
+    """``[hub]``: the client's own time per output token of the calibrated model."""
 
     token: Seconds
 
 
 class HardwareFile(Table):
-    """A file of ``[hardware.NAME]`` tables, and of what the client takes with them."""
+    """A file of ``[hardware.NAME]`` tables, and optionally the client's time per token."""
 
     hardware: dict[Name, HardwareTable] = Field(min_length=1)
     hub: HubTable | None = None
@@ -29,10 +32,11 @@ class HardwareFile(Table):
 def with_hardware_files(
     own: Mapping[str, HardwareTable], files: Sequence[tuple[str, Path]]
 ) -> tuple[dict[str, HardwareTable], dict[str, float]]:
-    """The scenario's ``own`` tables and those of ``files``: (path, folder where a relative one starts).
+    """Return the scenario's ``own`` tables together with those of ``files``, and the client's times.
 
-    Beside them, by file, the client's seconds per output token of files that give it.
-    Raises ``KeyedError`` for a file that cannot be read or is wrong, and for a name that is defined twice.
+    ``files`` are (path, folder that a relative path starts from). The second result maps each file with a
+    ``[hub]`` table to the client's seconds per output token. Raises ``KeyedError`` for a file that cannot be
+    read or is wrong, and for a hardware name that is defined twice.
     """
     tables = dict(own)
     origin = dict.fromkeys(own, "the scenario itself")
@@ -55,12 +59,15 @@ def with_hardware_files(
 
 
 def one_hub_token(hub_tokens: Mapping[str, float]) -> float | None:
-    """What the client takes per output token if only the files say it. Raises ``KeyedError`` if they disagree."""
+    """Return the client's seconds per output token, ``None`` without any.
+
+    Raises ``KeyedError`` if files disagree.
+    """
     if len(set(hub_tokens.values())) > 1:
         raise KeyedError(
             ("hardware_files",),
-            f"{' and '.join(hub_tokens)} give the client different times per token ([hub] token), and a scenario "
-            "has one; give it as compute.hub_token",
+            f"{' and '.join(hub_tokens)} have different client times per token ([hub] token), but a "
+            "scenario has only one; set it in compute.hub_token",
         )
     return next(iter(hub_tokens.values()), None)
 

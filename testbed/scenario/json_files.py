@@ -1,4 +1,4 @@
-"""JSON files that people write: read whole, or one sentence on why not."""
+"""Reads JSON files that users write, with one error sentence for whatever is wrong with them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from testbed.errors import UserError
 
 
 def read_json(path: Path, remedy: str) -> Any:
-    """The data of a JSON file. Raises ``UserError`` with the file, what is wrong, and ``remedy``."""
+    """Return the data of a JSON file. Raises ``UserError`` with the file, what is wrong, and ``remedy``."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -22,7 +22,7 @@ def read_json(path: Path, remedy: str) -> Any:
     except json.JSONDecodeError as error:
         if error.msg == "Extra data" and _is_json(text.lstrip().partition("\n")[0]):
             raise UserError(
-                f"{path}: holds several lines of JSON, one answer each as `testbed simulate --json` prints "
+                f"{path}: has several lines of JSON, one result each, as `testbed simulate --json` prints "
                 f"them; keep one line"
             ) from error
         raise UserError(f"{path}: is not JSON ({error}); {remedy}") from error

@@ -9,22 +9,27 @@ from testbed.scenario.problems import KeyedError
 from testbed.scenario.schema import HostTable, Scenario
 
 ANY_SHARE = 0.001
-"""Of a resource that says which machine it is, and that many may ask for."""
+"""Amount asked of a resource that only identifies a machine, so that many runs can ask for it at once."""
 
 
 def machines_of(scenario: Scenario) -> tuple[Machine, ...] | Literal["ray"]:
-    """Those of ``[[hosts]]``. Raises ``KeyedError`` for a name that is there twice, and the network without machines."""
+    """Return the machines of ``[[hosts]]``: empty without any, "ray" for all machines of the cluster.
+
+    Raises ``KeyedError`` for a name that occurs twice, and for the network "hosts" without machines.
+    """
     if scenario.hosts is None and scenario.network.backend == "hosts":
         raise KeyedError(
             ("network", "backend"),
-            '"hosts" is the network between several machines: name them in [[hosts]], or add --hosts ray',
+            'is "hosts", the network between several machines; name them in [[hosts]], or add --hosts ray',
         )
     if not scenario.hosts:
         return () if scenario.hosts is None else "ray"
     names = [host.name or f"host-{number}" for number, host in enumerate(scenario.hosts)]
     for number, name in enumerate(names):
         if name in names[:number]:
-            raise KeyedError(("hosts", number, "name"), f"{name!r} is the name of another machine already")
+            raise KeyedError(
+                ("hosts", number, "name"), f"{name!r} is also the name of another machine; change one of them"
+            )
     return tuple(
         Machine(name, _resources(host), tuple(host.servers or ()))
         for name, host in zip(names, scenario.hosts, strict=True)
@@ -32,7 +37,7 @@ def machines_of(scenario: Scenario) -> tuple[Machine, ...] | Literal["ray"]:
 
 
 def _resources(host: HostTable) -> dict[str, float]:
-    """By Ray's names."""
+    """Return what the run asks of Ray for this machine, by Ray's names."""
     found = {"CPU": host.cpus, **host.resources}
     if host.address is not None:
         found[f"node:{host.address}"] = ANY_SHARE

@@ -1,6 +1,7 @@
-"""Measured RTT matrices in files: CSV as a square or a list of pairs, and JSON.
+"""Reads measured RTT matrices from files: CSV (a square matrix or a list of pairs) and JSON.
 
-A cell that is empty takes the other direction's value; on the diagonal (inside a site) it is 0.
+An empty cell has the value of the other direction. On the diagonal (inside a site) an empty RTT is 0, and an
+empty rate is the fastest rate of the file.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ Cells = dict[tuple[str, str], float]
 
 @dataclass
 class Measured:
-    """The cells that a file states, by (from, to). ``rate`` is empty where it states none."""
+    """The cells that a file gives, by (from, to), in the file's own units.
+
+    ``rate`` is empty if it gives no rates.
+    """
 
     sites: list[str]
     rtt: Cells
@@ -36,19 +40,20 @@ class Measured:
 
 
 class _Wrong(Exception):
-    """What is wrong with a file, without its name."""
+    """Something is wrong in a matrix file. The message follows the file's name."""
 
 
 def matrix_of_file(table: MatrixTable, folder: Path) -> MatrixTable:
-    """``table`` with the matrices of its ``file``, whose relative path starts at ``folder``.
+    """Return ``table`` with the matrices of its ``file``, whose relative path starts at ``folder``.
 
-    Raises ``KeyedError`` that names the file and the row and column of what is wrong.
+    Raises ``KeyedError`` that names the file, and the row and column of what is wrong.
     """
     assert table.file is not None
     path = folder / table.file
     if table.rtt_unit is None:
         raise KeyedError(
-            ("network", "rtt_unit"), f"is missing; the file's RTTs are in one of {', '.join(DURATION.units)}"
+            ("network", "rtt_unit"),
+            f"is missing; give the unit of the file's RTTs, one of {', '.join(DURATION.units)}",
         )
     try:
         measured = _read(path)
@@ -59,9 +64,9 @@ def matrix_of_file(table: MatrixTable, folder: Path) -> MatrixTable:
     except _Wrong as wrong:
         raise KeyedError(_KEY, f'"{path}": {wrong}') from None
     if measured.rate and table.rate is not None:
-        raise KeyedError(("network", "rate"), f'"{path}" has rates; leave either them or this out')
+        raise KeyedError(("network", "rate"), f'is also in "{path}"; leave out one of the two')
     if not measured.rate and table.rate is None:
-        raise KeyedError(("network", "rate"), f'is missing, and "{path}" has no rates')
+        raise KeyedError(("network", "rate"), f'is missing; give it, since "{path}" has no rates')
     document = table.model_dump(
         by_alias=True,
         exclude_none=True,
@@ -87,7 +92,7 @@ def _read(path: Path) -> Measured:
     if kind == ".json":
         return _json(path.read_text(encoding="utf-8-sig"))
     if kind != ".csv":
-        raise _Wrong("is no matrix by its ending; take .csv or .json")
+        raise _Wrong("must end in .csv or .json to be read as a matrix")
     with path.open(encoding="utf-8-sig", newline="") as file:
         rows = [[cell.strip() for cell in row] for row in csv.reader(file)]
     rows = [row for row in rows if any(row)]
@@ -98,7 +103,7 @@ def _read(path: Path) -> Measured:
 
 
 def _wide(rows: Sequence[list[str]]) -> Measured:
-    """A row of site names, then a row per site that begins with its name."""
+    """Read a square matrix: a row of site names, then for each site a row that begins with its name."""
     sites = rows[0][1:]
     for name in sites:
         if not name or sites.count(name) > 1:
@@ -110,7 +115,7 @@ def _wide(rows: Sequence[list[str]]) -> Measured:
         if name not in sites:
             raise _Wrong(f'row "{name}" has no column of that name{nearest(name, sites)}')
         if name in seen:
-            raise _Wrong(f"has two rows for {name}")
+            raise _Wrong(f"has two rows for {name}; keep one of them")
         seen.add(name)
         if len(cells) != len(sites):
             raise _Wrong(f"row {name} has {len(cells)} cells, but there are {len(sites)} columns")
@@ -124,10 +129,12 @@ def _wide(rows: Sequence[list[str]]) -> Measured:
 
 
 def _long(rows: Sequence[list[str]]) -> Measured:
-    """Columns from, to, rtt and perhaps rate; sites in the order in which they come up."""
+    """Read a list of pairs: columns from, to, rtt and optionally rate. Sites are in order of appearance."""
     header = [name.lower() for name in rows[0]]
     if header[3:] not in ([], ["rate"]):
-        raise _Wrong(f"has the columns {', '.join(rows[0])}; take from, to, rtt and, if you like, rate")
+        raise _Wrong(
+            f"has the columns {', '.join(rows[0])}, but they must be from, to, rtt and optionally rate"
+        )
     measured = Measured([], {}, {})
     for number, row in enumerate(rows[1:], 2):
         if len(row) != len(header):
@@ -139,14 +146,17 @@ def _long(rows: Sequence[list[str]]) -> Measured:
             if name not in measured.sites:
                 measured.sites.append(name)
         if pair in measured.rtt:
-            raise _Wrong(f"row {number}: gives {pair[0]} to {pair[1]} a second time")
+            raise _Wrong(f"row {number}: has {pair[0]} to {pair[1]} a second time; keep one of the rows")
         for column, cell, cells in zip(("rtt", "rate"), row[2:], (measured.rtt, measured.rate), strict=False):
             cells[pair] = _number(cell, f"row {number} ({pair[0]} to {pair[1]}), column {column}")
     return measured
 
 
 def _json(text: str) -> Measured:
-    """``{"sites": [...], "rtt": [[...]], "rate": [[...]]}``; ``null`` is an empty cell."""
+    """Read ``{"sites": [...], "rtt": [[...]], "rate": [[...]]}``.
+
+    ``null`` is an empty cell; rate is optional.
+    """
     try:
         document = json.loads(text)
     except json.JSONDecodeError as error:
@@ -165,7 +175,7 @@ def _json(text: str) -> Measured:
         raise _Wrong("sites must be a list of names")
     cells = {key: dict(_json_cells(key, document[key], sites)) for key in ("rtt", "rate") if key in document}
     if "rtt" not in cells:
-        raise _Wrong("has no rtt")
+        raise _Wrong("has no rtt; give a matrix with a row and a column per site")
     return Measured(sites, cells["rtt"], cells.get("rate", {}))
 
 
@@ -192,7 +202,10 @@ def _number(cell: Any, where: str) -> float:
 
 
 def _square(sites: Sequence[str], cells: Cells, inside: float) -> list[list[float]]:
-    """All cells; ``inside`` is for a site itself where the file states nothing."""
+    """Return the full matrix.
+
+    ``inside`` fills empty cells on the diagonal, the other direction's value other cells.
+    """
 
     def value(a: str, b: str) -> float:
         known = cells.get((a, b), cells.get((b, a), inside if a == b else None))

@@ -1,4 +1,4 @@
-"""From site pairs to links between nodes, and from links to the times that policies see."""
+"""Computes links between nodes from those between sites, and from these the times that policies see."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SitePair = tuple[str, str]
 
 @dataclass(frozen=True)
 class Node:
-    """A client or server; ``key`` is where the scenario names its site."""
+    """A node at its site. ``key`` is the scenario's key that names the site."""
 
     name: str
     site: str
@@ -28,7 +28,7 @@ class Node:
 def _link(
     table: NetworkTable, delay_s: float, rate_bps: float, jitter_s: float | None, loss_ratio: float | None
 ) -> Link:
-    """A link with the network's jitter and loss where it has none of its own."""
+    """Return a link. A jitter or loss of ``None`` is that of the network; jitter is at most the delay."""
     jitter_s = table.jitter if jitter_s is None else jitter_s
     return Link(delay_s, rate_bps, min(jitter_s, delay_s), table.loss if loss_ratio is None else loss_ratio)
 
@@ -79,7 +79,10 @@ def _from_matrix(table: MatrixTable) -> dict[SitePair, Link]:
 
 
 def subnet_of(text: str, n_nodes: int) -> IPv4Network:
-    """The network of addresses that ``network.subnet`` names. Raises ``KeyedError`` if it cannot hold so many nodes."""
+    """Return the IPv4 network ``network.subnet``.
+
+    Raises ``KeyedError`` if it is no IPv4 network, is reserved, or is too small for ``n_nodes``.
+    """
     key = ("network", "subnet")
     try:
         subnet = IPv4Network(text)
@@ -87,19 +90,20 @@ def subnet_of(text: str, n_nodes: int) -> IPv4Network:
         raise KeyedError(key, f'must be an IPv4 network such as "10.77.0.0/16" ({error})') from None
     if subnet.is_loopback or subnet.is_multicast or subnet.is_link_local or subnet.is_unspecified:
         raise KeyedError(
-            key, f'"{text}" has a meaning of its own on every machine; take one such as "10.77.0.0/16"'
+            key, f'"{text}" is reserved for other purposes; use a private network such as "10.77.0.0/16"'
         )
     room = max(0, subnet.num_addresses - SPARE_ADDRESSES)
     if n_nodes > room:
         raise KeyedError(
             key,
-            f'"{text}" has room for {room:,} nodes, but there are {n_nodes:,}; take one such as "10.77.0.0/16"',
+            f'"{text}" has addresses for {room:,} nodes, but there are {n_nodes:,}; use a larger network '
+            'such as "10.77.0.0/16"',
         )
     return subnet
 
 
 def site_links(table: ClustersTable | MatrixTable) -> dict[SitePair, Link]:
-    """One link per ordered pair of sites. Raises ``KeyedError`` where rows contradict each other."""
+    """Return one link per ordered pair of sites. Raises ``KeyedError`` if two rows are for the same pair."""
     return _from_rows(table) if isinstance(table, ClustersTable) else _from_matrix(table)
 
 
@@ -109,14 +113,16 @@ def node_links(
     servers: Sequence[Node],
     others: Sequence[Node] = (),
 ) -> dict[tuple[str, str], Link]:
-    """Links of every client-server and server-server pair, both directions, by node names; and of ``others`` to all.
+    """Return the links in use, by (from, to) node names.
 
-    Raises ``KeyedError`` for a site that no row knows and for a pair of sites without a row.
+    These are both directions between clients and servers, between servers, and between ``others`` (the user's
+    programs) and all nodes. Raises ``KeyedError`` for a site without any row, and for a pair of sites without
+    one.
     """
     known = sorted({site for pair in by_site for site in pair})
     for node in (*clients, *servers, *others):
         if node.site not in known:
-            raise KeyedError(node.key, f"{unknown('site', node.site, known)}; or give it rows in network")
+            raise KeyedError(node.key, f"{unknown('site', node.site, known)}; or add rows for it to network")
     links = {}
     ends = [(server, (*clients, *servers)) for server in servers]
     ends += [(node, (*clients, *servers, *others)) for node in others]
@@ -128,7 +134,7 @@ def node_links(
                 if (a.site, b.site) not in by_site:
                     raise KeyedError(
                         ("network", "pairs"),
-                        f"no row for {a.site} to {b.site}, but {a.name} and {b.name} need one",
+                        f"no row for {a.site} to {b.site}, but {a.name} and {b.name} need one; add it",
                     )
                 links[a.name, b.name] = by_site[a.site, b.site]
     return links
@@ -137,7 +143,7 @@ def node_links(
 def node_paths(
     table: ClustersTable | MatrixTable, sites: Mapping[str, str]
 ) -> dict[SitePair, tuple[str, ...]]:
-    """The shared links of every ordered pair of nodes that has any, by node names."""
+    """Return the names of the shared links on the path of every ordered pair of nodes that has any."""
     if not isinstance(table, MatrixTable) or table.paths is None:
         return {}
     by_site = {(row.from_, row.to): tuple(row.links) for row in table.paths}
@@ -151,7 +157,7 @@ def node_paths(
 
 @dataclass(frozen=True)
 class Times:
-    """The matrices of ``Problem``, by client or server and server."""
+    """The matrices of ``Problem`` in seconds: rows are clients (or servers), columns servers."""
 
     raw_rtt_s: Matrix
     token_rtt_s: Matrix
@@ -172,13 +178,13 @@ def policy_times(
     step_base_s: Sequence[float],
     forwarding: bool,
 ) -> Times:
-    """What policies know of the network; the links' transmissions only with ``forwarding``.
+    """Return the times that policies see of the network, in seconds.
 
-    Without calibration t_cj is the RTT plus the transmission of one token's hidden state each way,
-    and t^I_cj(l) grows by the same bytes per token, headers included, so that t^I_cj(1) = t_cj (a
-    prompt's last, partly filled segment is the only thing left out: less than a header). A calibration's
-    overheads contain the transfer: t_cj is the RTT plus its overhead exactly. ``step_base_s``, by
-    server, is in both.
+    Without calibration, t_cj is the RTT plus the transmission of one token's hidden state each way. t^I_cj(l)
+    grows by the same bytes per token, headers included, so that t^I_cj(1) = t_cj; only the headers of a
+    prompt's last, partly filled segment are left out. A calibration's overheads contain the transfer: then
+    t_cj is the RTT plus the overhead. Both contain ``step_base_s`` (one value per server). ``transmissions``
+    are computed only with ``forwarding``.
     """
 
     counts_sent = not calibration.has_overheads

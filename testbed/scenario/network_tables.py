@@ -1,4 +1,4 @@
-"""``[network]`` in its three kinds: a row per pair of sites, matrices, a topology; see ``docs/networks.md``."""
+"""The keys of ``[network]``: rows per pair of sites, matrices, or a topology (docs/networks.md)."""
 
 from __future__ import annotations
 
@@ -26,10 +26,15 @@ Place = Annotated[list[float], Field(min_length=2, max_length=2), AfterValidator
 
 
 class NetworkTable(Table):
-    """What every kind of network has. ``jitter`` and ``loss`` are those of links that state none.
+    """``[network]``: the keys that all kinds of network have.
 
-    ``places``: where sites are, for maps alone. A link's jitter is at most its one-way delay: a larger one counts as that.
-    ``subnet`` has the nodes' addresses.
+    - ``backend``: what carries the links; "auto" chooses.
+    - ``mtu``: largest IP packet in bytes. ``subnet``: the IPv4 network of the nodes' addresses.
+    - ``keep_cpus_awake``: no CPU of the machine sleeps during a run in real time.
+    - ``jitter`` and ``loss`` (a share of packets): of links that have none of their own. A jitter larger than
+      a link's one-way delay counts as that delay.
+    - ``event``: changes of links while requests are served.
+    - ``places``: [longitude, latitude] of sites in degrees, used for maps only.
     """
 
     backend: Literal["auto", "netem", "fabric", "memory", "loopback", "hosts"] = "auto"
@@ -43,7 +48,11 @@ class NetworkTable(Table):
 
 
 class PairRow(Table):
-    """Both directions between two sites (``sites``, ``rtt``), or one (``from``, ``to``, ``delay``)."""
+    """A row of ``network.pairs``: the links between two ``sites``, or one ``from`` a site ``to`` another.
+
+    With ``sites`` each direction has half of ``rtt`` as its delay. With ``from`` and ``to``, ``delay`` is one
+    way.
+    """
 
     sites: Annotated[list[Name], Field(min_length=2, max_length=2)] | None = None
     rtt: Seconds | None = None
@@ -61,15 +70,15 @@ class PairRow(Table):
         symmetric = None not in both and one == [None] * 3
         directed = None not in one and both == [None] * 2
         if not symmetric and not directed:
-            raise rule("needs either sites, rtt and rate, or from, to, delay (one way) and rate")
+            raise rule("must have either sites, rtt and rate, or from, to, delay (one way) and rate")
         delay_s = self.rtt / 2 if self.rtt is not None else self.delay
         if self.jitter is not None and delay_s is not None and self.jitter > delay_s:
-            raise rule(f"must not exceed the one-way delay, {DURATION.format(delay_s)}", "jitter")
+            raise rule(f"must be at most the one-way delay, {DURATION.format(delay_s)}", "jitter")
         return self
 
 
 class ClustersTable(NetworkTable):
-    """``[network]`` with a row per pair of sites."""
+    """``[network]`` of kind "clusters": a row per pair of sites, and per site for links inside it."""
 
     kind: Literal["clusters"]
     pairs: Annotated[list[PairRow], Field(min_length=1)]
@@ -80,7 +89,7 @@ def _rate_kind(value: Any) -> str:
 
 
 class PathRow(Table):
-    """The shared links that packets of a pair of sites pass, in order."""
+    """A row of ``network.paths``: names of the shared ``links`` on the path between two sites, in order."""
 
     from_: Annotated[Name, Field(alias="from")]
     to: Name
@@ -88,7 +97,7 @@ class PathRow(Table):
 
 
 def why_not_square(matrix: Any, n: int) -> str | None:
-    """What a list of lists must be to have a row and a column for each of ``n`` sites; ``None`` if it is that."""
+    """Return why ``matrix`` is not an n x n list of lists; ``None`` if it is one."""
     is_list = isinstance(matrix, list) and len(matrix) == n
     if is_list and all(isinstance(row, list) and len(row) == n for row in matrix):
         return None
@@ -96,11 +105,12 @@ def why_not_square(matrix: Any, n: int) -> str | None:
 
 
 class MatrixTable(NetworkTable):
-    """``[network]`` with full matrices over ``sites``, here or in ``file``.
+    """``[network]`` of kind "matrix": full matrices over ``sites``, here or in ``file`` (CSV or JSON).
 
-    The one-way delay from site i to site j is ``rtt[i][j] / 2``, so an asymmetric matrix gives
-    different delays in the two directions. ``rate`` is one rate or a matrix in ``rate_unit``.
-    Pairs whose ``paths`` name the same link of ``shared`` compete for its rate.
+    The one-way delay from site i to site j is ``rtt[i][j] / 2`` in ``rtt_unit``, so an asymmetric matrix
+    means different delays in the two directions. ``rate`` is text with a unit, for all pairs, or a matrix in
+    ``rate_unit``. ``shared`` are rates of shared links by name: pairs whose ``paths`` contain the same shared
+    link compete for its rate.
     """
 
     kind: Literal["matrix"]
@@ -133,7 +143,7 @@ class MatrixTable(NetworkTable):
         if self.file is not None:
             for key in ("sites", "rtt"):
                 if getattr(self, key) is not None:
-                    raise rule("is only for matrices that are written here; file has its own", key)
+                    raise rule("is also in network.file; leave out one of the two", key)
             return self
         for key in ("sites", "rtt", "rtt_unit", "rate"):
             if getattr(self, key) is None:
@@ -147,13 +157,13 @@ class MatrixTable(NetworkTable):
     def _check_square(self, sites: list[str], rtt: list[list[float]], rate: str | list[list[float]]) -> None:
         n = len(sites)
         if len(set(sites)) != n:
-            raise rule("a site is listed twice", "sites")
+            raise rule("lists a site twice; each site must occur once", "sites")
         matrices: list[tuple[str, str, list[list[float]], Dimension, str | None]] = [
             ("rtt", "rtt_unit", rtt, DURATION, self.rtt_unit)
         ]
         if isinstance(rate, str):
             if self.rate_unit is not None:
-                raise rule("is only for a rate matrix; rate has its own unit", "rate_unit")
+                raise rule("is only for a matrix of rates; leave it out", "rate_unit")
         else:
             matrices.append(("rate", "rate_unit", rate, RATE, self.rate_unit))
         for key, unit_key, matrix, dimension, unit in matrices:
@@ -189,10 +199,11 @@ class MatrixTable(NetworkTable):
 
 
 class TopologyNetworkTable(NetworkTable):
-    """``[network]`` along the delay-shortest paths of a topology, whose node names are the sites.
+    """``[network]`` of kind "topology": sites are a topology's nodes, and paths have the least delay.
 
-    ``delays``: "given" takes the topology's, "fibre" great-circle distance x ``detour`` / 200 km/ms.
-    ``share_links``: pairs whose paths have a link in common compete for its rate.
+    ``topology`` is a shipped topology's name or a file. ``delays = "given"`` uses the delays of the
+    topology's links; "fibre" computes them as great-circle distance x ``detour`` (default 1.5) / 200 km/ms.
+    With ``share_links``, pairs whose paths have a link in common compete for its rate.
     """
 
     kind: Literal["topology"]
@@ -204,5 +215,5 @@ class TopologyNetworkTable(NetworkTable):
     @model_validator(mode="after")
     def _detour_of_fibre(self) -> Self:
         if self.detour is not None and self.delays != "fibre":
-            raise rule('is only for delays = "fibre"', "detour")
+            raise rule('is only for delays = "fibre"; set that, or leave detour out', "detour")
         return self

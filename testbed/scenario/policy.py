@@ -1,6 +1,6 @@
-"""Names of policies in a scenario: pairs, and how ``--set`` changes half of one.
+"""Resolves the policy names of a scenario: pairs, and how ``--set`` changes one half of a pair.
 
-Whether a placement or routing policy of that name exists is for the policy registry to say.
+Names of single placement and routing policies are checked later, by the policy registry.
 """
 
 from __future__ import annotations
@@ -21,20 +21,23 @@ _ONLINE_TIMES = ("online_period", "online_patience")
 
 @dataclass(frozen=True)
 class PolicyChoice:
-    """A pair's name, or halves of a pair; all ``None``: what the scenario says."""
+    """A policy pair by name, or one or both of its halves; all ``None``: the scenario's own policies."""
 
     pair: str | None = None
     placement: str | None = None
     routing: str | None = None
 
     def overrides(self) -> list[str]:
-        """The same as ``--set`` options of a scenario."""
+        """Return the choice as ``--set`` options."""
         named = {"name": self.pair, "placement": self.placement, "routing": self.routing}
         return [f'policy.{key}="{value}"' for key, value in named.items() if value is not None]
 
 
 def resolve_policy(table: PolicyTable) -> PolicyTable:
-    """Placement, routing and queue by their own names. Raises ``KeyedError`` if the keys contradict each other."""
+    """Return ``table`` with placement, routing and queue decided.
+
+    Raises ``KeyedError`` for contradictions.
+    """
     halves = {half: getattr(table, half) for half in HALVES}
     if table.name is None:
         for half, name in halves.items():
@@ -47,7 +50,8 @@ def resolve_policy(table: PolicyTable) -> PolicyTable:
             if halves[half] not in (None, meant):
                 raise KeyedError(
                     ("policy", half),
-                    f'"{halves[half]}" contradicts policy.name = "{table.name}", which means {half} "{meant}"; '
+                    f'"{halves[half]}" contradicts policy.name = "{table.name}", which means {half} '
+                    f'"{meant}"; '
                     "keep one of the two",
                 )
             halves[half] = meant
@@ -56,9 +60,9 @@ def resolve_policy(table: PolicyTable) -> PolicyTable:
 
 
 def with_whole_paths(table: PolicyTable, folder_of: Callable[[str, str], Path]) -> PolicyTable:
-    """``fixed:FILE`` with the file's whole path, so that a resolved scenario means the same in any folder.
+    """Make the file of ``fixed:FILE`` an absolute path, so that a resolved scenario works in any folder.
 
-    Relative paths start at ``folder_of`` the key that has them.
+    A relative path starts at ``folder_of(table, key)``.
     """
     update = {}
     for half in HALVES:
@@ -70,23 +74,24 @@ def with_whole_paths(table: PolicyTable, folder_of: Callable[[str, str], Path]) 
 
 
 def needs_petals_throughput(table: PolicyTable) -> bool:
-    """Whether PETALS' own measurements decide: it places blocks, or moves them."""
+    """Whether PETALS' throughput measurements are needed: it places blocks, routes, or moves blocks."""
     return any((name or "").startswith("petals") for name in (table.placement, table.routing, table.online))
 
 
 def has_petals_setup(placement: str) -> bool:
-    """Whether the published session setup of PETALS and its variants applies, or that of the others.
+    """Whether the published session setup of PETALS applies, rather than that of the other policies.
 
-    The published simulator tells them apart by the placement.
+    As in the published simulator, this depends on the placement alone.
     """
     return placement.startswith("petals")
 
 
 def settle_overrides(policy: dict[str, Any], given: Collection[str], online: Any) -> None:
-    """Make ``--set`` win over the file: ``given`` are the keys of ``[policy]`` that options set.
+    """Make ``--set`` win over the file. ``given`` are the keys of ``[policy]`` that options set.
 
-    A new name replaces the file's placement and routing; a new placement or routing replaces one
-    half of the file's pair; another online policy than ``online``, the file's, goes without that one's times.
+    A new name replaces the file's placement and routing. A new placement or routing replaces that half of the
+    file's pair. An online policy other than the file's (``online``) drops the file's times for online
+    policies.
     """
     if "online" in given and policy.get("online") != online:
         for key in _ONLINE_TIMES:

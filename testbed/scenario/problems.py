@@ -1,4 +1,4 @@
-"""What can be wrong with a scenario, and how it is said: one sentence with file, key path and remedy."""
+"""Errors in scenarios, each turned into one sentence with file, key path and remedy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 Key = tuple[str | int, ...]
 LONGEST_SHOWN = 60
-"""Characters of a value that a sentence repeats; the rest is in the file."""
+"""Most characters of a value that a sentence repeats."""
 
 
 class KeyedError(Exception):
@@ -25,7 +25,7 @@ class KeyedError(Exception):
 
 
 def nearest(word: object, valid: Iterable[str]) -> str:
-    """``; did you mean "x"?``-like tail naming the nearest of ``valid``; empty if none is near."""
+    """Return `` (did you mean "x"?)`` with the nearest of ``valid``; empty text if none is near."""
     names = list(valid)
     by_lower = {n.lower(): n for n in reversed(names)}
     found = difflib.get_close_matches(str(word).lower(), by_lower, n=1, cutoff=0.5)
@@ -33,7 +33,7 @@ def nearest(word: object, valid: Iterable[str]) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as the file has it, cut to about ``LONGEST_SHOWN`` characters."""
+    """Return a value as it is written in the file, cut to about ``LONGEST_SHOWN`` characters."""
     if isinstance(value, str):
         return f'"{_cut(value)}"'
     if isinstance(value, list | tuple | dict):
@@ -45,24 +45,24 @@ def _cut(text: str) -> str:
     return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 3]}..."
 
 
-_BRIEF = reprlib.Repr()  # of a whole document, str() would first write all of it
+_BRIEF = reprlib.Repr()  # str() of a large document would first write all of it
 
 
 def unknown(what: str, word: object, valid: Iterable[str]) -> str:
-    """Sentence for a name that does not exist: the nearest one and all valid ones."""
+    """Return the sentence for a name that does not exist, with the nearest name and all valid ones."""
     names = list(valid)
     text = word if isinstance(word, str) else shown(word)
     return f"unknown {what} {shown(text)}{nearest(word, names)}; valid: {', '.join(names)}"
 
 
 def key_in_document(document: Any, key: Sequence[str | int]) -> Key:
-    """``key`` as the file has it: parts that only the schema knows (union tags, list forms) left out."""
+    """Return ``key`` as in the file, without the parts that only the schema has (union tags, list forms)."""
     kept: list[str | int] = []
     here = document
     for position, part in enumerate(key):
         in_table = isinstance(here, dict) and part in here
         if in_table and not isinstance(here[part], dict | list) and key[position + 1 : position + 2]:
-            # A tag with the name of a key, as kind = "topology" has beside topology = "...".
+            # Here a union tag has the name of a key: kind = "topology" beside topology = "...".
             in_table = key[position + 1] not in here
         if in_table or (isinstance(here, list) and isinstance(part, int) and part < len(here)):
             here = here[part]
@@ -73,7 +73,7 @@ def key_in_document(document: Any, key: Sequence[str | int]) -> Key:
 
 
 def explain(error: ValidationError) -> KeyedError:
-    """The first problem of a pydantic error, in words; unknown keys come first, as they cause others."""
+    """Return the first problem of a pydantic error, in words. Unknown keys come first: they cause others."""
     details = error.errors(include_url=False)
     first = next((d for d in details if d["type"] == "unknown_key"), details[0])
     key: Key = tuple(part for part in first["loc"] if part != "[key]")
@@ -121,7 +121,8 @@ def _sentence(kind: str, message: str, given: Any, context: dict[str, Any]) -> s
     if kind in ("missing", "union_tag_not_found"):
         return "is missing"
     if kind == "too_short":
-        return f"needs at least {context['min_length']} entry"
+        n = context["min_length"]
+        return f"needs at least {n} {'entry' if n == 1 else 'entries'}"
     if kind == "too_long":
         return f"takes at most {context['max_length']} entries"
     return message

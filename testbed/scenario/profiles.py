@@ -1,4 +1,4 @@
-"""Profiles by name: the shipped ones in ``scenarios/profiles``, and those that a scenario defines."""
+"""Looks up profiles by name: those shipped in ``scenarios/profiles``, and a scenario's own."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def _lookup(kind: str, name: str, key: Key, what: str) -> dict[str, Any]:
 
 
 def _over(base: Table, top: Table) -> dict[str, Any]:
-    """Values of ``base`` with those that ``top`` gives on top."""
+    """Return the values of ``base``, replaced by those that ``top`` has."""
     return {**base.model_dump(exclude_none=True), **top.model_dump(exclude_none=True)}
 
 
 def _require(table: Table, names: tuple[str, ...], key: Key, remedy: str) -> None:
-    """Raises ``KeyedError`` that names all of ``names`` which ``table`` leaves out."""
+    """Raise ``KeyedError`` with those of ``names`` that ``table`` leaves out, if any."""
     missing = [name for name in names if getattr(table, name) is None]
     if len(missing) == 1:
         raise KeyedError((*key, missing[0]), f"is missing; give it, or {remedy}")
@@ -60,9 +60,11 @@ def _require(table: Table, names: tuple[str, ...], key: Key, remedy: str) -> Non
 
 
 def profiled(table: ModelTable) -> ModelTable:
-    """``table`` over the profile that it names. Raises ``KeyedError`` if there is none of that name.
+    """Return ``table`` with missing keys from the profile that it names.
 
-    In another ``dtype`` than the profile's, the sizes that depend on it are left out.
+    Raises ``KeyedError`` for an unknown name.
+
+    If ``table`` has another ``dtype`` than the profile, the profile's sizes that depend on it are dropped.
     """
     name = table.profile
     if name is None:
@@ -81,13 +83,13 @@ def profiled(table: ModelTable) -> ModelTable:
 
 
 def model_names() -> list[str]:
-    """The models that ``profile`` of ``[model]`` can name."""
+    """Return the names that ``model.profile`` can have."""
     return sorted({*shipped("models"), *models()})
 
 
 @cache
 def named_model(name: str, dtype: str | None = None) -> ModelTable:
-    """All sizes of a model by name, in ``dtype`` or the type of its profile. Raises ``KeyedError``."""
+    """Return all sizes of a model by name, in ``dtype`` (default: its profile's). Raises ``KeyedError``."""
     given = {"profile": name} if dtype is None else {"profile": name, "dtype": dtype}
     table = profiled(ModelTable.model_validate(given))
     sizes = sizes_of_table(table)
@@ -96,7 +98,10 @@ def named_model(name: str, dtype: str | None = None) -> ModelTable:
 
 
 def resolve_model(table: ModelTable) -> tuple[ModelTable, ModelSpec]:
-    """All numbers of ``[model]``. The attention cache of a token defaults to 2 x hidden_size values."""
+    """Return ``[model]`` with all numbers, and as a ``ModelSpec``. Raises ``KeyedError`` for missing sizes.
+
+    The attention cache of a token in a block defaults to 2 x hidden_size values.
+    """
     values = profiled(table)
     remedy = f"a profile ({', '.join(model_names())})"
     _require(values, ("name", "n_blocks", "hidden_size", "block_size"), ("model",), remedy)
@@ -122,12 +127,15 @@ def resolve_model(table: ModelTable) -> tuple[ModelTable, ModelSpec]:
 
 _NEEDED = ("memory", "decode", "prefill_base", "prefill_per_token")
 _OF_PETALS = ("petals_forward_rps", "petals_network_rps")
-"""What a complete hardware profile needs: the second only where PETALS places blocks."""
+"""The keys of a complete hardware profile; those of PETALS only where its measurements are needed."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A shipped profile, and what it was measured for: prompts of ``shortest_prompt`` tokens or more."""
+    """A shipped profile, with the GPU and the model's block that were measured.
+
+    Its prefill times hold for prompts of ``shortest_prompt`` tokens or more.
+    """
 
     table: HardwareTable
     gpu: Gpu
@@ -137,7 +145,7 @@ class Measured:
 
 @cache
 def measured_profiles(calibration_set: str = "none") -> Mapping[str, Measured]:
-    """The shipped hardware profiles by name, complete, as a calibration set has them."""
+    """Return the shipped hardware profiles by name, complete, with the changes of a calibration set."""
     calibrated = shipped("calibrations")[calibration_set].get("hardware", {})
     rows = {name: {**row, **calibrated.get(name, {})} for name, row in shipped("hardware").items()}
     found = {}
@@ -154,11 +162,12 @@ def measured_profiles(calibration_set: str = "none") -> Mapping[str, Measured]:
 
 
 class HardwareShelf:
-    """Hardware of one scenario by name: its own profiles, the shipped ones as its calibration has them, GPUs.
+    """Finds the hardware of one scenario by name: its own profiles, shipped profiles, and GPUs.
 
-    ``block`` is the scenario's, ``None`` if its sizes do not say. A shipped profile that was measured for another
-    one is scaled to it, with a warning, and a GPU's times are measured ones where there are any for the block, else
-    the roofline's. With ``is_resolved`` all tables are numbers already.
+    ``block`` is the scenario's transformer block, ``None`` if ``[model]`` has too few sizes. A shipped
+    profile that was measured with another block is scaled to this one, with a warning. A GPU has measured
+    times if there are any for the block, else those of the roofline. With ``is_resolved`` all tables are
+    final: nothing is scaled.
     """
 
     def __init__(
@@ -175,31 +184,29 @@ class HardwareShelf:
         self._is_resolved = is_resolved
 
     def get(self, name: str, key: Key, *, for_petals: bool = False) -> HardwareTable:
-        """The complete profile ``name``, with the numbers of PETALS if it needs them.
+        """Return the complete profile ``name``; ``for_petals``: PETALS' measurements are required, too.
 
-        Raises ``KeyedError`` at ``key`` if there is none.
+        Raises ``KeyedError``, at ``key`` if no hardware has that name.
         """
         table = self._get(name, key, ())
-        remedy = f'take the rest from another profile with base = "{name if name in gpus() else "..."}"'
+        remedy = f'copy the rest from another profile with base = "{name if name in gpus() else "..."}"'
         _require(table, _NEEDED + (_OF_PETALS if for_petals else ()), ("hardware", name), remedy)
         if table.measured is not None and not self._is_resolved:
             self._warn_of_another(name, table.measured)
         return table.model_copy(update={"measured": None})
 
     def _warn_of_another(self, name: str, measured: MeasuredTable) -> None:
-        """Say that a calibrated profile is taken as it is for a model that it may not be of."""
+        """Warn if a calibrated profile was, or may have been, measured with another model."""
         block = self._block
         of = measured.block_values, measured.heads_width, measured.dtype
         if block is None:
-            which = (
-                "whether that is the scenario's model cannot be told, since [model] is given by bytes alone"
-            )
+            which = "whether that is the scenario's model is unknown, since [model] has only sizes in bytes"
         elif (block.values, block.width, block.dtype) != of:
             which = f"not for {block.words}"
         else:
             return
         _log.warning(
-            'hardware "%s" was measured for %s (%s), and its times are taken as they are: %s',
+            'hardware "%s" was measured for %s (%s), and its times are used unchanged: %s',
             name,
             measured.model,
             measured.dtype,
@@ -228,14 +235,14 @@ class HardwareShelf:
         return HardwareTable.model_validate(merged)
 
     def _shipped(self, name: str, key: Key) -> HardwareTable:
-        """A measured profile, for the scenario's block."""
+        """Return a shipped profile, scaled to the scenario's block if it was measured with another."""
         measured, block = self._measured[name], self._block
         if self._is_resolved or (block is not None and block.computes_as(measured.block)):
             return measured.table
         if block is None:
             _log.warning(
-                'hardware "%s" was measured for %s, and its times are taken as they are, since [model] is given by '
-                "bytes alone; give it a family with its sizes, or a profile, and they are scaled",
+                'hardware "%s" was measured for %s, and its times are used unchanged, since [model] has only '
+                "sizes in bytes; to scale them, give [model] a profile, or a family with its sizes",
                 name,
                 measured.block.words,
             )
@@ -258,8 +265,8 @@ class HardwareShelf:
         if self._block is None:
             raise KeyedError(
                 key,
-                f'"{gpu.name}" is a GPU of the catalogue, whose times follow from sizes of the model; give [model] a '
-                f"profile ({', '.join(model_names())}), or family, heads, vocab and dtype",
+                f'"{gpu.name}" is a GPU, whose times are computed from the sizes of the model; give [model] '
+                f"a profile ({', '.join(model_names())}), or family, heads, vocab and dtype",
             )
         try:
             return of_gpu(gpu, self._block, self._measured)
@@ -268,9 +275,10 @@ class HardwareShelf:
 
 
 def of_gpu(gpu: Gpu, block: Block, measured: Mapping[str, Measured]) -> HardwareTable:
-    """A GPU's profile: times measured there for such a block, else the roofline's; memory as in the data sheet.
+    """Return a GPU's profile: times measured on it for such a block, else the roofline's.
 
-    Raises ``RooflineError``.
+    The memory is that of the data sheet. Raises ``RooflineError`` if the GPU does not support the block's
+    ``dtype``.
     """
     table = derived(gpu, block)
     found = next((m for m in measured.values() if m.gpu is gpu and m.block.computes_as(block)), None)
@@ -295,11 +303,12 @@ def server_spec(
     lengths: tuple[int, int],
     token_bytes: int,
 ) -> ServerSpec:
-    """A server of a complete hardware profile, with its own memory if given.
+    """Return a server with a complete hardware profile, and with its own memory if given.
 
-    PETALS' numbers, where no profile gives them, are its forward of 1,024 tokens by the profile's own times, and an
-    unmeasured connection of hidden states of ``token_bytes``.
-    tau_j is that at the mean context of a request of ``lengths``, the design's (input, output) tokens.
+    ``decode_s`` (tau_j) is the time at the mean context of a request of ``lengths``, the (input, output)
+    tokens that the placement is designed for. If the profile lacks PETALS' measurements, they are computed: a
+    forward of 1,024 tokens with the profile's times, and a connection that PETALS has not measured, for
+    hidden states of ``token_bytes``.
     """
     assert table.memory
     assert table.decode is not None
@@ -325,9 +334,9 @@ def server_spec(
 
 
 def resolve_calibration(table: CalibrationTable, petals: bool) -> tuple[CalibrationTable, Calibration]:
-    """All numbers of ``[calibration]``; ``petals`` chooses PETALS' session setup.
+    """Return ``[calibration]`` with all numbers; ``petals``: with PETALS' session setup.
 
-    Raises ``KeyedError`` for an unknown set, and where either tokens or prompts alone have overheads.
+    Raises ``KeyedError`` for an unknown set, and if only tokens or only prompts have overheads.
     """
     shipped = dict(_lookup("calibrations", table.set, ("calibration", "set"), "calibration set"))
     shipped.pop("hardware", None)
@@ -338,7 +347,8 @@ def resolve_calibration(table: CalibrationTable, petals: bool) -> tuple[Calibrat
             ("input_overhead_base", "token_overhead") if inputs else ("token_overhead", "input_overhead_base")
         )
         raise KeyedError(
-            ("calibration", given), f"overheads contain what messages take on the links; give {other}, too"
+            ("calibration", given),
+            f"is given without {other}; overheads replace the transmission on the links, so give both",
         )
     setup = values.session_setup_petals if petals else values.session_setup_proposed
     return values, Calibration(

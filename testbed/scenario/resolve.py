@@ -1,4 +1,4 @@
-"""From a checked scenario to an ``Experiment``: names become numbers, and every choice is made."""
+"""Turns a checked scenario into an ``Experiment``: looks up names and makes every random choice."""
 
 from __future__ import annotations
 
@@ -60,16 +60,15 @@ from testbed.scenario.workload import join_order, make_requests, stream, workloa
 
 GroupT = TypeVar("GroupT", ServersTable, ClientsTable)
 _OUR_PROCESSES = ("launcher", "fabric", "still")
-"""Of a run; their logs stand beside those of nodes."""
+"""Processes of a run that are no nodes. A node cannot have their names, since logs are named alike."""
 FolderOf = Callable[..., Path]
-"""Where relative paths of a key of the scenario start."""
+"""Called with a key of the scenario; returns the folder where its relative path starts."""
 
 
 def resolve(scenario: Scenario, stem: str, folder_of: FolderOf) -> Experiment:
-    """Look every name up and make every random choice.
+    """Look up every name and make every random choice.
 
-    ``stem`` names a scenario that gives no name; the relative path of a trace, topology or matrix starts
-    at ``folder_of`` its key.
+    ``stem`` is the name of a scenario without one. A relative path starts at ``folder_of`` its key.
     Raises ``KeyedError`` with the key path of what cannot be resolved.
     """
     sized, compute, blocks = resolve_blocks(scenario, folder_of("compute", "model"))
@@ -129,7 +128,7 @@ def resolve(scenario: Scenario, stem: str, folder_of: FolderOf) -> Experiment:
         }
     )
     paging = _paging(scenario.cache)
-    # Sessions are midway through their outputs in the mean.
+    # On average, a session in progress has half of its output: half of the mean, rounded up.
     n_known = 2 * len(length_samples)
     expected_output = -(-sum(n for _, n in length_samples) // n_known) if n_known else None
     tcp, backoff, endpoint = scenario.tcp, scenario.backoff, scenario.endpoint
@@ -211,14 +210,17 @@ def resolve(scenario: Scenario, stem: str, folder_of: FolderOf) -> Experiment:
 
 @dataclass(frozen=True)
 class _Places:
-    """Every node at its site, by group of the scenario, and the network between the sites."""
+    """Every node with its site, and the network between the sites.
+
+    ``*_nodes`` are grouped as in the scenario.
+    """
 
     server_nodes: list[list[Node]]
     client_nodes: list[list[Node]]
     servers: list[Node]
     clients: list[Node]
     others: list[Node]
-    """Those of the user's programs."""
+    """The nodes of the user's programs."""
     network: ClustersTable | MatrixTable
 
     @property
@@ -229,7 +231,10 @@ class _Places:
 def _batching(
     compute: ComputeTable, blocks: BlocksSettings | None
 ) -> Literal["none", "serial", "continuous"]:
-    """How servers compute several sessions; real blocks that do not batch, one step after another unless they have several streams."""
+    """Return how servers compute several sessions.
+
+    Real blocks do so serially, unless they have batching or streams.
+    """
     if compute.batching == "continuous":
         return "continuous"
     if compute.serial or (blocks is not None and blocks.n_streams == 1):
@@ -238,12 +243,12 @@ def _batching(
 
 
 def _beside(folder: Path, command: Sequence[str]) -> tuple[str, ...]:
-    """``command`` with whole paths for its words ``./FILE``, which lie in ``folder``."""
+    """Return ``command`` with absolute paths for its words ``./FILE``, which are in ``folder``."""
     return tuple(str((folder / word).absolute()) if word.startswith("./") else word for word in command)
 
 
 def _places(scenario: Scenario, folder_of: FolderOf) -> _Places:
-    """Name the nodes, and draw sites where the scenario leaves them to the seed."""
+    """Name the nodes, draw sites that are "any", and reduce a topology or a matrix file to a matrix."""
     check_counts(sum(s.count for s in scenario.servers), sum(c.count for c in scenario.clients))
     taken: dict[str, Key] = {}
     server_nodes = _nodes("servers", scenario.servers, taken)
@@ -267,7 +272,7 @@ def _places(scenario: Scenario, folder_of: FolderOf) -> _Places:
 def _hardware(
     scenario: Scenario, compute: ComputeTable, folder_of: FolderOf, block: Block | None, *, for_petals: bool
 ) -> tuple[dict[str, HardwareTable], ComputeTable]:
-    """The hardware that servers name, and ``compute`` with the client's time per token that its files measured."""
+    """Return the hardware that servers name, and ``compute`` with the ``hub_token`` of its files if unset."""
     files = [
         (file, folder_of("hardware_files", str(index)))
         for index, file in enumerate(scenario.hardware_files or ())
@@ -285,7 +290,7 @@ def _hardware(
 
 
 def _objectives(slo: str | None) -> tuple[tuple[str, float], ...]:
-    """As ``Problem.objectives_s``."""
+    """Return ``Problem.objectives_s``. Raises ``KeyedError``."""
     try:
         return tuple(parse_objectives(slo).items()) if slo is not None else ()
     except ValueError as error:
@@ -295,7 +300,7 @@ def _objectives(slo: str | None) -> tuple[tuple[str, float], ...]:
 def _reserved_output(
     scenario: Scenario, workload: WorkloadTable, length_samples: Sequence[tuple[int, int]]
 ) -> int | None:
-    """As ``Problem.reserved_output_tokens``."""
+    """Return ``Problem.reserved_output_tokens``."""
     if scenario.cache.mode == "paged" and length_samples:
         return -(-sum(n_output for _, n_output in length_samples) // len(length_samples))
     return workload.max_new_tokens
@@ -309,19 +314,17 @@ def _paging(table: CacheTable) -> PagingRules | None:
 
 
 def _absent(groups: Sequence[ServersTable]) -> frozenset[int]:
-    """The servers that join later. Raises ``KeyedError`` if all of them do."""
+    """Return the servers (indices) that are absent at the start. Raises ``KeyedError`` if all of them are."""
     present = [group.present for group in groups for _ in range(group.count)]
     if not any(present):
-        raise KeyedError(
-            ("servers",), "have present = false, all of them; at least one must be there at the start"
-        )
+        raise KeyedError(("servers",), "all have present = false; at least one must be present at the start")
     return frozenset(j for j, is_present in enumerate(present) if not is_present)
 
 
 def _faults(
     scenario: Scenario, servers: Sequence[str], absent: frozenset[int], requests: Sequence[RequestPlan]
 ) -> list[FaultTable]:
-    """The scenario's faults, and those that its churn draws."""
+    """Return the scenario's faults and those drawn by ``[churn]``."""
     faults = list(scenario.fault or ())
     if scenario.churn is not None:
         last_at_s = max(request.arrival_at_s for request in requests)
@@ -333,7 +336,10 @@ def _faults(
 def _nodes(
     kind: str, groups: Sequence[ServersTable | ClientsTable], taken: dict[str, Key]
 ) -> list[list[Node]]:
-    """Nodes per group. Default names count on over the groups; a given name counts in its own group."""
+    """Return the nodes of each group.
+
+    Default names are numbered across groups, given names within a group.
+    """
     counter: Counter[str] = Counter()
     nodes: list[list[Node]] = []
     for index, group in enumerate(groups):
@@ -349,12 +355,12 @@ def _nodes(
 
 
 def _program_nodes(tables: Sequence[NodeTable], taken: dict[str, Key]) -> list[Node]:
-    """Of the user's programs, each named."""
+    """Return the nodes of the user's programs."""
     nodes = []
     for index, table in enumerate(tables):
         if table.name in _OUR_PROCESSES:
             raise KeyedError(
-                ("node", index, "name"), f'"{table.name}" is a process of the testbed; take another'
+                ("node", index, "name"), f'"{table.name}" is the name of a testbed process; use another'
             )
         _take(table.name, ("node", index), taken)
         nodes.append(Node(table.name, table.site, ("node", index, "site")))
@@ -371,7 +377,7 @@ def _take(name: str, key: Key, taken: dict[str, Key]) -> None:
 def _at_sites(
     groups: Sequence[GroupT], nodes: Sequence[Sequence[Node]], sites: Mapping[str, str]
 ) -> list[GroupT]:
-    """The groups with those at drawn sites split into their nodes, so that each has its site."""
+    """Split groups at ``site = "any"`` into single nodes, each with the site that was drawn for it."""
     tables: list[GroupT] = []
     for group, members in zip(groups, nodes, strict=True):
         if group.site != ANY or not members:

@@ -1,4 +1,4 @@
-"""Block times from data sheets: what memory and arithmetic allow, at a stated efficiency (docs/hardware.md)."""
+"""Computes block times from GPU data sheets, at an assumed efficiency (docs/hardware.md)."""
 
 from __future__ import annotations
 
@@ -9,24 +9,28 @@ from testbed.scenario.catalogue import Gpu, sizes_of_table
 from testbed.scenario.schema import Dtype, HardwareTable, ModelTable
 
 MEMORY_EFFICIENCY = 0.8
-"""Of the data sheet's bandwidth; chosen on one case, Helix' A100 (docs/hardware.md)."""
+"""Share of the data sheet's bandwidth that is reached; fitted to one case, Helix' A100 (docs/hardware.md)."""
 COMPUTE_EFFICIENCY = 0.8
-"""Of the data sheet's dense throughput; chosen on the same case."""
+"""Share of the data sheet's dense throughput that is reached; fitted to the same case."""
 BLOCK_OVERHEAD_S = 50e-6
-"""Launching the kernels of one block: ten of 5 us; assumed."""
+"""Assumed time to launch the kernels of one block: ten of 5 us."""
 PETALS_PROMPT_TOKENS = 1024
-"""The prompt by which PETALS measures ``forward_rps``."""
+"""Length of the prompt with which PETALS measures ``forward_rps``."""
 PETALS_ASSUMED_BPS = 100e6
-"""What PETALS assumes of a connection that it has not measured."""
+"""Rate that PETALS assumes of a connection that it has not measured."""
 
 
 class RooflineError(Exception):
-    """No times follow. One sentence."""
+    """Times cannot be computed. The message is one sentence."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """One transformer block of a model: ``values`` of its matrices, ``width`` of all heads together, and bytes."""
+    """One transformer block of a model.
+
+    ``values`` is the number of values in its matrices, ``width`` that of all its heads together,
+    ``token_bytes`` the size of a hidden state. ``cache_bytes_per_token`` is for this one block.
+    """
 
     model: str
     dtype: Dtype
@@ -41,12 +45,12 @@ class Block:
         return f"{self.model} ({self.dtype})"
 
     def computes_as(self, other: Block) -> bool:
-        """Whether a block of ``other`` takes as long: the same matrices, held in the same type."""
+        """Whether ``other`` takes as long to compute: same size of matrices and heads, same ``dtype``."""
         return (self.values, self.width, self.dtype) == (other.values, other.width, other.dtype)
 
 
 def block_of(table: ModelTable) -> Block | None:
-    """The block of a table whose sizes are filled; ``None`` if it is given by bytes alone."""
+    """Return the block of a complete table; ``None`` if the table has only sizes in bytes."""
     sizes = sizes_of_table(table)
     if sizes is None or not (
         table.dtype and table.block_size and table.cache_per_token and table.value_bytes
@@ -64,11 +68,14 @@ def block_of(table: ModelTable) -> Block | None:
 
 
 def roofline(gpu: Gpu, block: Block) -> StepTimes:
-    """Times of a block on a GPU. Raises ``RooflineError`` if its hardware has not the block's type.
+    """Return the times of a block on a GPU.
 
-    Decode reads the weights and the caches once. A prefill takes the larger of reading the weights and of
-    computing (2 operations per value and token, 2 x width per squared token in causal attention). Matrices in
-    int8 and nf4 are first written out in 16 bits for it. Several decodes in one step add their arithmetic.
+    Raises ``RooflineError`` if the GPU does not support its ``dtype``.
+
+    A decode step reads the weights and the caches once. A prefill takes the larger of the time to read the
+    weights and the time to compute (2 operations per value and token, and 2 x width per squared token for
+    causal attention). Before a prefill, matrices in int8 and nf4 are written out in 16 bits. Each further
+    decode in one step adds its arithmetic.
     """
     memory = gpu.bandwidth_bytes_per_s * MEMORY_EFFICIENCY
     compute = _flops(gpu, block.dtype) * COMPUTE_EFFICIENCY
@@ -92,7 +99,9 @@ def _flops(gpu: Gpu, dtype: Dtype) -> float:
     if dtype in ("int8", "nf4"):
         return known["bf16"] if "bf16" in known else known["fp16"]
     if dtype not in known:
-        raise RooflineError(f"{gpu.name} has no {dtype}; take one of {', '.join((*known, 'int8', 'nf4'))}")
+        raise RooflineError(
+            f"{gpu.name} does not support {dtype}; use one of {', '.join((*known, 'int8', 'nf4'))}"
+        )
     return known[dtype]
 
 
@@ -101,7 +110,7 @@ def _rounded(value: float) -> float:
 
 
 def derived(gpu: Gpu, block: Block) -> HardwareTable:
-    """A hardware profile of the roofline's times. Raises ``RooflineError``."""
+    """Return a hardware profile with the roofline's times. Raises ``RooflineError``."""
     times = roofline(gpu, block)
     return HardwareTable.model_construct(
         memory=gpu.memory_bytes,
@@ -118,17 +127,17 @@ def derived(gpu: Gpu, block: Block) -> HardwareTable:
 
 
 def forward_rps(times: StepTimes) -> float:
-    """Tokens per second of one block, as PETALS measures it."""
+    """Return tokens per second of one block, as PETALS measures it."""
     return PETALS_PROMPT_TOKENS / times.step_s(0, PETALS_PROMPT_TOKENS, 1)
 
 
 def network_rps(token_bytes: float) -> float:
-    """Tokens per second of a connection that PETALS has not measured."""
+    """Return tokens per second over a connection that PETALS has not measured."""
     return PETALS_ASSUMED_BPS / (8 * token_bytes)
 
 
 def times_of(table: HardwareTable) -> StepTimes:
-    """The times of a complete profile."""
+    """Return the step times of a complete profile."""
     assert table.decode is not None
     assert table.prefill_base is not None and table.prefill_per_token is not None
     return StepTimes(
@@ -145,9 +154,10 @@ def times_of(table: HardwareTable) -> StepTimes:
 
 
 def rescaled(table: HardwareTable, gpu: Gpu, measured: Block, block: Block) -> HardwareTable:
-    """A profile measured on ``gpu`` for the block ``measured``, for another: by the roofline's ratio, term by term.
+    """Return a profile that was measured on ``gpu`` with the block ``measured``, scaled to another ``block``.
 
-    A cap on blocks was that of the measured model, and goes. Raises ``RooflineError``.
+    Each time is multiplied by the ratio of the two blocks' roofline times. A limit on the number of blocks
+    was for the measured model, and is removed. Raises ``RooflineError``.
     """
     old, new = roofline(gpu, measured), roofline(gpu, block)
     ratios = {

@@ -1,4 +1,9 @@
-"""The form of a scenario file: strict tables with defaults. Nothing here looks anything up."""
+"""The keys of a scenario file: one class per TOML table, with types, limits and defaults.
+
+Only the form is checked here. ``testbed.scenario.resolve`` looks up names, reads files and draws random
+choices. Quantities are text with a unit: durations become seconds, rates bits per second, sizes bytes
+(``units``).
+"""
 
 from __future__ import annotations
 
@@ -43,15 +48,26 @@ def _int_or(*words: str, most: int) -> BeforeValidator:
 
 
 Dtype = Literal["fp32", "fp16", "bf16", "int8", "nf4"]
-"""What a block's matrices are held in."""
+"""How a block's weights are stored. Hidden states and caches are 16 bits wide with int8 and nf4."""
 
 
 class ModelTable(Table):
-    """``[model]``: a profile's name, or numbers, or both (numbers replace the profile's).
+    """``[model]``: the model that the servers hold, by ``profile`` name, by its sizes, or both.
 
-    With ``family``, ``heads``, ``kv_heads``, ``head_size``, ``feed_forward`` and ``vocab`` every size follows from
-    ``dtype``, the type of the weights, and a model of random weights (of ``seed``) can be made. Sizes that are
-    given win over those that follow.
+    Sizes given here replace those of the profile.
+
+    - ``n_blocks``: transformer blocks. ``hidden_size``: values in one token's hidden state.
+    - ``value_bytes`` (default 2): bytes of one such value.
+    - ``block_size``: weights of one block.
+    - ``cache_per_token`` (default ``2 x hidden_size x value_bytes``): attention cache of one token in one
+      block.
+    - ``petals_cache_tokens`` (default 4096): tokens that PETALS reserves cache for, per block.
+
+    ``family``, ``heads`` and ``vocab`` together with ``n_blocks`` and ``hidden_size`` describe the model
+    fully: sizes that are left out are computed from them and ``dtype``, and a model with random weights (from
+    ``seed``, default 0) can be made. ``kv_heads`` (default ``heads``), ``head_size`` (default
+    ``hidden_size / heads``) and ``feed_forward`` (default: as usual in the family) are needed only where they
+    differ from these defaults.
     """
 
     profile: str | None = None
@@ -73,7 +89,11 @@ class ModelTable(Table):
 
 
 class MeasuredTable(Table):
-    """``measured`` of a hardware profile: the model whose block it is about."""
+    """``measured`` of a hardware profile: the model whose block was measured.
+
+    ``block_values`` is the number of values in the matrices of one block, ``heads_width`` the width of all
+    its heads together. A scenario whose model differs in one of these or in ``dtype`` gets a warning.
+    """
 
     model: str
     dtype: Dtype
@@ -82,15 +102,28 @@ class MeasuredTable(Table):
 
 
 class HardwareTable(Table):
-    """``[hardware.NAME]``: a hardware profile; what is left out comes from ``base``.
+    """``[hardware.NAME]``: memory and step times of one kind of server.
 
-    ``decode`` is a block's time for a token. With ``context_slope``, which every token in the cache adds to
-    it, it is that with nothing cached. A prompt of l tokens takes ``prefill_base + prefill_per_token l +
-    prefill_curve l²`` per block, and at least ``prefill_least``. ``step_base`` comes once per step, and while n other sessions compute a step
-    takes 1 + n x ``contention`` times as long. Where a step serves several sessions (``batching = "continuous"``),
-    each further one adds ``session_slope`` per block. These six are 0 when left out. The ``petals_*`` numbers are
-    only needed where PETALS places blocks. ``measured`` says of which model's block all this is, so that a scenario with
-    another one is warned.
+    Keys that are left out come from the profile ``base``; a NAME of a shipped profile changes that profile.
+    ``memory`` holds blocks and attention caches. ``block_cap`` limits the blocks of one server, for policies
+    that honour it; "none" removes the limit of ``base``.
+
+    Step times (``policies.steps.StepLaw`` is the equation):
+
+    - ``decode``: one token in one block, with an empty attention cache. ``context_slope`` more for each
+      cached token.
+    - Prefill of l tokens in one block: ``prefill_base + prefill_per_token * l + prefill_curve * l**2``, and
+      at least ``prefill_least``.
+    - ``step_base``: once per step, however many blocks the server holds.
+    - ``contention``: while n other sessions compute, a step takes ``1 + n * contention`` times as long.
+    - ``session_slope``: what each further session adds to one block of a step with
+      ``batching = "continuous"``.
+
+    ``context_slope``, ``prefill_curve``, ``prefill_least``, ``step_base``, ``contention`` and
+    ``session_slope`` are 0 by default. ``petals_forward_rps`` and ``petals_network_rps`` are the throughput
+    that PETALS measures, in tokens per second; they are required only if PETALS places, routes or moves
+    blocks. ``measured`` names the model that the times were measured with: a scenario with another model gets
+    a warning.
     """
 
     base: str | None = None
@@ -111,9 +144,12 @@ class HardwareTable(Table):
 
 
 class ServersTable(Table):
-    """``[[servers]]``: ``count`` equal servers at one site, or (in a topology) each at "any" node.
+    """``[[servers]]``: ``count`` servers with the same ``hardware`` at one ``site``.
 
-    With ``present = false`` they are not there at the start: a fault of the kind "join" begins them.
+    In a topology, ``site = "any"`` draws a node of its own for each server. ``name`` (default: the hardware's
+    name) begins the servers' names: NAME-0, NAME-1, ...; a single server with a ``name`` is called just that.
+    ``memory`` replaces that of the hardware. With ``present = false`` the servers are absent at the start;
+    a ``[[fault]]`` of the kind "join" begins them.
     """
 
     hardware: str
@@ -125,7 +161,11 @@ class ServersTable(Table):
 
 
 class ClientsTable(Table):
-    """``[clients]`` or ``[[clients]]``: ``count`` clients at one site, or (in a topology) at "any" nodes."""
+    """``[clients]`` or ``[[clients]]``: ``count`` clients at one ``site``.
+
+    In a topology, ``site = "any"`` draws a node for each client. ``name`` (default "client") begins their
+    names.
+    """
 
     site: Name
     count: Annotated[int, Field(ge=0, le=MAX_NODES)] = 1
@@ -133,31 +173,37 @@ class ClientsTable(Table):
 
 
 def _words(value: Any) -> Any:
-    """A command as a list: text is split as a shell would, and no shell reads it."""
+    """Return a command as a list of words. Text is split by a shell's rules, but no shell runs it."""
     if isinstance(value, str):
         try:
             value = shlex.split(value)
         except ValueError as error:
-            raise rule(f"cannot be split into words: {str(error).lower()}") from None
+            raise rule(f"cannot be split into words ({str(error).lower()}); close every quote") from None
     if value == []:
-        raise rule("names no program")
+        raise rule("is empty; give the program to run, or leave the key out")
     if isinstance(value, list) and any("\0" in word for word in value if isinstance(word, str)):
-        raise rule("has a NUL character in it")
+        raise rule("contains a NUL character; remove it")
     return value
 
 
 def _variables(value: Any) -> Any:
     for name, text in value.items() if isinstance(value, dict) else ():
         if not name or "=" in name or "\0" in name or (isinstance(text, str) and "\0" in text):
-            raise rule(f"{shown(name)} cannot be an environment variable")
+            raise rule(
+                f"{shown(name)} cannot be an environment variable: a name must not be empty or contain '=', "
+                "and neither name nor value may contain a NUL character"
+            )
     return value
 
 
 class NodeTable(Table):
-    """``[[node]]``: a node of its own for a program of the user's, linked to all others as its site is.
+    """``[[node]]``: a node for a program of the user's, with a link to every other node.
 
-    ``command`` is text, split as a shell would, or a list; without it the node is empty, for ``testbed exec``.
-    Words that begin with ``./`` are files beside the scenario's.
+    Its links have the values of the network between its ``site`` and theirs. ``command`` is a list of words,
+    or text that is split like a shell's command line; without it the node is empty and waits for
+    ``testbed exec``. Words that begin with ``./`` are paths relative to the scenario file. ``environment``
+    adds variables to those of the caller. ``restart = "on-failure"`` starts the program again, 1 s after it
+    ended with a status other than 0.
     """
 
     name: Name
@@ -168,7 +214,11 @@ class NodeTable(Table):
 
 
 class TcpTable(Table):
-    """``[tcp]`` inside the emulated network."""
+    """``[tcp]``: TCP in the network namespaces of the nodes.
+
+    ``warm``: connections behave like long-used ones from the first byte. ``slow_start_after_idle`` and
+    ``congestion_control`` are the kernel's settings of these names.
+    """
 
     warm: bool = True
     slow_start_after_idle: bool = False
@@ -176,6 +226,8 @@ class TcpTable(Table):
 
 
 class Uniform(Table):
+    """A length in tokens, uniform from ``low`` to ``high``, both included."""
+
     distribution: Literal["uniform"]
     low: Tokens
     high: Tokens
@@ -183,12 +235,15 @@ class Uniform(Table):
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if self.low > self.high:
-            raise rule(f"must not be less than low ({self.low}), but is {self.high}", "high")
+            raise rule(f"must be at least low ({self.low}), not {self.high}", "high")
         return self
 
 
 class Lognormal(Table):
-    """``mean`` is the mean before values are cut to ``1..max``; ``sigma`` that of the logarithm."""
+    """A lognormal length in tokens, rounded and then limited to ``1..max``.
+
+    ``mean`` (tokens) is the mean before that limit; ``sigma`` is the standard deviation of the logarithm.
+    """
 
     distribution: Literal["lognormal"]
     mean: Positive
@@ -197,6 +252,8 @@ class Lognormal(Table):
 
 
 class Choice(Table):
+    """A length in tokens drawn from ``values`` with ``weights`` (default: all equally likely)."""
+
     distribution: Literal["choice"]
     values: Annotated[list[Tokens], Field(min_length=1)]
     weights: list[Weight] | None = None
@@ -204,7 +261,7 @@ class Choice(Table):
     @model_validator(mode="after")
     def _weighted(self) -> Self:
         if self.weights is not None and (len(self.weights) != len(self.values) or sum(self.weights) <= 0):
-            raise rule("needs one weight per value, not all of them 0", "weights")
+            raise rule("must have one weight for each of values, and at least one weight above 0", "weights")
         return self
 
 
@@ -221,7 +278,7 @@ Length = Annotated[
 
 
 class RateChange(Table):
-    """A row of ``workload.changes``: from ``at`` on requests arrive at ``rate``."""
+    """A row of ``workload.changes``: from time ``at`` on, requests arrive at ``rate`` per second."""
 
     at: PositiveSeconds
     rate: Positive
@@ -232,10 +289,11 @@ _OF_A_TRACE = ("rate", "n_requests", *_LENGTHS)
 
 
 class EndpointTable(Table):
-    """``[endpoint]``: requests come from outside while ``testbed serve`` runs.
+    """``[endpoint]``: ``testbed serve`` takes requests from outside.
 
-    Each has at most ``max_model_len`` tokens, prompt and output; ``workload`` says whether the scenario's own
-    requests are served, too. Placement is made for these either way.
+    ``max_model_len`` is the largest number of tokens of a request, prompt and output together.
+    ``workload = "also"`` serves the scenario's own requests, too. The placement is designed for the
+    scenario's requests either way.
     """
 
     max_model_len: Annotated[int, Field(ge=2, le=MAX_TOKENS)]
@@ -243,31 +301,36 @@ class EndpointTable(Table):
 
 
 Lengths = Annotated[list[Tokens], Field(min_length=2, max_length=2)]
-"""Input and output tokens of a request."""
+"""[input, output] tokens of a request."""
 
 
 class WorkloadTable(Table):
-    """``[workload]``: when requests arrive and how long they are.
+    """``[workload]``: when requests arrive and how many tokens they have (docs/workloads.md).
 
-    ``trace`` and ``listed`` have their own arrivals and lengths; ``n_requests`` cuts them, ``rate``
-    stretches time to that mean rate, and lengths replace their lengths. Each of these may say "trace": as the
-    trace has it, whatever the file said that ``--set`` changes. ``draw`` says which of them a seed takes (see
-    ``testbed.scenario.draws``; default: the first). The other kinds arrive at ``rate``,
-    for which the placement is designed, until ``changes`` say otherwise; a length that they are not given, or
-    that is "trace", is that of a request drawn from the trace ``file``, or of ``request_lengths``, one [input, output] per
-    request in order. ``origin`` says where what is listed comes from, for people.
+    Recorded arrivals: ``arrivals = "trace"`` reads the trace ``file``; "listed" has ``requests``, rows of
+    [arrival in seconds, input tokens, output tokens], optionally with the client's number and
+    ``max_new_tokens``. ``n_requests`` limits how many are used, ``rate`` stretches their arrivals to that
+    mean rate per second, and ``n_input_tokens`` and ``n_output_tokens`` replace their lengths. The value
+    "trace" for one of these four keys means "as recorded"; with ``--set`` it undoes what the file says.
+    ``draw`` chooses which recorded requests a seed uses (``testbed.scenario.draws``; default: the first
+    ones). ``max_input_tokens`` first drops recorded requests with longer prompts.
 
-    ``lengths`` "known": a request's output length is known before it is served, as the paper assumes. "hidden":
-    policies, admission and servers know ``max_new_tokens`` (by default the longest output that can occur), reserve
-    for it and end no earlier than tokens do; a longer output is cut off there.
+    Generated arrivals: "poisson", "gamma" (with ``shape``) and "constant" arrive at ``rate`` per
+    second until the first of ``changes``. The placement is designed for ``rate``. ``n_input_tokens`` and
+    ``n_output_tokens`` are numbers or distributions. A length that is missing or "trace" comes from a request
+    drawn from the trace ``file``, or from ``request_lengths``, one [input, output] per request in order.
 
-    ``known_lengths`` are (input, output) lengths of requests of the past: what an operator knows of lengths. Left out, they are drawn
-    from the distributions, or of a trace those requests that are not served.
+    ``lengths = "known"``: policies know each request's output length beforehand, as the paper assumes.
+    "hidden": policies, admission and servers know only ``max_new_tokens`` (default: the longest output that
+    can occur) and reserve cache for it; a longer output is cut off there.
 
-    ``max_input_tokens`` leaves recorded requests with longer prompts out, before anything is taken of the trace.
+    ``known_lengths`` are [input, output] tokens of past requests, as an operator knows them; policies see
+    them as ``Problem.length_samples``. By default they are drawn from the distributions, or are lengths of
+    the trace's requests that the run does not replay.
 
-    ``slo`` is what requests should meet ("ttft=5s,tpot=1s"): goodput counts those that do, and a placement policy may aim at
-    it.
+    ``slo`` sets objectives that each request should meet, such as "ttft=5s,tpot=1s": goodput counts the
+    requests that meet them, and a placement policy may aim at them. ``origin`` describes in words where
+    listed values come from.
     """
 
     arrivals: Literal["poisson", "gamma", "constant", "trace", "listed"] = "poisson"
@@ -300,7 +363,7 @@ class WorkloadTable(Table):
                 if key not in _LENGTHS:
                     raise rule('may only be "trace" with arrivals = "trace" or "listed"', key)
                 if not has_lengths:
-                    raise rule('is "trace", but there is none; name it in workload.file', key)
+                    raise rule('is "trace", but there is no trace; name its file in workload.file', key)
         return {key: value for key, value in data.items() if key not in said}
 
     @model_validator(mode="after")
@@ -313,24 +376,27 @@ class WorkloadTable(Table):
             given = getattr(self, key) is not None
             if given and key == "file" and is_generated:
                 raise rule(
-                    'is for arrivals = "trace", or for a length that is "trace"; there is neither', key
+                    'is only for arrivals = "trace", or for a length that is "trace"; leave it out', key
                 )
             if given and self.arrivals != kind:
                 raise rule(f'is only for arrivals = "{kind}"; arrivals is "{self.arrivals}"', key)
             if not given and self.arrivals == kind:
                 raise rule(f'is missing; arrivals = "{kind}" needs it', key)
         if self.max_input_tokens is not None and self.file is None:
-            raise rule("leaves out what a trace recorded, and needs workload.file", "max_input_tokens")
+            raise rule("is only for requests of a trace; name one in workload.file", "max_input_tokens")
         if self.max_new_tokens is not None and self.lengths == "known":
             raise rule('is only for lengths = "hidden"; lengths is "known"', "max_new_tokens")
         if self.request_lengths is not None and (self.file is not None or not takes_lengths):
             raise rule(
-                "is only for generated arrivals without a file, and for a length that is not given",
+                "is only for generated arrivals that leave out a length and have no workload.file; "
+                "leave it out",
                 "request_lengths",
             )
         has_lengths = takes_lengths and (self.file is not None or self.request_lengths is not None)
         if self.origin is not None and self.arrivals != "listed" and not has_lengths:
-            raise rule(f'is only for arrivals = "listed"; arrivals is "{self.arrivals}"', "origin")
+            raise rule(
+                "describes listed requests or lengths, but the workload has none; leave it out", "origin"
+            )
         if is_generated:
             if self.draw is not None:
                 raise rule('is only for arrivals = "trace" or "listed"', "draw")
@@ -338,24 +404,29 @@ class WorkloadTable(Table):
                 if getattr(self, key) is None and not (key in _LENGTHS and has_lengths):
                     raise rule(f'is missing; arrivals = "{self.arrivals}" needs it', key)
         elif self.changes:
-            raise rule(f'are for generated arrivals; arrivals = "{self.arrivals}" has its own', "changes")
+            raise rule(
+                f'is only for generated arrivals; arrivals is "{self.arrivals}", so leave it out', "changes"
+            )
         for before, after in pairwise(self.changes or ()):
             if after.at <= before.at:
-                raise rule("must be in the order of time, no two at once", "changes")
+                raise rule("must be in the order of time, each later than the one before", "changes")
         return self
 
 
 class PolicyTable(Table):
-    """``[policy]``: a pair by ``name``, or ``placement`` and ``routing``.
+    """``[policy]``: a pair of policies by ``name``, or ``placement`` and ``routing`` one by one.
 
-    ``design_concurrency`` is |R|: "auto" leaves it to the placement policy, "searched" tries candidates
-    on synthetic arrivals. ``communication`` is who sends hidden states to the next server:
-    the client ("hub-spoke") or the server before ("server-to-server"). ``online``
-    names a policy that changes the placement while requests are served, or says "none"; servers then load blocks at
-    ``load_rate``, 1 Gbit/s if not given. ``online_period`` and ``online_patience`` replace that policy's own, if it has them.
-    ``state_age`` is the time between the reports that routers see. ``queue`` is where requests without room wait:
-    with their clients, who ask again ("none"), or at the coordinator, which wakes them: in order ("fifo"), or whoever
-    has room first, until one has waited ``queue_age`` ("backfill"). Not given, it is what the routing policy wants.
+    - ``design_concurrency``: |R|, the sessions at a time that the placement is designed for. "auto" leaves it
+      to the placement policy, "searched" tries candidates on synthetic arrivals.
+    - ``communication``: who sends hidden states to the next server, the client ("hub-spoke") or the server
+      before it ("server-to-server").
+    - ``online``: a policy that changes the placement while requests are served, or "none". ``online_period``
+      (time between two checks) and ``online_patience`` (how long the load must differ from the design before
+      it acts) replace that policy's own values. Servers load blocks at ``load_rate`` (default 1 Gbit/s).
+    - ``state_age``: time between the reports of servers that routers see; 0: routers see the present state.
+    - ``queue``: where requests wait for room. "none": their clients ask again after ``[backoff]``. "fifo": at
+      the coordinator, in order. "backfill": at the coordinator, and whichever fits goes first, until one has
+      waited ``queue_age``. Default: what the routing policy asks for.
     """
 
     name: str | None = None
@@ -377,7 +448,7 @@ class PolicyTable(Table):
     def _online_keys(self) -> Self:
         for key in ("online_period", "online_patience", "load_rate"):
             if self.online is None and getattr(self, key) is not None:
-                raise rule("is only for policy.online; name one", key)
+                raise rule("needs policy.online; name an online policy there, or leave this out", key)
         return self
 
 
@@ -388,22 +459,29 @@ def _device(value: Any) -> Any:
     for name in names:
         if not (isinstance(name, str) and re.fullmatch(r"cpu|cuda(:\d{1,3})?|(GPU|MIG)-[\w/-]{1,80}", name)):
             raise rule(
-                'must be "cpu", "cuda", "cuda:0" or the like, a UUID such as "GPU-..." or "MIG-...", or a list of '
-                f'these, or "auto", not {shown(value)}'
+                'must be "auto", or one or a list of "cpu", "cuda", "cuda:0" (or another number) and UUIDs '
+                f'such as "GPU-..." or "MIG-...", not {shown(value)}'
             )
     return value
 
 
 class ComputeTable(Table):
-    """``[compute]``: what a server's step really does. All keys but the first five are for real blocks.
+    """``[compute]``: how servers and clients compute.
 
-    ``batching`` is how a server computes several sessions: "none", each as if it were alone; "serial", one step after
-    another; "continuous", all that wait in one step, with one prompt at most (``chunk_tokens`` tokens of it).
-    ``serial = true`` is another way to say "serial".
-    ``hub_token`` is what the client computes per output token (embedding, head, choice): the stub's client takes
-    it, and with real blocks the model counts it. Left out, it is that of ``hardware_files``, else 0.
-    ``model`` is a checkpoint's folder or its name on the hub. A list of devices goes round the servers,
-    "auto" is a list of what this machine has.
+    - ``backend``: "stub" only waits for as long as a step would take; "blocks" computes with torch.
+    - ``batching``: how a server computes several sessions. "none": each as if it were alone. "serial": one
+      step after another (``serial = true`` means the same). "continuous": all that wait, in one step, with
+      one prompt or at most ``chunk_tokens`` tokens of it.
+    - ``hub_token``: the client's own time per output token (embedding, head, choice of the token). The stub's
+      client waits for it; with real blocks only the model columns count it. Default: that of
+      ``hardware_files``, else 0.
+
+    The other keys are for real blocks (docs/blocks.md). ``model`` is the folder of a checkpoint or its name
+    on the Hugging Face hub; it also gives the stub its sizes. A list in ``device`` is dealt out to the
+    servers in turn; "auto" is the list of this machine's GPUs, or the CPU without any. ``weights`` is how
+    matrices are stored ("plain": in ``dtype``), ``dtype`` the type of everything else. ``threads`` are per
+    server process, ``streams`` the steps that a server computes at a time. With ``verify`` the tokens are
+    compared with those of the whole model after the run.
     """
 
     backend: Literal["stub", "blocks"] = "stub"
@@ -425,7 +503,7 @@ class ComputeTable(Table):
     def _one_batching(self) -> Self:
         if self.serial and self.batching not in (None, "serial"):
             raise rule(
-                f'says that it is "{self.batching}", and serial = true that it is not; leave serial out',
+                f'is "{self.batching}", which contradicts serial = true; leave serial out',
                 "batching",
             )
         if self.chunk_tokens is not None and self.batching != "continuous":
@@ -434,12 +512,14 @@ class ComputeTable(Table):
 
 
 class CacheTable(Table):
-    """``[cache]``: how servers give out attention cache.
+    """``[cache]``: how servers allocate attention cache to sessions.
 
-    "reserved": all that a session may need when it opens. "paged": for the prompt, and then ``page_tokens`` at a time as tokens
-    come; new sessions get in up to ``high_water`` of a server's room, and when it runs out the session whose request
-    arrived last gives up its chain, waits, and replays. ``expected_output``: what the coordinator counts of an output
-    before it is there; left out, half of a mean one (``known_lengths``), or the longest.
+    ``mode = "reserved"``: all that a session may need, when it opens. "paged": room for the prompt, and then
+    for ``page_tokens`` (default 16) tokens at a time as they are generated. New sessions are admitted up to
+    the share ``high_water`` (default 0.9) of a server's room. When the room runs out, the session whose
+    request arrived last loses its chain, waits for another one, and replays. ``expected_output`` is the
+    number of output tokens that the coordinator counts for a session before they exist; default: half of the
+    mean output in ``known_lengths``, or, if nothing is known, the longest output.
     """
 
     mode: Literal["reserved", "paged"] = "reserved"
@@ -456,7 +536,14 @@ class CacheTable(Table):
 
 
 class CalibrationTable(Table):
-    """``[calibration]``: a set by name; numbers replace the set's."""
+    """``[calibration]``: published overheads that are added to the emulated network's times.
+
+    ``set`` names a shipped set; values given here replace those of the set. ``token_overhead`` is added to
+    every decode step of a hop, ``input_overhead_base`` plus ``input_overhead_per_token`` per prompt token to
+    every prefill of a hop, ``initial_delay`` to every session. ``session_setup = true`` also adds
+    ``session_setup_petals`` (PETALS and its variants) or ``session_setup_proposed`` (other placements) to
+    every request's first token.
+    """
 
     set: str = "none"
     session_setup: bool = False
@@ -469,7 +556,12 @@ class CalibrationTable(Table):
 
 
 class BackoffTable(Table):
-    """``[backoff]``: waits between attempts to open a session; ``jitter`` is how far each may be off, as a share."""
+    """``[backoff]``: how long a client waits between its attempts to open a session.
+
+    The waits begin with ``first`` and double up to ``max``. A request fails if it has found no room
+    ``give_up`` after its arrival; 0: it never gives up. With ``jitter`` j each wait is between (1 - j) and (1
+    + j) times as long.
+    """
 
     first: PositiveSeconds = 1.0
     max: PositiveSeconds = 60.0
@@ -479,14 +571,16 @@ class BackoffTable(Table):
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if self.max < self.first:
-            raise rule("must not be shorter than first", "max")
+            raise rule("must be at least backoff.first", "max")
         return self
 
 
 class HostTable(Table):
-    """``[[hosts]]``: a machine of a Ray cluster that has what is asked for, or this ``address`` in it.
+    """``[[hosts]]``: one machine of a Ray cluster (docs/machines.md).
 
-    ``servers`` are names of servers or of sites.
+    Ray chooses a machine with these ``cpus``, ``gpus``, ``accelerator_type`` and ``resources``, by Ray's
+    names; ``address`` asks for one machine in particular. ``servers`` are the names of servers or sites that
+    it runs; default: a share of those that no machine names. ``name`` defaults to host-0, host-1, ...
     """
 
     name: Name | None = None
@@ -501,7 +595,7 @@ class HostTable(Table):
 def _all_of_cluster(value: Any) -> Any:
     if isinstance(value, str):
         if value != "ray":
-            raise rule('must be "ray" (all machines of the Ray cluster) or tables [[hosts]]')
+            raise rule(f'must be "ray" (all machines of the cluster) or [[hosts]] tables, not {shown(value)}')
         return []
     return value
 
@@ -511,7 +605,13 @@ def _as_list(value: Any) -> Any:
 
 
 class Scenario(Table):
-    """A whole file. ``resolved`` marks what a run stores: every name has become numbers."""
+    """A whole scenario file.
+
+    ``seed`` fixes every random choice. ``clock`` is "virtual" (time jumps over waiting), "real", or "auto"
+    (virtual unless something needs real time). ``time_scale`` makes real time run that many times faster.
+    ``hardware_files`` are files of hardware profiles, as ``testbed calibrate`` writes them. ``resolved``
+    marks a scenario that a run has stored: names are replaced by numbers, and random choices are made.
+    """
 
     name: Name | None = None
     description: str = ""
@@ -527,7 +627,7 @@ class Scenario(Table):
     node: list[NodeTable] | None = None
     network: Annotated[ClustersTable | MatrixTable | TopologyNetworkTable, Field(discriminator="kind")]
     hosts: Annotated[list[HostTable], BeforeValidator(_all_of_cluster)] | None = None
-    """Empty: all machines of the Ray cluster."""
+    """An empty list, which "ray" becomes, stands for all machines of the Ray cluster."""
     tcp: TcpTable = TcpTable()
     workload: WorkloadTable
     policy: PolicyTable = PolicyTable(name="proposed")

@@ -1,4 +1,4 @@
-"""Objectives as people write them: ``ttft=5s,tpot=1s`` of every request, ``ttft_p95=5s`` of all together."""
+"""Parses objectives: ``ttft=5s,tpot=1s`` for each request, ``ttft_p95=5s`` for a statistic over requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 
 
 class Objective(NamedTuple):
-    """``statistic`` of a metric over requests is to be at most ``limit_s``."""
+    """The ``statistic`` of ``metric`` over all requests must be at most ``limit_s`` seconds."""
 
     metric: str
     statistic: str
@@ -24,18 +24,21 @@ class Objective(NamedTuple):
 
 
 def parse_objectives(text: str) -> dict[str, float]:
-    """Metric name (without ``_s``) to its limit in seconds. Raises ``ValueError`` with what is wrong."""
+    """Parse ``METRIC=DURATION,...`` into limits in seconds by metric.
+
+    Raises ``ValueError`` with what is wrong.
+    """
     return _limits(text, _check_metric)
 
 
 def parse_statistics(text: str) -> tuple[Objective, ...]:
-    """``METRIC_STATISTIC=DURATION`` with commas between. Raises ``ValueError`` with what is wrong."""
+    """Parse ``METRIC_STATISTIC=DURATION,...``. Raises ``ValueError`` with what is wrong."""
     limits = _limits(text, _check_statistic)
     return tuple(Objective(*_parted(name), limit_s) for name, limit_s in limits.items())
 
 
 def parse_statistic(name: str) -> tuple[str, str]:
-    """``METRIC_STATISTIC`` in its two parts. Raises ``ValueError`` with what is wrong."""
+    """Split ``METRIC_STATISTIC`` into its two parts. Raises ``ValueError`` with what is wrong."""
     _check_statistic(name)
     return _parted(name)
 
@@ -57,15 +60,15 @@ def _limits(text: str, check: Callable[[str], None]) -> dict[str, float]:
 
 def _check_metric(name: str) -> None:
     if name not in NAMES:
-        raise ValueError(f"no objective {name!r}; valid: {', '.join(NAMES)}")
+        raise ValueError(f"unknown objective {name!r}; valid: {', '.join(NAMES)}")
 
 
 def _check_statistic(name: str) -> None:
     metric, statistic = _parted(name)
     if metric not in NAMES or statistic not in STATISTICS:
         raise ValueError(
-            f"no objective {name!r}; write METRIC_STATISTIC, for example ttft_p95: a metric is {', '.join(NAMES)}, a "
-            f"statistic {', '.join(STATISTICS)}"
+            f"unknown objective {name!r}; write METRIC_STATISTIC, for example ttft_p95: a metric is "
+            f"{', '.join(NAMES)}, a statistic {', '.join(STATISTICS)}"
         )
 
 

@@ -1,7 +1,7 @@
-"""Network files of SNDlib (https://sndlib.put.poznan.pl), in its XML and its native format.
+"""Reads network files of SNDlib (https://sndlib.put.poznan.pl), in its XML and its native format.
 
-Read are nodes with their coordinates and links with their installed capacity; demands, costs and modules are not.
-Both readers raise ``ValueError`` with what is wrong.
+The readers return nodes with coordinates and links with installed capacity; demands, costs and modules are
+ignored. Both raise ``ValueError`` with what is wrong.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _ROWS = {
     "NODES": re.compile(r"(\S+)(?:\s*\(\s*(\S+)\s+(\S+)\s*\))?"),
     "LINKS": re.compile(r"\S+\s*\(\s*(\S+)\s+(\S+)\s*\)\s*(\S+).*"),
 }
-"""What a row holds: a key and its value; a node's name, x and y; a link's two nodes and its capacity."""
+"""The rows of each section: key and value; a node's name, x and y; a link's two nodes and its capacity."""
 
 
 @dataclass(frozen=True)
 class SndNode:
-    """``place`` is (longitude, latitude) in degrees; ``None`` if the file has none, or draws the network in pixels."""
+    """A node. ``place`` is (longitude, latitude) in degrees; ``None`` if unknown, or if it is in pixels."""
 
     name: str
     place: tuple[float, float] | None
@@ -31,14 +31,17 @@ class SndNode:
 
 @dataclass(frozen=True)
 class SndLink:
-    """``ends`` are names of nodes. ``rate_bps`` is ``None`` without an installed capacity, or if its unit is not stated."""
+    """A link between two nodes.
+
+    ``rate_bps`` is ``None`` without an installed capacity, or if its unit is unknown.
+    """
 
     ends: tuple[str, str]
     rate_bps: float | None
 
 
 def read_sndlib_xml(path: Path) -> tuple[list[SndNode], list[SndLink]]:
-    """Nodes and links of an XML file."""
+    """Return the nodes and links of an XML file."""
     root = ElementTree.parse(path).getroot()
     nodes, links = (root.find(f"{{*}}networkStructure/{{*}}{name}") for name in ("nodes", "links"))
     if nodes is None or links is None:
@@ -58,9 +61,10 @@ def read_sndlib_xml(path: Path) -> tuple[list[SndNode], list[SndLink]]:
 
 
 def read_sndlib_native(path: Path) -> tuple[list[SndNode], list[SndLink]]:
-    """Nodes and links of a native (text) file: sections of one row per line, ``TITLE (`` to ``)``.
+    """Return the nodes and links of a native (text) file.
 
-    The format does not state whether coordinates are degrees: they are taken as such if all of them can be.
+    A section goes from ``TITLE (`` to ``)`` and has one row per line. The format does not state the unit of
+    coordinates: they are read as degrees if all of them can be degrees.
     """
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     if not lines or not lines[0].startswith(_FIRST_LINE):
@@ -76,7 +80,7 @@ def read_sndlib_native(path: Path) -> tuple[list[SndNode], list[SndLink]]:
             title = None
         elif words and title in _ROWS:
             if (row := _ROWS[title].fullmatch(words)) is None:
-                raise ValueError(f"line {number} is no row of the section {title}")
+                raise ValueError(f"line {number} is not a row of the section {title}")
             rows[title].append(row.groups())
     if not rows.keys() >= {"NODES", "LINKS"}:
         raise ValueError("it has no sections NODES and LINKS")

@@ -1,4 +1,4 @@
-"""Where scenario files come from, and how ``--set`` changes their data before they are checked."""
+"""Finds and reads scenario files, and applies ``--set`` to their data before they are checked."""
 
 from __future__ import annotations
 
@@ -24,13 +24,16 @@ _KEYS = re.compile(
     r"""|'''(?:[^']|'(?!''))*+(?:'{3,5})?"""
     rf"|\#[^\n]*+|{_PART}(?:{_DOT}{_PART}){{0,{MAX_KEY_PARTS - 1}}}+(?P<deep>{_DOT}{_PART})?"
 )
-"""Strings of several lines, comments, and keys or what looks like them; those with too many parts are ``deep``.
-What is not closed matches as well, so that a text of any kind is searched in a time proportional to it."""
+"""Matches strings of several lines, comments, and keys (or what looks like one).
+
+Keys with too many parts match the group ``deep``. Unclosed strings match, too, so that the search time is
+proportional to the length of the text.
+"""
 
 
 @dataclass
 class Source:
-    """A read file: its data, what it is called in messages, and the ``--set`` options applied to it."""
+    """A file that was read: its data, its name in messages (``label``), and the ``--set`` options applied."""
 
     label: str
     stem: str
@@ -39,11 +42,11 @@ class Source:
     overridden: dict[tuple[str, ...], str] = field(default_factory=dict)
 
     def folder_of(self, *key: str) -> Path:
-        """Where a relative path at ``key`` starts: the file's folder, or the current one after ``--set``."""
+        """Return the folder for a relative path at ``key``: the file's, or the current one after ``--set``."""
         return Path() if any(key[: len(k)] == k for k in self.overridden) else self.folder
 
     def error(self, wrong: KeyedError) -> ScenarioError:
-        """``wrong`` as one sentence; names the ``--set`` option if that is where the value came from."""
+        """Return ``wrong`` as one sentence, with the ``--set`` option if the value came from one."""
         key = tuple(str(part) for part in key_in_document(self.document, wrong.key))
         options = self.overridden.items()
         below = (o for k, o in options if key and k[: len(key)] == key)
@@ -53,19 +56,19 @@ class Source:
 
 
 def shipped_files() -> dict[str, Traversable]:
-    """Every shipped scenario's file, by name."""
+    """Return the files of all shipped scenarios, by name."""
     files = [f for f in resources.files("scenarios").iterdir() if f.name.endswith(".toml")]
     return dict(sorted((file.name.removesuffix(".toml"), file) for file in files))
 
 
 def shipped_documents() -> Iterator[tuple[str, dict[str, Any]]]:
-    """(name, data) of every shipped scenario, by name."""
+    """Yield (name, data) of every shipped scenario, ordered by name."""
     for name, file in shipped_files().items():
         yield name, _parse(file.read_text(encoding="utf-8"), f"scenarios/{name}.toml")
 
 
 def read_source(name_or_path: str) -> Source:
-    """The file at a path, or the shipped scenario of that name. Raises ``ScenarioError``."""
+    """Read the file at a path, or the shipped scenario of that name. Raises ``ScenarioError``."""
     path = Path(name_or_path)
     if not path.is_file():
         shipped = shipped_files()
@@ -76,7 +79,7 @@ def read_source(name_or_path: str) -> Source:
             return Source(label, name_or_path, folder, _parse(text, label))
         if path.exists():
             raise ScenarioError(
-                f"{path}: is not a file; name a scenario file, or a shipped scenario: {', '.join(shipped)}"
+                f"{path}: is not a file; give a scenario file, or a shipped scenario: {', '.join(shipped)}"
             )
         hint = nearest(path.stem, shipped)
         raise ScenarioError(
@@ -84,19 +87,21 @@ def read_source(name_or_path: str) -> Source:
         )
     if path.suffix.lower() == ".json":
         raise ScenarioError(
-            f"{path}: is an instance by its ending, and no scenario; instances are for `testbed simulate`, "
-            "scenarios end in .toml"
+            f"{path}: is an instance file, since it ends in .json; use it with `testbed simulate`, or give a "
+            "scenario (.toml)"
         )
     return Source(str(path), path.stem, path.parent, read_toml(path))
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The data of a TOML file. Raises ``ScenarioError``."""
+    """Return the data of a TOML file. Raises ``ScenarioError``."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_TOML_BYTES + 1)
         if len(data) > MAX_TOML_BYTES:
-            raise ScenarioError(f"{path}: is larger than {MAX_TOML_BYTES >> 20} MiB, the most that is read")
+            raise ScenarioError(
+                f"{path}: is larger than {MAX_TOML_BYTES >> 20} MiB, the largest file that is read"
+            )
         text = data.decode("utf-8")
     except OSError as error:
         raise ScenarioError(f"{path}: cannot be read: {os.strerror(error.errno or 0)}") from None
@@ -106,12 +111,13 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def _parse(text: str, label: str) -> dict[str, Any]:
-    # Before it is parsed: the time and the memory which that takes grow with the square of the parts.
+    # Checked before parsing, whose time and memory grow with the square of the number of parts.
     deep = next((key for key in _KEYS.finditer(text) if key["deep"]), None)
     if deep is not None:
         n_lines = text.count("\n", 0, deep.start()) + 1
         raise ScenarioError(
-            f"{label}:{n_lines}: a key of more than {MAX_KEY_PARTS} parts is nested too deeply for a scenario"
+            f"{label}:{n_lines}: a key has more than {MAX_KEY_PARTS} parts; no key of a scenario is nested "
+            "so deeply"
         )
     try:
         return tomllib.loads(text)
@@ -148,7 +154,7 @@ def override(source: Source, options: Sequence[str]) -> None:
 
 
 def code_in_file(source: Source) -> tuple[str, ...]:
-    """Policies ``module:Class`` of a checked scenario that no option has named."""
+    """Return the policies ``module:Class`` that the file names itself, not an option."""
     policy = source.document.get("policy", {})
     names = []
     for key in (*HALVES, "online"):
@@ -160,7 +166,7 @@ def code_in_file(source: Source) -> tuple[str, ...]:
 
 
 def value_of(text: str) -> Any:
-    """What ``--set`` makes of a text: TOML, or else the text itself."""
+    """Parse the value of ``--set``: TOML, or else plain text."""
     try:
         parsed = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):
@@ -191,7 +197,7 @@ def _put(document: dict[str, Any], parts: tuple[str, ...], value: Any) -> None:
 
 
 def _check_resolved(source: Source, parts: tuple[str, ...], option: str) -> None:
-    """A resolved file holds numbers: another profile or calibration name would change nothing."""
+    """Raise ``ScenarioError`` for a profile or set of a resolved file, whose numbers would not change."""
     if source.document.get("resolved") is True and parts in (("model", "profile"), ("calibration", "set")):
         raise ScenarioError(
             f"{source.label} with --set {option}: this is a resolved scenario, whose numbers no longer "

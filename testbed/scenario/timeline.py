@@ -1,4 +1,4 @@
-"""The links of an experiment over time: which is in force when, and when one that is cut is up again."""
+"""The links of an experiment over time: which link is in force when, and when a cut link is up again."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from testbed.scenario.experiment import Experiment, Link, NetworkChange
 
 Pair = tuple[str, str]
 _TO_ITSELF = Link(0.0, math.inf)
-"""A server that forwards to itself, as the next hop of a chain, sends nothing over any link."""
+"""The link of a server to itself: as two hops in a row it sends nothing over the network."""
 
 
 class Timeline:
-    """Looks up the links of ``experiment`` at instants; scenario seconds.
+    """Looks up the links of ``experiment`` at instants in scenario seconds.
 
-    Its ``changes`` happen as planned unless others are given, in the order of time.
+    ``changes`` (in the order of time) default to those that the scenario plans.
     """
 
     def __init__(self, experiment: Experiment, changes: Sequence[NetworkChange] | None = None) -> None:
@@ -29,7 +29,7 @@ class Timeline:
                 self._links.setdefault(pair, [self._base[pair]]).append(link)
 
     def link(self, pair: Pair, at_s: float) -> Link:
-        """The link of ``pair`` in force at ``at_s``."""
+        """Return the link of ``pair`` in force at ``at_s``."""
         if pair[0] == pair[1]:
             return _TO_ITSELF
         since_s = self._since_s.get(pair)
@@ -40,7 +40,7 @@ class Timeline:
         return self.link(pair, at_s).loss_ratio >= 1
 
     def up_at_s(self, pair: Pair, at_s: float) -> float:
-        """The first instant from ``at_s`` on at which ``pair`` is not cut; infinite if there is none."""
+        """Return the first instant from ``at_s`` on when ``pair`` is not cut; infinite if there is none."""
         since_s = self._since_s.get(pair)
         if since_s is None:
             return at_s if self.link(pair, at_s).loss_ratio < 1 else math.inf

@@ -1,4 +1,4 @@
-"""Topologies of scenarios: their files, the choice of nodes by seed, and the matrix that a run keeps."""
+"""Topologies of scenarios: reads their files, draws nodes by seed, and computes a run's matrix."""
 
 from __future__ import annotations
 
@@ -24,19 +24,23 @@ from testbed.scenario.units import RATE
 from testbed.scenario.workload import stream
 
 ANY = "any"
-"""The site that stands for a node of the topology drawn by the scenario's seed."""
+"""The site name that stands for a node drawn with the scenario's seed."""
 DEFAULT_DETOUR = 1.5
-"""Fibre follows roads and coasts: cables are about half longer than the straight way."""
+"""Cables follow roads and coasts: they are about half longer than the direct path."""
 KEY = ("network", "topology")
 
 
 class NodeRow(Table):
+    """A row of ``nodes``; coordinates are in degrees, east and north positive."""
+
     name: Name
     longitude: Annotated[float, Field(ge=-180, le=180)] | None = None
     latitude: Annotated[float, Field(ge=-90, le=90)] | None = None
 
 
 class LinkRow(Table):
+    """A row of ``links``: both directions between two nodes."""
+
     nodes: Annotated[list[Name], Field(min_length=2, max_length=2)]
     delay: Seconds | None = None
     rate: BitsPerSecond
@@ -45,7 +49,8 @@ class LinkRow(Table):
 class TopologyFile(Table):
     """A topology file: nodes in order, and links that carry both directions.
 
-    ``delay`` is one way; without it, scenarios must derive it from coordinates (``delays = "fibre"``).
+    A link's ``delay`` is one way. If a link has none, scenarios must compute it from coordinates
+    (``delays = "fibre"``).
     """
 
     name: Name
@@ -55,18 +60,17 @@ class TopologyFile(Table):
 
 
 def shipped_topologies() -> list[str]:
-    """Names of the topologies that are installed with the tool."""
+    """Return the names of the topologies that are installed with the tool."""
     folder = resources.files("scenarios") / "topologies"
     return sorted(f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml"))
 
 
 def load_topology(name_or_path: str, folder: Path = Path()) -> Topology:
-    """A shipped topology by name, or the file at a path, which may be relative to ``folder``.
+    """Return a shipped topology by name, or the one in a file, whose path may be relative to ``folder``.
 
-    Files: our own form (TOML), and those of ``testbed.scenario.topology_files`` by their ending.
-
-    Raises ``KeyedError`` that names the file and what in it is wrong; ``ScenarioError`` where the file
-    cannot be read.
+    A file is TOML (``TopologyFile``), or a format of ``testbed.scenario.topology_files`` by its ending.
+    Raises ``KeyedError`` with the file and what is wrong in it, and ``ScenarioError`` if the file cannot be
+    read.
     """
     shipped = shipped_topologies()
     if name_or_path in shipped:
@@ -82,7 +86,8 @@ def load_topology(name_or_path: str, folder: Path = Path()) -> Topology:
     if path.suffix.lower() in (".csv", ".json"):
         raise KeyedError(
             KEY,
-            f'{path} is a matrix by its ending, and no topology: take kind = "matrix" and file = "{path.name}"',
+            f'{path} is not a topology by its ending; if it is a matrix, use kind = "matrix" and file = '
+            f'"{path.name}"',
         )
     document = read_foreign(path)
     return _topology(read_toml(path) if document is None else document, str(path))
@@ -117,15 +122,18 @@ def _topology(document: dict[str, Any], label: str) -> Topology:
 
 def _check_node(row: NodeRow, index: int, names: list[str]) -> None:
     if row.name == ANY:
-        raise KeyedError(("nodes", index, "name"), f'"{ANY}" means a drawn node and can be no node\'s name')
+        raise KeyedError(("nodes", index, "name"), f'"{ANY}" stands for a drawn node; use another name')
     if names.index(row.name) != index:
-        raise KeyedError(("nodes", index, "name"), f'"{row.name}" is already nodes.{names.index(row.name)}')
+        first = names.index(row.name)
+        raise KeyedError(
+            ("nodes", index, "name"), f'"{row.name}" is also the name of nodes.{first}; change one of them'
+        )
     if (row.longitude is None) != (row.latitude is None):
         raise KeyedError(("nodes", index), "needs both longitude and latitude, or neither")
 
 
 def unknown_node(name: str, topology: str, names: Sequence[str]) -> str:
-    """Sentence for a node that a topology does not have."""
+    """Return the error sentence for a node that a topology does not have."""
     listed = ", ".join(names) if len(names) <= 12 else f"{names[0]} to {names[-1]} ({len(names)})"
     return f'unknown node "{name}"{nearest(name, names)}; nodes of {topology}: {listed}'
 
@@ -133,12 +141,13 @@ def unknown_node(name: str, topology: str, names: Sequence[str]) -> str:
 def choose_nodes(
     topology: Topology, seed: int, servers: Sequence[Node], clients: Sequence[Node]
 ) -> tuple[list[Node], list[Node]]:
-    """The same nodes with "any" replaced by drawn places.
+    """Return the same servers and clients, with "any" replaced by drawn nodes of the topology.
 
-    One shuffled order of the places that no entry names: servers take from its start and clients from
-    its end, so that neither moves when the other grows, and more servers keep the places of fewer.
-    Servers get distinct places; clients share with servers, then with each other, only when places
-    run out. Raises ``KeyedError`` for unknown nodes and for more drawn servers than places.
+    The topology's nodes that no entry names are shuffled. Servers use them from the start and clients from
+    the end, so that neither moves when the number of the others changes, and more servers keep the places of
+    fewer. Each server has a node of its own; clients share nodes with servers, then with each other, only
+    when there are too few. Raises ``KeyedError`` for unknown nodes and for more drawn servers than free
+    nodes.
     """
     names = topology.node_names
     for node in (*servers, *clients):
@@ -171,7 +180,7 @@ def _placed(nodes: Sequence[Node], places: Sequence[str]) -> list[Node]:
 
 
 def topology_of(table: TopologyNetworkTable, folder: Path) -> Topology:
-    """The topology that ``[network]`` names, with the delays that it asks for."""
+    """Return the topology that ``[network]`` names, with the delays that it asks for."""
     topology = load_topology(table.topology, folder)
     if table.delays == "fibre":
         return topology.with_fibre_delays(DEFAULT_DETOUR if table.detour is None else table.detour)
@@ -179,11 +188,11 @@ def topology_of(table: TopologyNetworkTable, folder: Path) -> Topology:
 
 
 def as_matrix(table: TopologyNetworkTable, topology: Topology, sites: Iterable[str]) -> MatrixTable:
-    """``[network]`` over those places alone: what remains of a topology in a resolved scenario.
+    """Return the topology as a matrix over ``sites`` only, as a resolved scenario stores it.
 
-    Nodes at one place are 0 s apart, at the rate of the topology's fastest link. With ``share_links`` every
-    direction ``a>b`` of a link is shared by the pairs whose paths pass it. Raises ``KeyedError`` where two
-    places are not connected.
+    Inside a site the delay is 0 and the rate that of the topology's fastest link. With ``share_links`` every
+    direction ``a>b`` of a link is shared by the pairs whose paths contain it. Raises ``KeyedError`` if two
+    sites are not connected.
     """
     used = set(sites)
     chosen = [name for name in topology.node_names if name in used]
@@ -216,7 +225,10 @@ def as_matrix(table: TopologyNetworkTable, topology: Topology, sites: Iterable[s
 
 
 def _shared(topology: Topology, paths: Mapping[tuple[str, str], TopologyPath]) -> dict[str, Any]:
-    """``shared`` and ``paths`` of a matrix. Of parallel links the one that paths take: shortest, then fastest."""
+    """Return ``shared`` and ``paths`` of a matrix.
+
+    Of parallel links, paths use the shortest, then the fastest.
+    """
     rate_of: dict[frozenset[str], float] = {}
     for link in sorted(topology.links, key=lambda link: (link.delay_s or 0.0, -link.rate_bps)):
         rate_of.setdefault(frozenset((link.a, link.b)), link.rate_bps)

@@ -1,8 +1,8 @@
-"""Topology files of other tools, as the data of our own form.
+"""Reads topology files of other tools into the form of ``testbed.scenario.topologies.TopologyFile``.
 
-GraphML and GML as the Internet Topology Zoo writes them, ``.xml`` and ``.txt`` of SNDlib, and the ``.graph`` files of
-REPETITA. They state links without delays (Zoo, SNDlib) or with them (REPETITA); where one is missing, the scenario's
-``delays`` must derive it from coordinates.
+These are GraphML and GML of the Internet Topology Zoo, ``.xml`` and ``.txt`` of SNDlib, and ``.graph`` of
+REPETITA. Only REPETITA's links have delays; for the others a scenario needs ``delays = "fibre"``, which
+computes them from coordinates.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from testbed.errors import ScenarioError
 from testbed.scenario.sndlib import SndLink, SndNode, read_sndlib_native, read_sndlib_xml
 
 _Line = tuple[int, list[str]]
-"""A line's number and its words."""
+"""A line's number (from 1) and its words."""
 DEFAULT_RATE = "1 Gbit/s"
-"""Rate of links whose file states none."""
+"""Rate of links that have none in their file."""
 
 
 def read_foreign(path: Path) -> dict[str, Any] | None:
-    """The topology in ``path`` as a document of our form; ``None`` where the ending is none of theirs.
+    """Return the topology in ``path`` as ``TopologyFile`` data; ``None`` if its ending is not one of these.
 
-    Raises ``ScenarioError`` naming the file and what is wrong.
+    Raises ``ScenarioError`` with the file and what is wrong.
     """
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
@@ -38,8 +38,8 @@ def read_foreign(path: Path) -> dict[str, Any] | None:
         raise ScenarioError(f"{path}: cannot be read: {error.strerror}") from None
     except ScenarioError:
         raise
-    except Exception as error:  # parsers of other people's formats fail in many ways
-        raise ScenarioError(f"{path}: is not a topology in the form of its ending ({error})") from error
+    except Exception as error:  # parsers raise many kinds of errors
+        raise ScenarioError(f"{path}: cannot be read in the format of its ending ({error})") from error
 
 
 def _networkx(read: str) -> Callable[[Path], dict[str, Any]]:
@@ -61,7 +61,7 @@ def _networkx(read: str) -> Callable[[Path], dict[str, Any]]:
         links = []
         for a, b, data in graph.edges(data=True):
             if a == b:
-                continue  # the Zoo has a few links from a node to itself, which carry nothing between nodes
+                continue  # the Zoo has a few links from a node to itself
             link: dict[str, Any] = {"nodes": [name_of[a], name_of[b]], "rate": DEFAULT_RATE}
             rate_bps = _number(data.get("LinkSpeedRaw"))
             if rate_bps:
@@ -73,10 +73,10 @@ def _networkx(read: str) -> Callable[[Path], dict[str, Any]]:
 
 
 def _refuse_definitions(path: Path) -> None:
-    """A few lines of XML entities can stand for gigabytes; topologies need none. Raises ``ScenarioError``."""
+    """Raise ``ScenarioError`` for a document type: a few lines of XML entities can expand to gigabytes."""
 
     def refuse(*_: object) -> None:
-        raise ScenarioError(f"{path}: has a document type (<!DOCTYPE ...>), which is not taken; remove it")
+        raise ScenarioError(f"{path}: has a document type (<!DOCTYPE ...>), which is not allowed; remove it")
 
     parser = expat.ParserCreate()
     parser.StartDoctypeDeclHandler = refuse
@@ -85,10 +85,11 @@ def _refuse_definitions(path: Path) -> None:
 
 
 def _repetita(path: Path) -> dict[str, Any]:
-    """``NODES n``, a heading, ``label x y`` each; ``EDGES m``, a heading, ``label src dest weight bw delay``.
+    """Read a ``.graph`` file of REPETITA.
 
-    Rates in kbit/s and delays in microseconds, one row per direction. A pair of rows that differ only in
-    direction is one link.
+    It has ``NODES n``, a heading and n rows ``label x y``, then ``EDGES m``, a heading and m rows
+    ``label src dest weight bw delay``, with rates in kbit/s and delays in microseconds. Each row is one
+    direction: two rows that differ only in direction become one link.
     """
     lines = [
         (number, line.split())
@@ -102,7 +103,9 @@ def _repetita(path: Path) -> dict[str, Any]:
     for name, (number, row) in zip(names, node_rows, strict=True):
         east, north = _number(row[1]), _number(row[2])
         if east is None or north is None:
-            raise ScenarioError(f"{path}:{number}: the node {row[0]} needs two numbers for its place")
+            raise ScenarioError(
+                f"{path}:{number}: the node {row[0]} must have two numbers, its longitude and latitude"
+            )
         known = (east, north) != (0.0, 0.0)
         nodes.append({"name": name, "longitude": east, "latitude": north} if known else {"name": name})
     links, waiting = [], dict[tuple[str, str, str, str], int]()
@@ -110,7 +113,9 @@ def _repetita(path: Path) -> dict[str, Any]:
         _, source, target, _, rate, delay = row[:6]
         for end in (source, target):
             if not (end.isdecimal() and int(end) < len(names)):
-                raise ScenarioError(f"{path}:{number}: {end} is no node; nodes are 0 to {len(names) - 1}")
+                raise ScenarioError(
+                    f"{path}:{number}: there is no node {end}; nodes are 0 to {len(names) - 1}"
+                )
         back = (target, source, rate, delay)
         if waiting.get(back):
             waiting[back] -= 1
@@ -123,15 +128,15 @@ def _repetita(path: Path) -> dict[str, Any]:
 
 
 def _section(path: Path, lines: list[_Line], title: str, n_columns: int) -> tuple[list[_Line], list[_Line]]:
-    """The rows of a section of a ``.graph`` file, and what comes after it."""
+    """Return the rows of a section of a ``.graph`` file, and the lines after it."""
     head = lines[0][1] if lines else []
     if len(head) != 2 or head[0] != title or not head[1].isdecimal():
         where = f"{path}:{lines[0][0]}" if lines else str(path)
-        raise ScenarioError(f"{where}: {title} and their number must stand here")
+        raise ScenarioError(f"{where}: expected {title} and their number, such as {title} 10")
     end = 2 + int(head[1])
     rows = lines[2:end]
     if len(lines) < end:
-        raise ScenarioError(f"{path}: has {len(rows)} of the {head[1]} {title} that it announces")
+        raise ScenarioError(f"{path}: has {len(rows)} rows of {title}, but states {head[1]}")
     for number, row in rows:
         if len(row) < n_columns:
             raise ScenarioError(f"{path}:{number}: has {len(row)} columns, but {title} need {n_columns}")
@@ -154,7 +159,9 @@ def _sndlib(read: Callable[[Path], tuple[list[SndNode], list[SndLink]]]) -> Call
         for link in found_links:
             unknown = next((end for end in link.ends if end not in name_of), None)
             if unknown is not None:
-                raise ScenarioError(f"{path}: a link ends at {unknown!r}, which is none of its nodes")
+                raise ScenarioError(
+                    f"{path}: a link ends at {unknown!r}, which is not one of the file's nodes"
+                )
             rate = DEFAULT_RATE if link.rate_bps is None else f"{link.rate_bps:.0f} bit/s"
             links.append({"nodes": [name_of[end] for end in link.ends], "rate": rate})
         return _document(path, nodes, links)
@@ -184,7 +191,10 @@ def _number(value: Any) -> float | None:
 
 
 def unique_names(labels: Iterable[str]) -> list[str]:
-    """Labels as names of nodes: ASCII letters, digits, ".", "_" and "-"; a number is added where one repeats."""
+    """Turn labels into names of nodes:
+
+    ASCII letters, digits, ".", "_" and "-", with numbers to make them unique.
+    """
     names: list[str] = []
     taken, counts = {"any"}, dict[str, int]()
     for label in labels:

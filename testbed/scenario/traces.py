@@ -1,6 +1,7 @@
-"""Recorded workloads: Mooncake and Qwen-Bailian JSONL, Azure and BurstGPT CSV, and a run's own ``requests.parquet``.
+"""Reads traces: Mooncake and Qwen-Bailian JSONL, Azure and BurstGPT CSV, and a run's ``requests.parquet``.
 
-The kind is told from the content; text may be packed with gzip. Every reader returns rows of (arrival, input tokens, output tokens).
+The content decides which kind a file is; text may be compressed with gzip. Every reader yields rows of
+(arrival in seconds, input tokens, output tokens).
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ MAX_FILE_BYTES = 4 * 1024**3
 
 
 class Trace(NamedTuple):
-    """A recorded workload: of what kind, and its requests as [arrival in s, input tokens, output tokens]."""
+    """A recorded workload: its kind, and its requests as [arrival in s, input tokens, output tokens]."""
 
     kind: str
     requests: list[list[int | float]]
 
 
 def read_trace(path: Path) -> Trace:
-    """The requests of ``path``, the first arrival at 0.
+    """Return the requests of ``path``, sorted by arrival, the first at 0 s.
 
     Requests without input or output tokens (failed ones) are left out with a warning.
     Raises ``KeyedError`` if the file cannot be read or is of no known kind.
@@ -45,14 +46,14 @@ def read_trace(path: Path) -> Trace:
         with path.open("rb") as file:
             start = file.read(4)
         if path.stat().st_size > MAX_FILE_BYTES:
-            raise KeyedError(_KEY, f'"{path}" is larger than {MAX_FILE_BYTES:,} bytes; take a part of it')
+            raise KeyedError(_KEY, f'"{path}" is larger than {MAX_FILE_BYTES:,} bytes; use a part of it')
         rows = []
         kind, found = ("run", _parquet(path)) if start == b"PAR1" else _text(path)
         for row in found:
             rows.append(row)
             if len(rows) > MAX_REQUESTS:
                 raise KeyedError(
-                    _KEY, f'"{path}" holds more than {MAX_REQUESTS:,} requests; take a part of it'
+                    _KEY, f'"{path}" holds more than {MAX_REQUESTS:,} requests; use a part of it'
                 )
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise KeyedError(_KEY, f'"{path}" cannot be unpacked: {error}') from None
@@ -76,7 +77,7 @@ def read_trace(path: Path) -> Trace:
 
 
 class _Unpacked(gzip.GzipFile):
-    """What a file packed with gzip holds, ``MAX_FILE_BYTES`` of it at most: a few kilobytes can stand for any number."""
+    """A gzip file that raises ``KeyedError`` after ``MAX_FILE_BYTES``; a small one can expand to any size."""
 
     n_read = 0
 
@@ -85,13 +86,13 @@ class _Unpacked(gzip.GzipFile):
         self.n_read += len(found)
         if self.n_read > MAX_FILE_BYTES:
             raise KeyedError(
-                _KEY, f'"{self.name}" unpacks to more than {MAX_FILE_BYTES:,} bytes; take a part of it'
+                _KEY, f'"{self.name}" unpacks to more than {MAX_FILE_BYTES:,} bytes; use a part of it'
             )
         return found
 
 
 def _open(path: Path) -> io.TextIOBase:
-    """A text file, packed with gzip or not, with its line ends as they are."""
+    """Open a text file, compressed with gzip or not. Line ends are not changed."""
     with path.open("rb") as file:
         is_packed = file.read(2) == b"\x1f\x8b"
     if is_packed:
@@ -112,8 +113,8 @@ def _text(path: Path) -> tuple[str, Iterator[Row]]:
     kinds = "; ".join(", ".join(sorted(needed)) for _, needed, _ in _CSV)
     raise KeyedError(
         _KEY,
-        f'"{path}" is no known trace: neither JSON lines (timestamp, input_length, output_length), '
-        f"nor a CSV with the columns {kinds}, nor Parquet",
+        f'"{path}" is not a known kind of trace: it must be JSON lines (timestamp, input_length, '
+        f"output_length), a CSV with the columns {kinds}, or a run's requests.parquet",
     )
 
 
@@ -145,7 +146,10 @@ def _rows(path: Path, records: Iterator[tuple[int, Any]], read: Callable[[Any], 
 
 
 def _json_line(line: str) -> Row:
-    """Mooncake counts milliseconds; Qwen-Bailian, whose lines are turns of chats, seconds under the same key."""
+    """Read a line.
+
+    ``timestamp`` is in milliseconds in Mooncake, in seconds in Qwen-Bailian (turns of chats).
+    """
     record = json.loads(line)
     is_bailian = "chat_id" in record or "turn" in record
     at_s = float(record["timestamp"]) / (1 if is_bailian else 1000)
@@ -169,12 +173,12 @@ _IS_TURN = re.compile(r'"(chat_id|turn)"\s*:')
 
 
 def trace_text(kind: str, requests: Sequence[RequestPlan]) -> str:
-    """``requests`` as a file of a ``kind`` of ``TRACE_KINDS``; times are rounded to what the kind can say."""
+    """Return a trace of ``kind`` (one of ``TRACE_KINDS``) as text; times are rounded as it requires."""
     return _WRITERS[kind](requests)
 
 
 def _azure_text(requests: Sequence[RequestPlan]) -> str:
-    began_at = datetime(2000, 1, 1, tzinfo=UTC)  # a time zone's change of clocks would be in the arrivals
+    began_at = datetime(2000, 1, 1, tzinfo=UTC)  # UTC: a time zone's change of clocks would change arrivals
     lines = ["TIMESTAMP,ContextTokens,GeneratedTokens"]
     for r in requests:
         at = began_at + timedelta(seconds=r.arrival_at_s)
@@ -211,7 +215,7 @@ TRACE_KINDS = tuple(_WRITERS)
 
 
 def _parquet(path: Path) -> Iterator[Row]:
-    import pyarrow as pa  # only here: most scenarios replay nothing
+    import pyarrow as pa  # imported only here: most scenarios replay nothing
     import pyarrow.parquet as pq
 
     columns = ["arrival_at_s", "n_input_tokens", "n_output_tokens"]
@@ -223,9 +227,11 @@ def _parquet(path: Path) -> Iterator[Row]:
                     _KEY, f'"{path}" cannot be read as requests of a run: no column {missing[0]}'
                 )
             n_rows = file.metadata.num_rows
-            if n_rows > MAX_REQUESTS:  # a few kilobytes can stand for any number of equal rows
+            if n_rows > MAX_REQUESTS:  # a few kilobytes can hold any number of equal rows
                 raise KeyedError(
-                    _KEY, f'"{path}" holds {n_rows:,} requests; at most {MAX_REQUESTS:,} are taken'
+                    _KEY,
+                    f'"{path}" holds {n_rows:,} requests, but at most {MAX_REQUESTS:,} are allowed; use a '
+                    "part of it",
                 )
             records = (
                 (number, record)

@@ -1,6 +1,7 @@
-"""Quantities as people write them ("100 ms", "1 Gbit/s", "79.13 GB") and the floats used inside.
+"""Converts between quantities in text ("100 ms", "1 Gbit/s", "79.13 GB") and floats in a base unit.
 
-Conversion goes through decimal arithmetic, so that ``parse(format(x)) == x`` for every float.
+Base units are seconds, bits per second and bytes. The arithmetic is decimal, so that
+``parse(format(x)) == x`` for every float.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)\s*(.
 
 
 def counted(count: float, things: str) -> str:
-    """``1 token``, ``2 tokens``, for ``things`` "tokens"."""
+    """Return ``1 token`` or ``2 tokens`` for ``things`` "tokens"."""
     return f"{count:.15g} {things.removesuffix('s') if count == 1 else things}"
 
 
 @dataclass(frozen=True)
 class Dimension:
-    """A kind of quantity: its units with their factors, and an example for messages.
+    """A kind of quantity: its units with their factors to the base unit, and an example for messages.
 
-    ``display`` names the units that output uses, largest first; the last one takes all the rest.
-    ``largest`` (base unit) is the most that is taken, ``smallest`` the least beside 0.
+    ``display`` are the units of ``format``, largest first; the last is used for all smaller values.
+    ``largest`` is the largest accepted value in the base unit, ``smallest`` the smallest one above 0.
     """
 
     name: str
@@ -37,7 +38,7 @@ class Dimension:
     smallest: float = 0.0
 
     def parse(self, text: str) -> float:
-        """The value of ``text`` in the base unit. Raises ``ValueError`` with what is wrong."""
+        """Return the value of ``text`` in the base unit. Raises ``ValueError`` with what is wrong."""
         match = _QUANTITY.fullmatch(text)
         if match is None:
             raise ValueError(f'must be a {self.name} with a unit such as "{self.example}", not {shown(text)}')
@@ -58,11 +59,11 @@ class Dimension:
         return value
 
     def of(self, number: float, unit: str) -> float:
-        """``number`` of ``unit`` in the base unit. Raises ``ValueError`` as ``parse``."""
+        """Return ``number`` of ``unit`` in the base unit. Raises ``ValueError`` like ``parse``."""
         return self._checked(float(Decimal(repr(number)) * self.units[unit]), f"{number!r} {unit}")
 
     def format(self, value: float) -> str:
-        """``value`` (base unit, not negative) in the largest unit that leaves at least 1; exact."""
+        """Return ``value`` (base unit, not negative) exactly, in the largest unit of at most that size."""
         exact = Decimal(repr(float(value)))
         if exact == 0:
             return f"0 {self.display[0]}" if self.units[self.display[0]] == 1 else f"0 {self.display[-1]}"

@@ -1,6 +1,7 @@
-"""The network between all nodes, also those that none of ours sends to: what programs of the user's find there.
+"""Computes the network between all nodes, also between those that the testbed's own traffic never uses.
 
-``Experiment`` has what its own clients and servers use, which is enough wherever nobody else can send anything.
+Programs of the user's can send to any node. ``Experiment.links`` has only the links that clients, servers and
+``[[node]]`` need, which is enough where no other program can run.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ class WholeNetwork:
 
 
 def whole_network(experiment: Experiment, is_virtual: bool = False) -> WholeNetwork:
-    """What ``experiment`` has, and the same for pairs of clients. Two whose sites have no row have no link.
+    """Return the links and changes of ``experiment``, and those between its clients.
 
-    Nobody else sends anything where time is virtual: then it is what ``experiment`` has.
+    Two clients whose sites have no row in the network have no link. In virtual time no user's programs run,
+    and only what ``experiment`` has is returned.
     """
     if is_virtual:
         return WholeNetwork(experiment.links, experiment.changes)

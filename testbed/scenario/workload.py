@@ -1,6 +1,6 @@
-"""The requests of a run: arrivals, lengths and clients, each from its own random stream of the seed.
+"""Makes the requests of a run: arrivals, lengths and clients, each from its own random stream of the seed.
 
-``random.Random`` seeded with text is the same on every machine and Python version.
+``random.Random`` seeded with text gives the same numbers on every machine and Python version.
 """
 
 from __future__ import annotations
@@ -23,25 +23,28 @@ from testbed.scenario.traces import read_trace
 LengthTable = int | Uniform | Lognormal | Choice
 Listed = list[list[int | float]]
 Lengths = tuple[int, int]
-"""Input and output tokens."""
+"""(input, output) tokens of a request."""
 _MOST_KNOWN = 256
-"""Past requests whose lengths an operator looks at."""
+"""Most past requests whose lengths policies know."""
 
 
 def stream(seed: int, concern: str) -> random.Random:
-    """The random stream of one concern; streams of different concerns do not move each other."""
+    """Return the random stream of one concern.
+
+    Streams of different concerns are independent of each other.
+    """
     return random.Random(f"{seed}:{concern}")
 
 
 def join_order(seed: int, n_servers: int) -> tuple[int, ...]:
-    """Order in which servers join under PETALS: a random permutation."""
+    """Return the order in which servers join under PETALS: a random permutation."""
     order = list(range(n_servers))
     stream(seed, "join order").shuffle(order)
     return tuple(order)
 
 
 def _gaps(table: WorkloadTable, rng: random.Random) -> Callable[[], float]:
-    """Time between arrivals in seconds, with mean 1 / rate."""
+    """Return a function that draws the seconds to the next arrival, with mean 1 / rate."""
     rate = table.rate or 0.0
     if table.arrivals == "poisson":
         return lambda: rng.expovariate(rate)
@@ -52,12 +55,15 @@ def _gaps(table: WorkloadTable, rng: random.Random) -> Callable[[], float]:
 
 
 def _warped(table: WorkloadTable, gap: Callable[[], float], n: int) -> list[float]:
-    """``n`` arrivals with gaps of rate ``table.rate``, shorter or longer where the rate is another one."""
+    """Return ``n`` arrivals in s.
+
+    Gaps are drawn for ``table.rate`` and scaled to the rate in force (``changes``).
+    """
     assert table.rate is not None, "generated arrivals have a rate"
     changes = [(change.at, change.rate) for change in table.changes or ()]
     at_s, rate, arrivals = 0.0, table.rate, [0.0]
     while len(arrivals) < n:
-        left = gap() * table.rate  # of a gap of mean 1
+        left = gap() * table.rate  # what is left of a gap with mean 1
         while changes and at_s + left / rate > changes[0][0]:
             change_at_s, next_rate = changes.pop(0)
             left -= (change_at_s - at_s) * rate
@@ -79,7 +85,7 @@ def _length(table: LengthTable, rng: random.Random) -> Callable[[], int]:
 
 
 def _longest(table: LengthTable | None, seen: list[int]) -> int:
-    """The length that placement is designed for: the largest that can occur."""
+    """Return the length that the placement is designed for: the largest that can occur."""
     if isinstance(table, int):
         return table
     if isinstance(table, Uniform):
@@ -104,13 +110,14 @@ def _checked(listed: list[Any], n_clients: int, is_hidden: bool) -> Listed:
             raise KeyedError(
                 ("workload", "requests", index),
                 "must be [arrival in seconds, input tokens, output tokens] with arrivals in order, "
-                f"none negative or after {MAX_DURATION_S:,.0f} s, and 1 to {MAX_TOKENS:,} tokens each, "
+                f"from 0 to {MAX_DURATION_S:,.0f} s, and 1 to {MAX_TOKENS:,} tokens each, "
                 f"not {shown(row)}",
             )
         if len(row) > 3 and row[3] not in range(n_clients):
             raise KeyedError(
                 ("workload", "requests", index),
-                f"has {shown(row[3])} for its client, which must be the number of one, 0 to {n_clients - 1}",
+                f"has {shown(row[3])} as its client, which must be a client's number from 0 to "
+                f"{n_clients - 1}",
             )
         if len(row) == 5 and not is_hidden:
             raise KeyedError(
@@ -124,7 +131,7 @@ def _checked(listed: list[Any], n_clients: int, is_hidden: bool) -> Listed:
 
 
 def _recorded(table: WorkloadTable, folder: Path) -> tuple[Listed, str]:
-    """The requests of the trace whose prompts are not too long, and where they come from, for people."""
+    """Return the trace's requests with at most ``max_input_tokens``, and in words where they come from."""
     kind, rows = read_trace(folder / (table.file or ""))
     origin, most = f"{kind} trace {Path(table.file or '').name}", table.max_input_tokens
     if most is None:
@@ -132,7 +139,7 @@ def _recorded(table: WorkloadTable, folder: Path) -> tuple[Listed, str]:
     short = [row for row in rows if row[1] <= most]
     if not short:
         raise KeyedError(
-            ("workload", "max_input_tokens"), f"is {most:,}, and every recorded prompt is longer; give more"
+            ("workload", "max_input_tokens"), f"is {most:,}, and every recorded prompt is longer; raise it"
         )
     n_out = len(rows) - len(short)
     if n_out:
@@ -145,10 +152,12 @@ def _recorded(table: WorkloadTable, folder: Path) -> tuple[Listed, str]:
 def _replayed(
     table: WorkloadTable, seed: int, folder: Path, n_clients: int
 ) -> tuple[Listed, float, str, Sample, list[Lengths]]:
-    """Recorded requests, their rate, where they come from, how many there were to take from, and lengths of the others.
+    """Choose recorded requests and stretch their arrivals.
 
-    The first ones are stretched to ``rate`` themselves. For another ``draw`` the whole recording is: what one run
-    gets then is as much above or below that rate as it was recorded.
+    Returns the requests, their mean rate per second, in words where they come from, how many were recorded,
+    and the lengths of the requests that were not chosen. With ``draw`` "first" (the default) the chosen
+    requests get the mean rate ``table.rate``. With another ``draw`` the whole recording gets it, so that the
+    requests of one run may have a higher or lower rate, as they were recorded.
     """
     if table.arrivals == "trace":
         rows, origin = _recorded(table, folder)
@@ -160,7 +169,9 @@ def _replayed(
     sample = Sample(table.draw, len(rows))
     n = table.n_requests or len(rows)
     if n > len(rows):
-        raise KeyedError(("workload", "n_requests"), f"is {n}, but there are only {len(rows)} requests")
+        raise KeyedError(
+            ("workload", "n_requests"), f"is {n}, but there are only {len(rows)} requests; lower it"
+        )
     recorded = Counter(map(_lengths_of, rows))
     if table.draw in (None, "first"):
         if n < len(rows):
@@ -172,7 +183,7 @@ def _replayed(
     rows, rate, stretched = _stretched(rows, table.rate)
     rows, which = drawn(rows, n, table.draw, seed, stream(seed, "draw"))
     span_s = rows[-1][0] - rows[0][0]
-    # The rate that was drawn: any other would stretch the resolved scenario's requests once more.
+    # The rate of the chosen requests: with another, loading the resolved scenario would stretch them again.
     drawn_rate = (n - 1) / span_s if span_s > 0 else rate
     return rows, drawn_rate, f"{origin}{stretched}, {which}", sample, _others(recorded, rows)
 
@@ -180,10 +191,11 @@ def _replayed(
 def _lengths_listed(
     table: WorkloadTable, seed: int, folder: Path
 ) -> tuple[list[list[int]], str | None, list[Lengths]]:
-    """[input, output] of every request whose arrival is generated, where they come from, and all that were recorded.
+    """Choose [input, output] tokens for requests whose arrivals are generated.
 
-    Of a trace each request gets those of one recorded request, any as likely as another: long prompts keep the answers
-    that they had.
+    Returns them, in words where they come from, and the lengths of all recorded requests. With a trace, each
+    request has both lengths of one recorded request, all equally likely, so that long prompts keep their
+    recorded outputs.
     """
     n = table.n_requests or 1
     if table.file is not None:
@@ -195,7 +207,7 @@ def _lengths_listed(
     listed = table.request_lengths or []
     if n > len(listed):
         raise KeyedError(
-            ("workload", "n_requests"), f"is {n}, but there are only {len(listed)} request_lengths"
+            ("workload", "n_requests"), f"is {n}, but there are only {len(listed)} request_lengths; lower it"
         )
     for index, row in enumerate(listed):
         if not (isinstance(row, list) and len(row) == 2 and _is_request([0, *row])):
@@ -207,15 +219,18 @@ def _lengths_listed(
 
 
 def _stretched(rows: Listed, to_rate: float | None) -> tuple[Listed, float, str]:
-    """``rows`` at a mean rate of ``to_rate`` (default: as they are), that rate, and what was done, for people."""
+    """Stretch ``rows`` to the mean rate ``to_rate`` (default: not at all).
+
+    Returns them, their rate per second, and the change in words. Raises ``KeyedError`` if there is no rate.
+    """
     n, span_s = len(rows), rows[-1][0] - rows[0][0]
     if to_rate is None and span_s <= (n - 1) / MAX_NUMBER:
         raise KeyedError(
-            ("workload", "rate"), "is missing, and cannot be told from requests that arrive at once"
+            ("workload", "rate"), "is missing; give it, since all requests arrive at the same time"
         )
     rate = to_rate or (n - 1) / span_s
     stretch = (n - 1) / rate / span_s if span_s > 0 else 1.0
-    # Rounding alone must not move arrivals: a resolved scenario has to give the same ones again.
+    # Rounding alone must not move arrivals: a resolved scenario must have the same ones again.
     if math.isclose(stretch, 1.0, rel_tol=1e-9):
         return rows, rate, ""
     return [[at_s * stretch, *rest] for at_s, *rest in rows], rate, f", stretched to {rate:g} per second"
@@ -226,14 +241,14 @@ def _lengths_of(row: list[int | float]) -> Lengths:
 
 
 def _others(recorded: Counter[Lengths], rows: Listed) -> list[Lengths]:
-    """Lengths of recorded requests that are not among ``rows``."""
+    """Return the lengths of recorded requests that are not among ``rows``."""
     return list((recorded - Counter(map(_lengths_of, rows))).elements())
 
 
 def _known_lengths(table: WorkloadTable, seed: int, recorded: list[Lengths]) -> list[Lengths]:
-    """What an operator knows of lengths: of requests that are not those of the run. Empty if nothing is.
+    """Return lengths of past requests, as an operator knows them; empty if nothing is known.
 
-    ``recorded``: past requests of a trace.
+    ``recorded`` are lengths of the trace's requests: those that are not replayed, or all if none is.
     """
     if table.known_lengths is not None:
         return [(n_input, n_output) for n_input, n_output in table.known_lengths]
@@ -250,13 +265,13 @@ def _known_lengths(table: WorkloadTable, seed: int, recorded: list[Lengths]) -> 
 
 
 def _spread(lengths: list[Lengths]) -> list[Lengths]:
-    """At most ``_MOST_KNOWN`` of them, from everywhere."""
+    """Return at most ``_MOST_KNOWN`` of them, evenly spread."""
     n = min(len(lengths), _MOST_KNOWN)
     return [lengths[i * len(lengths) // n] for i in range(n)]
 
 
 def _said(table: LengthTable | None) -> str:
-    """A length as a person reads it."""
+    """Describe a length in words."""
     if table is None:
         return "as recorded"
     if isinstance(table, Uniform):
@@ -269,7 +284,7 @@ def _said(table: LengthTable | None) -> str:
 
 
 def workload_source(table: WorkloadTable) -> str:
-    """Where arrivals and lengths of a resolved ``[workload]`` come from."""
+    """Describe in words where arrivals and lengths of a resolved ``[workload]`` come from."""
     if table.arrivals == "listed":
         arrivals = table.origin or "listed"
     else:
@@ -285,11 +300,12 @@ def workload_source(table: WorkloadTable) -> str:
 def make_requests(
     table: WorkloadTable, seed: int, n_clients: int, folder: Path
 ) -> tuple[WorkloadTable, tuple[RequestPlan, ...], tuple[int, int], Sample | None, tuple[Lengths, ...]]:
-    """The resolved table, the requests, the largest input and output lengths to plan for, how recorded ones were taken, and lengths of
-    past requests.
+    """Make the requests of ``[workload]``; the first generated one arrives at 0 s.
 
-    Of outputs that is what requests may ask for, or where lengths are known the largest that can occur.
-    The first generated request arrives at 0 s. A relative trace file is looked for in ``folder``.
+    Returns the resolved table, the requests, the (input, output) lengths that the placement is designed for,
+    how recorded requests were chosen (``None`` if generated), and lengths of past requests. The placement is
+    designed for the longest prompt, and for the longest output that can occur or, if lengths are hidden, that
+    a request may ask for. A relative trace file is looked for in ``folder``. Raises ``KeyedError``.
     """
     arrivals = stream(seed, "arrivals")
     replayed: Listed | None = None

@@ -1,4 +1,4 @@
-"""One JSON object per simulation: the form that others script against, in milliseconds."""
+"""Makes the JSON object of one simulation, for scripts. Times are in milliseconds."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ MEANS = ("per_token_ms", "ttft_ms", "rest_ms", "waiting_ms", "max_concurrent")
 TIMES = MEANS[:-1]
 PERCENTILES = {"p50": 50, "p95": 95, "p99": 99}
 MOST_REASONS = 10
-"""Of a kind of failure each; there may be as many as requests."""
+"""Most reasons of failures that are listed; there can be as many as requests."""
 
 
 def answer(simulation: Simulation) -> dict[str, Any]:
-    """``{id, policy, engine, feasible, error?, placement, requests, mean, bounds, decision_s, ...}``.
+    """Return ``{id, policy, engine, feasible, error?, placement, requests, mean, bounds, decision_s, ...}``.
 
-    ``placement`` is ``[first_block, n_blocks]`` per server, 1-based, ``[0, 0]`` for none, ``cache_bytes`` the
-    room that it leaves for caches there; ``requests`` are
-    ``{route, waiting_ms, time_ms, ttft_ms}`` (and ``status`` if not completed), routes being 0-based
-    servers. All three, and ``mean``, are ``None`` where infeasible. ``percentiles`` are of what is averaged in ``mean``, and
-    ``n_failed`` requests are in neither.
+    ``placement`` is ``[first_block, n_blocks]`` per server, 1-based, ``[0, 0]`` for none. ``cache_bytes`` is
+    the room for caches per server. ``requests`` are ``{route, waiting_ms, time_ms, ttft_ms}`` (and ``status``
+    if not completed); a route is a list of 0-based servers. ``percentiles`` are of the same values as
+    ``mean``; failed requests (``n_failed``) are in neither. If the placement is infeasible, ``placement``,
+    ``requests`` and ``mean`` are ``None``.
     """
     experiment, placement = simulation.case.experiment, simulation.placement
     found: dict[str, Any] = {
@@ -85,7 +85,7 @@ def _request(request: SimulatedRequest) -> dict[str, Any]:
 
 
 def _move(move: Move) -> dict[str, Any]:
-    """A server's change: blocks as in ``placement``, the instants in seconds."""
+    """Return a server's change of blocks: ranges as in ``placement``, instants in seconds."""
     return {
         "server": move.server,
         "old": [move.old.first + 1, move.old.n_blocks],
@@ -95,7 +95,7 @@ def _move(move: Move) -> dict[str, Any]:
 
 
 def means(requests: Iterable[SimulatedRequest]) -> dict[str, float | None]:
-    """Means over the completed requests; ``None`` where there is none to average.
+    """Return means over the completed requests; ``None`` where there is nothing to average.
 
     ``max_concurrent`` is the largest number of requests between arrival and end at a time.
     """
@@ -109,7 +109,7 @@ def means(requests: Iterable[SimulatedRequest]) -> dict[str, float | None]:
 
 
 def percentiles(requests: Iterable[SimulatedRequest]) -> dict[str, dict[str, float | None]]:
-    """``PERCENTILES`` of what ``means`` averages, in milliseconds, over the same requests."""
+    """Return ``PERCENTILES`` in ms of the values that ``means`` averages, over the same requests."""
     found: dict[str, dict[str, float | None]] = {}
     for name, sample in _samples_ms(_completed(requests)).items():
         values = (
@@ -126,7 +126,10 @@ def _completed(requests: Iterable[SimulatedRequest]) -> list[SimulatedRequest]:
 
 
 def _samples_ms(done: Sequence[SimulatedRequest]) -> dict[str, list[float]]:
-    """A value per completed request; a single token has no rest."""
+    """Return a list of values (ms) per metric, one for each completed request.
+
+    "rest" leaves out requests with a single output token.
+    """
     return {
         "per_token_ms": [1e3 * (r.time_s or 0.0) / r.plan.n_output_tokens for r in done],
         "ttft_ms": [1e3 * (r.ttft_s or 0.0) for r in done],
@@ -140,7 +143,7 @@ def _samples_ms(done: Sequence[SimulatedRequest]) -> dict[str, list[float]]:
 
 
 def unused_of(simulation: Simulation) -> dict[str, Any] | None:
-    """Blocks that no request used; ``None`` where servers came, went or moved, and their blocks with them."""
+    """Return the blocks that no request used; ``None`` if servers joined, left or changed blocks."""
     experiment, placement, served = simulation.case.experiment, simulation.placement, simulation.served
     assert placement is not None, "only feasible simulations served anything"
     if served.summary is not None:
@@ -154,7 +157,7 @@ def unused_of(simulation: Simulation) -> dict[str, Any] | None:
 
 
 def _left_out(requests: Sequence[SimulatedRequest]) -> dict[str, Any]:
-    """What the means leave out: requests that did not complete, why, and how long all together waited."""
+    """Return what the means leave out: failed requests with their reasons, and the mean wait of all."""
     failed = [r for r in requests if r.status != "completed"]
     waited_ms = [1e3 * r.waiting_s for r in requests]
     return {
@@ -168,20 +171,21 @@ def _left_out(requests: Sequence[SimulatedRequest]) -> dict[str, Any]:
 
 
 def concurrency(requests: Iterable[SimulatedRequest]) -> tuple[float | None, int]:
-    """(time-averaged, largest) number of requests between arrival and end; the mean from first to last."""
+    """Return the (time-averaged, largest) number of requests between arrival and end at a time."""
     done = [(r.plan.arrival_at_s, r.time_s) for r in requests if r.time_s is not None]
     found = active_sessions([(at_s, at_s, at_s + time_s) for at_s, time_s in done])
     return found["mean"], int(found["max"] or 0)
 
 
 _SEARCHED = ("flow_tps", "flow_bound_tps", "gap_ratio", "proven_optimal", "stopped_by_time")
-"""What placements that search for an optimum say of their answer."""
+"""Bounds reported by placements that search for an optimum."""
 
 
 def _bounds(simulation: Simulation) -> dict[str, float | int | None]:
-    """|R| and what limits it; Theorem 1's bound and T^o per decoded token, and their ratio; how far a search came.
+    """Return |R| with its limits, Theorem 1's bound and the lower bound T^o, and their ratio.
 
-    The published bounds are for hub-spoke communication: with forwarding there are none.
+    Bounds are in ms per decoded token. Bounds of a search for an optimum are added, if there was one. The
+    published bounds are for hub-spoke communication: with forwarding there are none.
     """
     problem, placement = simulation.case.experiment.problem, simulation.placement
     found: dict[str, float | int | None] = {

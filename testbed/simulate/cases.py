@@ -1,4 +1,4 @@
-"""What there is to simulate: scenarios and instances, under each policy and seed asked for."""
+"""The cases to simulate: a scenario or an instance with one policy and one seed."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from testbed.scenario.policy import PolicyChoice, has_petals_setup
 from testbed.simulate.instance import Instance, load_instance
 
 _WIRE_BPS = 1e15
-"""Rate of an instance's links: its times contain the transfer."""
+"""Rate of an instance's links in bit/s, practically infinite: the instance's times contain the transfer."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One simulation. ``stand_ins`` are routing policies with this case's own constants."""
+    """One simulation. ``stand_ins`` are routing policies by name, with constants of this case."""
 
     experiment: Experiment
     stand_ins: Mapping[str, RoutingPolicy] = field(default_factory=dict)
@@ -34,15 +34,16 @@ class Case:
 
     @property
     def policy(self) -> str:
-        """The pair's name, or ``placement+routing`` if it has none."""
+        """The policy pair's name, or ``placement+routing`` if it has none."""
         halves = (self.experiment.placement, self.experiment.routing)
         return next((name for name, pair in PAIRS.items() if pair == halves), "+".join(halves))
 
 
 class Served(NamedTuple):
-    """What became of the requests, and of the servers under an online policy; real seconds of routing decisions.
+    """The results of serving a case.
 
-    ``summary`` is that of a run of the system itself.
+    ``moves`` are changes of servers' blocks by an online policy, ``routing_s`` the real seconds of each
+    routing decision. ``summary`` exists only for a run of the system itself.
     """
 
     requests: tuple[SimulatedRequest, ...] = ()
@@ -52,7 +53,7 @@ class Served(NamedTuple):
     steps: array[float] | None = None
     n_steps: int | None = None
     gaps_s: Sequence[float] | None = None
-    """All three as ``testbed.fast.engine.FastRun``; gaps ``None``: as the closed form says."""
+    """These three are as in ``testbed.fast.engine.FastRun``; without gaps the closed form gives them."""
 
 
 def is_instance(target: str) -> bool:
@@ -60,7 +61,10 @@ def is_instance(target: str) -> bool:
 
 
 def scenario_case(target: str, choice: PolicyChoice, overrides: Sequence[str], seed: int | None) -> Case:
-    """A scenario with a policy and a seed in place of its own. Raises ``ScenarioError``."""
+    """Return a scenario's case; ``choice`` and ``seed`` replace the scenario's own.
+
+    Raises ``ScenarioError``.
+    """
     changes = [*overrides, *choice.overrides()]
     if seed is not None:
         changes.append(f"seed={seed}")
@@ -68,7 +72,7 @@ def scenario_case(target: str, choice: PolicyChoice, overrides: Sequence[str], s
 
 
 def instance_case(path: Path, choice: PolicyChoice, session_setup: bool) -> Case:
-    """An instance file under a policy (default: the proposed pair). Raises ``UserError``."""
+    """Return an instance file's case under a policy (default: the pair "proposed"). Raises ``UserError``."""
     instance = load_instance(path)
     placement, routing = resolve_pair(choice.pair or "proposed")
     experiment = instance_experiment(
@@ -79,10 +83,10 @@ def instance_case(path: Path, choice: PolicyChoice, session_setup: bool) -> Case
 
 
 def instance_experiment(instance: Instance, placement: str, routing: str, session_setup: bool) -> Experiment:
-    """The experiment that an instance states.
+    """Return the experiment that an instance describes.
 
-    Its links have half of the raw RTT each way. ``session_setup`` adds the published constant to every
-    first token.
+    Its links have half of the raw RTT in each direction. ``session_setup`` adds the published constant to
+    every request's first token.
     """
     problem = instance.problem
     setup_s = (

@@ -1,4 +1,4 @@
-"""``testbed simulate``: every target under every policy and seed; prints, and writes tables."""
+"""``testbed simulate``: simulates every target under every policy and seed; prints and writes results."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from testbed.simulate.tables import write_simulation
 from testbed.simulate.text import comparison_text
 
 _SAID: set[str] = set()
-"""What was said of engines already."""
+"""Announcements of engines that were already printed."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line says. ``mode`` and ``session_setup`` ``None``: as fits the target."""
+    """The options of the command line. ``None`` for ``mode`` and ``session_setup``: the target's default."""
 
     choices: tuple[PolicyChoice, ...]
     n_runs: int = 1
@@ -48,8 +48,8 @@ class Options:
 def simulate_command(targets: Sequence[str], options: Options, *, as_json: bool) -> int:
     """Simulate every target under every policy; returns the exit code.
 
-    With ``as_json`` one object per target and policy goes to stdout as soon as it is there, and an
-    infeasible placement is an answer like others; as text it is an error when nothing else was asked.
+    With ``as_json`` one object per target and policy is printed as soon as it is known, also for an
+    infeasible placement. As text, it is an error if all placements are infeasible. Raises ``UserError``.
     """
     _check(targets, options)
     several = len(targets) * len(options.choices) > 1
@@ -67,7 +67,7 @@ def simulate_command(targets: Sequence[str], options: Options, *, as_json: bool)
                 first = row
             elif options.n_runs > 1:
                 add_gain(first, row)
-            # Held back as long as all may be refused together.
+            # Printed later: if all policies' runs are replays, all are refused.
             replays.append(row)
             if not row.get("same_run"):
                 for ready in replays if as_json else ():
@@ -86,7 +86,7 @@ def simulate_command(targets: Sequence[str], options: Options, *, as_json: bool)
 
 
 def _row(target: str, choice: PolicyChoice, options: Options, folder: str | None) -> dict[str, Any]:
-    """A target under a policy: its object, or that of all its runs."""
+    """Simulate a target under a policy; returns its object, or the one of all its runs."""
     seen: list[dict[str, Any]] = []
     drawn, first, is_same_run = None, None, True
     for case in _cases(target, choice, options):
@@ -103,7 +103,7 @@ def _row(target: str, choice: PolicyChoice, options: Options, folder: str | None
 
 
 def _folders(targets: Sequence[str]) -> dict[str, str]:
-    """A folder's name for every target: the file's, with a number where two are called the same."""
+    """Return a folder name per target: the file's name, with a number if two are the same."""
     names: dict[str, str] = {}
     for target in targets:
         plain = _slug(Path(target).stem)
@@ -115,7 +115,7 @@ def _folders(targets: Sequence[str]) -> dict[str, str]:
 
 
 def _check(targets: Sequence[str], options: Options) -> None:
-    """Raises ``UserError`` for what does not go together, before anything is simulated."""
+    """Raise ``UserError`` for options that contradict each other, before anything is simulated."""
     pairs = [choice.pair for choice in options.choices]
     for what, named in (("target", list(targets)), ("policy", pairs)):
         twice = next((one for i, one in enumerate(named) if one in named[:i]), None)
@@ -131,12 +131,10 @@ def _check(targets: Sequence[str], options: Options) -> None:
         raise UserError(f"--clock must be auto or virtual, not {options.clock!r}")
     if options.clock == "real":
         raise UserError(
-            "a simulation runs nothing in real time: use `testbed up --clock real`, or leave --clock out"
+            "a simulation does not run in real time; use `testbed up --clock real`, or leave --clock out"
         )
     if options.clock == "virtual" and options.mode == REFERENCE:
-        raise UserError(
-            "the reference mode is an engine of its own: leave out --clock virtual or --mode reference"
-        )
+        raise UserError("--clock virtual cannot be combined with --mode reference; leave one of the two out")
     if options.mode is not None and options.mode not in MODES:
         raise UserError(f"--mode must be {' or '.join(MODES)}, not {options.mode!r}")
     if options.session_setup not in (None, "reference", "none"):
@@ -150,7 +148,8 @@ def _check(targets: Sequence[str], options: Options) -> None:
         ):
             if given:
                 raise UserError(
-                    f"{name} is for scenarios: an instance file states everything; leave it out for {instances[0]}"
+                    f"{name} is only for scenarios, since an instance file is complete; leave it out for "
+                    f"{instances[0]}"
                 )
 
 
@@ -174,13 +173,17 @@ def _designed(case: Case, concurrency: str | None) -> Case:
         return replace(case, experiment=replace(case.experiment, design_concurrency="searched"))
     if not concurrency.isdigit() or int(concurrency) < 1:
         raise UserError(
-            f"--design-concurrency must be auto, searched or a whole number of at least 1, not {concurrency!r}"
+            "--design-concurrency must be auto, searched or a whole number of at least 1, not "
+            f"{concurrency!r}"
         )
     return replace(case, experiment=replace(case.experiment, design_concurrency=int(concurrency)))
 
 
 def _one(case: Case, options: Options, target: str | None) -> dict[str, Any]:
-    """Simulate one case, write its tables (below ``target`` if several are simulated), return its object."""
+    """Simulate one case, write its tables if asked for, and return its object.
+
+    With several targets or policies the tables are in the folder ``target``.
+    """
     mode = options.mode or (REFERENCE if case.source is not None else TESTBED)
     folder = _folder(case, options, target)
     is_virtual = options.clock == "virtual"
@@ -191,7 +194,7 @@ def _one(case: Case, options: Options, target: str | None) -> dict[str, Any]:
         row["goodput_rps"] = goodput_rps(request_rows(simulation), objectives)
     given = case.experiment.design_concurrency
     if given is not None and simulation.placement and simulation.placement.design_concurrency is None:
-        row["note"] = f"{case.policy} takes no design concurrency: {given} has no effect"
+        row["note"] = f"{case.policy} uses no design concurrency: {given} has no effect"
     if case.experiment.calibration.session_setup_s and simulation.placement is not None:
         bare = answer(_without_setup(case, mode, is_virtual))
         row["mean_without_session_setup"] = bare["mean"]
@@ -205,7 +208,7 @@ def _one(case: Case, options: Options, target: str | None) -> dict[str, Any]:
 
 
 def _folder(case: Case, options: Options, target: str | None) -> Path | None:
-    """Where the tables of a case go, if they are written."""
+    """Return the folder for the tables of a case; ``None`` if they are not written."""
     folder = options.out
     if folder is not None and target is not None:
         folder = folder / target / _slug(case.policy)

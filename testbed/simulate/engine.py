@@ -1,4 +1,4 @@
-"""Runs one case: placement, then every request, in one of three engines."""
+"""Runs one case: decides the placement, then serves every request in one of three engines."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ from testbed.simulate.cases import Case, Served
 from testbed.simulate.virtual import serve_virtually
 
 TESTBED, REFERENCE = MODES = "testbed", "reference"
-"""Whose semantics: the testbed's own, or those of the paper's public simulator (an engine of its own)."""
+"""The modes: the testbed's own semantics, or those of the paper's public simulator (with its own engine)."""
 MAX_STEPS = 5_000_000
-"""Above so many hops of tokens ``hops.parquet`` is left out; ``summary.json`` says so."""
+"""Most rows of ``hops.parquet`` (hops of tokens); with more it is left out, which ``summary.json`` states."""
 FAST, VIRTUAL = "fast", "virtual"
 """The engines of mode ``testbed``."""
 EMULATED = "emulated"
-"""The mode of a case that `testbed up` ran."""
+"""The mode of a case that `testbed up` ran: shown beside the modes of the simulator."""
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """A case and its outcome; without a feasible placement, ``error`` says why and nothing was served.
+    """A case and its result. Without a feasible placement nothing was served, and ``error`` is the reason.
 
-    ``engine`` is what served it, and ``why`` that one: reference, fast, or virtual (the testbed itself in
-    virtual time). ``placement_s`` are the real seconds that placement took, ``placement_cpu_s`` and ``routing_cpu_s`` the CPU seconds of the
-    policies: of the one placement, and of a routing decision in the mean (``None``: there was none).
+    ``engine`` is the engine that served it (reference, fast, or virtual: the testbed itself in virtual time),
+    and ``why`` the reason for it. ``placement_s`` is the real time of the placement's decision,
+    ``placement_cpu_s`` its CPU time, ``routing_cpu_s`` the mean CPU time of a routing decision (``None``:
+    there was none), in seconds.
     """
 
     case: Case
@@ -63,11 +64,12 @@ def simulate(
     placements: Placements | None = None,
     live: bool = True,
 ) -> Simulation:
-    """Place and serve. ``is_virtual``: by the system itself, even if a faster engine would do.
+    """Decide the placement and serve the requests.
 
-    ``folder`` is where a run of the system itself goes, which else is not kept. ``announce`` is called with which engine
-    begins, and why. ``placements``: as ``place``. ``live``: a run of the system
-    shows its progress. Raises ``UserError`` when a policy fails or breaks a rule, or if the mode does not fit.
+    ``is_virtual``: use the engine ``virtual`` even if a faster one could serve the case. ``folder``: where
+    that engine leaves its run directory; ``None``: it is deleted. ``announce`` is called with the engine that
+    begins and the reason. ``placements``: as in ``place``. ``live``: the engine ``virtual`` shows its
+    progress. Raises ``UserError`` if a policy fails or breaks a rule, or if the mode cannot serve the case.
     """
     experiment = case.experiment
     try:
@@ -107,7 +109,10 @@ def simulate(
 
 
 def _engine(case: Case, mode: str, online: OnlinePolicy | None) -> tuple[str, str]:
-    """Which engine serves a case, and why. Raises ``UserError`` for what the reference mode does not have."""
+    """Return the engine for a case, and why.
+
+    Raises ``UserError`` for keys that mode ``reference`` does not have.
+    """
     experiment = case.experiment
     disturbance = _disturbance(experiment, online)
     if mode == REFERENCE:
@@ -136,7 +141,7 @@ def _engine(case: Case, mode: str, online: OnlinePolicy | None) -> tuple[str, st
 
 
 def _disturbance(experiment: Experiment, online: OnlinePolicy | None) -> str | None:
-    """The key of a scenario that makes sessions depend on what happens midway; ``None``: they last as long as modelled."""
+    """Return the key that can disturb sessions midway; ``None``: their times follow from the closed form."""
     found = (
         (bool(experiment.faults), "fault or churn"),
         (bool(experiment.absent), "servers.present = false"),
@@ -157,9 +162,9 @@ def _disturbance(experiment: Experiment, online: OnlinePolicy | None) -> str | N
 
 
 def _reference(case: Case, placed: PlacedExperiment) -> Served:
-    """As the published simulator does: see ``policies.replay``."""
+    """Serve a case as the published simulator does; see ``policies.replay``."""
     experiment, router = case.experiment, placed.router
-    # This mode takes the router's word for the wait; shipped policies are tested for it.
+    # This mode uses the wait that the router returns. Tests check it for shipped policies, this for others.
     router.check_waits = experiment.routing not in ROUTINGS
     setup_s = experiment.calibration.session_setup_s
     done = replay(
@@ -174,7 +179,7 @@ def _reference(case: Case, placed: PlacedExperiment) -> Served:
 
 
 def _fast(case: Case, placed: PlacedExperiment, online: OnlinePolicy | None, most_steps: int) -> Served:
-    """As the testbed's nodes and coordinator do: see ``testbed.fast.engine``."""
+    """Serve a case as the testbed's nodes and coordinator do; see ``testbed.fast.engine``."""
     run = simulate_fast(case.experiment, placed, online, most_steps=most_steps)
     requests, moves, decisions_s = tuple(run.requests), tuple(run.moves), tuple(run.decisions_s)
     return Served(requests, moves, decisions_s, None, run.steps, run.n_steps, run.gaps_s)

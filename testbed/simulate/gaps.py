@@ -1,4 +1,4 @@
-"""The seconds between one output token of a request and its next, as its client sees them."""
+"""Computes the seconds between two consecutive output tokens of a request, as its client sees them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from testbed.simulate.engine import Simulation
 
 
 def token_gaps_s(simulation: Simulation) -> NDArray[np.float64]:
-    """Array (gaps of all requests,): one for every token but a request's first. Waiting between two tokens is in it.
+    """Return an array with the gaps of all requests: one for every token but a request's first.
 
-    Of sessions that nothing disturbs they follow from the closed form, where a token takes longer by as much as its context is longer
-    than that of the token before.
+    A gap includes any waiting between its two tokens. Without disturbances the gaps follow from the closed
+    form, where each token takes longer than the one before by the same time, since its context is one token
+    longer.
     """
     served = simulation.served
     if served.gaps_s is not None:

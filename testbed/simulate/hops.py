@@ -1,4 +1,4 @@
-"""The hops of the fast and the reference engine, token by token, from the closed form."""
+"""Makes the hop table of the fast and the reference engine, token by token, from the closed form."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from testbed.simulate.engine import Simulation
 
 
 def hop_table(simulation: Simulation) -> HopTable:
-    """A row per completed request's token and hop; the model's columns are the same.
+    """Return a table with a row per token and hop of each completed request; the model's columns are equal.
 
-    Compute holds k tau or k tau^I, what a step costs once and what the calibration adds; network the rest of
-    the hop's time. What the client computes comes after a token's last hop.
+    Compute time is k tau or k tau^I (k blocks), the fixed time of a step, and the calibration's overheads.
+    Network time is the rest of the hop. The client computes after a token's last hop.
     """
     experiment = simulation.case.experiment
     if (steps := simulation.served.steps) is not None:
@@ -55,7 +55,7 @@ def hop_table(simulation: Simulation) -> HopTable:
 
 
 def _as_stepped(experiment: Experiment, steps: array[float]) -> HopTable:
-    """The rows of ``testbed.fast.steps``, ordered by request, token and hop."""
+    """Return the rows of ``testbed.fast.steps``, ordered by request, token and hop."""
     rows = np.frombuffer(steps, dtype=np.float64).reshape(-1, len(COLUMNS))
     rows = rows[np.lexsort((rows[:, 2], rows[:, 1], rows[:, 0]))]
     columns: dict[str, Any] = {
@@ -78,7 +78,7 @@ def _as_stepped(experiment: Experiment, steps: array[float]) -> HopTable:
 
 
 def _hop_rows(experiment: Experiment, r: SimulatedRequest) -> Any:
-    """Array (tokens x hops, 12): request, token, hop, server, first, last, four instants, bytes each way."""
+    """Return (tokens x hops, 12): request, token, hop, server, first, last, four instants, bytes each way."""
     assert r.route is not None and r.setup_s is not None
     plan, hops = r.plan, r.route.hops
     n_hops, n_out = len(hops), plan.n_output_tokens
@@ -105,9 +105,9 @@ def _hop_rows(experiment: Experiment, r: SimulatedRequest) -> Any:
 
 
 def _parts(experiment: Experiment, r: SimulatedRequest) -> tuple[Any, Any, Any, Any]:
-    """Seconds there, back and of computing, arrays (2, hops): of the prompt, of the second token.
+    """Return seconds up, down and computing: arrays (2, hops), for the prompt and for the second token.
 
-    And array (hops,): how much longer every token after that computes than the one before.
+    And an array (hops,): how much longer each later token computes than the one before, in seconds.
     """
     assert r.route is not None
     problem, plan, hops = experiment.problem, r.plan, r.route.hops

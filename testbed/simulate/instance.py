@@ -1,4 +1,4 @@
-"""Reference instances: JSON files with one fully explicit problem, its workload and join order."""
+"""Reads reference instances: JSON files with one complete problem, its workload and PETALS' join order."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ PositiveGigaBytes = Annotated[float, Field(gt=0, le=MAX_SIZE_BYTES / 1e9), NOT_T
 
 
 class _Table(BaseModel):
-    """Strict values. Unknown keys describe and are left alone, unless they look like one that is read."""
+    """A table with strict types. Unknown keys are ignored, unless they look like a misspelled key."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
     def _no_misspelled_option(cls, data: Any) -> Any:
-        # A misspelled required key is missing; a misspelled optional one would change results silently.
+        # A misspelled required key is reported as missing; an optional one would change results silently.
         if isinstance(data, dict):
             optional = [
                 name
@@ -100,7 +100,7 @@ class _Client(_Table):
 
 
 class _Document(_Table):
-    """The keys that are read; others (expected results, descriptions) are left alone."""
+    """The keys that are read; others (expected results, descriptions) are ignored."""
 
     id: str
     model: _Model
@@ -118,9 +118,9 @@ class _Document(_Table):
 class Instance:
     """One reference instance: a problem with one client, its requests, and PETALS' routing constants.
 
-    ``session_setup_petals_s`` and ``session_setup_proposed_s`` are the constants that the published
-    simulator adds to every first token, for PETALS and its variants and for the others. ``sites`` are
-    the nodes of the client and of every server.
+    ``session_setup_petals_s`` and ``session_setup_proposed_s`` are the constants that the published simulator
+    adds to every request's first token, for PETALS with its variants and for other policies. ``sites`` are
+    the places of the client and of every server. Requests are all of one client.
     """
 
     id: str
@@ -134,14 +134,14 @@ class Instance:
 
 
 def load_instance(path: Path) -> Instance:
-    """Read an instance file. Raises ``UserError`` naming the file and the key that is wrong."""
+    """Read an instance file. Raises ``UserError`` with the file and the key that is wrong."""
     return parse_instance(read_json(path, "give an instance file, see docs/instances.md"), str(path))
 
 
 def parse_instance(document: Mapping[str, Any], source: str) -> Instance:
-    """An instance from its JSON data. Raises ``UserError`` naming ``source`` and the key that is wrong."""
+    """Make an instance from its JSON data. Raises ``UserError`` with ``source`` and the key that is wrong."""
     if isinstance(document, dict) and "request_clients" in document:
-        raise UserError(f"{source}: is an offline instance; take `testbed solve`")
+        raise UserError(f"{source}: is an offline instance; use `testbed solve`")
     try:
         data = _Document.model_validate(document)
     except ValidationError as error:
@@ -149,8 +149,8 @@ def parse_instance(document: Mapping[str, Any], source: str) -> Instance:
         where = ".".join(map(str, wrong.key)) or "the file"
         if wrong.key[:2] == ("workload", "inter_arrival_ms") and "at least 0" in wrong.what:
             raise UserError(
-                f"{source}: {where}: {wrong.what}: arrivals are not sorted; give the gaps between requests "
-                "in the order of their arrival"
+                f"{source}: {where}: {wrong.what}; give the gaps between requests in the order of their "
+                "arrival"
             ) from error
         raise UserError(f"{source}: {where}: {wrong.what}") from error
     _check_shapes(data, source)
@@ -177,11 +177,11 @@ def parse_instance(document: Mapping[str, Any], source: str) -> Instance:
 
 
 _LARGE_SCRIPT_PER_S = (2555.208925125856, 1636.225130062161)
-"""PETALS' network throughput of A100 and MIG as the published script for large topologies has it."""
+"""PETALS' network throughput of A100 and MIG in the published script for large topologies."""
 
 
 def _published_setup(data: _Document) -> _Setup:
-    """The constants of the published script that an instance comes from, told by its hardware numbers."""
+    """Return the constants of the published script the instance is from, found by its throughputs."""
     large = any(server.petals_network_per_s in _LARGE_SCRIPT_PER_S for server in data.servers)
     return _Setup(petals=350_000.0 if large else 250_000.0, proposed=60_000.0)
 
@@ -195,12 +195,14 @@ def _check_shapes(data: _Document, source: str) -> None:
         )
     for i, row in enumerate(data.raw_rtt_ms):
         if len(row) != n_nodes:
-            raise UserError(f"{source}: raw_rtt_ms.{i}: has {len(row)} values but needs {n_nodes}")
+            raise UserError(
+                f"{source}: raw_rtt_ms.{i}: has {len(row)} values but needs {n_nodes}, one for each node"
+            )
     for position, server in enumerate(data.petals_join_order):
         if not 0 <= server < n_nodes - 1:
             raise UserError(
-                f"{source}: petals_join_order.{position}: there is no server {server}; servers are numbered 0 to "
-                f"{n_nodes - 2}"
+                f"{source}: petals_join_order.{position}: there is no server {server}; servers are numbered "
+                f"0 to {n_nodes - 2}"
             )
     if sorted(data.petals_join_order) != list(range(n_nodes - 1)):
         raise UserError(
@@ -237,7 +239,7 @@ def _problem(data: _Document) -> Problem:
 
 
 _HARDWARE: dict[str, Literal["mig-1g", "a100"]] = {"MIG": "mig-1g", "A100": "a100"}
-"""Names of hardware profiles for the types of the instances."""
+"""Hardware profiles by the type names in instances."""
 
 
 def _server(number: int, server: _Server) -> ServerSpec:

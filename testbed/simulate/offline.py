@@ -1,7 +1,7 @@
-"""Offline instances: requests known at once, decode steps alone; placed and routed by one policy.
+"""Solves offline instances: all requests are known from the start, and only decode steps count.
 
-The policies are ``milp`` (the optimum), ``cg-bprr`` and ``lp-rounding``; every answer comes with
-what bounds the optimum from below and CG-BPRR from above.
+The policies are ``milp`` (the optimum), ``cg-bprr`` and ``lp-rounding``. Every result has lower bounds of the
+optimum, and Theorem 1's upper bound of CG-BPRR.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Count = Annotated[int, Field(ge=1, le=MAX_NODES)]
 
 
 class _Document(BaseModel):
-    """The keys that are read; others (expected results, conventions) are left alone."""
+    """The keys that are read; others (expected results, conventions) are ignored."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
@@ -59,9 +59,9 @@ class _Document(BaseModel):
 
 @dataclass(frozen=True)
 class OfflineInstance:
-    """A problem whose bytes are the file's own memory unit, and its requests, all at once.
+    """A problem, with the file's own unit of memory in place of bytes, and its requests, all at time 0.
 
-    Requests have no input and two output tokens: one decode step, so that its time is the time per token.
+    A request has no input and two output tokens, so one decode step: its time is the time per token.
     """
 
     id: str
@@ -70,16 +70,16 @@ class OfflineInstance:
 
 
 def load_offline_instance(path: Path) -> OfflineInstance:
-    """Read an offline instance file. Raises ``UserError`` naming the file and the key that is wrong."""
+    """Read an offline instance file. Raises ``UserError`` with the file and the key that is wrong."""
     document = read_json(path, "give an offline instance file, see docs/instances.md")
     return parse_offline_instance(document, str(path))
 
 
 def parse_offline_instance(document: Mapping[str, Any], source: str) -> OfflineInstance:
-    """An offline instance from its JSON data. Raises ``UserError`` naming ``source`` and the wrong key."""
+    """Make an offline instance from its JSON data. Raises ``UserError`` with ``source`` and the wrong key."""
     workload = document.get("workload") if isinstance(document, dict) else None
     if isinstance(workload, dict) and "inter_arrival_ms" in workload:
-        raise UserError(f"{source}: is not an offline instance: take `testbed simulate`")
+        raise UserError(f"{source}: is not an offline instance; use `testbed simulate`")
     try:
         data = _Document.model_validate(document)
     except ValidationError as error:
@@ -92,7 +92,7 @@ def parse_offline_instance(document: Mapping[str, Any], source: str) -> OfflineI
     problem = Problem(
         model=ModelSpec(data.id, data.L, 1, data.sm, data.sc / 2),
         servers=tuple(
-            # Advice counts servers by hardware: "2 more such servers would do".
+            # Messages count servers by hardware: "2 more such servers would do".
             ServerSpec(f"server {j}", "such", memory, tau_ms / 1e3, 0.0, 0.0, 1.0, 1.0)
             for j, (memory, tau_ms) in enumerate(zip(data.M, data.tau, strict=True))
         ),
@@ -128,16 +128,17 @@ def _check_shapes(data: _Document, source: str) -> None:
     for i, client in enumerate(data.request_clients):
         if client >= data.n_client:
             raise UserError(
-                f"{source}: request_clients.{i}: is {client} but clients are numbered 0 to {data.n_client - 1}"
+                f"{source}: request_clients.{i}: is {client}, but clients are numbered 0 to "
+                f"{data.n_client - 1}"
             )
 
 
 _Decision = tuple[tuple[BlockRange, ...], tuple[tuple[Hop, ...], ...], float, bool | None]
-"""Ranges, chains, objective in seconds, and whether that is proven optimal (``None``: not looked for)."""
+"""Ranges, chains, objective in seconds, and whether it is proven optimal (``None``: not an exact policy)."""
 
 
 def _by_milp(instance: OfflineInstance) -> _Decision:
-    # The instances' own optimum lets every server hold a block where it has room, used or not.
+    # As in the instances' stated optimum, every server with enough memory holds at least one block.
     answer = solve_bprr(instance.problem, instance.requests, decode_only=True, min_blocks=1)
     return answer.ranges, answer.chains, answer.objective_s, answer.proven_optimal
 
@@ -160,13 +161,13 @@ OFFLINE_POLICIES: dict[str, Callable[[OfflineInstance], _Decision]] = {
 
 
 def offline_command(paths: Sequence[Path], policy: str) -> list[dict[str, Any]]:
-    """Solve every instance file with ``policy``; one JSON object each, in the order given.
+    """Solve every instance file with ``policy``; returns one JSON object each, in the order given.
 
     ``{id, policy, feasible, error?, objective_ms, placement, routes, bounds, proven_optimal?, decision_s}``:
-    ``placement`` is ``[first block, blocks]`` per server, 1-based, ``[0, 0]`` for none; ``routes`` are
-    lists of 0-based servers per request; both and the objective are ``None`` where infeasible. Times are
-    sums over the requests. Raises ``UserError`` for a file or policy that is wrong, before any is solved,
-    and for an instance that is too large.
+    ``placement`` is ``[first block, blocks]`` per server, 1-based, ``[0, 0]`` for none; ``routes`` are lists
+    of 0-based servers per request. If infeasible, these and the objective are ``None``. Times in ms are sums
+    over the requests. Raises ``UserError`` for a wrong file or policy before anything is solved, and for an
+    instance that is too large.
     """
     if policy not in OFFLINE_POLICIES:
         near = difflib.get_close_matches(policy, OFFLINE_POLICIES, 1)
@@ -202,11 +203,11 @@ def _solve(instance: OfflineInstance, policy: str) -> dict[str, Any]:
 
 
 def _bounds(instance: OfflineInstance, *, exact: bool) -> dict[str, float | None]:
-    """Sums over the requests in ms; ``None`` where there is no placement to bound.
+    """Return bounds in ms, summed over the requests; ``None`` where no placement exists.
 
-    ``theorem1_ms`` bounds CG-BPRR from above. ``lower_bound_ms`` (T^o: servers used in part are charged
-    in part), ``lower_bound_knapsack_ms`` (whole hops) and, ``exact`` only, ``lp_relaxation_ms`` bound the
-    optimum from below. ``ratio`` is Theorem 1's bound over T^o.
+    ``theorem1_ms`` is an upper bound of CG-BPRR. Lower bounds of the optimum are ``lower_bound_ms`` (T^o: a
+    server used in part costs that part), ``lower_bound_knapsack_ms`` (whole hops) and, only with ``exact``,
+    ``lp_relaxation_ms``. ``ratio`` is Theorem 1's bound divided by T^o.
     """
     problem, requests = instance.problem, instance.requests
     fractional_ms = lower_bound_s(problem, requests, decode_only=True) * 1e3

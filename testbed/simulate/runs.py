@@ -1,4 +1,4 @@
-"""Several runs of one scenario: what each takes of a recording, and means over them with their intervals."""
+"""Several runs of one scenario: which recorded requests each uses, and means over them with intervals."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ BOOTSTRAP = "bootstrap"
 def cases_of(
     target: str, choice: PolicyChoice, overrides: Sequence[str], seed: int | None, n_runs: int
 ) -> Iterator[Case]:
-    """A case per seed, counting up. Each takes other requests of a recording, the same under every policy.
+    """Yield a case for each of ``n_runs`` consecutive seeds.
 
-    Where the scenario does not say which (``workload.draw``), they are windows that share no request if there
-    are enough, else a block bootstrap. Raises ``UserError``.
+    With recorded requests each seed uses other ones, the same under every policy. If the scenario does not
+    set ``workload.draw``, they are windows that share no request if there are enough, else a block bootstrap.
+    Raises ``UserError``.
     """
     first = scenario_case(target, choice, overrides, seed)
     draw = draw_of(first.experiment, n_runs)
@@ -37,9 +38,10 @@ def cases_of(
 
 
 def draw_of(experiment: Experiment, n_runs: int) -> str | None:
-    """How ``n_runs`` runs should take their requests from its recording, as ``--set`` does, if the scenario does not say.
+    """Return the ``--set`` option with which ``n_runs`` runs choose their recorded requests, or ``None``.
 
-    Raises ``UserError`` if it says windows, and has fewer of them.
+    ``None``: the scenario sets ``workload.draw``, its requests are generated, or there is a single run.
+    Raises ``UserError`` if the scenario sets "windows" and has fewer windows than runs.
     """
     sample, n = experiment.sample, len(experiment.requests)
     if n_runs < 2 or sample is None or not n:
@@ -49,14 +51,15 @@ def draw_of(experiment: Experiment, n_runs: int) -> str | None:
         return f"workload.draw={'windows' if n_runs <= n_windows else BOOTSTRAP}"
     if sample.draw == "windows" and n_runs > n_windows:
         raise UserError(
-            f"--runs {n_runs} needs as many windows of {n:,} requests, and {sample.n_recorded:,} recorded requests "
-            f'have {n_windows}; lower --runs or workload.n_requests, or set workload.draw = "{BOOTSTRAP}"'
+            f"--runs {n_runs} needs as many windows of {n:,} requests, but {sample.n_recorded:,} recorded "
+            f"requests have only {n_windows}; lower --runs or workload.n_requests, or set workload.draw = "
+            f'"{BOOTSTRAP}"'
         )
     return None
 
 
 def drawn_of(experiment: Experiment) -> dict[str, Any] | None:
-    """How runs took their requests from a recording, for people and scripts; ``None``: they were generated."""
+    """Return how runs chose their recorded requests, for the output; ``None``: they were generated."""
     sample = experiment.sample
     if sample is None:
         return None
@@ -65,32 +68,35 @@ def drawn_of(experiment: Experiment) -> dict[str, Any] | None:
 
 
 def recorded_share(drawn: dict[str, Any] | None) -> float:
-    """What ``testbed.results.intervals.mean_of`` needs to know of runs that share one recording."""
+    """Return the share of the recording that each run draws with a bootstrap, else 0, for ``mean_of``.
+
+    ``testbed.results.intervals.mean_of`` widens intervals of runs that share one recording.
+    """
     if drawn is None or drawn["draw"] != BOOTSTRAP:
         return 0.0
     return float(drawn["n_requests"] / drawn["n_recorded"])
 
 
 def fingerprint(case: Case, row: dict[str, Any]) -> Any:
-    """Equal for two runs only if one is a replay of the other: the same requests came, and fared the same."""
+    """Return a value that is equal for two runs only if their requests and all their times are the same."""
     times = [{k: v for k, v in r.items() if k != "route"} for r in row["requests"] or ()]
     return case.experiment.requests, times, row.get("error")
 
 
 def same_run_error(rows: Sequence[dict[str, Any]]) -> UserError:
-    """All runs under all policies are replays: there is no interval to state."""
+    """Return the error for runs that are all the same, so that there is no interval."""
     first = rows[0]
     return UserError(
-        f"{first['id']}: the {first['n_runs']} runs are one and the same, since no seed changes anything in it, and an "
-        "interval over them would say nothing; leave --runs out, or have something drawn (arrivals, lengths, or "
-        "workload.draw of a trace)"
+        f"{first['id']}: all {first['n_runs']} runs are the same, since the seed changes nothing in the "
+        "scenario, and an interval over them would mean nothing; leave --runs out, or let something be "
+        "drawn (arrivals, lengths, or workload.draw of a trace)"
     )
 
 
 def aggregate(rows: list[dict[str, Any]], drawn: dict[str, Any] | None, is_same_run: bool) -> dict[str, Any]:
-    """Several seeds in one object: means over the runs with the half-width of their 95 % interval.
+    """Return one object for several seeds: means over the runs with the half-widths of their 95 % intervals.
 
-    ``is_same_run``: every run is a replay of the first, so that there are no intervals (``None``).
+    ``is_same_run``: every run is the same as the first, so that the half-widths are ``None``.
     """
     feasible = [row for row in rows if row["feasible"]]
     whole: dict[str, Any] = {
@@ -145,11 +151,12 @@ def aggregate(rows: list[dict[str, Any]], drawn: dict[str, Any] | None, is_same_
 
 
 def add_gain(base: dict[str, Any], row: dict[str, Any]) -> None:
-    """Put under ``gain`` what ``row``'s runs have over those of ``base`` with the same seeds: two policies on one target.
+    """Add to ``row`` the key ``gain``: differences to ``base``, another policy on the same target, by seed.
 
-    Per figure ``gain_ms``, the mean of the differences base - row (above 0: ``row`` is faster), ``ci95_ms`` (the half-width of
-    its interval), ``ratio`` (of base's mean over these runs) and ``verdict``: "gain" or "loss" if the interval leaves 0
-    out, "unresolved" if it holds 0. ``None`` without two runs that both have the figure.
+    Each metric has ``gain_ms``, the mean of the differences base - row (above 0: ``row`` is faster),
+    ``ci95_ms`` (the half-width of its 95 % interval), ``ratio`` (``gain_ms`` over base's mean in these runs)
+    and ``verdict``: "gain" or "loss" if the interval does not contain 0, else "unresolved". It is ``None``
+    with fewer than two runs where both have the metric.
     """
     pairs = [
         (a, b) for a, b in zip(base["runs"], row["runs"], strict=True) if a["feasible"] and b["feasible"]

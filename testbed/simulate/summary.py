@@ -1,4 +1,4 @@
-"""A simulated run's rows per request and its ``summary.json``, with the names of an emulation's."""
+"""Makes the rows per request and the ``summary.json`` of a simulated run, named as in an emulation."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from testbed.simulate.engine import MAX_STEPS, Simulation
 
 
 def request_rows(simulation: Simulation) -> list[dict[str, Any]]:
-    """The columns of ``testbed.results.requests``. Here the closed model with queueing is what is measured.
+    """Return rows with the columns of ``testbed.results.requests``.
 
-    ``decision_s`` and ``asked_s`` are empty: they are real time, and the tables of one seed are the same bytes.
+    Measured and model columns are equal here.
+
+    ``decision_s`` and ``asked_s`` are empty: they are real time, but the tables of one seed must be the same
+    bytes.
     """
     clients = simulation.case.experiment.problem.clients
     rows = []
@@ -82,7 +85,7 @@ def _alone(experiment: Experiment, r: SimulatedRequest) -> dict[str, float]:
 
 
 def _active(r: SimulatedRequest) -> tuple[float, float | None, float]:
-    """When it arrived, began the attempt that was admitted, and ended."""
+    """Return when a request arrived, began the attempt that was admitted, and ended, in scenario seconds."""
     since_s = None if r.setup_s is None else r.plan.arrival_at_s + r.waiting_s
     return r.plan.arrival_at_s, since_s, r.plan.arrival_at_s + r.ended_s
 
@@ -95,7 +98,7 @@ def _n_hop_rows(simulation: Simulation) -> int:
 
 
 def summarize_simulation(simulation: Simulation, objectives: dict[str, float]) -> dict[str, Any]:
-    """``summary.json``: the keys of an emulation's summary that mean something without a network."""
+    """Return ``summary.json``: those keys of an emulation's summary that have a meaning without a network."""
     experiment, placement = simulation.case.experiment, simulation.placement
     assert placement is not None, "only feasible simulations are summarised"
     rows = request_rows(simulation)

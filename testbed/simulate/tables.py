@@ -1,4 +1,4 @@
-"""A simulation's run directory: the files of an emulation with the same columns, without its logs."""
+"""Writes a simulation's run directory: the files of an emulation with the same columns, without logs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from testbed.simulate.summary import request_rows
 
 
 def write_simulation(out: Path, simulation: Simulation, summary: dict[str, Any]) -> None:
-    """Write the tables of a feasible simulation to the folder ``out``. Raises ``RunError`` when the disk is full."""
+    """Write the tables of a feasible simulation to the folder ``out``.
+
+    Raises ``RunError`` if writing fails.
+    """
     from testbed.results.tables import write_hops, write_requests
 
     experiment, source = simulation.case.experiment, simulation.case.source

@@ -1,4 +1,4 @@
-"""Simulations as a person reads them on the terminal."""
+"""Formats the results of simulations for the terminal."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _MOST_WHYS = 3
 _VERDICTS = {
     "gain": "a gain",
     "loss": "a loss",
-    "unresolved": "neither gain nor loss can be told (the interval holds 0)",
+    "unresolved": "neither gain nor loss can be shown (the interval contains 0)",
 }
 
 
 def comparison_text(rows: Sequence[dict[str, Any]], width: int = 120) -> str:
-    """A table with a row per target and policy, means over requests in seconds, and what to know of them."""
+    """Return a table per target with a row per policy (means over requests in seconds), and notes on it."""
     buffer = io.StringIO()
     console = Console(file=buffer, width=width, highlight=False)
-    wide = Console(file=buffer, width=2 * width, highlight=False)  # a cut figure would be another one
+    wide = Console(file=buffer, width=2 * width, highlight=False)  # a truncated number would be wrong
     for target in dict.fromkeys(row["target"] for row in rows):
         chosen = [row for row in rows if row["target"] == target]
         name = chosen[0]["id"]
@@ -62,18 +62,18 @@ def _headline(name: str, rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _drawn(row: dict[str, Any]) -> list[str]:
-    """Which recorded requests the runs took."""
+    """Return a note on which recorded requests the runs used."""
     drawn = row.get("drawn")
     if drawn is None:
         return []
     n, n_all = drawn["n_requests"], drawn["n_recorded"]
     if drawn["draw"] == "windows":
-        return [f"each run takes a window of its own: {n:,} of the {n_all:,} recorded requests"]
+        return [f"each run uses a window of its own: {n:,} of the {n_all:,} recorded requests"]
     if drawn["draw"] == "first":
-        return [f"all runs have the first {n:,} of the {n_all:,} recorded requests, as workload.draw says"]
+        return [f"all runs use the first {n:,} of the {n_all:,} recorded requests, as workload.draw says"]
     return [
-        f"each run draws {n:,} requests, in blocks, from the same {n_all:,} recorded ones: too few for windows of their "
-        "own; intervals are as wide as a recording of that length allows, more runs hardly narrow them"
+        f"each run draws {n:,} requests, in blocks, from the same {n_all:,} recorded ones: too few for "
+        "separate windows. The recording's length limits how narrow intervals can be; more runs hardly help"
     ]
 
 
@@ -149,26 +149,29 @@ def _notes(row: dict[str, Any]) -> list[str]:
     if any("n_faults" in run for run in runs):
         n_faults, n_replays = (sum(run.get(key, 0) for run in runs) for key in ("n_faults", "n_replays"))
         notes.append(
-            f"{row['policy']}: {counted(n_faults, 'faults')}; sessions recovered {counted(n_replays, 'times')}"
+            f"{row['policy']}: {counted(n_faults, 'faults')}; sessions recovered "
+            f"{counted(n_replays, 'times')}"
         )
     if any("n_preemptions" in run for run in runs):
         n, n_tokens = (sum(run.get(key, 0) for run in runs) for key in ("n_preemptions", "preempted_tokens"))
         notes.append(f"{row['policy']}: {counted(n, 'preemptions')}, {n_tokens:,} cached tokens lost")
     if row["session_setup_ms"]:
         notes.append(
-            f"{row['policy']}: contains the published session setup of {row['session_setup_ms'] / 1e3:g} s per request"
+            f"{row['policy']}: includes the published session setup of {row['session_setup_ms'] / 1e3:g} s "
+            "per request"
         )
     if row.get("error"):
         of = f" in {row['n_runs'] - row['n_feasible']} of {row['n_runs']} runs" if "n_runs" in row else ""
         rest = "; the means are of the other runs" if row.get("n_feasible") else ""
-        what = "came to no result" if row["mode"] == EMULATED else "is infeasible"
+        what = "has no result" if row["mode"] == EMULATED else "is infeasible"
         notes.append(f"{row['policy']} {what}{of}: {row['error']}{rest}")
     if row.get("n_failed"):
         notes.append(_left_out(row))
     notes += [f"{row['policy']}: {hint}" for hint in unused_text(row.get("unused_blocks"))]
     if row.get("n_empty"):
         notes.append(
-            f"{row['policy']}: in {row['n_empty']} of {row['n_runs']} runs no request completed; they are in no mean"
+            f"{row['policy']}: in {row['n_empty']} of {row['n_runs']} runs no request completed; they are "
+            "in no mean"
         )
     if "gain" in row:
         notes.append(_gain(row))
@@ -176,22 +179,23 @@ def _notes(row: dict[str, Any]) -> list[str]:
 
 
 def _left_out(row: dict[str, Any]) -> str:
-    """Which requests the means are not of, why, and what that hides of the waiting."""
+    """Return a note on failed requests, which are in no mean: how many, why, and the mean wait of all."""
     named = list(row["failed_because"].items())[:_MOST_WHYS]
     whys = "; ".join(f"{n:,}: {why}" for why, n in named)
     if n_others := row["n_failed"] - sum(n for _, n in named):
         whys += f"; {n_others:,}: for other reasons"
-    text = f"{row['policy']}: {row['n_failed']:,} of {counted(row['n_requests'], 'requests')} did not complete ({whys})"
+    n_failed, n_requests = f"{row['n_failed']:,}", counted(row["n_requests"], "requests")
+    text = f"{row['policy']}: {n_failed} of {n_requests} did not complete ({whys})"
     if row["mean"]["per_token_ms"] is None:
         return text
     text += "; means and percentiles are of the others"
     if row["n_never_admitted"]:
-        text += f", all together waited {row['mean_waiting_of_all_ms'] / 1e3:.3f} s (mean)"
+        text += f"; the mean wait of all requests is {row['mean_waiting_of_all_ms'] / 1e3:.3f} s"
     return text
 
 
 def _gain(row: dict[str, Any]) -> str:
-    """What a policy gains over the first one, and whether that can be told from nothing."""
+    """Return a note on what a policy gains over the first one, and whether the gain is significant."""
     gain = row["gain"]
     parts = []
     for name, title in _COLUMNS[:2]:
@@ -200,12 +204,12 @@ def _gain(row: dict[str, Any]) -> str:
                 ms = found["gain_ms"]
                 share = "" if found["ratio"] is None else f", {abs(found['ratio']):.1%}"
                 parts.append(
-                    f"  {what} {abs(ms) / 1e3:.3f} s {'less' if ms >= 0 else 'more'} ±{found['ci95_ms'] / 1e3:.3f}{share}: "
-                    f"{_VERDICTS[found['verdict']]}"
+                    f"  {what} {abs(ms) / 1e3:.3f} s {'less' if ms >= 0 else 'more'} "
+                    f"±{found['ci95_ms'] / 1e3:.3f}{share}: {_VERDICTS[found['verdict']]}"
                 )
     head = f"{row['policy']} against {gain['against']}, paired by seed"
     if not parts:
-        return f"{head}: fewer than two runs in which both served requests, so no gain can be stated"
+        return f"{head}: both served requests in fewer than two runs, so no gain can be stated"
     if any(gain["n_left_out"]):
         theirs, own = gain["n_left_out"]
         head += f" (not of the same requests: {own:,} and {theirs:,} are left out)"
@@ -213,7 +217,7 @@ def _gain(row: dict[str, Any]) -> str:
 
 
 def offline_text(answers: Sequence[dict[str, Any]], width: int = 120) -> str:
-    """A row per offline instance and policy: objective and bounds in milliseconds, summed over the requests."""
+    """Return a table with a row per offline instance: objective and bounds in ms, sums over its requests."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("instance", "policy", "objective (ms)", "lower bound", "Theorem 1", "decision"):
         table.add_column(title, justify="left" if title in ("instance", "policy") else "right", no_wrap=True)

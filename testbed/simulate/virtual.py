@@ -1,6 +1,7 @@
-"""The engine ``virtual``: the testbed itself in virtual time, all nodes in this process (``testbed.runtime.virtual``).
+"""The engine ``virtual``: the testbed itself in virtual time, all nodes in this process.
 
-It leaves a run directory like any run; what the simulator prints is read from that.
+It writes a run directory like any run (``testbed.runtime.virtual``); the simulator's results are read from
+that.
 """
 
 from __future__ import annotations
@@ -30,13 +31,14 @@ _STAGE = Stage("virtual", "memory", "simulated")
 
 
 def serve_virtually(case: Case, placed: PlacedExperiment, out: Path | None, *, live: bool = True) -> Served:
-    """Serve the case's requests; ``out`` is a new folder for the run, which else is not kept. ``live``: show progress.
+    """Serve the case's requests.
 
-    Raises ``UserError`` for what only a fast engine knows, and what broke the run.
+    ``out`` is a new folder for the run directory; ``None``: it is deleted afterwards. ``live``: show
+    progress. Raises ``UserError`` for an instance file, and the ``TestbedError`` that broke the run.
     """
     if case.source is not None:
         raise UserError(
-            "clock virtual runs scenarios: an instance file has no network; leave --clock out for it"
+            "--clock virtual is only for scenarios, since an instance file has no network; leave it out"
         )
     with scratch("virtual") as folder:
         run_dir = make_run_dir(out or folder / "run", case.experiment.name)
@@ -46,7 +48,10 @@ def serve_virtually(case: Case, placed: PlacedExperiment, out: Path | None, *, l
 def serve_by_system(
     experiment: Experiment, placed: PlacedExperiment, run_dir: Path, stage: Stage, *, live: bool = True
 ) -> Served:
-    """Serve on ``stage`` with the record in ``run_dir``. Raises ``TestbedError`` for what broke the run."""
+    """Serve on ``stage`` with the run directory ``run_dir``.
+
+    Raises the ``TestbedError`` that broke the run.
+    """
     check_frames(experiment)
     run_to_end(experiment, placed, run_dir, stage, live=live)
     tables = read_tables(run_dir, experiment)
@@ -54,7 +59,7 @@ def serve_by_system(
 
 
 def served_of(experiment: Experiment, run_dir: Path, tables: Tables, summary: dict[str, Any]) -> Served:
-    """A run of the system, with its tables and summary, as engines answer it. Raises ``RunError`` if a request has no end."""
+    """Return a run of the system as the result of an engine. Raises ``RunError`` if a request did not end."""
     known = {record.index: record for record in tables.records.requests}
     plans = {plan.index: plan for plan in experiment.requests}
     requests = tuple(_request(plans[row["request"]], row, known[row["request"]]) for row in tables.rows)
@@ -71,7 +76,7 @@ def served_of(experiment: Experiment, run_dir: Path, tables: Tables, summary: di
 
 def _request(plan: Any, row: dict[str, Any], record: RequestRecord) -> SimulatedRequest:
     if row["status"] not in ("completed", "failed"):
-        raise RunError(f"request {plan.index} came to no end: {row['status']}")
+        raise RunError(f"request {plan.index} did not end: its status is {row['status']}")
     hops = tuple(Hop(*hop) for hop in record.chain)
     return SimulatedRequest(
         plan,

@@ -223,7 +223,7 @@ def test_what_the_cluster_does_not_have_is_one_sentence(
     run = ended(begin(machines[0], scenario, run_dir))
     assert (
         run.code == 2
-        and "no machine of the Ray cluster has what third asks for: 1 CPU, 0.001 node" in run.stderr
+        and "no machine of the Ray cluster has the resources of third: 1 CPU, 0.001 node" in run.stderr
     )
 
 

@@ -169,5 +169,5 @@ def test_a_network_that_cannot_share_links_says_so(testbed: Testbed) -> None:
     options += ("--set", "workload.n_output_tokens=2", "--no-report", "--no-twin")
     outcome = testbed.up("abovenet", "--network", "loopback", *options)
     assert outcome.code == 0, outcome.stderr
-    assert "network loopback (asked for), which gives every pair the whole rate of its path" in outcome.stderr
+    assert "network loopback (asked for), where every pair has the whole rate of its path" in outcome.stderr
     assert lines(outcome, "network")[0]["shares_links"] is False

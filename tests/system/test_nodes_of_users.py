@@ -80,7 +80,7 @@ def test_the_network_alone_runs_the_programs_of_a_scenario_until_interrupted(
     assert (listed["phase"], listed["network"], listed["scenario"]) == ("holding", "fabric", "nodes")
     assert testbed("link", "cut", "Here", "There", "--run", str(run_dir)).code == 0
     refused = testbed("fault", "kill", "a100-0", "--run", str(run_dir))
-    assert_one_sentence(refused, "a100-0 has no server: this testbed is the network alone")
+    assert_one_sentence(refused, "there is no server a100-0: this testbed has only the network")
     assert not any(name.startswith("tb:a100") for name in processes(run_dir).values())
     running.interrupt()
     outcome = running.wait()

@@ -57,7 +57,7 @@ def test_cache_room_that_is_no_number_per_server_is_refused(tmp_path: Path, cach
 def test_several_lines_of_json_are_told_from_a_broken_file(tmp_path: Path) -> None:
     line = json.dumps({"placement": PAIRS})
     assert complaint(tmp_path, f"{line}\n{line}\n") == (
-        "placement.json: holds several lines of JSON, one answer each as `testbed simulate --json` prints them; "
+        "placement.json: has several lines of JSON, one result each, as `testbed simulate --json` prints them; "
         "keep one line"
     )
     assert complaint(tmp_path, "{").startswith("placement.json: is not JSON (")

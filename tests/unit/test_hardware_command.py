@@ -43,7 +43,7 @@ def test_a_gpu_without_the_type_says_so_beside_the_others() -> None:
     answer, text = hardware_command(None, "llama-3-8b", None)
     row = next(row for row in answer["hardware"] if row["name"] == "t4")
     assert row["roofline"] is None
-    assert "t4 has no bf16" in text
+    assert "t4 does not support bf16" in text
 
 
 def test_models_are_shown_by_name() -> None:

@@ -84,7 +84,9 @@ def test_the_stub_has_no_real_model() -> None:
 def test_a_large_model_is_not_made_on_the_way_into_a_run(tmp_path: Path) -> None:
     need_blocks()
     experiment = blocks('model={profile="bloom-176b", n_blocks=2}', 'hardware.small.memory="90 GB"')
-    with pytest.raises(UserError, match=r"a model of 34\.\d GB is not made for one run: .*--random-weights"):
+    with pytest.raises(
+        UserError, match=r"a model of 34\.\d GB is too large to be made for one run; .*--random-weights"
+    ):
         check_can_run(experiment)
     assert list(tmp_path.iterdir()) == []
 
@@ -109,7 +111,7 @@ def test_requests_longer_than_the_model_is_made_for_are_refused(tmp_path: Path) 
 
 def test_a_request_whose_steps_a_gpus_server_has_no_room_for_is_refused_where_the_scenario_is_read() -> None:
     long = ("compute.random_weights=true", "workload.n_input_tokens=200000", "workload.n_output_tokens=8")
-    words = r"200008 tokens, input and output: one step takes 12\.8 MB of a GPU then, and a server sets 7\.19 MB aside"
+    words = r"200008 tokens, input and output: one of its steps needs 12\.8 MB of a GPU's memory, but a server sets aside 7\.19 MB"
     with pytest.raises(UserError, match=words):
         blocks("compute.device=cuda", *long)
     blocks("compute.device=cpu", *long)
@@ -198,7 +200,7 @@ def test_blocks_that_the_machines_memory_cannot_hold_are_refused_before_any_is_l
     placed_experiment(experiment)
     monkeypatch.setattr("testbed.runtime.blocks.available_bytes", lambda: 0.99 * n_bytes)
     with pytest.raises(
-        UserError, match=rf"the servers' {n_held} blocks on the CPU take .* and this machine has"
+        UserError, match=rf"the servers' {n_held} blocks on the CPU need .* but this machine has"
     ):
         placed_experiment(experiment)
     placed_experiment(load_experiment("bloom-tiny"))  # the stub holds none

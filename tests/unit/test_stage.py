@@ -27,8 +27,8 @@ def _fabric(monkeypatch: pytest.MonkeyPatch) -> None:
         (["time_scale=20"], "real", "auto", "a time scale of 20 needs real time"),
         (["network.backend=loopback"], "real", "loopback", "the loopback network needs real time"),
         (["network.backend=netem"], "real", "netem", "the netem network needs real time"),
-        (["hosts=ray"], "real", "fabric", "several machines keep real time"),
-        (["hosts=ray", "network.backend=hosts"], "real", "hosts", "several machines keep real time"),
+        (["hosts=ray"], "real", "fabric", "several machines run in real time"),
+        (["hosts=ray", "network.backend=hosts"], "real", "hosts", "several machines run in real time"),
     ],
 )
 def test_the_clock_is_virtual_unless_something_needs_real_time(
@@ -57,22 +57,28 @@ def test_virtual_time_takes_memory_where_fabric_does_not_work(monkeypatch: pytes
 @pytest.mark.parametrize(
     ("settings", "what"),
     [
-        (["hosts=ray", "clock=virtual"], "clock virtual: several machines keep real time"),
+        (
+            ["hosts=ray", "clock=virtual"],
+            "the clock cannot be virtual, since several machines run in real time",
+        ),
         (
             ["hosts=ray", "network.backend=netem"],
-            "the netem network is inside one machine; over several take fabric",
+            "the netem network works on one machine only; with several use fabric",
         ),
         (
             ["hosts=ray", "network.backend=hosts", "time_scale=2"],
-            "the real one between the machines, which cannot have a time scale other than 1",
+            "the real one between the machines and cannot have a time scale other than 1",
         ),
-        (["clock=virtual", "time_scale=2"], "clock virtual: a time scale of 2 needs real time"),
+        (
+            ["clock=virtual", "time_scale=2"],
+            "the clock cannot be virtual, since a time scale of 2 needs real time",
+        ),
         (
             ["clock=virtual", "network.backend=loopback"],
-            "clock virtual: the loopback network needs real time",
+            "the clock cannot be virtual, since the loopback network needs real time",
         ),
-        (["clock=real", "network.backend=memory"], "the memory network keeps virtual time only"),
-        (["time_scale=2", "network.backend=memory"], "virtual time only, but a time scale"),
+        (["clock=real", "network.backend=memory"], "the memory network has only virtual time"),
+        (["time_scale=2", "network.backend=memory"], "has only virtual time, but a time scale"),
     ],
 )
 def test_what_contradicts_itself_is_one_sentence(settings: list[str], what: str) -> None:

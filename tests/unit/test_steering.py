@@ -55,7 +55,9 @@ def test_an_option_that_names_another_online_policy_leaves_out_the_times_of_the_
 
 
 def test_times_of_no_policy_are_refused() -> None:
-    with pytest.raises(UserError, match=r"policy\.online_period: is only for policy\.online; name one"):
+    with pytest.raises(
+        UserError, match=r"policy\.online_period: needs policy\.online; name an online policy there"
+    ):
         load_experiment("clustered", ["policy.online_period='7 s'"])
 
 

@@ -1,1 +1,1 @@
-"""A run on several machines of a Ray cluster: one launcher on each, control connections relayed between them."""
+"""A run on several machines of a Ray cluster: a launcher on each, and control connections between them."""

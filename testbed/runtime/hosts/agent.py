@@ -1,7 +1,8 @@
-"""What a run has on another machine: a launcher, a relay for its nodes' control connections, and a watch on both ends.
+"""A run's agent on another machine: a launcher there, and a relay for its nodes' control connections.
 
-The orchestrator calls the methods; the agent's own stream tells it the time here and which processes have ended.
-An agent that has not heard from the orchestrator for ``SILENCE_S`` takes the run for lost and ends all it has made.
+The orchestrator calls the methods. Over a stream of its own, the agent reports the time of its machine and
+which processes have ended. An agent that has not heard from the orchestrator for ``SILENCE_S`` seconds treats
+the run as lost, and ends everything that it has started.
 """
 
 from __future__ import annotations
@@ -24,24 +25,28 @@ from testbed.runtime.real.handle import LauncherHandle
 
 SILENCE_S = 10.0
 _LOG_BYTES = 1024**2
-"""Of each log, its end; what an orchestrator takes of a machine."""
+"""Bytes from the end of each log that the orchestrator gets when the run ends."""
 _TAIL_BYTES = 4096
+"""Bytes from the end of a log that the orchestrator gets when a process ends."""
 
 
 @dataclass(frozen=True)
 class Home:
-    """Whose agent it is: ``host`` is the machine's name in the run, ``address`` and ``port`` the orchestrator's."""
+    """An agent's run:
+
+    ``host`` is this machine's name in it, ``address`` and ``port`` are the orchestrator's.
+    """
 
     host: str
     address: str
     port: int
     key: bytes
     n_threads: int | None = None
-    """Of each node with real blocks; ``None``: there are none."""
+    """Threads of each node with real blocks; ``None``: the run has no real blocks."""
 
 
 class Agent:
-    """Begin it with ``begin``; everything ends with ``end``, or with the process."""
+    """Start it with ``begin``; everything that it started ends with ``end``, or with its process."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
@@ -74,7 +79,7 @@ class Agent:
         await carry(reader, writer, stream, print)
 
     async def _watch(self) -> None:
-        """Tell the time until nobody asks for it any more; then end."""
+        """Answer questions for the time; end everything when no more come."""
         with contextlib.suppress(TimeoutError, NotOurs, ConnectionError):
             while True:
                 async with asyncio.timeout(SILENCE_S):
@@ -93,7 +98,7 @@ class Agent:
             self._stream.send(pack(Exited(name, status, self._log(name, _TAIL_BYTES))))
 
     def _log(self, name: str, n_bytes: int) -> bytes:
-        """The end of a log."""
+        """Return the last ``n_bytes`` of a log; empty if it cannot be read."""
         try:
             with open(self._folder / "logs" / f"{name}.log", "rb") as file:
                 file.seek(max(0, file.seek(0, 2) - n_bytes))
@@ -131,11 +136,11 @@ class Agent:
         await self._launcher.keep_awake(on)
 
     async def ended(self) -> None:
-        """Returns when the agent has ended; fails with the machine."""
+        """Wait until the agent has ended. The call fails if the machine is lost."""
         await self._over.wait()
 
     async def end(self) -> dict[str, bytes]:
-        """End every node, the network and the launcher; the ends of their logs by name."""
+        """End every node, the network and the launcher; returns the end of their logs by name."""
         self._watching.cancel()
         self._stop()
         names = sorted(file.removesuffix(".log") for file in os.listdir(self._folder / "logs"))

@@ -1,4 +1,4 @@
-"""The machines of a run on a Ray cluster: found or asked for by resources, one agent on each. Needs the extra ``[ray]``."""
+"""The machines of a run on a Ray cluster, with an agent on each. Imports ray (the extra ``[ray]``)."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ from testbed.scenario.experiment import Machine
 from testbed.scenario.machines import ANY_SHARE
 
 _BEGIN_S = 60.0
-"""How long the cluster may take to give what is asked for, and a machine to begin its agent."""
+"""Seconds that the cluster has to provide the machines, and a machine to start its agent."""
 
 
 class _Actor(Agent):
-    """An agent in a process of Ray's. ``about`` is asked first: other versions may not understand the rest."""
+    """An agent in a process of Ray's.
+
+    ``about`` is called first: other versions may not know the other methods.
+    """
 
     def __init__(self) -> None:
-        """Whose agent it is comes with ``begin_for``."""
+        """``begin_for`` sets the run that it belongs to."""
 
     async def about(self) -> str:
         return code_version()
@@ -39,16 +42,19 @@ class _Actor(Agent):
 
 @dataclass
 class Host:
-    """A machine of the run. ``actor`` ``None``: the one of this process, which needs no agent."""
+    """A machine of the run. ``actor`` is ``None`` for the machine of this process, which needs no agent."""
 
     machine: Machine
     address: str
     weight: float
-    """CPUs that Ray has given to it, or GPUs."""
+    """CPUs, or GPUs, of this machine that the run has."""
     actor: Any = None
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """Have the agent do something. Raises what it raised, and ``RunError`` when the machine is gone."""
+        """Call a method of the agent.
+
+        Raises its ``TestbedError``, and ``RunError`` for other errors or a lost machine.
+        """
         ref = getattr(self.actor, method).remote(*arguments)
         try:
             return await asyncio.wrap_future(ref.future())
@@ -57,24 +63,25 @@ class Host:
                 raise error.cause from None
             raise RunError(f"{self.machine.name}: {_last_line(error)}") from None
         except RayError as error:
-            raise RunError(f"the machine {self.machine.name} ({self.address}) is gone") from error
+            raise RunError(f"the machine {self.machine.name} ({self.address}) was lost") from error
 
 
 class Cluster:
-    """This process as a driver of the cluster. Raises ``UserError`` if there is none."""
+    """The connection of this process to the Ray cluster. Raises ``UserError`` if there is none."""
 
     def __init__(self) -> None:
         self._connection = connected()
         self._connection.__enter__()
         self.address: str = ray.util.get_node_ip_address()
-        """This machine's, as others of the cluster reach it."""
+        """This machine's address, as the others reach it."""
         self._group: Any = None
         self._hosts: list[Host] = []
 
     async def machines(self, wanted: Sequence[Machine] | str, by_gpu: bool) -> list[Host]:
-        """Those asked for, or all that have CPUs (GPUs, if ``by_gpu``); each has an agent, but this one.
+        """Reserve the ``wanted`` machines, or all with CPUs (GPUs, if ``by_gpu``), and start their agents.
 
-        Raises ``UserError`` if the cluster does not have them, or another version of this program.
+        This machine has no agent. Raises ``UserError`` if the cluster does not have these machines, or if one
+        of them has another version of this program.
         """
         here = ray.get_runtime_context().get_node_id()
         kind = "GPU" if by_gpu else "CPU"
@@ -85,7 +92,7 @@ class Cluster:
             names = sorted((addresses[node], node) for node, n in having.items() if n)
             if not names:
                 raise UserError(
-                    f"no machine of the Ray cluster has a {kind}: `ray status` shows what there is"
+                    f"no machine of the Ray cluster has a {kind}; `ray status` shows their resources"
                 )
             wanted = [
                 Machine(address, {kind: having[node] if by_gpu else 1, f"node:{address}": ANY_SHARE})
@@ -101,8 +108,7 @@ class Cluster:
         )
         await _within(
             self._group.ready(),
-            "the Ray cluster does not have these machines free: "
-            + "; ".join(f"{m.name}: {_shown(m)}" for m in wanted),
+            "the Ray cluster has no free machines for " + "; ".join(f"{m.name}: {_shown(m)}" for m in wanted),
         )
         placed = placement_group_table(self._group)["bundles_to_node_id"]
         for number, (machine, weight) in enumerate(zip(wanted, weights, strict=True)):
@@ -112,7 +118,7 @@ class Cluster:
                 host.actor = self._actor(number, machine)
         others = [host for host in self._hosts if host.actor is not None]
         for host in others:
-            version = await _within(host.actor.about.remote(), f"{host.address} does not begin an agent")
+            version = await _within(host.actor.about.remote(), f"the agent on {host.address} did not start")
             check_version(version, host.address)
         return self._hosts
 
@@ -129,7 +135,7 @@ class Cluster:
         return ray.remote(**options)(_Actor).remote()
 
     def close(self) -> None:
-        """Every agent ends, and what it has made."""
+        """End all agents, with everything that they started, and release the machines."""
         for host in self._hosts:
             if host.actor is not None:
                 ray.kill(host.actor)
@@ -151,10 +157,13 @@ async def _within(ref: Any, what: str) -> Any:
 
 
 def _check_there_is_one(machine: Machine, resources: Sequence[Mapping[str, float]]) -> None:
-    """Raises ``UserError`` if no machine could have it even if nobody else used the cluster."""
+    """Raise ``UserError`` if no machine has these resources, even with no other user of the cluster."""
     asked = machine.resources.items()
     if not any(all(there.get(kind, 0) >= amount for kind, amount in asked) for there in resources):
-        raise UserError(f"no machine of the Ray cluster has what {machine.name} asks for: {_shown(machine)}")
+        raise UserError(
+            f"no machine of the Ray cluster has the resources of {machine.name}: {_shown(machine)}; ask for "
+            "less"
+        )
 
 
 def _shown(machine: Machine) -> str:

@@ -1,7 +1,8 @@
-"""A launcher over several machines: this one's own, and an agent on every other. See ``testbed.runtime.launching``.
+"""A launcher over several machines: the local launcher, and an agent on every other machine.
 
-Clients are on this machine, where their logs are: what was measured does not depend on the others. Servers are where
-``spread`` has them. Nodes on other machines keep this machine's time as far as it can be known: ``instant_at``.
+It implements ``testbed.runtime.launching.Launcher``. Clients are on this machine, and so are their logs:
+measurements survive the loss of other machines. ``spread`` decides where servers are. Nodes on other machines
+follow this machine's clock as closely as it can be measured (``instant_at``).
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ from testbed.scenario.experiment import Experiment
 from testbed.terminal import say
 
 HERE = "this-machine"
-"""What the network calls the machine of this process."""
+"""This machine's name in the network."""
 _ASK_TIME_S = 0.1
-"""How often another machine is asked for its time."""
+"""Seconds between two questions for another machine's time."""
 _SYNCED_SAMPLES = 20
-"""So many answers are waited for before time zero."""
+"""Answers from each machine that are awaited before time zero."""
 _ELSEWHERE = 2**32
-"""Numbers of processes on other machines begin here; no process of this machine has one."""
+"""Ids of processes on other machines begin here, above all process ids of this machine."""
 
 
 @dataclass(eq=False)
 class _Remote:
-    """Another machine: its agent's stream, its clock, and the nodes that it has."""
+    """Another machine: its agent's stream, its clock, and its nodes."""
 
     host: Host
     clock: FollowedClock = field(default_factory=FollowedClock)
@@ -59,7 +60,7 @@ class _Remote:
 
     @property
     def said(self) -> str:
-        """Its name, and its address if that is another."""
+        """Its name, and its address if that differs."""
         address = self.host.address
         return self.name if self.name == address else f"{self.name} ({address})"
 
@@ -81,7 +82,7 @@ class HostsLauncher:
             self._local.close()
             raise
         self.key = new_key()
-        # Data connections send theirs as it is.
+        # A separate key, since data connections send it unprotected.
         self._data_key = blake2b(b"data plane", key=self.key, digest_size=16).hexdigest()
         self._remotes: dict[str, _Remote] = {}
         self._where: dict[str, _Remote | None] = {}
@@ -103,7 +104,7 @@ class HostsLauncher:
         return await self._local.listen(path, accept)
 
     async def open(self, wanted: str, spec: NetworkSpec, logs: Path, keep_awake: bool) -> OpenNetwork:
-        """The network's part on every machine, once all agents are here and their clocks known."""
+        """Open the network's part on every machine, when all agents are connected and their clocks known."""
         assert self._cluster is not None, "opened after it was closed"
         experiment, problem = self._experiment, self._experiment.problem
         by_gpu = experiment.blocks is not None and set(experiment.blocks.devices) != {"cpu"}
@@ -134,7 +135,10 @@ class HostsLauncher:
         return replace(opened[0], why=f"{opened[0].why}; on {on}")
 
     def _over_machines(self, spec: NetworkSpec) -> NetworkSpec:
-        """Raises ``UserError`` for links that only one machine can share."""
+        """Return ``spec`` with every node's machine.
+
+        Raises ``UserError`` for a shared link over several machines.
+        """
         where = {node: self._where.get(node) for node in spec.nodes}
         names = {node: HERE if remote is None else remote.name for node, remote in where.items()}
         try:
@@ -145,7 +149,7 @@ class HostsLauncher:
     async def _everywhere(
         self, here: Awaitable[Any], there: Callable[[_Remote], Awaitable[Any]]
     ) -> list[Any]:
-        """At the same time on this machine and on all others; the answers, this one's first."""
+        """Run on this machine and all others at the same time; returns the results, this machine's first."""
         return await asyncio.gather(here, *(there(remote) for remote in self._there()))
 
     async def _begin(self, remote: _Remote, port: int) -> None:
@@ -157,7 +161,8 @@ class HostsLauncher:
                 await remote.here.wait()
         except TimeoutError:
             raise RunError(
-                f"{remote.said} does not reach this machine at {self._cluster.address}:{port}"
+                f"{remote.said} cannot reach this machine at {self._cluster.address}:{port}; check "
+                "firewalls and addresses"
             ) from None
         self._begin_task(self._until_gone(remote))
 
@@ -167,7 +172,10 @@ class HostsLauncher:
         task.add_done_callback(self._tasks.discard)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """A stream from another machine: an agent's own, or a node's control connection. Strangers are cut off."""
+        """Accept a stream of another machine: an agent's own, or a node's control connection.
+
+        Close all others.
+        """
         try:
             async with asyncio.timeout(STRANGER_S):
                 stream = await accept(reader, writer, self.key)
@@ -201,7 +209,7 @@ class HostsLauncher:
                 await asyncio.sleep(_ASK_TIME_S if number > _SYNCED_SAMPLES else _ASK_TIME_S / 20)
 
     async def _hear(self, remote: _Remote, stream: SealedStream) -> None:
-        """What an agent says, until it is gone."""
+        """Read an agent's messages until its stream ends."""
         with contextlib.suppress(NotOurs, TimeoutError):
             while True:
                 async with asyncio.timeout(SILENCE_S):
@@ -230,10 +238,10 @@ class HostsLauncher:
     async def _until_gone(self, remote: _Remote) -> None:
         with contextlib.suppress(RunError):
             await remote.host.call("ended")
-        self._lost(remote, "it is not in the cluster any more")
+        self._lost(remote, "it has left the cluster")
 
     def _lost(self, remote: _Remote, why: str) -> None:
-        """All nodes of a machine have died with it."""
+        """Report that all nodes of a lost machine have ended."""
         if remote.is_lost or self._is_ending:
             return
         remote.is_lost = True
@@ -275,7 +283,7 @@ class HostsLauncher:
             await self._local.kill(process, signal)
 
     async def update(self, links: Mapping[tuple[str, str], LinkProfile]) -> float:
-        """Every machine takes what is its own."""
+        """Send the links to all machines, each of which changes its own; see ``Launcher.update``."""
         done_at: list[float] = await self._everywhere(
             self._local.update(links), lambda remote: self._updated(remote, links)
         )
@@ -286,7 +294,7 @@ class HostsLauncher:
         return remote.clock.to_local(done_at)
 
     async def stats(self) -> dict[str, float] | None:
-        """Of all forwarders: counters and seconds summed up, of the rest the largest."""
+        """Return the sums of all forwarders' counters and seconds, and the largest of other values."""
         found = await self._everywhere(self._local.stats(), lambda remote: remote.host.call("stats"))
         each: list[dict[str, float]] = [stats for stats in found if stats is not None]
         return (
@@ -299,7 +307,7 @@ class HostsLauncher:
         )
 
     async def stalls(self) -> list[tuple[float, float]]:
-        """Of all machines, by this one's clock."""
+        """Return the stalls of all machines, by this machine's clock."""
         remotes = self._there()
         found = await self._everywhere(self._local.stalls(), lambda remote: remote.host.call("stalls"))
         stalls = list(found[0])
@@ -333,7 +341,7 @@ class HostsLauncher:
         ]
 
     def descriptors(self, processes: Mapping[str, int]) -> dict[str, int]:
-        """Of those on this machine."""
+        """Return the open descriptors of the nodes on this machine."""
         return self._local.descriptors(
             {name: process for name, process in processes.items() if process not in self._elsewhere}
         )
@@ -351,14 +359,14 @@ class HostsLauncher:
         self._leave()
 
     async def end(self) -> None:
-        """Agents end their nodes and send their logs; a machine that does not answer is left to Ray."""
+        """Have agents end their nodes and send their logs. A machine that does not answer is ended by Ray."""
         self._is_ending = True
         for remote in self._there():
             try:
                 async with asyncio.timeout(SILENCE_S):
                     logs = await remote.host.call("end")
             except (TimeoutError, RunError) as error:
-                say(f"the logs of {remote.name} did not come: {error or 'it does not answer'}")
+                say(f"the logs of {remote.name} are missing: {error or 'it does not answer'}")
                 continue
             for name, log in logs.items():
                 self._keep_log(name if name in self._where else f"{remote.name}-{name}", log)

@@ -1,6 +1,7 @@
-"""Control connections of nodes on other machines: a Unix socket there, a sealed stream, a Unix socket here.
+"""Relays control connections of nodes on other machines, from a Unix socket there to one on this machine.
 
-Nodes speak to the orchestrator as if it were on their machine (``nodes.control``); what they say is carried as it is.
+Nodes use ``nodes.control`` as if the orchestrator were on their machine; the bytes are passed on unchanged
+over a sealed stream.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ async def carry(
     stream: SealedStream,
     warn: Callable[[str], None],
 ) -> None:
-    """Pass on what comes in both directions until one of them ends; then both are closed."""
+    """Pass on bytes in both directions until one direction ends, then close both."""
 
     async def out() -> None:
         while chunk := await reader.read(_READ_BYTES):

@@ -1,9 +1,9 @@
-"""Byte streams between machines of which every chunk is authenticated with the run's key.
+"""Byte streams between machines in which every chunk is authenticated with the run's key.
 
-Whoever connects and whoever accepts each send 16 random bytes; from these and the run's key follow one key for each
-direction. A chunk goes as its length (4 bytes, big-endian), a keyed BLAKE2b of its number in the stream and its
-bytes (16 bytes), and itself: chunks of another run, changed, repeated or left out ones end the stream. Nothing is
-encrypted.
+Both sides first send 16 random bytes. One key for each direction is derived from these and the run's key. A
+chunk is sent as its length (4 bytes, big-endian), a keyed BLAKE2b of its number in the stream and its bytes
+(16 bytes), and the bytes themselves. A chunk of another run, and one that was changed, repeated or left out,
+ends the stream. Nothing is encrypted.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ MAX_CHUNK_BYTES = 1024**2
 _NONCE_BYTES = _MAC_BYTES = 16
 _GREETING = b"testbed run 1\n"
 STRANGER_S = 5.0
-"""Who has not shown the key within this time is none of ours."""
+"""Seconds in which a new connection must show the key; otherwise it is closed."""
 
 
 class NotOurs(Exception):
-    """The other side does not have the key of this run, or what came is not what it sent."""
+    """The other side does not have this run's key, or data was changed on the way."""
 
 
 def new_key() -> bytes:
-    """The key of a run."""
+    """Return a new random key for a run."""
     return os.urandom(KEY_BYTES)
 
 
@@ -44,7 +44,7 @@ class SealedStream:
         self._n_sent = self._n_received = 0
 
     def send(self, chunk: bytes) -> None:
-        """Send at most ``MAX_CHUNK_BYTES``. Never waits: see ``drain``."""
+        """Send at most ``MAX_CHUNK_BYTES``. Does not wait; see ``drain``."""
         assert len(chunk) <= MAX_CHUNK_BYTES, "a chunk that the other side would refuse"
         self._writer.write(
             len(chunk).to_bytes(4, "big") + _mac(self._mine, self._n_sent, chunk) + chunk,
@@ -52,11 +52,11 @@ class SealedStream:
         self._n_sent += 1
 
     async def drain(self) -> None:
-        """Wait until the other side has taken most of what was sent. Raises ``ConnectionError`` if it is gone."""
+        """Wait until most of what was sent has left. Raises ``ConnectionError`` if the connection is lost."""
         await self._writer.drain()
 
     async def receive(self) -> bytes:
-        """The next chunk; empty at the end of the stream. Raises ``NotOurs``."""
+        """Return the next chunk; empty at the end of the stream. Raises ``NotOurs``."""
         try:
             size = int.from_bytes(await self._reader.readexactly(4), "big")
             if size > MAX_CHUNK_BYTES:
@@ -75,13 +75,13 @@ class SealedStream:
 
 
 async def connect(address: str, port: int, key: bytes) -> SealedStream:
-    """Connect to whoever accepts there. Raises ``OSError`` and ``NotOurs``."""
+    """Connect to the other side, which must ``accept``. Raises ``OSError`` and ``NotOurs``."""
     reader, writer = await asyncio.open_connection(address, port)
     return await _greeted(reader, writer, key, is_caller=True)
 
 
 async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: bytes) -> SealedStream:
-    """The stream of a connection that has come. Raises ``NotOurs`` if the other side does not even greet."""
+    """Return the stream of an accepted connection. Raises ``NotOurs`` if the other side sends no greeting."""
     return await _greeted(reader, writer, key, is_caller=False)
 
 
@@ -97,10 +97,10 @@ async def _greeted(
             greeting = await reader.readexactly(len(_GREETING) + _NONCE_BYTES)
     except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
         writer.close()
-        raise NotOurs("the other side does not greet") from None
+        raise NotOurs("the other side sends no greeting") from None
     if not greeting.startswith(_GREETING):
         writer.close()
-        raise NotOurs("the other side is no testbed of this version")
+        raise NotOurs("the other side is not a testbed of this version")
     other = greeting[len(_GREETING) :]
     both = nonce + other if is_caller else other + nonce
     keys = [blake2b(way + both, key=key, digest_size=32).digest() for way in (b"to accept", b"to caller")]

@@ -1,4 +1,4 @@
-"""Which node is on which machine."""
+"""Decides which node is on which machine."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ def spread(
     sites: Mapping[str, str],
     machines: Sequence[tuple[Machine, float]],
 ) -> dict[str, int]:
-    """The number of every node's machine; -1: the one of this process, where all clients are.
+    """Return the number of every node's machine; -1 is the machine of this process, where all clients are.
 
-    ``machines`` come with what they have of what a server needs most (CPUs, or GPUs where blocks are on these). A
-    machine that names servers, or sites, has these; the others share what is left in proportion to that.
-    Raises ``UserError`` for a name that is none, or twice somewhere, and for servers that nobody takes.
+    Each of the ``machines`` has a weight: its CPUs, or its GPUs if blocks are computed on these. A machine
+    that names servers or sites gets these. The other machines share the remaining servers in proportion to
+    their weights. Raises ``UserError`` for an unknown name, a server named by two machines, and servers left
+    without a machine.
     """
     where = dict.fromkeys(clients, -1)
     for number, (machine, _) in enumerate(machines):
@@ -28,12 +29,15 @@ def spread(
                 raise UserError(f"hosts.{number}.servers: there is no server or site {name!r}")
             for server in named:
                 if where.setdefault(server, number) != number:
-                    raise UserError(f"hosts.{number}.servers: {server} is on another machine already")
+                    raise UserError(
+                        f"hosts.{number}.servers: {server} is also on another machine; name it once"
+                    )
     left = [server for server in servers if server not in where]
     open_to_all = [number for number, (machine, _) in enumerate(machines) if not machine.servers]
     if left and not open_to_all:
         raise UserError(
-            f"hosts: no machine takes {', '.join(left)}: name them in one of the servers, or leave servers out of one"
+            f"hosts: no machine has {', '.join(left)}; name them in servers of a machine, or leave servers "
+            "out of one"
         )
     load = dict.fromkeys(open_to_all, 0)
     for server in left:

@@ -1,4 +1,4 @@
-"""What is said over the sealed stream between an orchestrator and the agent of one of its machines."""
+"""The messages on the sealed stream between the orchestrator and the agent of a machine."""
 
 from __future__ import annotations
 
@@ -12,32 +12,35 @@ T = TypeVar("T")
 
 
 class ForNode(msgspec.Struct, tag="node"):
-    """First word of a stream that carries a node's control connection."""
+    """First message of a stream that relays a node's control connection."""
 
     host: str
 
 
 class ForAgent(msgspec.Struct, tag="agent"):
-    """First word of the agent's own stream."""
+    """First message of the agent's own stream."""
 
     host: str
 
 
 class Time(msgspec.Struct, tag="time"):
-    """The orchestrator asks for the agent's time; ``number`` comes back with the answer. A sign of life, too."""
+    """The orchestrator asks for the agent's time, which also shows that it is alive.
+
+    The answer repeats ``number``.
+    """
 
     number: int
 
 
 class TimeIs(msgspec.Struct, tag="time-is"):
-    """It was ``at`` (``time.monotonic``) on the agent's machine when ``Time`` came."""
+    """The agent received ``Time`` at the instant ``at`` of its machine's ``time.monotonic``."""
 
     number: int
     at: float
 
 
 class Exited(msgspec.Struct, tag="exited"):
-    """A node's process, or the launcher, has ended; ``log`` is the end of what it wrote."""
+    """A node's process, or the launcher, has ended; ``log`` is the end of its log."""
 
     name: str
     status: int
@@ -55,12 +58,12 @@ def pack(word: FirstWord | Word) -> bytes:
 
 
 def first_word(data: bytes) -> FirstWord:
-    """Raises ``NotOurs``."""
+    """Decode the first message of a stream. Raises ``NotOurs`` if it cannot be read."""
     return _read(_first, data)
 
 
 def word(data: bytes) -> Word:
-    """Raises ``NotOurs``."""
+    """Decode a message. Raises ``NotOurs`` if it cannot be read."""
     return _read(_words, data)
 
 
@@ -68,4 +71,4 @@ def _read(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
     try:
         return decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise NotOurs(f"a word that cannot be read: {error}") from error
+        raise NotOurs(f"a message that cannot be read: {error}") from error

@@ -1,4 +1,8 @@
-"""Keeping CPUs awake: waking one takes 0.1 ms on hardware and up to 15 ms in a virtual machine, which would be measured."""
+"""Keeps CPUs awake.
+
+Waking one takes 0.1 ms on hardware and up to 15 ms in a virtual machine, which would distort
+what a run measures.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ _BEGUN = b"begun\n"
 
 
 def spin(cpu: int) -> None:
-    """Keep one CPU from sleeping without taking time from anyone."""
+    """Keep one CPU from sleeping, at idle priority: every other process goes first."""
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     os.sched_setaffinity(0, {cpu})
     while True:
@@ -32,10 +36,10 @@ def cpus_to_keep_awake(
     system: Path = Path("/sys/devices/system/cpu"),
     about: Path = Path("/proc/cpuinfo"),
 ) -> list[int]:
-    """Which of ``cpus`` to spin on: all of them in a virtual machine, else one per core.
+    """Return which of ``cpus`` to spin on: all of them in a virtual machine, else one per core.
 
-    On hardware a core is awake when one of its threads is, and a spinning thread would take a part of the core
-    from what works on the other. A virtual machine's host takes each CPU away by itself.
+    On hardware a core is awake if one of its threads is, and spinning on both would slow down work on the
+    core. A virtual machine's host lets each virtual CPU sleep separately.
     """
     flags = (line for line in about.read_text().splitlines() if line.startswith("flags"))
     if any("hypervisor" in line.split() for line in flags):
@@ -50,9 +54,10 @@ def cpus_to_keep_awake(
 
 @contextlib.contextmanager
 def kept_awake(wanted: bool) -> Iterator[str]:
-    """Keep CPUs awake while the body runs, as a run does, unless they may sleep; yields words on that.
+    """Keep CPUs awake while the body runs, if ``wanted`` and without a quota; yields what is done, in words.
 
-    The spinners are forked by a small process of their own: this one may have threads, or a GPU.
+    The spinning processes are forked by a small process of their own, since this one may have threads or use
+    a GPU.
     """
     why_not = why_cpus_may_sleep() if wanted else "CPUs may sleep, as asked for"
     if why_not is not None:
@@ -66,24 +71,29 @@ def kept_awake(wanted: bool) -> Iterator[str]:
         try:
             has_begun = keeper.stdout.readline() == _BEGUN
             yield (
-                "CPUs were kept awake" if has_begun else "CPUs may sleep: what keeps them awake did not start"
+                "CPUs were kept awake"
+                if has_begun
+                else "CPUs may sleep: the process that keeps them awake did not start"
             )
             if has_begun and keeper.poll() is not None:
                 log.warning(
-                    "what kept CPUs awake has ended meanwhile: later times may have a sleeping CPU's in them"
+                    "the process that kept CPUs awake has ended: later times may include waking a CPU"
                 )
         finally:
             keeper.kill()
 
 
 def _dies_with(parent: int) -> bool:
-    """Whether ``parent`` is still there to die with."""
+    """Arrange to be killed when ``parent`` ends. Returns whether it still runs."""
     set_death_signal(signal.SIGKILL)
     return os.getppid() == parent
 
 
 def main() -> None:
-    """Entry point: ``python -m testbed.runtime.real.awake PARENT``; ends with its parent, and the spinners with it."""
+    """Entry point:
+
+    ``python -m testbed.runtime.real.awake PARENT``; ends with its parent, and the spinners with it.
+    """
     if not _dies_with(int(sys.argv[1])):
         return
     own = os.getpid()

@@ -1,4 +1,4 @@
-"""The orchestrator's end of the launcher: starts it, sends it commands, notices when a node process ends."""
+"""The orchestrator's side of the launcher: starts it, sends it commands, notices when node processes end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _END_TIMEOUT_S = 10.0
 
 
 def open_descriptors(pids: Mapping[str, int]) -> dict[str, int]:
-    """Open descriptors of processes by name; without those that have ended."""
+    """Return how many descriptors each process has open, by name; ended ones are left out."""
     found = {}
     for name, pid in pids.items():
         with contextlib.suppress(OSError):
@@ -36,16 +36,15 @@ def open_descriptors(pids: Mapping[str, int]) -> dict[str, int]:
 
 
 class LauncherHandle(OnOneMachine):
-    """Starts ``testbed.runtime.real.launcher`` at once; it imports its modules while the caller goes on.
+    """A ``testbed.runtime.launching.Launcher`` whose nodes are processes.
 
-    A ``testbed.runtime.launching.Launcher``: every node is a process.
-
-    With ``n_threads`` these are also those of real blocks, of which each node computes with so many threads.
-    With ``page`` time is virtual, and that is where it is kept.
+    Starts ``testbed.runtime.real.launcher`` at once, which imports its modules while the caller continues.
+    With ``n_threads`` nodes can have real blocks, each with so many threads. With ``page`` time is virtual,
+    and kept there.
     """
 
     def __init__(self, run_dir: Path, n_threads: int | None = None, page: Page | None = None) -> None:
-        # Libraries take these when they are loaded, and would otherwise take every CPU in every node.
+        # Libraries read these when they are loaded. Without them every node would use every CPU.
         names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if n_threads is not None else ()
         threads = {"OPENBLAS_NUM_THREADS": "1", **dict.fromkeys(names, str(n_threads))}
         extras = ["blocks"] if n_threads is not None else []
@@ -88,7 +87,7 @@ class LauncherHandle(OnOneMachine):
         self._answers = asyncio.Queue()
         self._on_exit = on_exit
         asyncio.get_running_loop().add_reader(self._connection.fileno(), self._receive)
-        # libuv has made it one that does not wait, and a large network is more than the socket's buffer.
+        # libuv has made it non-blocking, but the description of a large network exceeds the socket's buffer.
         os.set_blocking(self._connection.fileno(), True)
 
     def _receive(self) -> None:
@@ -111,7 +110,7 @@ class LauncherHandle(OnOneMachine):
         return await control.listen(path, accept)
 
     async def bind(self, wanted: str, spec: NetworkSpec, machine: str, address: str) -> tuple[str, int]:
-        """Of a network over several machines, before ``open``: where the others reach the part of ``machine``."""
+        """Begin a network over several machines; returns (address, port) of the part on ``machine``."""
         endpoint: tuple[str, int] = await self._ask("bind", wanted, spec, machine, address)
         return endpoint
 
@@ -122,7 +121,7 @@ class LauncherHandle(OnOneMachine):
         return network
 
     async def check(self) -> None:
-        """Of a network over several machines, when all have opened it: whether its links can be had."""
+        """After ``open`` on all machines: raise ``UserError`` if the links are impossible between them."""
         await self._ask("check")
 
     async def spawn(self, kind: str, config: Any, log: Path) -> int:
@@ -162,10 +161,10 @@ class LauncherHandle(OnOneMachine):
     async def _ask(self, command: str, *arguments: Any) -> Any:
         assert self._answers is not None, "asked before attached"
         async with self._lock:
-            if self._page is not None:  # the launcher has no loop that could say so
+            if self._page is not None:  # the launcher has no event loop that could do this
                 self._page.enter(LAUNCHER, BUSY)
             self._connection.send((command, *arguments))
-            # Whoever gives up waiting must not leave an answer behind for the next one to take as its own.
+            # Shielded: a cancelled caller must not leave its answer for the next caller.
             answer = await asyncio.shield(asyncio.ensure_future(self._answers.get()))
         if answer is None:
             raise RunError(f"the launcher ended unexpectedly; see {self._log_path}")
@@ -181,7 +180,7 @@ class LauncherHandle(OnOneMachine):
         self._ended()
 
     def _ended(self) -> int:
-        """Wait for the launcher's end, but not for ever; its exit status."""
+        """Wait for the launcher to end, and kill it after ``_END_TIMEOUT_S``; returns its exit status."""
         try:
             return self._process.wait(_END_TIMEOUT_S)
         except subprocess.TimeoutExpired:

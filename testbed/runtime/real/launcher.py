@@ -1,12 +1,12 @@
 """The launcher: a small pre-loaded process that owns the emulated network and forks the nodes.
 
-It is a process of its own because making namespaces needs a single thread, and because forking one
-pre-loaded parent starts 60 nodes in the time that two interpreters take. It holds the namespaces by
-descriptor: when it dies, so do its children (death signal), and the kernel removes the rest.
+It is a process of its own because making namespaces needs a single thread, and because forking a
+pre-loaded process starts 60 nodes as fast as two new interpreters. It holds the namespaces by descriptor:
+when it dies, its children die, too (death signal), and the kernel removes the namespaces.
 
-The orchestrator talks to it over a private socket pair (``LauncherHandle`` is its end): requests are
-``(command, *arguments)``, answers ``("ok", value)`` or ``("error", message, is_user_error)``, and
-``("exited", name, pid, status)`` comes whenever a child ends.
+The orchestrator sends it commands over a private socket pair (see ``LauncherHandle``). Requests are
+``(command, *arguments)``, answers ``("ok", value)`` or ``("error", message, is_user_error)``. Whenever a
+child ends, it sends ``("exited", name, pid, status)``.
 """
 
 from __future__ import annotations
@@ -47,20 +47,22 @@ if TYPE_CHECKING:
     from nodes.host import Host
 
 _NODE_NICENESS = -10
-"""What else runs on the machine should wait for the nodes, not be measured."""
+"""Priority of nodes: other processes of the machine should wait for them and not distort results."""
 
 _NO_PROGRAM = 127
-"""Exit status of a program that could not be begun, as shells have it."""
+"""Exit status of a program that could not be started, as in shells."""
 
 NODE_KINDS: dict[str, Callable[[Any], None]] = {}
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 
 def _preload(blocks: bool, page: Page | None = None) -> None:
-    """Import all that nodes need, once, so that forked nodes share it; ``blocks``: also the seconds of torch.
+    """Import everything that nodes need, so that forked nodes share it.
 
-    ``page`` is where time is kept if it is virtual. Neither import may start a thread (making namespaces needs a
-    single one) or touch a GPU (which a forked process could then not use).
+    ``blocks``: also torch, which takes seconds.
+
+    ``page`` keeps the time if it is virtual. No import may start a thread (making namespaces needs a single
+    one) or use a GPU (which a forked process could not use then).
     """
     from nodes.host import KernelHost
     from nodes.node import drive, serve
@@ -86,10 +88,10 @@ class Launcher:
     def __init__(self, connection: Connection, page: Page | None = None) -> None:
         self._connection = connection
         self._page = page
-        """Where virtual time is kept; ``None``: time is real."""
+        """Keeps virtual time; ``None``: time is real."""
         self._slots = {name: slot for slot, name in enumerate(page.names)} if page is not None else {}
         self._stopped: dict[int, tuple[int, int]] = {}
-        """What the slots of stopped nodes were."""
+        """The (state, deadline) of a stopped node before it was stopped, by slot."""
         self._backend: Backend | None = None
         self._why = ""
         self._children: dict[int, str] = {}
@@ -101,7 +103,7 @@ class Launcher:
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def run(self) -> None:
-        """Serve until the orchestrator closes its end or is gone."""
+        """Execute commands until the orchestrator closes the connection or ends."""
         try:
             while True:
                 ready, _, _ = select.select([self._connection.fileno(), self._wakeup_in], [], [])
@@ -129,7 +131,7 @@ class Launcher:
             self._connection.send(("ok", value))
 
     def _do_bind(self, wanted: str, spec: NetworkSpec, machine: str, address: str) -> tuple[str, int]:
-        """Choose a network over several machines, of which this is ``machine``; where the others reach its part of it."""
+        """Choose a network over several machines; returns (address, port) of the part on this ``machine``."""
         backend_class, self._why = choose_backend(wanted, bool(spec.shared), joining=True)
         backend = backend_class(spec)
         assert isinstance(backend, FabricBackend | HostsBackend), "a network of one machine"
@@ -139,16 +141,16 @@ class Launcher:
     def _do_open(
         self, wanted: str, spec: NetworkSpec, logs: Path, keep_awake: bool, others: Endpoints | None = None
     ) -> OpenNetwork:
-        """Choose and build the network, or what was bound; fork its forwarder if it has one.
+        """Choose and build the network (unless ``bind`` chose it), and fork its forwarder if it has one.
 
-        ``keep_awake``: spinners of idle priority, so that no CPU goes to sleep. ``others``: what ``bind`` has answered on
-        all machines, and the run's key.
+        ``keep_awake``: fork processes that spin at idle priority, so that no CPU sleeps. ``others``: the
+        results of ``bind`` on all machines, and the run's key.
         """
         if self._backend is None:
             backend_class, self._why = choose_backend(wanted, bool(spec.shared))
             self._backend = backend_class(spec)
         backend = self._backend
-        if others is not None:  # still in the machine's own network
+        if others is not None:  # before this process leaves the machine's own network
             assert isinstance(backend, FabricBackend | HostsBackend), "a network of one machine"
             backend.join(*others)
         if not backend.any_port:
@@ -183,7 +185,10 @@ class Launcher:
         )
 
     def _do_check(self) -> None:
-        """Whether the links can be had between the machines, once the network is open on all of them."""
+        """Raise ``NetworkUnavailable`` if the links are impossible between the machines.
+
+        All have opened the network.
+        """
         assert isinstance(self._backend, FabricBackend | HostsBackend), "a network of one machine"
         try:
             self._backend.check()
@@ -204,7 +209,7 @@ class Launcher:
 
         def run() -> None:
             os.setsid()
-            set_timer_slack(0)  # the default again: it is no node of ours
+            set_timer_slack(0)  # back to the default: it is not one of the testbed's nodes
             try:
                 become(node, hosts, command, environment)
             except OSError as error:
@@ -220,22 +225,22 @@ class Launcher:
         os.killpg(pid, number)
 
     def _do_stats(self) -> dict[str, float] | None:
-        """The forwarder's counters, if the network has one."""
+        """Return the forwarder's counters; ``None`` if the network has none."""
         stats = getattr(self._backend, "stats", None)
         return vars(stats()) if stats is not None else None
 
     def _do_stalls(self) -> list[Span]:
-        """From when to when the whole machine stood still; nobody looks in virtual time."""
+        """Return when the whole machine stood still; empty in virtual time."""
         return self._still.read()
 
     def _do_keep_awake(self, on: bool) -> None:
-        """Have what keeps CPUs awake rest, or go on."""
+        """Let the processes that keep CPUs awake continue, or stop them."""
         for pid in self._awake:
             if pid in self._children:
                 os.kill(pid, signal.SIGCONT if on else signal.SIGSTOP)
 
     def _do_update(self, links: Mapping[tuple[str, str], LinkProfile]) -> float:
-        """Change links; returns when that was done (``time.monotonic``), which is before anybody is notified."""
+        """Change links; returns when that was done (``time.monotonic``), before any node is notified."""
         assert self._backend is not None, "update before open"
         self._backend.update(links)
         return time.monotonic() if self._page is None else self._page.now_ns / NS
@@ -250,7 +255,7 @@ class Launcher:
             self._signal_at_once(self._page, pid, number)
 
     def _signal_at_once(self, page: Page, pid: int, number: int) -> None:
-        """Returns when the signal has done its work: virtual time goes on after that."""
+        """Send a signal and wait until it has taken effect, so that virtual time does not pass before."""
         slot = self._slots[self._children[pid]]
         if number == signal.SIGCONT and slot in self._stopped:
             page.place(slot, *self._stopped.pop(slot))
@@ -328,7 +333,7 @@ class Launcher:
             os.waitpid(pid, 0)
         self._children.clear()
         if self._backend is not None:
-            if self._page is None:  # programs of the user's, and what these have begun
+            if self._page is None:  # the user's programs, and processes that these have started
                 end_all_in(self._backend.namespaces().values())
             self._backend.close()
 
@@ -345,7 +350,7 @@ def main() -> None:
     if extras and extras[0].startswith("virtual="):
         memory, changed, told, announce = map(int, extras[0].partition("=")[2].split(","))
         page = Page(extras[1:], (memory, changed, told, announce))
-        # One of these processes works at a time: waking the next one on the same CPU costs least.
+        # Only one of these processes works at a time, and waking the next is fastest on the same CPU.
         cpus = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cpus[os.getpid() % len(cpus)]})
     _preload(extras == ["blocks"], page)

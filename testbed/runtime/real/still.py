@@ -1,7 +1,8 @@
-"""When the machine stands still: a virtual machine whose host takes its CPUs away for a moment, all at once.
+"""Notices stalls: moments when a virtual machine's host takes all its CPUs away at once.
 
-A thread on each of a few CPUs sleeps a little, again and again. Where all of them wake up late together, hardly any
-process of this machine can have done anything. What is written is in memory shared with whoever forked this.
+A thread on each of a few CPUs repeatedly sleeps for a short time. When all of them wake up late together,
+hardly any process of this machine can have run. The stalls are written to memory that is shared with the
+parent process.
 """
 
 from __future__ import annotations
@@ -16,18 +17,21 @@ from collections import deque
 from collections.abc import Sequence
 
 Span = tuple[float, float]
-"""From when to when: ``time.monotonic``."""
+"""(begin, end) by ``time.monotonic``."""
 
 _TICK_S = 0.01
 STILL_S = 0.03
-"""What is shorter happens on any machine, and is in the error that a run states."""
+"""Shortest stall in seconds. Shorter ones happen on every machine, and are part of a run's stated error."""
 _MAX_SPANS = 1000
 _MOST_CPUS = 4
 _COUNT, _SPAN = struct.Struct("<q"), struct.Struct("<dd")
 
 
 class Spans:
-    """Spans in memory that a forked process shares: one writes, another reads. The first thousand are kept."""
+    """Spans in memory shared with a forked process: one process writes, the other reads.
+
+    Keeps the first 1,000.
+    """
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, _COUNT.size + _MAX_SPANS * _SPAN.size)
@@ -44,7 +48,7 @@ class Spans:
 
 
 def in_common(gaps: Sequence[Sequence[Span]]) -> list[Span]:
-    """Where all CPUs stood still at once for ``STILL_S``, given when each did."""
+    """Return the spans of at least ``STILL_S`` in which all CPUs stood still; ``gaps`` has those of each."""
     common = list(gaps[0])
     for others in gaps[1:]:
         common = [(max(a, c), min(b, d)) for a, b in common for c, d in others if max(a, c) < min(b, d)]
@@ -52,9 +56,9 @@ def in_common(gaps: Sequence[Sequence[Span]]) -> list[Span]:
 
 
 def watch(spans: Spans) -> None:
-    """Write into ``spans`` until this process is ended.
+    """Write stalls to ``spans`` until this process is killed.
 
-    As root its threads go before all others: then only what takes the CPU from the kernel itself holds them up.
+    As root its threads have priority over all others: then only a missing CPU can delay them.
     """
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))

@@ -1,7 +1,8 @@
-"""Virtual time: it stands still while anything has something to do, and jumps to the next event when nothing has.
+"""Virtual time: it stands still while any process has something to do, then jumps to the next event.
 
-- ``loop``: event loops that keep it, in whole nanoseconds
-- ``memory``: all nodes of a run in one process, over ``netem.memory``; ``processes``: what such a node is
-- ``page``, ``keeper``: nodes in processes of their own share it, and the network's forwarder moves it
-- ``stall``: ends a run in which nothing moves any more
+- ``loop``: event loops that follow it, in whole nanoseconds
+- ``memory``: all nodes of a run in one process, on ``netem.memory``; ``processes``: such nodes; ``wire``:
+  their control connections
+- ``page``, ``keeper``: virtual time that is shared by processes, and moved by the network's forwarder
+- ``stall``: ends a run that makes no progress any more
 """

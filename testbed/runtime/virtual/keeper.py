@@ -1,4 +1,4 @@
-"""The forwarder's view of shared virtual time: whether everybody is idle, and who wakes next."""
+"""The forwarder's view of shared virtual time: whether all processes are idle, and which one wakes next."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MAX_SLOT_BYTES, _N_DESCRIPTORS = 4, 2
 
 
 class Keeper:
-    """Moves time. A ``netem.forwarder_virtual.TimeKeeper``; used by one process."""
+    """A ``netem.forwarder_virtual.TimeKeeper``: moves virtual time. Only one process may use it."""
 
     def __init__(self, page: Page) -> None:
         self._page = page
@@ -33,14 +33,14 @@ class Keeper:
         self._deadlines = words[:, DEADLINE]
         self._pollers = select.epoll()
         self._known: dict[int, tuple[int, int]] = {}
-        """By slot: a loop's poller, and what wakes it."""
+        """By slot: the descriptors of a loop's poller, and of the event that wakes it."""
         self._watched: set[int] = set()
         self._roster = -1
         self.descriptors = page.changed, page.told.fileno()
         page.told.setblocking(False)
 
     def close(self) -> None:
-        """Give up what it holds of the page and of others."""
+        """Release the page and the descriptors of other processes."""
         for slot in list(self._known):
             self._forget(slot)
         self._pollers.close()
@@ -51,13 +51,13 @@ class Keeper:
         return self._page.now_ns
 
     def quiet(self) -> bytes | None:
-        """``None`` while anybody is busy; else what differs as soon as anybody was again."""
+        """Return ``None`` while any process is busy; else bytes that differ as soon as one was busy again."""
         if self._states.max() == BUSY:
             return None
         return self._sequences.tobytes()
 
     def anything_ready(self) -> bool:
-        """Whether an idle process has something to read, and so is about to be busy."""
+        """Whether an idle process has something to read, so that it is about to be busy."""
         if self._page.roster != self._roster:
             self._roster = self._page.roster
             for slot in list(self._known):
@@ -65,7 +65,7 @@ class Keeper:
         return bool(self._pollers.poll(0, 1))
 
     def learn(self) -> None:
-        """Take what new loops have announced."""
+        """Read the announcements of new loops."""
         while True:
             try:
                 message, descriptors, _, _ = socket.recv_fds(self._page.told, _MAX_SLOT_BYTES, _N_DESCRIPTORS)
@@ -99,16 +99,16 @@ class Keeper:
             os.close(wake)
 
     def next_timer(self) -> tuple[int, int]:
-        """When the next process wants to be woken, and its slot; ``NEVER`` if none does."""
+        """Return the earliest deadline in ns and its slot; ``NEVER`` if no process waits for one."""
         slot = int(self._deadlines.argmin())
         return int(self._deadlines[slot]), slot
 
     def move(self, at_ns: int) -> None:
-        """It is ``at_ns`` now, unless it is later already."""
+        """Set the time to ``at_ns``, unless it is later already."""
         if at_ns > self._page.now_ns:
             self._page.now_ns = at_ns
 
     def wake(self, slot: int) -> None:
-        """Have a process look at its timers."""
+        """Wake a process, so that it runs its due timers."""
         self._page.enter(slot, BUSY)
         os.eventfd_write(self._known[slot][1], 1)

@@ -1,7 +1,8 @@
-"""Event loops that keep virtual time.
+"""Event loops that follow virtual time.
 
-asyncio does everything else as always: only the timers are ours (a heap in whole nanoseconds, ties in the order
-in which they were set), and the selector, which asyncio asks to wait when nothing is ready: that is when time jumps.
+Only two parts of asyncio are replaced. Timers are in a heap with whole nanoseconds; those of the same instant
+run in the order in which they were set. The selector, which asyncio calls to wait when nothing is ready,
+makes time jump instead.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from testbed.runtime.virtual.processes import CURRENT, Process
 Ts = TypeVarTuple("Ts")
 
 _LOOK_EVERY_S = 0.005
-"""Real seconds between two looks at the outside: signals, and whoever connects to the run's fault socket."""
+"""Real seconds between two checks of file descriptors, such as signals and the run's live socket."""
 _WAIT_S = 1.0
 _MANY_CANCELLED = 1000
 
 
 class TimerLoop(asyncio.SelectorEventLoop):
-    """Timers in virtual time. A subclass says what time it is, and moves it."""
+    """An event loop with timers in virtual time. Subclasses have the time, and move it."""
 
     now_ns: int
 
@@ -64,7 +65,7 @@ class TimerLoop(asyncio.SelectorEventLoop):
         *args: *Ts,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        """As ``call_at``, exactly."""
+        """Like ``call_at``, at an exact instant in nanoseconds."""
         handle = self._timer(at_ns / NS, callback, args, context)
         self._n_set += 1
         heappush(self._timers, (at_ns, self._n_set, handle))
@@ -83,7 +84,7 @@ class TimerLoop(asyncio.SelectorEventLoop):
             self._n_cancelled = 0
 
     def next_timer_ns(self) -> int | None:
-        """When the next timer is due; ``None`` if there is none."""
+        """Return when the next timer is due, in ns; ``None`` if there is none."""
         timers = self._timers
         while timers:
             if not timers[0][2].cancelled():
@@ -92,7 +93,7 @@ class TimerLoop(asyncio.SelectorEventLoop):
         return None
 
     def fire(self) -> None:
-        """Make ready what is due."""
+        """Make the callbacks of due timers ready."""
         timers, now_ns, ready = self._timers, self.now_ns, self._ready  # type: ignore[attr-defined]
         while timers and timers[0][0] <= now_ns:
             handle = heappop(timers)[2]
@@ -117,7 +118,7 @@ class _TimerHandle(events.TimerHandle):
 
 
 def _may_run(handle: Any) -> bool:
-    """Whether the process that a callback belongs to runs; one that is stopped keeps it until it goes on."""
+    """Whether a callback's process runs. If it is stopped, the callback is kept until it continues."""
     process = handle._context.get(CURRENT)
     handle._loop.running = process
     if process is None or process.parked is None:
@@ -127,12 +128,12 @@ def _may_run(handle: Any) -> bool:
 
 
 class MemoryLoop(TimerLoop):
-    """All nodes of a run and what runs it, in one process. When nothing is ready, time jumps to the next timer."""
+    """The loop of a run in one process. When nothing is ready, time jumps to the next timer."""
 
     def __init__(self) -> None:
         self.now_ns = 0
         self.running: Process | None = None
-        """Whose callback runs, or ran last; ``None``: nobody's in particular."""
+        """The process whose callback runs, or ran last; ``None``: the orchestrator's."""
         super().__init__(_Selector(self))
         self.set_task_factory(_make_task)
 
@@ -149,12 +150,12 @@ class MemoryLoop(TimerLoop):
         return _TimerHandle(when, callback, args, self, context)
 
     def resume(self, process: Process) -> None:
-        """A stopped process goes on with all that has waited for it."""
+        """Continue a stopped process, with all callbacks that were kept."""
         parked, process.parked = process.parked or [], None
         self._ready.extend(parked)  # type: ignore[attr-defined]
 
     def jump(self) -> bool:
-        """Move time to the next timer; whether there is one."""
+        """Move time to the next timer and run it. Returns False if there is none."""
         at_ns = self.next_timer_ns()
         if at_ns is None:
             return False
@@ -175,7 +176,7 @@ def _make_task(
 
 
 class _Selector(selectors.DefaultSelector):
-    """Looks outside now and then; never waits while a timer is set."""
+    """Checks file descriptors now and then; never waits while a timer is set."""
 
     def __init__(self, loop: MemoryLoop) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""All nodes of a run in this process: what a launcher of processes does, on ``netem.memory``."""
+"""A launcher that runs all nodes in this process, on ``netem.memory``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from testbed.runtime.virtual.loop import MemoryLoop
 from testbed.runtime.virtual.processes import CURRENT, Process
 
 _ENDING_S = 10.0
-"""Virtual seconds that nodes which were told to stop have for it."""
+"""Virtual seconds that nodes have to end after they were asked to stop."""
 _MAINS: dict[str, Callable[[Any, Any], Any]] = {"server": node.serve, "client": node.drive}
 
 
@@ -50,7 +50,7 @@ class _Connector(aiohttp.BaseConnector):
 
 
 class _Site(web.BaseSite):
-    """Where an application serves on the memory network."""
+    """Serves an application on the memory network."""
 
     def __init__(self, runner: web.AppRunner, network: MemoryNetwork, address: str, port: int) -> None:
         super().__init__(runner)
@@ -74,14 +74,14 @@ class _Site(web.BaseSite):
 
 
 class _NoWatch:
-    """A network in memory goes with everything else."""
+    """Nothing to watch: a network in memory cannot be lost on its own."""
 
     def close(self) -> None:
         """Nothing to stop."""
 
 
 class _MemoryHost:
-    """What a node stands on (``nodes.host``)."""
+    """The host of a node on the memory network (``nodes.host.Host``)."""
 
     def __init__(self, launcher: MemoryLauncher, network: MemoryNetwork) -> None:
         self._launcher = launcher
@@ -105,7 +105,7 @@ class _MemoryHost:
 
 
 class _Log(logging.Handler):
-    """Writes what a node logs to the file that its process would write to."""
+    """Writes a node's log messages to the file that a process of its own would write to."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -125,7 +125,7 @@ class _Log(logging.Handler):
 
     @staticmethod
     def _running() -> Process | None:
-        """asyncio says outside of any context what a callback has not caught."""
+        """Return the process whose callback runs: asyncio logs uncaught exceptions outside of any context."""
         with contextlib.suppress(RuntimeError):  # no loop runs
             loop = asyncio.get_running_loop()
             return loop.running if isinstance(loop, MemoryLoop) else None
@@ -137,7 +137,7 @@ class _Log(logging.Handler):
 
 
 class _Listener:
-    """Nobody but the run's own nodes can connect."""
+    """The listener for control connections, which only nodes of this process can open."""
 
     def __init__(self, serving: set[asyncio.Task[None]]) -> None:
         self._serving = serving
@@ -150,7 +150,7 @@ class _Listener:
 
 
 class MemoryLauncher(OnOneMachine):
-    """Nodes are tasks, each with its own ``Process``; a ``testbed.runtime.launching.Launcher``. Needs a ``MemoryLoop``."""
+    """A ``launching.Launcher`` whose nodes are tasks on a ``MemoryLoop``, each with a ``Process``."""
 
     def __init__(self) -> None:
         self._on_exit: OnExit = lambda name, status: None
@@ -186,7 +186,7 @@ class MemoryLauncher(OnOneMachine):
         return _Listener(self._accepted)
 
     def connect(self, handlers: control.Handlers) -> control.Peer:
-        """A control connection of the process that calls it."""
+        """Open a control connection for the node that calls this."""
         process = CURRENT.get()
         assert process is not None and self._accept is not None, (
             "only a node connects, once it is listened to"
@@ -233,7 +233,7 @@ class MemoryLauncher(OnOneMachine):
             self._end(process, status)
 
     def _end(self, process: Process, status: int) -> None:
-        """The process is no more. What its code still does, as it is cancelled, reaches nobody."""
+        """End a process. What its code still sends while it is cancelled is dropped."""
         assert self._network is not None
         process.has_ended = True
         self._network.kill(process.address)
@@ -247,7 +247,7 @@ class MemoryLauncher(OnOneMachine):
     async def run_program(
         self, node: str, command: Sequence[str], environment: Mapping[str, str], hosts: Path, log: Path
     ) -> int:
-        raise UserError("the memory network has no namespaces for programs: take --network fabric or netem")
+        raise UserError("the memory network has no namespaces for programs; use --network fabric or netem")
 
     async def signal_program(self, process: int, signal: int) -> None:
         raise RunError(f"there is no program {process}")

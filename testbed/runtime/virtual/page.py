@@ -1,8 +1,9 @@
-"""Virtual time that processes share: a page of memory that says what time it is, and who is busy until when.
+"""Virtual time that processes share: a page of memory with the time, and with the state of every process.
 
-Every process of a run has a slot. Its loop writes there when its next timer is due and that it is idle, and then
-waits in the kernel; the forwarder (``keeper``) moves time when all are idle. Whoever gives another process work
-over a socket need not write anything: the kernel shows the keeper that it has something to read.
+Every process of a run has a slot. When it becomes idle, its loop writes that there, with the instant of its
+next timer, and waits in the kernel. The forwarder (``keeper``) moves time when all are idle. A process that
+sends another one work over a socket need not write anything: the keeper sees through the kernel that there is
+something to read.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 from testbed.runtime.virtual.loop import TimerLoop
 
 ABSENT, STOPPED, IDLE, BUSY = range(4)
-"""What a slot's process can be."""
+"""States of a slot's process."""
 NEVER = 2**62
 ORCHESTRATOR, LAUNCHER = range(2)
 _NOW, _ROSTER = range(2)
@@ -26,7 +27,10 @@ _WORD_BYTES = 8
 
 
 class Page:
-    """``names`` are those of the slots, in order. Made by the orchestrator; children inherit its descriptors."""
+    """The shared page. The orchestrator makes it; children inherit its descriptors.
+
+    ``names`` are the names of the slots, in order.
+    """
 
     def __init__(self, names: list[str], descriptors: tuple[int, int, int, int] | None = None) -> None:
         self.names = names
@@ -40,7 +44,7 @@ class Page:
             descriptors = memory, os.eventfd(0, os.EFD_NONBLOCK), told, announce
         self.descriptors = descriptors
         self.memory, self.changed, told, announce = descriptors
-        """``changed``: an event counter that grows whenever somebody becomes idle."""
+        """``changed``: an event counter that grows whenever a process stops being busy."""
         self.told, self._announce = socket.socket(fileno=told), socket.socket(fileno=announce)
         self.map = mmap.mmap(self.memory, n_bytes)
         self._words = memoryview(self.map).cast("q")
@@ -58,21 +62,21 @@ class Page:
 
     @property
     def roster(self) -> int:
-        """Grows whenever somebody comes, goes, stops or goes on."""
+        """A counter that grows whenever a process begins, ends, is stopped or continues."""
         return self._words[_ROSTER]
 
     def at(self, slot: int) -> int:
         return FIRST_SLOT + slot * WORDS
 
     def state(self, slot: int) -> tuple[int, int]:
-        """(what it is, its deadline)"""
+        """Return the (state, deadline in ns) of a slot."""
         at = self.at(slot)
         return self._words[at + STATE], self._words[at + DEADLINE]
 
     def enter(self, slot: int, state: int, deadline_ns: int = NEVER) -> None:
-        """Whose slot it is, or who acts for it, says what it is; the sequence number tells that it has changed.
+        """Set the state of a slot, and increase its sequence number.
 
-        Only who is idle has a deadline.
+        Called by its process, or by one that acts for it. Only an idle process has a deadline.
         """
         at, words = self.at(slot), self._words
         words[at + DEADLINE] = deadline_ns
@@ -82,16 +86,16 @@ class Page:
             os.eventfd_write(self.changed, 1)
 
     def place(self, slot: int, state: int, deadline_ns: int = NEVER) -> None:
-        """Somebody comes (``BUSY``), goes, stops, or goes on as he was."""
+        """Set the state of a process that begins (``BUSY``), ends, is stopped, or continues as before."""
         self._words[_ROSTER] += 1
         self.enter(slot, state, deadline_ns)
 
     def announce(self, slot: int, *descriptors: int) -> None:
-        """Give the keeper the descriptors of a loop's poller and of what wakes it."""
+        """Send the keeper the descriptors of a loop's poller and of the event that wakes it."""
         socket.send_fds(self._announce, [slot.to_bytes(4, "little")], list(descriptors))
 
     def close(self) -> None:
-        """Give up this process's hold."""
+        """Release this process's descriptors and memory."""
         self._words.release()
         self.map.close()
         self.told.close()
@@ -100,12 +104,15 @@ class Page:
         os.close(self.changed)
 
     def busy(self) -> list[str]:
-        """The names of those who are busy."""
+        """Return the names of the busy processes."""
         return [name for slot, name in enumerate(self.names) if self.state(slot)[0] == BUSY]
 
 
 class SharedLoop(TimerLoop):
-    """The loop of one process. When nothing is ready it says so, and waits for the keeper or for a message."""
+    """The loop of one process.
+
+    When nothing is ready, it writes so to the page, and waits for the keeper or a message.
+    """
 
     def __init__(self, page: Page, slot: int) -> None:
         self._page = page

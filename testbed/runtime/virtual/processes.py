@@ -1,4 +1,4 @@
-"""What stands for a process where all nodes live in one: whose code runs, and what can be done to it."""
+"""Stands for a node's process where all nodes are in one process: its tasks and its state."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from weakref import WeakSet
 
 @dataclass(eq=False)
 class Process:
-    """One life of a node. A kill ends it; the node's next life is another process."""
+    """A node from its start to its end. A node that is begun again is another ``Process``."""
 
     number: int
     name: str
     address: str
     tasks: WeakSet[asyncio.Task[object]] = field(default_factory=WeakSet)
     parked: list[asyncio.Handle] | None = None
-    """What waits while it is stopped (SIGSTOP); ``None`` while it runs."""
+    """Callbacks that wait while it is stopped (SIGSTOP); ``None`` while it runs."""
     has_ended: bool = False
 
 
 CURRENT: ContextVar[Process | None] = ContextVar("process", default=None)
-"""The process that code runs in; ``None``: what runs the testbed."""
+"""The process that code runs in; ``None``: the orchestrator."""

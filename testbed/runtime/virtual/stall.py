@@ -1,4 +1,4 @@
-"""Ends a run in virtual time in which nothing moves any more: somebody never comes to an end, or all wait."""
+"""Ends a run in virtual time that makes no progress: a process stays busy for ever, or all of them wait."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ _LOOK_EVERY_S = 0.5
 
 
 class StallWatch:
-    """Watches from a thread while the body of its ``with`` runs; real seconds.
+    """Watches a run from a thread while the body of its ``with`` runs.
 
-    ``sign()`` is different whenever something has moved. After ``patience_s`` without that, ``stalled(text)`` is
-    called, in the thread, with what ``busy()`` says. If even then the body does not end, its process does.
+    ``sign()`` returns another value whenever the run has made progress. After ``patience_s`` real seconds
+    without progress, ``stalled(text)`` is called in the thread; the text contains that of ``busy()``. If the
+    body does not end within ``last_patience_s`` then, the thread ends the whole process.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class StallWatch:
             if sign != seen:
                 seen, since = sign, now
             elif now - since >= self._patience_s:
-                text = f"nothing has moved for {self._patience_s:g} s: {self._busy()}"
+                text = f"the run has made no progress for {self._patience_s:g} s: {self._busy()}"
                 self._stalled(text)
                 if not self._over.wait(self._last_patience_s):  # code that no signal interrupts
                     print(f"testbed: {text}; the record up to then is kept", file=sys.stderr, flush=True)

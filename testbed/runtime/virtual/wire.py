@@ -1,4 +1,4 @@
-"""Control connections inside one process: what is written is there at the same instant of virtual time."""
+"""Control connections inside one process: what is written arrives at the same instant of virtual time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nodes import control
 
 
 class _End(asyncio.Transport):
-    """One end. Its protocol is called in ``context``."""
+    """One end of a connection. Its protocol is called in ``context``."""
 
     peer: _End
 
@@ -33,7 +33,7 @@ class _End(asyncio.Transport):
         return 0
 
     def pause_reading(self) -> None:
-        """Never asked for: readers of control connections keep up, and what comes is small."""
+        """Does nothing: control messages are small, and readers keep up."""
 
     def resume_reading(self) -> None:
         """See ``pause_reading``."""
@@ -61,7 +61,7 @@ class _End(asyncio.Transport):
 
 
 def connect(handlers: control.Handlers, there: contextvars.Context) -> tuple[control.Peer, control.Peer]:
-    """Two ends of a new connection: a node's, in the present context, and the orchestrator's, in ``there``."""
+    """Make a connection; returns the node's end (in this context) and the orchestrator's (in ``there``)."""
     loop = asyncio.get_running_loop()
     near, far = _End(loop, contextvars.copy_context()), _End(loop, there)
     near.peer, far.peer = far, near

@@ -133,9 +133,7 @@ def test_a_profile_of_before_the_client_was_measured_adds_nothing(load: Load) ->
 
 def test_profiles_that_disagree_about_the_client_are_refused_until_the_scenario_says(load: Load) -> None:
     both = ("profile.toml", "other.toml")
-    with pytest.raises(
-        ScenarioError, match=r"profile\.toml and other\.toml .* give it as compute\.hub_token"
-    ):
+    with pytest.raises(ScenarioError, match=r"profile\.toml and other\.toml .* set it in compute\.hub_token"):
         load(files=both)
     assert load('compute.hub_token="2 ms"', files=both).problem.hub_token_s == 2e-3
 

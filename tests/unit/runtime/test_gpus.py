@@ -190,7 +190,7 @@ def test_auto_goes_round_what_there_is_and_says_what(monkeypatch: pytest.MonkeyP
     experiment, said = blocks("compute.device=auto"), list[str]()
     assert devices(experiment, said) == ["GPU-aaaa", "MIG-bbb2", "GPU-aaaa", "MIG-bbb2", "GPU-aaaa"]
     assert said == [
-        'compute.device "auto" goes round GPU-aaaa NVIDIA A100 80 GB, MIG-bbb2 NVIDIA A100 MIG 2g.10gb 100 MB'
+        'compute.device "auto" uses in turn GPU-aaaa NVIDIA A100 80 GB, MIG-bbb2 NVIDIA A100 MIG 2g.10gb 100 MB'
     ]
     real = blocks_model(experiment, tmp_path)
     assert real is not None
@@ -202,7 +202,7 @@ def test_auto_means_cpu_where_there_is_no_gpu_and_says_so(tmp_path: Path) -> Non
     experiment, said = blocks("compute.device=auto"), list[str]()
     assert devices(experiment, said) == ["cpu"] * 5
     [sentence] = said
-    assert sentence.startswith('compute.device "auto" means cpu: no GPU is found here')
+    assert sentence.startswith('compute.device "auto" uses the CPU: no GPU was found')
     real = blocks_model(experiment, tmp_path)
     assert real is not None
     assert real.settings.devices == ("cpu",)
@@ -217,8 +217,8 @@ def test_servers_that_want_more_than_their_device_has_are_refused(
     with pytest.raises(UserError) as refused:
         devices(blocks(f"compute.device={device}"))
     assert str(refused.value) == (
-        "the memory of the servers on MIG-bbb1 NVIDIA A100 MIG 1g.10gb 50 MB (large-0, small-1, large-2) is 60 MB "
-        "together; give them less, or compute.device more or larger devices"
+        "the servers on MIG-bbb1 NVIDIA A100 MIG 1g.10gb 50 MB (large-0, small-1, large-2) have 60 MB of memory "
+        "together, more than the device; give them less, or list more or larger devices in compute.device"
     )
     having(monkeypatch, replace(PARTS[0], memory_bytes=60e6), PARTS[1])
     assert devices(blocks(f"compute.device={device}"))[:2] == ["MIG-bbb1", "MIG-bbb2"]
@@ -228,7 +228,7 @@ def test_memory_that_nobody_knows_is_said_to_be_unchecked(monkeypatch: pytest.Mo
     having(monkeypatch, replace(WHOLE, memory_bytes=None))
     said: list[str] = []
     assert devices(blocks("compute.device=auto"), said) == ["GPU-aaaa"] * 5
-    assert said[1] == "how much memory GPU-aaaa has is not known without nvidia-ml-py, and not checked"
+    assert said[1] == "the memory of GPU-aaaa is not checked: without nvidia-ml-py it is unknown"
 
 
 def test_a_uuid_may_be_shortened_and_one_that_is_not_here_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,10 +237,10 @@ def test_a_uuid_may_be_shortened_and_one_that_is_not_here_is_refused(monkeypatch
     having(monkeypatch, WHOLE, *PARTS)
     assert devices(asked)[:3] == ["GPU-aaaa", "MIG-bbb2", "cpu"]
     with pytest.raises(
-        UserError, match='"GPU-ffff" is none of the GPUs here: GPU-aaaa NVIDIA A100 80 GB, MIG'
+        UserError, match='"GPU-ffff" is none of the GPUs here; use one of GPU-aaaa NVIDIA A100 80 GB, MIG'
     ):
         devices(blocks("compute.device=GPU-ffff"))
-    with pytest.raises(UserError, match='"MIG-bbb" are several of the GPUs here'):
+    with pytest.raises(UserError, match='"MIG-bbb" matches several of the GPUs here'):
         devices(blocks("compute.device=MIG-bbb"))
 
 
@@ -248,13 +248,13 @@ def test_a_step_that_no_gpu_has_room_for_is_refused_once_auto_is_one(monkeypatch
     long = blocks("compute.device=auto", "workload.n_input_tokens=200000", "workload.n_output_tokens=8")
     assert devices(long)[0] == "cpu"
     having(monkeypatch, WHOLE)
-    with pytest.raises(UserError, match=r"^workload has a request of 200008 tokens.* of a GPU then"):
+    with pytest.raises(UserError, match=r"^workload has a request of 200008 tokens.* of a GPU's memory, but"):
         devices(long)
 
 
 def test_over_several_machines_there_is_no_one_machine_to_look_at() -> None:
     experiment = replace(blocks("compute.device=auto"), machines="ray")
-    with pytest.raises(UserError, match='is "auto", which is looked up on one machine'):
+    with pytest.raises(UserError, match='is "auto", which works on one machine only'):
         devices(experiment)
 
 
@@ -269,7 +269,7 @@ def test_validate_says_that_a_gpu_is_missing(monkeypatch: pytest.MonkeyPatch) ->
     options = ["--compute", "blocks", "--random-weights", "--set", "compute.device=cuda"]
     having(monkeypatch)
     said = CliRunner().invoke(app, ["validate", "bloom-tiny", *options], catch_exceptions=False).stdout
-    assert said.splitlines()[-1].startswith('compute.device is "cuda", and no GPU is found here')
+    assert said.splitlines()[-1].startswith('compute.device is "cuda", but no GPU was found')
     having(monkeypatch, *PARTS)
     assert "no GPU" not in CliRunner().invoke(app, ["validate", "bloom-tiny", *options]).stdout
     having(monkeypatch)
@@ -282,12 +282,12 @@ def test_validate_and_up_refuse_alike_and_validate_says_who_gets_what(
 ) -> None:
     options = ["--set", "compute.backend=blocks", "--set", "compute.device=auto"]
     here = CliRunner().invoke(app, ["validate", "bloom-tiny", *options], catch_exceptions=False)
-    assert "means cpu" in here.stdout.splitlines()[-1]
+    assert "uses the CPU" in here.stdout.splitlines()[-1]
     having(monkeypatch, *PARTS)
     refused = CliRunner().invoke(app, ["validate", "bloom-tiny", *options])
     assert isinstance(refused.exception, UserError)
     monkeypatch.setattr(up, "require_blocks", lambda _: None)
-    with pytest.raises(UserError, match=r"MIG-bbb1 .* is 60 MB together"):
+    with pytest.raises(UserError, match=r"MIG-bbb1 .* have 60 MB of memory together"):
         up.check_can_run(blocks("compute.device=auto"))
     having(monkeypatch, WHOLE)
     told = CliRunner().invoke(app, ["validate", "bloom-tiny", *options, "--json"], catch_exceptions=False)

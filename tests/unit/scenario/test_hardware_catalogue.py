@@ -123,7 +123,7 @@ def test_the_papers_model_keeps_the_papers_numbers_unless_its_type_is_another() 
 
 
 def test_families_that_only_have_sizes_are_not_taken_for_computed_ones() -> None:
-    with pytest.raises(ConfigError, match=r"models of these are computed: bloom, llama$"):
+    with pytest.raises(ConfigError, match=r"it must be bloom or llama$"):
         sizes_of(make_config("qwen2", 2, 64, 4, 300))
 
 
@@ -169,7 +169,7 @@ def test_every_gpu_names_its_source_and_has_fp16() -> None:
 
 
 def test_a_type_that_the_hardware_has_not_is_refused() -> None:
-    with pytest.raises(RooflineError, match="t4 has no bf16; take one of fp32, fp16, int8, nf4"):
+    with pytest.raises(RooflineError, match="t4 does not support bf16; use one of fp32, fp16, int8, nf4"):
         roofline(gpus()["t4"], block("llama-3-8b"))
     assert roofline(gpus()["t4"], block("llama-3-8b", "nf4")).decode_s > 0
 
@@ -244,13 +244,13 @@ def test_a_model_given_by_bytes_alone_is_told_whose_times_it_has(
     bare = "model={name='x', n_blocks=4, hidden_size=512, block_size='1 GB'}"
     assert load(bare).problem.servers[0].decode_s == 3.2197e-3
     [said] = caplog.messages
-    assert "was measured for bloom-176b (nf4), and its times are taken as they are" in said
+    assert "was measured for bloom-176b (nf4), and its times are used unchanged" in said
 
 
 def test_a_gpu_needs_a_model_with_sizes(complaint: Complain) -> None:
     bare = "model={name='x', n_blocks=4, hidden_size=512, block_size='1 GB'}"
-    assert '"l4" is a GPU of the catalogue' in complaint(bare, "servers.0.hardware=l4")
-    assert "t4 has no bf16" in complaint("model={profile='llama-3-8b'}", "servers.0.hardware=t4")
+    assert '"l4" is a GPU, whose times are computed' in complaint(bare, "servers.0.hardware=l4")
+    assert "t4 does not support bf16" in complaint("model={profile='llama-3-8b'}", "servers.0.hardware=t4")
 
 
 def test_measured_times_win_over_derived_ones(load: Load) -> None:
@@ -283,16 +283,16 @@ def test_petals_numbers_are_asked_for_only_where_petals_uses_them_and_all_at_onc
     ("options", "words"),
     [
         (("model={profile='llama-3-8b', dtype='fp8'}",), 'model.dtype: unknown value "fp8"'),
-        (("model.feed_forward=7",), "model.feed_forward: is 7, but a bloom has 4 x hidden_size"),
-        (("model.head_size=7",), "model.head_size: is for family llama"),
+        (("model.feed_forward=7",), "model.feed_forward: is 7, but family bloom has 4 x hidden_size"),
+        (("model.head_size=7",), "model.head_size: is not for family bloom"),
         (("model={name='x'}",), "model: n_blocks, hidden_size and block_size are missing"),
         (
             ("model={profile='qwen3-8b'}", "compute.backend=blocks"),
-            'model.family: is "qwen3", whose blocks are not computed',
+            'model.family: is "qwen3", whose blocks cannot be computed',
         ),
         (
             ("model={profile='llama-3-8b', dtype='nf4'}", "compute.backend=blocks"),
-            'model.dtype: is "nf4", but real blocks are computed in float32 with weights plain',
+            'model.dtype: is "nf4", but real blocks are computed in float32 with plain weights',
         ),
     ],
 )

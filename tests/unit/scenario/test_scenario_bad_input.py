@@ -39,10 +39,10 @@ OPTIONS = {
         'workload.n_input_tokens.distribution: unknown value "unifrm" (did you mean "uniform"?)'
     ),
     "workload.n_input_tokens={distribution='uniform',low=4,high=2}": (
-        "workload.n_input_tokens.high: must not be less than low (4), but is 2"
+        "workload.n_input_tokens.high: must be at least low (4), not 2"
     ),
     "workload.n_input_tokens={distribution='choice',values=[1,2],weights=[1]}": (
-        "workload.n_input_tokens.weights: needs one weight per value"
+        "workload.n_input_tokens.weights: must have one weight for each of values"
     ),
     "workload.shape=2": 'workload.shape: is only for arrivals = "gamma"; arrivals is "poisson"',
     "workload.rate=0": "workload.rate: must be more than 0, not 0",
@@ -53,7 +53,7 @@ OPTIONS = {
     "policy.name=propsed": 'policy.name: unknown policy pair "propsed" (did you mean "proposed"?)',
     "policy.design_concurrency=0": 'policy.design_concurrency: must be "auto", "searched" or a whole number',
     "calibration.set=petals": 'calibration.set: unknown calibration set "petals"',
-    "backoff.max=0.5 s": "backoff.max: must not be shorter than first",
+    "backoff.max=0.5 s": "backoff.max: must be at least backoff.first",
     "servers.0.count=100001": "servers.0.count: must be at most 100,000, not 100001",
     "servers.0.count=100000": "servers: 100,000 servers and 1 clients are too many; at most 100,000 nodes",
     "servers.0.count=5000": "servers: 5,000 servers and 1 clients have 25,005,000 links between them",
@@ -99,7 +99,7 @@ OPTIONS = {
         "workload.rate: puts the last request at 1e+12 s; arrivals must end within 1,000,000,000 s"
     ),
     "workload={arrivals='listed',requests=[[0,1,1],[1e-320,1,1]]}": (
-        "workload.rate: is missing, and cannot be told from requests that arrive at once"
+        "workload.rate: is missing; give it, since all requests arrive at the same time"
     ),
     "workload.requests=[[0]]": 'workload.requests: is only for arrivals = "listed"',
     "hardware.a100.base=x100": 'hardware.a100.base: unknown hardware "x100" (did you mean "h100"?)',
@@ -145,7 +145,7 @@ FILES = {
     ),
     "a row of both forms": (
         ('{ sites = ["A", "A"],', '{ sites = ["A", "A"], from = "A",'),
-        "network.pairs.0: needs either sites, rtt and rate, or from, to, delay (one way) and rate",
+        "network.pairs.0: must have either sites, rtt and rate, or from, to, delay (one way) and rate",
     ),
     "a name used twice": (
         ("[clients]", '[[servers]]\nhardware = "a100"\nsite = "A"\nname = "a100-1"\n[clients]'),
@@ -176,14 +176,14 @@ def test_a_bad_file_is_refused_with_key_and_remedy(complaint: Complain, case: st
 def test_new_hardware_needs_all_numbers_or_a_base(complaint: Complain) -> None:
     said = complaint('hardware.x={memory="80 GB"}', "servers.0.hardware=x")
     assert (
-        "hardware.x: decode, prefill_base and prefill_per_token are missing; give them, or take the rest from "
+        "hardware.x: decode, prefill_base and prefill_per_token are missing; give them, or copy the rest from "
         'another profile with base = "..."' in said
     )
 
 
 def test_hardware_of_a_gpus_name_is_told_that_it_can_have_the_rest_from_there(complaint: Complain) -> None:
     said = complaint('hardware.h100={memory="80 GB"}', "servers.0.hardware=h100")
-    assert said.endswith('or take the rest from another profile with base = "h100"')
+    assert said.endswith('or copy the rest from another profile with base = "h100"')
 
 
 def test_hardware_based_on_itself_is_refused(complaint: Complain) -> None:
@@ -229,7 +229,9 @@ def test_a_key_of_very_many_parts_is_refused_before_it_is_parsed(
 ) -> None:
     said = complaint(replace=("", f"{before}{dot.join([part] * 30_000)}{after}\n"))
     line = before.count("\n") + 22  # of them 21 are the rest of the file
-    assert said == f"small.toml:{line}: a key of more than 32 parts is nested too deeply for a scenario"
+    assert (
+        said == f"small.toml:{line}: a key has more than 32 parts; no key of a scenario is nested so deeply"
+    )
 
 
 def test_dots_in_texts_and_comments_are_no_parts_of_keys() -> None:
@@ -249,7 +251,7 @@ def test_a_file_too_large_to_be_a_scenario_is_refused(
     path.write_bytes(b"#" * (2 * 1024**2 + 1))
     with pytest.raises(ScenarioError) as caught:
         read_toml(path)
-    assert str(caught.value) == f"{path}: is larger than 2 MiB, the most that is read"
+    assert str(caught.value) == f"{path}: is larger than 2 MiB, the largest file that is read"
 
 
 def test_a_long_value_is_shown_by_its_beginning(complaint: Complain) -> None:
@@ -265,8 +267,8 @@ def test_an_instance_is_named_as_one_that_is_for_simulate(tmp_path: Path) -> Non
     with pytest.raises(ScenarioError) as caught:
         load_experiment(str(path))
     assert str(caught.value).endswith(
-        "instance.json: is an instance by its ending, and no scenario; instances are for `testbed simulate`, "
-        "scenarios end in .toml"
+        "instance.json: is an instance file, since it ends in .json; use it with `testbed simulate`, or give a "
+        "scenario (.toml)"
     )
 
 
@@ -280,7 +282,7 @@ def test_an_unknown_scenario_name_lists_the_shipped_ones() -> None:
 
 
 def test_a_folder_is_not_a_scenario(tmp_path: Path) -> None:
-    with pytest.raises(ScenarioError, match="is not a file; name a scenario file, or a shipped scenario"):
+    with pytest.raises(ScenarioError, match="is not a file; give a scenario file, or a shipped scenario"):
         load_experiment(str(tmp_path))
 
 

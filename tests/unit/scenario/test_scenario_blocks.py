@@ -84,7 +84,7 @@ def test_a_checkpoints_sizes_win_over_the_scenarios_which_is_said(
     as_it_is = blocks(f"compute.model={folder}")
     assert not caplog.messages
     others = blocks(f"compute.model={folder}", f"model.{key}={ours}", "model.block_size=1 MB", "model.name=x")
-    assert caplog.messages == [f"{folder}: the checkpoint's sizes are taken: {key} {theirs} (not {ours})"]
+    assert caplog.messages == [f"{folder}: the checkpoint's sizes are used: {key} {theirs} (not {ours})"]
     assert others.problem.model == as_it_is.problem.model
 
 
@@ -114,10 +114,10 @@ def test_a_record_is_not_repeated_with_another_checkpoint(checkpoint: Checkpoint
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"model_type": "gpt2"}, "is of type 'gpt2'; models of these are computed: bloom, llama"),
+        ({"model_type": "gpt2"}, "has model_type 'gpt2', which is not supported; it must be bloom or llama"),
         ("{", "cannot be read"),
-        ("[]", "holds no configuration"),
-        ({"model_type": "bloom", "n_layer": 8, "n_head": 4, "vocab_size": 5}, "does not say hidden_size"),
+        ("[]", "is not a model's configuration"),
+        ({"model_type": "bloom", "n_layer": 8, "n_head": 4, "vocab_size": 5}, "does not have hidden_size"),
     ],
 )
 def test_a_checkpoint_that_is_none_of_ours_is_refused(
@@ -128,7 +128,7 @@ def test_a_checkpoint_that_is_none_of_ours_is_refused(
 
 def test_a_folder_that_is_not_there_is_named_with_what_to_give(tmp_path: Path) -> None:
     assert "there is no folder nowhere; give" in complaint("compute.model=nowhere")
-    assert f"{tmp_path} is no checkpoint: it has no config.json" in complaint(f"compute.model={tmp_path}")
+    assert f"{tmp_path} is not a checkpoint: it has no config.json" in complaint(f"compute.model={tmp_path}")
 
 
 def test_a_folder_may_be_relative_to_the_scenario_file(tmp_path: Path, checkpoint: Checkpoint) -> None:
@@ -187,12 +187,15 @@ def test_random_weights_have_the_size_of_the_model_that_is_named() -> None:
         (("compute.device=[]",), '"cpu", "cuda", "cuda:0"'),
         (("compute.dtype=int4",), "compute.dtype"),
         (("compute.threads=0",), "compute.threads"),
-        (("model.heads=5",), "model.heads: is 5, which does not divide hidden_size 64"),
-        (("model.kv_heads=2",), "model.kv_heads: is for family llama"),
-        (("model.value_bytes=2",), "model.value_bytes: is 2, but float32 has 4"),
+        (("model.heads=5",), "model.heads: is 5, but must divide hidden_size 64"),
+        (("model.kv_heads=2",), "model.kv_heads: is not for family bloom"),
+        (
+            ("model.value_bytes=2",),
+            "model.value_bytes: is 2, but values of compute.dtype float32 have 4 bytes",
+        ),
         (
             ("compute.model=.", "compute.random_weights=true"),
-            "compute.random_weights: is for a model without",
+            "compute.random_weights: is only for a model without",
         ),
     ],
 )

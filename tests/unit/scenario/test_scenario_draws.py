@@ -155,12 +155,12 @@ def test_lengths_may_be_listed_for_generated_arrivals() -> None:
     [
         (
             ("workload.n_input_tokens=trace",),
-            'n_input_tokens: is "trace", but there is none; name it in workload.file',
+            'n_input_tokens: is "trace", but there is no trace; name its file in workload.file',
         ),
         (("workload.rate=trace",), 'rate: may only be "trace" with arrivals = "trace" or "listed"'),
         (
             (LISTED,),
-            "request_lengths: is only for generated arrivals without a file, and for a length that is not given",
+            "request_lengths: is only for generated arrivals that leave out a length and have no workload.file",
         ),
         (
             (LISTED, "workload.n_input_tokens=trace"),
@@ -172,7 +172,7 @@ def test_lengths_may_be_listed_for_generated_arrivals() -> None:
         ),
         (
             ("workload.file=x.csv",),
-            'file: is for arrivals = "trace", or for a length that is "trace"; there is neither',
+            'file: is only for arrivals = "trace", or for a length that is "trace"; leave it out',
         ),
     ],
 )

@@ -198,7 +198,7 @@ def test_a_fixed_placement_must_leave_out_those_that_are_not_there(load: Load, t
 
 
 WRONG: Sequence[tuple[str, str]] = (
-    (faults("kind='kill', server='a100-0'"), "fault.0.at: is missing; give an instant such as"),
+    (faults("kind='kill', server='a100-0'"), "fault.0.at: is missing; give a time such as"),
     (
         faults("kind='kill', server='a100-0', at='1 s', after={request=1, tokens=1}"),
         "fault.0.after: contradicts at",
@@ -228,25 +228,25 @@ WRONG: Sequence[tuple[str, str]] = (
         faults("kind='slow', server='a100-0', at='1 s', factor=0.5"),
         "fault.0.factor: must be at least 1, not 0.5",
     ),
-    (faults("kind='join', server='a100-0', at='1 s'"), '"a100-0" is there from the start'),
+    (faults("kind='join', server='a100-0', at='1 s'"), '"a100-0" is present from the start'),
     (
         faults("kind='kill', server='a100-0', after={request=10, tokens=1}"),
-        "fault.0.after.request: there is no request 10; they are 0 to 9",
+        "fault.0.after.request: there is no request 10; requests are 0 to 9",
     ),
     (
         faults("kind='kill', server='a100-0', after={request=1, tokens=64}"),
         "fault.0.after.tokens: must be less than the 64 output tokens of request 1",
     ),
-    ("servers.0.present=false", "servers: have present = false, all of them"),
+    ("servers.0.present=false", "servers: all have present = false"),
     ("churn={mtbf='1 s'}", "churn.mttr: is missing"),
     ("churn={mtbf='1 us', mttr='1 s', until='1000 s'}", "churn.mtbf: makes about 1,000,000,000 failures"),
     ("churn={mtbf='1 s', mttr='1 s', servers=['x']}", 'churn.servers: unknown server "x"'),
     ("recovery.mode='none'", 'recovery.mode: unknown value "none"'),
-    ("recovery.retry_max='0.5 s'", "recovery.retry_max: must not be shorter than retry_first"),
+    ("recovery.retry_max='0.5 s'", "recovery.retry_max: must be at least recovery.retry_first"),
     ("membership.expiry='9 s'", 'membership.expiry: is only for kind = "announced"; kind is "instant"'),
     (
         "membership={kind='announced', expiry='30 s'}",
-        "membership.expiry: must not be shorter than announce_period",
+        "membership.expiry: must be at least announce_period",
     ),
 )
 

@@ -86,10 +86,10 @@ WIDE = {
     ",A b,B\nA b,5,60\nB,1,2\n": '"A b" must consist of letters, digits',
     "": "is empty",
     "from,to,rtt\nA,B,x\n": 'row 2 (A to B), column rtt: must be a number, not "x"',
-    "from,to,rtt\nA,B,1\nA,B,2\n": "row 3: gives A to B a second time",
+    "from,to,rtt\nA,B,1\nA,B,2\n": "row 3: has A to B a second time",
     "from,to,rtt\nA,B\n": "row 2 has 2 cells, but there are 3 columns",
     "from,to,rtt\n,B,1\n": "row 2, column from: is empty",
-    "from,to,rtt,hops\nA,B,1,2\n": "has the columns from, to, rtt, hops; take from, to, rtt and",
+    "from,to,rtt,hops\nA,B,1,2\n": "has the columns from, to, rtt, hops, but they must be from, to, rtt and",
 }
 JSON = {
     "{": "is not JSON: line 1, column 2:",
@@ -99,7 +99,7 @@ JSON = {
     '{"sites": ["A", "B"], "rtt": [[1, 2], ["x", 1]]}': 'rtt row B, column A: must be a number, not "x"',
     '{"sites": ["A", "B"]}': "has no rtt",
     '{"sites": "A", "rtt": []}': "sites must be a list of names",
-    '{"sites": ["A", "A"], "rtt": [[1, 2], [3, 1]]}': "a site is listed twice",
+    '{"sites": ["A", "A"], "rtt": [[1, 2], [3, 1]]}': "lists a site twice",
 }
 
 
@@ -128,8 +128,12 @@ def test_a_matrix_nested_too_deeply_or_with_huge_numbers_is_refused(of_file: Of)
 def test_units_and_rates_must_be_said_once(of_file: Of, complaint: Complain) -> None:
     with_rates = "from,to,rtt,rate\nA,B,60,100\n"
     for text, rest, said in (
-        ("from,to,rtt\nA,B,60\n", 'rate = "1 Gbit/s"', "network.rtt_unit: is missing; the file's RTTs"),
-        ("from,to,rtt\nA,B,60\n", 'rtt_unit = "ms"', "network.rate: is missing, and "),
+        (
+            "from,to,rtt\nA,B,60\n",
+            'rate = "1 Gbit/s"',
+            "network.rtt_unit: is missing; give the unit of the file's RTTs",
+        ),
+        ("from,to,rtt\nA,B,60\n", 'rtt_unit = "ms"', "network.rate: is missing; give it, since "),
         (with_rates, 'rtt_unit = "ms"', "network.rate_unit: is missing; give one of bit/s"),
         (with_rates, 'rtt_unit = "ms"\nrate = "1 Gbit/s"', "network.rate: "),
         (
@@ -140,7 +144,7 @@ def test_units_and_rates_must_be_said_once(of_file: Of, complaint: Complain) -> 
         (
             "from,to,rtt\nA,B,60\n",
             'sites = ["A"]',
-            "network.sites: is only for matrices that are written here",
+            "network.sites: is also in network.file",
         ),
     ):
         with pytest.raises(ScenarioError) as caught:
@@ -151,7 +155,7 @@ def test_units_and_rates_must_be_said_once(of_file: Of, complaint: Complain) -> 
     said = complaint('network={kind="matrix",file="no.csv",rtt_unit="ms",rate="1 Gbit/s"}')
     assert 'network.file: cannot read "no.csv": No such file' in said
     said = complaint('network={kind="matrix",file="small.toml",rtt_unit="ms",rate="1 Gbit/s"}')
-    assert "is no matrix by its ending; take .csv or .json" in said
+    assert "must end in .csv or .json to be read as a matrix" in said
 
 
 def test_jitter_and_loss_are_those_of_all_links_or_of_a_pair(load: Load, complaint: Complain) -> None:
@@ -161,7 +165,7 @@ def test_jitter_and_loss_are_those_of_all_links_or_of_a_pair(load: Load, complai
     assert e.links[UP] == Link(0.05, 1e8, 0.02, 0.001)
     assert load("network.pairs.1.loss=0.25").links[UP].loss_ratio == 0.25
     said = complaint('network.pairs.1.jitter="51 ms"')
-    assert said.endswith("network.pairs.1.jitter: must not exceed the one-way delay, 50 ms")
+    assert said.endswith("network.pairs.1.jitter: must be at most the one-way delay, 50 ms")
     assert complaint('network.loss="100 %"').endswith('network.loss: must be less than 1, not "100 %"')
 
 

@@ -59,6 +59,6 @@ def test_a_bad_matrix_is_refused_with_what_to_change(complaint: Complain) -> Non
         == "rate.1.1: must be more than 0, not 0"
     )
     assert said(f'{square},rtt_unit="ms",{rate},rate_unit="Gbit/s"').startswith(
-        "rate_unit: is only for a rate matrix"
+        "rate_unit: is only for a matrix of rates"
     )
     assert said(f'{square},rtt_unit="ms",rate=3').startswith('rate: must be text such as "100 Mbit/s"')

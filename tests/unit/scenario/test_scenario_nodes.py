@@ -77,7 +77,9 @@ def test_in_virtual_time_these_nodes_are_not_there_and_the_others_are_as_without
 def test_a_run_with_programs_is_in_real_time(load: Load) -> None:
     e = with_nodes(load)
     assert choose_stage(e).clock == "real"
-    with pytest.raises(UserError, match=r"clock virtual: programs of \[\[node\]\] run in real time"):
+    with pytest.raises(
+        UserError, match=r"the clock cannot be virtual, since programs of \[\[node\]\] run in real time"
+    ):
         choose_stage(load("clock=virtual", INSIDE_B, replace=("", WEB)))
 
 
@@ -99,8 +101,8 @@ def test_a_program_that_is_not_there_is_named(load: Load) -> None:
         ('name = "web"\nsite = "C"', "node.0.site"),
         ('name = "web"\nsite = "B"', "no row for B to B"),
         ('name = "a100-0"\nsite = "A"', 'makes a second node "a100-0"'),
-        ('name = "fabric"\nsite = "A"', "is a process of the testbed"),
-        ('name = "web"\nsite = "A"\ncommand = []', "names no program"),
+        ('name = "fabric"\nsite = "A"', "is the name of a testbed process"),
+        ('name = "web"\nsite = "A"\ncommand = []', "is empty; give the program to run"),
         ('name = "web"\nsite = "A"\ncommand = "a \'b"', "cannot be split into words"),
         ('name = "web"\nsite = "A"\ncommand = 3', "node.0.command"),
         ('name = "web"\nsite = "A"\nrestart = "always"', "on-failure"),

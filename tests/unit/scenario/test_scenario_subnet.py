@@ -45,10 +45,10 @@ async def test_every_network_takes_its_addresses_from_the_subnet(load: Load, tmp
         ("10.77.0.5/16", "host bits set"),
         ("fd00::/64", "must be an IPv4 network"),
         ("here", "must be an IPv4 network"),
-        ("127.0.0.0/8", "has a meaning of its own"),
-        ("224.0.0.0/8", "has a meaning of its own"),
-        ("10.77.0.0/30", "room for 0 nodes, but there are 3"),
-        ("10.77.0.0/32", "room for 0 nodes, but there are 3"),
+        ("127.0.0.0/8", "is reserved for other purposes"),
+        ("224.0.0.0/8", "is reserved for other purposes"),
+        ("10.77.0.0/30", "addresses for 0 nodes, but there are 3"),
+        ("10.77.0.0/32", "addresses for 0 nodes, but there are 3"),
     ],
 )
 def test_a_subnet_that_cannot_be_used_is_refused(complaint: Complain, subnet: str, expected: str) -> None:

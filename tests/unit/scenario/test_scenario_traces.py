@@ -103,8 +103,8 @@ def test_the_requests_of_a_run_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a,b\n1,2\n", "is no known trace"),
-        ("", "is no known trace"),
+        ("a,b\n1,2\n", "is not a known kind of trace"),
+        ("", "is not a known kind of trace"),
         ('{"timestamp": 1, "input_length": 3}\n', "line 1 cannot be read: no 'output_length'"),
         ('{"timestamp": \n', "line 1 cannot be read"),
         (AZURE.replace("396", "many"), "line 3 cannot be read"),
@@ -276,5 +276,5 @@ def test_recorded_prompts_that_are_too_long_are_left_out_and_that_is_said(tmp_pa
         load_experiment("clustered", [*MOONCAKE, *LENGTHS, file, "workload.max_input_tokens=10"])
     drawn = ["workload.n_requests=30", *LENGTHS, file, "workload.max_input_tokens=100"]
     assert {r.n_input_tokens for r in load_experiment("clustered", drawn).requests} == {20, 30, 40}
-    with pytest.raises(ScenarioError, match="and needs workload"):
+    with pytest.raises(ScenarioError, match="is only for requests of a trace"):
         load_experiment("clustered", ["workload.max_input_tokens=10"])

@@ -165,7 +165,7 @@ def test_a_trace_given_as_an_option_is_found_from_the_current_folder(
 def test_a_trace_with_too_few_requests_is_refused(traced: Path) -> None:
     with pytest.raises(Exception, match=r"workload\.n_requests: is 6, but there are only 5 requests"):
         load_experiment(str(traced), ["workload.n_requests=6"])
-    with pytest.raises(Exception, match=r"workload\.rate: is missing, and cannot be told"):
+    with pytest.raises(Exception, match=r"workload\.rate: is missing; give it, since all requests arrive"):
         load_experiment(str(traced), ["workload.n_requests=1"])
 
 
@@ -202,7 +202,7 @@ def test_changes_of_the_rate_that_make_no_sense_are_refused(load: Load, changes:
 
 
 def test_listed_requests_have_no_rate_to_change(load: Load) -> None:
-    with pytest.raises(UserError, match=r"workload\.changes: are for generated arrivals"):
+    with pytest.raises(UserError, match=r"workload\.changes: is only for generated arrivals"):
         load("workload={arrivals='listed', requests=[[0, 1, 1], [1, 1, 1]], changes=[{at='1 s', rate=1}]}")
 
 

@@ -168,12 +168,12 @@ def test_an_sndlib_capacity_without_a_unit_is_no_rate(tmp_path: Path) -> None:
         (
             "txt",
             SNDLIB_NATIVE.replace("L1 ( Bern Genf )", "L1 ( Bern )"),
-            "line 17 is no row of the section LINKS",
+            "line 17 is not a row of the section LINKS",
         ),
         (
             "txt",
             SNDLIB_NATIVE.replace("Bern Chur", "Bern Olten"),
-            "a link ends at 'Olten', which is none of its",
+            "a link ends at 'Olten', which is not one of the file's nodes",
         ),
         ("xml", SNDLIB_XML.replace("networkStructure", "structure"), "it has no networkStructure with nodes"),
         ("xml", SNDLIB_XML.replace("<network ", "<!DOCTYPE network><network "), "has a document type"),
@@ -215,14 +215,14 @@ def test_labels_become_different_plain_names() -> None:
 
 
 BROKEN = {
-    "": "a.graph: NODES and their number must stand here",
-    "NODES\n": "a.graph:1: NODES and their number must stand here",
-    "NODES 2\nlabel x y\na 1 1\n": "a.graph: has 1 of the 2 NODES that it announces",
+    "": "a.graph: expected NODES and their number",
+    "NODES\n": "a.graph:1: expected NODES and their number",
+    "NODES 2\nlabel x y\na 1 1\n": "a.graph: has 1 rows of NODES, but states 2",
     "NODES 1\nlabel x y\na 1\n": "a.graph:3: has 2 columns, but NODES need 3",
-    "NODES 1\nlabel x y\na 1 1\n": "a.graph: EDGES and their number must stand here",
-    "NODES 1\nlabel x y\na b c\nEDGES 0\nlabel\n": "a.graph:3: the node a needs two numbers for its place",
-    "NODES 1\nlabel x y\na 1 1\n\nEDGES 1\nlabel\ne 0 1 1 1 1\n": "a.graph:7: 1 is no node; nodes are 0 to 0",
-    "NODES 1\nlabel x y\na 1 1\nEDGES 2\nlabel\ne 0 0 1 1 1\n": "a.graph: has 1 of the 2 EDGES that it",
+    "NODES 1\nlabel x y\na 1 1\n": "a.graph: expected EDGES and their number",
+    "NODES 1\nlabel x y\na b c\nEDGES 0\nlabel\n": "a.graph:3: the node a must have two numbers",
+    "NODES 1\nlabel x y\na 1 1\n\nEDGES 1\nlabel\ne 0 1 1 1 1\n": "a.graph:7: there is no node 1; nodes are 0 to 0",
+    "NODES 1\nlabel x y\na 1 1\nEDGES 2\nlabel\ne 0 0 1 1 1\n": "a.graph: has 1 rows of EDGES, but states 2",
 }
 
 
@@ -240,4 +240,4 @@ def test_a_matrix_is_no_topology_and_the_sentence_says_where_it_goes(tmp_path: P
     path.write_text(",A\nA,0\n")
     with pytest.raises(KeyedError) as caught:
         load_topology(str(path))
-    assert caught.value.what.endswith('no topology: take kind = "matrix" and file = "rtt.csv"')
+    assert caught.value.what.endswith('use kind = "matrix" and file = "rtt.csv"')

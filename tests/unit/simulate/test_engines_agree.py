@@ -115,7 +115,9 @@ def test_overheads_of_ones_own_stand_for_the_transmission_as_published_ones_do(
 
 
 def test_overheads_of_tokens_alone_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ScenarioError, match=r"calibration\.token_overhead: .* give input_overhead_base, too"):
+    with pytest.raises(
+        ScenarioError, match=r"calibration\.token_overhead: is given without input_overhead_base"
+    ):
         both(ASYMMETRIC, "calibration.token_overhead=30 ms", folder=tmp_path)
 
 

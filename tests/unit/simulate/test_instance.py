@@ -130,7 +130,7 @@ def _text(d: dict[str, Any]) -> None:
         (_unknown_server, "here: petals_join_order.1: there is no server 2; servers are numbered 0 to 1"),
         (
             _unsorted,
-            "here: workload.inter_arrival_ms.2: must be at least 0, not -5.0: arrivals are not sorted",
+            "here: workload.inter_arrival_ms.2: must be at least 0, not -5.0; give the gaps between requests",
         ),
         (_not_a_number, "here: servers.0.token_rtt_ms: must be a finite number, not nan"),
         (_text, 'here: workload.rate_per_s: must be a number, not "0.5"'),

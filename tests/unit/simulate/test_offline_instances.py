@@ -178,7 +178,7 @@ def changed(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
         (changed("L", "6"), 'L: must be a whole number, not "6"'),
         (changed("n_server", 10**9), "n_server: must be at most 100,000"),
         (changed("sc", 1e-300), "sc: must be at least 1e-15, not 1e-300"),
-        (changed("request_clients", [0, 2]), r"request_clients\.1: is 2 but clients are numbered 0 to 1"),
+        (changed("request_clients", [0, 2]), r"request_clients\.1: is 2, but clients are numbered 0 to 1"),
         (changed("request_clients", []), "request_clients: needs at least 1 entry"),
         (changed("sc", 0.0), r"sc: must be more than 0, not 0\.0"),
     ],
@@ -218,7 +218,7 @@ def test_a_workload_that_describes_an_offline_instance_is_left_alone(workload: A
 
 
 def test_an_online_instance_is_told_from_an_offline_one() -> None:
-    with pytest.raises(UserError, match="mine: is not an offline instance: take `testbed simulate`"):
+    with pytest.raises(UserError, match="mine: is not an offline instance; use `testbed simulate`"):
         parse_offline_instance({"workload": {"inter_arrival_ms": [0.0]}}, "mine")
 
 

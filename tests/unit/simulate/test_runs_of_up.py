@@ -66,7 +66,7 @@ def test_a_run_that_breaks_is_told_and_left_out(
     row, said = ran(capsys, tmp_path / "runs", "--runs", "3", code=1)
     assert (row["n_runs"], row["n_feasible"], row["error"]) == (3, 2, "seed 1: the network is gone")
     assert "seed 1: the network is gone (2 of 3 runs)" in said
-    assert command.comparison_text([row]).count("came to no result in 1 of 3 runs: seed 1: the network") == 1
+    assert command.comparison_text([row]).count("has no result in 1 of 3 runs: seed 1: the network") == 1
 
 
 def test_where_every_run_breaks_there_is_no_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +117,7 @@ def test_after_an_interruption_the_table_is_of_the_runs_that_ended(
     [
         (("--hold",), "--hold and --page are for one run"),
         (("--page", "0"), "--hold and --page are for one run"),
-        (("--set", "workload.arrivals=constant"), "the 2 runs are one and the same"),
+        (("--set", "workload.arrivals=constant"), "all 2 runs are the same"),
     ],
 )
 def test_what_several_runs_cannot_have_is_refused(

@@ -166,9 +166,9 @@ def test_a_placement_and_a_route_can_be_fixed(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--runs", "2"), "--runs is for scenarios"),
-        (("--seed", "2"), "--seed is for scenarios"),
-        (("--set", "workload.rate=1"), "--set is for scenarios"),
+        (("--runs", "2"), "--runs is only for scenarios"),
+        (("--seed", "2"), "--seed is only for scenarios"),
+        (("--set", "workload.rate=1"), "--set is only for scenarios"),
         (("--mode", "exact"), "--mode must be testbed or reference, not 'exact'"),
         (("--session-setup", "on"), "--session-setup must be reference or none, not 'on'"),
         (("--policy", "propose"), "there is no policy pair 'propose'; did you mean 'proposed'?"),
@@ -276,7 +276,7 @@ def test_a_scenario_states_its_objectives_and_the_command_line_others(
     assert 0 < by_option < by_scenario
     problem = load_experiment("clustered", ["workload.slo=ttft=5s, tpot=1s"]).problem
     assert problem.objectives_s == (("ttft", 5.0), ("tpot", 1.0))
-    with pytest.raises(UserError, match=r"workload\.slo: no objective 'tftt'; valid: queue, setup"):
+    with pytest.raises(UserError, match=r"workload\.slo: unknown objective 'tftt'; valid: queue, setup"):
         run("clustered", "--set", "workload.slo=tftt=5s")
     with pytest.raises(UserError, match=r"workload\.slo: ttft is given twice"):
         run("clustered", "--set", "workload.slo=ttft=5s,ttft=6s")
@@ -286,7 +286,7 @@ def test_a_design_concurrency_that_has_no_effect_is_said_to_have_none(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     run("clustered", "--policy", "petals", "--design-concurrency", "5")
-    assert "petals takes no design concurrency: 5 has no effect" in capsys.readouterr().out
+    assert "petals uses no design concurrency: 5 has no effect" in capsys.readouterr().out
 
 
 def test_offline_refuses_options_that_it_would_ignore(tmp_path: Path) -> None:
@@ -349,7 +349,7 @@ def test_an_interval_over_one_and_the_same_run_is_refused(capsys: pytest.Capture
         (*TRACE, "--set", "workload.draw=first"),
         ("clustered", "--runs", "3", "--set", "workload.arrivals=constant"),
     ):
-        with pytest.raises(UserError, match="runs are one and the same"):
+        with pytest.raises(UserError, match="runs are the same, since the seed"):
             run(*options, "--json")
         assert capsys.readouterr().out == ""
 
@@ -364,7 +364,7 @@ def test_a_policy_whose_runs_are_one_and_the_same_has_no_interval_beside_one_tha
 
 
 def test_more_windows_than_a_trace_has_are_refused() -> None:
-    with pytest.raises(UserError, match="have 3; lower --runs"):
+    with pytest.raises(UserError, match="have only 3; lower --runs"):
         run(*TRACE, "--set", "workload.n_requests=30", "--set", "workload.draw=windows")
 
 

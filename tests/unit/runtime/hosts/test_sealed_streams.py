@@ -124,7 +124,7 @@ async def test_who_does_not_greet_is_cut_off() -> None:
     server = await asyncio.start_server(take, "127.0.0.1", 0)
     reader, writer = await asyncio.open_connection("127.0.0.1", server.sockets[0].getsockname()[1])
     writer.write(b"GET / HTTP/1.1\r\nHost: somebody-else\r\n\r\n")
-    assert "no testbed of this version" in await ended
+    assert "not a testbed of this version" in await ended
     assert len(await reader.read()) == 30  # its greeting, and the end
     writer.close()
     server.close()

@@ -34,8 +34,8 @@ def test_a_machine_has_the_servers_and_sites_that_it_names_and_the_others_the_re
     ("machines", "said"),
     [
         ([machine("m", "nowhere"), machine("n")], "hosts.0.servers: there is no server or site 'nowhere'"),
-        ([machine("m", "a"), machine("n", "Cluster0")], "hosts.1.servers: a is on another machine already"),
-        ([machine("m", "a"), machine("n", "b", "c")], "no machine takes d: name them"),
+        ([machine("m", "a"), machine("n", "Cluster0")], "hosts.1.servers: a is also on another machine"),
+        ([machine("m", "a"), machine("n", "b", "c")], "no machine has d; name them"),
     ],
 )
 def test_what_cannot_be_is_said(machines: list[Machine], said: str) -> None:

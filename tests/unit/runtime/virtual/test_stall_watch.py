@@ -20,7 +20,7 @@ def test_a_run_that_stands_still_is_told_who_is_busy() -> None:
 
     with StallWatch(lambda: 7, lambda: "a100-0 is busy", stalled, patience_s=0.05, last_patience_s=60):
         assert told.wait(30)
-    assert said == ["nothing has moved for 0.05 s: a100-0 is busy"]
+    assert said == ["the run has made no progress for 0.05 s: a100-0 is busy"]
 
 
 def test_a_run_that_moves_is_left_alone() -> None:
@@ -48,4 +48,7 @@ def test_a_run_that_cannot_even_be_told_ends_with_its_process() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 1
-    assert done.stderr == "testbed: nothing has moved for 0.05 s: x is busy; the record up to then is kept\n"
+    assert (
+        done.stderr
+        == "testbed: the run has made no progress for 0.05 s: x is busy; the record up to then is kept\n"
+    )
