@@ -161,7 +161,12 @@ def test_what_is_measured_is_kept_and_workers_change_nothing(tmp_path: Path) -> 
         ("a100@Cluster1=1", "nan", {}, "must be a number above 0"),
         ("a100@Cluster1=1,a100@Cluster1=2", "4", {}, "given twice"),
         ("a100@Cluster1=1", "-1", {}, "--budget must be a number above 0"),
-        ("a100@Cluster1=3.5", "3", {}, "--budget 3 pays none of the candidates: a100@Cluster1 costs 3.5"),
+        (
+            "a100@Cluster1=3.5",
+            "3",
+            {},
+            "--budget 3 pays none of the candidates: the cheapest, a100@Cluster1, costs 3.5",
+        ),
         ("a101@Cluster1=1", "4", {}, "--candidates: a101@Cluster1: unknown hardware"),
         ("a100@Cluster9=1", "4", {}, '--candidates: a100@Cluster9: unknown site "Cluster9"'),
         ("a100@Cluster1=1", "4", {"metric": "ttft"}, "--metric: no objective 'ttft'; write METRIC_STATISTIC"),
