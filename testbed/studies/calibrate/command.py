@@ -234,7 +234,7 @@ async def _measure(
             close=compute.close_session,
             progress=progress,
         )
-        # Last, so that the hub's memory is not counted with the blocks', and that it leaves them enough memory.
+        # Last, so that the hub's memory is not counted with the blocks' and leaves them enough.
         try:
             hub = open_hub(source, device)
         except ComputeError as error:
