@@ -191,7 +191,7 @@ def _about(path: Path, summary: dict[str, Any], plan: dict[str, Any]) -> dict[st
         *("overhead_per_hop_s", "n_requests", "n_completed", "clock"),
     )
     known = {key: summary.get(key) for key in keys}
-    # With real blocks this is the measured time minus that of a profile of another machine, which is no overhead.
+    # With real blocks it would be the measured time minus that of another machine's profile: not an overhead.
     if known["compute"] == "blocks":
         known["overhead_per_hop_s"] = None
     return {"path": str(path), **known, "network": summary.get("network", plan.get("network"))}

@@ -63,7 +63,7 @@ def _otherwise(aligned: dict[str, Any]) -> Iterator[str]:
 
 def _hop_notes(answer: dict[str, Any]) -> Iterator[str]:
     if answer["hops"] is None:
-        yield "hops were not compared: one run has none, since a simulation with very many does not write them"
+        yield "hops were not compared: a simulation with very many hops does not write them"
         return
     others = sorted(
         {

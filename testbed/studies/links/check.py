@@ -292,7 +292,7 @@ class _Links:
         token_bytes = self._experiment.problem.model.token_bytes
         links = self._links(pair)
         rtt_s = self._rtt_s(pair)
-        # The scenario does not have the distance between real machines, so the shortest measured round trip is used.
+        # The scenario does not have the delays between real machines: the shortest measured RTT is used.
         is_real = self._network.name == "hosts"
         ways_s = min(result.rtt_s, default=0.0) if is_real else rtt_s
         wire_s = sum(link.transmission_s(token_bytes, mtu) for link in links)
