@@ -1,6 +1,7 @@
 """Runs all benchmarks, or those named on the command line, and prints their figures.
 
-``batches``, ``chaos``, ``fuzz``, ``petals``, ``rivals``, ``scale``, ``soak`` and ``sweep`` are commands of their own, with options (``benchmarks.fuzz``, ``benchmarks.petals``).
+``batches``, ``chaos``, ``chaos-mutations``, ``fuzz``, ``gpu``, ``petals``, ``rivals``, ``scale``, ``soak``
+and ``sweep`` are commands with options of their own: see the modules of these names.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ NAMES = (
 
 
 def main() -> int:
-    if sys.argv[1:2] == ["gpu"]:  # takes minutes, a device and options of its own
+    if sys.argv[1:2] == ["gpu"]:  # not in NAMES, since it needs minutes, a device and its own options
         from benchmarks import gpu
 
         return gpu.main(sys.argv[2:])
@@ -46,7 +47,7 @@ def main() -> int:
     wanted = [argument for argument in sys.argv[1:] if not argument.startswith("-")] or list(NAMES)
     unknown = [name for name in wanted if name not in NAMES]
     if unknown:
-        print(f"benchmarks: there is no {unknown[0]!r}; take of {', '.join(NAMES)}", file=sys.stderr)
+        print(f"benchmarks: there is no {unknown[0]!r}; choose of {', '.join(NAMES)}", file=sys.stderr)
         return 2
     machine = f"{os.cpu_count()} CPUs, Linux {platform.release()}, Python {platform.python_version()}"
     if "--json" not in sys.argv:

@@ -1,7 +1,7 @@
-"""Which networks are measured here, and how: those that run on this machine, netem else in the VM lane.
+"""Finds the networks that run on this machine, and measures netem in the VM lane if it does not.
 
-The lane is a virtual machine without hardware support (``tests/vm``): everything takes 1 to 2 ms longer
-there, so that its figures show that netem does what it is told, not how exact it is on real hardware.
+The lane is a virtual machine without hardware support (``tests/vm``), in which everything takes 1 to 2 ms
+longer. Its figures show that netem applies the requested delays, but not how exact it is on real hardware.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ _SIZES = (64, 28_672, 573_440)
 
 
 def networks_here() -> list[str]:
-    """The backends that work on this machine."""
+    """Returns the names of the network backends that work on this machine."""
     return [backend.name for backend in BACKENDS if try_in_child(backend.missing) is None]
 
 
 def netem_in_vm() -> list[dict[str, Any]]:
-    """Errors of echoes over netem in the VM lane; none, with a word why, where the lane cannot run."""
+    """Measures the errors of echoes over netem in the VM lane.
+
+    Returns no figures if the lane cannot run, and prints the reason.
+    """
     lane = importlib.import_module("tests.vm.lane")  # tests are not type-checked
     lacking = lane.missing()
     if lacking is not None:

@@ -1,7 +1,8 @@
-"""Decode steps per second of one server with real blocks: in steps of exactly n, and of n sessions at once, in batches and one by one.
+"""Decode steps per second of one server with transformer blocks, with and without batching.
 
-``python -m benchmarks batches [--model NAME] [--blocks N] [--threads N] [--dtype D] [--device D] [--context N] [--json]``:
-random weights of a size that ``nodes.blocks.sizes`` knows.
+It measures n sessions that decode at the same time, in batches and one by one, and batches of exactly n
+sessions. ``python -m benchmarks batches [--model NAME] [--blocks N] [--threads N] [--dtype D] [--device D]
+[--context N] [--json]``: the blocks have random weights; the models are those of ``nodes.blocks.sizes``.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ EXACT_ROUNDS = 10
 async def _steps_per_s(
     compute: Compute, clock: ScaledClock, n_sessions: int, n_blocks: int, n_context: int, payloads: Any
 ) -> float:
-    """Of ``n_sessions`` that each ask for the next token as soon as they have one."""
+    """Returns the decode steps per second of ``n_sessions``, each of which requests a step as soon as its
+    last is done.
+    """
     sessions = [await open_session(compute, "c", 0, n_blocks, n_context + STEPS) for _ in range(n_sessions)]
     try:
         for session in sessions:
@@ -51,7 +54,7 @@ async def _steps_per_s(
 
 
 async def _measure(given: argparse.Namespace) -> list[dict[str, float]]:
-    from nodes.blocks.compute import BlocksCompute  # brings torch
+    from nodes.blocks.compute import BlocksCompute  # imports torch
 
     config = dict(SIZES[given.model])
     how = {"device": given.device, "dtype": given.dtype, "n_threads": given.threads}
@@ -71,7 +74,7 @@ async def _measure(given: argparse.Namespace) -> list[dict[str, float]]:
     for n_sessions in SESSIONS:
         row: dict[str, float] = {"sessions": n_sessions}
         rates: dict[str, list[float]] = {name: [] for name in servers}
-        for _ in range(ROUNDS):  # in turn, so that what else the machine does meets both
+        for _ in range(ROUNDS):  # in turn, so that other load of the machine affects both alike
             for name, compute in servers.items():
                 shape = n_sessions, given.blocks, given.context
                 rates[name].append(await _steps_per_s(compute, clock, *shape, payloads))
@@ -91,14 +94,14 @@ async def _measure(given: argparse.Namespace) -> list[dict[str, float]]:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Measure and print a table; answers the exit code."""
+    """Measure and print a table. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks batches", description=__doc__)
     parser.add_argument("--model", choices=sorted(SIZES), default="bloom-560m")
-    parser.add_argument("--blocks", type=int, default=4, help="that the server holds; default 4")
-    parser.add_argument("--threads", type=int, default=1, help="on a CPU; default 1")
+    parser.add_argument("--blocks", type=int, default=4, help="number of blocks of the server; default 4")
+    parser.add_argument("--threads", type=int, default=1, help="number of threads on a CPU; default 1")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--context", type=int, default=64, help="tokens of each prompt; default 64")
+    parser.add_argument("--context", type=int, default=64, help="number of tokens of each prompt; default 64")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(arguments)
     try:
@@ -112,10 +115,11 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     print("decode steps/s of n sessions at once, one by one and batched, and in steps of exactly n")
     print(f"{'n':>4}{'one by one':>12}{'batched':>10}{'ratio':>8}{'exactly n':>12}{'ratio':>8}")
-    for row in rows:  # measured at two times: each is compared with its own
+    for row in rows:  # "batched" and "exactly n" were measured at different times: each has its own baseline
         n, alone, batched, exactly = (row[key] for key in ("sessions", "one_by_one", "batched", "exactly"))
         print(
-            f"{n:>4.0f}{alone:>12.1f}{batched:>10.1f}{batched / alone:>8.2f}{exactly:>12.1f}{exactly / rows[0]['exactly']:>8.2f}"
+            f"{n:>4.0f}{alone:>12.1f}{batched:>10.1f}{batched / alone:>8.2f}"
+            f"{exactly:>12.1f}{exactly / rows[0]['exactly']:>8.2f}"
         )
     return 0
 

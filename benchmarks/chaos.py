@@ -1,8 +1,9 @@
-"""Seeds that disturb whole systems in virtual time: ``python -m benchmarks chaos --seeds 10000``.
+"""Disturbs whole systems at random in virtual time: ``python -m benchmarks chaos --seeds 10000``.
 
-Each seed draws a scenario and what goes wrong in it (``chaos_cases``), runs it on ``memory`` and checks numbered
-invariants (``chaos_checks``). A seed that fails is made as small as it fails with the same invariant, and named
-with the command that repeats it; ``--keep DIR`` writes its scenario there, to be run with ``testbed up``.
+Each seed draws a scenario and its disturbances (``chaos_cases``), runs it on ``memory`` and checks numbered
+invariants (``chaos_checks``). The case of a failing seed is made smaller as long as it breaks the same
+invariant, and the command that repeats the seed is printed. ``--keep DIR`` writes the small scenario there,
+to be run with ``testbed up``.
 """
 
 from __future__ import annotations
@@ -37,22 +38,24 @@ from testbed.scenario import load_experiment
 from testbed.scenario.experiment import Experiment
 
 ENDED_BADLY = 0
-"""The number under which a run that did not come to its end is reported."""
+"""The number of the invariant that a run which raised an exception breaks."""
 _NOT_THE_SAME = len(chaos_checks.INVARIANTS) + 1
 _EVERY_SAME = 20
-"""One seed of so many is run twice: both must leave the same record."""
+"""One seed of so many is run twice; both runs must leave the same bytes."""
 _MAX_SHRINKING = 150
 _CALM_S = 20.0
-"""Arrivals of an undisturbed system are over by then."""
+"""By this time, in scenario seconds, all arrivals of the drawn workload are over."""
 
 
 class Unplayable(Exception):
-    """The drawn system cannot hold its model; nothing can be said of it."""
+    """The drawn scenario is not valid, or its servers cannot hold the model: there is nothing to check."""
 
 
 @dataclass
 class Outcome:
-    """``broken``: (invariant, what is wrong). ``document``: the smallest case that breaks the first of them."""
+    """The result of a seed. ``broken``: (invariant, what is wrong). ``document``: the smallest case found
+    that breaks the first of these. ``played``: False if the case was ``Unplayable``.
+    """
 
     seed: int
     broken: list[tuple[int, str]] = field(default_factory=list)
@@ -62,7 +65,9 @@ class Outcome:
 
 
 def scenario_of(document: Document) -> str:
-    """The case as a scenario file, without the readers that hang up: a comment says who would."""
+    """Returns the case as a scenario file. Scenarios have no cancelled requests, so these are only
+    comments.
+    """
     cancels = "".join(
         f"# request {cancel['request']} is cancelled at {cancel['at_s']} s\n"
         for cancel in document.get(chaos_cases.CANCELS, ())
@@ -73,7 +78,9 @@ def scenario_of(document: Document) -> str:
 
 @contextlib.contextmanager
 def hanging_up(cancels: Sequence[Document]) -> Iterator[None]:
-    """Have readers of these requests hang up, as an endpoint's do: each client ends its own."""
+    """Cancels requests at their times while the body runs: their clients end them, as if an endpoint's reader
+    hung up.
+    """
     begin = LoadGenerator.begin
     at_s = {cancel["request"]: cancel["at_s"] for cancel in cancels}
 
@@ -93,7 +100,7 @@ def hanging_up(cancels: Sequence[Document]) -> Iterator[None]:
 
 
 def experiment_of(document: Document, folder: Path) -> Experiment:
-    """Raises ``Unplayable``."""
+    """Returns the experiment of a case. Raises ``Unplayable`` if its scenario is not valid."""
     path = folder / "case.toml"
     path.write_text(scenario_of(document), encoding="utf-8")
     try:
@@ -103,7 +110,10 @@ def experiment_of(document: Document, folder: Path) -> Experiment:
 
 
 def play(document: Document) -> tuple[chaos_checks.Finished | None, list[tuple[int, str]], list[bytes]]:
-    """Run a case: what it left, the invariants that it breaks, and its record to the byte."""
+    """Run a case. Returns the finished run, the invariants that it breaks, and the bytes of its record.
+
+    A run that raised an exception is None and breaks ``ENDED_BADLY``. Raises ``Unplayable``.
+    """
     with tempfile.TemporaryDirectory(prefix="testbed-chaos-") as name:
         folder = Path(name)
         experiment = experiment_of(document, folder)
@@ -121,7 +131,7 @@ def play(document: Document) -> tuple[chaos_checks.Finished | None, list[tuple[i
 
 
 def _instants(run: chaos_checks.Finished) -> Iterator[float]:
-    """When something happened to a session."""
+    """Yields all times at which something happened to a session, in scenario seconds."""
     for log in run.logs.values():
         for record in log:
             yield record.at_s
@@ -130,7 +140,10 @@ def _instants(run: chaos_checks.Finished) -> Iterator[float]:
 
 
 def case_of(seed: int) -> Document:
-    """The whole case of a seed. Raises ``Unplayable``."""
+    """Returns the whole case of a seed. Raises ``Unplayable``.
+
+    If already the undisturbed case breaks an invariant, that case is returned.
+    """
     calm = chaos_cases.draw(seed)
     undisturbed = chaos_cases.with_last_requests(calm, _CALM_S)
     run, found, _ = play(undisturbed)
@@ -139,14 +152,14 @@ def case_of(seed: int) -> Document:
     instants = [at_s for at_s in _instants(run) if at_s < run.quiet_from_s]
     disturbed = chaos_cases.disturb(seed, calm, instants)
     with tempfile.TemporaryDirectory(prefix="testbed-chaos-") as folder:
-        # With the last requests: arrivals all at once tell no rate, and are refused.
+        # With the last requests: a workload whose requests all arrive at once has no rate, and is refused.
         whole = experiment_of(chaos_cases.with_last_requests(disturbed, _CALM_S), Path(folder))
         ends_s = chaos_checks.disturbed_until_s(whole)
     return chaos_cases.with_last_requests(disturbed, ends_s)
 
 
 def try_seed(seed: int, shrinks: bool = True) -> Outcome:
-    """Draw, run and check one seed; with ``shrinks`` a failing case is made smaller."""
+    """Draw, run and check one seed. ``shrinks``: a failing case is made smaller."""
     outcome = Outcome(seed)
     try:
         document = case_of(seed)
@@ -169,7 +182,9 @@ def try_seed(seed: int, shrinks: bool = True) -> Outcome:
 
 
 def shrink(document: Document, invariant: int) -> Document:
-    """The smallest case found that breaks the same invariant."""
+    """Returns the smallest case found that breaks the same invariant, after at most
+    ``_MAX_SHRINKING`` runs.
+    """
     n_tried, goes_on = 0, True
     while goes_on:
         goes_on = False
@@ -189,12 +204,12 @@ def shrink(document: Document, invariant: int) -> Document:
 
 def run(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks chaos", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=200, help="how many")
-    parser.add_argument("--first", type=int, default=0, help="the first of them")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--seeds", type=int, default=200, help="number of seeds; default 200")
+    parser.add_argument("--first", type=int, default=0, help="the first seed; default 0")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="number of processes")
     parser.add_argument("--keep", type=Path, help="a folder for the scenarios of failing seeds")
     parser.add_argument("--no-shrinking", action="store_true", help="leave failing cases as they are")
-    parser.add_argument("--json", action="store_true", help="one object at the end, and no lines")
+    parser.add_argument("--json", action="store_true", help="print one object at the end, and no lines")
     options = parser.parse_args(arguments)
     if options.seeds < 1 or options.first < 0 or options.jobs < 1:
         parser.error("--seeds and --jobs must be at least 1, --first at least 0")
@@ -223,8 +238,8 @@ def run(arguments: list[str]) -> int:
     if options.json:
         print(json.dumps({"seeds": options.seeds, "took_s": took_s, "counts": counts, "failures": failures}))
     else:
-        told = ", ".join(f"{key} {count}" for key, count in sorted(counts.items()))
-        print(f"{len(failures)} of {options.seeds} seeds failed in {took_s:.0f} s ({told})")
+        totals = ", ".join(f"{key} {count}" for key, count in sorted(counts.items()))
+        print(f"{len(failures)} of {options.seeds} seeds failed in {took_s:.0f} s ({totals})")
     return 1 if failures else 0
 
 

@@ -1,4 +1,4 @@
-"""Random scenarios for ``benchmarks.chaos``: systems, workloads, and what befalls them, all from one seed."""
+"""Random scenarios for ``benchmarks.chaos``: systems, workloads and disturbances, all drawn from one seed."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ Document = dict[str, Any]
 SITES = ("a", "b", "c")
 PAIRS = ("petals", "proposed", "petals-optimized-rr", "petals-optimized-order", "foresight")
 CANCELS = "cancel"
-"""A table of a case that is none of a scenario: which requests nobody waits for any more, and from when on."""
+"""The table of a case that scenarios do not have: requests that are cancelled, and at which times."""
 QUIET_S = 2000.0
-"""So long after the last disturbance the last requests arrive."""
+"""The last requests arrive so long after the last disturbance, in scenario seconds."""
 _N_LAST, _BETWEEN_LAST_S = 2, 200.0
 _HORIZON_S = 40.0
 _NEAR_S = (-1e-3, -1e-6, 0.0, 1e-9, 1e-6, 1e-3)
 
 
 def draw(seed: int) -> Document:
-    """A system and its workload, with nothing that disturbs it."""
+    """Returns a system and its workload, without disturbances."""
     rng = random.Random(f"chaos:{seed}")
     n_servers, n_clients = rng.randint(2, 6), rng.choice((1, 1, 1, 2))
     n_requests = rng.randint(2, 10)
@@ -89,7 +89,8 @@ def draw(seed: int) -> Document:
         document["policy"] |= {"online_period": "6 s", "load_rate": rng.choice(("10 Gbit/s", "1 Gbit/s"))}
     if rng.random() < 0.15:
         document["policy"]["state_age"] = "3 s"
-    batching = random.Random(f"chaos:{seed}:batching")  # of its own: what else a seed draws stays
+    # Generators of their own: what a seed draws otherwise does not depend on these.
+    batching = random.Random(f"chaos:{seed}:batching")
     if batching.random() < 0.3:
         document["compute"] = {"batching": "continuous"}
         document["hardware"]["drawn"]["session_slope"] = batching.choice(("0 s", "3 ms"))
@@ -118,7 +119,9 @@ def _pairs(rng: random.Random) -> Iterator[Document]:
 
 
 def disturb(seed: int, document: Document, instants: Iterable[float]) -> Document:
-    """The same system with things that go wrong, many of them at or beside ``instants`` of the undisturbed run."""
+    """Returns the same system with disturbances, many of them at or close to ``instants`` of the undisturbed
+    run.
+    """
     rng = random.Random(f"chaos:{seed}:faults")
     known = sorted(set(instants)) or [0.0]
     names = [server["name"] for server in document["servers"] if server.get("present", True)]
@@ -162,7 +165,9 @@ def disturb(seed: int, document: Document, instants: Iterable[float]) -> Documen
 
 
 def _cancels(seed: int, n_requests: int, known: list[float]) -> list[Document]:
-    """Requests whose reader hangs up, most of them as something happens; from a stream of chance of their own."""
+    """Returns requests that are cancelled, most of them at or close to ``known`` times. It has its own
+    generator.
+    """
     rng = random.Random(f"chaos:{seed}:cancels")
     if rng.random() < 0.5:
         return []
@@ -204,7 +209,9 @@ def _event(rng: random.Random, sites: list[str], at: str) -> Document:
 
 
 def with_last_requests(document: Document, quiet_from_s: float) -> Document:
-    """Two requests come when all has been quiet for long: whoever is there must serve them."""
+    """Returns the case with two more requests, long after all disturbances: the servers that are up must
+    serve them.
+    """
     asked = copy.deepcopy(document)
     for number in range(_N_LAST):
         asked["workload"]["requests"].append([quiet_from_s + QUIET_S + _BETWEEN_LAST_S * number, 3, 3])
@@ -212,7 +219,9 @@ def with_last_requests(document: Document, quiet_from_s: float) -> Document:
 
 
 def smaller(document: Document) -> Iterator[Document]:
-    """The case with one thing less: a disturbance, then a request, then a switch."""
+    """Yields the case with one thing less: first without a disturbance each, then a request, then a
+    setting.
+    """
     for path in (("fault",), ("network", "event"), (CANCELS,), ("workload", "requests")):
         holder = document
         for key in path[:-1]:

@@ -1,4 +1,6 @@
-"""What must hold after any run, however it was disturbed: numbered invariants, checked from what the run wrote."""
+"""Numbered invariants that must hold after any run, however it was disturbed. They are checked on the run's
+files.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +24,15 @@ _BROKEN_PROTOCOL = re.compile(
     r"differs from the whole|is not \d+ hidden|not the result of|wrong-|bad-frame|unknown-session|"
     r"too-many-steps|a million attempts"
 )
-"""Reasons that no failure of a server or of a link explains."""
+"""Reasons of failed requests that no fault of a server or a link can explain."""
 _ROUNDING_S = 1e-9
 _WORD_S = 2.0
-"""A client's message that a session is over takes less than this, on any link that is drawn."""
+"""A client's message that a session has ended takes less than this on any link that is drawn."""
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A run that has ended, as its files show it."""
+    """A run that has ended, with the content of its files."""
 
     experiment: Experiment
     run_dir: Path
@@ -41,7 +43,7 @@ class Finished:
 
     @property
     def quiet_from_s(self) -> float:
-        """Requests that come later find nothing that disturbs them: see ``chaos_cases.with_last_requests``."""
+        """Requests that arrive later are not disturbed: see ``chaos_cases.with_last_requests``."""
         return disturbed_until_s(self.experiment) + QUIET_S / 2
 
 
@@ -53,7 +55,7 @@ def finished(experiment: Experiment, run_dir: Path, summary: dict[str, Any]) -> 
 
 
 def _ends(run: Finished) -> Iterator[str]:
-    """1: every request has all its tokens, verified, or has failed with a reason that a failure explains."""
+    """1: each request ends once, with all its tokens, or fails with a reason that a fault can explain."""
     ended: dict[int, int] = {}
     for log in run.logs.values():
         for record in log:
@@ -73,24 +75,24 @@ def _ends(run: Finished) -> Iterator[str]:
 
 
 def _nothing_left(run: Finished) -> Iterator[str]:
-    """2: sessions, caches and connections are back to zero, no session was forgotten, and nothing broke on the way."""
+    """2: no session, cache or connection is left, no session had to expire, and no log has a traceback."""
     if run.summary["leaks"] is None or any(run.summary["leaks"].values()):
         yield f"left: {run.summary['leaks']}"
     for path in sorted((run.run_dir / "logs").glob("*.log")):
         text = path.read_text(encoding="utf-8")
         if "Traceback" in text or "was never retrieved" in text:
             yield f"{path.name}: {text[-1500:]}"
-        if "was idle for" in text and not _may_lose_words(run):
+        if "was idle for" in text and not _messages_may_be_late(run):
             yield f"{path.name}: a session was left to expire: {text[-300:]}"
 
 
-def _may_lose_words(run: Finished) -> bool:
-    """Whether a client's message may take any time."""
+def _messages_may_be_late(run: Finished) -> bool:
+    """Whether a client's message may take any time: links changed, or a server was stopped."""
     return bool(run.experiment.changes) or any(fault.kind == "stop" for fault in run.experiment.faults)
 
 
 def _reachable(run: Finished) -> Iterator[str]:
-    """3: once all is quiet, a request that the servers which are there can hold is served."""
+    """3: after all disturbances, each request that the servers which are up can hold is served."""
     problem = run.experiment.problem
     placement, there = _at_the_end(run)
     if _is_slow_for_ever(run.experiment):
@@ -104,12 +106,12 @@ def _reachable(run: Finished) -> Iterator[str]:
 
 
 def _is_slow_for_ever(experiment: Experiment) -> bool:
-    """Whether a server may be too slow for the limits, and still preferred."""
+    """Whether a server stays slow: it may exceed the time limits, and the policy may still choose it."""
     return any(fault.kind == "slow" and fault.for_s is None for fault in experiment.faults)
 
 
 def _at_the_end(run: Finished) -> tuple[Placement, set[int]]:
-    """The placement and the servers that are there at the end, after the events."""
+    """Returns the placement and the servers that are up at the end of the run, according to its events."""
     placement = place_experiment(run.experiment).placement
     names = {spec.name: j for j, spec in enumerate(run.experiment.problem.servers)}
     ranges = list(placement.ranges)
@@ -119,7 +121,7 @@ def _at_the_end(run: Finished) -> tuple[Placement, set[int]]:
         if server is None:
             continue
         if event["event"] == "fault" and event["applies"] and event["kind"] != "join":
-            there.discard(server)  # a slow one may be too slow for the limits
+            there.discard(server)  # also a slow one, which may exceed the time limits
         elif event["event"] == "left":
             there.discard(server)
         elif event["event"] in ("begun", "fault-over"):
@@ -131,7 +133,9 @@ def _at_the_end(run: Finished) -> tuple[Placement, set[int]]:
 
 
 def chain_exists(problem: Problem, placement: Placement, servers: set[int], n_tokens: int) -> bool:
-    """Whether ``servers`` can hold one session of ``n_tokens``, each used up to its last block."""
+    """Whether ``servers`` have room for one session of ``n_tokens``, with each server used up to its last
+    block.
+    """
     reached, n_blocks = {0}, problem.model.n_blocks
     for block in range(n_blocks):
         if block in reached:
@@ -144,7 +148,9 @@ def chain_exists(problem: Problem, placement: Placement, servers: set[int], n_to
 
 
 def _faults_once(run: Finished) -> Iterator[str]:
-    """4: every planned fault was carried out once, or the run says that it did not come; each end came."""
+    """4: each planned fault was carried out once, or is counted as one that never came; each change of links
+    came.
+    """
     planned = [(run.experiment.problem.servers[f.server].name, f.kind, f.at_s) for f in run.experiment.faults]
     for fault in set(planned):
         came = sum(
@@ -162,7 +168,7 @@ def _faults_once(run: Finished) -> Iterator[str]:
 
 
 def _monotone(run: Finished) -> Iterator[str]:
-    """5: time never goes back, in any log, in any token and in any hop."""
+    """5: times never decrease, in any log, any token and any hop."""
     for name, log in run.logs.items():
         for before, after in pairwise(record for record in log if not isinstance(record, Token)):
             if after.at_s < before.at_s - _ROUNDING_S and after.kind != "opening":
@@ -186,7 +192,7 @@ def _monotone(run: Finished) -> Iterator[str]:
 
 
 def _counted(run: Finished) -> Iterator[str]:
-    """6: the summary counts what the logs hold."""
+    """6: the counts of the summary are those of the logs."""
     log = [record for records in run.logs.values() for record in records]
 
     def count(kind: type[AnyRecord]) -> int:
@@ -213,13 +219,15 @@ def _counted(run: Finished) -> Iterator[str]:
 
 
 def _served_by_the_untouched(run: Finished) -> Iterator[str]:
-    """7: where servers that nothing disturbs can hold every request at once, every request completes."""
+    """7: if undisturbed servers have room for all requests at once, each request completes or is
+    cancelled.
+    """
     experiment = run.experiment
     touched = {fault.server for fault in experiment.faults} | experiment.absent
     recovery = experiment.recovery
     if experiment.changes or experiment.online is not None or recovery.mode != "replay":
         return
-    # Failures one after the other are one standstill, each noticed after a timeout and banned for longer.
+    # In the worst case the faults follow each other: each is noticed after a timeout, and each ban is longer.
     noticed_s = sum(
         recovery.request_timeout_s + recovery.ban_s * 2**n for n, _ in enumerate(experiment.faults)
     )
@@ -233,9 +241,9 @@ def _served_by_the_untouched(run: Finished) -> Iterator[str]:
                 yield f"request {request.index} {request.status} ({request.reason}) beside {sorted(untouched)}"
 
 
-def _goes_when_it_may(run: Finished) -> Iterator[str]:
-    """8: a server that leaves, or drains to move, goes on as soon as no session holds it back."""
-    if _may_lose_words(run):
+def _leaves_without_delay(run: Finished) -> Iterator[str]:
+    """8: a server that leaves, or drains in order to move, does so as soon as its last session has ended."""
+    if _messages_may_be_late(run):
         return
     numbers = {spec.name: j for j, spec in enumerate(run.experiment.problem.servers)}
     for event in run.events:
@@ -262,18 +270,18 @@ def _of(run: Finished, request: int) -> Iterator[AnyRecord]:
 
 
 def _servers(record: AnyRecord) -> set[int]:
-    """Of a record's chain."""
+    """Returns the servers of a record's chain."""
     return {hop[0] for hop in getattr(record, "hops", ())}
 
 
 INVARIANTS: tuple[Callable[[Finished], Iterator[str]], ...] = (
     *(_ends, _nothing_left, _reachable, _faults_once, _monotone, _counted, _served_by_the_untouched),
-    _goes_when_it_may,
+    _leaves_without_delay,
 )
 
 
 def broken(run: Finished) -> list[tuple[int, str]]:
-    """(number of the invariant, what is wrong), the first finding of each."""
+    """Returns (number of the invariant, what is wrong) for each broken invariant, with its first finding."""
     found = []
     for number, invariant in enumerate(INVARIANTS, 1):
         wrong = next(invariant(run), None)
@@ -283,7 +291,9 @@ def broken(run: Finished) -> list[tuple[int, str]]:
 
 
 def disturbed_until_s(experiment: Experiment) -> float:
-    """The end of the last disturbance, or of the last arrival but the quiet ones."""
+    """Returns the time of the last disturbance, or of the last arrival before the undisturbed last
+    requests.
+    """
     ends = [change.at_s for change in experiment.changes]
     ends += [(fault.at_s or 0.0) + (fault.for_s or 0.0) for fault in experiment.faults]
     arrivals = sorted(request.arrival_at_s for request in experiment.requests)

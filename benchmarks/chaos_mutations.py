@@ -1,4 +1,5 @@
-"""Would the seeds notice? Ten lines broken on purpose, each in a copy of the code, and the first seed that finds it.
+"""Checks that ``benchmarks.chaos`` finds bugs: breaks ten lines, each in a copy of the code, and searches a
+failing seed.
 
 ``python -m benchmarks chaos-mutations --seeds 1000``
 """
@@ -23,7 +24,7 @@ _PATIENCE_S = 300.0
 
 
 class Mutation(NamedTuple):
-    """``old`` stands once in ``file``."""
+    """A change that breaks something (``what``): ``old``, which is in ``file`` once, becomes ``new``."""
 
     what: str
     file: str
@@ -96,7 +97,7 @@ MUTATIONS = (
 
 
 def first_seed(mutation: Mutation, n_seeds: int) -> tuple[int, str] | None:
-    """The first of ``n_seeds`` seeds that fails with the mutation, and how."""
+    """Returns the first of ``n_seeds`` seeds that fails with the mutation, and how; None if all pass."""
     with tempfile.TemporaryDirectory(prefix="testbed-mutation-") as name:
         folder = Path(name)
         for package in PACKAGES:
@@ -105,7 +106,7 @@ def first_seed(mutation: Mutation, n_seeds: int) -> tuple[int, str] | None:
         text = path.read_text(encoding="utf-8")
         if text.count(mutation.old) != 1:
             raise ValueError(
-                f"{mutation.what}: the line stands {text.count(mutation.old)} times in {mutation.file}"
+                f"{mutation.what}: the line is {text.count(mutation.old)} times in {mutation.file}, not once"
             )
         path.write_text(text.replace(mutation.old, mutation.new), encoding="utf-8")
         for first in range(0, n_seeds, _AT_ONCE):
@@ -132,7 +133,7 @@ def first_seed(mutation: Mutation, n_seeds: int) -> tuple[int, str] | None:
 
 def run(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks chaos-mutations", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=1000, help="the most that are tried for each")
+    parser.add_argument("--seeds", type=int, default=1000, help="the most seeds to try for each mutation")
     options = parser.parse_args(arguments)
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         found = pool.map(lambda mutation: first_seed(mutation, options.seeds), MUTATIONS)

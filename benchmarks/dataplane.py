@@ -1,7 +1,7 @@
-"""One decode step's message (28,672 bytes each way) over WebSocket, over HTTP, and over plain TCP.
+"""Times of the messages of one decode step (28,672 bytes each way) over WebSocket, HTTP and plain TCP.
 
-Server and client are two processes on the loopback interface, as in a run. The plain-TCP echo is the
-baseline; WebSocket is what the data plane uses.
+Server and client are two processes on the loopback interface. The plain-TCP echo is the baseline; the data
+plane uses WebSocket.
 """
 
 from __future__ import annotations

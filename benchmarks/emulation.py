@@ -1,7 +1,7 @@
-"""The clustered experiment in real time against its twin: how true the measured times are.
+"""Errors of the clustered experiment in real time, compared with its twin.
 
-20 requests at 0.5 per second, client in Cluster0, time scale 1 (two minutes) and 10. The baseline is the twin:
-the same requests in virtual time.
+It has 20 requests at 0.5 per second and a client in Cluster0, at time scale 1 (two minutes) and 10. The
+baseline is the twin: the same requests in virtual time.
 """
 
 from __future__ import annotations

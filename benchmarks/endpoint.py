@@ -1,7 +1,8 @@
-"""What the endpoint of ``testbed serve`` adds to a request, with 200 streams at once.
+"""The time that the endpoint of ``testbed serve`` adds to a request, with 200 streams at once.
 
-Every time that a client of the endpoint sees is compared with the run's own: from sending to the first event, less the
-run's time to the first token, and gaps between events less gaps between tokens. Baseline: a request for /health every 0.1 s, meanwhile.
+Times that a client of the endpoint measures are compared with the run's own: the time from sending to the
+first event minus the run's time to the first token, and gaps between events minus gaps between tokens. The
+baseline is a request for /health every 0.1 s at the same time.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from testbed.results import load_run, read_tables
 from testbed.serving.app import INDEX_HEADER
 
 _N_STREAMS, _N_TOKENS, _SPREAD_S = 200, 100, 20.0
-"""Streams begin within the spread, and last for longer: all of them are open at once then."""
+"""Streams begin within ``_SPREAD_S`` seconds and last longer than that, so that all are open at the same
+time.
+"""
 _OPTIONS = (
     "servers.0.memory=2 TB",
     "servers.1.memory=2 TB",
@@ -35,7 +38,9 @@ _OPTIONS = (
 
 
 class _Seen(NamedTuple):
-    """What a client saw of a request: when it was sent and when events came (``time.monotonic``)."""
+    """What a client measured of a request: when it was sent and when its events arrived
+    (``time.monotonic``).
+    """
 
     number: int
     sent_at: float
@@ -83,7 +88,7 @@ async def _load(url: str) -> tuple[list[_Seen], list[float]]:
 
 
 async def _health(host: str, port: int) -> list[float]:
-    """Seconds that each takes while streams begin."""
+    """Requests /health every 0.1 s while streams begin. Returns the seconds that each request took."""
     reader, writer = await asyncio.open_connection(host, port)
     took_s = []
     for _ in range(round(_SPREAD_S / 0.1)):
@@ -102,7 +107,10 @@ def _request(host: str, method: str, path: str, body: bytes = b"") -> bytes:
 
 
 async def _ask(host: str, port: int, after_s: float) -> _Seen:
-    """One stream, over a connection that is open already: a library's own time would be measured, too."""
+    """Requests one stream, over a connection that is open already.
+
+    It uses plain sockets, so that no HTTP library's time is measured.
+    """
     await asyncio.sleep(after_s)
     reader, writer = await asyncio.open_connection(host, port)
     body = {"model": "bloom-176b", "prompt": [1] * 20, "max_tokens": _N_TOKENS, "stream": True}

@@ -1,14 +1,16 @@
-"""The ``fabric`` network at scale: 149 nodes up and down, lateness under load, CPU per megabyte, losses.
+"""The ``fabric`` network at scale: starting and stopping 149 nodes, lateness under load, CPU per megabyte,
+losses.
 
 - Up and down: the network alone, and the whole testbed with 148 servers (GTS-CE, one node each).
-- Load: GTS-CE with 26 servers at time scale 10, 5 and 20 requests at once. A hop crosses the forwarder
-  twice: what it adds to a hop is at most twice a packet's lateness.
-- Streams: bulk TCP at rising rates, to where the forwarder, or the machine, cannot keep up.
+- Load: GTS-CE with 26 servers at time scale 10, with 5 and 20 requests at once. A hop crosses the forwarder
+  twice, so the forwarder adds at most twice a packet's lateness to it.
+- Streams: bulk TCP at rising rates, up to those that the forwarder or the machine cannot sustain.
 - Machines: one stream on one machine, and over the underlay of two.
 - Shared link: four streams over one link.
-- Losses: what TCP itself counts as retransmitted on a link that loses packets.
+- Losses: the share of bytes that TCP itself reports as retransmitted on a link that loses packets.
 
-Other work on the machine shows at once, so every figure is the best of ``_TRIES`` runs.
+Other load of the machine affects the figures, so most are the best of ``_TRIES`` runs; shared link and losses
+are from one run each.
 """
 
 from __future__ import annotations
@@ -133,6 +135,7 @@ def _under_load(n_sessions: int) -> list[dict[str, Any]]:
     seen = summary["forwarder"]
     label = f"26 servers, time scale 10, {summary['achieved_concurrency']['max']:g} sessions"
     work_s = seen["cpu_s"] - seen["spun_s"]
+    # In scenario seconds, of which 10 are one real second: 1e2 times it is real milliseconds.
     overhead = summary["metrics"]["hop_overhead_s"]
     return [
         figure(f"{label}: forwarder's lateness, p99", 1e3 * seen["late_p99_s"], "ms", "<= 0.5"),
@@ -159,7 +162,7 @@ def _shared() -> list[dict[str, Any]]:
 
 
 def _across(n_machines: int) -> list[dict[str, Any]]:
-    """The same over one machine and over the underlay of two, which are namespaces here."""
+    """Measures delays and streams on one machine or over the underlay of two, which are namespaces here."""
     errors_s = _best(lambda: sorted(one_way(_DELAY_S, 1000, n_machines)), lambda each: each[990])
     label = f"{n_machines} machine{'s'[: n_machines - 1]}, one-way error at {1e3 * _DELAY_S:g} ms"
     figures = [

@@ -1,4 +1,4 @@
-"""A ``fabric`` network over two "machines" that are namespaces joined by a veth pair, in this process."""
+"""A ``fabric`` network over two "machines": network namespaces of this process, joined by a veth pair."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ _ADDRESSES = {"m0": "10.77.0.1", "m1": "10.77.0.2"}
 
 
 def open_two(spec: NetworkSpec, fork: Callable[[Callable[[], None]], None]) -> dict[str, FabricBackend]:
-    """The backends of ``m0`` and ``m1``, open, their forwarders forked and known to each other.
+    """Opens the backends of ``m0`` and ``m1``, forks their forwarders and connects them. Returns the
+    backends.
 
-    The process must be single-threaded and have a network namespace to itself, which goes with it.
+    The process must be single-threaded and have a network namespace of its own, which ends with the process.
     """
     homes = {name: new_network_namespace() for name in _ADDRESSES}
     with IPRoute() as ip:
@@ -41,6 +42,6 @@ def open_two(spec: NetworkSpec, fork: Callable[[Callable[[], None]], None]) -> d
         fork(worker)
     for backend in backends.values():
         backend.check()
-    for home in homes.values():  # the sockets hold them from here on
+    for home in homes.values():  # from here on the sockets keep the namespaces alive
         os.close(home)
     return backends

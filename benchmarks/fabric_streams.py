@@ -1,4 +1,4 @@
-"""Plain TCP streams from one node to others over a ``fabric`` network of their own."""
+"""Measures plain TCP streams and datagrams between nodes of a small ``fabric`` network."""
 
 from __future__ import annotations
 
@@ -29,15 +29,18 @@ _BYTES_SENT_AT, _BYTES_RETRANSMITTED_AT = 200, 208
 
 @dataclass
 class Streams:
-    """What the streams came to: payload per second in all, the forwarder's own account, TCP's retransmissions.
+    """The result of the streams: total payload rate, the forwarder's own counters, TCP's retransmissions.
 
-    CPU and ``busy_ratio`` (share of one CPU) count the forwarder's work, not its waiting; over two machines that of
-    both, and of the busier one. ``packets_per_s``: handed to receivers, of which most are super-packets.
+    ``cpu_s_per_mb`` and ``busy_ratio`` (share of one CPU) count the forwarder's work without its waiting.
+    Over two machines the first counts both forwarders, the second the busier one. ``packets_per_s``: packets
+    that receivers got; most are super-packets.
     """
 
     goodput_bps: float
     least_share_ratio: float
-    """The slowest stream's share of all, times the number of streams: 1 when all are alike."""
+    """The slowest stream's share of the total rate, times the number of streams: 1 if all are equally
+    fast.
+    """
     late_p99_s: float
     cpu_s_per_mb: float
     busy_ratio: float
@@ -48,7 +51,7 @@ class Streams:
 
 
 def in_fork(work: Callable[[], Any]) -> Any:
-    """Run ``work`` in a forked process, which may change its own namespaces; answers its result."""
+    """Run ``work`` in a forked process, which may change its own namespaces. Returns its result."""
 
     def run(answer: Connection) -> None:
         answer.send(work())
@@ -67,10 +70,10 @@ def in_fork(work: Callable[[], Any]) -> Any:
 def streams(
     n_pairs: int, link: LinkProfile, seconds: float, shared_bps: float | None = None, n_machines: int = 1
 ) -> Streams:
-    """``n_pairs`` nodes each receive one stream from the same hub for so long, over a link of their own.
+    """Measures ``n_pairs`` streams from one hub to a node each, over a link each, for so many seconds.
 
-    ``shared_bps``: all of them then pass one shared link of that rate. ``n_machines`` 2: the hub is on one, the
-    others on the other one.
+    ``shared_bps``: all streams also pass one shared link of that rate. ``n_machines`` 2: the hub is on one
+    machine, the other nodes are on the other one.
     """
     return in_fork(lambda: _streams(n_pairs, link, seconds, shared_bps, n_machines))  # type: ignore[no-any-return]
 
@@ -129,7 +132,7 @@ def _streams(
 
 
 def _open(spec: NetworkSpec, pids: list[int]) -> list[FabricBackend]:
-    """The backends of one machine or two, with their forwarders running: these processes are added to ``pids``."""
+    """Opens the backends of one machine or two, and adds the processes of their forwarders to ``pids``."""
     if spec.spans_machines:
         return list(open_two(spec, lambda run: pids.append(_fork(run))).values())
     backend = FabricBackend(spec)
@@ -139,9 +142,10 @@ def _open(spec: NetworkSpec, pids: list[int]) -> list[FabricBackend]:
 
 
 def one_way(delay_s: float, n_datagrams: int, n_machines: int) -> list[float]:
-    """Delays of small datagrams that are sent every 5 ms from one node to another, less what was asked.
+    """Returns the delays (seconds) of small datagrams from one node to another, minus ``delay_s``; one is
+    sent per 5 ms.
 
-    Both "machines" are this one, so that the receiver's clock is the sender's.
+    Both "machines" are this one, so that sender and receiver have the same clock.
     """
     return in_fork(lambda: _one_way(delay_s, n_datagrams, n_machines))  # type: ignore[no-any-return]
 
@@ -196,7 +200,7 @@ def _fork(run: Callable[[], None]) -> int:
 
 
 def _sink(backend: FabricBackend, node: str, ready: int, counted: int, seconds: float) -> None:
-    """Counts what arrives per second between the warm-up and the end."""
+    """Receives a stream, and writes its bytes per second between the warm-up and the end to ``counted``."""
     backend.enter(node)
     listener = socket.create_server((backend.address(node), _PORT))
     os.write(ready, b"+")
@@ -225,5 +229,5 @@ def _source(backend: FabricBackend, node: str, sent: int, seconds: float) -> Non
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
     total, again = (struct.unpack_from("Q", info, at)[0] for at in (_BYTES_SENT_AT, _BYTES_RETRANSMITTED_AT))
     os.write(sent, struct.pack("QQ", total, again))
-    while True:  # the sinks count a little longer
+    while True:  # the sinks began later, so they still count
         connection.send(_CHUNK)

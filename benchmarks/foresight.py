@@ -1,9 +1,10 @@
-"""Foresight beside all other pairs: mean time per token over paired runs, in Markdown.
+"""Compares Foresight with the other pairs of policies: mean time per token over paired runs, in Markdown.
 
-``python -m benchmarks.foresight [scarce] [published] [--runs N]``, about ten minutes for all. A run draws
-places, order of joining and arrivals by its number as the seed, the same for every pair. The second
-table of a group adds the published session setup (60 s for CG-BP's and Foresight's placement, 250 or
-350 s for the others), during which caches are held. Not among ``python -m benchmarks``, for its time.
+``python -m benchmarks.foresight [scarce] [published] [--runs N]`` takes about ten minutes for all; therefore
+``python -m benchmarks`` does not include it. A run draws places, join order and arrivals with its number as
+the seed, the same for every pair. The second table of a group adds the published session setup (60 s for
+CG-BP's and Foresight's placement, 250 or 350 s for the others), during which a session already holds its
+caches.
 """
 
 from __future__ import annotations
@@ -34,17 +35,19 @@ COMPARED: dict[str, tuple[str, str]] = {
     "optimized-number": PAIRS["petals-optimized-number"],
     "optimized-rr": PAIRS["petals-optimized-rr"],
 }
-"""(placement, routing) by the name in the tables."""
+"""Name in the tables -> (placement, routing)."""
 
 _T_95 = {20: 2.093, 10: 2.262, 5: 2.776}
-"""Student's t, two-sided 95 %, by number of runs; 1.96 for others."""
+"""Number of runs -> Student's t, two-sided 95 %; other numbers of runs use 1.96."""
 
 _OUR_SETUP_S = 60.0
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A scenario with ``sets``; its requests are those of the scenario with ``actual`` too, unknown to policies."""
+    """A scenario with the changes ``sets``. Its requests are drawn with the changes ``actual``, too, which
+    the policies do not know.
+    """
 
     name: str
     scenario: str
@@ -132,21 +135,23 @@ SETUPS = ("without session setup", "with the published session setup")
 
 @dataclass(frozen=True)
 class Run:
-    """Mean time per token in s by pair, for each of ``SETUPS`` (``None``: no placement), and CPU s of Foresight's."""
+    """Pair -> mean time per token in seconds (None: no placement), for each of ``SETUPS``; and the CPU
+    seconds of Foresight's placement.
+    """
 
     times_s: tuple[dict[str, float | None], ...]
     placing_s: float
 
 
 def drawn(setting: Setting, seed: int) -> tuple[Problem, tuple[RequestPlan, ...]]:
-    """The problem as policies see it, and the requests that come."""
+    """Returns the problem that policies see, and the requests that arrive."""
     sets = [f"seed={seed}", f"calibration.set={setting.calibration}", *setting.sets]
     problem = load_experiment(setting.scenario, sets).problem
     return problem, load_experiment(setting.scenario, [*sets, *setting.actual]).requests
 
 
 def run_once(setting: Setting, seed: int) -> Run:
-    """All pairs on one draw."""
+    """Does one run: all pairs with the same draw."""
     problem, requests = drawn(setting, seed)
     placements: dict[str, Placement | None] = {}
     placing_s: dict[str, float] = {}
@@ -179,7 +184,7 @@ def run_once(setting: Setting, seed: int) -> Run:
 
 
 def _mean(values: Sequence[float], digits: int = 3) -> str:
-    """Mean and half the width of its 95 % confidence interval."""
+    """Returns mean ± half-width of the 95 % confidence interval as text."""
     if len(values) < 2:
         return f"{values[0]:.{digits}f}" if values else "none"
     half = _T_95.get(len(values), 1.96) * stdev(values) / math.sqrt(len(values))
@@ -187,7 +192,7 @@ def _mean(values: Sequence[float], digits: int = 3) -> str:
 
 
 def _row(name: str, runs: Sequence[Run], which: int) -> str:
-    """A line of the table; the gain of foresight over proposed in percent is paired by run."""
+    """Returns a line of the table. The gain of foresight over proposed (percent) is computed per run."""
     cells = []
     for pair in COMPARED:
         times_s = [t for run in runs if (t := run.times_s[which][pair]) is not None]

@@ -1,10 +1,10 @@
 """Hostile input by the hundred thousand: ``python -m benchmarks fuzz --cases 100000 --seed 0``.
 
-Cases go to six targets: the codecs, a server (``hostile_server``), the control plane's two ends
-(``hostile_control``), the forwarder (``hostile_packets``), and the endpoint of ``testbed serve``, in this process
-(``hostile_endpoint``) and as a command (``hostile_serve``). They come from Hypothesis in batches; a batch
-that fails is named by its target and seed, with its case as small as it could be made, and can be run alone:
-``--target server --seed 12345 --cases 1``.
+Cases go to six targets: the codecs (``hostile_codec``), a server (``hostile_server``), both ends of the
+control plane (``hostile_control``), the forwarder (``hostile_packets``), and the endpoint of ``testbed
+serve``, in this process (``hostile_endpoint``) and as a command (``hostile_serve``). Hypothesis generates
+them in batches. For a batch that fails the target, the seed and the smallest failing case are printed; it can
+be run alone: ``--target server --seed 12345 --cases 1``.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ SHARES: dict[str, float] = {
 
 
 class Target(Protocol):
-    """What cases are played against."""
+    """A part of the testbed that receives hostile input."""
 
     name: str
     cases: st.SearchStrategy[Any]
     counts: Counter[str]
 
     def check(self, case: Any) -> None:
-        """Raises when a promise is broken."""
+        """Send the case to the target. Raises if the target breaks a promise."""
         ...
 
     def n_left(self) -> int:
-        """What is still under way: tasks, packets."""
+        """Returns how many tasks or packets are still pending."""
         ...
 
     def close(self) -> None: ...
@@ -68,7 +68,7 @@ TARGETS: dict[str, Callable[[], Target]] = {
 
 
 def play(target: Target, n_cases: int, batch_seed: int, shrink: bool = True) -> None:
-    """One batch of cases. Raises what the first (and then smallest) failing case raises."""
+    """Play one batch of cases. Raises the exception of the first failing case, made as small as possible."""
     phases = [Phase.generate, Phase.shrink] if shrink else [Phase.generate]
 
     @seed(batch_seed)
@@ -91,16 +91,16 @@ def descriptors() -> int:
 
 
 def memory_bytes() -> int:
-    """Of this process now (resident)."""
+    """Returns the resident memory of this process in bytes."""
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
 
 
 def fuzz(name: str, n_cases: int, first_seed: int) -> list[str]:
-    """Play ``n_cases`` against one target and print what came of them; answers the failures."""
+    """Play ``n_cases`` against one target and print the results. Returns the failures."""
     failures = []
     before = descriptors()
     target = TARGETS[name]()
-    play(target, 20, first_seed)  # what is made once, is made now
+    play(target, 20, first_seed)  # so that everything that is made only once exists before counting
     n_left, n_open, held = target.n_left(), descriptors(), memory_bytes()
     started_at = time.monotonic()
     done = 0
@@ -112,7 +112,7 @@ def fuzz(name: str, n_cases: int, first_seed: int) -> list[str]:
             failures.append(f"--target {name} --seed {batch_seed} --cases {size}")
             print(f"FAILED: python -m benchmarks fuzz {failures[-1]}", file=sys.stderr)
             traceback.print_exc()
-            with contextlib.suppress(AssertionError):  # it is known to be broken
+            with contextlib.suppress(AssertionError):  # the target is broken already
                 target.close()
             target = TARGETS[name]()
         done += size
@@ -133,11 +133,11 @@ def fuzz(name: str, n_cases: int, first_seed: int) -> list[str]:
 
 
 def run(arguments: list[str]) -> int:
-    """Exit code 1 if any case failed or anything leaked."""
+    """Play all cases. Returns exit code 1 if any case failed or anything leaked, else 0."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks fuzz")
     parser.add_argument("--cases", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--target", choices=TARGETS, help="only this one, with all the cases")
+    parser.add_argument("--target", choices=TARGETS, help="only this target, with all cases")
     options = parser.parse_args(arguments)
     logging.disable(logging.CRITICAL)
     shares = {options.target: 1.0} if options.target else SHARES

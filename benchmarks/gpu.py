@@ -1,7 +1,8 @@
-"""Real blocks on a GPU: are they right, what is fast, how long they take, and the whole chain (``docs/gpu.md``).
+"""Transformer blocks on a GPU: their correctness, their speed with different settings, and whole chains of
+servers.
 
-``python -m benchmarks gpu`` or ``python benchmarks/gpu.py``; both take ``--device cuda|cpu --size full|small
---minutes M --out DIR``. Exit code 1 if a part failed, 2 if something in the arguments is to be changed.
+``python -m benchmarks gpu`` or ``python benchmarks/gpu.py``, with ``--device cuda|cpu --size full|small
+--minutes M --out DIR``; see ``docs/gpu.md``. Exit code 1 if a part failed, 2 if the arguments are invalid.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-if __name__ == "__main__":  # by its path: imports start at the root, not beside this file
+if __name__ == "__main__":  # started by its path: imports must begin at the root, not in this folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.gpu_parts.record import Job, Record
@@ -26,14 +27,14 @@ from testbed.runtime.blocks import require_blocks
 from testbed.runtime.real.awake import kept_awake
 
 _MINUTES = {"full": 40.0, "small": 8.0}
-"""At most; the small size takes about three on two cores that nobody else uses."""
+"""Limit by size. The small size takes about three minutes on two otherwise idle cores."""
 
 _TIMED_HERE = ("streams", "graphs", "steps")
 """Parts that time steps in their own process; the others' runs keep CPUs awake themselves."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run what ``arguments`` ask for; answers the exit code."""
+    """Run the parts that ``arguments`` select. Returns the exit code."""
     given = _parser().parse_args(arguments)
     if given.part:
         folder = given.out or Path()
@@ -60,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks gpu", description=__doc__)
     parser.add_argument("--device", default="cuda", help="cuda, cuda:1 or cpu; default cuda")
     parser.add_argument("--size", choices=("full", "small"), help="default: full on a GPU, small on the CPU")
-    parser.add_argument("--minutes", type=float, help="for all parts together; default 40, small 8")
+    parser.add_argument("--minutes", type=float, help="limit for all parts together; default 40, small 8")
     parser.add_argument("--out", type=Path, help="a new folder; default runs/gpu-<time>")
     parser.add_argument("--only", metavar="PARTS", help=f"of {', '.join(SHARES)}; several with commas")
     parser.add_argument("--part", choices=SHARES, help=argparse.SUPPRESS)
@@ -89,7 +90,7 @@ def _run(given: argparse.Namespace) -> int:
     command = [sys.executable, str(Path(__file__).resolve())]
     answer = run_parts(Options(given.device, size == "small", folder, minutes, parts), command)
     if answer["parts"]["machine"]["status"] == "failed":
-        shutil.rmtree(folder)  # nothing was measured: the corrected command may take the same folder
+        shutil.rmtree(folder)  # nothing was measured: the corrected command may use the same folder
         raise UserError(
             f"{answer['parts']['machine']['error']}; choose another with --device, such as --device cpu"
         )

@@ -1,4 +1,4 @@
-"""Hostile bytes for the codecs alone: the data plane's frames and the control plane's messages."""
+"""Plays hostile bytes against the codecs alone: the data plane's frames and the control plane's messages."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from benchmarks.hostile_frames import ANY, CLAIMS, DEEP, RAW
 from nodes import control, wire
 
 _ALLOWED_BYTES = 4_000_000
-"""Of memory for reading one frame of a few kilobytes; what it claims to hold may be a thousand times more."""
+"""The most memory to decode one frame of a few kilobytes, even if it claims to contain a thousand
+times more.
+"""
 _LOOK_EVERY = 50
 
 
 class CodecTarget:
-    """Reads frames: each is a frame, or refused with the protocol's own error."""
+    """Decodes bytes: each case must be a valid frame, or be refused with the protocol's own error."""
 
     name = "codec"
     cases = st.one_of(
@@ -67,4 +69,4 @@ class CodecTarget:
         return 0
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: the target holds no resources."""

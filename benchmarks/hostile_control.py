@@ -1,6 +1,7 @@
-"""Hostile cases against both ends of the control plane: the orchestrator's listener, and a node.
+"""Plays hostile cases against both ends of the control plane: the orchestrator's listener, and a node.
 
-Beside them a peer that behaves asks the same listener; it must go on getting its answers.
+At the same time a well-behaved peer (the witness) asks the same listener; it must always get the right
+answers.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Strategy = st.SearchStrategy[Any]
 _PATIENCE_S = 5.0
 _LINGER_S = 15.0
 _RESIDENT_TASKS = 2
-"""Of what goes on all the time."""
+"""Number of tasks that always run."""
 
 
 class Double(Question[int], frozen=True):
@@ -70,7 +71,7 @@ def framed(body: bytes) -> bytes:
 
 @st.composite
 def damaged(draw: Callable[[Strategy], Any]) -> bytes:
-    """A message with other bytes here and there, its length included."""
+    """A valid message in which some bytes, which may be those of its length, are replaced."""
     data = bytearray(framed(msgpack.packb(draw(MESSAGES))))
     for _ in range(draw(st.integers(1, 3))):
         data[draw(st.integers(0, min(len(data) - 1, 40)))] = draw(st.integers(0, 255))
@@ -95,7 +96,9 @@ CASES: Strategy = st.tuples(
     st.integers(0, 400),
     st.sampled_from(["close", "abort", "half", "deaf"]),
 )
-"""Which end is attacked, what is sent, how many of the last bytes are not, and how the attacker leaves."""
+"""The end that is attacked, the pieces that are sent, how many of the last bytes are left out, and how the
+attacker leaves.
+"""
 
 
 class ControlTarget:
@@ -162,7 +165,7 @@ class ControlTarget:
         self._hostile_listener = await asyncio.start_unix_server(orchestrate, self._hostile_path)
 
     def check(self, case: tuple[str, list[bytes], int, str]) -> None:
-        """Play a case. Raises ``AssertionError`` where a promise is broken."""
+        """Play a case. Raises ``AssertionError`` if a promise is broken."""
         self._loop.run_until_complete(self._check(case))
         failures, self._failures = self._failures, []
         assert not failures, failures
@@ -177,13 +180,15 @@ class ControlTarget:
             else:
                 await self._be_a_node()
             assert await self._witness.ask(Double(21)) == 42
-            self._never.set()  # lets go whoever was asked what is never answered
-            while len(self._serving) != 1:  # noqa: ASYNC110 - nothing says when the last one has gone
+            self._never.set()  # ends the handlers that were to wait for ever
+            while len(self._serving) != 1:  # noqa: ASYNC110 - there is no event for the last one
                 await asyncio.sleep(0.0002)
             self._never.clear()
 
     async def _be_a_node(self) -> None:
-        """A node whose orchestrator is hostile: it stops, and what it had asked fails."""
+        """Connect a node to a hostile orchestrator: the node must stop, and its question must be answered or
+        fail.
+        """
         self._attacked.clear()
         node = await control.connect(self._hostile_path, self._handlers())
         asking = asyncio.ensure_future(node.ask(Never()))
@@ -212,7 +217,7 @@ class ControlTarget:
         writer.close()
 
     async def _count(self, reader: asyncio.StreamReader) -> None:
-        """Reads answers for as long as they come at once."""
+        """Read and count answers, until none arrives for 2 ms."""
         with contextlib.suppress(TimeoutError, asyncio.IncompleteReadError):
             while True:
                 async with asyncio.timeout(0.002):
@@ -222,7 +227,9 @@ class ControlTarget:
                 self.counts[" ".join(("kind", str(message[0]), text.partition(":")[0])).strip()] += 1
 
     def n_left(self) -> int:
-        """Tasks on the loop, once what is ending has ended (a request's body is waited for for 10 s)."""
+        """Returns the number of tasks on the loop, after waiting for those that are ending (they may take 10
+        s).
+        """
         deadline = time.monotonic() + _LINGER_S
         while len(asyncio.all_tasks(self._loop)) > _RESIDENT_TASKS and time.monotonic() < deadline:
             self._loop.run_until_complete(asyncio.sleep(0.02))

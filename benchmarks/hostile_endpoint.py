@@ -1,8 +1,8 @@
-"""Plays hostile cases against the endpoint of ``testbed serve``, in this process and in front of a host that is a stub.
+"""Plays hostile cases against the endpoint of ``testbed serve``, in this process and in front of a stub host.
 
-The stub computes when a case says so. After every case nothing may be left of it: no session, connection or line in
-a log that tells of an exception; what was asked for properly has been answered once, in order, with its tokens; and
-somebody who behaves is still served.
+The stub computes tokens when a case requests it. After each case nothing may be left: no session, no
+connection, and no exception in a log. Each valid request must have been answered once, in order, with its
+tokens. A well-behaved client (the witness) must still be served.
 """
 
 from __future__ import annotations
@@ -37,14 +37,16 @@ _LINGER_S = 15.0
 _SMALL_BUFFER_BYTES = 4096
 _GOOD_TOKENS = 5
 _PIPELINED = 30
-"""aiohttp 3.14 forgets some of more than 47 requests that come at once behind a body which came in pieces."""
+"""A connection with so many requests is not checked: aiohttp 3.14 loses some if more than 47 requests arrive
+at once after a body that arrived in pieces.
+"""
 _VOCABULARY = 512
 Pause = Callable[[int], Awaitable[None]]
-"""Wait until so many tokens have come of every request, or about as many."""
+"""Waits until about so many more tokens of each request have been computed."""
 
 
 class Answer(NamedTuple):
-    """``is_whole``: the connection did not end within it."""
+    """One HTTP answer. ``is_whole``: the connection did not end before the answer did."""
 
     status: int
     headers: dict[str, str]
@@ -53,12 +55,14 @@ class Answer(NamedTuple):
 
     @property
     def is_from_parser(self) -> bool:
-        """aiohttp's own answer to what is no HTTP, or expects miracles."""
+        """Whether it is aiohttp's own answer to invalid HTTP, or to an ``Expect`` header that cannot
+        be met.
+        """
         return self.status in (400, 417) and self.headers.get("content-type", "").startswith("text/plain")
 
 
 def read_answers(data: bytes) -> Iterator[Answer]:
-    """What came over a connection. Raises ``AssertionError`` for what is no HTTP."""
+    """Yields the answers in the data of a connection. Raises ``AssertionError`` if they are not HTTP."""
     while data:
         head, ends, rest = data.partition(b"\r\n\r\n")
         if not ends:
@@ -70,12 +74,12 @@ def read_answers(data: bytes) -> Iterator[Answer]:
         status, body, is_whole = int(first.split(" ")[1]), b"", True
         if headers.get("transfer-encoding") == "chunked":
             body, rest, is_whole = _chunks(rest)
-        elif rest.startswith(b"HTTP/"):  # one to HEAD has no body
+        elif rest.startswith(b"HTTP/"):  # the answer to HEAD has no body
             pass
         elif "content-length" in headers:
             size = int(headers["content-length"])
             body, rest, is_whole = rest[:size], rest[size:], len(rest) >= size
-        elif status >= 200:  # it ends with the connection
+        elif status >= 200:  # the body ends with the connection
             body, rest = rest, b""
         if status >= 200:
             yield Answer(status, headers, body, is_whole)
@@ -83,7 +87,7 @@ def read_answers(data: bytes) -> Iterator[Answer]:
 
 
 def _chunks(data: bytes) -> tuple[bytes, bytes, bool]:
-    """A body, what comes after it, and whether it has its end."""
+    """Reads a chunked body. Returns the body, the data after it, and whether it is complete."""
     body = b""
     while True:
         size, ends, rest = data.partition(b"\r\n")
@@ -96,7 +100,9 @@ def _chunks(data: bytes) -> tuple[bytes, bytes, bool]:
 
 
 def check_answer(answer: Answer, ask: Ask | None, model: str) -> None:
-    """What must hold for any answer; ``ask`` is what it answers, if that is known."""
+    """Raises ``AssertionError`` unless the answer is right. ``ask``: the request that it answers, if that is
+    known.
+    """
     assert answer.status < 500, f"{answer.status} for a client's mistake: {answer.body[:500]!r} to {ask}"
     assert b"Traceback" not in answer.body, answer.body
     if not answer.is_whole or answer.is_from_parser or (ask and ask.data.startswith(b"HEAD")):
@@ -114,7 +120,9 @@ def check_answer(answer: Answer, ask: Ask | None, model: str) -> None:
 
 
 def n_tokens_of(answer: Answer) -> int:
-    """Of an answer that has come whole. Raises ``AssertionError`` for a stream that ends with an error."""
+    """Returns the number of tokens in a whole answer. Raises ``AssertionError`` for a stream that ends with
+    an error.
+    """
     if not answer.headers["content-type"].startswith("text/event-stream"):
         return int(json.loads(answer.body)["usage"]["completion_tokens"])
     *events, done, end = answer.body.decode().split("\n\n")
@@ -125,8 +133,9 @@ def n_tokens_of(answer: Answer) -> int:
 
 
 class _Received(asyncio.StreamReader):
-    """Keeps all that came. Whoever closes with requests unread resets the connection, and reading then fails before what had
-    come is read."""
+    """Keeps all data that arrived. If the server closes while it has unread requests, the connection is
+    reset, and a plain reader would lose data that had arrived before.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +147,9 @@ class _Received(asyncio.StreamReader):
 
 
 class Line:
-    """A client's end of a connection. ``asks``: all that went over it, unless something else did, too."""
+    """A client's end of a connection. ``asks``: the requests that were sent. ``is_clean``: nothing else was
+    sent, and the client neither left nor stopped reading.
+    """
 
     def __init__(self, reader: _Received, writer: asyncio.StreamWriter) -> None:
         self._reader, self.writer = reader, writer
@@ -178,7 +189,7 @@ class Line:
             self.writer.write(data)
 
     def leave(self, how: str) -> None:
-        """Hang up: ``reset`` with an RST, ``half`` stops sending only."""
+        """Hang up: ``reset`` with an RST, ``close`` without, ``half`` only stops sending."""
         self.is_clean = False
         raw = self.writer.get_extra_info("socket")
         if how == "half":
@@ -196,7 +207,7 @@ class Line:
 async def play(
     moves: Sequence[tuple[int, Any]], address: tuple[str, int], model: str, pause: Pause, counts: Counter[str]
 ) -> None:
-    """Play a case's moves. Raises ``AssertionError`` where a promise is broken."""
+    """Play a case's moves. Raises ``AssertionError`` if a promise is broken."""
     everything: list[Line] = []
     try:
         await _play_all(moves, address, pause, everything)
@@ -269,7 +280,8 @@ def _check(line: Line, is_clean: bool, model: str, counts: Counter[str]) -> None
         check_answer(answer, ask, model)
         if ask is not None:
             assert not answer.is_from_parser or not ask.is_plain, f"{answer} to {ask}"
-    # Whoever closes on a request that is none resets the connection, as others are unread: the answer may be lost with it.
+    # If the server closes because of an invalid request, the connection is reset, since it has unread requests.
+    # The answer may be lost with it.
     has_reason = line.was_reset and not all(ask.is_plain for ask in line.asks)
     if is_clean and not has_reason and not any(answer.is_from_parser for answer in answers):
         assert len(answers) == len(line.asks), (
@@ -284,7 +296,7 @@ def good_request(model: str, streams: bool) -> bytes:
 
 
 class Witness:
-    """Somebody who behaves, on a connection that stays."""
+    """A well-behaved client, on a connection that stays open."""
 
     def __init__(self, address: tuple[str, int], model: str) -> None:
         self._address, self._model = address, model
@@ -294,7 +306,7 @@ class Witness:
         self._reader, self._writer = await asyncio.open_connection(*self._address)
 
     async def ask(self, data: bytes, pause: Pause) -> Answer:
-        """Raises ``TimeoutError`` if it is not answered."""
+        """Send a request and return its answer. Raises ``TimeoutError`` if none arrives."""
         self._writer.write(data)
         came = b""
         async with asyncio.timeout(_PATIENCE_S):
@@ -308,7 +320,7 @@ class Witness:
                 assert not more, more
                 if answer.is_whole and answer.status:
                     return answer
-                assert not self._reader.at_eof(), f"hung up on who behaves: {came!r}"
+                assert not self._reader.at_eof(), f"the endpoint hung up on a well-behaved client: {came!r}"
 
     async def is_served(self, pause: Pause) -> None:
         self._streams = not self._streams
@@ -321,14 +333,16 @@ class Witness:
 
 
 class Hall:
-    """The ``testbed.runtime.guests.Host`` of the cases; ``give`` has it compute."""
+    """The stub host of the cases, a ``testbed.runtime.guests.Host``. It computes tokens only when ``give`` is
+    called.
+    """
 
     def __init__(self, guests: Any, n_clients: int) -> None:
         self._guests, self._n_clients = guests, n_clients
         self._n_submitted = 0
         self.has_room = True
         self.live: dict[int, tuple[int, int]] = {}
-        """Tokens that there are, and that were asked for, of requests that have not ended."""
+        """Request that has not ended -> (tokens computed, tokens requested)."""
         self._open: set[int] = set()
 
     def links_now(self) -> Mapping[tuple[str, str], Link]:
@@ -346,7 +360,7 @@ class Hall:
         index = self._n_submitted
         self._n_submitted += 1
         asked = Request(index, 0.0, n_input_tokens, n_output_tokens, how)
-        sent = msgspec.msgpack.encode(messages.Submit(asked))  # as it goes to the client's process
+        sent = msgspec.msgpack.encode(messages.Submit(asked))  # as it is sent to the client's process
         assert msgspec.msgpack.decode(sent, type=messages.Submit).request == asked
         assert all(0 <= token < _VOCABULARY for token in how.prompt), "a token that no model has"
         assert min(n_input_tokens, n_output_tokens) >= 1 and 0 <= how.min_tokens <= n_output_tokens, asked
@@ -356,7 +370,7 @@ class Hall:
             client_name = f"client-{client}"
             self._guests.recorded(Arrived(index, 0.0, client_name, 0.0, n_input_tokens, n_output_tokens))
 
-        asyncio.get_running_loop().call_soon(begin)  # as soon as a client's process has been told
+        asyncio.get_running_loop().call_soon(begin)  # as if the client's process had received it
         return index
 
     def end_request(self, index: int, *, enough: bool) -> None:
@@ -367,7 +381,9 @@ class Hall:
         asyncio.get_running_loop().call_soon(end)
 
     def give(self, n_tokens: int) -> None:
-        """So many more tokens to every request that has room; without room they are told so."""
+        """Compute so many more tokens for each request. Requests that have no room yet are rejected or
+        admitted.
+        """
         for index, (n_done, n_asked) in list(self.live.items()):
             if index not in self._open:
                 self._guests.recorded(Routed(index, 0.1, [], 0.0, 0.0, 0.0))
@@ -388,7 +404,7 @@ class Hall:
 
 
 class _Plain:
-    """A tokenizer of a model's that computes, as with real blocks."""
+    """A codec that is not the stub's, as with transformer blocks; its tokens are below ``_VOCABULARY``."""
 
     def __init__(self, codec: StubCodec) -> None:
         self._codec = codec
@@ -399,7 +415,7 @@ class _Plain:
 
 
 class _Kept(logging.Handler):
-    """What is logged, as text."""
+    """Keeps logged warnings and errors as text."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -410,7 +426,7 @@ class _Kept(logging.Handler):
 
 
 def experiments() -> list[Experiment]:
-    """Of the endpoints."""
+    """Returns the experiments of the two endpoints: with stub compute, and with transformer blocks."""
     longest = f'endpoint={{max_model_len = {MAX_MODEL_LEN}, workload = "none"}}'
     two = 'clients=[{site="Cluster0"}, {site="Cluster1", name="far"}]'
     return [
@@ -420,7 +436,7 @@ def experiments() -> list[Experiment]:
 
 
 class _Hosted:
-    """An endpoint, what is behind it, and somebody who behaves in front of it."""
+    """An endpoint, the stub host behind it, and a well-behaved client in front of it."""
 
     def __init__(self, experiment: Experiment, codec: Codec, rules: Rules) -> None:
         bound = bind(0)
@@ -446,7 +462,7 @@ class _Hosted:
         await play(moves, self.address, self.model, self._paused(moves), counts)
         self.hall.has_room = True
         async with asyncio.timeout(_PATIENCE_S):
-            while self.hall.live or self.guests.n_open or self.endpoint.n_connections != 1:  # noqa: ASYNC110 - nothing says when
+            while self.hall.live or self.guests.n_open or self.endpoint.n_connections != 1:  # noqa: ASYNC110
                 await asyncio.sleep(0.0005)
         await self.witness.is_served(self.pause)
         page = (await self.witness.ask(request("/metrics", b"", AUTHORIZED, method="GET"), self.pause)).body
@@ -454,7 +470,9 @@ class _Hosted:
         assert b'vllm:num_requests_waiting{model_name="%s"} 0.0' % self.model.encode() in page, page
 
     def _paused(self, moves: Sequence[tuple[int, Any]]) -> Pause:
-        """Room comes back when a case has waited in vain."""
+        """Returns a pause after which, once it was called more often than there are moves, there is room
+        again.
+        """
         n_left = len(moves)
 
         async def pause(n_tokens: int) -> None:
@@ -499,7 +517,7 @@ class EndpointTarget:
         self._failures.append(f"{context.get('message')}: {context.get('exception')!r}")
 
     def check(self, case: tuple[int, list[tuple[int, Any]]]) -> None:
-        """Play a case. Raises ``AssertionError`` where a promise is broken."""
+        """Play a case. Raises ``AssertionError`` if a promise is broken."""
         which, moves = case
         hosted = self._hosted[which]
         try:
@@ -510,7 +528,7 @@ class EndpointTarget:
         assert not failures, "\n".join(failures)
 
     def n_left(self) -> int:
-        """Tasks on the loop, once what is ending has ended."""
+        """Returns the number of tasks on the loop, after waiting for those that are ending."""
         deadline = time.monotonic() + _LINGER_S
         while len(asyncio.all_tasks(self._loop)) > self._n_resident and time.monotonic() < deadline:
             self._loop.run_until_complete(asyncio.sleep(0.02))

@@ -1,6 +1,7 @@
-"""What a hostile client may send, as Hypothesis strategies: valid sequences, and all that can be wrong with them.
+"""Frames of a hostile client as Hypothesis strategies: valid sequences, and everything that can be wrong with
+them.
 
-A case is a list of moves, each on one of a few connections; ``hostile_server`` plays it.
+A case is a list of moves, each on one of ``N_CONNECTIONS`` connections; ``hostile_server`` plays it.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ TOKEN_BYTES = 16
 N_BLOCKS = 4
 N_CONNECTIONS = 3
 TOKENS = ("A", "B", "C")
-"""Of sessions that forward: who knows one can push."""
+"""Access tokens of sessions that forward: a client that knows one can push to its session."""
 N_PEERS = 2
 SESSIONS = ("s", "t", "u", "\n\x1b[2J", "é" * 128)
 
 Move = tuple[Any, ...]
-"""(what, ...); what each means is said where ``hostile_server.Hostile`` plays it."""
+"""(name of the move, ...); ``hostile_server.ServerTarget`` defines what each move does."""
 Strategy = st.SearchStrategy[Any]
 
 BAD_NUMBERS = st.sampled_from([-1, 2**31, 2**63 - 1, 2**64 - 1, -(2**63)]) | st.integers(-(2**63), 2**64 - 1)
@@ -49,14 +50,14 @@ DEEP = st.builds(
     ),
     st.binary(max_size=20),
 )
-"""Nested lists and tables, some of which claim millions of elements."""
+"""Deeply nested lists and maps, some of which claim millions of elements."""
 CLAIMS = st.builds(
     lambda head, size, tail: head + size.to_bytes(4, "big") + tail,
     st.sampled_from([b"\xdd", b"\xdf", b"\xdb", b"\xc6", b"\xc9"]),
     st.sampled_from([2**31, 2**32 - 1, 2**20, 1000]),
     st.binary(max_size=40),
 )
-"""A list, table, text, bytes or extension of far more than there is."""
+"""A list, map, text, bytes or extension that claims to be far longer than it is."""
 
 session = st.sampled_from(SESSIONS)
 number = st.integers(0, 5)
@@ -102,7 +103,7 @@ OTHERS: Strategy = st.builds(
 
 @st.composite
 def wrong_frames(draw: Callable[[Strategy], Any]) -> bytes:
-    """A valid frame with fields of other kinds, fields too many or too few."""
+    """A valid frame in which a field has another type, or with fields too many or too few."""
     fields = list(draw(FRAMES))
     what = draw(st.integers(0, 2))
     at = draw(st.integers(0, len(fields) - 1))
@@ -117,7 +118,9 @@ def wrong_frames(draw: Callable[[Strategy], Any]) -> bytes:
 
 @st.composite
 def damaged_frames(draw: Callable[[Strategy], Any]) -> bytes:
-    """A valid frame with other bytes here and there, cut short or with more behind it."""
+    """A valid frame in which some bytes are replaced, and which may be cut short or have more bytes at its
+    end.
+    """
     data = bytearray(msgpack.packb(draw(FRAMES)))
     for _ in range(draw(st.integers(1, 4))):
         data[draw(st.integers(0, min(len(data) - 1, 60)))] = draw(st.integers(0, 255))
@@ -128,7 +131,7 @@ def damaged_frames(draw: Callable[[Strategy], Any]) -> bytes:
 RAW: Strategy = st.one_of(
     wrong_frames(), damaged_frames(), OTHERS.map(msgpack.packb), DEEP, CLAIMS, st.binary(max_size=60)
 )
-"""Frames that are meant to be wrong; some are right by chance."""
+"""Frames that are meant to be wrong; some are valid by chance."""
 GOOD: Strategy = FRAMES.map(msgpack.packb)
 ANY: Strategy = st.one_of(GOOD, RAW)
 
@@ -141,7 +144,7 @@ IN_ORDER: Strategy = st.one_of(
     st.tuples(st.just("push on"), st.sampled_from(TOKENS), st.integers(1, 3)),
     st.tuples(st.just("push on"), st.sampled_from(TOKENS), st.integers(1, 3)),
 )
-"""What a proper client does; the player knows the positions."""
+"""Moves of a well-behaved client; the target keeps track of the positions."""
 
 WRONG_HEADERS = st.binary(min_size=2, max_size=14) | st.sampled_from(
     [
@@ -155,7 +158,9 @@ WRONG_HEADERS = st.binary(min_size=2, max_size=14) | st.sampled_from(
         b"\x80\x80\0\0\0\0",
     ]
 )
-"""WebSocket headers: 2 GB announced, no mask, a long ping, reserved kinds and bits, the end of nothing."""
+"""Wrong WebSocket headers: 2 GB announced, no mask, a long ping, reserved opcodes and bits, a continuation of
+nothing.
+"""
 
 MOVES: Strategy = st.one_of(
     IN_ORDER,

@@ -1,7 +1,7 @@
-"""What a hostile client may send to the endpoint of ``testbed serve``, as Hypothesis strategies.
+"""What a hostile client sends to the endpoint of ``testbed serve``, as Hypothesis strategies.
 
-A case is which of the endpoints it is for, and a list of moves, each on one of a few connections;
-``hostile_endpoint`` plays it. What is asked for properly, or with a wrong body only, is an ``Ask``: each must be
+A case is the index of an endpoint, and a list of moves, each on one of ``N_CONNECTIONS`` connections;
+``hostile_endpoint`` plays it. A request that is valid, or wrong only in its body, is an ``Ask``: each must be
 answered once, in order. Everything else is bytes.
 """
 
@@ -15,20 +15,24 @@ from typing import Any, NamedTuple
 from hypothesis import strategies as st
 
 MODELS = ("bloom-176b", "bloom-tiny")
-"""Of the two endpoints: one with stubs, which lets requests wait, and one with blocks, which asks for a key."""
+"""Models of the two endpoints: one with stub compute, which queues requests, and one with blocks, which needs
+a key.
+"""
 KEY = "s3cret-é"
 MAX_MODEL_LEN = 64
 MOST_TOKENS = 56
-"""Of a request that the servers could hold."""
+"""The most tokens of a request for which the servers have room."""
 N_CONNECTIONS = 3
 
 Strategy = st.SearchStrategy[Any]
 Pairs = list[tuple[str, Any]]
-"""A JSON object, whose keys may come twice."""
+"""A JSON object as pairs, since a key may occur twice."""
 
 
 class Ask(NamedTuple):
-    """A whole request. ``n_tokens``: with as many the endpoint of ``model`` answers it; ``None``: nobody knows."""
+    """A whole HTTP request. ``n_tokens``: how many tokens the endpoint of ``model`` must return; None:
+    unknown.
+    """
 
     data: bytes
     n_tokens: int | None = None
@@ -36,19 +40,21 @@ class Ask(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether no parser of HTTP has anything to object to."""
+        """Whether every HTTP parser accepts its head."""
         head = self.data.partition(b"\r\n\r\n")[0]
         return head.isascii() and all(32 <= c < 127 or c in b"\r\n" for c in head) and b"//" not in head
 
 
 class Raw(NamedTuple):
-    """JSON text as it is."""
+    """Text that is put into JSON unchanged."""
 
     text: bytes
 
 
 def to_json(value: Any) -> bytes:
-    """With NaN, Infinity and lone surrogates as Python's own writer has them; tables may have a key twice."""
+    """Encodes a value as JSON, with NaN, Infinity and lone surrogates as Python's ``json``. ``Pairs`` become
+    objects.
+    """
     if isinstance(value, Raw):
         return value.text
     if isinstance(value, list) and value and all(type(one) is tuple for one in value):
@@ -151,7 +157,7 @@ NAMES = (
 
 @st.composite
 def proper(draw: Callable[[Strategy], Any]) -> tuple[str, str, Pairs, int]:
-    """What should be answered: endpoint's model, path, body, and with how many tokens."""
+    """A valid request: model of the endpoint, path, body, and the number of tokens of its answer."""
     model, path = draw(st.sampled_from(MODELS)), draw(st.sampled_from(["completions", "chat/completions"]))
     n_tokens = draw(st.integers(1, 20))
     asked: tuple[str, Any] = ("messages", [[("role", "user"), ("content", "Hi")]])
@@ -169,7 +175,9 @@ def proper(draw: Callable[[Strategy], Any]) -> tuple[str, str, Pairs, int]:
 
 @st.composite
 def wrong(draw: Callable[[Strategy], Any]) -> tuple[str, bytes]:
-    """A path and a body with fields of other kinds, too many, too few or twice, or bytes changed."""
+    """A path and a body with wrong fields: of another type, too many, too few or twice; some bytes may be
+    replaced.
+    """
     _, path, body, _ = draw(proper())
     for _ in range(draw(st.integers(1, 3))):
         what = draw(st.integers(0, 4))
@@ -252,7 +260,7 @@ PATHS = (
 
 @st.composite
 def asks(draw: Callable[[Strategy], Any]) -> Ask:
-    """One whole request, sound as HTTP."""
+    """One whole request that is valid HTTP."""
     headers = draw(st.lists(HEADERS, max_size=2))
     which = draw(st.integers(0, 9))
     if which < 4:
@@ -276,7 +284,7 @@ _BODY = b'{"model": "bloom-176b", "prompt": "x", "max_tokens": 2}'
 _HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 _CHUNKED = _HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 _ZEROS = zlib.compress(bytes(40 * 1024**2), 9)
-"""What grows to more than a body may have."""
+"""A compressed body that becomes larger than a body may be."""
 RAW: tuple[bytes, ...] = (
     b"",
     b"\r\n\r\n\r\n",
@@ -339,13 +347,13 @@ RAW: tuple[bytes, ...] = (
         )
     ),
 )
-"""What is no HTTP, or hardly."""
+"""Invalid HTTP, and rare forms of valid HTTP."""
 HEAVY = _HEAD + b"Content-Encoding: deflate\r\nContent-Length: %d\r\n\r\n" % len(_ZEROS) + _ZEROS
 
 
 @st.composite
 def damaged(draw: Callable[[Strategy], Any]) -> bytes:
-    """A request with other bytes in its first lines."""
+    """A request in whose first 160 bytes some are replaced."""
     data = bytearray(draw(asks()).data or b"x")
     for _ in range(draw(st.integers(1, 4))):
         data[draw(st.integers(0, min(len(data) - 1, 160)))] = draw(st.integers(0, 255))

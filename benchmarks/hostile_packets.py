@@ -1,7 +1,7 @@
-"""Hostile packets for the user-space forwarder: what a process inside a node may put on its device.
+"""Plays hostile packets against the user-space forwarder: anything that a process inside a node can send.
 
-Socket pairs stand for the devices. Beside them a pair of nodes that behaves exchanges packets, which must
-arrive unchanged.
+Socket pairs stand for the nodes' network devices. At the same time a well-behaved pair of nodes exchanges
+packets, which must arrive unchanged.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ VNET: Strategy = st.builds(
 
 @st.composite
 def packets(draw: Callable[[Strategy], Any]) -> bytes:
-    """A packet to one of the nodes, with anything in its headers, and possibly cut short."""
+    """A packet to one of the nodes with random values in its headers, which may be cut short."""
     length = draw(st.sampled_from([0, 1, 20, 1000, 1448, 9000, 65_484]))
     first = draw(st.sampled_from([*[0x45] * 12, 0x46, 0x4F, 0x40, 0x41, 0x65, 0x05, 0xFF]))
     protocol = draw(st.sampled_from([*[6] * 12, 17, 1, 255]))
@@ -100,7 +100,7 @@ class PacketTarget:
         self._number = 0
 
     def check(self, case: list[tuple[str, bytes]]) -> None:
-        """Forward a case's packets. Raises ``AssertionError`` where a promise is broken."""
+        """Forward a case's packets. Raises ``AssertionError`` if a promise is broken."""
         forwarder = self._forwarder
         for source, packet in case:
             self._ends[source][0].send(packet)
@@ -113,7 +113,7 @@ class PacketTarget:
         self._ends["c"][0].send(plain_packet("c", "b", payload))
         self._take("c")
         assert forwarder.held_bytes - before == 34, "a packet is not counted as held"
-        assert self._drain("b", payload), "the packet of a pair that behaves has not arrived"
+        assert self._drain("b", payload), "the packet of the well-behaved pair has not arrived"
         self.counts["packets"] += len(case)
         self.counts["dropped"] = forwarder.stats.dropped
         self.counts["segments lost"] = forwarder.stats.lost
@@ -122,7 +122,9 @@ class PacketTarget:
         self._forwarder._take(self._devices[node], time.monotonic())
 
     def _drain(self, node: str, wanted: bytes) -> bool:
-        """Deliver all that is due and read what reaches ``node``; whether ``wanted`` was among it."""
+        """Deliver all packets that are due and read those that reach ``node``. Returns whether ``wanted``
+        did.
+        """
         deadline, found = time.monotonic() + 5, False
         while time.monotonic() < deadline:
             self._forwarder._deliver()
@@ -136,7 +138,7 @@ class PacketTarget:
         return found
 
     def n_left(self) -> int:
-        """Packets that are still held."""
+        """Returns the bytes of packets that the forwarder still holds."""
         return self._forwarder.held_bytes
 
     def close(self) -> None:

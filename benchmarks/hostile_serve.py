@@ -1,6 +1,7 @@
-"""Plays the endpoint's hostile cases against a real ``testbed serve`` on the loopback network, from outside.
+"""Plays the endpoint's hostile cases against a ``testbed serve`` in a process of its own, on the loopback
+network.
 
-What it says of itself must be nothing again after every case: no request, no session on any server, no cache held.
+After each case its metrics must be zero again: no request, no session on any server, no cache in use.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _IDLE = re.compile(
 
 
 class ServeTarget:
-    """A serving testbed under attack; it must have ended well when it is closed."""
+    """A serving testbed under attack. When it is closed, its run must end well."""
 
     name = "serve"
     cases = hostile_http.CASES
@@ -64,7 +65,7 @@ class ServeTarget:
         return len(os.listdir(f"/proc/{self._process.pid}/fd"))
 
     def check(self, case: tuple[int, list[tuple[int, Any]]]) -> None:
-        """Play a case. Raises ``AssertionError`` where a promise is broken."""
+        """Play a case. Raises ``AssertionError`` if a promise is broken."""
         self._loop.run_until_complete(self._check(case[1]))
 
     async def _check(self, moves: list[tuple[int, Any]]) -> None:
@@ -82,14 +83,14 @@ class ServeTarget:
         assert "Traceback" not in (said := self._said.read()), said
 
     def n_left(self) -> int:
-        """Descriptors of the process that serves, more than at first."""
+        """Returns how many descriptors more than at first the serving process has."""
         deadline = time.monotonic() + _PATIENCE_S
         while self._descriptors() > self._n_open and time.monotonic() < deadline:
             time.sleep(0.05)
         return self._descriptors() - self._n_open
 
     def close(self) -> None:
-        """Raises ``AssertionError`` unless the run ends well, with nothing left in it."""
+        """End the run. Raises ``AssertionError`` if it fails or leaves sessions, caches or connections."""
         self._witness.end()
         self._loop.run_until_complete(asyncio.sleep(0))
         self._loop.close()

@@ -1,7 +1,7 @@
-"""Plays hostile cases against a real server on the loopback interface, beside a session that behaves.
+"""Plays hostile cases against a real server on the loopback interface, together with a well-behaved session.
 
-After every case nothing may be left of the hostile connections, and the witness must still get its right
-answers. The server's clock is moved by the cases.
+After each case nothing may be left of the hostile connections, and the well-behaved session (the witness)
+must still get the right answers. The cases advance the server's clock.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _HELLO = (
 _PATIENCE_S = 5.0
 _LINGER_S = 15.0
 _RESIDENT_TASKS = 3
-"""Of what goes on all the time."""
+"""Number of tasks that always run."""
 _SMALL_BUFFER_BYTES = 4096
 
 
 class Line:
-    """One end of a WebSocket, made by hand so that it can send anything."""
+    """A client's end of a WebSocket, written by hand so that it can send any bytes."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self.writer = reader, writer
@@ -67,7 +67,7 @@ class Line:
         return cls(*await asyncio.open_connection(sock=raw))
 
     async def greet(self) -> bool:
-        """Whether the server took it as a WebSocket."""
+        """Request a WebSocket. Returns whether the server accepted it."""
         self.writer.write(_HELLO)
         try:
             status = await self._reader.readuntil(b"\r\n\r\n")
@@ -76,12 +76,12 @@ class Line:
         return status.startswith(b"HTTP/1.1 101 ")
 
     def send(self, data: bytes) -> None:
-        """Bytes as they are; nothing once the connection is going."""
+        """Send bytes unchanged. Does nothing if the connection is closing."""
         if not self._ended and not self.writer.is_closing():
             self.writer.write(data)
 
     async def answer(self) -> list[Any] | None:
-        """The next frame that the server sends, or ``None`` at the end of the connection."""
+        """Returns the next frame that the server sends; None at the end of the connection."""
         try:
             while True:
                 head = await self._reader.readexactly(2)
@@ -97,7 +97,7 @@ class Line:
             return None
 
     async def listen(self) -> None:
-        """Read all answers; a deaf one reads nothing."""
+        """Read all answers until the connection ends, or until ``deaf`` is set."""
         while not self.deaf:
             answer = await self.answer()
             if answer is None:
@@ -105,7 +105,7 @@ class Line:
             self.answers.append(answer)
 
     def leave(self, how: str) -> None:
-        """Hang up: ``reset`` with an RST, ``half`` stops sending only."""
+        """Hang up: ``reset`` with an RST, ``close`` without, ``half`` only stops sending."""
         raw = self.writer.get_extra_info("socket")
         if how == "reset" and raw is not None:
             with contextlib.suppress(OSError):
@@ -120,7 +120,7 @@ class Line:
 
 
 def ws_frame(data: bytes, opcode: int = 2, last: bool = True) -> bytes:
-    """A client's WebSocket frame; its mask of zeros leaves the data as it is."""
+    """Returns a client's WebSocket frame. Its mask is zero, which leaves the data unchanged."""
     head = bytes([opcode | (128 if last else 0)])
     if len(data) < 126:
         return head + bytes([128 | len(data)]) + b"\0\0\0\0" + data
@@ -130,7 +130,9 @@ def ws_frame(data: bytes, opcode: int = 2, last: bool = True) -> bytes:
 
 
 class Witness:
-    """A well-behaved session on a connection of its own. ``step`` fails unless the answer is right."""
+    """A well-behaved session on a connection of its own. ``step`` raises ``AssertionError`` if the answer is
+    wrong.
+    """
 
     def __init__(self, line: Line, clock: ManualClock) -> None:
         self._line, self._clock = line, clock
@@ -194,17 +196,17 @@ class ServerTarget:
         await self._witness.step()
 
     def check(self, case: list[tuple[int, Any]]) -> None:
-        """Play a case. Raises ``AssertionError`` where a promise is broken."""
+        """Play a case. Raises ``AssertionError`` if a promise is broken."""
         self._loop.run_until_complete(self._check(case))
         failures, self._failures = self._failures, []
         assert not failures, failures
 
     async def _check(self, case: list[tuple[int, Any]]) -> None:
-        """The server forwards to itself, over connections that last as long as the case."""
+        """Plays a case. The server forwards to itself, over connections that are closed after the case."""
         url = wire.url("127.0.0.1", self._port)
         forwarding = self.server.sessions.forwarding
         self._chains: dict[str, int] = {}
-        """Positions of the chains of this case, by their first token."""
+        """Access token of a chain of this case -> the position of its next push."""
         peers = forwarding.peers = [Connection(self._http, url, self.clock) for _ in range(N_PEERS)]
         await self._play_all(case)
         for peer in peers:
@@ -277,7 +279,9 @@ class ServerTarget:
             await asyncio.sleep(0.001)
 
     def _chained(self, line: Line, what: str, token: str, given: Any) -> None:
-        """A session that forwards what it computes to the one with the next token, which is on this server, too."""
+        """Open a session that forwards its results to the session with the next access token on the same
+        server, or push to one.
+        """
         if what == "push on" and token not in self._chains:
             what, token, given = (
                 ("push on", next(iter(self._chains)), given) if self._chains else ("chain", token, "")
@@ -313,16 +317,20 @@ class ServerTarget:
             self.counts[answer[2] if answer[0] == "error" else answer[0]] += 1
 
     async def _until_clean(self) -> None:
-        """All that is left is the witness's: one connection, one session, its bytes, no step."""
+        """Waits until only the witness's session and cache are left. Raises ``AssertionError`` if more cache
+        is held.
+        """
         async with asyncio.timeout(_PATIENCE_S):
-            while len(self.server.sessions.live) != 1:  # noqa: ASYNC110 - nothing says when the last one has gone
+            while len(self.server.sessions.live) != 1:  # noqa: ASYNC110 - there is no event for the last one
                 await asyncio.sleep(0.0005)
         account = self.server.account
         assert len(account) == 1, f"{len(account) - 1} sessions are left"
         assert account.used_bytes == 201 * N_BLOCKS, f"{account.used_bytes} bytes of cache are held"
 
     def n_left(self) -> int:
-        """Tasks on the loop, once what is ending has ended (a request's body is waited for for 10 s)."""
+        """Returns the number of tasks on the loop, after waiting for those that are ending (they may take 10
+        s).
+        """
         deadline = time.monotonic() + _LINGER_S
         while len(asyncio.all_tasks(self._loop)) > _RESIDENT_TASKS and time.monotonic() < deadline:
             self._loop.run_until_complete(asyncio.sleep(0.02))

@@ -1,4 +1,4 @@
-"""A large problem for the simulator: BLOOM-176B on A100 and MIG servers at random places, one client."""
+"""A large problem for the simulator: BLOOM-176B on A100 and MIG servers at random places, with one client."""
 
 from __future__ import annotations
 
@@ -20,20 +20,24 @@ from testbed.scenario.roofline import block_of
 from testbed.scenario.schema import CalibrationTable
 
 RATE_PER_SERVER_RPS = 0.1 / 9
-"""Arrivals per second and server, as in the paper's sweep over servers and rate together."""
+"""Arrivals per second and server, as in the paper's sweep of servers and rate together."""
 
 _CALIBRATION = "petals-scattered"
 _A100_EVERY = 5
 _N_INPUT_TOKENS, _N_OUTPUT_TOKENS = 20, 128
 _STEP_S = 1e-5
 _NEAREST_STEPS, _PLANE_STEPS = 500, 7000
-"""Two places are 5 ms apart plus 70 ms times their distance on the unit square, in steps of 10 us."""
+"""The RTT of two places is 5 ms plus 70 ms times their distance on the unit square, in steps of ``_STEP_S``
+(10 us).
+"""
 
 
 def large_problem(n_servers: int, seed: int) -> Problem:
-    """70 blocks; every fifth server is an A100 (86.13 GB), the others are MIG slices (9.1 GB).
+    """Returns a problem of 70 blocks. Every fifth server is an A100 (86.13 GB), the others are MIG slices
+    (9.1 GB).
 
-    Hardware and overheads are those of the paper's sweeps. ``request_rate`` grows with the servers.
+    Hardware and overheads are those of the paper's sweeps. ``request_rate`` is proportional to the number of
+    servers.
     """
     rng = np.random.default_rng([seed, 0])
     table = named_model("bloom-176b")
@@ -43,7 +47,7 @@ def large_problem(n_servers: int, seed: int) -> Problem:
     profiles = {name: shelf.get(name, ("hardware",)) for name in ("a100-sweep", "mig-1g-sweep")}
     kinds = ["a100-sweep" if j % _A100_EVERY == 0 else "mig-1g-sweep" for j in range(n_servers)]
     places = rng.random((n_servers + 1, 2))
-    # Row by row: all at once would take several times what stays. Equal times share one float.
+    # Row by row: all rows at once need several times the memory of the result. Equal times share one float.
     time_s = [step * _STEP_S for step in range(_NEAREST_STEPS + 2 * _PLANE_STEPS)]
     rows = []
     for row, place in enumerate(places):
@@ -72,7 +76,7 @@ def large_problem(n_servers: int, seed: int) -> Problem:
 
 
 def poisson_requests(problem: Problem, n_requests: int, seed: int) -> list[RequestPlan]:
-    """Poisson arrivals at the problem's rate, all with the design lengths."""
+    """Returns requests with Poisson arrivals at the problem's rate, all with the problem's lengths."""
     gaps_s = np.random.default_rng([seed, 1]).exponential(1 / problem.request_rate, n_requests)
     return [
         RequestPlan(i, 0, at_s, problem.n_input_tokens, problem.n_output_tokens)
@@ -81,6 +85,8 @@ def poisson_requests(problem: Problem, n_requests: int, seed: int) -> list[Reque
 
 
 def session_setup_s(placement: str) -> float:
-    """The published constant that the paper's simulator adds to every request under ``placement``."""
+    """Returns the session setup (seconds) that the paper's simulator adds to every request under
+    ``placement``.
+    """
     table = CalibrationTable(set=_CALIBRATION, session_setup=True)
     return resolve_calibration(table, petals=has_petals_setup(placement))[1].session_setup_s

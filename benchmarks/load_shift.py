@@ -1,7 +1,7 @@
-"""Draws what adapting is worth: per-token times of requests by their arrival, with and without moves.
+"""Draws the effect of moving blocks: per-token times of requests by their arrival, with and without moves.
 
 ``python -m benchmarks.load_shift WITH WITHOUT FIGURE``: two run directories of ``scenarios/load-shift.toml``
-(emulated or simulated), and the picture's file.
+(emulated or simulated), and the file of the figure.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _WITH, _WITHOUT, _MOVE = "#1f5a99", "#d1762b", "#7a3d8a"
 
 
 def draw(adapted: Path, fixed: Path, figure: Path) -> None:
-    """One dot per request of either run; bands are the times at which servers were moving."""
+    """Draw one dot per request of either run, and bands for the times at which servers moved."""
     import matplotlib
 
     matplotlib.use("Agg")

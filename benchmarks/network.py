@@ -1,7 +1,8 @@
-"""RTT of 28,672-byte echoes and bulk rates over every network that runs here; netem else in a VM.
+"""RTT of 28,672-byte echoes and bulk rates over every network that runs on this machine.
 
-``testbed links`` measures three pairs of 5, 20 and 100 ms. The baseline is the same echo over a link
-without delay at 100 Gbit/s: what the sockets, the kernel and the forwarder take by themselves.
+If netem does not, it is measured in a VM. ``testbed links`` measures three pairs of 5, 20 and 100 ms. The
+baseline is the same echo over a link without delay at 100 Gbit/s: the time of the sockets, the kernel and the
+forwarder alone.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ def measure() -> list[dict[str, Any]]:
 
 
 def measure_network(network: str) -> list[dict[str, Any]]:
-    """The figures of one backend. Goals stand where this project has set itself one: for the kernel's."""
+    """Measures one backend. Figures have a goal if the project has set one: all but the baseline and
+    ``loopback``.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "links.toml"
         path.write_text(_scenario(), encoding="utf-8")

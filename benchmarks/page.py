@@ -1,8 +1,9 @@
-"""What the page costs: CPU of its server, and a run's fidelity with a page open.
+"""Costs of the page: the CPU time of its server, and the errors of a run while pages are open.
 
-CPU: 60 servers and 200 sessions that decode all the time, two pages that watch; the logs are written as clients
-would, in real time. Baseline: reading the same logs afterwards, all at once. Fidelity: the errors of ``clustered`` in
-real time against its twin, with two pages that watch; baseline: the same without a page, each twice, by turns.
+CPU: 60 servers and 200 sessions that decode all the time, with two pages open; the logs are written as
+clients write them, in real time. The baseline is reading the same logs afterwards, all at once. Errors: those
+of ``clustered`` in real time compared with its twin, with two pages open. The baseline is the same without a
+page; each is run twice, in turn.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from testbed.scenario import dump_toml, load_experiment
 _SETS = ["servers.0.count=40", "servers.1.count=20", "workload.n_requests=200", "clock=real"]
 _SESSIONS = 200
 _TOKEN_S = 0.44
-"""As in the paper's clustered experiment."""
+"""Time per token in seconds, as in the paper's clustered experiment."""
 _SECONDS = 20.0
 _WARM_S = 3.0
 
@@ -61,14 +62,14 @@ def _error_of_a_run(run_dir: Path, is_open: bool) -> dict[str, float]:
     with subprocess.Popen(
         [*command, *page, "--out", str(run_dir)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as run:
-        assert run.stderr is not None, "it was asked for"
+        assert run.stderr is not None, "it is a pipe"
         if is_open:
             url = run.stderr.readline().split()[1].partition("#")[0]
             _until_there(url)
             pages = [_Watching(url) for _ in range(2)]
         run.stderr.read()
     if is_open:
-        assert all(page.n_updates > 100 for page in pages), "a page that shows nothing costs nothing"
+        assert all(page.n_updates > 100 for page in pages), "each page must have received updates"
     summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
     error: dict[str, float] = summary["emulation_error"]["token_gap_s"]
     return error
@@ -89,7 +90,7 @@ def _measure(folder: Path) -> list[dict[str, Any]]:
     command = [sys.executable, "-m", "testbed", "view", str(run_dir), "--port", "0", "--no-browser"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
-            assert server.stdout is not None, "it was asked for"
+            assert server.stdout is not None, "it is a pipe"
             url = server.stdout.readline().partition("#")[0]
             pages = [_Watching(url) for _ in range(2)]
             clients.run_for(_WARM_S)
@@ -112,7 +113,7 @@ def _measure(folder: Path) -> list[dict[str, Any]]:
 
 
 class _Clients:
-    """Writes what the clients of 200 sessions would, a token of each every 0.44 s."""
+    """Writes the log records that clients of 200 sessions would write, one token per session every 0.44 s."""
 
     def __init__(self, path: Path, n_servers: int) -> None:
         self._path = path
@@ -148,7 +149,7 @@ class _Clients:
         begin_s = ready_at_s = at_s - _TOKEN_S
         for i in range(5):
             step_s = _TOKEN_S / 5
-            # Times on a real machine are never twice the same.
+            # Times on a real machine vary, too.
             late_s = 0.004 * ((self._numbers[request] * 31 + request * 17 + i) % 7)
             arrived_s, departed_s = begin_s + 0.3 * step_s + late_s, begin_s + 0.7 * step_s
             hop = (self._server(request, i), 14 * i, 14 * i + 14, begin_s, arrived_s, departed_s)
@@ -164,7 +165,7 @@ class _Clients:
 
 
 class _Watching:
-    """A page: reads what the server sends, and counts."""
+    """A page: receives the server's updates, and counts them."""
 
     def __init__(self, url: str) -> None:
         self.n_updates = self.n_bytes = 0
@@ -185,7 +186,7 @@ class _Watching:
 
 
 def _until_there(url: str) -> None:
-    """The page says 503 while a run is starting."""
+    """Waits until the run has started; until then the page's server returns status 503."""
     for _ in range(600):
         try:
             urllib.request.urlopen(url + "api/run").close()

@@ -1,8 +1,10 @@
-"""The real PETALS beside our servers and the simulated ones, on the same links: what PETALS adds of its own.
+"""Compares PETALS itself with our servers and the simulation on the same links, and fits the overhead of
+PETALS.
 
-``python -m benchmarks petals [--only NAME] [--out DIR]`` takes 15 to 20 minutes, and needs namespaces, ``make petals``
-and the extra ``[blocks]``. Both systems serve the same checkpoint, one after the other, in the same places of the
-scenario ``petals-real``; every token of both is compared with transformers'. docs/petals.md has what was found.
+``python -m benchmarks petals [--only NAME] [--out DIR]`` takes 15 to 20 minutes, and needs namespaces, ``make
+petals`` and the extra ``[blocks]``. Both systems serve the same checkpoint, one after the other, at the same
+places of the scenario ``petals-real``; every token of both is compared with that of transformers.
+docs/petals.md has the results.
 """
 
 from __future__ import annotations
@@ -33,23 +35,25 @@ _SITES = ("East", "West", "South")
 _PYTHON = Path(".venv-petals/bin/python")
 _OUTPUT = 24
 _LARGE = 4096
-"""Hidden size from which on less is asked for."""
+"""From this hidden size on, there are fewer requests and shorter prompts."""
 _FURTHER_MS = 4.0
-"""How much further away a spare server is, so that both systems choose the other one first."""
+"""The additional RTT of a spare server, so that both systems choose the other one first."""
 _KILL_AFTER = 12
 _STUCK_S = 300.0
-"""How long to wait for a token after a server was killed. PETALS' client waits 180 s for an answer."""
+"""How long to wait for the end after a server was killed. PETALS' client waits 180 s for an answer."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One setting: servers in a chain, with the round trip between any two places."""
+    """One setting: a chain of servers. ``rtt_ms``: RTT between any two places. ``hidden``: the model's hidden
+    size.
+    """
 
     n_servers: int
     rtt_ms: float
     hidden: int = 64
     fits: bool = True
-    """Whether the calibration set is fitted to it; the others judge it."""
+    """Whether the calibration is fitted to this case; the other cases judge the fit."""
 
     @property
     def name(self) -> str:
@@ -57,7 +61,9 @@ class Case:
 
     @property
     def inputs(self) -> tuple[int, ...]:
-        """Tokens of the prompts, one request after another; the first meets what is not there yet, and does not count."""
+        """Numbers of tokens of the prompts, one request each. The first request is a warm-up and does not
+        count.
+        """
         return (8, 8, 64, 256, 8, 64, 256) if self.hidden < _LARGE else (8, 8, 64)
 
     @property
@@ -66,22 +72,26 @@ class Case:
 
     @property
     def blocks(self) -> list[tuple[int, int]]:
-        """(first, last + 1) of each server, as even as they can be."""
+        """(first, last + 1) block of each server; their sizes differ by at most one."""
         ends = [-(-_BLOCKS * k // self.n_servers) for k in range(self.n_servers + 1)]
         return list(itertools.pairwise(ends))
 
 
 @dataclass
 class Times:
-    """Of one system: ms to the first token by length of the prompt, and ms of every later token."""
+    """Times of one system in ms. ``first_ms``: length of the prompt -> times to the first token; ``gaps_ms``:
+    times of all later tokens.
+    """
 
     first_ms: dict[int, list[float]] = field(default_factory=dict)
     gaps_ms: list[float] = field(default_factory=list)
     opening_ms: list[float] = field(default_factory=list)
-    """Of ours, until the prompt goes out: asking all servers for room. PETALS asks with the prompt."""
+    """Only of our servers: the time to open the session, before the prompt is sent. PETALS opens it with the
+    prompt.
+    """
 
     def add(self, n_input: int, at_s: Sequence[float]) -> None:
-        """A request that began at ``at_s[0]``, whose tokens came at the others."""
+        """Add a request that began at ``at_s[0]`` and whose tokens arrived at the other times."""
         gaps = [1e3 * float(gap) for gap in np.diff(at_s)]
         self.first_ms.setdefault(n_input, []).append(gaps[0])
         self.gaps_ms.extend(gaps[1:])
@@ -94,7 +104,7 @@ class Times:
         return statistics.median(self.first_ms[n_input])
 
     def prefill(self, n_input: int) -> float:
-        """``first`` without what comes before the prompt goes out."""
+        """Returns ``first`` without the time to open the session, in ms."""
         return self.first(n_input) - statistics.median(self.opening_ms)
 
 
@@ -136,7 +146,7 @@ class _Bench:
         self.figures: dict[str, Any] = {}
         self._out = out
         self._measured: list[tuple[Case, Times, Times]] = []
-        """PETALS' times and those of the twin of ours."""
+        """Case, times of PETALS, times of the twin of our run."""
 
     def measure(self, case: Case) -> None:
         model = self._model(case.hidden)
@@ -153,31 +163,36 @@ class _Bench:
         }
         print(
             f"{case.n_servers} servers, RTT {case.rtt_ms:g} ms, hidden size {case.hidden}: a token takes PETALS "
-            f"{petals.gap_ms:.1f} ms, ours {ours.gap_ms:.1f}, simulated {twin.gap_ms:.1f}; the first after {', '.join(map(str, case.lengths))} "
-            f"PETALS {_firsts(petals)}, ours {_firsts(ours)}, simulated {_firsts(twin)}; "
+            f"{petals.gap_ms:.1f} ms, ours {ours.gap_ms:.1f}, simulated {twin.gap_ms:.1f}; "
+            f"the first after {', '.join(map(str, case.lengths))} tokens takes "
+            f"PETALS {_firsts(petals)} ms, ours {_firsts(ours)}, simulated {_firsts(twin)}; "
             f"{n_other} of PETALS' {len(case.inputs)} requests with other tokens than transformers'",
             flush=True,
         )
 
     def kill(self) -> None:
-        """Both systems with a spare for the second half, whose first server dies midway."""
+        """Measures both systems while the server of the second half is killed; there is a spare server for
+        it.
+        """
         case = Case(2, 40)
         model, profile = self._model(case.hidden), self._profile(case.hidden)
         for replay in ("as-is", "mended"):
             gap_s, why = self._petals_killed(case, model, replay)
             self.figures[f"kill-petals-{replay}"] = {"longest_gap_s": gap_s, "why": why}
-            said = (
+            outcome = (
                 f"goes on after {gap_s:.2f} s"
                 if gap_s is not None
                 else f"does not go on within {_STUCK_S:g} s: {why}"
             )
-            print(f"a server killed, PETALS {replay}: {said}", flush=True)
+            print(f"a server killed, PETALS {replay}: {outcome}", flush=True)
         gap_s = self._ours_killed(case, model, profile)
         self.figures["kill-ours"] = {"longest_gap_s": gap_s}
         print(f"a server killed, ours: goes on after {gap_s:.2f} s", flush=True)
 
     def calibrate(self) -> None:
-        """What PETALS adds to the simulated times: fitted to some cases, judged by those that were left out."""
+        """Fits the time that PETALS adds to the simulated times to the cases with ``fits``, and prints all
+        errors.
+        """
         fitted = [(case, petals, twin) for case, petals, twin in self._measured if case.fits]
         if len({case.n_servers for case, *_ in fitted}) < 2:
             return
@@ -201,8 +216,8 @@ class _Bench:
         }
         print(f"fit, ms: {json.dumps({k: round(float(v), 4) for k, v in self.figures['fit_ms'].items()})}")
         for case, petals, twin in self._measured:
-            said = twin.gap_ms + case.n_servers * per_hop + per_token
-            error = said / petals.gap_ms - 1
+            predicted_ms = twin.gap_ms + case.n_servers * per_hop + per_token
+            error = predicted_ms / petals.gap_ms - 1
             firsts = [
                 (twin.prefill(n) + case.n_servers * (first + slope * n) + once) / petals.first(n) - 1
                 for n in case.lengths
@@ -246,7 +261,7 @@ class _Bench:
         return times, int(events[-1]["n_with_other_tokens"])
 
     def _ours(self, case: Case, model: Path, profile: Path) -> tuple[Times, Times]:
-        # One after another, with some time to spare: a request's round trips, and what it computes.
+        # The requests must not overlap: the gap is longer than a request's round trips and computations.
         every_s = 2 + 1.3e-3 * _OUTPUT * case.n_servers * (case.rtt_ms + 10) + 40 * (case.hidden / 4096) ** 2
         requests = [[k * every_s, n, _OUTPUT] for k, n in enumerate(case.inputs)]
         folder = self._out / f"{case.name}-ours"
@@ -256,7 +271,9 @@ class _Bench:
         return _times_of(folder), _times_of(folder / "twin")
 
     def _petals_killed(self, case: Case, model: Path, replay: str) -> tuple[float | None, str]:
-        """The longest wait for a token and "", or ``None`` and what the client says that it meets."""
+        """Returns the longest time between two tokens in seconds and "", or None and the error in the
+        client's log.
+        """
         folder = self._out / f"kill-petals-{replay}"
         blocks = [*case.blocks, case.blocks[-1]]
         with _swarm(
@@ -270,7 +287,7 @@ class _Bench:
                 after = _until_ended(lines, _STUCK_S)
             except TimeoutError:
                 log = (folder / "logs" / "petals-client.log").read_text()
-                return None, max(re.findall(r"\w+Error\(['\"][\w ]+", log), default="nothing is said")
+                return None, max(re.findall(r"\w+Error\(['\"][\w ]+", log), default="its log has no error")
         assert after[-1]["n_with_other_tokens"] == 0
         at_s = [event["at_s"] for event in (*before, *after) if event["event"] == "token"]
         return float(max(np.diff(at_s))), ""
@@ -289,7 +306,7 @@ class _Bench:
 
 
 def _server_in_use(folder: Path) -> str:
-    """Which of PETALS' two servers of the second half has the session that began last."""
+    """Returns which of PETALS' two servers of the second half opened a session last."""
     begun = {
         name: [
             line
@@ -314,7 +331,9 @@ def _times_of(folder: Path) -> Times:
 
 
 def _links(case: Case, n_servers: int) -> str:
-    """``network.pairs``: all places as far from each other as ``case`` says, and a spare's a little further."""
+    """Returns the setting ``network.pairs``: the RTT of ``case`` between all places, and a longer one to a
+    spare.
+    """
     places = ("Home", *_SITES)
     pairs = []
     for index, a in enumerate(places):
@@ -330,7 +349,9 @@ def _links(case: Case, n_servers: int) -> str:
 def _swarm(
     folder: Path, case: Case, model: Path, blocks: list[tuple[int, int]], client: str
 ) -> Iterator[Iterator[dict[str, Any]]]:
-    """PETALS on the network of ``case``: the lines of its client as they come, until the block ends."""
+    """Runs PETALS on the network of ``case`` while the body runs. Yields an iterator over the lines of its
+    client.
+    """
     program = f"{_PYTHON} ./scenarios/petals/swarm.py"
     nodes = [("petals-dht", "Home", "dht"), ("petals-client", "Home", f"client {client}")]
     for index, (first, last) in enumerate(blocks):
@@ -350,7 +371,10 @@ def _swarm(
 
 
 def _lines(path: Path, process: subprocess.Popen[bytes]) -> Iterator[dict[str, Any]]:
-    """The lines of ``path`` as they come; "waiting" ones while none does."""
+    """Yields the lines of ``path`` as they are written, and events "waiting" while there is no new one.
+
+    Raises ``SystemExit`` if the process ends before ``path`` exists.
+    """
     while not path.exists():
         if process.poll() is not None:
             raise SystemExit(f"the network ended with {process.returncode}: see {path.parents[1]}.log")
@@ -369,6 +393,7 @@ def _lines(path: Path, process: subprocess.Popen[bytes]) -> Iterator[dict[str, A
 
 
 def _until_ended(lines: Iterator[dict[str, Any]], limit_s: float) -> list[dict[str, Any]]:
+    """Returns all events up to "ended". Raises ``TimeoutError`` after ``limit_s`` seconds."""
     until = time.monotonic() + limit_s
     events = []
     for event in lines:
@@ -378,7 +403,7 @@ def _until_ended(lines: Iterator[dict[str, Any]], limit_s: float) -> list[dict[s
             return events
         if time.monotonic() > until:
             raise TimeoutError(f"PETALS' client has not ended after {limit_s:g} s")
-    raise AssertionError("lines end never")
+    raise AssertionError("the iterator of lines has no end")
 
 
 def _up(
@@ -390,7 +415,9 @@ def _up(
     requests: list[list[float]],
     *more: str,
 ) -> None:
-    """Our servers with real blocks on the network of ``case``, and their twin with the ``profile`` measured here."""
+    """Runs our servers with transformer blocks on the network of ``case``, and their twin with the times of
+    ``profile``.
+    """
     plan = folder.parent / f"{folder.name}.plan.json"
     plan.write_text(json.dumps([[first + 1, last - first] for first, last in blocks]))
     servers = ",".join(f'{{hardware="half",site="{_SITES[k]}"}}' for k in range(len(blocks)))

@@ -1,6 +1,7 @@
-"""Seconds and memory from the logs of a run with a million hops to its tables, and the same for a tenth of them.
+"""CPU seconds and memory to make the tables of a run from its logs, with a million hops and with a tenth of
+them.
 
-The logs are those of a run in virtual time, over and over. Baseline: reading the same logs and doing nothing.
+The logs are many copies of those of a run in virtual time. The baseline only reads the same logs.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ def _logs(run: Path) -> list[Path]:
 
 
 def _repeat(once: Path, run: Path, n_hops: int) -> int:
-    """Make ``run`` of so many copies of ``once`` that it has ``n_hops``; returns how many."""
+    """Make the run ``run`` from so many copies of ``once`` that it has ``n_hops``. Returns the number of
+    copies.
+    """
     shutil.copytree(once, run)
     logs = {path.name: read_log(path)[0] for path in _logs(once)}
     there = [record for records in logs.values() for record in records]
@@ -96,7 +99,10 @@ def _later(record: AnyRecord, n_requests: int, by_s: float) -> AnyRecord:
 
 
 def _run(command: Sequence[str]) -> tuple[float, float]:
-    """Seconds and the largest resident memory (bytes) of a command, which must succeed or find failures."""
+    """Run a command. Returns its CPU seconds and its largest resident memory in bytes.
+
+    Raises ``RuntimeError`` if the exit code is not 0.
+    """
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)

@@ -1,8 +1,10 @@
-"""`python -m benchmarks rivals`: every policy pair on several scenarios, workloads and loads, as Markdown tables.
+"""`python -m benchmarks rivals`: compares all pairs of policies on several scenarios, workloads and loads, in
+Markdown.
 
-A scenario with a workload is a study of `testbed sweep` (docs/sweeps.md) in a folder of its own below ``--out``, with the loads as its axis: what is
-there already is not computed again. Rates at which objectives end to be kept are those of `testbed capacity` (docs/answers.md). Here stands only
-which studies there are and what is shown of them; ``--into`` puts it in place of everything after the line "## The tables" of a page.
+Each scenario with a workload is a study of `testbed sweep` (docs/sweeps.md) with the loads as its axis, in a
+folder of its own below ``--out``: runs that are there already are not computed again. The highest rates at
+which objectives are kept come from `testbed capacity` (docs/answers.md). This module only defines the studies
+and the tables. ``--into`` writes the tables to a page, in place of everything after its line "## The tables".
 """
 
 from __future__ import annotations
@@ -58,20 +60,27 @@ TRACE = (
     "workload.n_output_tokens=trace",
 )
 LONGEST_PROMPT = 8192
-"""Recorded requests with more input tokens are left out: two A100 that hold BLOOM-176B have the cache for two of this length."""
+"""Recorded requests with more input tokens are left out: two A100 that hold BLOOM-176B have room for two of
+this length.
+"""
 LOADS = (0.5, 1.0, 2.0)
 LEFT_OUT = (
     *("milp", "petals-optimized-order", "petals-optimized-number", "petals-optimized-rr", "cg-bprr"),
     "swarm-ws-rr",
 )
-"""An exact optimum for small instances, and ablations."""
+"""Pairs that are not compared by default: an exact optimum for small instances, and ablations."""
 
 
 class Part(NamedTuple):
-    """What is done of a scenario: which ``workloads``, seeds of generated requests and windows of recorded ones (0: none of these), requests per run.
+    """The studies of a scenario.
 
-    ``objective_s``: what a further token may take, about twice what the fastest pair needs on idle servers. ``most_requests``:
-    with which rates are judged for saturation (0: there is no such table, which would take longer than all others of the scenario).
+    - ``objective_s``: limit of the time per further token, about twice that of the fastest pair on idle
+      servers
+    - ``most_requests``: the most requests per run for saturation; 0: there is no such table, since it would
+      take longer than all others of the scenario
+    - ``n_requests``: requests per run; ``n_seeds``: runs with generated requests; ``n_windows``: runs with
+      recorded ones (0: none)
+    - ``workloads``: names in ``WORKLOADS``
     """
 
     objective_s: float
@@ -101,7 +110,9 @@ SATURATION_REQUESTS, SATURATION_RUNS, SATURATION_WIDTH = 100, 3, 0.1
 
 
 class Table(NamedTuple):
-    """One scenario with one workload at one load: a cell per pair, and why other pairs have none."""
+    """One scenario with one workload at one load. ``cells``: one per pair; ``without``: pair -> why it has
+    none.
+    """
 
     title: str
     note: str
@@ -110,14 +121,19 @@ class Table(NamedTuple):
 
 
 class Saturation(msgspec.Struct, frozen=True):
-    """A line of ``saturation.jsonl``: what `testbed capacity` says of one pair, under a ``key`` for all that determines it."""
+    """A line of ``saturation.jsonl``: the row of `testbed capacity` for one pair. ``key``: digest of all its
+    inputs.
+    """
 
     key: str
     row: dict[str, Any]
 
 
 def settings_of(scenario: str, workload: Sequence[str], n_requests: int) -> tuple[str, ...]:
-    """What all runs of a workload have set. All seeds have the same past requests, so that a pair places once for all of them."""
+    """Returns the changes to the scenario that all runs of a workload have, in the syntax of ``--set``.
+
+    All seeds have the same past requests, so that the placement of a pair is computed only once.
+    """
     part = PARTS[scenario]
     common = (
         *workload,
@@ -135,7 +151,9 @@ def settings_of(scenario: str, workload: Sequence[str], n_requests: int) -> tupl
 def placeable(
     scenario: str, settings: Sequence[str], pairs: Sequence[str]
 ) -> tuple[list[str], dict[str, str]]:
-    """The pairs that the scenario has numbers for, and what the others lack."""
+    """Returns the pairs for which the scenario has all inputs, and (pair -> what is missing) for the
+    others.
+    """
     found, without = [], {}
     for pair in pairs:
         try:
@@ -155,7 +173,7 @@ def tables(
     n_runs: int,
     options: argparse.Namespace,
 ) -> Iterator[Table]:
-    """A table per load, once all runs of the study are there."""
+    """Does the missing runs of a study, and yields one table per load."""
     n_requests = _given(options.requests, PARTS[scenario].n_requests)
     settings = settings_of(scenario, workload, n_requests)
     pairs, without = placeable(scenario, settings, options.pairs)
@@ -179,7 +197,8 @@ def tables(
     for load, rate in zip(loads, rates, strict=True):
         yield Table(
             f"{scenario}, {name}, {load:g} times its rate ({rate}/s)",
-            f"{n_runs} {'windows' if workload[:1] == TRACE[:1] else 'seeds'} of {n_requests} requests. {_trace_of(what)}",
+            f"{n_runs} {'windows' if workload[:1] == TRACE[:1] else 'seeds'} of {n_requests} requests. "
+            f"{_trace_of(what)}",
             [cell for cell in cells if cell.point["workload.rate"] == rate],
             without,
         )
@@ -191,12 +210,14 @@ def _folder(path: Path) -> Path:
 
 
 def _trace_of(what: str) -> str:
-    """Which requests of a recording were left out, as the scenario says it."""
+    """Returns the scenario's sentence on which requests of a recording were left out; empty if none were."""
     return f"{what.partition(' tokens')[0]} tokens." if " without " in what else ""
 
 
 def table_text(table: Table, beside: str) -> str:
-    """Pairs with the same figures share a row; whoever meets the objectives most often comes first."""
+    """Returns a table in Markdown. Pairs with equal figures share a row; rows are sorted by the met
+    objectives.
+    """
     served = [cell for cell in table.cells if cell.n_measured == len(cell.rows)]
     base = next((cell for cell in served if cell.policy == beside), None)
     header = ["pair", "met, %", "goodput, 1/s", "gave up, %"]
@@ -244,18 +265,20 @@ def _figures(cell: Cell, base: Cell | None) -> list[str]:
 
 
 def _value(cell: Cell, measure: str) -> float:
-    """The mean over runs; not a number where no run has it."""
+    """Returns the mean over runs; nan if no run has the measure."""
     found = cell.mean(measure)
     return float("nan") if found is None else found.mean
 
 
 def _decision_s(cells: Sequence[Cell], name: str) -> float:
-    """The mean over runs, the largest of pairs that share a row."""
+    """Returns the mean over runs in CPU seconds; of pairs that share a row the largest."""
     return max(fmean(getattr(row.record, name) or 0.0 for row in cell.rows) for cell in cells)
 
 
 def score_text(found: Sequence[Table], beside: str) -> str:
-    """The best of each table, how ``beside`` compares with each pair by the paired interval, and where that says that it is worse."""
+    """Returns Markdown: how ``beside`` compares with each pair by the paired interval, the best pair of each
+    table, and the tables in which ``beside`` is worse.
+    """
     counts: dict[str, dict[str, Counter[str]]] = {}
     best: list[list[str]] = []
     n_near: Counter[str] = Counter()
@@ -284,7 +307,7 @@ def score_text(found: Sequence[Table], beside: str) -> str:
         [
             f"`{pair}`",
             *(
-                # A pair that is worse than the one beside which it stands makes that one better.
+                # The verdict is on the other pair: if that is worse, ``beside`` is better.
                 " / ".join(str(of[measure][verdict]) for verdict in (WORSE, BETTER, EQUAL, UNRESOLVED))
                 for measure in COMPARED
             ),
@@ -303,7 +326,8 @@ def score_text(found: Sequence[Table], beside: str) -> str:
             markdown(["against", *columns], rows),
             f"### The best of each table, and `{beside}`",
             "",
-            f"`{beside}` is best, or within 0.02 (met) or {NEAR_RATIO:.0%} (times) of the best mean, in so many of {len(best)} tables: {n_nearly}.",
+            f"`{beside}` is best, or within 0.02 (met) or {NEAR_RATIO:.0%} (times) of the best mean, "
+            f"in so many of {len(best)} tables: {n_nearly}.",
             "",
             markdown(["table", *bests], best),
             f"### Where `{beside}` is worse, and the interval says so",
@@ -315,7 +339,7 @@ def score_text(found: Sequence[Table], beside: str) -> str:
 
 
 def saturation_text(scenario: str, options: argparse.Namespace) -> str:
-    """The highest rate at which nine requests in ten keep each objective, per pair."""
+    """Returns Markdown: per pair the highest rate at which nine requests in ten keep each objective."""
     part = PARTS[scenario]
     slo = f"ttft_p90={TTFT_S:g}s,tpot_p90={part.objective_s:g}s"
     settings = settings_of(scenario, (), min(SATURATION_REQUESTS, part.most_requests))
@@ -336,7 +360,7 @@ def saturation_text(scenario: str, options: argparse.Namespace) -> str:
                 width=SATURATION_WIDTH,
                 most_requests=part.most_requests,
             )
-            alone = dataclasses.replace(asked, jobs=1)  # however many workers there are, they find the same
+            alone = dataclasses.replace(asked, jobs=1)  # the result does not depend on the number of workers
             key = hashlib.sha256(f"{rules_digest()} {scenario} {alone}".encode()).hexdigest()[:32]
             if key not in known:
                 print(f"{scenario}: saturation of {pair}", file=sys.stderr)
@@ -362,7 +386,9 @@ def saturation_text(scenario: str, options: argparse.Namespace) -> str:
 
 
 def _are_few(row: dict[str, Any]) -> bool:
-    """Whether more requests might break the rate: fewer were served than pass through the system while it settles."""
+    """Whether the rate may be too high: fewer requests were served than ``TURNOVERS`` times those in the
+    system.
+    """
     return row["mean_in_system"] is not None and row["n_requests"] < TURNOVERS * row["mean_in_system"]
 
 
@@ -371,7 +397,7 @@ def _rate(value: float | None) -> str:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The exit status."""
+    """Do all studies and print or write the tables. Returns the exit code."""
     options = _options(arguments)
     found: list[Table] = []
     saturations: list[str] = []
@@ -403,7 +429,9 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _head(page: Path | None) -> str:
-    """What stays of ``page``. Raises ``UserError``."""
+    """Returns the part of ``page`` that stays. Raises ``UserError`` if it cannot be read or has no
+    such line.
+    """
     if page is None:
         return ""
     mark = "\n## The tables\n"
@@ -412,12 +440,12 @@ def _head(page: Path | None) -> str:
     except OSError as error:
         raise UserError(f"--into {page}: {error.strerror}") from None
     if not found:
-        raise UserError(f'--into {page}: has no line "{mark.strip()}", after which the tables would stand')
+        raise UserError(f'--into {page}: has no line "{mark.strip()}", after which the tables are written')
     return f"{head}{mark}\n"
 
 
 def _of(scenario: str, traces: dict[str, tuple[str, ...]], options: argparse.Namespace) -> Iterator[Table]:
-    """All tables of a scenario."""
+    """Yields all tables of a scenario."""
     part = PARTS[scenario]
     for name, workload in WORKLOADS.items():
         if name in (options.workloads if options.workloads is not None else part.workloads):
@@ -434,7 +462,9 @@ def _given(number: int | None, planned: int) -> int:
 
 
 def _traces(options: argparse.Namespace) -> dict[str, tuple[str, ...]]:
-    """What is set for each recorded workload. Raises ``UserError``."""
+    """Returns name of a recording -> changes to the scenario. Raises ``UserError`` if ``--trace`` is
+    invalid.
+    """
     found: dict[str, tuple[str, ...]] = {}
     for text in options.trace:
         name, equals, file = text.partition("=")
@@ -444,14 +474,16 @@ def _traces(options: argparse.Namespace) -> dict[str, tuple[str, ...]]:
             raise UserError(f"--trace {text}: there is no file {file}")
         found[name] = (
             *TRACE,
-            f'workload.file="{Path(file).resolve()}"',  # a scenario looks for files beside itself
+            f'workload.file="{Path(file).resolve()}"',  # relative paths would be relative to the scenario
             f"workload.max_input_tokens={LONGEST_PROMPT}",
         )
     return found
 
 
 def _trace_loads(options: argparse.Namespace, names: Collection[str]) -> dict[str, float]:
-    """By trace its loads as a part of the others'. Raises ``UserError``."""
+    """Returns name of a recording -> factor on its loads. Raises ``UserError`` if ``--trace-load`` is
+    invalid.
+    """
     found = {}
     for text in options.trace_load:
         name, _, part = text.partition("=")
@@ -461,7 +493,7 @@ def _trace_loads(options: argparse.Namespace, names: Collection[str]) -> dict[st
             found[name] = float(part)
         except ValueError:
             raise UserError(
-                f"--trace-load {text}: {part or 'nothing'} is no number; write NAME=PART"
+                f"--trace-load {text}: {part or 'nothing'} is not a number; write NAME=PART"
             ) from None
     return found
 
@@ -469,10 +501,15 @@ def _trace_loads(options: argparse.Namespace, names: Collection[str]) -> dict[st
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks rivals", description=__doc__)
     parser.add_argument(
-        "--out", type=Path, required=True, help="folder of the studies; what it has is not computed again"
+        "--out",
+        type=Path,
+        required=True,
+        help="folder of the studies; runs that it has are not computed again",
     )
     parser.add_argument(
-        "--into", type=Path, help='a page whose part after "## The tables" is written anew; else to stdout'
+        "--into",
+        type=Path,
+        help='a page whose part after "## The tables" is replaced; default: print to stdout',
     )
     parser.add_argument("--scenarios", nargs="+", default=list(PARTS), choices=list(PARTS))
     parser.add_argument(
@@ -484,17 +521,19 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         nargs="*",
         default=[],
         metavar="NAME=PART",
-        help="a trace's loads as a part of --loads, where its requests are longer",
+        help="factor on --loads for a trace, for example if its requests are longer",
     )
     parser.add_argument(
-        "--loads", nargs="+", type=float, default=LOADS, help="parts of the scenario's own rate"
+        "--loads", nargs="+", type=float, default=LOADS, help="loads as factors on the scenario's own rate"
     )
     parser.add_argument("--pairs", nargs="+", default=[pair for pair in PAIRS if pair not in LEFT_OUT])
     parser.add_argument("--beside", default="foresight", help="the pair that others are compared with")
     parser.add_argument(
         "--seeds", type=int, help="runs per pair and load; default: as planned for each scenario"
     )
-    parser.add_argument("--requests", type=int, help="per run; default: as planned for each scenario")
+    parser.add_argument(
+        "--requests", type=int, help="requests per run; default: as planned for each scenario"
+    )
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--saturation", action=argparse.BooleanOptionalAction, default=True)
     return parser.parse_args(arguments)

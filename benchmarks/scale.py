@@ -1,10 +1,10 @@
-"""``python -m benchmarks scale``: what a run on one machine costs, as its servers and its load grow.
+"""``python -m benchmarks scale``: CPU time and memory of a run on one machine, for more and more servers and
+sessions.
 
-A chain of four hops per session, servers that each hold one of four blocks, links of 20 ms; in real time on ``fabric`` and
-``loopback``. CPU seconds and memory are the kernel's own (``/proc``), of all processes of the run; they hardly depend on
-what else the machine does. What bounds the machine follows: its CPUs by the CPU time of a hop's step.
-
-``testbed simulate`` of the same, on the fast engine, stands beside.
+Each session has a chain of four hops, each server holds one of four blocks, and the RTT is 20 ms. Runs are in
+real time on ``fabric`` and ``loopback``. CPU time and memory come from the kernel (``/proc``), for all
+processes of the run; other load of the machine has little effect on them. The CPU time per hop and step
+bounds the steps per second that the machine's CPUs can serve.
 """
 
 from __future__ import annotations
@@ -48,7 +48,13 @@ pairs = [
 
 @dataclass(frozen=True)
 class Cost:
-    """One run. CPU seconds while it served, by kind of process; memory that no other process shares (``Pss``), in MB."""
+    """The cost of one run. CPU times are those while it served; memory is the proportional set size (``Pss``)
+    in MB.
+
+    - ``hop_steps``: number of steps of all hops; ``started_s``: seconds to start
+    - ``cpu_share``: kind of process -> share of the CPU time
+    - ``overhead_ms``: the testbed's own overhead per hop
+    """
 
     network: str
     n_servers: int
@@ -63,7 +69,7 @@ class Cost:
     cpu_share: dict[str, float]
     overhead_ms: float | None
     load: float
-    """Of the machine, in the last minute: wall seconds suffer from it."""
+    """Load of the machine in the minute before the run: it affects wall-clock times."""
 
     @property
     def hop_steps_per_cpu_s(self) -> float:
@@ -96,7 +102,7 @@ def _pss_mb(pid: int) -> float:
 
 
 def _processes(run_dir: Path, orchestrator: int) -> dict[int, str]:
-    """Names by pid, the spinners of idle priority left out."""
+    """Returns process id -> name for all processes of a run, without those that only keep CPUs awake."""
     found = {orchestrator: "orchestrator"}
     mark = b"TESTBED_RUN=" + os.fsencode(run_dir)
     for entry in Path("/proc").iterdir():
@@ -111,18 +117,21 @@ def _processes(run_dir: Path, orchestrator: int) -> dict[int, str]:
     return found
 
 
-def _says(log: Path, text: str, process: subprocess.Popen[bytes], limit_s: float) -> None:
+def _wait_for(log: Path, text: str, process: subprocess.Popen[bytes], limit_s: float) -> None:
+    """Wait until ``text`` is in ``log``. Raises ``SystemExit`` if the process ends first, or after
+    ``limit_s``.
+    """
     until_s = time.monotonic() + limit_s
     while text not in log.read_text(encoding="utf-8"):
         if process.poll() is not None or time.monotonic() > until_s:
             raise SystemExit(
-                f"scale: the run did not say {text!r}: {log.read_text(encoding='utf-8')[-2000:]}"
+                f"scale: the run did not print {text!r}: {log.read_text(encoding='utf-8')[-2000:]}"
             )
         time.sleep(0.05)
 
 
 def run_once(network: str, n_servers: int, n_sessions: int) -> Cost:
-    """A whole run of ``n_sessions`` sessions that begin in the first second and go on at the same time."""
+    """Do one run, with ``n_sessions`` sessions that all begin in the first second."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         plan, scenario, log = place / "plan.json", place / "scale.toml", place / "stderr"
@@ -157,10 +166,10 @@ def run_once(network: str, n_servers: int, n_sessions: int) -> Cost:
         with open(log, "wb") as stderr, open(place / "stdout", "wb") as stdout:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
             try:
-                _says(log, "nodes up", process, 300)
+                _wait_for(log, "nodes up", process, 300)
                 names = _processes(run_dir, process.pid)
                 before = {pid: _cpu_s(pid) for pid in names}
-                _says(log, "holding the testbed up", process, 600)
+                _wait_for(log, "holding the testbed up", process, 600)
                 used = {pid: _cpu_s(pid) - cpu_s for pid, cpu_s in before.items()}
                 memory: dict[str, list[float]] = {}
                 for pid, name in names.items():

@@ -1,8 +1,9 @@
-"""Speed of the simulator: one run with placement, routing decisions and replay.
+"""Speed of the simulator: whole runs with placement, routing decisions and replay.
 
-``python -m benchmarks.simulator`` measures small runs beside the published run times, one large run, and
-what batching and paged caches cost each engine (``--batching``: these alone). ``--servers N --requests N``
-measures one run of that size in this process, and ``--sweep`` draws the time per request from 10 to 3,000 servers.
+``python -m benchmarks.simulator`` measures small runs, to be compared with the published run times, one large
+run, and runs with batching and paged caches on each engine (``--batching``: only these). ``--servers N
+--requests N`` measures one run of that size in this process. ``--sweep`` draws the time per request for 10 to
+3,000 servers.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _LARGE = (1000, 100_000)
 _COUPLED_RUNS = 3
 _COUPLED_RATES = (0.1, 0.5)
 _COUPLED = (
-    # batching, cache.mode, the engine that is asked for: the virtual one, or the fastest that serves this
+    # batching, cache.mode, engine: the virtual one, or (auto) the fastest that serves this
     ("none", "reserved", "auto"),
     ("none", "reserved", "virtual"),
     ("none", "paged", "auto"),
@@ -63,7 +64,7 @@ _SWEEP_FIGURE = Path(__file__).parents[1] / "docs" / "figures" / "simulator-spee
 def timed_run(
     problem: Problem, policy: str, requests: Sequence[RequestPlan], setup_s: float = 0.0
 ) -> tuple[float, float, Placement, list[ReplayedRequest]]:
-    """(seconds to place, seconds to bind the router and replay, placement, requests).
+    """Do one run. Returns (seconds to place, seconds to bind the router and replay, placement, requests).
 
     Raises ``InfeasiblePlacement`` and other ``PolicyError``.
     """
@@ -79,7 +80,9 @@ def timed_run(
 def _served_fast(
     problem: Problem, policy: str, requests: Sequence[RequestPlan], setup_s: float
 ) -> tuple[float, float, Placement, list[ReplayedRequest]]:
-    """As ``timed_run``, by the fast engine: sessions are opened over the network, and who has no room asks again."""
+    """As ``timed_run``, with the fast engine: sessions are opened over the network, and refused ones are
+    tried again.
+    """
     placement, routing = resolve_pair(policy)
     experiment = load_experiment("clustered")
     experiment = replace(
@@ -106,12 +109,12 @@ def _served_fast(
 def run_large(
     n_servers: int, n_requests: int, policy: str, seed: int, *, setup: bool, engine: str = "reference"
 ) -> dict[str, Any]:
-    """One run on ``large_problem``; ``None`` for what an infeasible placement leaves open.
+    """Do one run on ``large_problem``. Returns its figures; those of a run without a placement are None or
+    missing.
 
-    ``seconds`` is ``placement_s + replay_s``; making the problem and its requests is not in it.
-    ``cpu_s`` is what this process computed in that time: less where other programs had the CPU.
-    ``peak_memory_bytes`` is that of this process with everything: interpreter, libraries, the
-    problem's matrices, requests and results.
+    - ``seconds``: ``placement_s + replay_s``, without the time to make the problem and its requests
+    - ``cpu_s``: CPU time of this process in that time, which is less if other programs used the CPU
+    - ``peak_memory_bytes``: of the whole process: interpreter, libraries, problem, requests and results
     """
     answer: dict[str, Any] = {"policy": policy, "servers": n_servers, "requests": n_requests, "seed": seed}
     answer["engine"] = engine
@@ -139,7 +142,7 @@ def run_large(
 
 
 def run_fresh(n_servers: int, n_requests: int, policy: str) -> dict[str, Any]:
-    """``run_large`` in a process of its own, so that its memory is its own."""
+    """Do ``run_large`` in a new process, so that ``peak_memory_bytes`` is that of this run alone."""
     command = [sys.executable, "-m", "benchmarks.simulator", "--servers", str(n_servers)]
     command += ["--requests", str(n_requests), "--policy", policy, "--json"]
     answer: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
@@ -147,7 +150,9 @@ def run_fresh(n_servers: int, n_requests: int, policy: str) -> dict[str, Any]:
 
 
 def measure() -> list[dict[str, Any]]:
-    """Small runs, best and median of 30, at 0.5 requests/s; 1,000 servers, once; ``measure_coupled``."""
+    """Measures small runs at 0.5 requests/s (best and median of 30), one run with 1,000 servers,
+    ``measure_coupled``.
+    """
     figures: list[dict[str, Any]] = []
     for scenario, n_servers, goal_ms, matlab_ms in _SMALL:
         sets = ["workload.rate=0.5", "workload.n_requests=100", "calibration.set=petals-scattered"]
@@ -169,9 +174,10 @@ def measure() -> list[dict[str, Any]]:
 
 
 def measure_coupled() -> list[dict[str, Any]]:
-    """CPU seconds of 100 requests on ``clustered`` where servers batch, and where caches grow; placement included.
+    """Measures the CPU seconds of 100 requests on ``clustered`` with batching and with paged caches.
 
-    Best of several. Processes that a run begins are counted, too.
+    They include the placement and all processes that a run starts. Each is the best of ``_COUPLED_RUNS``
+    runs.
     """
     figures = []
     for rate in _COUPLED_RATES:
@@ -190,15 +196,16 @@ def measure_coupled() -> list[dict[str, Any]]:
 
 
 def _cpu_s() -> float:
-    """Of this process and of those that it began and that have ended."""
+    """Returns the CPU seconds of this process and of its children that have ended."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def sweep(path: Path) -> list[dict[str, Any]]:
-    """Runs of growing size, 10 requests per server, drawn to ``path`` (PNG). Takes some minutes.
+    """Do runs of growing size and draw them to ``path`` (PNG). Returns their figures. Takes some minutes.
 
-    Drawn is the time of binding and replay alone, without the waits for other programs' use of the CPU.
+    A run has 10 requests per server, at least 2,000. The figure shows the CPU time of binding and replay
+    alone.
     """
     answers = []
     for policy in _SWEEP_POLICIES:
@@ -254,14 +261,16 @@ def _line(answer: dict[str, Any]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.simulator", description=__doc__)
-    parser.add_argument("--servers", type=int, help="one run on so many servers")
-    parser.add_argument("--requests", type=int, default=_LARGE[1], help="requests of that run")
+    parser.add_argument("--servers", type=int, help="do one run with so many servers")
+    parser.add_argument("--requests", type=int, default=_LARGE[1], help="number of requests of that run")
     parser.add_argument("--policy", default="proposed", help="a pair that `testbed policies` lists")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--engine", choices=("reference", "fast"), default="reference", help="of that run")
+    parser.add_argument(
+        "--engine", choices=("reference", "fast"), default="reference", help="engine of that run"
+    )
     parser.add_argument("--session-setup", choices=("none", "reference"), default="none")
     parser.add_argument("--sweep", action="store_true", help="10 to 3,000 servers, drawn into docs/figures")
-    parser.add_argument("--batching", action="store_true", help="batching and paged caches alone")
+    parser.add_argument("--batching", action="store_true", help="only batching and paged caches")
     parser.add_argument("--json", action="store_true", help="one object per line")
     given = parser.parse_args()
     if given.servers is not None and (given.servers < 1 or given.requests < 1):

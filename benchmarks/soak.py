@@ -1,9 +1,11 @@
-"""Half an hour under churn: ``python -m benchmarks soak --minutes 30 --time-scale 20``, or in virtual time:
-``python -m benchmarks soak --minutes 6000 --clock virtual``.
+"""Checks in a long run with failing servers whether memory stays constant and nothing is left behind.
 
-The testbed comes up once, as a process of its own, and serves the scenario's rate of requests for so long while servers
-are killed and begin again. Every few seconds memory and descriptors of all its processes are read. Asks whether memory
-stays constant and nothing is left. Writes ``samples.csv``, ``soak.json``, ``memory.png`` and the run below ``--out``.
+``python -m benchmarks soak --minutes 30 --time-scale 20``, or in virtual time: ``python -m benchmarks soak
+--minutes 6000 --clock virtual``.
+
+One ``testbed up`` serves the scenario's rate of requests for so long, while servers are killed and begin
+again. Every ``_EVERY_S`` seconds the memory and the open descriptors of all its processes are read.
+``samples.csv``, ``soak.json``, ``memory.png`` and the run are written below ``--out``.
 """
 
 from __future__ import annotations
@@ -31,9 +33,11 @@ from testbed.scenario.sources import read_source
 
 _EVERY_S = 10.0
 _WARM_UP_RATIO = 0.5
-"""Left out at the beginning: pools and memories of bounded size fill in this part of the soak."""
+"""The first part of the time, which is not judged: pools and caches of limited size fill up in it."""
 _LEVEL_RATIO = 1.02
-"""A floor that is higher in the last quarter than in the one before by more than this is growth."""
+"""Memory grows if its floor in the last quarter is more than so many times the floor in the quarter
+before.
+"""
 _PREFIX, _LAUNCHER = "tb:", "launcher"
 _ROLES = (_LAUNCHER, "fabric", "client")
 _IDLE = ("awake", "still")
@@ -41,14 +45,14 @@ _ORCHESTRATOR = "orchestrator"
 
 
 def role_of(name: str) -> str | None:
-    """Of a process, by the name that the launcher gave it; ``None``: it serves nothing."""
+    """Returns the role of a process by the name that the launcher gave it; None if it serves nothing."""
     if name.startswith(_IDLE):
         return None
     return next((role for role in _ROLES if name.startswith(role)), SERVER)
 
 
 def processes(orchestrator: int) -> Iterator[tuple[int, str]]:
-    """(process id, name) of the orchestrator, its launcher and the launcher's children."""
+    """Yields (process id, name) of the orchestrator, its launcher and the launcher's children."""
     yield orchestrator, _ORCHESTRATOR
     for launcher in _children(orchestrator):
         if _name(launcher) == _LAUNCHER:
@@ -60,7 +64,9 @@ def processes(orchestrator: int) -> Iterator[tuple[int, str]]:
 
 
 def _name(pid: int) -> str | None:
-    """What the launcher has named a process; ``None`` if it has not, or if there is none."""
+    """Returns the name that the launcher gave a process; None if it has none, or if there is no such
+    process.
+    """
     with contextlib.suppress(OSError):
         name = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip()
         if name.startswith(_PREFIX):
@@ -77,7 +83,7 @@ def _children(pid: int) -> list[int]:
 
 
 def sample(pid: int, name: str, elapsed_s: float) -> Sample | None:
-    """The process now; ``None`` if it has ended or does not count."""
+    """Returns a sample of the process; None if it has ended, or if its role is not measured."""
     role = name if name == _ORCHESTRATOR else role_of(name)
     n_descriptors = open_descriptors({name: pid}).get(name)
     started = process_start(pid)
@@ -94,7 +100,10 @@ def sample(pid: int, name: str, elapsed_s: float) -> Sample | None:
 
 
 def watch(run: subprocess.Popen[bytes], path: Path) -> list[Sample]:
-    """Sample all processes of ``run`` until its launcher has ended: afterwards it only writes its tables."""
+    """Sample all processes of ``run``, write the samples to ``path`` and return them.
+
+    It ends when the launcher has ended and the run has written its tables.
+    """
     samples: list[Sample] = []
     began_at = time.monotonic()
     has_begun = False
@@ -104,7 +113,7 @@ def watch(run: subprocess.Popen[bytes], path: Path) -> list[Sample]:
         while run.poll() is None:
             elapsed_s = time.monotonic() - began_at
             found = list(processes(run.pid))
-            # On memory all nodes are in the orchestrator.
+            # On the network ``memory`` all nodes are in the orchestrator.
             if any(role_of(name) == "client" for _, name in found) or (
                 len(found) == 1 and has_log(path.parent)
             ):
@@ -123,7 +132,7 @@ def watch(run: subprocess.Popen[bytes], path: Path) -> list[Sample]:
 
 
 def has_log(out: Path) -> bool:
-    """Whether anything was served, and the tables are not being written yet."""
+    """Whether the run has begun to serve and has not stopped yet."""
     events = out / "run" / "events.jsonl"
     return events.exists() and b'"event": "stopped"' not in events.read_bytes()[-1000:]
 
@@ -136,10 +145,13 @@ def command(
     clock: str = "real",
     sets: Sequence[str] = (),
 ) -> list[str]:
-    """``testbed up`` for so many minutes, of real time or with a virtual clock of that. Raises ``UserError`` if the scenario has no rate."""
+    """Returns the command ``testbed up`` with as many requests as arrive in ``minutes`` of the chosen clock.
+
+    Raises ``UserError`` if the scenario has no rate.
+    """
     rate = read_source(scenario).document.get("workload", {}).get("rate")
     if not isinstance(rate, int | float):
-        raise UserError(f"{scenario} has no workload.rate; take a scenario whose arrivals have one")
+        raise UserError(f"{scenario} has no workload.rate; choose a scenario whose arrivals have one")
     n_requests = max(1, round(rate * minutes * 60 * time_scale))
     options = ["--time-scale", f"{time_scale:g}", "--set", f"workload.n_requests={n_requests}"]
     options += ["--clock", clock, "--no-trace", *(word for one in sets for word in ("--set", one))]
@@ -150,9 +162,9 @@ def command(
 
 
 def judge(summary: Mapping[str, Any] | None, growth: Mapping[str, Any]) -> list[str]:
-    """What does not hold, a sentence each."""
+    """Returns one sentence per promise that the run has broken."""
     if summary is None:
-        return ["the run broke and has no summary"]
+        return ["the run failed and has no summary"]
     wrong: list[str] = []
     n_ended = summary["n_completed"] + summary["n_failed"]
     if n_ended != summary["n_requests"]:
@@ -168,14 +180,16 @@ def judge(summary: Mapping[str, Any] | None, growth: Mapping[str, Any]) -> list[
             )
         if descriptors["last"] > descriptors["before"] * _LEVEL_RATIO:
             wrong.append(
-                f"descriptors of {role} grow: their lowest decile is {descriptors['before']:.0f} in the third quarter, "
-                f"{descriptors['last']:.0f} in the last"
+                f"descriptors of {role} grow: their lowest decile is {descriptors['before']:.0f} "
+                f"in the third quarter, {descriptors['last']:.0f} in the last"
             )
     return wrong
 
 
 def evaluate(out: Path, samples: Sequence[Sample], status: int) -> dict[str, Any]:
-    """``soak.json``: what was served, how memory grew, what was left, what does not hold."""
+    """Write ``soak.json`` and the figure. Returns the content of ``soak.json``: what was served, how memory
+    grew, what was left behind, and what is wrong.
+    """
     real_s = samples[-1].elapsed_s if samples else 0.0
     warm_up_s = _WARM_UP_RATIO * real_s
     kept = soak_figures.warmed_up(samples, warm_up_s)
@@ -184,7 +198,7 @@ def evaluate(out: Path, samples: Sequence[Sample], status: int) -> dict[str, Any
         summary = json.loads((out / "run" / "summary.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         summary = None
-    told = (
+    reported = (
         *(
             "clock",
             "scenario_s",
@@ -207,7 +221,7 @@ def evaluate(out: Path, samples: Sequence[Sample], status: int) -> dict[str, Any
         "warm_up_s": warm_up_s,
         "n_cpus": os.cpu_count(),
         "load": {"mean": sum(loads) / len(loads), "max": max(loads)} if loads else None,
-        "run": {key: summary.get(key) for key in told} if summary else None,
+        "run": {key: summary.get(key) for key in reported} if summary else None,
         "growth": growth,
         "wrong": wrong,
     }
@@ -218,13 +232,13 @@ def evaluate(out: Path, samples: Sequence[Sample], status: int) -> dict[str, Any
 
 
 def report(soak: Mapping[str, Any]) -> str:
-    """The verdict and its figures in a few lines."""
+    """Returns the figures and the verdict as text."""
     lines = []
     run = soak["run"]
     if run:
         lines.append(
-            f"{run['n_requests']} requests in {soak['real_s'] / 60:.1f} minutes, {(run['scenario_s'] or 0) / 3600:.1f} hours "
-            f"of scenario time: {run['n_completed']} completed, "
+            f"{run['n_requests']} requests in {soak['real_s'] / 60:.1f} minutes, "
+            f"{(run['scenario_s'] or 0) / 3600:.1f} hours of scenario time: {run['n_completed']} completed, "
             f"{run['n_failed']} failed; {run['n_faults']} faults, {run['n_replays']} replays; leaks {run['leaks']}"
         )
     for role, found in soak["growth"].items():
@@ -240,7 +254,9 @@ def report(soak: Mapping[str, Any]) -> str:
 
 
 def run(arguments: list[str]) -> int:
-    """Exit code 1 if anything grew, was left behind or got lost."""
+    """Do a soak. Returns exit code 1 if anything grew, was left behind or got lost, 2 if an option is
+    invalid, else 0.
+    """
     parser = argparse.ArgumentParser(prog="python -m benchmarks soak")
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--time-scale", type=float, help="default: 20 in real time, 1 in virtual time")

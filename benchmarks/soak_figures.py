@@ -1,4 +1,4 @@
-"""What a soak's samples say: how fast memory grows per role, and how that looks."""
+"""Analysis of a soak's samples: how fast memory grows per role, and its figure."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ Array = NDArray[np.float64]
 
 SERVER = "server"
 _N_FLOORS = 10
-"""So many parts of the time have a floor each: the least value in it."""
+"""The time is divided into so many parts, each with a floor, the least value in it."""
 _LOW = 0.1
 AGE_CLASSES_S = (2.0, 5.0, 10.0, 20.0, 40.0, 80.0)
-"""Upper ends: a process takes memory as it begins to work, so only those of like age are compared."""
+"""Upper ends of the classes of processes' ages. Memory grows while a process begins to work, so only
+processes of similar age are compared.
+"""
 
 
 class Sample(NamedTuple):
@@ -51,10 +53,11 @@ class Slope:
 
 
 def slope(at_s: Array, values: Array) -> Slope:
-    """Least squares; the interval is that of n (1 - r) / (1 + r) samples, since neighbours are alike.
+    """Fits a straight line by least squares.
 
-    r is the correlation of neighbouring residuals (an autoregressive process of order 1). Needs three samples at
-    more than one instant, else ``ValueError``.
+    Neighbouring samples are not independent, so the interval is that of n (1 - r) / (1 + r) independent
+    samples, where r is the correlation of neighbouring residuals (an autoregressive process of order 1).
+    Raises ``ValueError`` for fewer than three samples, or if all are at one instant.
     """
     from scipy import stats
 
@@ -74,7 +77,9 @@ def slope(at_s: Array, values: Array) -> Slope:
 
 
 def without_age(ages_s: Array, values: Array) -> Array:
-    """``values`` less the mean of their age class, plus the mean of all: processes of like age compared."""
+    """Returns ``values`` minus the mean of their age class plus the mean of all, which removes the effect of
+    age.
+    """
     classes = np.digitize(ages_s, AGE_CLASSES_S)
     rest = values.copy()
     for number in np.unique(classes):
@@ -84,23 +89,26 @@ def without_age(ages_s: Array, values: Array) -> Array:
 
 
 def series(samples: Sequence[Sample], role: str, what: str) -> tuple[Array, Array]:
-    """(instants, values) of one quantity of all processes of a role, in the order of time.
+    """Returns (instants, values) of one quantity over time, of all processes of a role.
 
-    Servers, which are killed and begin again, are compared by age.
+    For servers, which are killed and begin again, the effect of age is removed; their values are means per
+    instant.
     """
     chosen = [sample for sample in samples if sample.role == role]
     at_s = np.array([sample.elapsed_s for sample in chosen])
     values = np.array([float(getattr(sample, what)) for sample in chosen])
     if role == SERVER and len(chosen):
         values = without_age(np.array([sample.age_s for sample in chosen]), values)
-        instants = np.unique(at_s)  # those of one instant are no samples of their own
+        instants = np.unique(at_s)  # the servers of one instant count as one sample
         values = np.array([values[at_s == instant].mean() for instant in instants])
         at_s = instants
     return at_s, values
 
 
 def floors(at_s: Array, values: Array) -> tuple[Array, Array]:
-    """(instants, values): the least value in every part of the time. What comes and goes leaves them as they are."""
+    """Returns (instants, values) of the least value in each part of the time. Temporary peaks do not change
+    these.
+    """
     ends = np.linspace(at_s.min(), at_s.max(), _N_FLOORS + 1)[1:-1]
     parts = np.digitize(at_s, ends, right=True)
     lowest = [np.flatnonzero(parts == part)[values[parts == part].argmin()] for part in np.unique(parts)]
@@ -112,7 +120,9 @@ def warmed_up(samples: Iterable[Sample], warm_up_s: float) -> list[Sample]:
 
 
 def roles(samples: Iterable[Sample], n_instants: int = 1) -> list[str]:
-    """Those that were sampled at so many instants or more, in the order of their first."""
+    """Returns the roles that were sampled at ``n_instants`` or more instants, in the order of their first
+    samples.
+    """
     instants: dict[str, set[float]] = {}
     for sample in samples:
         instants.setdefault(sample.role, set()).add(sample.elapsed_s)
@@ -120,11 +130,12 @@ def roles(samples: Iterable[Sample], n_instants: int = 1) -> list[str]:
 
 
 def growth(samples: Sequence[Sample], role: str) -> dict[str, object]:
-    """Of one role: slopes of memory (MB per hour) and of descriptors (per hour), and the first and last values.
+    """Returns one role's slopes of memory (MB per hour) and of descriptors (per hour), and first and last
+    values.
 
-    Slopes are of floors (see ``floors``): bursts of work come back to the same floor, what is lost for good lifts
-    it. ``floor_mb``, ``floor_descriptors``: the lowest decile in the first half of the time (``before``) and in the
-    other; a single low sample is chance.
+    Slopes are those of ``floors``: after a burst of work memory returns to the same floor, but a leak raises
+    it. ``floor_mb``, ``floor_descriptors``: the lowest decile in the first half of the time (``before``) and
+    in the second (``last``); a decile, since the lowest sample depends on chance.
     """
     at_s, rss = series(samples, role, "rss_bytes")
     _, pss = series(samples, role, "pss_bytes")
@@ -149,7 +160,9 @@ def growth(samples: Sequence[Sample], role: str) -> dict[str, object]:
 
 
 def draw(path: Path, samples: Sequence[Sample], warm_up_s: float) -> None:
-    """Memory and descriptors over time, a line per role; servers by age class."""
+    """Draw memory and descriptors over time: one line per role, and one dot per sample of a server, coloured
+    by age.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -159,10 +172,10 @@ def draw(path: Path, samples: Sequence[Sample], warm_up_s: float) -> None:
     for role in roles(samples):
         for axis, what, unit in ((axes[0], "rss_bytes", 1e6), (axes[2], "n_descriptors", 1.0)):
             at_s, values = series(samples, role, what)
-            label = f"{role} (mean, like ages)" if role == SERVER else role
+            label = f"{role} (mean, similar ages)" if role == SERVER else role
             axis.plot(at_s / 60, values / unit, label=label, lw=1.2)
     servers = [sample for sample in samples if sample.role == SERVER]
-    if servers:  # on memory they are no processes of their own
+    if servers:  # on the network ``memory`` servers are not processes
         dots = axes[1].scatter(
             [sample.elapsed_s / 60 for sample in servers],
             [sample.rss_bytes / 1e6 for sample in servers],

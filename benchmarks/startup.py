@@ -1,6 +1,6 @@
-"""Seconds from the command to a serving testbed with 9 and 60 servers, and memory per server.
+"""Seconds until a testbed with 9 and with 60 servers serves, and the private memory per server.
 
-Baseline: starting as many interpreters that import the same server module.
+The baseline is starting 9 interpreters that import the same server module.
 """
 
 from __future__ import annotations

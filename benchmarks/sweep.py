@@ -1,8 +1,10 @@
-"""`python -m benchmarks sweep`: `testbed sweep` on Ray against local workers, how it scales, and what bounds it.
+"""`python -m benchmarks sweep`: compares `testbed sweep` on Ray with local workers, and measures its scaling
+and limits.
 
-Blocks of the same runs take turns: local, ray, local, … Of each block the first fifth is left out, and more while workers begin. CPU seconds
-are those of all processes (this one, workers, Ray's own) and do not depend on what else the machine does; wall seconds do, which is why
-the load and the CPUs that others used are stated. Scaling is that of tasks that only wait, so that two CPUs can pretend to be many.
+Blocks of the same runs are done in turn: local, ray, local, … Of each block the first fifth is not counted,
+and more until all workers have begun. CPU seconds are those of all processes (this one, workers, Ray's own);
+other load of the machine has little effect on them. Wall seconds depend on it, so the load and the CPUs used
+by others are printed. Scaling is measured with tasks that only wait, so that two CPUs can stand for many.
 """
 
 from __future__ import annotations
@@ -36,9 +38,12 @@ _UP_S = 60.0
 
 
 class Window(NamedTuple):
-    """What it took from one result to a later one: runs, wall seconds, CPU seconds of all, of this process, of other programs.
+    """What was measured between one result and a later one.
 
-    ``start_s``: wall seconds until the first result. ``in_runs_s``: wall seconds of the runs themselves.
+    - ``n_runs``: number of runs; ``wall_s``: wall seconds
+    - ``cpu_s``: CPU seconds of all our processes; ``driver_s``: of this process; ``others_s``: of other
+      programs
+    - ``in_runs_s``: wall seconds of the runs themselves; ``start_s``: wall seconds until the first result
     """
 
     n_runs: int
@@ -51,7 +56,9 @@ class Window(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """At an instant: CPU seconds of each process of ours, and of all of the machine."""
+    """CPU seconds up to an instant: process id -> those of each of our processes, and those of the whole
+    machine.
+    """
 
     at_s: float
     own_s: dict[int, float]
@@ -59,7 +66,9 @@ class Usage(NamedTuple):
 
 
 def usage(without: int | None = None) -> Usage:
-    """Of this process and all below it; ``without``: but not of that one and those below it."""
+    """Returns the usage of this process and its descendants, except the process ``without`` and its
+    descendants.
+    """
     of: dict[int, tuple[int, float]] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
@@ -84,7 +93,11 @@ def window(
     without: int | None,
     n_workers: int = 1,
 ) -> Window:
-    """Do the tasks, and measure without the first of them: until there are so many workers, half of the tasks at most."""
+    """Do the tasks, and measure all but the first of them.
+
+    Not counted are the first ``WARM_RATIO`` of the tasks, and those done before ``n_workers`` have begun, but
+    at most half of all tasks. ``took`` returns the wall seconds of a task from its record.
+    """
     n_tasks = sum(map(len, groups))
     n_warm, n, in_runs_s = int(WARM_RATIO * n_tasks), 0, 0.0
     first: Usage | None = None
@@ -101,7 +114,7 @@ def window(
             elif n >= n_warm and (executor.n_jobs >= n_workers or n >= n_tasks // 2):
                 first, n_warm = usage(without), n
     assert first is not None
-    # What ended meanwhile had nothing to do: workers stay to the end.
+    # Processes that ended before are ignored: workers stay until the end.
     used_s = {pid: own_s - first.own_s.get(pid, 0.0) for pid, own_s in last.own_s.items()}
     cpu_s = sum(used_s.values())
     others_s = max(0.0, last.machine_s - first.machine_s - cpu_s)
@@ -110,7 +123,7 @@ def window(
 
 
 def runs_of(n_runs: int) -> list[list[Run]]:
-    """So many runs of the clustered scenario, those of a point and policy together."""
+    """Returns about ``n_runs`` runs of the clustered scenario, in groups of one point and policy."""
     n_seeds = max(1, n_runs // (N_POINTS * len(POLICIES)))
     return [
         [Run((f"workload.rate={0.1 * i:.1f}",), policy, seed) for seed in range(n_seeds)]
@@ -120,21 +133,26 @@ def runs_of(n_runs: int) -> list[list[Run]]:
 
 
 def waiting(setup: tuple[float, Record]) -> Callable[[int], Record]:
-    """A task that takes so many seconds, without a CPU, and answers that record."""
+    """Returns a function that does a task: it waits for so many seconds without using a CPU, and returns the
+    record.
+    """
     task_s, record = setup
     answer = pickle.dumps(record, 5)
 
     def work(task: int) -> Record:
         time.sleep(task_s)
-        return pickle.loads(answer)  # type: ignore[no-any-return]  # as unlike the others as those of runs
+        # A new object each time, as with real runs.
+        return pickle.loads(answer)  # type: ignore[no-any-return]
 
     return work
 
 
 @contextlib.contextmanager
 def ray_head(n_cpus: int) -> Iterator[int]:
-    """A cluster of one machine that says it has so many CPUs; the process that it is below."""
-    # Ray's sockets are below it: their paths may have 107 characters.
+    """Runs a cluster of one machine that claims to have ``n_cpus`` CPUs. Yields the id of its parent
+    process.
+    """
+    # The prefix is short, since the paths of Ray's sockets are limited to 107 characters.
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
         (Path(folder) / "ray_bootstrap_config.yaml").write_text("{}", encoding="utf-8")
         environment = os.environ | {
@@ -162,14 +180,14 @@ def ray_head(n_cpus: int) -> Iterator[int]:
             )
             try:
                 until = time.monotonic() + _UP_S
-                while b"Ray runtime started" not in (said := (Path(folder) / "log").read_bytes()):
+                while b"Ray runtime started" not in (printed := (Path(folder) / "log").read_bytes()):
                     if process.poll() is not None or time.monotonic() > until:
-                        raise SystemExit(f"benchmarks sweep: Ray does not begin: {said.decode()}")
+                        raise SystemExit(f"benchmarks sweep: Ray does not start: {printed.decode()}")
                     time.sleep(0.1)
                 os.environ["RAY_ADDRESS"] = f"127.0.0.1:{port}"
                 yield process.pid
             finally:
-                process.send_signal(signal.SIGTERM)  # `ray start --block` ends what it began
+                process.send_signal(signal.SIGTERM)  # `ray start --block` then ends all that it started
                 try:
                     process.wait(30)
                 except subprocess.TimeoutExpired:
@@ -182,7 +200,9 @@ def load() -> str:
 
 
 def efficiency(n_runs: int, n_blocks: int, n_workers: int, head: int) -> tuple[list[str], dict[str, Any]]:
-    """Blocks of local and ray in turn."""
+    """Do blocks of runs with the executors local and ray in turn. Returns lines of text, and the ratios of
+    the rates.
+    """
     from testbed.studies.sweep.on_ray import OnRay
 
     setup, groups = Setup(SCENARIO, n_runs=n_runs), runs_of(n_runs)
@@ -205,7 +225,7 @@ def efficiency(n_runs: int, n_blocks: int, n_workers: int, head: int) -> tuple[l
             print(lines[-1], file=sys.stderr, flush=True)
 
     def ratio(rate: Callable[[Window], float]) -> float:
-        """Median over pairs of blocks that follow each other."""
+        """Returns the median of ray / local over pairs of successive blocks."""
         return statistics.median(rate(b) / rate(a) for a, b in zip(found["local"], found["ray"], strict=True))
 
     by_cpu = ratio(lambda w: w.n_runs / w.cpu_s)
@@ -218,7 +238,7 @@ def efficiency(n_runs: int, n_blocks: int, n_workers: int, head: int) -> tuple[l
 
 
 def scaling(workers: Sequence[int], task_s: float, seconds: float) -> tuple[list[str], dict[str, Any]]:
-    """Tasks that wait, on ever more workers."""
+    """Do tasks that only wait, on more and more workers. Returns lines of text, and the measured rates."""
     from testbed.studies.sweep.on_ray import OnRay
 
     record = Runner(Setup(SCENARIO))(runs_of(20)[0][0])
@@ -244,7 +264,7 @@ def scaling(workers: Sequence[int], task_s: float, seconds: float) -> tuple[list
 
 
 def limits(n_tasks: int, run_s: float) -> tuple[list[str], dict[str, Any]]:
-    """What this process does per call and per result in CPU seconds, and the bytes of a run."""
+    """Measures this process's CPU seconds per call and per result, and the bytes of a run on the network."""
     from testbed.studies.sweep.on_ray import CALL_S, MAX_CALL, MAX_CALLS_PER_S, OnRay
 
     runner = Runner(Setup(SCENARIO))
@@ -253,7 +273,7 @@ def limits(n_tasks: int, run_s: float) -> tuple[list[str], dict[str, Any]]:
     groups = [list(range(i * n_tasks // 10, (i + 1) * n_tasks // 10)) for i in range(10)]
     nothing = window(OnRay(2), waiting, (0.0, records[0]), groups, lambda record: 0.0, None)
     result_s = nothing.driver_s / nothing.n_runs
-    long_s = CALL_S / 2  # so that a call has two
+    long_s = CALL_S / 2  # so that a call has two tasks
     few = window(OnRay(8), waiting, (long_s, records[0]), [list(range(200))], lambda record: 0.0, None)
     with closing(OnRay(1).results(waiting, (10.0, records[0]), [[0, 1]])) as idle:
         next(idle)
@@ -271,17 +291,18 @@ def limits(n_tasks: int, run_s: float) -> tuple[list[str], dict[str, Any]]:
     of_result_s = result_s + store_s
     left_ratio = 1 - idle_ratio
     bound = left_ratio / (call_s / CALL_S + of_result_s / run_s)
-    if bound > MAX_CALLS_PER_S * CALL_S:  # calls are longer then
+    if bound > MAX_CALLS_PER_S * CALL_S:  # with so many workers, calls are longer
         bound = (left_ratio - call_s * MAX_CALLS_PER_S) * run_s / of_result_s
     needed_s = 1000 * of_result_s / (left_ratio - call_s * MAX_CALLS_PER_S)
-    said = [
+    lines_of_text = [
         f"limits; {load()}",
-        f"results: {nothing.n_runs / nothing.wall_s:,.0f} per second of tasks that do nothing, {1e6 * result_s:.0f} us of this process's CPU "
-        f"each, {MAX_CALL} to a call",
+        f"results: {nothing.n_runs / nothing.wall_s:,.0f} per second of tasks that do nothing, "
+        f"{1e6 * result_s:.0f} us of this process's CPU each, {MAX_CALL} to a call",
         f"calls: {1e6 * call_s:.0f} us of this process's CPU each, beside {idle_ratio:.1%} of a CPU while it waits",
         f"store: {1e6 * store_s:.0f} us of this process's CPU per result, {1 / store_s:,.0f} per second",
         f"network: {out_bytes:,.0f} bytes to a worker and {in_bytes:,.0f} back per run, in messages of {len(runs)}",
-        f"bound: runs of {1e3 * run_s:.1f} ms keep {bound:,.0f} cores busy; 1,000 cores need runs of {1e3 * needed_s:.1f} ms",
+        f"bound: runs of {1e3 * run_s:.1f} ms keep {bound:,.0f} cores busy; "
+        f"1,000 cores need runs of {1e3 * needed_s:.1f} ms",
     ]
     found = {
         "result_s": result_s,
@@ -290,11 +311,11 @@ def limits(n_tasks: int, run_s: float) -> tuple[list[str], dict[str, Any]]:
         "out_bytes": out_bytes,
         "in_bytes": in_bytes,
     }
-    return said, {**found, "run_s": run_s, "bound_cores": bound}
+    return lines_of_text, {**found, "run_s": run_s, "bound_cores": bound}
 
 
 def plot(found: dict[str, Any], file: Path) -> None:
-    """Results per second over workers, beside what they would be without any overhead."""
+    """Draw results per second over workers, and what they would be without any overhead."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -315,13 +336,15 @@ def plot(found: dict[str, Any], file: Path) -> None:
 
 def run(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks sweep", description=__doc__)
-    parser.add_argument("--runs", type=int, default=1000, help="per block")
-    parser.add_argument("--blocks", type=int, default=3, help="of each executor")
+    parser.add_argument("--runs", type=int, default=1000, help="number of runs per block")
+    parser.add_argument("--blocks", type=int, default=3, help="number of blocks per executor")
     parser.add_argument("--workers", type=int, default=min(2, os.cpu_count() or 1))
-    parser.add_argument("--scaling", default="1,2,4,8,16,32", help="workers of tasks that wait; empty: none")
+    parser.add_argument(
+        "--scaling", default="1,2,4,8,16,32", help="numbers of workers for tasks that wait; empty: no scaling"
+    )
     parser.add_argument("--task", type=float, default=0.02, help="seconds that such a task waits")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of waiting per worker")
-    parser.add_argument("--plot", type=Path, help="draw the scaling there")
+    parser.add_argument("--seconds", type=float, default=10.0, help="seconds of waiting per worker")
+    parser.add_argument("--plot", type=Path, help="file for the figure of the scaling")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     workers = [int(n) for n in options.scaling.split(",") if n]

@@ -1,6 +1,7 @@
-"""Virtual time: how exact, how repeatable, how fast. On both of its networks, alone and beside busy loops.
+"""Accuracy, repeatability and speed of virtual time on both of its networks, alone and beside busy loops.
 
-The baseline of the errors is the closed model, given when messages were sent; that of the speeds is life.
+Errors are relative to the model, computed from the times at which messages were sent. Speeds are relative to
+real time.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def _clustered(network: str, folder: Path) -> list[dict[str, Any]]:
 
 
 def _apart_s(one: Path, other: Path) -> float:
-    """The most that an instant of a hop differs."""
+    """Returns the largest difference of any instant of a hop between two runs, in seconds."""
     names = ("sent_at_s", "arrived_at_s", "departed_at_s", "received_at_s")
     tables = [pq.read_table(path / "hops.parquet", columns=list(names)) for path in (one, other)]
     apart = [np.abs(np.subtract(*(table[name].to_numpy() for table in tables))).max() for name in names]
@@ -117,7 +118,7 @@ def _larger(network: str, folder: Path) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def _busy_loops() -> Iterator[None]:
-    """So many processes per CPU that never wait."""
+    """Runs ``_BUSY_PER_CPU`` processes per CPU that never wait while the body runs."""
     count = _BUSY_PER_CPU * len(os.sched_getaffinity(0))
     loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:

@@ -1,6 +1,7 @@
-"""Steps of several sessions: what ``testbed calibrate`` fits to them, and the stub with that law beside real blocks.
+"""Steps of several sessions: fits them with ``testbed calibrate``, and compares the timing stub with
+transformer blocks.
 
-One server, to which sessions come faster than it ends them; ``batching = "continuous"`` in both runs.
+Sessions arrive at one server faster than it completes them; both runs have ``batching = "continuous"``.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from testbed.scenario.units import SIZE
 from testbed.studies.calibrate.command import Options, calibrate_command
 
 GOAL_RATIO = 0.05
-"""Of the mean time per token, stub against blocks."""
+"""Goal for the error of the stub's mean time per token, relative to the blocks'."""
 _N_BLOCKS, _NAME = 2, "batches"
 _N_INPUT_TOKENS = 20
 _CALIBRATION_SHARE, _BLOCKS_SHARE = 0.6, 0.6
-"""Of the time that is left."""
+"""Shares of the time that is left."""
 
 
 def run(record: Record) -> None:
@@ -61,7 +62,7 @@ def run(record: Record) -> None:
 
 
 def _scenario(model: Model, profile: Path, n_tokens: int, token_s: float) -> dict[str, Any]:
-    """Twelve sessions, half of them there before the first one ends."""
+    """Returns a scenario of twelve sessions, half of which arrive before the first one ends."""
     memory = _N_BLOCKS * (model.block_bytes("plain") + 16 * model.cache_bytes(_N_INPUT_TOKENS + n_tokens))
     return {
         "name": "gpu-batches",
@@ -96,6 +97,7 @@ def _compare(record: Record, scenario: Path, folder: Path) -> None:
     error_ratio = found["stub"] / found["blocks"] - 1
     record.put(stub_error_ratio=error_ratio, goal_ratio=GOAL_RATIO)
     record.find(
-        f"Batches: {1e3 * found['blocks']:.4g} ms per token after the first with real blocks, {1e3 * found['stub']:.4g} ms by the "
+        f"Batches: {1e3 * found['blocks']:.4g} ms per token after the first with real blocks, "
+        f"{1e3 * found['stub']:.4g} ms by the "
         f"calibrated stub ({100 * error_ratio:+.1f} %; the goal is {100 * GOAL_RATIO:g} %)."
     )

@@ -1,6 +1,7 @@
-"""Times and memory of one block with random weights, as ``testbed calibrate`` measures and fits them.
+"""Times and memory of blocks with random weights, measured and fitted by ``testbed calibrate``.
 
-Leaves ``calibration-KIND/`` with a hardware profile for each kind of weights; ``serving`` predicts with them.
+Writes ``calibration-KIND/`` with a hardware profile for each kind of weights; ``serving`` predicts with
+these.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ from testbed.studies.calibrate.command import Options, calibrate_command
 from testbed.studies.calibrate.verdict import show_s
 
 _MEMORY_RATIO = 0.5
-"""Of the free memory, for the blocks that are calibrated together."""
+"""Share of the free memory for the blocks that are calibrated together."""
 _MOST_BLOCKS = {"nf4": 14, "plain": 4}
-"""As many in nf4 as a server has in ``serving``."""
+"""The most blocks to calibrate. In nf4 they are as many as a server has in ``serving``."""
 
 
 def profile_of(folder: Path, weights: str) -> tuple[str, Path]:
-    """(name, file) of the hardware profile that this part leaves for a kind of weights."""
+    """Returns (name, file) of the hardware profile that this part writes for a kind of weights."""
     return f"calibrated-{weights}", folder / f"calibration-{weights}" / "profile.toml"
 
 
 def run(record: Record) -> None:
     model = model_of(record.job)
     record.put(model=model.name, dtype=model.dtype, hidden_size=model.hidden_size)
-    # What the chain is served with comes first: its prediction needs it.
+    # First the kind of weights that ``serving`` uses, since it needs that profile.
     kinds: list[Weights] = ["nf4", "plain"] if quantised_here() else ["plain"]
     if len(kinds) == 1:
         record.find("Not here: weights in nf4, which need bitsandbytes.")
@@ -73,7 +74,7 @@ def _calibrate(record: Record, model: Model, weights: Weights) -> None:
         n_output_tokens=16 if job.is_small else 128,
         rounds=2,
         random_weights=True,
-        batches=False,  # a part has so much time
+        batches=False,  # the time of this part is too short for them
     )
     began_at_s = time.monotonic()
     answer, _ = calibrate_command(options, lambda text: print(f"{weights}: {text}", file=sys.stderr))
@@ -82,7 +83,9 @@ def _calibrate(record: Record, model: Model, weights: Weights) -> None:
 
 
 def config_folder(folder: Path, model: Model) -> Path:
-    """A folder with nothing but ``config.json``: all that a model of random weights needs."""
+    """Makes a folder with only ``config.json``, which is all that a model with random weights needs. Returns
+    it.
+    """
     path = folder / "models" / model.name
     path.mkdir(parents=True, exist_ok=True)
     write_json(path / "config.json", model.config)

@@ -1,4 +1,4 @@
-"""Servers of one model in this process, and sessions that walk along chains of them. Brings torch."""
+"""Servers of one model in this process, and sessions on chains of them. Imports torch."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from nodes.blocks.spec import BlocksSpec
 from nodes.request import Generation, Request
 
 Hop = tuple[BlocksCompute, int, int]
-"""A server, and the blocks that a session uses of it."""
+"""(server, first block, last + 1): a server and the blocks that a session uses on it."""
 
 
 @dataclass(frozen=True)
 class Servers:
-    """``held``: the blocks of each server. Any chain over them is a choice of cuts and of who serves a piece."""
+    """Servers whose blocks overlap. ``held``: (first, last + 1) block of each server."""
 
     computes: tuple[BlocksCompute, ...]
     held: tuple[tuple[int, int], ...]
     n_blocks: int
 
     def chain(self, chance: random.Random) -> list[Hop]:
-        """A random chain: at every block one of the servers that hold it, for some of the blocks from there."""
+        """Returns a random chain: each hop is on a random server that holds its first block, and has a random
+        length.
+        """
         hops = []
         first = 0
         while first < self.n_blocks:
@@ -42,7 +44,7 @@ class Servers:
 
 
 async def start_servers(spec: BlocksSpec, n_blocks: int) -> Servers:
-    """Four servers whose blocks overlap, so that every block but the first and last is on two."""
+    """Starts four servers whose ranges of blocks overlap by up to two blocks."""
     cuts = [n_blocks * i // 4 for i in range(5)]
     held = tuple((max(0, cuts[i] - 1), min(n_blocks, cuts[i + 1] + 1)) for i in range(4))
     computes = tuple(BlocksCompute(spec) for _ in held)
@@ -52,7 +54,7 @@ async def start_servers(spec: BlocksSpec, n_blocks: int) -> Servers:
 
 
 class Walk:
-    """One session: its tokens so far, and a memory of what entered the first hop, to be replayed elsewhere."""
+    """One session: its tokens so far, and the inputs of its first hop, which are replayed when it moves."""
 
     def __init__(self, hub: BlocksHub, chain: Sequence[Hop], prompt: Sequence[int], n_tokens: int) -> None:
         self.tokens: list[int] = []
@@ -69,14 +71,14 @@ class Walk:
             self._hops.append((compute, compute.new_session("benchmark", first, last, self._max_tokens)))
 
     async def go(self, n_tokens: int) -> None:
-        """Generate so many tokens more."""
+        """Generate ``n_tokens`` more tokens."""
         for _ in range(n_tokens):
             states = await self._sequence.embed()
             self._memory += self._hub.remember(states)
             self.tokens.append(await self._sequence.take((await self.forward(states))[-1]))
 
     async def forward(self, states: bytes) -> list[bytes]:
-        """What every hop answers to hidden states that follow those before."""
+        """Compute the next hidden states on all hops. Returns the result of each hop."""
         n_tokens = len(states) // self._hub.token_bytes
         answers = []
         for compute, session in self._hops:
@@ -86,7 +88,7 @@ class Walk:
         return answers
 
     async def move(self, chain: Sequence[Hop]) -> None:
-        """Go on along another chain, whose caches are filled from what is remembered."""
+        """Move the session to another chain: the remembered inputs are replayed there to fill the caches."""
         self.close()
         self._open(chain)
         await self.forward(self._hub.recall(bytes(self._memory)))

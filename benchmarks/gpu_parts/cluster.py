@@ -1,7 +1,7 @@
-"""Nine servers that share the device, one killed again and again with work on it: tokens, recoveries, memory.
+"""Nine servers that share the device and are killed while they work: checks tokens, recoveries and memory.
 
-The shipped scenario ``clustered-gpu``, at small size with a tiny model. Every token is compared with the whole model's on
-the same device, and what the device had free before must be free again.
+It runs the shipped scenario ``clustered-gpu``, at small size with a tiny model. Every token is compared with
+the whole model's on the same device. Afterwards the device must have as much free memory as before.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _KEPT = (
     "n_tokens_checked", "n_tokens_altered", "tokens_unchecked_because", "leaks", "memory", "metrics",
 )  # fmt: skip
 _FREED_RATIO = 0.01
-"""So much of the free memory may be missing afterwards: a driver keeps some of its own."""
+"""This share of the free memory may be missing afterwards, since the driver keeps some."""
 _FREED_WITHIN_S = 20.0
 
 

@@ -1,4 +1,4 @@
-"""``testbed up`` and ``testbed serve`` as processes, within the time that a part has."""
+"""Runs ``testbed up`` and ``testbed serve`` as processes with a time limit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _STOP_S = 15.0
 
 
 def up(scenario: str | Path, out: Path, options: Sequence[str], allowed_s: float) -> dict[str, Any]:
-    """``testbed up`` into the new folder ``out``; answers its summary. Raises ``RunError``."""
+    """Run ``testbed up`` into the new folder ``out``. Returns its summary.
+
+    Raises ``RunError`` if it has no summary or does not end within ``allowed_s`` seconds.
+    """
     command = _command("up", scenario, out, ["--json", "--no-report", *options])
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
         try:
@@ -35,7 +38,10 @@ def up(scenario: str | Path, out: Path, options: Sequence[str], allowed_s: float
 
 @contextlib.contextmanager
 def serving(scenario: str | Path, out: Path, options: Sequence[str], allowed_s: float) -> Iterator[str]:
-    """``testbed serve`` on a free port, as long as the body lasts: the address of its API. Raises ``RunError``."""
+    """Runs ``testbed serve`` on a free port while the body runs. Yields the address of its API.
+
+    Raises ``RunError`` if it does not begin to serve within ``allowed_s`` seconds.
+    """
     command = _command("serve", scenario, out, ["--port", "0", "--no-report", *options])
     until_s = time.monotonic() + allowed_s
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
@@ -59,7 +65,7 @@ def _command(verb: str, scenario: str | Path, out: Path, options: Sequence[str])
 
 
 def _stop(process: subprocess.Popen[Any], allowed_s: float = _STOP_S) -> None:
-    """It then removes its network, compares its tokens and completes its tables."""
+    """Interrupt the command, which then removes its network, compares its tokens and writes its tables."""
     process.send_signal(signal.SIGINT)
     try:
         process.communicate(timeout=allowed_s)

@@ -1,4 +1,6 @@
-"""Hidden states to the device and back: through pinned memory and asynchronously, as servers do, or plainly."""
+"""Times of copying hidden states to the device and back: through pinned memory as servers do, and with plain
+copies.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,10 @@ TOKENS = (1, 20, 128, 1024)
 
 
 def measure_copies(job: Job) -> list[dict[str, Any]]:
-    """A row per number of tokens: bytes, and the median and 99th percentile of a round trip of either kind.
+    """Returns one row per number of tokens: bytes, and median and 99th percentile of a round trip of either
+    kind.
 
-    On the CPU nothing is copied: the rows then show what the bytes' own handling takes.
+    On the CPU nothing is copied; then the rows have the times of converting the bytes.
     """
     device, dtype = open_device(job.device, _DTYPE)
 
@@ -45,10 +48,10 @@ def measure_copies(job: Job) -> list[dict[str, Any]]:
 
 def _times(trip: Callable[[bytes, int], bytes], payload: bytes, n_tokens: int, repeats: int) -> list[float]:
     times = []
-    for number in range(-5, repeats):  # the first ones allocate
+    for number in range(-5, repeats):  # the first five allocate memory and do not count
         began_at_s = time.perf_counter()
         answer = trip(payload, n_tokens)
         if number >= 0:
             times.append(time.perf_counter() - began_at_s)
-        assert answer == payload, "hidden states come back as they went"
+        assert answer == payload, "a round trip must not change hidden states"
     return times

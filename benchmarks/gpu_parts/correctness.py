@@ -1,11 +1,12 @@
-"""Are chains of servers on this device what transformers computes there?
+"""Compares chains of servers on this device with transformers on the same device.
 
-Both families, all dtypes and kinds of weights that the device has: three sessions at once on random chains
-over four servers; one of them moves to another chain half-way, and they end one after another. Steps are computed on
-several streams (``streams``), in some cases also as CUDA graphs (``graphs``) and as batches of sessions (``batches``).
+It covers both families, and all dtypes and kinds of weights that the device supports. Three sessions of
+different lengths decode at the same time on random chains over four servers; one session moves to another
+chain half-way. Servers compute steps on several streams (``streams``), in some cases also as CUDA graphs
+(``graphs``) and as batches of sessions (``batches``).
 
-Tokens must be those of ``generate`` on the whole model on the same device, but for ties (``nodes.blocks.whole``). Hidden states at the end of every hop must be
-those of the whole model within ``TOLERANCES``.
+Tokens must be those of ``generate`` on the whole model, except for ties (``nodes.blocks.whole``). Hidden
+states at the end of each hop must be those of the whole model within ``TOLERANCES``.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ from nodes.compute import ComputeError
 DTYPES = ("float32", "bfloat16", "float16")
 WEIGHTS: tuple[Weights, ...] = ("plain", "int8", "nf4")
 TOLERANCES = {"float32": 1e-4, "bfloat16": 0.04, "float16": 0.005}
-"""Largest difference of a hidden state, as a ratio of the largest hidden state: some roundings of the dtype."""
+"""The largest allowed difference of a value, relative to the largest value: a few rounding errors of the
+dtype.
+"""
 STEPS: dict[str, dict[str, Any]] = {
     "streams": {"n_streams": 3},
     "graphs": {"has_graphs": True},
@@ -48,7 +51,7 @@ _VOCABULARY, _N_PROMPT = 300, 9
 
 
 def configs(is_small: bool) -> dict[str, dict[str, Any]]:
-    """Models by family; on the device at full size some heads more."""
+    """Returns family -> ``config.json`` of its model."""
     n_blocks, hidden = (4, 64) if is_small else (12, 512)
     return {
         "bloom": {
@@ -169,7 +172,9 @@ async def _generate(
 async def _states(
     servers: Servers, hub: BlocksHub, whole: WholeModel, tokens: list[int], chance: random.Random
 ) -> float:
-    """How far a chain's hidden states are from the whole model's, at the end of every hop; as a ratio."""
+    """Returns the largest difference of a chain's hidden states to the whole model's at the end of any hop,
+    relative to the largest value; infinite if there is a nan.
+    """
     chain = servers.chain(chance)
     theirs = _block_outputs(whole, tokens)
     walk = Walk(hub, chain, tokens, 1)
@@ -185,7 +190,7 @@ async def _states(
 
 
 def _block_outputs(whole: WholeModel, tokens: list[int]) -> list[torch.Tensor]:
-    """``[tokens, hidden size]`` after every block, in float32."""
+    """Returns the hidden states ``[tokens, hidden size]`` after each block, in float32."""
     base = whole.model.base_model
     outputs: list[torch.Tensor] = []
 

@@ -1,7 +1,8 @@
-"""A whole checkpoint on three servers that share the device, behind the endpoint, asked by OpenAI's own client.
+"""A whole checkpoint on three servers that share the device, behind the endpoint, with OpenAI's own client.
 
-BLOOM-560m's size with random weights, at small size a tiny one. What is streamed must be the text of the run's tokens, and those
-the whole checkpoint's, which the run compares them with at its end, on the same device.
+The model has the size of BLOOM-560m and random weights; at small size it is a tiny one. Streamed texts must
+be those of the run's tokens. At its end the run compares these with the whole checkpoint's, on the same
+device.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ def run(record: Record) -> None:
 
 
 def _scenario(model: Model, n_tokens: int) -> dict[str, Any]:
-    """Each server has room for a third of the blocks, one more, and the sessions."""
+    """Returns a scenario in which each server has memory for a third of the blocks, one more, and the
+    sessions.
+    """
     n_each = model.n_blocks // _N_SERVERS + 1
     room = n_each * (model.block_bytes("plain") + 8 * model.cache_bytes(len(_PROMPT) + n_tokens))
     return {
@@ -63,7 +66,7 @@ def _scenario(model: Model, n_tokens: int) -> dict[str, Any]:
 
 
 def _ask(record: Record, url: str, n_tokens: int) -> list[str]:
-    """The text of each stream, one after another, and when its tokens came."""
+    """Request the streams one after another, and record when their events arrived. Returns their texts."""
     import openai
 
     texts = []
@@ -95,18 +98,20 @@ def _compare(record: Record, checkpoint: Path, model: Model, texts: list[str]) -
 
     run_dir = checkpoint.parent / "run"
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    said = [
+    own_texts = [
         tokenizer.decode([token.token_id for token in request.tokens], skip_special_tokens=True)
         for request in read_logs(run_dir).requests
     ]
-    n_equal = sum(text == own for text, own in zip(texts, said, strict=True))
+    n_equal = sum(text == own for text, own in zip(texts, own_texts, strict=True))
     found = json.loads((run_dir / VERIFY).read_text(encoding="utf-8"))
     record.put(n_equal=n_equal, texts=texts, tokens=found)
-    first = record.values["streams"][-1]
-    gap_s = (first["came_at_s"][-1] - first["ttft_s"]) / max(1, first["n_events"] - 1)
+    last = record.values["streams"][-1]
+    gap_s = (last["came_at_s"][-1] - last["ttft_s"]) / max(1, last["n_events"] - 1)
     record.find(
-        f"A checkpoint of {model.name}'s size on {_N_SERVERS} servers: {n_equal} of {len(texts)} texts that OpenAI's client was "
-        f"streamed are those of the run's tokens; first event after {1e3 * first['ttft_s']:.4g} ms, then one each {1e3 * gap_s:.4g} ms."
+        f"A checkpoint of {model.name}'s size on {_N_SERVERS} servers: {n_equal} of {len(texts)} texts that "
+        "were "
+        "streamed to OpenAI's client are those of the run's tokens; "
+        f"first event after {1e3 * last['ttft_s']:.4g} ms, then one each {1e3 * gap_s:.4g} ms."
     )
     if n_equal < len(texts):
         record.fail(f"{len(texts) - n_equal} texts are not those of the run's tokens.")

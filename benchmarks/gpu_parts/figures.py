@@ -1,4 +1,4 @@
-"""Figures of the parts that have something to draw."""
+"""Figures of the parts ``streams`` and ``serving``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ _DPI = 120
 
 
 def draw_streams(folder: Path, values: dict[str, Any]) -> list[str]:
-    """Tokens per second and the latency of steps against sessions, for each kind of weights."""
+    """Draw tokens per second and latencies of steps over sessions, for each kind of weights. Returns the
+    files.
+    """
     from matplotlib.figure import Figure
 
     found = {weights: rows for weights, rows in values["weights"].items() if rows}
@@ -40,7 +42,9 @@ def draw_streams(folder: Path, values: dict[str, Any]) -> list[str]:
 
 
 def draw_serving(folder: Path, rows: list[dict[str, Any]]) -> list[str]:
-    """Every token's time in the chain of real blocks and as the calibrated stub had it, request by request."""
+    """Draw the time of each token with transformer blocks and with the calibrated stub, per request. Returns
+    the files.
+    """
     from matplotlib.figure import Figure
 
     if not rows:

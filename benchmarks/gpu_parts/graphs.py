@@ -1,6 +1,7 @@
-"""Decoding of one session with and without CUDA graphs, beside the time that reading its weights takes.
+"""Times of decoding one session with and without CUDA graphs, compared with the time to read its weights.
 
-And int8 matrices: torch's kernel, which reads the codes once per token, against a matrix that is made again.
+Also of int8 matrices: torch's kernel, which reads the codes once per token, compared with restoring the
+matrix first.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from nodes.compute import open_session
 from testbed.studies.calibrate.backend import hidden_states
 
 NEAR_RATIO = 1.3
-"""A step of up to so many times its roofline needs no explanation; of a slower one its longest kernels are named."""
+"""If a step takes more than so many times its roofline, its longest kernels are reported."""
 _N_BLOCKS = 4
 _MEMORY_RATIO = 0.8
 _N_WARM, _N_STEPS = 3, 30
@@ -43,7 +44,7 @@ def run(record: Record) -> None:
     record.find(f"A large copy on the device moves {limits.measured_bytes_per_s / 1e9:.4g} GB/s{on_sheet}.")
     if device.type == "cpu":
         record.find(
-            'On a CPU nothing is recorded: steps "with graphs" are computed in the form that would be.'
+            'A CPU has no graphs: steps "with graphs" are computed with the code that would be recorded.'
         )
     kinds: list[Weights] = ["plain", "int8", "nf4"] if quantised_here() else ["plain", "int8"]
     contexts = (8,) if job.is_small else (1, 64, 1024, 4096)
@@ -66,7 +67,7 @@ async def _decode_all(
     most_blocks: int,
     contexts: tuple[int, ...],
 ) -> None:
-    """A row per context, in turn without and with graphs."""
+    """Measures steps without and with graphs, and records one row per context."""
     job = record.job
     device, _ = open_device(job.device, model.dtype)
     fits = int(_MEMORY_RATIO * available_bytes(device) / model.block_bytes(weights))
@@ -97,7 +98,10 @@ async def _decode_all(
 
 
 async def _decode(compute: BlocksCompute, model: Model, n_blocks: int, context: int) -> dict[str, Any]:
-    """Seconds of the step that is recorded, and of those after it, of a session with ``context`` tokens."""
+    """Returns the seconds of a session's second step, which graphs record, and the median of later ones.
+
+    The session has ``context`` tokens before its first step.
+    """
     session = await open_session(compute, "benchmark", 0, n_blocks, context + _N_WARM + _N_STEPS)
     token = hidden_states(1, model.hidden_size, model.dtype)
     position = context
@@ -115,9 +119,9 @@ async def _decode(compute: BlocksCompute, model: Model, n_blocks: int, context: 
 
 
 async def _explain(record: Record, model: Model) -> None:
-    """Give rows of ``model`` that are far from their roofline the longest kernels of a step.
+    """Adds the longest kernels of a step to rows of ``model`` that are far from their roofline.
 
-    After all times: a profiler that has been there once may slow what comes after it.
+    It is done after all times are measured: once used, a profiler may slow down later steps.
     """
     far = [
         row
@@ -147,7 +151,7 @@ async def _explain(record: Record, model: Model) -> None:
 
 
 async def _kernels(compute: BlocksCompute, model: Model, n_blocks: int, context: int) -> list[dict[str, Any]]:
-    """The kernels that take longest in a step with graphs, on a GPU."""
+    """Returns the longest kernels of a step with graphs on a GPU, with seconds and calls per step."""
     session = await open_session(compute, "benchmark", 0, n_blocks, context + _N_WARM + _N_STEPS)
     token = hidden_states(1, model.hidden_size, model.dtype)
     try:
@@ -199,15 +203,16 @@ def _row(
 def _words(row: dict[str, Any]) -> str:
     ratio = row["with_s"] / row["without_s"]
     return (
-        f"{row['model']} in {row['weights']} weights, {row['n_blocks']} blocks, context {row['context']}: a step takes "
-        f"{1e3 * row['without_s']:.4g} ms without and {1e3 * row['with_s']:.4g} ms with graphs ({100 * (ratio - 1):+.0f} %); the "
-        f"step that is recorded {1e3 * row['recorded_s']:.4g} ms. Reading weights and cache takes "
-        f"{1e3 * row['roofline_s']:.4g} ms: {row['roofline_ratio']:.3g} times that."
+        f"{row['model']} in {row['weights']} weights, {row['n_blocks']} blocks, context {row['context']}: "
+        f"a step takes {1e3 * row['without_s']:.4g} ms without and {1e3 * row['with_s']:.4g} ms with graphs "
+        f"({100 * (ratio - 1):+.0f} %); the step that is recorded {1e3 * row['recorded_s']:.4g} ms. "
+        f"The roofline is {1e3 * row['roofline_s']:.4g} ms, and the faster step takes "
+        f"{row['roofline_ratio']:.3g} times that."
     )
 
 
 def _measure_int8(record: Record, model: Model, device: torch.device) -> None:
-    """One matrix of a feed-forward, by numbers of tokens."""
+    """Measures one matrix of a feed-forward layer, for several numbers of tokens."""
     _, dtype = open_device(record.job.device, model.dtype)
     size = model.hidden_size
     layer = quantised.Int8Linear(torch.randn(4 * size, size, device=device, dtype=dtype))
@@ -223,10 +228,13 @@ def _measure_int8(record: Record, model: Model, device: torch.device) -> None:
             },
         )
     if not has_kernel:
-        record.find(f"torch has no int8 kernel for {model.dtype} on this device: matrices are made again.")
+        record.find(
+            f"torch has no int8 kernel for {model.dtype} on this device: matrices are restored first."
+        )
         return
     faster = [row["n_tokens"] for row in record.values["int8"] if row["kernel_s"] < row["matrix_s"]]
     record.find(
-        f"int8: the kernel is faster than making the matrix again for {', '.join(map(str, faster)) or 'no number of'} tokens of "
-        f"{', '.join(map(str, _TOKENS))}; it is taken up to {quantised.FEW_TOKENS}."
+        "int8: the kernel is faster than restoring the matrix for "
+        f"{', '.join(map(str, faster)) or 'no number of'} tokens of {', '.join(map(str, _TOKENS))}; "
+        f"it is used up to {quantised.FEW_TOKENS}."
     )

@@ -1,4 +1,4 @@
-"""What the scenarios of these parts share: servers and client in one place, and hardware that nobody has measured."""
+"""Parts of scenarios that are shared: servers and client at one site, and hardware with guessed times."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ GUESSED = {
     "petals_forward_rps": 2000,
     "petals_network_rps": 400,
 }
-"""What policies plan with when there is no calibration; with one kind of server they plan the same."""
+"""Times that policies use if there is no calibration. With only one kind of server they do not change the
+placement.
+"""
 SITE = "Here"
 
 
 def one_place() -> dict[str, Any]:
-    """``[clients]`` and ``[network]`` of a scenario whose servers are at ``SITE``."""
+    """Returns ``[clients]`` and ``[network]`` of a scenario whose servers are all at ``SITE``."""
     pair = {"sites": [SITE, SITE], "rtt": "2 ms", "rate": "10 Gbit/s"}
     return {"clients": {"site": SITE}, "network": {"kind": "clusters", "pairs": [pair]}}

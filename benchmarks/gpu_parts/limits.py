@@ -1,4 +1,6 @@
-"""How fast a device can be at most: bytes and operations per second, by its data sheet and as large work reaches them."""
+"""Limits of a device: bytes and operations per second, from its data sheet and measured with large
+operations.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ _SHEET_TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "b
 
 @dataclass(frozen=True)
 class Limits:
-    """``sheet_*`` is None where the device's data sheet is not known."""
+    """Limits of a device. ``sheet_*``: from its data sheet, None if that is not known. ``flops``: operations
+    per second.
+    """
 
     measured_bytes_per_s: float
     measured_flops: float
@@ -35,9 +39,11 @@ class Limits:
         return self.sheet_flops or self.measured_flops
 
     def roofline_s(self, model: Model, weights: Weights, n_tokens: int, n_cached: int) -> float:
-        """The least that a block can take: matrices and caches read once, two operations per value and token.
+        """Returns the shortest possible time of a block in seconds: matrices and caches are read once, and
+        each token needs two operations per value of the matrices.
 
-        ``n_tokens`` are computed, of all sessions together; ``n_cached`` are those whose keys and values are read.
+        ``n_tokens``: tokens that are computed, of all sessions together. ``n_cached``: cached tokens that are
+        read.
         """
         n_bytes = model.block_bytes(weights) + model.cache_bytes(n_cached)
         n_values = sum(rows * columns for rows, columns in sizes_of(model.config).matrices)
@@ -45,7 +51,9 @@ class Limits:
 
 
 def limits_of(device: torch.device, dtype: torch.dtype, *, is_small: bool) -> Limits:
-    """``flops`` are those of products in ``dtype``."""
+    """Measures the limits of ``device``, and looks up its data sheet. ``flops`` are those of products in
+    ``dtype``.
+    """
     n_bytes, side = (1 << 24, 512) if is_small else (1 << 31, 8192)
     copied_s, multiplied_s = _copy_s(device, n_bytes), _product_s(device, dtype, side)
     sheet = None
@@ -60,7 +68,11 @@ def limits_of(device: torch.device, dtype: torch.dtype, *, is_small: bool) -> Li
 
 
 def sheet_of(device_name: str) -> Gpu | None:
-    """The data sheet of a whole GPU by what its driver calls it: ``h100-pcie`` for "NVIDIA H100 PCIe". None for a slice."""
+    """Returns the data sheet of a GPU by the name that its driver reports: ``h100-pcie`` for "NVIDIA H100
+    PCIe".
+
+    None for a MIG instance, and if there is no data sheet.
+    """
     words = set(device_name.lower().split())
     found = [gpu for name, gpu in gpus().items() if "mig" not in words and words.issuperset(name.split("-"))]
     return max(found, key=lambda gpu: len(gpu.name), default=None)
@@ -79,7 +91,7 @@ def _product_s(device: torch.device, dtype: torch.dtype, side: int) -> float:
 
 
 def timed(device: torch.device, work: Callable[[], object], n_times: int = 10) -> float:
-    """Seconds of ``work``, the median after two that do not count."""
+    """Returns the median seconds of ``work`` over ``n_times``, after two that do not count."""
     times = []
     for _ in range(n_times + 2):
         began_at_s = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The device that is measured, its driver, and the versions of what computes."""
+"""The device that is measured, its driver, and the versions of the packages that compute."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _version(package: str) -> str | None:
 
 
 def _driver() -> str | None:
-    """Torch does not know it."""
+    """Returns the version of the GPU's driver, which torch does not report; None without ``nvidia-smi``."""
     if shutil.which("nvidia-smi") is None:
         return None
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]

@@ -1,6 +1,8 @@
-"""Whole models and as many blocks of BLOOM-176B as fit, on one server and on three that share the device: is every token right?
+"""Checks the tokens of whole models, and of as many blocks of BLOOM-176B as fit, on servers that share the
+device.
 
-Random weights. BLOOM-560m's and BLOOM-7B1's sizes whole in each dtype; BLOOM-176B's blocks plain, in int8 and in nf4.
+Weights are random. BLOOM-560m's and BLOOM-7B1's sizes are whole, on three servers and in each dtype.
+BLOOM-176B's blocks are plain, in int8 and in nf4, on one and on three servers.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from testbed.errors import RunError
 _N_OUTPUT_TOKENS, _N_OUTPUT_TOKENS_SMALL = 32, 8
 
 Case = tuple[Model, Weights, int]
-"""The last: how many servers."""
+"""(model, kind of weights, number of servers)."""
 
 
 def run(record: Record) -> None:
@@ -94,7 +96,8 @@ def _serve(record: Record, case: Case, n_output_tokens: int, folder: Path) -> No
     elif row["n_tokens_altered"]:
         record.fail(f"{words}: {row['n_tokens_altered']} of {row['n_tokens_checked']} tokens are altered.")
     record.find(
-        f"{words}: {shape.n_blocks} of {model.n_blocks} blocks, {amount(n_servers * shape.server_bytes)} with caches, up in "
+        f"{words}: {shape.n_blocks} of {model.n_blocks} blocks, "
+        f"{amount(n_servers * shape.server_bytes)} with caches, up in "
         f"{row['startup_s']:.3g} s; {row['n_tokens_checked']} tokens checked, {row['n_tokens_altered']} altered, "
         f"{row['n_tokens_tied']} by a tie."
     )

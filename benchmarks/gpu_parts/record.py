@@ -1,4 +1,4 @@
-"""What a part has found so far, in a file that is whole at any moment."""
+"""The results of a part so far, in a file that is complete at any moment."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from testbed.rundir import write_json
 
 @dataclass(frozen=True)
 class Job:
-    """What a part is asked: where to compute, how large, and by when to be done (``time.monotonic``)."""
+    """The task of a part: the device, the size, and the time at which it must be done
+    (``time.monotonic``).
+    """
 
     device: str
     is_small: bool
     folder: Path
-    """Of the whole benchmark: other parts' files lie there too."""
+    """The folder of the whole benchmark, with the files of all parts."""
     ends_at_s: float
 
     @property
@@ -28,9 +30,10 @@ class Job:
 
 @dataclass
 class Record:
-    """``values`` in ``NAME.json``; ``findings`` are sentences for people, ``failures`` what is wrong with results.
+    """The content of ``NAME.json``: ``values``, ``findings`` (sentences for people) and ``failures`` (wrong
+    results).
 
-    ``put`` writes the file, so that nothing measured is lost when the part ends early.
+    Each method writes the file, so that nothing is lost if the part ends early.
     """
 
     job: Job
@@ -60,7 +63,9 @@ class Record:
         self._write()
 
     def say_tokens(self, found: dict[str, Any]) -> None:
-        """What a comparison of a run's tokens with the whole model's says; a failure unless all are."""
+        """Record the result of comparing a run's tokens with the whole model's: a failure unless all are
+        equal.
+        """
         if found["tokens_unchecked_because"]:
             self.fail(f"The tokens were not compared: {found['tokens_unchecked_because']}.")
         elif found["n_tokens_altered"]:

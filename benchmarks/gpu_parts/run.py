@@ -1,7 +1,7 @@
-"""The parts one after another, each in a process of its own and within its share of the time.
+"""Runs the parts one after another, each in a process of its own and within its share of the time.
 
-A process per part: what one breaks (memory of the device that is not given back, a context that no longer
-works, a limit that stays set) ends with it, and it can be stopped from outside.
+Damage that a part does (device memory that is not freed, a broken context, a limit that stays set) thus ends
+with its process, and a part can be stopped from outside.
 """
 
 from __future__ import annotations
@@ -34,13 +34,15 @@ SHARES = {
     "cluster": 8,
     "endpoint": 5,
 }
-"""The parts in their order, and how the time is divided; what one leaves goes to those after it."""
+"""The parts in their order, and their shares of the time. Time that a part does not use goes to later
+ones.
+"""
 _LEAST_S = 15.0
-"""Imports alone take seconds."""
+"""The least time of a part, since imports alone take seconds."""
 _FIRST_LEAST_S = 90.0
-"""For the first part, which reads the libraries from a disk that nobody has read them from."""
+"""The least time of the first part, which reads the libraries from disk for the first time."""
 _STOP_S = 10.0
-"""How long a part that is out of time may take to end what it has started."""
+"""How long a part that is out of time may take to stop."""
 _ERROR_LINES = 3
 
 
@@ -54,10 +56,10 @@ class Options:
 
 
 def run_parts(options: Options, command: Sequence[str]) -> dict[str, Any]:
-    """Run all parts and answer ``results.json``, which is written after each of them.
+    """Run all parts. Returns the content of ``results.json``, which is written after each part.
 
-    ``command`` starts the script, to which ``--part NAME`` and the rest are appended. ``status`` of a part:
-    ``ok``, ``wrong`` (it ran, but results are not what they must be), ``failed``, or ``out of time``.
+    ``command`` starts the script; ``--part NAME`` and other options are appended. A part's ``status`` is
+    ``ok``, ``wrong`` (it ran, but a result is wrong), ``failed``, or ``out of time``.
     """
     ends_at_s = time.monotonic() + 60 * options.minutes
     answer: dict[str, Any] = {
@@ -79,7 +81,7 @@ def run_parts(options: Options, command: Sequence[str]) -> dict[str, Any]:
         answer["parts"][name] = part
         if name == "machine":
             answer["machine"] = {k: v for k, v in found.items() if k not in ("part", "findings", "failures")}
-            if part["status"] == "failed":  # no such device: all others would say the same
+            if part["status"] == "failed":  # the device cannot be used, so all other parts would fail, too
                 todo = []
         answer["status"] = "ok" if all(p["status"] == "ok" for p in answer["parts"].values()) else "failed"
         write_json(options.folder / "results.json", answer)
@@ -122,7 +124,9 @@ def _run_part(name: str, options: Options, command: Sequence[str], allowed_s: fl
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the part with all that it has started: politely, so that a run removes its network, then at once."""
+    """End the part and all that it has started, first with SIGTERM, so that a run removes its network, then
+    SIGKILL.
+    """
     until_s = time.monotonic() + _STOP_S
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGTERM)
@@ -146,7 +150,7 @@ def _is_there(group: int) -> bool:
 def _read(path: Path) -> dict[str, Any]:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:  # it ended before it had anything to say
+    except FileNotFoundError:  # the part ended before its first result
         return {}
     assert isinstance(record, dict)
     return record

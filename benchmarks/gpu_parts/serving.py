@@ -1,8 +1,9 @@
-"""A chain of server processes that share the device, and what the calibrated stub predicts of it.
+"""A chain of server processes that share the device, compared with the prediction of the calibrated stub.
 
-All 70 blocks of BLOOM-176B with random weights in nf4, or as many as the memory holds: ``testbed up`` with
-real blocks, every server with a memory limit of its own as a MIG instance has one; then the same scenario
-with the stub and the profile that ``calibration`` left, and both through ``testbed compare``.
+The model is all 70 blocks of BLOOM-176B with random weights in nf4, or as many as fit into memory. It is
+served by ``testbed up`` with transformer blocks, where each server has a memory limit of its own, as a MIG
+instance has. Then the same scenario is served with the stub and the profile of ``calibration``, and ``testbed
+compare`` compares both.
 """
 
 from __future__ import annotations
@@ -34,24 +35,26 @@ from testbed.studies.compare.tables import is_decode, token_times
 _N_SERVERS, _N_SERVERS_SMALL = 5, 3
 _N_INPUT_TOKENS, _N_WARM_UP_TOKENS = 20, 8
 _CONCURRENCY = 2
-"""Sessions that memory is kept for: one may come before the last has closed everything."""
+"""Sessions for which memory is kept: one may open before the last one has closed everything."""
 _MEMORY_RATIO = 0.95
 _CONTEXT_BYTES = 0.8e9
-"""What a process takes of a GPU before it computes anything."""
+"""Memory of a GPU that a process uses before it computes anything."""
 _SPARE_RATIO = 1.02
 _BLOCKS_SHARE = 0.6
-"""Of the time, for the run with real blocks."""
+"""Share of the time for the run with transformer blocks."""
 _WARM_UP_S = {"cpu": 1.0, "cuda": 8.0}
-"""For the first request, which loads what a device computes with."""
+"""Time for the first request, in which the device loads its libraries."""
 _N_WARM_UP = 1
-"""Requests that are no measurement."""
+"""Number of requests that are not measured."""
 _KEPT = ("n_requests", "n_completed", "network", "startup_s", "memory", "metrics", "overhead_per_hop_s")
-"""Of the summary of the run with real blocks."""
+"""Keys of the summary of the run with transformer blocks that are recorded."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """``n_servers`` servers of ``n_each`` blocks, each with ``server_bytes`` for them and for its sessions."""
+    """``n_servers`` servers of ``n_each`` blocks, each with ``server_bytes`` of memory for blocks and
+    sessions.
+    """
 
     n_servers: int
     n_each: int
@@ -97,12 +100,16 @@ def run(record: Record) -> None:
         _up("stub", scenario, folder, job.left_s)
         _compare(record, folder)
     else:
-        record.fail("Nothing to compare with: the calibration left no profile.")
+        record.fail("Nothing to compare with: the calibration wrote no profile.")
     _check_tokens(record, scenario, folder / "blocks")
 
 
 def shape_of(device_name: str, model: Model, weights: Weights, n_servers: int, n_output_tokens: int) -> Shape:
-    """As many blocks as the device holds with all that its processes take beside them."""
+    """Returns the shape with as many blocks as fit into the device's memory.
+
+    Each process also needs memory for its context, its workspace and its sessions. ``n_each`` is 0 if no
+    block fits.
+    """
     device, dtype = open_device(device_name, model.dtype)
     free_bytes = _MEMORY_RATIO * available_bytes(device) - model.client_bytes
     matrix_bytes = 0 if weights == "plain" else 4 * model.hidden_size**2 * dtype.itemsize
@@ -116,7 +123,10 @@ def shape_of(device_name: str, model: Model, weights: Weights, n_servers: int, n
 
 
 def scenario_of(device: str, model: Model, shape: Shape, name: str, profile: Path | None) -> dict[str, Any]:
-    """The scenario; when its requests come is not settled yet."""
+    """Returns the scenario, with arrivals that ``write_scenario`` replaces.
+
+    ``name``: hardware of the servers, from ``profile``, or with guessed times if that is None.
+    """
     memory = SIZE.format(round(shape.server_bytes))
     table: dict[str, Any] = {
         "name": "gpu-chain",
@@ -144,7 +154,9 @@ def scenario_of(device: str, model: Model, shape: Shape, name: str, profile: Pat
 
 
 def write_scenario(path: Path, table: dict[str, Any]) -> None:
-    """Requests after the warm-up come so far apart, by what the profile says, that each is alone."""
+    """Write the scenario, with arrivals so far apart, according to the hardware profile, that no requests
+    overlap.
+    """
     arrivals = table["workload"]["requests"]
     warm_up_s = _WARM_UP_S["cpu" if table["compute"]["device"] == "cpu" else "cuda"]
     path.write_text(tomli_w.dumps(table), encoding="utf-8")
@@ -158,7 +170,7 @@ def write_scenario(path: Path, table: dict[str, Any]) -> None:
 
 
 def _up(compute: str, scenario: Path, folder: Path, allowed_s: float) -> dict[str, Any]:
-    # The comparison of tokens comes last, as it may take the longest.
+    # Tokens are compared separately and at the end, since this may take longest.
     return up(scenario, folder / compute, ["--compute", compute, "--set", "compute.verify=false"], allowed_s)
 
 
@@ -208,14 +220,16 @@ def _compare(record: Record, folder: Path) -> None:
 
 
 def _check_tokens(record: Record, scenario: Path, run_dir: Path) -> None:
-    """Are the tokens those of the whole model, on the same device? It is there alone now."""
+    """Compares the tokens with the whole model's on the same device, which nothing else uses now."""
     found = tokens_of(scenario, run_dir)
     record.put(tokens=found)
     record.say_tokens(found)
 
 
 def tokens_of(scenario: Path, run_dir: Path) -> dict[str, Any]:
-    """What a comparison of a run's tokens with the whole model's says."""
+    """Compares a run's tokens with the whole model's. Returns the counts of checked, altered and tied
+    tokens.
+    """
     experiment = load_experiment(str(scenario), ["compute.backend=blocks"])
     real = blocks_model(experiment, run_dir)
     assert real is not None, "the scenario has real blocks"

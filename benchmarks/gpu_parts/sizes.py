@@ -1,4 +1,4 @@
-"""The model whose blocks are timed: BLOOM-176B, or at small size a tiny one."""
+"""The models whose blocks are measured: BLOOM-176B, at small size a tiny one, and others by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from testbed.scenario.families import VALUE_BYTES, make_config, sizes_of
 
 @dataclass(frozen=True)
 class Model:
-    """``table`` is ``[model]`` of a scenario; ``dtype`` that of activations and caches."""
+    """A model. ``config``: its ``config.json``; ``table``: ``[model]`` of a scenario; ``dtype``: of
+    activations and caches.
+    """
 
     name: str
     config: Mapping[str, Any]
@@ -30,16 +32,16 @@ class Model:
         return sizes_of(self.config).n_blocks
 
     def block_bytes(self, weights: str) -> float:
-        """s_m."""
+        """Returns the size of a block in bytes (s_m)."""
         return sizes_of(self.config).block_bytes(weights, VALUE_BYTES[self.dtype])
 
     def cache_bytes(self, n_tokens: int) -> float:
-        """s_c k of one session in one block."""
+        """Returns the size of the cache of ``n_tokens`` tokens in one block, in bytes (s_c per session)."""
         return float(sizes_of(self.config).cache_values * VALUE_BYTES[self.dtype] * n_tokens)
 
     @property
     def client_bytes(self) -> float:
-        """Embeddings, which are the head too."""
+        """Size of the client's part in bytes: the embeddings, which are also the head."""
         return float(sizes_of(self.config).vocabulary * self.hidden_size * VALUE_BYTES[self.dtype])
 
 
@@ -52,7 +54,7 @@ def model_of(job: Job) -> Model:
 
 
 def named_model(name: str, dtype: str = "bfloat16") -> Model:
-    """One of ``nodes.blocks.sizes``, of BLOOM's family."""
+    """Returns a model of ``nodes.blocks.sizes``, which must be of the family BLOOM."""
     config = config_of_size(name)
     sizes = {"n_blocks": config["n_layer"], "hidden_size": config["hidden_size"], "heads": config["n_head"]}
     table = {"family": "bloom", "name": name, **sizes, "vocab": config["vocab_size"]}
@@ -60,10 +62,10 @@ def named_model(name: str, dtype: str = "bfloat16") -> Model:
 
 
 def launch_bound_model() -> Model:
-    """BLOOM-560m: its kernels are so short that launching them is what a step waits for."""
+    """Returns BLOOM-560m: its kernels are so short that the time to launch them bounds a step."""
     return named_model("bloom-560m")
 
 
 def quantised_here() -> bool:
-    """Whether weights in 4 bits can be computed."""
+    """Whether weights in nf4 can be used: they need bitsandbytes."""
     return importlib.util.find_spec("bitsandbytes") is not None

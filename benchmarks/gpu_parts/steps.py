@@ -1,6 +1,8 @@
-"""Seconds of a block by sessions, context and prompt, beside what the device can do at most and the paper's constants.
+"""Seconds per block by sessions, context and prompt, compared with the device's roofline and the paper's
+constants.
 
-Decode steps of several sessions are one forward (``nodes.batching``), measured as ``testbed calibrate`` does.
+Decode steps of several sessions are computed in one batch (``nodes.batching``), and measured as in ``testbed
+calibrate``.
 """
 
 from __future__ import annotations
@@ -24,10 +26,10 @@ from testbed.studies.calibrate.backend import hidden_states
 from testbed.studies.calibrate.batches import BatchCase, BatchPlan, measure_batches
 
 PAPERS = ("a100", "mig-1g")
-"""Whose constants the paper states, for BLOOM-176B in nf4."""
+"""Hardware for which the paper states constants, for BLOOM-176B in nf4."""
 _N_BLOCKS, _ROUNDS = 2, 2
 _MEMORY_RATIO = 0.6
-"""Of the free memory, for blocks and the sessions of a case."""
+"""Share of the free memory for blocks and the sessions of a case."""
 
 
 def run(record: Record) -> None:
@@ -53,7 +55,9 @@ async def _measure(
     sessions: tuple[int, ...],
     contexts: tuple[int, ...],
 ) -> None:
-    """A row per number of sessions and context, and one per prompt, as far as the time and the memory allow."""
+    """Records one row per number of sessions and context, and one per prompt, as far as time and memory
+    allow.
+    """
     job = record.job
     device, _ = open_device(job.device, model.dtype)
     free_bytes = _MEMORY_RATIO * available_bytes(device) - _N_BLOCKS * model.block_bytes(weights)
@@ -65,7 +69,7 @@ async def _measure(
     try:
         await compute.host(0, _N_BLOCKS)
         for context in contexts:
-            # A session takes a step in each case, so that its cache has room for as many tokens more.
+            # A session makes a step in each case, so its cache needs room for as many more tokens.
             session_bytes = _N_BLOCKS * model.cache_bytes(context + len(sessions) + 1)
             cases = [BatchCase(_N_BLOCKS, False, n, 0) for n in sessions if n * session_bytes <= free_bytes]
             cases.append(BatchCase(_N_BLOCKS, False, 0, context))
@@ -101,7 +105,11 @@ async def _measure(
 
 
 def _papers(n_sessions: int, context: int) -> dict[str, float]:
-    """What the paper says of one session's step, whatever its context, and of a prompt. It says nothing of several."""
+    """Returns the paper's seconds per block for a decode step of one session or (``n_sessions`` 0) for a
+    prompt.
+
+    Its decode time does not depend on the context. Empty for several sessions, for which it has no constants.
+    """
     if n_sessions > 1:
         return {}
     found = {}
@@ -126,6 +134,7 @@ def _say(record: Record, weights: Weights) -> None:
         )
         paper = "".join(f", {name} {1e3 * row[f'{name}_s']:.4g} ms" for name in PAPERS if f"{name}_s" in row)
         record.find(
-            f"{weights}, {what}: {1e3 * row['block_s']:.4g} ms per block, {row['roofline_ratio']:.3g} times the roofline"
+            f"{weights}, {what}: {1e3 * row['block_s']:.4g} ms per block, "
+            f"{row['roofline_ratio']:.3g} times the roofline"
             + (f" (the paper, BLOOM-176B in nf4: {paper[2:]})." if paper else ".")
         )

@@ -1,7 +1,8 @@
-"""One queue of steps, or a CUDA stream per session: which serves more tokens, and at which latency.
+"""Compares one queue of steps with a CUDA stream per session: tokens per second, and latencies.
 
-Two backends hold the same blocks of random weights: one computes a step at a time (``n_streams`` 1), the
-other as many as there are sessions. Sessions decode at once, each its next token as soon as it has the last.
+Two backends hold the same blocks with random weights. One computes one step at a time (``n_streams`` 1), the
+other as many as there are sessions. All sessions decode at the same time; each requests a step as soon as its
+last one is done.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from testbed.studies.calibrate.backend import hidden_states
 
 SESSIONS = (1, 2, 4, 8)
 BETTER_RATIO = 0.05
-"""What is closer than this is not called better."""
+"""Differences smaller than this do not count as better."""
 _N_BLOCKS, _ROUNDS = 4, 2
 _MEMORY_RATIO = 0.4
-"""Of the free memory, for the blocks; both backends hold them."""
+"""Share of the free memory for the blocks of both backends together."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def run(record: Record) -> None:
 async def _measure(
     record: Record, model: Model, weights: Weights, load: _Load, stop_at_s: float
 ) -> list[dict[str, Any]]:
-    """A row per number of streams and of sessions; the median of the rounds that the time allows."""
+    """Returns one row per number of streams and of sessions, over as many rounds as the time allows."""
     job = record.job
     device, _ = open_device(job.device, model.dtype)
     fits = int(_MEMORY_RATIO * available_bytes(device) / (2 * model.block_bytes(weights)))
@@ -87,20 +88,21 @@ async def _measure(
             if found and time.monotonic() > stop_at_s:
                 record.find(f"{weights}: out of time in round {number + 1} of {_ROUNDS}.")
                 break
-            # In turn, and the other way round the next time: a device that slows down slows both.
+            # In turn, and in reverse order in the next round: a device that becomes slower then affects both.
             for n_streams in sorted(computes, reverse=bool(number % 2)):
                 times = await _decode(computes[n_streams], model, n_blocks, n_sessions, load)
                 found.setdefault((n_streams, n_sessions), []).append(times)
         for compute in computes.values():
-            await compute.host(0, 0)  # its memory is for the next ones
+            await compute.host(0, 0)  # frees the memory for the next kind of weights
     return [_row(n_streams, n_sessions, rounds) for (n_streams, n_sessions), rounds in sorted(found.items())]
 
 
 async def _decode(
     compute: BlocksCompute, model: Model, n_blocks: int, n_sessions: int, load: _Load
 ) -> list[float]:
-    """Seconds of every step while all sessions were busy, and as the last entry those from the first step
-    to the end of the first session."""
+    """Returns the seconds of each step while all sessions were busy, and as the last entry the seconds from
+    the first step to the end of the first session.
+    """
     sessions = [
         await open_session(compute, "benchmark", 0, n_blocks, load.n_prompt + load.n_steps)
         for _ in range(n_sessions)
@@ -130,7 +132,9 @@ async def _decode(
 
 
 def _row(n_streams: int, n_sessions: int, rounds: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """``tokens_per_s`` are steps on these blocks of all sessions together; latencies are of one step."""
+    """Returns a row. ``tokens_per_s``: steps per second of all sessions together; ``step_*_s``: times of one
+    step.
+    """
     steps = np.concatenate([np.array(times[:-1]) for times in rounds])
     return {
         "n_streams": n_streams,
@@ -148,9 +152,11 @@ def _verdicts(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
 
 
 def verdict(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Streams are better if they serve more with the most sessions, and one session alone is no slower for it.
+    """Decides whether streams are better: they must serve more with the most sessions, and not slow one
+    session down.
 
-    ``best_n_streams``, ``rate_ratio`` and ``p99_ratio`` (streams to queue, by number of sessions), ``words``.
+    Returns ``best_n_streams``, ``rate_ratio`` and ``p99_ratio`` (number of sessions -> streams / queue), and
+    ``words``.
     """
     by = {(row["n_streams"], row["n_sessions"]): row for row in rows}
     many = max(n for n, _ in by)

@@ -1,8 +1,12 @@
-"""What runs many runs, or measures the tool itself.
+"""Commands that do many runs, and commands that measure the testbed itself.
 
-- ``sweep``: a scenario over keys, policies and seeds, with the workers and the store that others use, too
+- ``sweep``: one scenario over values of keys, policies and seeds; its workers and its store serve other
+  studies, too
+- ``capacity``: the highest request rate that meets objectives; ``advise``: the cheapest cluster that does
+- ``explain``: which waits and delays the time of requests consists of
 - ``reproduce``: the paper's evaluation; ``compare``: two runs side by side
-- ``seeds``: a scenario run with several seeds
-- ``helix``, ``chain``: what other systems measured or printed, beside what is simulated
-- ``calibrate``: times of real blocks as a hardware profile; ``links``: the emulated links against what they should be
+- ``seeds``: one scenario served with several seeds
+- ``helix``, ``chain``: measurements and printouts of other systems, compared with the simulation
+- ``calibrate``: measures real blocks and writes a hardware profile; ``links``: checks the emulated links
+  against their configuration
 """

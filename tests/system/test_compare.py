@@ -57,7 +57,7 @@ def test_another_policy_is_shown_as_what_differs(testbed: Testbed) -> None:
     ]
     assert lines[2].startswith(f"mean per-token time    A {means[0]:.3f} s, B {means[1]:.3f} s, B - A +")
     assert any(line.split() == ["policy.placement", "cg-bp", "petals"] for line in lines)
-    assert "3 of 3 compared requests took another chain: their hops are of other servers or blocks" in lines
+    assert "3 of 3 compared requests had another chain: their hops are of other servers or blocks" in lines
 
 
 def test_what_cannot_be_compared_is_refused_in_one_sentence(testbed: Testbed) -> None:

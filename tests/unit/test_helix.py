@@ -118,7 +118,7 @@ def test_between_measured_sizes_and_above_them_times_lie_on_lines(files: Path) -
         ("cluster.ini", CLUSTER.replace("Link-0-1", "Link-1-1"), "no link between nodes 1 and 2"),
         ("cluster.ini", "nothing\n", "is not a cluster"),
         ("cluster.ini", CLUSTER.replace("ComputeNode-1", "ComputeNode-7"), "must be numbered"),
-        ("cluster.ini", CLUSTER.replace("kbps", "parsecs"), "no number with a unit"),
+        ("cluster.ini", CLUSTER.replace("kbps", "parsecs"), "not a number with a unit"),
         ("l4_prompt.csv", "2,10\n", "two or more"),
         ("l4_prompt.csv", "2,10\nx,y\n", "lines of two numbers"),
         ("t4_decode.csv", "2,10\n3,-1\n", "0 or more"),

@@ -107,7 +107,7 @@ def test_a_soak_in_which_requests_fail_with_a_reason_and_nothing_is_left_is_righ
 @pytest.mark.parametrize(
     ("summary", "found", "reason"),
     [
-        (None, growth(), "broke"),
+        (None, growth(), "failed and has no summary"),
         ({**WHOLE, "n_failed": 0}, growth(), "1 requests neither"),
         ({**WHOLE, "leaks": {"sessions": 2}}, growth(), "left behind: 2 sessions"),
         ({**WHOLE, "leaks": None}, growth(), "left behind"),
@@ -146,7 +146,7 @@ def test_processes_are_known_by_their_names(name: str, role: str | None) -> None
 def test_a_run_that_broke_early_is_said_to_have_broken(tmp_path: Path) -> None:
     found = soak.evaluate(tmp_path, [server(100.0, 5.0, 40_000_000)], 1)
     assert found["growth"] == {}
-    assert found["wrong"] == ["the run broke and has no summary"]
+    assert found["wrong"] == ["the run failed and has no summary"]
     assert (tmp_path / "memory.png").is_file()
 
 

@@ -1,4 +1,4 @@
-"""Servers that could be added (``a100@Cluster1=3.5``), and a scenario with servers more or fewer."""
+"""Servers that could be added (``a100@Cluster1=3.5``), and the scenario with servers added or removed."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ _FORM = "LIKE@PLACE=COST, for example a100@Cluster1=3.5"
 
 
 class Candidate(NamedTuple):
-    """``like``: a server of the scenario, whose hardware and memory it has, or a hardware by name, with the memory of its profile.
+    """A kind of server that can be added at one place, and its cost.
 
-    ``place``: a site, or a node of the scenario, at whose site it is.
+    ``like``: a server of the scenario, whose hardware and memory the new one gets, or the name of a hardware,
+    with the memory of its profile. ``place``: a site, or a node of the scenario, which stands for its site.
     """
 
     like: str
@@ -34,7 +35,9 @@ class Candidate(NamedTuple):
 
 
 def parse_candidates(text: str) -> tuple[Candidate, ...]:
-    """``LIKE@PLACE=COST`` with commas between. Raises ``UserError``."""
+    """Parses ``LIKE@PLACE=COST``, several of them separated by commas. Raises ``UserError`` if the form is
+    another.
+    """
     found: list[Candidate] = []
     for part in text.split(","):
         what, equals, cost = part.strip().rpartition("=")
@@ -49,7 +52,9 @@ def parse_candidates(text: str) -> tuple[Candidate, ...]:
 
 
 def parse_cost(text: str, what: str) -> Fraction:
-    """A number above 0, exactly as it is written. Raises ``UserError``."""
+    """Parses a number above 0 exactly, as a fraction. Raises ``UserError``, with a message that begins with
+    ``what``.
+    """
     try:
         is_cost = 0 < float(text) < math.inf
     except ValueError:
@@ -61,9 +66,9 @@ def parse_cost(text: str, what: str) -> Fraction:
 
 @dataclass(frozen=True)
 class Fleet:
-    """The servers and clients of a scenario under one seed, each server on its own and everything at its place.
+    """The servers and clients of a scenario for one seed: one entry per server, each at a fixed site.
 
-    So what is added or lost moves nothing else, even where the seed draws places.
+    A server that is added or lost therefore does not move the others, even if the seed draws their sites.
     """
 
     servers: tuple[Mapping[str, Any], ...]
@@ -72,7 +77,7 @@ class Fleet:
 
     @classmethod
     def of(cls, experiment: Experiment) -> Fleet:
-        """Of a resolved scenario."""
+        """Returns the fleet of a resolved scenario."""
         groups = [group for group in experiment.document["servers"] for _ in range(group["count"])]
         servers = [
             {**group, "count": 1, "name": spec.name}
@@ -81,7 +86,9 @@ class Fleet:
         return cls(tuple(servers), tuple(experiment.document["clients"]), dict(experiment.sites))
 
     def like(self, candidate: Candidate) -> dict[str, Any]:
-        """The entry of a server that is added, without its name."""
+        """Returns the scenario's entry for a server that is added, with the name still missing or another
+        server's.
+        """
         own = next((server for server in self.servers if server["name"] == candidate.like), None)
         what = {"hardware": candidate.like} if own is None else own
         site = candidate.place
@@ -92,7 +99,10 @@ class Fleet:
     def changes(
         self, candidates: Sequence[Candidate], counts: Counts, lost: int | None = None
     ) -> tuple[str, ...]:
-        """As ``--set`` takes them: with ``counts`` of ``candidates``, without the server of number ``lost``."""
+        """Returns changes to the scenario, in the syntax of ``--set``, that add and remove servers.
+
+        ``counts``: how many of each candidate are added. ``lost``: index of a server that is removed.
+        """
         servers = [server for number, server in enumerate(self.servers) if number != lost]
         taken = set(self.sites)
         for candidate, n in zip(candidates, counts, strict=True):
@@ -109,7 +119,12 @@ class Fleet:
 
     @property
     def losses(self) -> list[tuple[int, int]]:
-        """Of servers that are alike, at one place, the last one's number, and how many they are; none of a server that is alone."""
+        """The losses to judge: for each group of equal servers at one site, the last one's index and the
+        group's size.
+
+        Servers are equal if hardware and memory are. Empty if the scenario has only one server: it would have
+        none left.
+        """
         alike: dict[tuple[Any, ...], list[int]] = {}
         for number, server in enumerate(self.servers):
             if server["present"]:

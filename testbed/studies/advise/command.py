@@ -1,4 +1,4 @@
-"""``testbed advise``: judges combinations of servers on the workers and seeds of ``testbed sweep``."""
+"""``testbed advise``: judges combinations of added servers, with the workers of ``testbed sweep``."""
 
 from __future__ import annotations
 
@@ -34,9 +34,11 @@ EXACT, GREEDY = "exact", "greedy"
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line says; neither ``slo`` nor ``metric``: ``DEFAULT_METRIC`` is to be lowered.
+    """The options of the command line.
 
-    ``most``: so many combinations are all tried, of more some are chosen. ``out``: where runs are kept.
+    Without ``slo`` and ``metric``, the goal is to lower ``DEFAULT_METRIC``. ``most``: up to so many
+    combinations, all are tried; with more, a greedy search chooses some. ``out``: folder for the results of
+    runs; None: not stored.
     """
 
     budget: str
@@ -54,9 +56,9 @@ class Options:
 
 
 def advise_command(target: str, options: Options) -> tuple[dict[str, Any], str]:
-    """The answer for ``--json``, and the text for people.
+    """Returns the object for ``--json``, and the text for the terminal.
 
-    Raises ``UserError`` for what makes no sense, ``RunError`` if a run of a combination broke.
+    Raises ``UserError`` for invalid options, ``RunError`` if a run of a combination failed.
     """
     budget, candidates = _checked(options)
     objectives, costs = _objectives(options), [candidate.cost for candidate in candidates]
@@ -125,7 +127,7 @@ def advise_command(target: str, options: Options) -> tuple[dict[str, Any], str]:
 
 
 def _checked(options: Options) -> tuple[Fraction, tuple[Candidate, ...]]:
-    """The budget and the candidates. Raises ``UserError`` for these and other options that make no sense."""
+    """Returns the budget and the candidates. Raises ``UserError`` if any option is invalid."""
     for name, value, least in (
         ("--runs", options.n_runs, 1),
         ("--jobs", options.jobs, 1),
@@ -135,9 +137,9 @@ def _checked(options: Options) -> tuple[Fraction, tuple[Candidate, ...]]:
         if value is not None and value < least:
             raise UserError(f"{name} must be at least {least}, not {value}")
     if any(change.partition("=")[0].strip() == SEED for change in options.overrides):
-        raise UserError("seeds come from --runs and --seed: leave seed out of what is set")
+        raise UserError("seeds come from --runs and --seed: leave seed out of --set")
     if options.slo is not None and options.metric is not None:
-        raise UserError("give --slo, objectives to reach, or --metric, what is to be lowered, not both")
+        raise UserError("give either --slo, objectives to reach, or --metric, a time to lower, not both")
     if options.policy is not None:
         check_policy(options.policy)
     candidates = parse_candidates(options.candidates)
@@ -145,13 +147,14 @@ def _checked(options: Options) -> tuple[Fraction, tuple[Candidate, ...]]:
     cheapest = min(candidates, key=lambda candidate: candidate.cost)
     if cheapest.cost > budget:
         raise UserError(
-            f"--budget {float(budget):g} pays none of the candidates: {cheapest.name} costs {float(cheapest.cost):g}"
+            f"--budget {float(budget):g} pays none of the candidates: "
+            f"the cheapest, {cheapest.name}, costs {float(cheapest.cost):g}"
         )
     return budget, candidates
 
 
 def _objectives(options: Options) -> tuple[Objective, ...]:
-    """What is to be kept, or with limit 0 what is to be lowered."""
+    """Returns the objectives of ``--slo``, or the metric to lower as an objective with limit 0."""
     if options.slo is not None:
         return parse_slo_statistics(options.slo)
     try:
@@ -169,7 +172,10 @@ def _goal(options: Options, objectives: Sequence[Objective]) -> dict[str, Any]:
 def _added(
     setup: Setup, options: Options, candidates: Sequence[Candidate], fleet: Fleet, seed: int
 ) -> list[dict[str, Any]]:
-    """What each candidate is, with the first seed. Raises ``UserError`` for one that the scenario cannot have."""
+    """Returns each candidate's cost, hardware, memory (bytes) and site, as resolved with the first seed.
+
+    Raises ``UserError`` for a candidate that the scenario does not accept.
+    """
     found = []
     for candidate in candidates:
         counts = tuple(int(other is candidate) for other in candidates)
@@ -177,12 +183,13 @@ def _added(
         try:
             case = case_of(setup, Run((*options.overrides, *changes), options.policy, seed))
         except ScenarioError as error:
-            # The option that it names is ours.
+            # The message names an option that the user did not give: only its reason is kept.
             why = re.sub(r"^servers\.\d+\.\w+: ", "", str(error).rpartition(f"{changes[0]}: ")[2])
             raise UserError(f"--candidates: {candidate.name}: {why}") from None
         if case.experiment.placement.startswith(PREFIX):
             raise UserError(
-                f"{setup.target}: its placement is fixed, and puts nothing on other servers; take another with --policy"
+                f"{setup.target}: its placement is fixed and puts no blocks on added servers; "
+                "choose another policy with --policy"
             )
         spec = case.experiment.problem.servers[-1]
         found.append(
@@ -254,7 +261,10 @@ def _outcome(
     variant: Variant,
     base: Variant | None = None,
 ) -> dict[str, Any]:
-    """What a variant comes to, and how it differs from ``base``, by default from what there is now, over the same seeds."""
+    """Returns a variant's values (seconds) and their differences to ``base``, over the same seeds.
+
+    ``base`` is by default the scenario without changes.
+    """
     now = Variant(judging.none, variant.seeds)
     judged, compared = judging.judged[variant], judging.judged[base or now]
     values, differences = {}, {}

@@ -1,4 +1,4 @@
-"""Variants of a scenario, which are judged as the results of their runs come."""
+"""Variants of a scenario, and their judgement from the results of their runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from testbed.studies.sweep.table import Row
 
 
 class Variant(NamedTuple):
-    """The scenario with ``counts`` of the candidates, and without the server of number ``lost``, over ``seeds``."""
+    """The scenario with ``counts`` of each candidate added and the server of index ``lost`` removed, with
+    ``seeds``.
+    """
 
     counts: Counts
     seeds: range
@@ -26,7 +28,9 @@ class Variant(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """What the runs with all seeds came to. ``error``: they broke."""
+    """The verdict on a variant's runs with all seeds. ``error``: why one of them failed; empty if
+    none did.
+    """
 
     verdict: Verdict
     cell: Cell
@@ -37,22 +41,27 @@ class Judged(NamedTuple):
 
     @property
     def n_without(self) -> float:
-        """Share of the seeds without a placement."""
+        """Share of the seeds that have no placement, 0 to 1."""
         return self.verdict.excess[PLACEMENT].mean
 
     @property
     def n_failed(self) -> float | None:
-        """Requests that fail, mean over seeds; ``None`` without a placement."""
+        """Number of requests that fail, mean over seeds; None if no seed has a placement."""
         failed = self.verdict.excess.get(REQUESTS)
         return None if failed is None else failed.mean
 
 
 class Judging:
-    """Asks the workers for runs until ``search`` has its answer, and for what else is to be said.
+    """Decides which runs are done, until ``search`` has found the best combination and all reported variants
+    are judged.
 
-    ``seeds`` measure what is said; ``search_seeds`` choose the best alone. Measured by the seeds that chose it, it would look too
-    good: of many combinations the best of a draw is also the luckiest. ``fleets`` are by seed, of both. ``objectives``: with
-    ``is_slo`` limits to keep, else one metric to lower. ``known``: records of earlier commands, by key.
+    ``search_seeds`` serve to choose the best combination, ``seeds`` to measure what is reported. If the seeds
+    that chose the best also measured it, it would look too good: the best of many combinations is also the
+    luckiest.
+
+    ``fleets``: by seed, for both kinds of seeds. ``objectives``: limits to keep if ``is_slo``, else one
+    metric to lower. ``losses``: indices of servers whose loss is judged. ``known``: records of earlier
+    commands, by key.
     """
 
     def __init__(
@@ -85,7 +94,7 @@ class Judging:
 
     @property
     def scores(self) -> dict[Counts, Score]:
-        """Of all combinations that the search has asked for."""
+        """The scores of all combinations that the search has asked for so far."""
         searched = ((v, judged) for v, judged in self.judged.items() if v.seeds == self._search_seeds)
         return {variant.counts: self._score(judged) for variant, judged in searched}
 
@@ -100,16 +109,18 @@ class Judging:
         return Run((*self._overrides, *changes), self._policy, seed)
 
     def begin(self) -> list[list[Run]]:
-        """The first runs, those of a variant together."""
+        """Returns the first runs, in one group per variant."""
         return self._go_on()
 
     def more(self, run: Run, record: Record) -> list[list[Run]]:
-        """What is to be run next, once all that was asked for is there."""
+        """Record a result. Returns the next groups of runs if it was the last one that was pending."""
         self._records[run] = self._known[record.key] if record.is_known else record
         return [] if None in self._records.values() else self._go_on()
 
     def hurt(self, lost: int) -> tuple[float, ...]:
-        """How bad the loss of a server is; what could not be judged is least."""
+        """Returns a key to sort losses by: the worse the loss, the larger. A loss that cannot be judged is
+        smallest.
+        """
         judged = self.judged[self.measured(self.none, lost)]
         return () if judged.error else self._score(judged).badness
 
@@ -157,23 +168,25 @@ class Judging:
             raise RunError(f"{name}: {verdict.error}")
         rows = [Row({}, name, run.seed, record) for run, record in zip(runs, records, strict=True)]
         self.judged[variant] = Judged(verdict, Cell({}, name, rows))
-        print(f"{name} ({over(variant.seeds)}): {self._said(verdict)}", file=sys.stderr, flush=True)
+        print(f"{name} ({over(variant.seeds)}): {self._in_words(verdict)}", file=sys.stderr, flush=True)
 
-    def _said(self, verdict: Verdict) -> str:
+    def _in_words(self, verdict: Verdict) -> str:
         if verdict.error or verdict.reason:
             return verdict.error or f"no placement: {verdict.reason}"
         values = (f"{name} {value.mean:.4g} s" for name, value in verdict.values.items())
         return ", ".join(values)
 
     def name(self, variant: Variant) -> str:
-        """In words."""
+        """Returns the variant in words, for example ``2 a100@Cluster1`` or ``without server3``."""
         if variant.lost is not None:
             fleet = self._fleets[self._seeds[0]]
             return f"without {fleet.servers[variant.lost]['name']}"
         return counted_names(self._candidates, variant.counts) or "as it is"
 
     def _score(self, judged: Judged) -> Score:
-        """Of objectives the one that is missed by the largest part of its limit."""
+        """Returns the score. With objectives its value is the one that exceeds its limit by the largest
+        ratio.
+        """
         verdict = judged.verdict
         if self._is_slo:
             value = max(verdict.ratios.values(), default=math.inf)
@@ -185,17 +198,17 @@ class Judging:
 
 
 def counted_names(candidates: Sequence[Candidate], counts: Counts) -> str:
-    """``2 a100@Cluster1 + 1 mig-1g@Cluster0``."""
+    """Returns a combination in words, for example ``2 a100@Cluster1 + 1 mig-1g@Cluster0``; empty for none."""
     return " + ".join(f"{n} {c.name}" for c, n in zip(candidates, counts, strict=True) if n)
 
 
 def over(seeds: Sequence[int]) -> str:
-    """In words."""
+    """Returns consecutive seeds in words."""
     return f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}"
 
 
 def numbers(of: Any) -> tuple[float | None, float | None]:
-    """Mean and half-width of a ``Mean`` or ``Difference``, ``None`` where there is none."""
+    """Returns mean and half-width of a ``Mean`` or ``Difference``; None for each that is missing."""
     if of is None:
         return None, None
     return of.mean, None if math.isnan(of.half_width) else of.half_width

@@ -1,4 +1,4 @@
-"""Which combinations of candidates are judged to find the best one that the budget pays."""
+"""Searches for the best combination of candidates within a budget: exhaustive, or greedy."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from typing import NamedTuple
 from testbed.studies.advise.candidates import Counts
 
 LOOK_AHEAD = 2
-"""Greedy search looks at so many additions at once, at most."""
+"""A step of the greedy search adds at most so many servers."""
 MOST_BLIND = 20
-"""It makes so many steps, at most, towards a first placement."""
+"""While no placement exists, the greedy search makes at most so many steps that improve nothing."""
 
 
 class Score(NamedTuple):
-    """What a combination comes to; less is better. ``is_reached``: it keeps all objectives.
+    """The score of a combination; lower numbers are better. ``is_reached``: it keeps all objectives.
 
-    ``n_without``: seeds without a placement; ``n_failed``: requests that fail, mean over seeds; ``value``: what is to be lowered.
+    ``n_without``: share of the seeds that have no placement. ``n_failed``: number of requests that fail, mean
+    over seeds. ``value``: the metric to lower, in seconds, or the largest ratio by which an objective exceeds
+    its limit.
     """
 
     is_reached: bool
@@ -29,12 +31,16 @@ class Score(NamedTuple):
 
     @property
     def badness(self) -> tuple[float, float, float]:
-        """Values that differ by rounding alone are equal."""
+        """The numbers in the order of their weight. ``value`` has nine digits, so that rounding errors do not
+        count.
+        """
         return self.n_without, self.n_failed, float(f"{self.value:.9g}")
 
 
 Search = Generator[Sequence[Counts], Mapping[Counts, Score], Counts]
-"""Asks for combinations, is sent the scores of all that are judged so far, and answers the best one."""
+"""A generator: it yields combinations to judge, is sent the scores of all judged so far, and returns the best
+one.
+"""
 
 
 def cost_of(costs: Sequence[Fraction], counts: Counts) -> Fraction:
@@ -42,7 +48,10 @@ def cost_of(costs: Sequence[Fraction], counts: Counts) -> Fraction:
 
 
 def combinations(costs: Sequence[Fraction], budget: Fraction, most: int) -> list[Counts] | None:
-    """All that the budget pays, nothing added among them, by cost; ``None`` if they are more than ``most``."""
+    """Returns all combinations that the budget pays, sorted by cost, the first without additions.
+
+    Returns None if they are more than ``most``.
+    """
     found = []
     for counts in _paid(costs, budget):
         found.append(counts)
@@ -61,7 +70,11 @@ def _paid(costs: Sequence[Fraction], budget: Fraction) -> Iterator[Counts]:
 
 
 def everything(costs: Sequence[Fraction], all_paid: Sequence[Counts], *, stops: bool) -> Search:
-    """Judge all combinations. ``stops``: by cost, and none beyond the cost at which the first ones keep all objectives."""
+    """The exhaustive search: judges all combinations.
+
+    ``stops``: they are judged in the order of their cost, and the search ends at the first cost for which one
+    keeps all objectives.
+    """
     levels = [list(level) for _, level in groupby(all_paid, key=lambda counts: cost_of(costs, counts))]
     known: Mapping[Counts, Score] = {}
     for asked in levels if stops else [all_paid]:
@@ -72,9 +85,10 @@ def everything(costs: Sequence[Fraction], all_paid: Sequence[Counts], *, stops: 
 
 
 def greedy(costs: Sequence[Fraction], budget: Fraction) -> Search:
-    """Add what improves most, by itself or with one more, until nothing improves; once by gain per cost, once by gain.
+    """The greedy search: adds the one or two servers that improve most, until nothing improves.
 
-    Then take away again what is not needed. The answer is the best of all that was judged.
+    It does this twice, by gain per cost and by gain. Then it tries to remove servers again, one by one. It
+    returns the best of all combinations that were judged.
     """
     none: Counts = (0,) * len(costs)
     known = yield [none]
@@ -86,7 +100,7 @@ def greedy(costs: Sequence[Fraction], budget: Fraction) -> Search:
                 known = yield more
             better = [counts for counts in more if _is_better(known[counts], known[at])]
             if not better and known[at].n_without and n_blind < MOST_BLIND:
-                better, n_blind = more, n_blind + 1  # it may take several to have a placement at all
+                better, n_blind = more, n_blind + 1  # several servers may be needed for a first placement
             if not better:
                 break
             at = max(better, key=lambda counts: _gain(costs, known, at, counts, is_per_cost))
@@ -99,7 +113,9 @@ def greedy(costs: Sequence[Fraction], budget: Fraction) -> Search:
 
 
 def best_of(costs: Sequence[Fraction], known: Mapping[Counts, Score]) -> Counts:
-    """What keeps all objectives for the least cost, else what is least bad; of equals the cheapest."""
+    """Returns the cheapest combination that keeps all objectives, or else the least bad one; of equals the
+    cheapest.
+    """
 
     def rank(counts: Counts) -> tuple[object, ...]:
         score, cost = known[counts], cost_of(costs, counts)
@@ -109,7 +125,7 @@ def best_of(costs: Sequence[Fraction], known: Mapping[Counts, Score]) -> Counts:
 
 
 def without_one(counts: Counts) -> list[Counts]:
-    """Each way to leave one out."""
+    """Returns the combinations with one server less."""
     return [one_less(counts, i) for i, n in enumerate(counts) if n]
 
 
@@ -130,7 +146,11 @@ def _is_better(one: Score, other: Score) -> bool:
 def _gain(
     costs: Sequence[Fraction], known: Mapping[Counts, Score], at: Counts, to: Counts, is_per_cost: bool
 ) -> tuple[object, ...]:
-    """Of steps that are as good the cheapest is the largest, not per cost the dearest: what costs more can do more."""
+    """Returns a key by which steps from ``at`` to ``to`` are compared; the best step has the largest one.
+
+    Of steps with equal gains the cheapest is best if ``is_per_cost``, else the dearest: dearer servers can do
+    more.
+    """
     cost = cost_of(costs, to) - cost_of(costs, at)
     by = float(cost) if is_per_cost else 1.0
     gains = [_less(a, b) / by for a, b in zip(known[at].badness, known[to].badness, strict=True)]

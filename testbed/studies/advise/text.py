@@ -1,4 +1,4 @@
-"""Advice as a person reads it on the terminal."""
+"""The output of ``testbed advise`` on the terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ Outcome = dict[str, Any]
 
 
 def advise_text(answer: dict[str, Any], width: int = 160) -> str:
-    """The best combination, what its parts and the first additions are worth, and what losses cost."""
+    """Returns the text: the best combination, the effect of its parts and of single additions, and of
+    losses.
+    """
     buffer = io.StringIO()
     console = Console(file=buffer, width=width, highlight=False)
     goal, best, seeds = answer["goal"], answer["best"], answer["seeds"]
@@ -34,7 +36,8 @@ def advise_text(answer: dict[str, Any], width: int = 160) -> str:
     console.print(_best(answer))
     if any(of["verdict"] == UNRESOLVED for of in best["difference"].values()):
         console.print(
-            "what that changes is unresolved: the interval over these seeds holds 0 (--runs takes more)"
+            "the effect of that is unresolved: its interval over these seeds contains 0 (--runs sets more "
+            "seeds)"
         )
     console.print(_how(answer))
     measures = list(answer["now"]["values"])
@@ -76,7 +79,11 @@ def _best(answer: dict[str, Any]) -> str:
         return f"{what}: the objectives are kept" + ("" if add else " as it is")
     if best["is_kept_in_search"]:
         chosen_by, measured_by = over(answer["search_seeds"]), over(answer["seeds"])
-        return f"{what}: the cheapest that keeps the objectives with {chosen_by}, but with {measured_by} it does not (--runs takes more)"
+        return (
+            f"{what}: the cheapest that keeps the objectives with {chosen_by}, but with {measured_by} it "
+            "does not "
+            "(--runs sets more seeds)"
+        )
     if best["is_kept"] is False:
         return f"no combination keeps the objectives; the nearest: {what}"
     return what if add else "add nothing: no combination is better than what is there"
@@ -86,8 +93,8 @@ def _how(answer: dict[str, Any]) -> str:
     by, n_tried, n_all = over(answer["search_seeds"]), answer["n_tried"], answer["n_combinations"]
     if answer["method"] == "greedy":
         return (
-            f"greedy search with a look-ahead of {answer['look_ahead']}: the best of {n_tried} combinations tried with {by}; others may "
-            "be better (--exact tries all)"
+            f"greedy search with a look-ahead of {answer['look_ahead']}: the best of {n_tried} combinations "
+            f"tried with {by}; others may be better (--exact tries all)"
         )
     if n_tried < n_all:
         return f"exact: {n_tried} of {n_all} combinations tried with {by}, and the others cost more"
@@ -131,7 +138,9 @@ def _half(ci95_s: float | None) -> float:
 
 
 def _worse(row: Outcome, now: Outcome) -> str:
-    """Why a row is worse than what there is; empty if it is not, or not surely."""
+    """Returns why a row is worse than the scenario without changes; empty if it is not, or if that is
+    unresolved.
+    """
     if (row["share_without_placement"] or 0) > (now["share_without_placement"] or 0):
         return f"no placement: {row['reason']}"
     if (row["n_failed"] or 0) > (now["n_failed"] or 0):

@@ -37,7 +37,7 @@ _WEIGHTS: tuple[Weights, ...] = ("plain", "int8", "nf4")
 
 @dataclass(frozen=True)
 class Source:
-    """A model: what it is called, its ``config.json``, and the sizes in it."""
+    """A model: its name, its ``config.json``, the sizes that this states, and its weights."""
 
     name: str
     config: Mapping[str, Any]
@@ -46,9 +46,10 @@ class Source:
 
 
 def read_source(model: str, *, random_weights: bool) -> Source:
-    """The model of a checkpoint's folder or a hub's name; with ``random_weights`` also of a shipped profile.
+    """Returns the model that ``--model`` names: a checkpoint's folder, or a name on the Hugging Face hub.
 
-    Raises ``UserError``.
+    With ``random_weights`` it can also be the name of a shipped model profile. Raises ``UserError`` if there
+    is no such model, or if its blocks cannot be computed.
     """
     if random_weights and not Path(model).is_dir() and "/" not in model:
         config: Mapping[str, Any] = _profile_config(model)
@@ -64,25 +65,25 @@ def _profile_config(name: str) -> dict[str, Any]:
     try:
         table = profiled(ModelTable(profile=name))
     except KeyedError as error:
-        raise UserError(f"--model {name}: is no folder, and {error.what}") from None
+        raise UserError(f"--model {name}: there is no such folder, and {error.what}") from None
     config = dict(SIZES[name]) if name in SIZES else config_of(table)
     if config is None or table.family not in FAMILIES:
         raise UserError(
-            f"--model {name}: is of the family {table.family}, whose blocks are not computed; those of these are: "
-            f"{', '.join(FAMILIES)}"
+            f"--model {name}: blocks of the family {table.family} cannot be computed; "
+            f"valid families: {', '.join(FAMILIES)}"
         )
     return config
 
 
 def default_dtype(config: Mapping[str, Any]) -> str:
-    """The model's own, where it is one that is served; else float32."""
+    """Returns the model's own dtype if the testbed supports it, else float32."""
     own = config.get("dtype", config.get("torch_dtype"))
     return own if own in VALUE_BYTES else "float32"
 
 
 @dataclass(frozen=True)
 class Device:
-    """Where and how the blocks compute, as ``BlocksSpec`` has it."""
+    """The device that computes the blocks, and how it does so; the fields are those of ``BlocksSpec``."""
 
     name: str
     dtype: str
@@ -93,11 +94,10 @@ class Device:
 
 
 def open_blocks(source: Source, device: Device, *, is_batched: bool = False) -> tuple[Compute, float]:
-    """The backend without any blocks yet, and the bytes that its device has left for them.
+    """Returns the backend, without any blocks yet, and the free memory of its device in bytes (0 if unknown).
 
-    ``is_batched``: steps that wait are computed together, in one stream.
-
-    Raises ``UserError``; without torch it says what to install.
+    ``is_batched``: steps that wait are computed together, in one stream. Raises ``UserError`` for invalid
+    options, and if torch is not installed.
     """
     require_blocks("testbed calibrate")
     if device.dtype not in VALUE_BYTES:
@@ -111,7 +111,7 @@ def open_blocks(source: Source, device: Device, *, is_batched: bool = False) -> 
         raise UserError(f"--cuda-graphs computes one step at a time; leave --streams {device.n_streams} out")
     if source.weights.folder is not None:
         require_weights(source.weights.folder, source.sizes.n_blocks)
-    from nodes.blocks.compute import BlocksCompute  # brings torch
+    from nodes.blocks.compute import BlocksCompute  # imports torch
     from nodes.blocks.device import available_bytes, open_device
 
     spec = BlocksSpec(
@@ -133,14 +133,17 @@ def open_blocks(source: Source, device: Device, *, is_batched: bool = False) -> 
 
 
 def open_hub(source: Source, device: Device) -> HubModel:
-    """The client's part of the model, beside blocks that are loaded. Raises ``ComputeError`` without room for it."""
-    from nodes.blocks.device import available_bytes, open_device  # brings torch
+    """Returns the client's part of the model, on the same device as the loaded blocks.
+
+    Raises ``ComputeError`` if the device has no memory left for it.
+    """
+    from nodes.blocks.device import available_bytes, open_device  # imports torch
     from nodes.blocks.hub import BlocksHub
     from nodes.blocks.memory import amount
     from nodes.blocks.spec import HubSpec
 
     opened, _ = open_device(device.name, device.dtype)
-    # Embeddings and a head of their own; where they are tied it is half of that.
+    # For embeddings and a separate head. Models that share one matrix for both need half of that.
     needed_bytes = 2 * source.sizes.vocabulary * source.sizes.hidden_size * VALUE_BYTES[device.dtype]
     free_bytes = available_bytes(opened)
     if needed_bytes > free_bytes:
@@ -151,7 +154,10 @@ def open_hub(source: Source, device: Device) -> HubModel:
 
 
 def hidden_states(n_tokens: int, hidden_size: int, dtype: str) -> bytes:
-    """Hidden states ``[n_tokens, hidden_size]`` on the wire: normally distributed, always the same."""
+    """Returns hidden states ``[n_tokens, hidden_size]`` as they are sent over the network.
+
+    They are normally distributed, and the same for the same ``n_tokens``.
+    """
     values = np.random.default_rng(n_tokens).standard_normal((n_tokens, hidden_size), dtype=np.float32)
     if dtype == "float32":
         return values.tobytes()
@@ -162,7 +168,10 @@ def hidden_states(n_tokens: int, hidden_size: int, dtype: str) -> bytes:
 
 
 async def measure_memory(compute: Compute, plan: Plan) -> list[MemorySample]:
-    """What blocks take, and sessions on the most of them. Leaves ``plan.max_blocks`` blocks loaded."""
+    """Measures memory with different numbers of blocks, and with sessions on ``plan.max_blocks`` blocks.
+
+    Leaves ``plan.max_blocks`` blocks loaded.
+    """
     samples = []
     for n_blocks in plan.memory_blocks:
         await compute.host(0, n_blocks)
@@ -184,6 +193,7 @@ async def measure_memory(compute: Compute, plan: Plan) -> list[MemorySample]:
 
 def _used(compute: Compute, n_blocks: int, n_sessions: int, session_tokens: int) -> MemorySample:
     used = compute.memory()
-    # A GPU's allocator knows what was really taken; a CPU's resident set moves with everything else.
+    # A GPU's allocator reports the allocated bytes. On a CPU the blocks' own account is used, since the process's
+    # resident memory changes with everything else.
     n_bytes = used.get("device_allocated_bytes", used.get("blocks_bytes", 0.0) + used.get("cache_bytes", 0.0))
     return MemorySample(n_blocks, n_sessions, session_tokens, n_bytes)

@@ -1,7 +1,8 @@
-"""Batches: how long a step of several sessions takes, measured, fitted, and judged by points that the fit has not seen.
+"""Batches: measures how long steps of several sessions take, and fits their times.
 
-A server that is busy takes all that wait when it ends (``nodes.batching``). So every case begins with a step that keeps
-the server busy, asks for the case's steps meanwhile, and takes the time from the end of the one to the end of the others.
+The fit is judged by points that it has not seen. When a busy server ends a step, it begins a batch of all
+steps that wait (``nodes.batching``). So each case first begins a step that keeps the server busy, then
+requests the case's steps, and measures the time from the start of their batch to its end.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from testbed.studies.calibrate.measure import CLIENT, Close, MakePayload
 from testbed.studies.calibrate.plan import Plan
 
 HELD_OUT_RATIO = 0.25
-"""Of all points: the fit does not see them."""
+"""The share of all points that the fit does not use, and by which it is judged."""
 N_WARM_UP = 1
 
 
@@ -31,7 +32,8 @@ N_WARM_UP = 1
 class BatchCase:
     """A step of ``n_decodes`` sessions and a prompt of ``n_prompt_tokens`` (0: none) on ``n_blocks`` blocks.
 
-    ``is_spread``: the sessions' contexts are as different as the plan's lengths, the longest first; else all shortest.
+    ``is_spread``: the sessions' contexts have all of the plan's lengths in turn, the longest first; else all
+    have the shortest.
     """
 
     n_blocks: int
@@ -42,7 +44,9 @@ class BatchCase:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """``rounds`` times all ``cases`` after one to warm up; sessions that decode begin with prompts of ``lengths``."""
+    """All ``cases``, ``rounds`` times after one round to warm up. Prompts of sessions that decode have
+    ``lengths``.
+    """
 
     cases: tuple[BatchCase, ...]
     lengths: tuple[int, ...]
@@ -53,7 +57,7 @@ class BatchPlan:
         return max(case.n_blocks for case in self.cases)
 
     def contexts(self, is_spread: bool) -> list[int]:
-        """Tokens of every session that decodes, before its first step."""
+        """Returns the number of tokens of each session that decodes, before its first step."""
         most = max(case.n_decodes for case in self.cases)
         longest_first = self.lengths[::-1]
         return [longest_first[i % len(longest_first)] if is_spread else self.lengths[0] for i in range(most)]
@@ -61,7 +65,7 @@ class BatchPlan:
 
 @dataclass(frozen=True)
 class BatchSample:
-    """One step; ``cached_tokens`` of all its decodes together. ``round`` is negative in warm-up."""
+    """One measured step. ``cached_tokens``: sum over its decodes. ``round`` is negative in warm-up."""
 
     round: int
     n_blocks: int
@@ -74,7 +78,7 @@ class BatchSample:
 
 @dataclass(frozen=True)
 class BatchPoint:
-    """Samples of one case: the medians of their times and of their cached tokens."""
+    """The samples of one case: the medians of their times and of their cached tokens."""
 
     n_blocks: int
     n_decodes: int
@@ -94,13 +98,13 @@ class BatchFit:
     times: StepTimes
 
     def fitted_s(self, point: BatchPoint) -> float:
-        """What the law says of a point."""
-        # The law knows their sum alone.
+        """Returns the fitted time of a point in seconds."""
+        # The law depends only on the sum of the cached tokens, so one session can have them all.
         cached = [round(point.cached_tokens), *[0] * (point.n_decodes - 1)][: point.n_decodes]
         return self.times.batch_s(point.n_blocks, cached, range(point.n_prompt_tokens))
 
     def errors_ratio(self) -> list[float]:
-        """|fitted - measured| / measured of every point that was held out."""
+        """Returns |fitted - measured| / measured of each point that was held out."""
         return [abs(self.fitted_s(p) / p.time_s - 1) for p in self.points if p.is_held_out]
 
     @property
@@ -113,13 +117,14 @@ class BatchFit:
 
 
 def plan_batches(plan: Plan, sizes: Sequence[int], max_tokens: int | None) -> BatchPlan | None:
-    """Batches of ``sizes`` decodes with the lengths of ``plan``; ``None`` where the model's sessions are too short.
+    """Returns a plan of batches of ``sizes`` decodes with the lengths of ``plan``.
 
-    On all blocks, and on half of them: that tells what a step costs once from what it costs per block.
+    It measures all blocks and half of them, to separate the cost per step from the cost per block. Returns
+    None if sessions of at most ``max_tokens`` tokens are too short.
     """
     sizes = sorted({1, *sizes})
     usual = sorted({case.n_input_tokens for case in plan.cases})
-    # A session is in a batch of every size at most, and in every batch with a prompt.
+    # A session takes part in at most one batch per size, and in each of the 2 x 3 batches with a prompt.
     n_steps = len(sizes) + 2 * 3
     lengths = [n for n in usual if max_tokens is None or n + n_steps <= max_tokens]
     if not lengths:
@@ -140,9 +145,11 @@ def plan_batches(plan: Plan, sizes: Sequence[int], max_tokens: int | None) -> Ba
 async def measure_batches(
     plan: BatchPlan, compute: Compute, clock: Clock, payload: MakePayload, *, close: Close, seed: int = 0
 ) -> list[BatchSample]:
-    """All samples of ``plan``; ``compute`` makes batches and holds blocks ``[0, plan.max_blocks)``."""
+    """Returns all samples of ``plan``. ``compute`` makes batches and holds blocks ``[0,
+    plan.max_blocks)``.
+    """
     samples: list[BatchSample] = []
-    # Many sessions have prompts of the same length: drawing one takes longer than computing it.
+    # Many sessions have prompts of the same length, and drawing one takes longer than computing it.
     payload = functools.cache(payload)
     for number in range(-N_WARM_UP, plan.rounds):
         chance = random.Random(f"{seed}:{number}")
@@ -162,7 +169,9 @@ async def measure_batches(
 
 
 class _Group:
-    """Sessions on the same blocks, and cases that take their next steps. ``opened`` are to be closed afterwards."""
+    """Sessions on the same blocks, shared by several cases. The caller closes those in ``opened``
+    afterwards.
+    """
 
     def __init__(
         self, compute: Compute, clock: Clock, payload: MakePayload, n_blocks: int, n_cases: int
@@ -182,7 +191,9 @@ class _Group:
         return asyncio.ensure_future(self._compute.step(session, position, n_tokens, payload, arrived_at_s))
 
     async def open(self, contexts: Sequence[int]) -> None:
-        """A session that decodes with so many tokens each, and the one that keeps the server busy."""
+        """Open one session per entry of ``contexts``, with so many tokens, and one that keeps the server
+        busy.
+        """
         self._positions = list(contexts)
         for n_tokens in contexts:
             self._sessions.append(await self._session(n_tokens + self._n_cases))
@@ -206,9 +217,9 @@ class _Group:
         ended_at_s = self._clock.now_s()
         together = {step.together for step in await asyncio.gather(*steps)}
         assert {one.steps for one in together} == {len(steps)}, (
-            "all that wait for a busy server are one batch"
+            "all steps that wait for a busy server are one batch"
         )
-        # By the server, not by when this task got its turn: the batch may have been computed by then.
+        # The start as the server reports it: when this task runs again, the batch may be done already.
         [began_at_s] = {one.began_at_s for one in together}
         return BatchSample(
             number,
@@ -222,7 +233,9 @@ class _Group:
 
 
 def fit_batches(samples: Sequence[BatchSample]) -> BatchFit:
-    """Fit the law to three quarters of the points, drawn by lot; the others say how well it fits."""
+    """Fit the law of ``StepTimes.batch_s`` to all points but a random ``HELD_OUT_RATIO`` of them, which judge
+    it.
+    """
     groups: dict[tuple[int, bool, int, int], list[BatchSample]] = {}
     for sample in samples:
         if sample.round >= 0:

@@ -1,7 +1,7 @@
-"""What the client itself takes per output token: embedding, final norm, head, and the choice of the token.
+"""Measures the client's own time per output token: embedding, final norm, head, and the choice of the token.
 
-The stub's client computes next to nothing, so a calibration measures this part too. It is no part of the paper's
-model; scenarios have it as ``[compute] hub_token``.
+A client of the timing stub computes next to nothing, so scenarios set this time with ``[compute] hub_token``.
+The paper's model does not have it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ SESSIONS_PER_ROUND = 2
 
 @dataclass(frozen=True)
 class ClientSample:
-    """One output token: ``embed_s`` to make the hidden states of ``n_tokens``, ``take_s`` from what came back to the token.
+    """One output token. ``embed_s``: time to make the hidden states of ``n_tokens`` tokens; ``take_s``: time
+    from the result of the last block to the chosen token.
 
     ``n_tokens`` is the prompt's length for the first token and 1 for every other. ``round`` is negative in
-    warm-up, which is not ``is_used``.
+    warm-up, whose samples are not used.
     """
 
     round: int
@@ -46,7 +47,9 @@ class ClientSample:
 
 @dataclass(frozen=True)
 class ClientTime:
-    """Median time of ``n_samples`` output tokens after ``n_tokens`` were sent, and its quartiles."""
+    """Median and quartiles of the client's time over ``n_samples`` output tokens for which it sent
+    ``n_tokens``.
+    """
 
     n_tokens: int
     n_samples: int
@@ -57,9 +60,10 @@ class ClientTime:
 
 @dataclass(frozen=True)
 class ClientFit:
-    """``token`` is every output token after the first; ``prompts`` are first tokens, by prompt length.
+    """``token``: the time of output tokens after the first. ``prompts``: times of first tokens, by prompt
+    length.
 
-    A prompt of one token takes what every other token takes, and counts there.
+    A prompt of one token counts under ``token``, since it takes the same time.
     """
 
     token: ClientTime
@@ -67,10 +71,11 @@ class ClientFit:
 
 
 async def measure_client(plan: Plan, hub: HubModel, compute: Compute, clock: Clock) -> list[ClientSample]:
-    """Texts of the plan's shortest and longest prompts, generated as when serving, in the plan's rounds.
+    """Generates texts with the plan's shortest and longest prompts, in its rounds, and returns all samples.
 
-    Between a token's embedding and its choice the chain computes on all of ``plan.max_blocks``, which
-    ``compute`` holds, and ``plan.pause_s`` pass: caches are as cold as those of a client that waits.
+    Between a token's embedding and its choice, ``compute`` computes all ``plan.max_blocks`` blocks, and then
+    ``plan.pause_s`` seconds pass. So the CPU's caches are as cold as those of a client that waits for
+    servers.
     """
     lengths = sorted({case.n_input_tokens for case in plan.cases})
     samples: list[ClientSample] = []
@@ -105,7 +110,7 @@ async def _text(
 
 
 def fit_client(samples: Sequence[ClientSample]) -> ClientFit:
-    """Medians of what counts; a plan has at least one round, and a text more than one token."""
+    """Returns medians of the used samples. There must be at least one sample with ``n_tokens`` 1."""
     times_s: dict[int, list[float]] = {}
     for sample in samples:
         if sample.is_used:

@@ -1,4 +1,4 @@
-"""``testbed calibrate``: measure, fit, and write what scenarios and people need."""
+"""``testbed calibrate``: measures, fits, and writes the profile and the report."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ Announce = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line gives. ``n_blocks`` ``None``: all of the model; ``lengths``: the usual ones."""
+    """The options of the command line. ``n_blocks`` None: all blocks of the model; ``lengths`` None: the
+    default ones.
+    """
 
     model: str
     compute: str = "blocks"
@@ -75,7 +77,9 @@ class Options:
 
 
 def numbers(option: str, text: str | None) -> tuple[int, ...] | None:
-    """``1,2,4`` as given to ``option``. Raises ``UserError``."""
+    """Parses whole numbers such as ``1,2,4``, the value of ``option``. Raises ``UserError`` if they
+    are none.
+    """
     if text is None:
         return None
     try:
@@ -85,11 +89,15 @@ def numbers(option: str, text: str | None) -> tuple[int, ...] | None:
 
 
 def calibrate_command(options: Options, announce: Announce = lambda _: None) -> tuple[dict[str, Any], str]:
-    """Calibrate; returns (JSON object, text). Raises ``UserError`` and ``RunError``."""
+    """Calibrate and write all files. Returns the object for ``--json`` and the text for the terminal.
+
+    Raises ``UserError`` for invalid options and if files cannot be written, ``RunError`` if the backend
+    fails.
+    """
     if options.compute != "blocks":
         raise UserError(
-            f'--compute must be blocks, not "{options.compute}": only real blocks are calibrated, the stub '
-            "takes the times of its profile"
+            f'--compute must be blocks, not "{options.compute}": only transformer blocks are calibrated; '
+            "the timing stub uses the times of its profile"
         )
     from testbed.studies.calibrate.figures import draw_figures
 
@@ -119,7 +127,7 @@ def calibrate_command(options: Options, announce: Announce = lambda _: None) -> 
         try:
             measured = uvloop.run(_measure(compute, plan, source, device, announce))
         except ComputeError as error:
-            raise RunError(f"the calibration broke: {error}") from error
+            raise RunError(f"the calibration failed: {error}") from error
         finally:
             compute.close()
         batched = _batched(options, plan, source, device, announce) if options.batches else []
@@ -155,11 +163,15 @@ def calibrate_command(options: Options, announce: Announce = lambda _: None) -> 
 def _batched(
     options: Options, plan: Plan, source: Source, device: Device, announce: Announce
 ) -> list[BatchSample]:
-    """Steps of several sessions, on a backend of their own that computes them together."""
+    """Measures steps of several sessions, on a second backend that computes them together.
+
+    Returns no samples if the model's sessions are too short.
+    """
     batches = plan_batches(plan, options.sessions, source.sizes.max_tokens)
     if batches is None:
         announce(
-            "calibrating: steps of several sessions are left out: the model takes too few tokens for them"
+            "calibrating: steps of several sessions are left out: the model's longest session is too short "
+            "for them"
         )
         return []
     announce(f"calibrating: steps of several sessions, {batches.rounds} rounds of {len(batches.cases)} cases")
@@ -177,7 +189,7 @@ def _batched(
     try:
         return uvloop.run(run())
     except ComputeError as error:
-        raise RunError(f"the calibration broke: {error}") from error
+        raise RunError(f"the calibration failed: {error}") from error
     finally:
         compute.close()
 
@@ -193,7 +205,7 @@ def _name(options: Options, source: Source) -> str:
 
 @dataclass(frozen=True)
 class _Measured:
-    """All samples. ``client_unmeasured`` says why there are none of the client."""
+    """All samples. ``client_unmeasured``: why there are none of the client."""
 
     memory: list[MemorySample]
     steps: list[Sample]
@@ -222,7 +234,7 @@ async def _measure(
             close=compute.close_session,
             progress=progress,
         )
-        # Last: what it holds must not be taken for the blocks', and blocks are what a calibration is for.
+        # Last, so that the hub's memory is not counted with the blocks' and leaves them enough.
         try:
             hub = open_hub(source, device)
         except ComputeError as error:

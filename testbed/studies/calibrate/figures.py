@@ -1,4 +1,4 @@
-"""Measurement against fit, as PNG and PDF. matplotlib is imported when they are drawn."""
+"""Figures of measured and fitted times, as PNG and PDF. matplotlib is imported only when they are drawn."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ _STYLE: dict[Any, Any] = {"font.size": 10, "axes.spines.top": False, "axes.spine
 _COLOURS = ("#1f5a99", "#d1762b", "#3c8d5a", "#8f4a9e", "#b3202a")
 _SIZE = (5.6, 3.8)
 _NAMES = {"n_input_tokens": "input tokens", "n_blocks": "blocks", "cached_tokens": "cached tokens"}
-"""Axes and groups: fields of a point, as the figures call them."""
+"""Fields of a point, and their names in figures."""
 _STEPS = {"decode": "decode step", "prefill": "prefill"}
 
 
 def draw_figures(
     folder: Path, fit: Fit, samples: Sequence[Sample], memory: MemoryFit | None
 ) -> list[tuple[Path, str]]:
-    """Draw all that the measurement has something for; returns (PNG path, caption). Raises ``OSError``."""
+    """Draw all figures for which there are samples. Returns (path of the PNG, caption) for each. Raises
+    ``OSError``.
+    """
     folder.mkdir(exist_ok=True)
     drawn = []
     with plotting(_STYLE) as plt:
@@ -62,7 +64,7 @@ def _figures(
 
 
 def _first_part(decode: Sequence[Point]) -> list[Point]:
-    """One point per blocks and input length: that of the first steps."""
+    """Returns one point per number of blocks and input length: that of the first steps."""
     first: dict[tuple[int, int], Point] = {}
     for p in sorted(decode, key=lambda p: p.cached_tokens):
         first.setdefault((p.n_blocks, p.n_input_tokens), p)
@@ -70,7 +72,7 @@ def _first_part(decode: Sequence[Point]) -> list[Point]:
 
 
 def _lines(plt: Any, fit: Fit, points: Sequence[Point], x_name: str, group_name: str) -> Any:
-    """Medians with quartiles, a colour per group, and what both models say along the x axis."""
+    """Draws medians with quartiles in a colour per group, and the fitted times of both models as lines."""
     figure, axes = plt.subplots(figsize=_SIZE)
     for number, group in enumerate(sorted({getattr(p, group_name) for p in points})):
         colour = _COLOURS[number % len(_COLOURS)]
@@ -97,7 +99,7 @@ def _lines(plt: Any, fit: Fit, points: Sequence[Point], x_name: str, group_name:
 
 
 def _longest(samples: Sequence[Sample]) -> list[list[Sample]]:
-    """The decode steps of the longest sessions that had the machine for themselves, a list per round."""
+    """Returns the decode steps of the longest sessions that ran alone, one list per round."""
     alone = [s for s in samples if s.is_used and s.kind == "decode" and s.n_sessions == 1 and s.is_paced]
     if not alone:
         return []
@@ -110,8 +112,8 @@ def _longest(samples: Sequence[Sample]) -> list[list[Sample]]:
     for s in alone:
         if (s.n_blocks, s.n_input_tokens) == shape:
             rounds.setdefault(s.round, []).append(s)
-    # The same blocks and length may also be a short case of the same round: its steps come twice. All blocks
-    # are one range, so that a step has one sample.
+    # A short case of the same round may have the same blocks and length: then its steps are in the list, too.
+    # The longest session is on all blocks, which are one range, so that each of its steps has one sample.
     return [_one_run(steps, last.step) for steps in rounds.values()]
 
 

@@ -1,11 +1,11 @@
 """The paper's time model and the better one, fitted to the same points.
 
-Paper (its equations for tau and tau^I): a decode step of k blocks takes ``k tau``, a prefill of l tokens
-``k (slope l + intercept)``, whatever else happens.
+Paper (its equations for tau and tau^I): a decode step of k blocks takes ``k tau``, a prefill of l tokens ``k
+(slope l + intercept)``, whatever else happens.
 
-Better, as the stub takes it: a decode step with c cached tokens takes ``step_base + k (decode + context_slope
-c)``, a prefill of l tokens ``step_base + k (prefill_curve l² + prefill_slope l + prefill_base)``; either takes
-``1 + contention (n - 1)`` times as long while n sessions compute at once.
+Better, as the timing stub computes it: a decode step with c cached tokens takes ``step_base + k (decode +
+context_slope c)``, a prefill of l tokens ``step_base + k (prefill_curve l² + prefill_slope l +
+prefill_base)``; either takes ``1 + contention (n - 1)`` times as long while n sessions compute at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from testbed.studies.calibrate.points import Point
 
 
 def time_s(times: StepTimes, point: Point) -> float:
-    """What a time model says of a point's conditions."""
+    """Returns the time (seconds) that a model predicts for the conditions of ``point``."""
     is_prefill = point.kind == "prefill"
     position, n_tokens = (0, point.n_input_tokens) if is_prefill else (point.cached_tokens, 1)
     alone_s = times.step_s(position, n_tokens, point.n_blocks)
@@ -38,17 +38,21 @@ class ModelFit:
     times: StepTimes
 
     def estimate(self, name: str) -> Estimate:
-        """``decode_s``, ``prefill_base_s``, ... ; of ``step_base_s`` that from decode steps."""
+        """Returns the estimate of a parameter such as ``decode_s``; 0 if the model does not have it.
+
+        That of ``step_base_s`` comes from decode steps.
+        """
         fits = self.decode.estimates, self.prefill.estimates
         return next((f[name] for f in fits if name in f), Estimate(0.0, None))
 
 
 @dataclass(frozen=True)
 class Contention:
-    """``ratios`` are (sessions, how many times as long a step takes as with one session).
+    """How much steps slow down while several sessions compute at once.
 
-    ``ratio`` is the fitted growth per further session; ``r2`` and ``residuals_ratio`` as in ``LinearFit``.
-    ``is_one_at_a_time``: a step takes about n times as long, as where steps wait in a queue for each other.
+    ``ratios``: (number of sessions n, time of a step divided by that with one session). ``ratio``: the fitted
+    growth per further session. ``r2`` and ``residuals_ratio`` are as in ``LinearFit``. ``is_one_at_a_time``:
+    a step takes about n times as long, as if steps were computed one after another.
     """
 
     ratio: Estimate
@@ -67,7 +71,9 @@ class Contention:
 
 @dataclass(frozen=True)
 class Fit:
-    """All that was fitted. ``own_prefill_base_s`` is what a prefill would say of the cost per step by itself."""
+    """All that was fitted. ``own_prefill_base_s``: the cost per step if it is fitted to prefills instead of
+    decodes.
+    """
 
     points: tuple[Point, ...]
     paper: ModelFit
@@ -76,11 +82,13 @@ class Fit:
     own_prefill_base_s: Estimate
 
     def spread_ratio(self, kind: str) -> float:
-        """How far the quartiles of equal steps are apart, as a part of their median; the median of all conditions."""
+        """Returns (upper - lower quartile) / median of equal steps; of several conditions the median of
+        these.
+        """
         return float(np.median([(p.high_s - p.low_s) / p.time_s for p in self.alone(kind)]))
 
     def alone(self, kind: str) -> list[Point]:
-        """Points of one session at a time with pauses, in the order of the fits' residuals."""
+        """Returns the points of one session at a time with pauses, in the order of the fits' residuals."""
         return _alone(self.points, kind)
 
 
@@ -115,7 +123,11 @@ def _prefill_columns(prefill: Sequence[Point]) -> dict[str, list[float]]:
 
 
 def _better(decode: Sequence[Point], prefill: Sequence[Point]) -> tuple[ModelFit, Estimate]:
-    """The cost per step comes from decode steps, of which a session has most; prefills take it as given."""
+    """Fits the better model. Also returns the cost per step that prefills alone would have.
+
+    The cost per step is fitted to decode steps, of which a session has most, and is fixed in the fit of
+    prefills.
+    """
     steps = fit_linear(
         {
             "decode_s": [p.n_blocks for p in decode],
@@ -144,9 +156,11 @@ def _better(decode: Sequence[Point], prefill: Sequence[Point]) -> tuple[ModelFit
 
 
 def _contention(points: Sequence[Point], times: StepTimes) -> Contention | None:
-    """From steps without pauses that were measured alone and beside others, on equal blocks and input lengths.
+    """Fits contention to steps without pauses that were measured alone and with other sessions.
 
-    Beside others fewer steps may have counted: what their context differs is taken off by ``times``.
+    Steps with equal blocks and input lengths are compared, each divided by its time according to ``times``:
+    with other sessions fewer steps count, so that their contexts differ. None if nothing was measured with
+    other sessions.
     """
     alone: dict[tuple[int, int], list[float]] = {}
     busy = [p for p in points if p.kind == "decode" and not p.is_paced]

@@ -1,4 +1,6 @@
-"""Linear fits to times and sizes: nothing negative, errors relative, columns that cannot be told apart left out."""
+"""Linear fits of times and sizes: with non-negative coefficients, relative errors, and without dependent
+columns.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,10 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Estimate:
-    """A fitted number and its standard error, from the residuals; ``None``: not enough points for one.
+    """A fitted number and its standard error, computed from the residuals; None if there are too few points
+    for one.
 
-    A parameter that the data cannot tell from others, or that came out at its bound, is 0 with error ``None``.
+    A parameter that depends on others in the data, or that was fitted to its bound, is 0 with error None.
     """
 
     value: float
@@ -24,14 +27,16 @@ class Estimate:
 
     @property
     def is_certain(self) -> bool:
-        """More than two standard errors from 0."""
+        """Whether the value is more than two standard errors above 0."""
         return self.value > 0 and self.error is not None and self.value > 2 * self.error
 
 
 @dataclass(frozen=True)
 class LinearFit:
-    """``r2`` is 1 - (sum of squared residuals) / (sum of squared deviations from the mean), of the values as
-    they are. ``residuals_ratio`` are (fitted - measured) / measured, in the order of the points.
+    """The result of a fit.
+
+    ``r2``: 1 - (sum of squared residuals) / (sum of squared deviations from the mean), with absolute
+    residuals. ``residuals_ratio``: (fitted - measured) / measured, in the order of the points.
     """
 
     estimates: Mapping[str, Estimate]
@@ -43,7 +48,7 @@ class LinearFit:
 
     @property
     def max_ratio(self) -> float:
-        """Largest relative residual, without sign."""
+        """The largest absolute value of ``residuals_ratio``; 0 without points."""
         return max((abs(r) for r in self.residuals_ratio), default=0.0)
 
     @property
@@ -52,12 +57,15 @@ class LinearFit:
 
 
 def rms(values: Sequence[float]) -> float:
-    """Root of the mean square; 0 of nothing."""
+    """Returns the root mean square; 0 if there are no values."""
     return math.sqrt(sum(v * v for v in values) / len(values)) if values else 0.0
 
 
 def r_squared(measured: Sequence[float], fitted: Sequence[float]) -> float:
-    """As ``LinearFit.r2``; values that are all equal are explained if they are met to a part in a million."""
+    """Returns R², as in ``LinearFit``.
+
+    If all measured values are equal, it is 1 if the fitted ones equal them to one part in a million, else 0.
+    """
     y, f = np.asarray(measured, dtype=np.float64), np.asarray(fitted, dtype=np.float64)
     left, total = float(((y - f) ** 2).sum()), float(((y - y.mean()) ** 2).sum())
     if total <= len(y) * (1e-9 * float(np.abs(y).max(initial=0.0))) ** 2:
@@ -71,11 +79,12 @@ def fit_linear(
     *,
     fixed: Sequence[float] | None = None,
 ) -> LinearFit:
-    """Non-negative coefficients of ``columns`` that minimise the sum of squared relative residuals.
+    """Returns the non-negative coefficients of ``columns`` that minimise the sum of squared relative
+    residuals.
 
-    The most important column comes first: one that is a combination of those before it is left out, as
-    with a constant where only one number of blocks was measured. ``fixed`` is what every point has beside
-    the columns. Measured values are positive.
+    ``columns``: name -> one value per point, the most important column first. A column that is a linear
+    combination of those before it is left out, for example the constant if only one number of blocks was
+    measured. ``fixed``: a summand of each point that is not fitted. ``measured`` must be positive.
     """
     from scipy.optimize import nnls
 
@@ -103,7 +112,9 @@ def fit_linear(
 
 
 def _errors(matrix: Array, scale: Array, free: list[int], residuals: Array) -> dict[int, float]:
-    """Standard errors of the free columns, from the spread of the residuals."""
+    """Returns the standard errors of the columns ``free``, by their index, from the spread of the
+    residuals.
+    """
     more = len(residuals) - len(free)
     if not free or more < 1:
         return {}

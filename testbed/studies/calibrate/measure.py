@@ -1,4 +1,6 @@
-"""Drives a compute backend through a plan. Every step's time is kept; nothing is averaged here."""
+"""Runs the cases of a plan on a compute backend, and keeps the time of each step. Nothing is averaged
+here.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ CLIENT = "calibration"
 Kind = Literal["prefill", "decode"]
 Progress = Callable[[int, int], None]
 MakePayload = Callable[[int], bytes]
-"""Hidden states of so many tokens, as the backend takes them."""
+"""Returns hidden states of so many tokens, in the form that the backend expects."""
 Close = Callable[[Any], None]
 """Frees a session's cache."""
 _Chain = list[tuple[int, Any]]
@@ -24,10 +26,13 @@ _Chain = list[tuple[int, Any]]
 
 @dataclass(frozen=True)
 class Sample:
-    """One step on blocks ``[first_block, first_block + n_blocks)``. ``cached_tokens`` were in the session's cache before it; ``time_s`` from its start to its answer.
+    """One step on blocks ``[first_block, first_block + n_blocks)``.
 
-    ``round`` is negative in warm-up. ``is_used``: not warm-up, and as many sessions as the case says were
-    busy from its start to its end. ``started_at_s`` counts from the start of the measurement.
+    - ``cached_tokens``: tokens in the session's cache before the step
+    - ``started_at_s``: seconds since the start of the measurement; ``time_s``: from the step's start to its
+      result
+    - ``round``: negative in warm-up
+    - ``is_used``: the step is not warm-up, and all sessions of the case were busy until its end
     """
 
     round: int
@@ -55,10 +60,10 @@ async def measure(
     seed: int = 0,
     progress: Progress = lambda done, total: None,
 ) -> list[Sample]:
-    """All samples of ``plan`` in the order in which they were taken.
+    """Returns all samples of ``plan``, in the order in which they were measured.
 
-    ``compute`` holds at least blocks ``[0, plan.max_blocks)``, over which every case's chain goes.
-    ``progress`` is called with how many cases are done, of how many.
+    ``compute`` holds at least blocks ``[0, plan.max_blocks)``, over which the chain of each case goes.
+    ``progress`` is called with the number of cases that are done, and the number of all.
     """
     began_at_s = clock.now_s()
     total = len(plan.cases) * (plan.rounds + plan.n_warm_up)
@@ -87,7 +92,7 @@ class _Step:
 
 
 class _CaseRun:
-    """One case in one round. ``opened`` are the backend's sessions, to be closed afterwards."""
+    """One case in one round. The caller closes the backend's sessions in ``opened`` afterwards."""
 
     def __init__(
         self,
@@ -122,7 +127,7 @@ class _CaseRun:
                 chain.append((first, session))
             chains.append(chain)
         prompt, token = self._payload(case.n_input_tokens), self._payload(1)
-        # Prompts one after another: each is a prefill of a server that does nothing else.
+        # Prompts are computed one after another, each on a backend that is otherwise idle.
         for number, chain in enumerate(chains):
             await self._step("prefill", number, chain, 0, 0, case.n_input_tokens, prompt)
         await asyncio.gather(*(self._decode(number, chain, token) for number, chain in enumerate(chains)))
@@ -132,7 +137,7 @@ class _CaseRun:
         case = self._case
         for step in range(case.n_steps):
             if self._first_end_at_s is not None:
-                return  # another session is done: from here on fewer are busy than the case says
+                return  # another session is done, so fewer are busy now than the case requires
             await self._step("decode", number, chain, step, case.n_input_tokens + step, 1, token)
         if self._first_end_at_s is None:
             self._first_end_at_s = self._clock.now_s()
@@ -140,7 +145,7 @@ class _CaseRun:
     async def _step(
         self, kind: Kind, number: int, chain: _Chain, step: int, position: int, n_tokens: int, payload: bytes
     ) -> None:
-        """One token, or the prompt, through the chain."""
+        """Computes one token, or the prompt, on each range of the chain."""
         for first, session in chain:
             if self._pause_s:
                 await self._clock.sleep_until_s(self._clock.now_s() + self._pause_s)

@@ -1,4 +1,6 @@
-"""Memory against blocks and sessions: what a block and a cached token take, measured against the model's s_m and s_c."""
+"""Fits memory against blocks and sessions: the size of a block (the model's s_m) and of a cached
+token (s_c).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from testbed.studies.calibrate.linear import Estimate, LinearFit, fit_linear
 
 @dataclass(frozen=True)
 class MemorySample:
-    """``used_bytes`` with ``n_blocks`` loaded and ``n_sessions`` open, of ``session_tokens`` on all of them."""
+    """``used_bytes`` with ``n_blocks`` loaded and ``n_sessions`` open, each with ``session_tokens`` on all
+    blocks.
+    """
 
     n_blocks: int
     n_sessions: int
@@ -20,7 +24,10 @@ class MemorySample:
 
 @dataclass(frozen=True)
 class MemoryFit:
-    """``base + s_m k + cache k n l``: what is there anyway, of a block, and of a cached token in a block."""
+    """The fit of ``base + s_m k + cache k n l`` to memory in bytes, with k blocks and n sessions of l tokens.
+
+    ``base``: memory without blocks; ``s_m``: of a block; ``cache``: of a cached token in a block.
+    """
 
     samples: tuple[MemorySample, ...]
     fit: LinearFit
@@ -45,7 +52,9 @@ class MemoryFit:
 
 
 def fit_memory(samples: Sequence[MemorySample]) -> MemoryFit | None:
-    """``None`` when nothing above 0 was measured: this backend cannot tell its memory."""
+    """Fits memory. Returns None if no sample is above 0, as with a backend that does not measure its
+    memory.
+    """
     some = [s for s in samples if s.used_bytes > 0]
     if not some:
         return None

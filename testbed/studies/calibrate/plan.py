@@ -1,12 +1,13 @@
-"""What a calibration measures: the paper's validation figures 2 and 3 and its appendix.
+"""The plan of a calibration: the measurements of the paper's validation figures 2 and 3 and its appendix.
 
-One case is a number of equal sessions: each prefills ``n_input_tokens`` and decodes ``n_steps`` tokens, on a
-chain of ranges of ``n_blocks`` blocks, one after the other. So every case gives prefill samples and decode
-samples, and a range finds the machine's caches as the chain's other ranges and an idle moment left them,
-which is how the testbed serves a model: repeated at once, few blocks would stay in a CPU's cache and look
-faster. Cases vary one thing at a time and, for blocks and input length, both: only then can what a step
-costs once be told from what it costs per block, and what a block costs from what a cached token adds.
-Sessions at once are compared with one session that does not pause either.
+A case is a number of equal sessions. Each prefills ``n_input_tokens`` and decodes ``n_steps`` tokens on a
+chain, which is the model's blocks in ranges of ``n_blocks``. The ranges are computed one after the other,
+with a pause before each. So before a step the CPU's caches are as they are when the testbed serves a model;
+if a step were repeated at once, few blocks would stay in the cache and seem faster.
+
+Cases vary one thing at a time, and blocks and input length also together. Only so can the cost per step be
+separated from the cost per block, and the cost of a block from that of a cached token. Several sessions at
+once do not pause, and are compared with one session that does not pause either.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from testbed.errors import UserError
 
 N_STEPS = 8
-"""Decode steps of a case that is about blocks or input length; the context grows by as many tokens."""
+"""Decode steps of a case that measures blocks or input length; the context grows by as many tokens."""
 N_CONCURRENT_STEPS = 16
 MAX_LENGTHS = (16, 64, 128, 256, 512)
 MAX_BLOCKS_TAKEN = 5
@@ -26,12 +27,14 @@ SESSIONS = (1, 2, 4, 8)
 OUTPUT_TOKENS = 128
 ROUNDS = 5
 PAUSE_S = 0.01
-"""Idle time before a step: that of a short way to the next server and back."""
+"""Idle time before a step, about as long as a short round trip to another server."""
 
 
 @dataclass(frozen=True, order=True)
 class Case:
-    """``n_sessions`` sessions on ranges of ``n_blocks`` blocks: a prompt each, then ``n_steps`` tokens, all at once."""
+    """``n_sessions`` sessions on ranges of ``n_blocks`` blocks. Each has a prompt; then all decode
+    ``n_steps`` tokens at the same time.
+    """
 
     n_blocks: int
     n_input_tokens: int
@@ -45,19 +48,20 @@ class Case:
         return self.n_input_tokens + self.n_steps
 
     def ranges(self, n_blocks: int) -> list[tuple[int, int]]:
-        """The chain over a model of ``n_blocks``; what is left over at its end is not used."""
+        """Returns the chain over a model of ``n_blocks`` as (first block, end). Blocks left over at the end
+        are unused.
+        """
         starts = range(0, n_blocks - self.n_blocks + 1, self.n_blocks)
         return [(first, first + self.n_blocks) for first in starts]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """``rounds`` times all ``cases`` after ``n_warm_up`` rounds that do not count.
+    """All ``cases``, ``rounds`` times, after ``n_warm_up`` rounds that do not count.
 
-    ``pause_s`` is the idle time before every step of a paced case: caches and clocks go cold meanwhile.
-
-    ``memory_blocks`` are the numbers of blocks that are loaded to see what they take, ``memory_sessions``
-    the numbers of sessions of ``memory_tokens`` tokens that are opened on the most of them.
+    ``pause_s``: idle time before each step of a paced case, in which caches become cold and the CPU's clock
+    rate drops. ``memory_blocks``: numbers of blocks with which memory is measured. ``memory_sessions``:
+    numbers of sessions of ``memory_tokens`` tokens with which it is measured on ``max_blocks`` blocks.
     """
 
     cases: tuple[Case, ...]
@@ -73,8 +77,11 @@ class Plan:
         return max(case.n_blocks for case in self.cases)
 
     def ordered(self, seed: int) -> Iterator[tuple[int, Case]]:
-        """(round, case): every round has all cases in an order of its own, so that a machine which gets
-        slower with time makes every case slower and none of the effects. Warm-up rounds count from -n."""
+        """Yields (round, case). Warm-up rounds have negative numbers.
+
+        Each round has all cases in another random order: a machine that becomes slower with time then slows
+        all cases alike and distorts no comparison.
+        """
         for number in range(-self.n_warm_up, self.rounds):
             cases = list(self.cases)
             random.Random(f"{seed}:{number}").shuffle(cases)
@@ -83,7 +90,9 @@ class Plan:
 
 
 def block_counts(n_blocks: int, at_most: int = MAX_BLOCKS_TAKEN) -> tuple[int, ...]:
-    """1, all, and powers of two between; evenly chosen of these when there are too many."""
+    """Returns 1, ``n_blocks`` and the powers of two between; if they are too many, evenly chosen ones of
+    these.
+    """
     counts = {1, n_blocks}
     power = 2
     while power < n_blocks:
@@ -97,7 +106,9 @@ def block_counts(n_blocks: int, at_most: int = MAX_BLOCKS_TAKEN) -> tuple[int, .
 
 
 def lengths_within(lengths: Iterable[int], n_steps: int, max_tokens: int | None) -> tuple[int, ...]:
-    """Those of ``lengths`` that leave room for ``n_steps`` tokens in a session of ``max_tokens``."""
+    """Returns those ``lengths`` that leave room for ``n_steps`` more tokens in a session of ``max_tokens``,
+    sorted.
+    """
     return tuple(sorted({n for n in lengths if max_tokens is None or n + n_steps <= max_tokens}))
 
 
@@ -111,9 +122,9 @@ def make_plan(
     rounds: int = ROUNDS,
     pause_s: float = PAUSE_S,
 ) -> Plan:
-    """The plan for a backend of ``n_blocks`` blocks whose sessions hold up to ``max_tokens`` tokens.
+    """Returns the plan for a backend of ``n_blocks`` blocks whose sessions hold up to ``max_tokens`` tokens.
 
-    Raises ``UserError`` for numbers that leave nothing to measure.
+    Raises ``UserError`` for numbers below 1, and for lengths that do not fit into a session.
     """
     if rounds < 1:
         raise UserError(f"rounds must be at least 1, not {rounds}")
@@ -124,13 +135,14 @@ def make_plan(
     if lengths and len(fitting) < len(set(lengths)):
         raise UserError(
             f"an input of {max(lengths)} tokens and {N_STEPS} to decode are more than the {max_tokens} tokens "
-            "that the model takes; give shorter --lengths"
+            "of the model's longest session; give shorter --lengths"
         )
     if not fitting:
         room = max(1, (max_tokens or 0) - N_STEPS)
         if max_tokens is None or room + N_STEPS > max_tokens:
             raise UserError(
-                f"the model takes {max_tokens} tokens; a calibration needs at least {N_STEPS + 1}"
+                f"the model's longest session has {max_tokens} tokens; a calibration needs at least "
+                f"{N_STEPS + 1}"
             )
         fitting = (room,)
     counts = block_counts(n_blocks)

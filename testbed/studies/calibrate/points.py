@@ -1,4 +1,4 @@
-"""Samples that were taken under the same conditions, as one point: their median."""
+"""Groups samples of equal conditions into points, with their medians."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import numpy as np
 from testbed.studies.calibrate.measure import Kind, Sample
 
 STEPS_TOGETHER = 16
-"""Steps of one session that make one point: over so few the context hardly changes."""
+"""A point has so many successive steps of a session. Over so few the context hardly changes."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """``time_s`` is the median of ``n_samples``, ``low_s`` and ``high_s`` their quartiles.
+    """Samples of equal conditions. ``time_s`` is the median of ``n_samples``, ``low_s`` and ``high_s`` their
+    quartiles.
 
-    ``cached_tokens`` is the median too (0 for a prefill), as a time that is linear in it has its median there.
+    ``cached_tokens`` is a median, too (0 for a prefill): a time that is linear in it has its median there.
     """
 
     kind: Kind
@@ -33,7 +34,10 @@ class Point:
 
 
 def points_of(samples: Iterable[Sample]) -> list[Point]:
-    """Used samples by kind, blocks, input length, sessions, pace and ``STEPS_TOGETHER`` steps; ordered by these."""
+    """Groups the used samples by kind, blocks, input length, sessions, pace and ``STEPS_TOGETHER`` steps.
+
+    The points are sorted by these.
+    """
     groups: dict[tuple[Kind, int, int, int, bool, int], list[Sample]] = {}
     for sample in samples:
         if sample.is_used:

@@ -1,9 +1,9 @@
-"""The hardware profile that a calibration leaves: TOML tables that scenarios load with ``hardware_files``.
+"""The hardware profile that a calibration writes: TOML tables that scenarios load with ``hardware_files``.
 
-``NAME`` holds the better model, ``NAME-paper`` the paper's, to be compared, ``NAME-batched`` that of steps of several
-sessions; ``[hub]`` what the client takes per output token. ``decode`` of the
-first is the time of a block with nothing cached, without what a step costs once; a scenario makes from it
-the tau that its policies see, at its own lengths (``ServerSpec``).
+``NAME`` has the better model, ``NAME-paper`` the paper's, for comparison, and ``NAME-batched`` that of steps
+of several sessions. ``[hub]`` has the client's time per output token. ``decode`` of ``NAME`` is the time of a
+block with an empty cache and without the cost per step; from it a scenario computes the tau that its policies
+use, for its own lengths (``ServerSpec``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _DIGITS = 6
 
 @dataclass(frozen=True)
 class Subject:
-    """What was calibrated. ``memory_bytes`` is what the device has for blocks and caches."""
+    """The model and device that were calibrated. ``memory_bytes``: the device's memory for blocks and
+    caches.
+    """
 
     backend: str
     model: str
@@ -40,14 +42,14 @@ class Subject:
     threads: int | None
     memory_bytes: float
     block_values: int
-    """Of a block's matrices."""
+    """Number of values in the matrices of a block."""
     heads_width: int
-    """Of all heads of a block together."""
+    """Number of values of all attention heads of a block together."""
     has_graphs: bool = False
 
     @property
     def words(self) -> str:
-        """One line for headings."""
+        """The model and device in one line, for headings."""
         threads = f", {self.threads} thread{'s' if self.threads > 1 else ''}" if self.threads else ""
         graphs = ", CUDA graphs" if self.has_graphs else ""
         kind = self.dtype if self.weights == "plain" else f"{self.dtype} with {self.weights} weights"
@@ -61,7 +63,11 @@ def profile_text(
     client: ClientFit | None = None,
     batches: BatchFit | None = None,
 ) -> str:
-    """The file's text: ``[hardware.NAME]`` and ``[hardware.NAME-paper]``, ``[hardware.NAME-batched]`` of ``batches``, and ``[hub]`` of a ``client``."""
+    """Returns the text of the file.
+
+    It has ``[hardware.NAME]`` and ``[hardware.NAME-paper]``, with ``batches`` also
+    ``[hardware.NAME-batched]``, and with ``client`` also ``[hub]``.
+    """
     better, paper = fit.better.times, fit.paper.times
     contention = fit.contention
     serial = contention is not None and contention.is_one_at_a_time
@@ -136,7 +142,7 @@ def _common(subject: Subject, times: StepTimes) -> list[str]:
 
 
 def batch_quality(batches: BatchFit) -> str:
-    """How well the law fits, by the points that the fit has not seen."""
+    """Returns in words how well the fit of batches predicts the points that it has not seen."""
     n_held_out = len(batches.errors_ratio())
     return (
         f"R² {batches.fit.r2:.4f} on {len(batches.points) - n_held_out} points; on {n_held_out} others, which the fit has "

@@ -1,4 +1,4 @@
-"""What a person reads of a calibration: the short table of the terminal, and ``report.md``."""
+"""The results of a calibration for people: the tables on the terminal, and ``report.md``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _shown(estimate: Estimate) -> str:
 
 
 def _rows(fit: Fit, client: ClientFit | None) -> Iterator[tuple[str, str, str]]:
-    """(what, by the paper's model, by the better one)."""
+    """Yields (name, value of the paper's model, value of the better model)."""
     for what, name in ESTIMATES:
         yield what, _shown(fit.paper.estimate(name)), _shown(fit.better.estimate(name))
     if client is not None:
@@ -49,7 +49,7 @@ def report_text(
     files: Sequence[str],
     batches: BatchFit | None = None,
 ) -> str:
-    """The terminal's tables and the findings."""
+    """Returns the text for the terminal: tables, findings, and the lines ``files``."""
     rows = [("", "paper's model", "better model"), *_rows(fit, client)]
     wide = [max(len(row[i]) for row in rows) for i in range(3)]
     lines = [subject.words, ""]
@@ -73,7 +73,9 @@ def report_markdown(
     how: Sequence[str],
     batches: BatchFit | None = None,
 ) -> str:
-    """``report.md``: findings, numbers, figures as (path, caption); ``how`` says how it was measured."""
+    """Returns the text of ``report.md``. ``figures``: (path, caption); ``how``: lines on how it was
+    measured.
+    """
     lines = [f"# Calibration of {name}", "", f"{subject.words}.", "", *how, "", "## Findings", ""]
     lines += [f"- {sentence}" for sentence in verdict(fit, client, batches)]
     lines += ["", "## Fits", "", "| | the paper's model | the better model |", "| --- | ---: | ---: |"]
@@ -120,7 +122,7 @@ def _contention_lines(fit: Fit) -> list[str]:
 
 
 def _batch_rows(batches: BatchFit) -> list[tuple[str, str]]:
-    """(what, its estimate) of steps of several sessions."""
+    """Returns (name, estimate) for steps of several sessions."""
     rows = [("steps of several sessions", "")]
     return rows + [(what, _shown(batches.fit.estimates[name])) for what, name in BATCH_ESTIMATES]
 

@@ -24,7 +24,7 @@ ESTIMATES = (
     ("context slope (per block and cached token)", "context_slope_s"),
     ("prefill curve (per block and squared token)", "prefill_curve_s"),
 )
-"""What the parameters of the time models are called, in the order of tables."""
+"""The names of the time models' parameters in tables, in this order, and the fields of ``StepTimes``."""
 BATCH_ESTIMATES = (
     ("a_d (decodes, per block)", "decode_s"),
     ("b_d (each further decode, per block)", "session_slope_s"),
@@ -34,11 +34,11 @@ BATCH_ESTIMATES = (
     ("context slope (per block and cached token)", "context_slope_s"),
     ("step base (per step)", "step_base_s"),
 )
-"""The same of steps of several sessions."""
+"""The same for steps of several sessions."""
 
 
 def samples_csv(kind: type[Any], samples: Sequence[Any]) -> str:
-    """A row per sample of the dataclass ``kind``, in the order in which they were taken."""
+    """Returns a CSV table with one row per sample, in the given order. ``kind``: the samples' dataclass."""
     file = io.StringIO()
     names = [field.name for field in fields(kind)]
     writer = csv.writer(file, lineterminator="\n")
@@ -55,7 +55,9 @@ def answer_of(
     client: ClientFit | None,
     batches: BatchFit | None = None,
 ) -> dict[str, Any]:
-    """What ``--json`` prints and ``calibration.json`` holds; times in seconds, ratios without unit."""
+    """Returns the object for ``--json`` and ``calibration.json``. Times are in seconds; ratios have
+    no unit.
+    """
     contention = fit.contention
     return {
         "name": name,

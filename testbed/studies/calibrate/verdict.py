@@ -1,4 +1,4 @@
-"""In words: where the paper's time model holds on what was measured, and where it does not."""
+"""Sentences on where the paper's time model agrees with the measurement, and where it does not."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from testbed.studies.calibrate.linear import LinearFit
 from testbed.studies.calibrate.points import Point
 
 NOISE_RATIO = 0.25
-"""Quartiles of equal steps that are further apart than this: something else had the machine."""
+"""If the quartiles of equal steps are further apart than this, relative to their median, other programs
+disturbed them.
+"""
 MATTERS_RATIO = 0.05
-"""What changes a time by less than this is not worth a sentence."""
+"""Effects that change a time by less than this share are reported as no effect."""
 
 
 def show_s(value_s: float, digits: int = 4) -> str:
-    """A duration with a unit, to so many digits."""
+    """Returns a duration as text with a unit, with so many significant digits."""
     return DURATION.format(float(f"{value_s:.{digits}g}"))
 
 
 def verdict(fit: Fit, client: ClientFit | None = None, batches: BatchFit | None = None) -> list[str]:
-    """A sentence per finding, the most important ones first; of the ``client`` and ``batches`` if they were measured."""
+    """Returns one sentence per finding, the most important ones first."""
     sentences = [
         *_noise_sentence(fit),
         _decode_sentence(fit),
@@ -56,8 +58,9 @@ def _client_sentence(client: ClientFit) -> str:
     token = client.token
     line = (
         f"Client: embedding, head and choice take {show_s(token.time_s)} per output token (quartiles "
-        f"{show_s(token.low_s)} and {show_s(token.high_s)}), whatever the chain; the paper's model does not know this, "
-        "[compute] hub_token carries it"
+        f"{show_s(token.low_s)} and {show_s(token.high_s)}), whatever the chain; the paper's model does not "
+        "have "
+        "this time, [compute] hub_token sets it"
     )
     if not client.prompts:
         return f"{line}."
@@ -114,7 +117,7 @@ def _length(point: Point) -> float:
 
 
 def context_growth_ratio(times: StepTimes, low_tokens: float, high_tokens: float) -> float:
-    """How much longer a block takes with ``high_tokens`` cached than with ``low_tokens``."""
+    """Returns by which share a block takes longer with ``high_tokens`` cached than with ``low_tokens``."""
     low_s = times.decode_s + times.context_slope_s * low_tokens
     return times.context_slope_s * (high_tokens - low_tokens) / low_s if low_s else 0.0
 
@@ -124,20 +127,22 @@ def _context_sentence(fit: Fit) -> str:
     growth = context_growth_ratio(fit.better.times, low, high)
     slope = fit.better.estimate("context_slope_s")
     if low == high:
-        return "Context: one length was measured, which says nothing about its effect."
+        return "Context: only one length was measured, so its effect is unknown."
     if not slope.is_certain and growth >= MATTERS_RATIO:
         return (
-            f"Context: what it adds is lost in the noise; fitted are {_percent(growth)} from {low:.0f} to {high:.0f} "
+            f"Context: its effect is lost in the noise; fitted are {_percent(growth)} from {low:.0f} to "
+            f"{high:.0f} "
             "cached tokens, less than twice the standard error."
         )
     if growth < MATTERS_RATIO:
         return (
-            f"Context: no effect worth a number; from {low:.0f} to {high:.0f} cached tokens a block's step "
+            f"Context: no effect that matters; from {low:.0f} to {high:.0f} cached tokens a block's step "
             f"changes by {_percent(growth)}."
         )
     return (
         f"Context: a block's decode step takes {1 + growth:.2f} times as long with {high:.0f} cached tokens as "
-        f"with {low:.0f} ({show_s(slope.value)} more per cached token); the paper's tau does not know this."
+        f"with {low:.0f} ({show_s(slope.value)} more per cached token); the paper's tau does not depend on "
+        "it."
     )
 
 
@@ -146,7 +151,8 @@ def _step_base_sentence(fit: Fit) -> str:
     low, high = _span(fit.alone("decode"), lambda p: p.n_blocks)
     if low == high:
         return (
-            "Blocks: one number of blocks was measured, so a cost per step cannot be told from one per block."
+            "Blocks: only one number of blocks was measured, so a cost per step cannot be separated "
+            "from one per block."
         )
     one_s = times.decode_s * low
     if not base.is_certain or base.value < MATTERS_RATIO * (base.value + one_s):
@@ -184,17 +190,18 @@ def _prefill_sentence(fit: Fit) -> str:
 
 def _contention_sentence(contention: Contention | None) -> str:
     if contention is None:
-        return "Sessions: only one at a time was measured, which says nothing about contention."
+        return "Sessions: only one at a time was measured, so contention is unknown."
     n, ratio = contention.ratios[-1]
     if contention.is_one_at_a_time:
         return (
             f"Sessions: with {n} at once a step takes {ratio:.2f} times as long: steps run one after another. "
-            "The paper's model does not know this; [compute] serial = true in the scenario makes the stub "
+            "The paper's model does not have this; [compute] serial = true in the scenario makes the "
+            "timing stub "
             "queue them, so the profile has no contention."
         )
     if abs(ratio - 1) < MATTERS_RATIO:
         return f"Sessions: {n} at once do not slow each other ({ratio:.2f} times)."
     return (
         f"Sessions: with {n} at once a step takes {ratio:.2f} times as long, {_percent(contention.ratio.value)} "
-        "more per further session; the paper's model does not know this."
+        "more per further session; the paper's model does not have this."
     )

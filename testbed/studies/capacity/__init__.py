@@ -1,6 +1,7 @@
 """`testbed capacity`: the highest rate of requests at which a policy keeps objectives.
 
-- ``measures``: what is measured of a run; ``verdict``: what runs with several seeds at one rate come to
-- ``search``: which rates are judged; it knows nothing of runs
-- ``command``: puts it together on the workers of ``testbed.studies.sweep``; ``text``: the terminal
+- ``measures``: the measures of one run; ``verdict``: whether runs with several seeds keep the objectives at
+  one rate
+- ``search``: chooses the rates that are judged; it does not know about runs
+- ``command``: the command, on the workers of ``testbed.studies.sweep``; ``text``: its output on the terminal
 """

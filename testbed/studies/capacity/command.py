@@ -1,4 +1,6 @@
-"""``testbed capacity``: searches for every policy at once, on the same workers."""
+"""``testbed capacity``: searches for the highest rate of each policy, all at the same time on the same
+workers.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,10 @@ LEAST_REQUESTS, MOST_REQUESTS = 100, 20_000
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line says; no ``policies``: the scenario's own. ``width``: the edge is found to within so much of the rate.
+    """The options of the command line.
 
-    ``most_requests`` of generated ones, and no more, serve to tell whether a rate is kept.
+    ``policies``: names (none: the scenario's own policy). ``width``: the highest rate is found to within a
+    factor of 1 + ``width``. ``most_requests``: at most so many generated requests are served per run.
     """
 
     slo: str
@@ -45,9 +48,9 @@ class Options:
 
 
 def capacity_command(target: str, options: Options) -> tuple[dict[str, Any], str, int]:
-    """The answer for ``--json``, the text for people, the exit code (1: a run failed).
+    """Returns the object for ``--json``, the text for the terminal, and the exit code (1 if a run failed).
 
-    Raises ``UserError`` for what makes no sense; a policy that cannot place is a row with its reason.
+    Raises ``UserError`` for invalid options. A policy without a placement is a row with its reason.
     """
     objectives = parse_slo_statistics(options.slo)
     _check(options)
@@ -102,7 +105,7 @@ def _check(options: Options) -> None:
     if options.seed is not None and options.seed < 0:
         raise UserError(f"--seed must not be negative, but is {options.seed}")
     if any(change.partition("=")[0].strip() == SEED for change in options.overrides):
-        raise UserError("seeds come from --runs and --seed: leave seed out of what is set")
+        raise UserError("seeds come from --runs and --seed: leave seed out of --set")
     for i, name in enumerate(options.policies):
         if name in options.policies[:i]:
             raise UserError(f"the policy {name} is given twice; leave one out")
@@ -110,22 +113,29 @@ def _check(options: Options) -> None:
 
 
 def _start(experiment: Experiment, target: str) -> float:
-    """The scenario's own rate. Raises ``UserError`` where no rate says how fast requests arrive."""
+    """Returns the scenario's own rate (requests/s). Raises ``UserError`` if arrivals are not set by
+    one rate.
+    """
     workload = experiment.document["workload"]
     if workload.get("changes"):
         raise UserError(
-            f"{target}: workload.changes has rates of its own; a capacity is of one rate: --set workload.changes=[]"
+            f"{target}: workload.changes sets several rates, but a capacity is one rate: "
+            "remove them with --set workload.changes=[]"
         )
     arrivals_s = {request.arrival_at_s for request in experiment.requests}
     if len(experiment.requests) > 1 and len(arrivals_s) == 1:
         raise UserError(
-            f"{target}: all requests arrive at once, which no rate changes; a capacity needs arrivals"
+            f"{target}: all requests arrive at the same time, so a rate has no effect; "
+            "a capacity needs arrivals one after the other"
         )
     return float(workload["rate"])
 
 
 def _requests(experiment: Experiment, target: str, overrides: Sequence[str], most: int) -> tuple[int, int]:
-    """How many requests a run has at first, and at most: of a recording or a list as many as the scenario says."""
+    """Returns how many requests a run has at first, and at most.
+
+    Requests of a recording or a list are always as many as the scenario sets.
+    """
     n = len(experiment.requests)
     if experiment.sample is None and n < most:
         try:
@@ -137,7 +147,7 @@ def _requests(experiment: Experiment, target: str, overrides: Sequence[str], mos
 
 
 class _Searches:
-    """Searches that go on as the results of their runs come."""
+    """The searches of all policies, which advance as the results of their runs arrive."""
 
     def __init__(
         self,
@@ -154,13 +164,15 @@ class _Searches:
         self._records: dict[str | None, dict[int, Record]] = {}
         self.found: dict[str | None, Found] = {}
         self.names: dict[str | None, tuple[str, str]] = {}
-        """Policy and engine, as a run said."""
+        """Policy and engine as the records of runs have them."""
 
     def begin(self) -> list[list[Run]]:
         return [self._ask(policy, lambda s=s: next(s)) for policy, s in self._searches.items()]  # type: ignore[misc]
 
     def more(self, run: Run, record: Record) -> list[list[Run]]:
-        """What is to be judged next, once the last rate of a policy is."""
+        """Record a result. If it was the last one of its policy's rate, judge that rate and return the next
+        runs.
+        """
         policy = run.policy
         records = self._records[policy]
         records[run.seed] = record
@@ -172,7 +184,7 @@ class _Searches:
         verdict = verdict_of(
             asked.rate, asked.n_requests, [records[seed] for seed in self._seeds], self._objectives
         )
-        _say(policy, verdict)
+        _print_verdict(policy, verdict)
         runs = self._ask(policy, lambda: self._searches[policy].send(verdict))
         return [runs] if runs else []
 
@@ -189,12 +201,12 @@ class _Searches:
         return [Run(changes, policy, seed) for seed in self._seeds]
 
 
-def _say(policy: str | None, verdict: Verdict) -> None:
-    """How far it is, on stderr."""
+def _print_verdict(policy: str | None, verdict: Verdict) -> None:
+    """Print a verdict on stderr, as the progress of the search."""
     whose = "" if policy is None else f"{policy}: "
-    said = verdict.error or ("kept" if verdict.is_kept else f"broken by {verdict.broken_by}")
+    result = verdict.error or ("kept" if verdict.is_kept else f"broken by {verdict.broken_by}")
     print(
-        f"{whose}{verdict.rate:g} requests/s, {verdict.n_requests:,} requests: {said}",
+        f"{whose}{verdict.rate:g} requests/s, {verdict.n_requests:,} requests: {result}",
         file=sys.stderr,
         flush=True,
     )
@@ -236,7 +248,9 @@ def _row(
 
 
 def _reason(found: Found, most_requests: int) -> str | None:
-    """Why there is no edge, or what to know of it."""
+    """Returns why the search found no rate, or why it found only a bound; None if it found the
+    highest rate.
+    """
     if found.error:
         return found.error
     if found.kept is None:
@@ -252,7 +266,7 @@ def _reason(found: Found, most_requests: int) -> str | None:
 
 
 def _values(verdict: Verdict | None, objectives: Sequence[Objective]) -> dict[str, Any] | None:
-    """What the objectives' values are, in seconds."""
+    """Returns the values of all objectives at one rate, in seconds."""
     if verdict is None:
         return None
     values = {

@@ -1,4 +1,4 @@
-"""What is measured of a run for its capacity: every statistic that an objective may be of, and how it goes on."""
+"""The measures of a run for its capacity: all times that objectives can limit, and whether they grow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ THIRDS = ("ttft_first_third_s", "ttft_second_third_s", "ttft_last_third_s")
 
 
 def load_measures(simulation: Simulation, limits_s: Mapping[str, float]) -> dict[str, float | int | None]:
-    """Seconds by ``METRIC_STATISTIC``, over requests that came so far; ``limits_s`` by metric are those of the goodput."""
+    """Returns the times (seconds) as ``METRIC_STATISTIC``, the number of failed requests, the goodput, and
+    ``THIRDS``.
+
+    Statistics of a time cover the requests that have it. ``limits_s``: metric -> limit, for the goodput.
+    """
     rows = sorted(request_rows(simulation), key=lambda row: (row["arrival_at_s"], row["request"]))
     found: dict[str, float | int | None] = {N_FAILED: sum(row["status"] != "completed" for row in rows)}
     for metric in NAMES:

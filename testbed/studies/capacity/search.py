@@ -1,7 +1,9 @@
-"""Which rates are judged to find the highest that is kept, and between which rates it can be told.
+"""Search for the highest rate at which the objectives are kept, and for its interval.
 
-Rates double or halve from the start until one is kept and the next is not, then the logarithm is bisected. Where objectives that
-are kept at a rate are not kept at a lower one, the answer is one of several edges.
+In short, a rate is *kept* if its verdict keeps all objectives, else it is *broken*. Rates double or halve
+from the start until one is kept and the next one is not; then the logarithm of the rate is bisected. If a
+rate is kept and a lower one is not, there are several edges between kept and broken rates, and the search
+finds one of them.
 """
 
 from __future__ import annotations
@@ -14,15 +16,17 @@ from typing import NamedTuple
 from testbed.studies.capacity.verdict import Verdict
 
 STEPS_UP, STEPS_DOWN = 10, 6
-"""Doublings and halvings, at most, from the start."""
+"""The most doublings and halvings from the start."""
 STEPS_LOOKED = 4
-"""Doublings that are looked at where the start is not kept: a placement for a higher rate may have more room."""
+"""If the start is not kept, so many doublings are tried: the placement for a higher rate may have more room.
+"""
 TURNOVERS = 5
-"""So many times as many requests as are there at a time, at least, are served at the highest rate that is kept."""
+"""A run serves at least so many times the mean number of requests in the system, as far as its limit allows.
+"""
 
 
 class Question(NamedTuple):
-    """A rate (requests/s) to be judged with so many requests per seed."""
+    """A rate (requests/s) to judge, with ``n_requests`` per seed."""
 
     rate: float
     n_requests: int
@@ -30,10 +34,15 @@ class Question(NamedTuple):
 
 @dataclass
 class Found:
-    """``kept`` is the highest rate that keeps the objectives, ``broken`` the lowest above it that does not.
+    """The result: ``kept`` is the highest rate that keeps the objectives, ``broken`` the next judged one
+    above it.
 
-    ``low`` and ``high``: between them it cannot be told from nothing; ``None``: not among the rates that are tried. ``judged``:
-    all with the final number of requests, by rate. ``at_bottom``: the lowest rate, if that is not kept.
+    - ``low``, ``high``: the interval of the highest rate. Up to ``low`` the 95 % intervals over seeds keep
+      all limits; from ``high`` on one exceeds its limit. None: outside of the rates that are tried
+    - ``error``: why a run failed; there is no result then
+    - ``at_bottom``: the verdict on the lowest rate, if not even that is kept
+    - ``n_judged``: the number of verdicts; ``judged``: those with the final number of requests, sorted by
+      rate
     """
 
     kept: Verdict | None = None
@@ -45,7 +54,7 @@ class Found:
     n_judged: int = 0
     judged: list[Verdict] = field(default_factory=list)
     broken_below: list[float] = field(default_factory=list)
-    """Rates below ``kept`` that are not kept, with however many requests."""
+    """Rates below ``kept`` that were judged and not kept, with any number of requests."""
 
 
 Search = Generator[Question, Verdict, Found]
@@ -53,20 +62,22 @@ _Step = Generator[Question, Verdict, Verdict]
 
 
 class _Broken(Exception):
-    """A run broke: there is nothing to find."""
+    """A run failed, which ends the search."""
 
 
 def search(start: float, n_requests: int, most_requests: int, width: float, has_interval: bool) -> Search:
-    """Ask for rates until the edge is known to within a factor of ``1 + width``.
+    """A generator: it yields rates to judge, is sent their verdicts, and returns the result.
 
-    All that the answer is made of is judged with the same number of requests: ``n_requests``, doubled up to ``most_requests`` until
-    there are ``TURNOVERS`` times as many as rate x mean time in the system. ``has_interval``: there are several seeds.
+    It ends when the highest rate is known to within a factor of ``1 + width``. The rates of the result are
+    all judged with the same number of requests: ``n_requests``, doubled until it is ``TURNOVERS`` times the
+    mean number of requests in the system (rate x mean time in the system), at most ``most_requests``.
+    ``has_interval``: there are several seeds, so that ``low`` and ``high`` are searched for, too.
     """
     return _Searcher(start, n_requests, most_requests, width).run(has_interval)
 
 
 def rounded(rate: float) -> float:
-    """Six digits, so that what is said is what was judged."""
+    """Returns ``rate`` with six digits, so that the reported rate is exactly the one that was judged."""
     return float(f"{rate:.6g}")
 
 
@@ -120,7 +131,9 @@ class _Searcher:
             found.high = (yield from self._outer(high, 1, lambda v: not v.is_surely_broken))[1]
 
     def _kept_above(self) -> Generator[Question, Verdict, int]:
-        """The highest step looked at above the start that is kept; 0: none."""
+        """Judges ``STEPS_LOOKED`` doublings of the start. Returns the highest step that is kept; 0 if none
+        is.
+        """
         kept = 0
         for step in range(1, STEPS_LOOKED + 1):
             if (yield from self._judge(self._grid(step))).is_kept:
@@ -140,14 +153,14 @@ class _Searcher:
         return verdict
 
     def _judged(self) -> list[Verdict]:
-        """With the present number of requests, by rate."""
+        """Returns the verdicts with the present number of requests, sorted by rate."""
         return [
             verdict for question, verdict in sorted(self._known.items()) if question.n_requests == self._n
         ]
 
     def _takes_more(self, verdict: Verdict) -> bool:
-        """Whether requests were too few, and there are more now."""
-        # The edge is less than a doubling away.
+        """Raises the number of requests if it is too small for ``verdict``. Returns whether it did."""
+        # Twice the rate, since the highest rate is less than one doubling away.
         before, needed = self._n, TURNOVERS * 2 * verdict.rate * verdict.mean_s
         while self._n < min(needed, self._most):
             self._n = min(2 * self._n, self._most)
@@ -156,7 +169,7 @@ class _Searcher:
     def _edge(
         self, low: float, high: float, holds: Callable[[Verdict], bool]
     ) -> Generator[Question, Verdict, tuple[float, float]]:
-        """Where ``holds`` ends, between ``low``, where it holds, and ``high``, where it does not."""
+        """Bisects until the end of ``holds`` is known. ``holds`` is true at ``low`` and false at ``high``."""
         while high / low > 1 + self._width:
             middle = rounded(math.sqrt(low * high))
             if not low < middle < high:
@@ -170,7 +183,10 @@ class _Searcher:
     def _outer(
         self, rate: float, way: int, holds: Callable[[Verdict], bool]
     ) -> Generator[Question, Verdict, tuple[float | None, float | None]]:
-        """As ``_edge``, from ``rate`` on to higher (``way`` 1) or lower (-1) rates, as far as they are tried."""
+        """As ``_edge``, but searches from ``rate`` towards higher (``way`` 1) or lower (-1) rates.
+
+        Returns (None, None) if the edge is outside of the rates that are tried.
+        """
         limit = self._grid(STEPS_UP if way > 0 else -STEPS_DOWN)
         inner = rate
         verdict = yield from self._judge(rate)
@@ -185,7 +201,9 @@ class _Searcher:
         return (yield from self._edge(low, high, holds))
 
     def _next(self, rate: float, way: int, limit: float) -> float:
-        """The next rate that is judged already, else half or twice as much."""
+        """Returns the next rate in direction ``way`` that is judged already, or else half or twice
+        ``rate``.
+        """
         known = [v.rate for v in self._judged() if (v.rate - rate) * way > 0]
         if known:
             return min(known) if way > 0 else max(known)

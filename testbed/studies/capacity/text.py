@@ -1,4 +1,4 @@
-"""Capacities as a person reads them on the terminal."""
+"""The output of ``testbed capacity`` on the terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NOT_TIMES = {"placement": "no placement", "failed": "requests that fail"}
 
 
 def capacity_text(answer: dict[str, Any], width: int = 160) -> str:
-    """A row per policy, then what to know of each."""
+    """Returns the text: a table with one row per policy, then notes on them."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("policy", no_wrap=True)
     for title in ("requests/s", "interval", "limited by", "goodput", "requests", "rates"):
@@ -66,20 +66,23 @@ def _notes(row: dict[str, Any]) -> list[str]:
         first_s, _, last_s = row["ttft_thirds_s"]
         stable = row["draining_rate"]
         notes.append(
-            f"{policy}: a metastable edge: the limits are kept, but arrivals never drain (time to the first token {first_s:.3g} s "
-            f"in the first third of requests, {last_s:.3g} s in the last, still growing); "
+            f"{policy}: a metastable edge: the limits are kept, but arrivals never drain (time to the first "
+            f"token {first_s:.3g} s in the first third of requests, {last_s:.3g} s in the last, still "
+            "growing); "
             + (f"they drain at {stable:g} requests/s" if stable else "no rate that was judged drains")
         )
     elif row["drains_at_broken"] is False:
         notes.append(
-            f"{policy}: at {row['broken_at']:.4g} requests/s arrivals never drain: the limits break at once, not little by little"
+            f"{policy}: at {row['broken_at']:.4g} requests/s arrivals never drain: "
+            "the limits break at once, not little by little"
         )
     if row["also_kept_at"]:
         rates = ", ".join(f"{rate:g}" for rate in row["also_kept_at"])
-        notes.append(f"{policy}: also kept at {rates} requests/s: what is kept does not end at one rate")
+        notes.append(f"{policy}: also kept at {rates} requests/s: there is more than one edge")
     if row["broken_below"]:
         rates = ", ".join(f"{rate:g}" for rate in row["broken_below"])
         notes.append(
-            f"{policy}: not kept at {rates} requests/s, which is less: the placement is another one at each rate"
+            f"{policy}: not kept at {rates} requests/s, although that is less: "
+            "the policy makes another placement for each rate"
         )
     return notes

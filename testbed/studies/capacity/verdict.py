@@ -1,4 +1,6 @@
-"""What runs at one rate come to: whether they keep the objectives, and whether they could go on for ever."""
+"""The verdict on runs at one rate: whether they keep the objectives, and whether waiting times keep
+growing.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +14,24 @@ from testbed.studies.sweep.measures import GOODPUT
 from testbed.studies.sweep.runs import FAILED, INFEASIBLE, OK, Record
 
 PLACEMENT, REQUESTS = "placement", "failed"
-"""What breaks a rate beside objectives: a seed without a placement; requests that fail or give up."""
+"""What can break a rate besides objectives: a seed without a placement, and requests that fail or give up."""
 GROWTH_RATIO = 1.2
-"""So many times the first third's is the last third's mean, at least, where it keeps growing."""
+"""A time keeps growing only if the last third's mean is at least so many times the first third's."""
 STEADY_RATIO = 0.5
-"""And so much of the growth before, at least, is the growth from the second third to the last one."""
+"""It keeps growing only if the second growth (second to last third) is at least this share of the first."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Runs with several seeds at ``rate`` (requests/s). ``error``: one of them broke; there is no verdict.
+    """The verdict on runs with several seeds at ``rate`` (requests/s).
 
-    ``excess`` has by objective, ``PLACEMENT`` and ``REQUESTS`` how far its value is above its limit, over the seeds;
-    ``values`` the values themselves (seconds). ``mean_s``: a request's time in the system. ``thirds_s``: as ``THIRDS``.
+    - ``excess``: objective, ``PLACEMENT`` or ``REQUESTS`` -> value minus limit, mean over the seeds. The
+      value is in seconds, for ``PLACEMENT`` the share of seeds without one, for ``REQUESTS`` the number of
+      requests that failed
+    - ``values``: objective -> value (seconds); ``ratios``: objective -> excess divided by the limit
+    - ``mean_s``: mean time of a request in the system; ``thirds_s``: means of ``THIRDS``
+    - ``is_growing``: whether the time to the first token keeps growing, see ``_growth``
+    - ``reason``: why a seed has no placement; ``error``: why a run failed, in which case there is no verdict
     """
 
     rate: float
@@ -41,22 +48,26 @@ class Verdict:
 
     @property
     def is_kept(self) -> bool:
-        """The means keep all limits."""
+        """Whether the means keep all limits."""
         return all(over.mean <= 0 for over in self.excess.values())
 
     @property
     def is_surely_kept(self) -> bool:
-        """The intervals over seeds do."""
+        """Whether the 95 % intervals over seeds are entirely within all limits."""
         return all(over.mean + over.half_width <= 0 for over in self.excess.values())
 
     @property
     def is_surely_broken(self) -> bool:
-        """An interval over seeds is above its limit."""
+        """Whether a 95 % interval over seeds is entirely above its limit."""
         return any(over.mean - over.half_width > 0 for over in self.excess.values())
 
     @property
     def broken_by(self) -> str | None:
-        """What breaks it: a placement or requests that fail, else the objective that is missed by the largest part of its limit."""
+        """What breaks the rate: ``PLACEMENT``, ``REQUESTS``, or the objective with the largest excess per
+        limit.
+
+        None if nothing does.
+        """
         for name in (PLACEMENT, REQUESTS):
             if name in self.excess and self.excess[name].mean > 0:
                 return name
@@ -67,7 +78,7 @@ class Verdict:
 def verdict_of(
     rate: float, n_requests: int, records: Sequence[Record], objectives: Sequence[Objective]
 ) -> Verdict:
-    """The verdict on the runs of all seeds, in their order."""
+    """Returns the verdict on ``records``, one per seed."""
     wrong = next((record for record in records if record.status == FAILED), None)
     if wrong is not None:
         return Verdict(rate, n_requests, error=wrong.reason)
@@ -90,7 +101,9 @@ def verdict_of(
             ratios[objective.name] = over_s / objective.limit_s if objective.limit_s else over_s
         elif failed is not None and failed.mean == 0:
             return Verdict(
-                rate, n_requests, error=f"no request has a {objective.metric}; leave {objective.name} out"
+                rate,
+                n_requests,
+                error=f"no request has a {objective.metric}; leave {objective.name} out of the objectives",
             )
     times_s = [value for of in served if (value := of[MEAN_TIME]) is not None]
     goodput = mean_of([value for of in served if (value := of[GOODPUT]) is not None], share)
@@ -112,11 +125,12 @@ def verdict_of(
 def _growth(
     served: Sequence[Mapping[str, float | int | None]], share: float
 ) -> tuple[tuple[float, float, float] | None, bool]:
-    """The thirds' means over the seeds, and whether the time to the first token keeps growing.
+    """Returns the means of ``THIRDS`` over the seeds, and whether the time to the first token keeps growing.
 
-    It does if it grows from third to third, the last one's growth is at least ``STEADY_RATIO`` of the one before (what only
-    fills up from empty grows ever less), the last third is at least ``GROWTH_RATIO`` times the first, and the 95 % interval of
-    that difference over the seeds leaves out 0.
+    It keeps growing if all of this holds: it grows from third to third; the second growth is at least
+    ``STEADY_RATIO`` of the first (a system that only fills up from empty grows less and less); the last third
+    is at least ``GROWTH_RATIO`` times the first; and the 95 % interval of that difference over the seeds is
+    not at or below 0.
     """
     rows = [
         (first, second, last)

@@ -1,1 +1,4 @@
-"""Printed figures of the chain-composition paper (arXiv 2604.14993) beside simulated ones: see docs/validation.md."""
+"""Compares response times printed in the chain-composition paper (arXiv 2604.14993) with simulated ones.
+
+See docs/validation.md.
+"""

@@ -1,4 +1,6 @@
-"""`testbed reproduce chain`: four policies on the paper's servers and model, beside the response times that it prints."""
+"""`testbed reproduce chain`: simulates four policies on the paper's servers and model, and prints their
+response times beside those of the paper's Table I.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from testbed.simulate.engine import simulate
 
 SCENARIO = "chain-7b"
 RATES = (0.5, 1.0, 2.0)
-"""Requests per second: the paper's Table I does not say at which load it was measured."""
+"""Requests per second. There are several, since the paper does not state the load of its Table I."""
 
 
 class Printed(NamedTuple):
@@ -34,9 +36,9 @@ TABLE_I = (
 
 
 def chain_command(runs: int, seed: int, announce: Callable[[str], None]) -> tuple[dict[str, Any], str]:
-    """The answer for ``--json`` and the text for people: mean response times over ``runs`` seeds from ``seed`` on.
+    """Returns the object for ``--json`` and the text for the terminal: mean response times over seeds.
 
-    Raises ``UserError``.
+    The seeds are ``seed`` to ``seed + runs - 1``. Raises ``UserError`` if ``runs`` is less than 1.
     """
     if runs < 1:
         raise UserError(f"--runs must be at least 1, not {runs}")
@@ -62,8 +64,11 @@ def chain_command(runs: int, seed: int, announce: Callable[[str], None]) -> tupl
 
 
 def _response_s(pair: str, rate: float, seed: int) -> float | None:
-    """Mean time from arrival to the last token; ``None`` where a request failed, or the policy has no placement."""
-    # Its model: sessions share caches, and never slow each other down.
+    """Returns the mean time from arrival to the last token in seconds.
+
+    None if a request failed or the policy found no placement.
+    """
+    # The paper's model: sessions need room for their caches, and do not slow each other down.
     settings = [f"workload.rate={rate}", "compute.batching=none"]
     case = scenario_case(SCENARIO, PolicyChoice(pair), settings, seed)
     times_s = [request.time_s for request in simulate(case, "testbed").requests]

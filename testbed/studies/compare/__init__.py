@@ -1,8 +1,10 @@
 """Two runs side by side: request by request, token by token, hop by hop (``docs/compare.md``).
 
-- ``load`` reads a run directory of an emulation or a simulation; ``settings`` what differs between two scenarios
-- ``align`` says which requests compare, and why the others do not; ``contrast`` sets two samples side by side
-- ``tables`` makes the answer (one object); ``text`` prints it, ``figures`` draws it, ``files`` writes it
+- ``load`` reads a run directory of an emulation or a simulation; ``settings`` finds what differs between two
+  scenarios
+- ``align`` decides which requests are compared, and why the others are not; ``contrast`` compares two samples
+- ``tables`` makes the comparison (one JSON object); ``text`` and ``notes`` print it, ``figures`` draws it,
+  ``files`` writes it
 """
 
 from __future__ import annotations
@@ -20,10 +22,11 @@ __all__ = ["compare_command"]
 
 
 def compare_command(path_a: Path, path_b: Path, out: Path | None) -> tuple[dict[str, Any], str]:
-    """Line up the runs of two directories; returns (JSON object, text), and writes to the new folder ``out``.
+    """Compare the runs of two directories, and write files to the new folder ``out`` if it is not None.
 
-    Differences are B - A, ratios of differences (B - A) / A. Raises ``UserError`` if the runs cannot be
-    compared and ``RunError`` if ``out`` cannot be written.
+    Returns the object for ``--json`` and the text for the terminal. Differences are B - A, relative
+    differences (B - A) / A. Raises ``UserError`` if the runs cannot be compared, ``RunError`` if ``out``
+    cannot be written.
     """
     if out is not None:
         check_new_folder(out)

@@ -1,4 +1,4 @@
-"""Which requests of two runs compare. None is dropped silently: every other one is listed with its reason."""
+"""Decides which requests of two runs are compared. All others are listed with the reason why they are not."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _LENGTHS = ("n_input_tokens", "n_output_tokens")
 
 @dataclass(frozen=True)
 class Alignment:
-    """Numbers of requests, ascending; every request of either run is in exactly one list."""
+    """Numbers of requests, ascending. Each request of either run is in exactly one list."""
 
     compared: list[int]
-    """Of the same lengths, and completed in both runs."""
+    """Requests of the same lengths that completed in both runs."""
     only_a: list[int]
     only_b: list[int]
     other_lengths: list[int]
     not_completed: list[int]
-    """Of the same lengths, but not completed in one of the runs or both."""
+    """Requests of the same lengths that did not complete in one of the runs or in both."""
 
 
 def align(a: Run, b: Run) -> Alignment:
-    """Pair the requests by their number. Raises ``UserError`` if not one of them compares."""
+    """Pair the requests of both runs by their number. Raises ``UserError`` if none can be compared."""
     both = sorted(a.requests.keys() & b.requests.keys())
     if not both:
         raise UserError(
@@ -35,8 +35,9 @@ def align(a: Run, b: Run) -> Alignment:
     if not same:
         (in_a, out_a), (in_b, out_b) = lengths(a, both[0]), lengths(b, both[0])
         raise UserError(
-            f"no request has the same lengths in both runs (request {both[0]}: {in_a} input and {out_a} output tokens "
-            f"in {a.path}, {in_b} and {out_b} in {b.path}); run both with the same workload"
+            f"no request has the same lengths in both runs (request {both[0]}: {in_a} input and {out_a} "
+            "output "
+            f"tokens in {a.path}, {in_b} and {out_b} in {b.path}); run both with the same workload"
         )
     compared = [i for i in same if completed(a, i) and completed(b, i)]
     if not compared:
@@ -54,7 +55,7 @@ def align(a: Run, b: Run) -> Alignment:
 
 
 def lengths(run: Run, request: int) -> tuple[int, int]:
-    """(input tokens, output tokens) that the workload asked for."""
+    """Returns the request's lengths according to the workload: (input tokens, output tokens)."""
     n_input, n_output = (run.requests[request][name] for name in _LENGTHS)
     return n_input, n_output
 
@@ -64,7 +65,9 @@ def completed(run: Run, request: int) -> bool:
 
 
 def alignment_data(a: Run, b: Run, alignment: Alignment) -> dict[str, Any]:
-    """The alignment as JSON, and how many of the compared requests differ in what they were or where they went."""
+    """Returns the alignment as a JSON object, with how many compared requests have another client, arrival or
+    chain.
+    """
 
     def n_other(name: str) -> int:
         return sum(a.requests[i][name] != b.requests[i][name] for i in alignment.compared)

@@ -1,4 +1,4 @@
-"""Two samples side by side: their statistics, and how far they are apart."""
+"""Compares two samples: their statistics, and the differences of these."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ STATISTICS = ("mean", "p50", "p99")
 
 
 def contrast(a: Array, b: Array, paired: tuple[Array, Array] | None = None) -> dict[str, Any]:
-    """``{"a", "b", "difference_s", "difference_ratio", "paired"}`` of two samples in seconds.
+    """Returns ``{"a", "b", "difference_s", "difference_ratio", "paired"}`` of two samples in seconds.
 
-    ``a``, ``b``: mean, p50, p99 and n of each sample. ``difference_s`` is b - a, ``difference_ratio``
-    (b - a) / a, of each statistic; ``None`` where a sample is empty or a is 0. ``paired``: of two arrays
-    whose entries belong together, |b - a| entry by entry.
+    - ``a``, ``b``: mean, p50, p99 and n of each sample
+    - ``difference_s``: b - a of each statistic, None if a sample is empty; ``difference_ratio``: (b - a) / a,
+      None also if a is 0
+    - ``paired``: n, mean and p99 of |b - a|, entry by entry, of the two arrays of the argument ``paired``
     """
     of_a, of_b = _statistics(a), _statistics(b)
     values = {name: difference(of_a[name], of_b[name]) for name in STATISTICS}
@@ -33,7 +34,9 @@ def contrast(a: Array, b: Array, paired: tuple[Array, Array] | None = None) -> d
 
 
 def difference(a: float | None, b: float | None) -> dict[str, float | None]:
-    """``{"a", "b", "difference_s", "difference_ratio"}`` of two values in seconds; see ``contrast``."""
+    """Returns ``{"a", "b", "difference_s", "difference_ratio"}`` of two values in seconds, as in
+    ``contrast``.
+    """
     apart = None if a is None or b is None else b - a
     return {
         "a": a,

@@ -1,4 +1,4 @@
-"""Figures of a comparison. matplotlib is imported when they are drawn."""
+"""Figures of a comparison. matplotlib is imported only when they are drawn."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _MOST_SERVERS = 40
 
 
 def draw_comparison(out: Path, answer: dict[str, Any], a: Run, b: Run, alignment: Alignment) -> None:
-    """``tokens`` (ECDFs of both runs) and ``hops`` (compute by server), as PNG and PDF. Raises ``OSError``."""
+    """Draw ``tokens`` (distributions of times in both runs) and ``hops`` (compute by server), as PNG and PDF.
+
+    Raises ``OSError`` if they cannot be written.
+    """
     with plotting(_STYLE) as plt:
         figures = {"tokens": _tokens(plt, answer, a, b, alignment)}
         if answer["hops"]:
@@ -29,7 +32,9 @@ def draw_comparison(out: Path, answer: dict[str, Any], a: Run, b: Run, alignment
 
 
 def _tokens(plt: Any, answer: dict[str, Any], a: Run, b: Run, alignment: Alignment) -> Any:
-    """Requests' per-token times, and where hops are known the times of single decode tokens."""
+    """Draws the distributions of requests' times per token and, if both runs have hops, of single decode
+    tokens.
+    """
     panels: list[tuple[str, Array, Array]] = [
         ("time per token of a request, all tokens [s]", _per_token(answer, "a"), _per_token(answer, "b"))
     ]
@@ -64,7 +69,9 @@ def _decode_times(run: Run, alignment: Alignment) -> Array:
 
 
 def _hops(plt: Any, answer: dict[str, Any]) -> Any:
-    """A panel per kind: the mean compute of a hop on every server, A above B, and their difference in percent."""
+    """Draws one panel per kind of step: the mean compute of a hop on each server, A above B, and the
+    difference in %.
+    """
     hops = answer["hops"]
     servers = list(dict.fromkeys(row["server"] for row in hops if row["server"] != ALL))[:_MOST_SERVERS]
     known = {(row["server"], row["kind"]): row for row in hops}

@@ -1,4 +1,4 @@
-"""``--out``: compare.json, requests.csv, hops.csv and the figures."""
+"""Writes the files of ``--out``: compare.json, requests.csv, hops.csv and the figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from testbed.studies.compare.load import PARTS, Run
 
 
 def write_comparison(out: Path, answer: dict[str, Any], a: Run, b: Run, alignment: Alignment) -> None:
-    """Write the files of a comparison to the folder ``out``. Raises ``RunError`` when they cannot be."""
+    """Write the files of a comparison to the folder ``out``. Raises ``RunError`` if they cannot be
+    written.
+    """
     from testbed.studies.compare.figures import draw_comparison
 
     try:
@@ -32,7 +34,7 @@ def write_comparison(out: Path, answer: dict[str, Any], a: Run, b: Run, alignmen
 
 
 def _hop_rows(hops: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """A flat row per server, kind and part."""
+    """Yields one flat row per server, kind and part."""
     for row in hops:
         for part in PARTS:
             flat = {"server": row["server"], "kind": row["kind"], "part": part.removesuffix("_s")}

@@ -1,4 +1,4 @@
-"""A run directory, whoever wrote it: ``testbed up`` or ``testbed simulate --out``."""
+"""Reads a run directory that ``testbed up`` or ``testbed simulate --out`` has written."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ _HOP_COLUMNS = {
     **dict.fromkeys(PARTS, "float64"),
     "server": None,
 }
-"""Types by column; a server's name is a word of a dictionary, or text."""
+"""Column -> type. None: not checked, since servers' names are written as plain or as dictionary-encoded
+strings.
+"""
 
 Whole = NDArray[np.int64]
 Array = NDArray[np.float64]
@@ -37,7 +39,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Hops:
-    """A row per token and hop; ``server`` counts in ``names``. Scenario seconds."""
+    """The hops of a run as arrays with one entry per token and hop. ``server`` is an index into ``names``."""
 
     names: tuple[str, ...]
     request: Whole
@@ -46,10 +48,10 @@ class Hops:
     server: Whole
     n_blocks: Whole
     parts: dict[str, Array]
-    """By the names of ``PARTS``."""
+    """Name of ``PARTS`` -> scenario seconds."""
 
     def of(self, requests: list[int]) -> Hops:
-        """Only the rows of these requests."""
+        """Returns only the hops of these requests."""
         rows = np.isin(self.request, np.array(requests, dtype=np.int64))
         return Hops(
             self.names,
@@ -64,26 +66,29 @@ class Hops:
 
 @dataclass(frozen=True)
 class Run:
-    """What one run directory says."""
+    """The content of one run directory."""
 
     path: Path
     about: dict[str, Any]
-    """What the run was: path, engine, network, compute, time scale, policies, counts."""
+    """A description of the run: path, engine, network, compute, time scale, policies, counts."""
     form: str
-    """``scenario`` or ``instance``: what ``settings`` were read from."""
+    """``scenario`` or ``instance``: the kind of file that ``settings`` were read from."""
     settings: dict[str, Any]
     requests: dict[int, dict[str, Any]]
     hops: Hops | None
-    """``None`` where a simulation was too long to write them."""
+    """None if a simulation left them out, because they were too many."""
 
 
 def load_run(path: Path) -> Run:
-    """Read tables, summary and scenario of ``path``. Raises ``UserError`` that says what is missing and how to get it."""
+    """Read tables, summary and scenario of the run directory ``path``.
+
+    Raises ``UserError`` if something is missing or cannot be read, with how to get it.
+    """
     if not path.exists():
         raise UserError(f"there is no run {path}; name a run directory, such as those in runs/")
     if not path.is_dir():
         raise UserError(
-            f"{path} is no folder; name the run directory that `testbed up` or `simulate --out` made"
+            f"{path} is not a folder; name the run directory that `testbed up` or `simulate --out` made"
         )
     if not (path / "plan.json").exists():
         raise UserError(_not_a_run(path))
@@ -119,7 +124,7 @@ def _without_tables(path: Path, name: str) -> str:
 
 
 def _unreadable(path: Path, name: str, error: Exception) -> UserError:
-    remedy = f"`testbed report {path}` writes it anew" if (path / "events").is_dir() else "simulate it again"
+    remedy = f"`testbed report {path}` writes it again" if (path / "events").is_dir() else "simulate it again"
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error.args[0])
     return UserError(f"cannot read {path / name} ({reason}); {remedy}")
 
@@ -186,6 +191,7 @@ def _about(path: Path, summary: dict[str, Any], plan: dict[str, Any]) -> dict[st
         *("overhead_per_hop_s", "n_requests", "n_completed", "clock"),
     )
     known = {key: summary.get(key) for key in keys}
-    if known["compute"] == "blocks":  # measured minus a hardware profile of another machine: no overhead
+    # With real blocks it would be the measured time minus that of another machine's profile: not an overhead.
+    if known["compute"] == "blocks":
         known["overhead_per_hop_s"] = None
     return {"path": str(path), **known, "network": summary.get("network", plan.get("network"))}

@@ -1,4 +1,4 @@
-"""What a reader must know before trusting a comparison, a sentence each."""
+"""Notes below a comparison: what was left out, and what limits its meaning. One sentence each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from testbed.studies.compare.tables import ALL
 
 
 def notes(answer: dict[str, Any]) -> Iterator[str]:
-    """Requests left out and why, what else differs, and what the times contain."""
+    """Yields the notes: which requests were left out and why, what else differs, and what the times
+    contain.
+    """
     aligned = answer["aligned"]
     for side in "ab":
         if aligned[f"only_{side}"]:
@@ -28,12 +30,15 @@ def notes(answer: dict[str, Any]) -> Iterator[str]:
     for side in "ab":
         scale = answer[side]["time_scale"]
         if scale not in (None, 1):
-            yield f"{side.upper()} ran {scale:g} times faster than life: a real delay of 1 ms counts as {scale:g} ms in it"
+            yield (
+                f"{side.upper()} ran {scale:g} times faster than real time: "
+                f"a real delay of 1 ms counts as {scale:g} ms in it"
+            )
     yield "all times are scenario seconds; single tokens and hops are those of the compared requests"
 
 
 def _not_completed(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """A line for every way in which requests ended."""
+    """Yields one line per pair of outcomes in the two runs."""
     ends: dict[tuple[str, str], list[int]] = {}
     for row in rows:
         ends.setdefault((_end(row["a"]), _end(row["b"])), []).append(row["request"])
@@ -49,8 +54,8 @@ def _otherwise(aligned: dict[str, Any]) -> Iterator[str]:
     n = aligned["n_compared"]
     for key, what in (
         ("n_other_client", "come from another client"),
-        ("n_other_arrival", "arrive at another time: their waiting does not compare one by one"),
-        ("n_other_chain", "took another chain: their hops are of other servers or blocks"),
+        ("n_other_arrival", "arrive at another time: their waiting times cannot be compared one by one"),
+        ("n_other_chain", "had another chain: their hops are of other servers or blocks"),
     ):
         if aligned[key]:
             yield f"{aligned[key]} of {n} compared requests {what}"
@@ -58,7 +63,7 @@ def _otherwise(aligned: dict[str, Any]) -> Iterator[str]:
 
 def _hop_notes(answer: dict[str, Any]) -> Iterator[str]:
     if answer["hops"] is None:
-        yield "hops were not compared: a simulation with so many of them does not write them"
+        yield "hops were not compared: a simulation with very many hops does not write them"
         return
     others = sorted(
         {
@@ -70,7 +75,7 @@ def _hop_notes(answer: dict[str, Any]) -> Iterator[str]:
     )
     if others:
         shown = ", ".join(others[:8]) + (f" and {len(others) - 8} more" if len(others) > 8 else "")
-        yield f"hops on {shown} went through another number of blocks on average: their compute differs by that too"
+        yield f"hops on {shown} had another number of blocks on average, which also changes their compute"
 
 
 def _count(numbers: Sequence[int]) -> str:
@@ -78,7 +83,7 @@ def _count(numbers: Sequence[int]) -> str:
 
 
 def spans(numbers: Iterable[int]) -> str:
-    """``0-2, 5``: ascending whole numbers, with runs of them drawn together."""
+    """Returns ascending whole numbers as text, with consecutive ones joined: ``0-2, 5``."""
     found: list[list[int]] = []
     for number in numbers:
         if found and number == found[-1][1] + 1:

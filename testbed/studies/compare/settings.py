@@ -1,4 +1,4 @@
-"""What differs between the settings of two runs, key by key."""
+"""Finds the settings that differ between two runs, key by key."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from testbed.studies.compare.load import Run
 
 _BACKEND = "compute.backend"
 _LABELS = ("name", "sites")
-"""Keys that name an entry of a list better than its number does, where every entry has one of its own."""
+"""Keys whose values name the entries of a list, if all of these differ; else entries are numbered."""
 
 
 def differences(a: Run, b: Run) -> list[dict[str, Any]] | None:
-    """``{"key", "a", "b"}`` of every value that differs; ``None`` on the side that has no such key.
+    """Returns ``{"key", "a", "b"}`` for each value that differs; a side that lacks the key has None.
 
-    ``None`` instead of a list if one run was made from a scenario and the other from an instance file.
+    Returns None if one run was made from a scenario and the other from an instance file.
     """
     if a.form != b.form:
         return None
     of_a, of_b = dict(_flat(a.settings)), dict(_flat(b.settings))
     keys = [*of_a, *(key for key in of_b if key not in of_a)]
-    if of_a.get(_BACKEND) != of_b.get(_BACKEND):  # each has settings of its own, which only repeat that
+    # Each backend has keys that the other lacks. Listing these would only repeat that the backends differ.
+    if of_a.get(_BACKEND) != of_b.get(_BACKEND):
         keys = [key for key in keys if not key.startswith("compute.") or (key in of_a and key in of_b)]
     return [
         {"key": key, "a": of_a.get(key), "b": of_b.get(key)} for key in keys if of_a.get(key) != of_b.get(key)

@@ -1,4 +1,4 @@
-"""The answer of ``testbed compare`` as one JSON object; ``docs/compare.md`` defines every key."""
+"""The result of ``testbed compare`` as one JSON object; ``docs/compare.md`` defines its keys."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from testbed.studies.compare.settings import differences
 
 KINDS = ("prefill", "decode")
 ALL = "all"
-"""In place of a server's name: all of them together."""
+"""Stands in place of a server's name for all servers together."""
 
 Rows = NDArray[np.intp]
 
 
 def comparison(a: Run, b: Run, alignment: Alignment) -> dict[str, Any]:
-    """Everything that is said of the two runs. Seconds are scenario seconds, differences B - A."""
+    """Returns the comparison of two runs as an object for JSON. Times are scenario seconds, differences B -
+    A.
+    """
     rows = request_rows(a, b, alignment)
     metrics = {name: _metric(rows, name) for name in METRICS}
     hops = tokens = None
@@ -46,7 +48,11 @@ def comparison(a: Run, b: Run, alignment: Alignment) -> dict[str, Any]:
 
 
 def request_rows(a: Run, b: Run, alignment: Alignment) -> list[dict[str, Any]]:
-    """A flat row per compared request: lengths, chains, and ``M_a``, ``M_b``, ``M_difference``, ``M_ratio`` (B / A)."""
+    """Returns one flat row per compared request.
+
+    It has lengths and chains, and for each metric M ``M_a_s``, ``M_b_s``, ``M_difference_s`` and ``M_ratio``
+    (B / A).
+    """
     rows = []
     for i in alignment.compared:
         in_a, in_b = a.requests[i], b.requests[i]
@@ -69,7 +75,9 @@ def request_rows(a: Run, b: Run, alignment: Alignment) -> list[dict[str, Any]]:
 
 
 def token_times(hops: Hops) -> tuple[Whole, Array]:
-    """(key, seconds) of every token, keys ascending: the sum of all parts of all its hops."""
+    """Returns the keys of all tokens, ascending, and their times: the sum of all parts of all their hops
+    (seconds).
+    """
     keys, inverse = np.unique(_key(hops.request, hops.token), return_inverse=True)
     whole_s = np.sum([hops.parts[name] for name in PARTS], axis=0)
     times_s: Array = np.bincount(inverse, weights=whole_s, minlength=len(keys)).astype(np.float64)
@@ -77,12 +85,12 @@ def token_times(hops: Hops) -> tuple[Whole, Array]:
 
 
 def is_decode(keys: Whole) -> NDArray[np.bool_]:
-    """Which of the keys of ``token_times`` are of tokens after the first."""
+    """Returns which keys of ``token_times`` belong to tokens after the first, as an array of bool."""
     return np.asarray(keys % _SPAN > 0)
 
 
 _SPAN = 1 << 24
-"""More tokens than a request has, and more hops than a token has."""
+"""Larger than the number of tokens of a request, and than the number of hops of a token."""
 
 
 def _key(major: Whole, minor: Whole) -> Whole:
@@ -110,7 +118,9 @@ def _token_contrasts(a: Hops, b: Hops) -> dict[str, Any]:
 
 
 def _hop_contrasts(a: Hops, b: Hops) -> Iterator[dict[str, Any]]:
-    """A row per server and kind, after those of all servers; a server is the one of the same name in the other run."""
+    """Yields one row per server and kind, first those of all servers. Servers of both runs are matched by
+    their name.
+    """
     names = list(dict.fromkeys((*a.names, *b.names)))
     servers_a, servers_b = _renumbered(a, names), _renumbered(b, names)
     order_a, order_b = _pairs(a, servers_a, b, servers_b)
@@ -144,7 +154,9 @@ def _renumbered(hops: Hops, names: list[str]) -> Whole:
 
 
 def _pairs(a: Hops, servers_a: Whole, b: Hops, servers_b: Whole) -> tuple[Rows, Rows]:
-    """Rows of both runs that are the same hop: of the same token, number, server and count of blocks."""
+    """Returns the rows of both runs that are the same hop: of the same token, hop number, server and number
+    of blocks.
+    """
     tokens = np.unique(np.concatenate([_key(h.request, h.token) for h in (a, b)]))
     key_a, key_b = (
         _key(np.searchsorted(tokens, _key(h.request, h.token)).astype(np.int64), h.hop) for h in (a, b)

@@ -1,4 +1,4 @@
-"""The comparison as a person reads it on the terminal."""
+"""The output of ``testbed compare`` on the terminal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ _LONGEST_VALUE = 40
 
 
 def comparison_text(answer: dict[str, Any], width: int = 200) -> str:
-    """Headline, tables and notes, wide enough that no number is cut. Seconds are scenario seconds, differences B - A, percentages of A."""
+    """Returns the text: headline, tables and notes, with ``width`` columns so that no number is cut.
+
+    Times are scenario seconds, differences B - A, percentages relative to A.
+    """
     buffer = io.StringIO()
     console = Console(file=buffer, width=width, highlight=False, markup=False, emoji=False)
     for name in ("a", "b"):
@@ -137,7 +140,9 @@ def _server_rows(hops: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _hops(hops: Sequence[dict[str, Any]]) -> Table:
-    """Means by server and kind; a server that other blocks were placed on shows how many in either run."""
+    """Returns the table of means by server and kind. A server with other numbers of blocks in the runs shows
+    both.
+    """
     table = _table("mean per hop, s")
     table.add_column("", no_wrap=True)
     for name in ("hops A", "hops B", "blocks"):
@@ -206,7 +211,7 @@ def _value(value: Any) -> str:
 
 
 def decimals(values: Sequence[float | None]) -> int:
-    """So many that the smallest of ``values`` shows four digits, from 3 to 6."""
+    """Returns how many decimals show four digits of the smallest of ``values``, at least 3 and at most 6."""
     sizes = [abs(value) for value in values if value]
     if not sizes:
         return 3
@@ -214,7 +219,7 @@ def decimals(values: Sequence[float | None]) -> int:
 
 
 def percent(ratio: float | None) -> str:
-    """Three digits or more, with a sign: ``+0.12``, ``-12.3``, ``+123``."""
+    """Returns a ratio in percent, with a sign and at least three digits: ``+0.12``, ``-12.3``, ``+123``."""
     if ratio is None:
         return "-"
     size = abs(100 * ratio)
@@ -222,7 +227,7 @@ def percent(ratio: float | None) -> str:
 
 
 def _signed(value: float, digits: int) -> str:
-    """With a sign, but for what is shown as nothing."""
+    """Formats ``value`` with a sign, but without one if it is rounded to 0."""
     text = f"{value:+.{digits}f}"
     return text if float(text) else text[1:]
 

@@ -1,5 +1,6 @@
 """`testbed explain`: why one request took its time.
 
-- ``account``: from a run's tables to the request's time in parts, and the best chain in hindsight
-- ``command``: finds the run, or simulates the scenario; ``text``: the terminal
+- ``account``: divides the request's time into parts, from a run's tables, and finds the best chain in
+  hindsight
+- ``command``: reads the run, or simulates the scenario first; ``text``: the output on the terminal
 """

@@ -1,4 +1,4 @@
-"""A request's time in parts, hop by hop, that add up to it, and what the best chain would have taken on idle servers."""
+"""A request's time, divided into parts that add up to it, and the time of the best chain on idle servers."""
 
 from __future__ import annotations
 
@@ -24,15 +24,23 @@ OF_HOPS = (
     *("propagation_s", "transmission_s", "link_queue_s", "network_rest_s"),
     *("compute_alone_s", "compute_shared_s", "client_s"),
 )
-"""``network_rest_s``: what the links' delays and rates do not say (jitter, changes). ``compute_shared_s``: beyond the step alone."""
+"""The parts that are measured per hop, in scenario seconds.
+
+``network_rest_s``: network time that the links' delays, rates and queues do not explain (jitter, changed
+links). ``compute_alone_s``: steps as long as they take without other sessions; ``compute_shared_s``: the time
+beyond that.
+"""
 PARTS = ("queue_s", "setup_s", *OF_HOPS, "replays_s", "preempted_s", "rest_s")
-"""They add up to ``e2e_s``; ``rest_s`` is what is in none of the others."""
+"""All parts. They add up to ``e2e_s``; ``rest_s`` is the time that is in none of the others."""
 _TAKE_AWAY = ("kill", "stop", "restart", "leave")
-"""Faults after which a server is not there until it has begun again."""
+"""Faults after which a server is down until it has begun again."""
 
 
 def account(run_dir: Path, request: int) -> dict[str, Any]:
-    """The parts of ``request`` (scenario seconds), per hop and in all. Raises ``UserError`` if the run cannot say."""
+    """Returns the parts of the time of ``request`` (scenario seconds), per hop and in total.
+
+    Raises ``UserError`` if the run has no such request, the request did not complete, or a table is missing.
+    """
     run = load_run(run_dir)
     if run.form != "scenario":
         raise UserError(
@@ -44,11 +52,14 @@ def account(run_dir: Path, request: int) -> dict[str, Any]:
     if row["status"] != "completed":
         why = f" ({row['reason']})" if row["reason"] else ""
         raise UserError(
-            f"request {request} did not complete: it is {row['status']}{why} after {row['n_rejections']} refusals, so "
-            "there is no time to explain; name one that completed"
+            f"request {request} did not complete: it is {row['status']}{why} after {row['n_rejections']} "
+            "refusals, "
+            "so there is no time to explain; choose one that completed"
         )
     if run.hops is None:
-        raise UserError(f"{run_dir} has no hops.parquet, for want of room; simulate fewer requests")
+        raise UserError(
+            f"{run_dir} has no hops.parquet, since it would be too large; simulate fewer requests"
+        )
     experiment = load_experiment(str(run_dir / "scenario.toml"))
     hops = pq.read_table(run_dir / "hops.parquet", filters=[("request", "==", request)]).to_pylist()
     plain, replayed = (
@@ -90,10 +101,11 @@ def account(run_dir: Path, request: int) -> dict[str, Any]:
 def _per_hop(
     experiment: Experiment, row: dict[str, Any], hops: Sequence[dict[str, Any]], *, is_closed_form: bool
 ) -> list[dict[str, Any]]:
-    """What all tokens spent on each hop of the chain (of every chain that it had), in the order of use.
+    """Returns the time that all tokens together spent on each hop, in the order in which the hops were used.
 
-    ``is_closed_form``: of a fast engine, whose network is propagation and transmission, and whose computing has all that a
-    calibration adds (what is published contains the transmission).
+    After a recovery the hops of all chains are included. ``hops``: rows of ``hops.parquet``, without replays.
+    ``is_closed_form``: the run is of a fast engine. Its network time is propagation and transmission alone,
+    and its compute time has the calibration's overheads, which in published figures contain the transmission.
     """
     problem, client = experiment.problem, row["client"]
     numbers = {server.name: j for j, server in enumerate(problem.servers)}
@@ -148,7 +160,9 @@ def _per_hop(
 
 
 def _losses(run_dir: Path, request: int) -> list[dict[str, Any]]:
-    """When the request lost which servers, and when it had others in their place (``None``: never)."""
+    """Returns which servers the request lost at which time, and when it went on without them (None:
+    never).
+    """
     found: list[dict[str, Any]] = []
     for event in read_events(run_dir, "detected", "replayed"):
         if event["request"] != request:
@@ -162,7 +176,7 @@ def _losses(run_dir: Path, request: int) -> list[dict[str, Any]]:
 
 
 def _down(run_dir: Path, row: dict[str, Any]) -> set[str]:
-    """Servers that were not there at some time between the request's arrival and its end."""
+    """Returns the servers that were down at some time between the request's arrival and its end."""
     since_s: dict[str, float] = {}
     found: set[str] = set()
     ended_at_s = row["arrival_at_s"] + row["e2e_s"]
@@ -181,7 +195,10 @@ def _down(run_dir: Path, row: dict[str, Any]) -> set[str]:
 def _chains(
     experiment: Experiment, run_dir: Path, row: dict[str, Any], down: Collection[str]
 ) -> tuple[tuple[Hop, ...], tuple[Hop, ...] | None]:
-    """The chain that the request had first, and the one with the least time on idle servers of the run's placement but ``down``."""
+    """Returns the request's first chain, and the fastest chain of the run's placement on idle servers.
+
+    The latter uses no server of ``down``; None if there is none.
+    """
     plan = json.loads((run_dir / "plan.json").read_text(encoding="utf-8"))["placement"]
     ranges = tuple(
         BlockRange(0, 0) if server.name in down else BlockRange(*held)
@@ -202,7 +219,7 @@ def _client(experiment: Experiment, row: dict[str, Any]) -> int:
 
 
 def _alone(experiment: Experiment, row: dict[str, Any], hops: tuple[Hop, ...]) -> dict[str, Any]:
-    """What the request would take on ``hops`` if nobody else were there."""
+    """Returns the times (seconds) that the request would take on ``hops`` without any other request."""
     request = RequestSpec(_client(experiment, row), row["n_input_tokens"], row["n_output_tokens"])
     setup_s = model_setup_s(experiment, row["client"], hops)
     first_s, all_s = service_s(experiment.problem, request, hops)

@@ -1,4 +1,4 @@
-"""``testbed explain``: a run directory's request, or a scenario's, which is simulated first."""
+"""``testbed explain``: explains a request of a run directory, or of a scenario, which is simulated first."""
 
 from __future__ import annotations
 
@@ -20,10 +20,16 @@ from testbed.studies.sweep.runs import check_policy, choice_of
 def explain_command(
     target: str, request: int, policy: str | None, overrides: Sequence[str], seed: int | None
 ) -> tuple[dict[str, Any], str]:
-    """The answer for ``--json``, and the text for people. Raises ``UserError`` for what cannot be explained."""
+    """Returns the object for ``--json``, and the text for the terminal.
+
+    ``target``: a run directory or a scenario. Raises ``UserError`` if the request cannot be explained.
+    """
     if Path(target).is_dir():
         if policy is not None or overrides or seed is not None:
-            raise UserError(f"{target} is a run, which is as it was: leave out --policy, --set and --seed")
+            raise UserError(
+                f"{target} is a finished run, which options cannot change: leave out --policy, --set and "
+                "--seed"
+            )
         answer = {"target": target, "engine": None, **account(Path(target), request)}
         return answer, explain_text(answer)
     if policy is not None:

@@ -1,4 +1,4 @@
-"""A request's time as a person reads it on the terminal."""
+"""The output of ``testbed explain`` on the terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.table import Table
 from testbed.scenario.units import counted
 from testbed.studies.explain.account import OF_HOPS, PARTS
 
-_SAID = {
+_LABELS = {
     "queue_s": "waiting for room",
     "setup_s": "session setup",
     "propagation_s": "propagation",
@@ -26,16 +26,17 @@ _SAID = {
     "rest_s": "rest",
 }
 LEAST_S = 5e-4
-"""Parts below it are not shown."""
+"""Parts smaller than this are not shown."""
 
 
 def explain_text(answer: dict[str, Any], width: int = 160) -> str:
-    """The parts and their shares, the hops, and the best chain in hindsight."""
+    """Returns the text: the parts and their shares, the hops, and the best chain in hindsight."""
     buffer = io.StringIO()
     console = Console(file=buffer, width=width, highlight=False)
     e2e_s = answer["e2e_s"]
     console.print(
-        f"request {answer['request']} of {answer['client']} took {e2e_s:.3f} s, the first token {answer['ttft_s']:.3f} s "
+        f"request {answer['request']} of {answer['client']} took {e2e_s:.3f} s, "
+        f"the first token {answer['ttft_s']:.3f} s "
         f"({counted(answer['n_input_tokens'], 'tokens')} in, {answer['n_output_tokens']:,} out, "
         f"{counted(answer['n_attempts'], 'attempts')})"
     )
@@ -43,12 +44,12 @@ def explain_text(answer: dict[str, Any], width: int = 160) -> str:
     for name in PARTS:
         value_s = answer["parts"][name]
         if abs(value_s) >= LEAST_S:
-            table.add_row(_SAID[name], f"{value_s:.3f} s", f"{value_s / e2e_s:.1%}")
+            table.add_row(_LABELS[name], f"{value_s:.3f} s", f"{value_s / e2e_s:.1%}")
     console.print(table)
     hops = Table(box=None, pad_edge=False, header_style="bold")
     shown = [name for name in OF_HOPS if any(abs(hop[name]) >= LEAST_S for hop in answer["hops"])]
     hops.add_column("hop", no_wrap=True)
-    for name in ("blocks", "tokens", *(_SAID[name] for name in shown)):
+    for name in ("blocks", "tokens", *(_LABELS[name] for name in shown)):
         hops.add_column(name, justify="right")
     for hop in answer["hops"]:
         cells = [f"{hop[name]:.3f}" for name in shown]

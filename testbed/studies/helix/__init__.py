@@ -1,1 +1,3 @@
-"""A measured run of the system Helix (arXiv 2406.01566), simulated: see docs/validation.md."""
+"""Simulates a measured run of the system Helix (arXiv 2406.01566), and compares both: see
+docs/validation.md.
+"""

@@ -1,4 +1,4 @@
-"""`testbed reproduce helix`: a logged run's arrivals, lengths and routes, served by the simulator."""
+"""`testbed reproduce helix`: simulates a logged run, with its arrivals, lengths and routes."""
 
 from __future__ import annotations
 
@@ -17,24 +17,28 @@ from testbed.results.requests import stats
 from testbed.studies.helix.read import Cluster, LoggedQuery, read_cluster, read_log, read_times
 
 TOKEN_BYTES = 8192 * 2
-"""A hidden state of LLaMA-70B."""
+"""Size of a token's hidden state of LLaMA-70B."""
 STEP_BASE_S = 0.004
-"""What a step takes besides its layers, fitted to the public log alone (docs/validation.md); other logs judge it."""
+"""Time of a step besides its layers. It is fitted to the public log alone (docs/validation.md); other logs
+judge it.
+"""
 _HUB = -1
 Passes = dict[int, list[tuple[float, float]]]
-"""By query: when each pass through the chain was sent and came back."""
+"""Query -> (sent, received) of each pass through its chain, in seconds of the log."""
 
 
 def helix_command(
     log: Path, cluster: Path, tables: Path, warm_up_s: float, base_s: float = STEP_BASE_S
 ) -> tuple[dict[str, Any], str]:
-    """The answer for ``--json`` and the text for people. ``base_s`` is what a step takes besides its layers.
+    """Returns the object for ``--json`` and the text for the terminal.
 
-    Raises ``UserError``.
+    ``log``, ``cluster`` and ``tables`` are files of Helix' artifact, see ``read``. Passes sent before
+    ``warm_up_s`` are not counted. ``base_s``: time of a step besides its layers. Raises ``UserError`` for
+    invalid options and files.
     """
     for name, value_s in (("--warm-up", warm_up_s), ("--step-base", base_s)):
         if not 0 <= value_s < math.inf:
-            raise UserError(f"{name} must be a number of seconds from 0 on, not {value_s:g}")
+            raise UserError(f"{name} must be 0 or more seconds, not {value_s:g}")
     queries, machines = read_log(log), read_cluster(cluster)
     measured = {
         number: list(zip(query.sent_at_s, query.came_at_s, strict=False)) for number, query in queries.items()
@@ -58,7 +62,11 @@ def helix_command(
 def replay(
     queries: Mapping[int, LoggedQuery], cluster: Cluster, tables: Path, base_s: float, until_s: float
 ) -> Passes:
-    """Serve every query from when its prompt was sent, on its route and to its length; stop at ``until_s``."""
+    """Simulate each query from the time its prompt was sent, with its logged route and length, up to
+    ``until_s``.
+
+    Raises ``UserError`` if a route uses a node or a link that the cluster does not have.
+    """
     for number, query in queries.items():
         for hop in query.hops:
             if hop.server >= len(cluster.kinds):
@@ -89,7 +97,7 @@ def replay(
 def _legs(cluster: Cluster, query: LoggedQuery, n_tokens: int) -> list[Leg]:
     nodes = [_HUB, *(hop.server for hop in query.hops)]
     legs = [Leg(_way_s(cluster, *pair, n_tokens), 0.0, 0.0) for pair in itertools.pairwise(nodes)]
-    # What comes back is a token, or the last hidden state.
+    # The last node returns one token or one hidden state, also after a prompt.
     legs[-1] = legs[-1]._replace(down_s=_way_s(cluster, nodes[-1], _HUB, 1))
     return legs
 
@@ -119,7 +127,10 @@ def _passes(steps: Steps) -> Passes:
 
 
 def _figures(passes: Passes, from_s: float, until_s: float) -> dict[str, Any]:
-    """Latencies of the passes that were sent from ``from_s`` on and had come by ``until_s``, and tokens per second."""
+    """Returns statistics of latencies, and tokens per second, between ``from_s`` and ``until_s``.
+
+    Latencies cover the passes that were sent and received in this time.
+    """
     prompt_s: list[float] = []
     decode_s: list[float] = []
     for spans in passes.values():
@@ -138,8 +149,9 @@ def _lines(answer: Mapping[str, Any]) -> Sequence[str]:
     measured, simulated = answer["measured"], answer["simulated"]
     begin, end = answer["window_s"]
     lines = [
-        f"{answer['n_queries']} queries, from {begin:.0f} to {end:.0f} s: prompts and decode steps that were sent and came "
-        "back in this time",
+        f"{answer['n_queries']} queries, from {begin:.0f} to {end:.0f} s: prompts and decode steps that "
+        "were sent "
+        "and came back in this time",
         f"{'':28}{'measured':>10}{'simulated':>11}{'differs':>9}",
     ]
     rows = [

@@ -1,6 +1,6 @@
-"""The files of Helix' artifact: the log of a run, the cluster that it ran on, and how long its GPUs take.
+"""Reads the files of Helix' artifact: the log of a run, its cluster, and the measured times of its GPUs.
 
-They come from outside: whatever is wrong in them is said in one sentence (``UserError``).
+The files are not the testbed's own: anything wrong in them raises ``UserError`` with one sentence.
 """
 
 from __future__ import annotations
@@ -22,13 +22,19 @@ from policies.problem import Hop
 from testbed.errors import UserError
 
 _UNITS = {"mbps": 1e6, "kbps": 1e3, "gbps": 1e9, "bps": 1.0, "MilliSec": 1e-3, "Sec": 1.0, "MicroSec": 1e-6}
-"""As the artifact's code has them: its "mbps" are a million *bytes* per second."""
+"""Units as the artifact's code uses them, in bytes per second and seconds: its "mbps" is a million *bytes*
+per second.
+"""
 _MAX_LAYERS = 10_000
 
 
 @dataclass
 class LoggedQuery:
-    """A query of the log, whose end may lie behind the log's. ``sent_at_s`` and ``came_at_s`` are of every pass through its chain, the prompt's first."""
+    """A query of the log, which may end after the log does.
+
+    ``sent_at_s`` and ``came_at_s``: when each pass through its chain was sent and came back, first that of
+    the prompt.
+    """
 
     n_input: int
     n_output: int
@@ -38,12 +44,16 @@ class LoggedQuery:
 
     @property
     def latencies_s(self) -> list[float]:
-        """Of the passes that have come back."""
+        """The latencies of the passes that came back."""
         return [came - sent for sent, came in zip(self.sent_at_s, self.came_at_s, strict=False)]
 
 
 def read_log(folder: Path) -> dict[int, LoggedQuery]:
-    """The queries of ``query_route.txt`` and ``events.txt`` (or with ``.gz``) that were sent, by their number."""
+    """Reads the queries that were sent, by their number, from ``query_route.txt`` and ``events.txt`` (or
+    ``.gz``).
+
+    Raises ``UserError`` if a file is missing or malformed.
+    """
     queries = {}
     for where, row in _tuples(folder, "query_route.txt"):
         number, n_input, n_output, nodes, starts, ends = _route(where, row)
@@ -62,7 +72,7 @@ def read_log(folder: Path) -> dict[int, LoggedQuery]:
 
 
 def _tuples(folder: Path, name: str) -> Iterator[tuple[str, Any]]:
-    """Where a line stands, and what it says."""
+    """Yields (file and line number, content) of each line that is not empty."""
     path = next((p for p in (folder / name, folder / f"{name}.gz") if p.exists()), None)
     if path is None:
         raise UserError(f"{folder} has no {name} (nor {name}.gz)")
@@ -111,9 +121,10 @@ def _event(where: str, row: Any) -> tuple[float, int, str]:
 
 @dataclass(frozen=True)
 class Cluster:
-    """``kinds[n]`` is the GPU of compute node n. A link is (bytes per second, seconds), by its ends; the hub is -1.
+    """A cluster of Helix.
 
-    A link that is there in one direction alone stands for both.
+    ``kinds``: the GPU of each compute node. ``links``: (source, target) -> (bytes per second, latency in
+    seconds), where -1 is the hub. A link that exists in only one direction stands for both.
     """
 
     kinds: Sequence[str]
@@ -121,7 +132,11 @@ class Cluster:
 
 
 def read_cluster(path: Path) -> Cluster:
-    """A cluster of ``ini`` sections ``ComputeNode-n`` and ``Link-from-to`` (``source`` and ``sink`` are the hub)."""
+    """Reads an ``ini`` file with sections ``ComputeNode-n`` and ``Link-from-to`` (``source`` and ``sink`` are
+    the hub).
+
+    Raises ``UserError`` if it is malformed.
+    """
     parser = ConfigParser(interpolation=None)
     try:
         with path.open(encoding="utf-8") as file:
@@ -151,20 +166,21 @@ def read_cluster(path: Path) -> Cluster:
 def _quantity(path: Path, section: str, text: str) -> float:
     found = re.fullmatch(r"\s*([0-9.eE+-]+)\s*\*\s*(\w+)\s*", text)
     if found is None or found[2] not in _UNITS:
-        raise UserError(f"{path}: [{section}] has {text!r}, which is no number with a unit")
+        raise UserError(f"{path}: [{section}] has {text!r}, which is not a number with a unit")
     return float(found[1]) * _UNITS[found[2]]
 
 
 Table = Sequence[tuple[float, float]]
-"""Sizes, ascending, and seconds per layer."""
+"""(size of a batch, seconds per layer), sorted by size."""
 
 
 class MeasuredTimes:
-    """Times of one kind of GPU from its tables: a batch's size to seconds per layer, straight lines in between.
+    """Times of one kind of GPU from its tables, a ``nodes.batching.BatchTimes``.
 
-    As ``nodes.batching.BatchTimes``. Above the largest measured size the last line goes on. Below the smallest, decode
-    takes as long as there, and a prompt is on the line to zero, but takes no less than the smallest decode: both
-    read the layer's weights once. Every step takes ``base_s`` more.
+    Between measured sizes of batches, times are interpolated linearly; above the largest they are
+    extrapolated. Below the smallest, a prompt is interpolated to zero; but no decode or prompt takes less
+    than the smallest measured decode, since each reads the layer's weights once. Each step takes ``base_s``
+    more.
     """
 
     def __init__(self, prompt: Table, decode: Table, base_s: float = 0.0) -> None:
@@ -189,7 +205,9 @@ def _at(table: Table, size: float) -> float:
 
 
 def read_times(folder: Path, kind: str, base_s: float = 0.0) -> MeasuredTimes:
-    """``{kind}_prompt.csv`` and ``{kind}_decode.csv``: tokens or sequences, milliseconds per layer."""
+    """Reads ``{kind}_prompt.csv`` (tokens, milliseconds per layer) and ``{kind}_decode.csv`` (sequences, the
+    same).
+    """
     prompt, decode = (_read_table(folder / f"{kind.lower()}_{phase}.csv") for phase in ("prompt", "decode"))
     return MeasuredTimes(prompt, decode, base_s)
 
@@ -206,7 +224,7 @@ def _read_table(path: Path) -> list[tuple[float, float]]:
         raise UserError(
             f"{path} must have lines of two numbers, a batch's size and milliseconds: {error}"
         ) from error
-    rows = sorted(row for row in rows if row[0] != 0)  # that nothing takes no time is no measurement
+    rows = sorted(row for row in rows if row[0] != 0)  # an empty batch is not measured
     sizes = [size for size, _ in rows]
     if (
         len(rows) < 2

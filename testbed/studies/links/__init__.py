@@ -1,2 +1,4 @@
-"""``testbed links``: ``check`` measures every link of a scenario, ``report`` writes down how far each is off,
-``plot`` draws it."""
+"""``testbed links``: compares the emulated links with the scenario's.
+
+``check`` measures every link, ``report`` writes the differences, ``plot`` draws them.
+"""

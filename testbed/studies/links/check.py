@@ -1,8 +1,8 @@
-"""``testbed links``: measures the emulated network itself, before any session.
+"""``testbed links``: measures the emulated network itself, without any sessions.
 
-Round trips are measured on several pairs at once as long as these send few messages altogether, bulk
-rates on one pair at a time, so that no measurement disturbs another. Under load each pair is measured
-while others exchange tokens' hidden states, from a process of their own.
+No measurement disturbs another: round trips are measured on several pairs at once only as long as all of them
+together send few messages, and rates of bulk transfers on one pair at a time. Under load, each pair is
+measured while separate processes exchange tokens' hidden states on other pairs.
 """
 
 from __future__ import annotations
@@ -38,12 +38,16 @@ _START_LIMIT_S = 30.0
 _ECHO_LIMIT_S = 10.0
 _BULK_SLACK_S = 10.0
 _ECHOES_PER_S = 100.0
-"""So many messages per second, on all pairs measured at once, take the network 1 % of the time."""
+"""Limit on the messages per second of all pairs measured at once: the network is then busy 1 % of the
+time.
+"""
 _MAX_AT_ONCE = 16
 _MAX_BUSY = 20
-"""Other pairs that are busy under load: as many as the concurrent sessions of a loaded hub."""
+"""The most other pairs that are busy under load: as many as a loaded hub has concurrent sessions."""
 _BUSY_INTERVAL_S = 0.01
-"""Real time between the starts of a busy pair's echoes: a stage of ten blocks computes for longer."""
+"""Real seconds between the starts of a busy pair's echoes; a server of ten blocks computes for longer than
+this.
+"""
 
 Pair = tuple[str, str]
 Announce = Callable[[str], None]
@@ -58,10 +62,11 @@ def links_command(
     out: Path | None = None,
     announce: Announce = lambda _: None,
 ) -> tuple[dict[str, Any], str]:
-    """Measure the first ``pairs`` client-server pairs (all by default); returns (JSON object, text).
+    """Measure the first ``pairs`` client-server pairs (None: all), with ``echoes`` round trips each.
 
-    ``load``: also measure each pair while others are busy. ``out``: a new folder for the report.
-    Raises ``UserError`` and ``RunError``.
+    ``load``: also measure each pair while others are busy. ``out``: a new folder for the report. Returns the
+    object for ``--json`` and the text for the terminal. Raises ``UserError`` for invalid options,
+    ``RunError`` if the emulation fails.
     """
     if experiment.network == "memory":
         raise UserError("the memory network has nothing to measure: give --network fabric, netem or loopback")
@@ -82,7 +87,11 @@ def links_command(
 def batches(
     pairs: Sequence[Pair], rtt_s: Callable[[Pair], float], at_most: int = _MAX_AT_ONCE
 ) -> Iterator[list[Pair]]:
-    """Runs of consecutive pairs whose echoes, one after another on each, are few enough together."""
+    """Yields batches of consecutive pairs to measure at once: at most ``at_most`` pairs, which together send
+    at most ``_ECHOES_PER_S`` echoes.
+
+    ``rtt_s`` returns a pair's round-trip time in real seconds; a pair sends its echoes one after another.
+    """
     batch: list[Pair] = []
     rate = 0.0
     for pair in pairs:
@@ -97,12 +106,14 @@ def batches(
 
 
 def _at_once_under_load(all_pairs: Sequence[Pair]) -> int:
-    """Most of the pairs are to be busy, not measured."""
+    """Returns how many pairs are measured at once under load: at most a quarter, since the others are to be
+    busy.
+    """
     return min(max(1, len(all_pairs) // 4), _MAX_AT_ONCE)
 
 
 def _busy(client: str) -> str:
-    """The prober of a client that keeps pairs busy."""
+    """Returns the name of the client's process that keeps pairs busy."""
     return f"{client}-busy"
 
 
@@ -151,7 +162,7 @@ class _Links:
         }
 
     async def _start(self, load: bool) -> None:
-        """The network, an echo service per server, and a prober per client: two under load."""
+        """Start the network, an echo service per server, and one prober per client, two under load."""
         experiment, problem, processes = self._experiment, self._experiment.problem, self._processes
         spec = wiring.network_spec(experiment, self._run_dir.name)
         self._network = network = await processes.open(experiment.network, spec, experiment.keep_cpus_awake)
@@ -165,7 +176,7 @@ class _Links:
         await processes.guard(processes.all_here((process for _, process, _ in names), _START_LIMIT_S))
 
     def _rtt_s(self, pair: Pair) -> float:
-        """Real seconds."""
+        """Returns the propagation time of a pair's round trip in real seconds."""
         up, down = self._links(pair)
         return up.delay_s + down.delay_s
 
@@ -196,7 +207,9 @@ class _Links:
         rows: dict[Pair, list[dict[str, Any]]],
         echoes: int,
     ) -> dict[str, float]:
-        """Add ``under_load`` to every row; returns how many pairs were busy, and their echoes per second."""
+        """Add ``under_load`` to every row. Returns the number of busy pairs, and their echoes per scenario
+        second.
+        """
         n_busy, n_echoes, started_at = 0, 0, time.monotonic()
         for batch in batches(pairs, self._rtt_s, _at_once_under_load(all_pairs)):
             first = all_pairs.index(batch[-1]) + 1
@@ -219,10 +232,10 @@ class _Links:
         return {"busy_pairs": n_busy, "echoes_per_s": n_echoes / real_s / self._experiment.time_scale}
 
     async def _measure_batch(self, batch: Sequence[Pair], echoes: int) -> list[Measured]:
-        """Echoes on all pairs of the batch at once, then transfers on one after another."""
+        """Measure echoes on all pairs of the batch at once, then bulk transfers on one pair after another."""
 
         async def later(number: int, pair: Pair) -> Measured:
-            # Pairs of equal RTT would otherwise all send at the same instants, again and again.
+            # Without this, pairs of equal RTT would always send at the same instants.
             await asyncio.sleep(self._rtt_s(pair) * number / len(batch))
             return await self._probe(pair, self._plan(pair, echoes, bulk=False))
 
@@ -255,7 +268,9 @@ class _Links:
         )
 
     def _bulk_bytes(self, pair: Pair, link: LinkProfile) -> int:
-        """A quarter of a second, and enough round trips for TCP to find the link's rate."""
+        """Returns the size of a transfer: ``_BULK_S`` seconds, and enough round trips for TCP to find the
+        rate.
+        """
         seconds = _BULK_S + _BULK_ROUND_TRIPS * self._rtt_s(pair)
         return int(min(max(link.rate_bps / 8 * seconds, _MIN_BULK_BYTES), _MAX_BULK_BYTES))
 
@@ -272,12 +287,12 @@ class _Links:
             raise RunError(f"{error}{self._processes.log_tail(prober)}") from error
 
     def _rows(self, pair: Pair, result: Measured) -> list[dict[str, Any]]:
-        """Both directions of a pair; times scaled back to scenario time."""
+        """Returns one row per direction of a pair, in scenario time."""
         scale, mtu = self._experiment.time_scale, self._experiment.mtu
         token_bytes = self._experiment.problem.model.token_bytes
         links = self._links(pair)
         rtt_s = self._rtt_s(pair)
-        # The scenario says nothing of how far real machines are from each other.
+        # The scenario does not have the delays between real machines: the shortest measured RTT is used.
         is_real = self._network.name == "hosts"
         ways_s = min(result.rtt_s, default=0.0) if is_real else rtt_s
         wire_s = sum(link.transmission_s(token_bytes, mtu) for link in links)
@@ -292,7 +307,7 @@ class _Links:
                 "goodput": None,
             }
             if took_s is not None:
-                # The transfer's last byte arrives one propagation there and the answer one back after the first.
+                # The measured time contains one propagation delay there and one for the reply.
                 sending_s = max(took_s - ways_s, 1e-9) * scale
                 rate["achieved"] = link.transmission_s(n_bytes, mtu) * link.rate_bps / sending_s / 1e6
                 rate["goodput"] = n_bytes * 8 / sending_s / 1e6

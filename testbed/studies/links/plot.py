@@ -1,4 +1,4 @@
-"""The plot of ``testbed links``: asked and achieved RTT and rate of every pair, a line each."""
+"""The plot of ``testbed links``: requested and achieved RTT and rate, with one line per pair."""
 
 from __future__ import annotations
 
@@ -25,13 +25,15 @@ _MAX_NAMED = 80
 
 
 def rate_error_percent(row: Mapping[str, Any]) -> float | None:
-    """How far the achieved rate is from the asked one; ``None`` where none was measured."""
+    """Returns (achieved - requested) / requested rate in percent; None if no rate was measured."""
     rate = row["rate_mbps"]
     return None if rate["achieved"] is None else 100 * (rate["achieved"] / rate["requested"] - 1)
 
 
 def draw_links(folder: Path, answer: dict[str, Any]) -> None:
-    """``links.png`` and ``links.pdf``: pairs by their RTT from top to bottom. Imports matplotlib."""
+    """Draw ``links.png`` and ``links.pdf``, with pairs sorted by RTT from top to bottom. Imports
+    matplotlib.
+    """
     pairs = answer["pairs"]
     there, back = pairs[::2], pairs[1::2]
     order = sorted(range(len(there)), key=lambda i: (there[i]["rtt_ms"]["requested"], i))
@@ -81,7 +83,7 @@ def _asked(axis: Any, values: list[float]) -> None:
 
 
 def _times(values: Any, errors: Any, rows: Rows, colour: str, shift: float, name: str) -> None:
-    """p50 as a dot, a line from there to p99."""
+    """Draws the p50 of each RTT as a dot, and in the panel of errors a line from there to the p99."""
     found = [(i + shift, row["rtt_ms"]) for i, row in enumerate(rows) if row["rtt_ms"]["p50"] is not None]
     heights = [height for height, _ in found]
     p50s, p99s = ([rtt[f"error_{key}"] for _, rtt in found] for key in ("p50", "p99"))

@@ -1,4 +1,6 @@
-"""What ``testbed links`` shows: a text table with the worst pairs marked, Markdown, CSV, and a plot."""
+"""The output of ``testbed links``: a text table in which the worst pairs are marked, Markdown, CSV, and a
+plot.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ _UNITS = {"RTT p50": "ms", "RTT p99": "ms", "rate": "%"}
 
 
 def worst(rows: Sequence[Row]) -> Iterator[tuple[str, int, float]]:
-    """(what, number of the row, error) of the largest error of each kind; the first of equals."""
+    """Yields (kind of error, index of the row, error) for the largest error of each kind; the first row of
+    equals.
+    """
     for what, error_of in _ERRORS:
         errors = [
             (abs(error), -i, error) for i, row in enumerate(rows) if (error := error_of(row)) is not None
@@ -45,7 +49,7 @@ def worst(rows: Sequence[Row]) -> Iterator[tuple[str, int, float]]:
 
 
 def _parts(answer: dict[str, Any]) -> Iterator[tuple[str, list[Row]]]:
-    """(title, rows): idle, and under load if that was measured."""
+    """Yields (title, rows) for idle links, and for links under load if these were measured."""
     yield "idle", answer["pairs"]
     load = answer["load"]
     if load is not None:
@@ -57,7 +61,7 @@ def _parts(answer: dict[str, Any]) -> Iterator[tuple[str, list[Row]]]:
 
 
 def _notes(rows: Sequence[Row]) -> list[str]:
-    """What to say about each row."""
+    """Returns a note on each row: why it failed, and which errors are the largest; empty for most."""
     notes = [[row["failure"]] if row["failure"] else [] for row in rows]
     for what, number, _ in worst(rows):
         notes[number].append(f"worst {what}")
@@ -74,7 +78,7 @@ def _worst_line(rows: Sequence[Row]) -> str:
 
 
 def links_text(answer: dict[str, Any]) -> str:
-    """The table for the terminal."""
+    """Returns the tables for the terminal."""
     lines = [
         f"network {answer['network']} ({answer['why']}), time scale {answer['time_scale']:g}",
         f"RTT of one byte, echo of {answer['echo_bytes']} bytes each way (ms), rate with headers",
@@ -96,7 +100,7 @@ def _cell(value: float | None, width: int, digits: int) -> str:
 
 
 def links_markdown(answer: dict[str, Any]) -> str:
-    """The same tables in Markdown."""
+    """Returns the same tables in Markdown."""
     lines = [
         f"# Links of {answer['scenario']}: asked and achieved",
         "",
@@ -115,7 +119,9 @@ def links_markdown(answer: dict[str, Any]) -> str:
 
 
 def links_csv(answer: dict[str, Any]) -> str:
-    """A row per direction and state (idle, load); nothing measured is an empty cell."""
+    """Returns a CSV table with one row per direction and state (idle, load). A missing value is an empty
+    cell.
+    """
     file = io.StringIO()
     head = ["from", "to", "state"]
     measures = {
@@ -136,9 +142,10 @@ def links_csv(answer: dict[str, Any]) -> str:
 
 
 def write_links(folder: Path, answer: dict[str, Any]) -> None:
-    """``links.json``, ``links.md``, ``links.csv``, ``links.png`` and ``links.pdf`` in ``folder``, which is made.
+    """Make ``folder`` and write ``links.json``, ``links.md``, ``links.csv``, ``links.png`` and ``links.pdf``
+    there.
 
-    Raises ``RunError`` when they cannot be written.
+    Raises ``RunError`` if they cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

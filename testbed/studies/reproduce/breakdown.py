@@ -1,8 +1,8 @@
-"""How much of the gain from PETALS to the proposed policy comes from what.
+"""How much each change contributes to the gain from PETALS to the proposed policy.
 
-What a change brings depends on what was changed before it. The Shapley value is its mean over all
-orders of making the changes, so that the shares add up to the whole gain; the range over the orders is
-given with it, and two orders step by step.
+How much a change saves depends on the changes made before it. Its Shapley value is the mean saving over all
+orders of the changes; the values of all changes add up to the whole gain. With it come the least and the
+largest saving in any order, and the savings of two orders step by step.
 """
 
 from __future__ import annotations
@@ -19,11 +19,15 @@ PLACEMENT_FIRST = ("order", "number", "windows", "routing", "setup")
 SETUP_FIRST = PLACEMENT_FIRST[::-1]
 
 Worth = dict[frozenset[str], float]
-"""Mean time per token in seconds by what is taken from the proposed policy."""
+"""Set of factors that are as in the proposed policy (the others as in PETALS) -> mean time per token in
+seconds.
+"""
 
 
 class Share(NamedTuple):
-    """Seconds per token that a change saves: mean over all orders, and the extremes (negative: costs)."""
+    """Seconds per token that a change saves: mean over all orders, least and most. Negative: the change costs
+    time.
+    """
 
     mean_s: float
     least_s: float
@@ -31,12 +35,14 @@ class Share(NamedTuple):
 
 
 class Breakdown(NamedTuple):
-    """``before_s`` (PETALS) to ``after_s`` (proposed): ``shares`` by factor, ``groups`` with placement as one.
+    """The breakdown of a setting's gain. Times are mean seconds per token.
 
-    ``paths``: savings one after the other. ``setup_alone_s``: PETALS with the proposed policy's session setup;
-    ``without_setup_s``: the proposed policy with PETALS' (both ``None`` where session setups do not count).
-
-    ``n_runs`` of ``n_all`` runs count: those in which every combination has a placement.
+    - ``before_s``: PETALS; ``after_s``: the proposed policy
+    - ``shares``: by factor; ``groups``: the same with placement as one factor
+    - ``paths``: order of the changes -> the saving of each, one after the other
+    - ``setup_alone_s``: PETALS with the proposed policy's session setup; ``without_setup_s``: the proposed
+      policy with that of PETALS. Both are None if session setups do not count
+    - ``n_runs``: the runs that are used, of ``n_all``: those in which every combination has a placement
     """
 
     before_s: float
@@ -51,9 +57,10 @@ class Breakdown(NamedTuple):
 
 
 def break_down(records: Sequence[dict[str, Any]], *, with_setup: bool) -> Breakdown | None:
-    """The breakdown over runs of one setting; ``with_setup``: session setups count and are a factor.
+    """Returns the breakdown over the runs of one setting.
 
-    ``None`` if there is no run in which every combination has a placement.
+    ``with_setup``: session setups count and are a factor. None if no run has a placement for every
+    combination.
     """
     factors = FACTORS if with_setup else tuple(f for f in FACTORS if f != "setup")
     worths = [worth for r in records if (worth := _worth(r, factors, with_setup=with_setup)) is not None]
@@ -107,7 +114,10 @@ def _savings(worth: Worth, path: Iterable[str]) -> list[float]:
 
 
 def shapley(factors: Sequence[str], worth_s: Callable[[frozenset[str]], float]) -> dict[str, Share]:
-    """For each factor its saving, averaged over all orders of the factors, and its extremes."""
+    """Returns for each factor its saving, averaged over all orders of the factors, and its extremes.
+
+    ``worth_s`` returns the time (seconds) with a set of factors changed.
+    """
     n = len(factors)
     weight = {
         size: math.factorial(size) * math.factorial(n - 1 - size) / math.factorial(n) for size in range(n)

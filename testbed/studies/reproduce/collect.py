@@ -1,4 +1,4 @@
-"""Finished runs by setting, and means over them."""
+"""The records of finished runs by setting, and means over them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from testbed.studies.reproduce.settings import Setting
 
 
 class Results:
-    """The records of all settings for the same seeds, ascending whatever order they finished in."""
+    """The records of all settings, each sorted by the same seeds."""
 
     def __init__(self, done: Done, settings: Iterable[Setting], seeds: Iterable[int]) -> None:
         order = sorted(seeds)
@@ -21,7 +21,7 @@ class Results:
         return self._records[setting.id]
 
     def values(self, setting: Setting, policy: str, setup: str, metric: str) -> list[float]:
-        """One value per run that had a placement, in the order of the seeds."""
+        """Returns one value per run that had a placement, sorted by seed."""
         return [
             row[metric]
             for record in self._records[setting.id]
@@ -30,7 +30,7 @@ class Results:
         ]
 
     def blocks(self, setting: Setting, policy: str) -> list[dict[str, int]]:
-        """Blocks per server by hardware, one entry per run that had a placement."""
+        """Returns hardware -> most blocks of a server, one entry per run that had a placement."""
         return [
             row["blocks"]
             for record in self._records[setting.id]
@@ -39,11 +39,13 @@ class Results:
         ]
 
     def mean(self, setting: Setting, policy: str, setup: str, metric: str) -> Mean | None:
-        """Over the runs that had a placement; ``None`` if none had."""
+        """Returns the mean over the runs that had a placement; None if none had."""
         return mean_of(self.values(setting, policy, setup, metric))
 
     def choice(self, setting: Setting, choice: str, setup: str, metric: str) -> Mean | None:
-        """The proposed policy with |R| chosen so (see ``runs``)."""
+        """Returns the mean of the proposed policy with |R| chosen by ``choice`` (see ``runs``); None without
+        any run.
+        """
         return mean_of(
             [
                 row[metric]

@@ -1,4 +1,4 @@
-"""`testbed reproduce paper`: runs what is missing, then writes tables and figures."""
+"""`testbed reproduce paper`: does the runs that are missing, then writes tables and figures."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ from testbed.studies.sweep.progress import with_progress
 from testbed.studies.sweep.store import Lines
 
 WHAT = ("paper", "chain", "helix")
-"""``chain`` and ``helix`` are studies of their own, beside this one."""
+"""``chain`` and ``helix`` are studies of their own, in other modules."""
 ONLY = ("tables", "figures")
 DOCUMENTS = ("tables.md", "run-times.md", "sweeps.md")
 DEFAULT_OUT = Path("runs") / "reproduce-paper"
 MAX_RUNS = 1000
-"""Hours of computing; the results of ten times as many would not fit into memory."""
+"""So many runs take hours; the results of ten times as many would not fit into memory."""
 
 
 def reproduce_command(
     what: str, only: str | None, n_runs: int, seed: int, out: Path | None, jobs: int | None
 ) -> tuple[dict[str, Any], str]:
-    """Run, or go on with, the reproduction; the answer for ``--json`` and the text for people.
+    """Do the reproduction, or continue one whose folder ``out`` has some of the runs already.
 
-    Run r of every setting has the seed ``seed + r``. Raises ``UserError`` for options that make no sense
-    and for a folder with anything else in it; ``RunError`` if a worker dies or the disk is full or read-only.
-    What was computed until then is kept.
+    Run r of each setting has the seed ``seed + r``. Returns the object for ``--json`` and the text for the
+    terminal. Raises ``UserError`` for invalid options and if ``out`` has results of other inputs;
+    ``RunError`` if a worker dies or the disk is full or read-only. Results stored until then are kept.
     """
     _check(what, only, n_runs, seed, jobs)
     out = out or DEFAULT_OUT
@@ -107,9 +107,9 @@ def _check(what: str, only: str | None, n_runs: int, seed: int, jobs: int | None
 
 
 def _complete(lines: Lines, done: Done, settings: Sequence[Setting], seeds: Sequence[int], jobs: int) -> int:
-    """Compute what is missing into ``done``; how many that were."""
+    """Do the missing runs, store them and add them to ``done``. Returns how many they were."""
     tasks = [(setting, seed) for seed in seeds for setting in settings if (setting.id, seed) not in done]
-    random.Random(0).shuffle(tasks)  # long and short ones mixed, so that the time left is told from both
+    random.Random(0).shuffle(tasks)  # long and short ones mixed, for a better estimate of the time left
     if not tasks:
         return 0
     n_left, inputs = len(tasks), inputs_digest()
@@ -128,9 +128,10 @@ def _complete(lines: Lines, done: Done, settings: Sequence[Setting], seeds: Sequ
 
 def _write(out: Path, collected: Results, only: str | None, seeds: range) -> Iterator[Path]:
     about = (
-        f"Written by `testbed reproduce paper --runs {len(seeds)} --seed {seeds.start}`. Every number is the mean of "
-        f"{len(seeds)} Monte-Carlo runs (seeds {seeds.start} to {seeds[-1]}) ± the half-width of its 95 % confidence "
-        "interval (Student's t). Policies marked so take part in every fifth run only."
+        f"Written by `testbed reproduce paper --runs {len(seeds)} --seed {seeds.start}`. Every number is the "
+        f"mean of {len(seeds)} Monte-Carlo runs (seeds {seeds.start} to {seeds[-1]}) ± the half-width of its "
+        "95 % confidence interval (Student's t). "
+        'Policies marked "every 5th run" take part in these runs only.'
     )
     if only != "figures":
         lines = ["# The paper's tables, reproduced", about, *mismatch_lines(), *table_lines(collected)]
@@ -139,8 +140,11 @@ def _write(out: Path, collected: Results, only: str | None, seeds: range) -> Ite
         yield _save(out / "tables.md", lines)
         lines = [
             "# Run times",
-            "Milliseconds of processor time that deciding takes in one run of 100 requests: the placement and all routes, "
-            "mean ± 95 %, settings as the paper states them. Measured while the runs were computed: differs every time.",
+            "Processor time in milliseconds for all decisions in one run of 100 requests, the placement "
+            "and all "
+            "routes: mean ± 95 %, with settings as the paper states them. It is measured while the runs "
+            "are computed, "
+            "so it differs every time.",
             run_time_table(collected),
         ]
         yield _save(out / "run-times.md", lines)

@@ -1,4 +1,4 @@
-"""The settings of the tables as `testbed simulate` commands: Markdown."""
+"""The settings of the tables as `testbed simulate` commands, in Markdown."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from testbed.studies.reproduce.settings import SETUP_S, TABLES, Setting, TableVa
 
 
 def settings_lines(seeds: range) -> Iterator[str]:
-    """A block of commands per variant of the tables, for the runs of those seeds."""
+    """Yields a block of commands per variant of the tables, for the runs with ``seeds``."""
     yield "## Settings"
     yield (
-        "Each cell as a command: it prints the means with the session-setup constants and without them. Other policies "
-        "are compared with more `--policy`."
+        "Each cell as a command: it prints the means with the session-setup constants and without them. To "
+        "compare "
+        "other policies, add more `--policy`."
     )
     for variant in TABLES:
         yield f"### {variant.title}"
@@ -23,7 +24,10 @@ def settings_lines(seeds: range) -> Iterator[str]:
 
 
 def command_of(setting: Setting, seeds: range) -> str:
-    """One line for a shell. A join order of the setting's own is not in it: scenarios have no such key."""
+    """Returns the command of a setting as one line for a shell.
+
+    It lacks the setting's join order, if that is fixed: scenarios have no such key.
+    """
     changes = dict(setting.overrides)
     if setting.setup_petals_s != SETUP_S:
         changes["calibration.session_setup_petals"] = f'"{setting.setup_petals_s:g} s"'
@@ -48,6 +52,7 @@ def _join_order(variant: TableVariant) -> Iterator[str]:
     for order in sorted(orders):
         yield (
             f"In the clustered rows the servers join in the order {', '.join(map(str, order))} (numbers from 0). A "
-            "scenario cannot say that: the commands of these rows draw the order, so that they give the proposed "
-            "policy's numbers, but not those of PETALS. Those come from `testbed reproduce paper` alone."
+            "scenario cannot set this order. The commands of these rows draw it, so that they print the "
+            "proposed "
+            "policy's numbers, but not those of PETALS. Only `testbed reproduce paper` computes the latter."
         )

@@ -1,4 +1,4 @@
-"""Our own policy against the proposed one on the same runs: Markdown."""
+"""The testbed's own policy compared with the proposed one on the same runs, in Markdown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OURS, RIVAL = "foresight", "proposed"
 
 
 def gains(results: Results, setting: Setting, setup: str) -> list[float]:
-    """1 - ours / proposed, time per token, one value for each run that has both."""
+    """Returns 1 - ours / proposed of the time per token, one value for each run that has both policies."""
     found = []
     for record in results.records(setting):
         times_s = {
@@ -26,13 +26,17 @@ def gains(results: Results, setting: Setting, setup: str) -> list[float]:
 
 
 def duel_lines(results: Results, groups: Sequence[TableVariant | Sweep]) -> Iterator[str]:
-    """A row per group: how much faster ours is, over its settings. Nothing where ours is not there."""
+    """Yields a table with one row per group: how much faster ours is. Yields nothing if ours is not
+    installed.
+    """
     if OURS not in {line.name for line in LINES}:
         return
     yield f"## {OURS} against {RIVAL}, the same runs"
     yield (
-        "Time per token saved, in percent; negative: ours is slower. Least and most are means of one setting. Slower: "
-        "settings whose mean is slower by more than 0.1 %, and single runs that are."
+        "Time per token saved, in percent; negative: ours is slower. Least and most are means of one "
+        "setting. "
+        "The last two columns count settings whose mean is slower by more than 0.1 %, and single runs that "
+        "are."
     )
     rows = []
     for setup, words in (("reference", "with"), ("none", "without")):

@@ -1,4 +1,4 @@
-"""Where the gain comes from, and what |R| does: Markdown."""
+"""The sources of the gain, and the effect of |R|, in Markdown."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EXPLAINED = (CLOSEST, STATED)
 def breakdowns(
     results: Results, variant: TableVariant, *, with_setup: bool
 ) -> Mapping[str, Breakdown | None]:
-    """By setting's id."""
+    """Returns id of a setting -> its breakdown; None if no run has a placement for every combination."""
     return {
         setting.id: break_down(results.records(setting), with_setup=with_setup)
         for setting in variant.settings
@@ -40,14 +40,18 @@ def breakdowns(
 
 
 def breakdown_lines(results: Results) -> Iterator[str]:
-    """Markdown: shares of the gain per setting, and the two orders step by step."""
+    """Yields Markdown: the shares of the gain per setting, and two orders of the changes step by step."""
     yield "## How much of the gain comes from what"
     yield (
-        "From PETALS to the proposed policy one thing at a time: the order in which servers join; how many blocks "
-        "each takes, with the cache room that goes with it; the rule by which it chooses its window; routing; the "
-        "session-setup constants. What a change brings depends on what was changed before: a share is its mean over "
-        "all orders of the changes (Shapley), in brackets the least and the most that it brings in any order. "
-        "Seconds per token; negative: makes it slower."
+        "From PETALS to the proposed policy, one change at a time: the order in which servers join; how "
+        "many blocks "
+        "each holds, with the cache room that goes with it; the rule by which it chooses its window; "
+        "routing; the "
+        "session-setup constants. How much a change saves depends on the changes made before it. A share "
+        "is its mean "
+        "saving over all orders of the changes (Shapley); in brackets are its least and largest saving in "
+        "any order. "
+        "Seconds per token; negative: the change makes it slower."
     )
     for variant in EXPLAINED:
         for with_setup, words in ((True, "with"), (False, "without")):
@@ -61,9 +65,9 @@ def breakdown_lines(results: Results) -> Iterator[str]:
             yield "Placement in its three steps:"
             yield _shares(variant, found, "shares")
             yield (
-                "The same one after the other, "
+                "The same changes one after the other, "
                 + " → ".join(f for f in PLACEMENT_FIRST if with_setup or f != "setup")
-                + ", and the other way round [s saved per token]:"
+                + ", and in the reverse order [s saved per token]:"
             )
             yield _paths(variant, found)
 
@@ -118,7 +122,9 @@ def _paths(variant: TableVariant, found: Mapping[str, Breakdown | None]) -> str:
 def mean_shares(
     results: Results, variant: TableVariant, *, with_setup: bool
 ) -> dict[str, tuple[float, float, dict[str, float]]]:
-    """By place, over its columns: (PETALS, proposed, share by factor), mean seconds per token."""
+    """Returns place -> (PETALS, proposed, factor -> share), in mean seconds per token over the place's
+    columns.
+    """
     found = breakdowns(results, variant, with_setup=with_setup)
     answer = {}
     for place in PLACES:
@@ -133,13 +139,15 @@ def mean_shares(
 
 
 def concurrency_lines(results: Results) -> Iterator[str]:
-    """Markdown: the proposed policy with |R| chosen in different ways."""
+    """Yields Markdown: the proposed policy with |R| chosen in different ways."""
     yield "## What |R| does"
     yield (
         "Time per token [s] of the proposed policy with |R| chosen in different ways, the mean |R| in brackets. "
-        "The paper's formula leaves the session setup out of a request's time; counted in, it plans for the sessions "
-        "that there really are. Searched: the best on synthetic arrivals. Best in hindsight: on the arrivals "
-        "themselves, which nobody can know; it bounds what |R| can still bring."
+        "The paper's formula leaves the session setup out of a request's time; with the setup it plans for "
+        "the actual "
+        "number of sessions. Searched: the best |R| on synthetic arrivals. Best in hindsight: the best |R| "
+        "on the "
+        "run's own arrivals, which no policy can know; it is a bound on the gain from choosing |R|."
     )
     for variant in EXPLAINED:
         for setup, words in (("reference", "with"), ("none", "without")):

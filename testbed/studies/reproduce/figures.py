@@ -1,4 +1,4 @@
-"""The figures, as PNG and PDF. matplotlib is imported when one is drawn."""
+"""Figures of the reproduction, as PNG and PDF. matplotlib is imported only when one is drawn."""
 
 from __future__ import annotations
 
@@ -24,16 +24,20 @@ _FACTOR_COLOURS = {
     "setup": "#bbbbbb",
 }
 _LOG_RATIO = 20
-"""Rows of panels whose values differ by more than this have logarithmic axes."""
+"""Rows of panels whose values differ by more than this factor have logarithmic axes."""
 
 
 def draw_sweeps(folder: Path, results: Results) -> list[Path]:
-    """One figure per sweep with and one without session setups, and one of the run times; the PNGs."""
+    """Draw per sweep one figure with and one without session setups, and one of the run times. Returns the
+    PNGs.
+
+    Raises ``UserError`` or ``RunError`` if they cannot be written.
+    """
     return _draw(folder, _sweep_figures, results)
 
 
 def draw_breakdown(folder: Path, results: Results) -> list[Path]:
-    """How much of the gain comes from what, by place; the PNGs."""
+    """Draw the breakdown of the gain by place. Returns the PNGs; raises as ``draw_sweeps``."""
     return _draw(folder, _breakdown_figures, results)
 
 
@@ -88,7 +92,7 @@ def _run_times(plt: Any, results: Results) -> Any:
 def _panel(
     axes: Any, results: Results, sweep: Sweep, place: str, setup: str, metric: str, scale: float = 1.0
 ) -> None:
-    """Means with their confidence intervals; values without any placement are left out."""
+    """Draws means with their confidence intervals; values for which no run has a placement are left out."""
     for number, line in enumerate(LINES):
         points = []
         for value, setting in sweep.points[place]:
@@ -113,7 +117,9 @@ def _panel(
 
 
 def _scale(row: Sequence[Any]) -> None:
-    """One kind of axis for a row of panels: from 0, or logarithmic where means differ a lot."""
+    """Sets the y axes of a row of panels: all from 0, or all logarithmic if means differ by more than
+    ``_LOG_RATIO``.
+    """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     means = [[y for bars in axes.containers for y in bars.lines[0].get_ydata()] for axes in row]
@@ -121,7 +127,7 @@ def _scale(row: Sequence[Any]) -> None:
     for axes, values in zip(row, means, strict=True):
         if low > 0 and high / low > _LOG_RATIO:
             axes.set_yscale("log")
-            # Not from the error bars: those of few runs can reach below zero.
+            # The limits ignore the error bars: with few runs these can reach below zero.
             axes.set_ylim(min(values) / 1.5, max(values) * 1.5)
             axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -156,7 +162,8 @@ def _breakdown_figures(plt: Any, results: Results) -> Iterator[tuple[str, Any]]:
         row[0].set_ylabel("time per token [s]")
     handles, labels = grid[0][0].get_legend_handles_labels()
     figure.suptitle(
-        "From PETALS to the proposed policy (white): what saves time per token; below zero: what costs time",
+        "From PETALS to the proposed policy (white): changes that save time per token; below zero: that "
+        "cost time",
         fontsize=11,
     )
     figure.legend(handles, labels, loc="lower center", ncols=3)
@@ -165,11 +172,13 @@ def _breakdown_figures(plt: Any, results: Results) -> Iterator[tuple[str, Any]]:
 
 
 def _stacks(axes: Any, places: dict[str, tuple[float, float, dict[str, float]]]) -> None:
-    """A bar per place: what is left, and on it each share; negative shares hang below zero."""
+    """Draws one bar per place: the proposed policy's time, and the shares stacked on it; negative ones below
+    zero.
+    """
     names = list(places)
     bottom = [after_s for _, after_s, _ in places.values()]
     below = [0.0] * len(names)
-    axes.bar(names, bottom, color="white", edgecolor="black", linewidth=0.8, label="proposed: what is left")
+    axes.bar(names, bottom, color="white", edgecolor="black", linewidth=0.8, label="proposed: remaining time")
     for factor, colour in _FACTOR_COLOURS.items():
         shares = [place_shares.get(factor, 0.0) for _, _, place_shares in places.values()]
         if not any(shares):

@@ -1,4 +1,4 @@
-"""The policies that are compared: one line each in the figures, one row each in the tables."""
+"""The policies that are compared: each is one line in the figures, and one row in the tables."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from policies.registry import PAIRS
 
 
 class Line(NamedTuple):
-    """A policy pair. ``own_setup``: its session setup is the proposed policy's, else PETALS'.
-
-    ``every``: it takes part in the runs whose seed is a multiple of this.
+    """A pair of policies and how it is drawn. ``own_setup``: it has the session setup of the proposed policy,
+    else that of PETALS. ``every``: it takes part only in runs whose seed is a multiple of this.
     """
 
     name: str
@@ -27,9 +26,11 @@ _LINES = (
     Line("petals-optimized-order", "Optimized Order", False, "#56b4e9", "^"),
     Line("petals-optimized-rr", "Optimized RR", False, "#009e73", "v"),
     Line("proposed", "proposed", True, "#d55e00", "D"),
-    # Searching its placement takes a third of a second and more: in all runs it would be most of the whole time.
+    # Its search for a placement takes a third of a second or more: in all runs it would be most of the time.
     Line("foresight", "foresight (ours, every 5th run)", True, "#cc79a7", "P", every=5),
 )
-"""In the paper's order, then our own. Colours (Okabe and Ito) and markers tell them apart without colour."""
+"""In the paper's order, then the testbed's own. Colours are Okabe and Ito's; markers distinguish the lines
+without colour.
+"""
 
 LINES = tuple(line for line in _LINES if line.name in PAIRS)

@@ -1,4 +1,4 @@
-"""Markdown tables and the form of numbers in them."""
+"""Markdown tables, and the format of numbers in them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ BAR = "\\|"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; bars in cells are escaped, so that |R| stays in its cell."""
+    """Returns a Markdown table; bars in cells are escaped, so that |R| stays in its cell."""
     lines = [list(header), ["---"] * len(header), *map(list, rows)]
     return "\n".join(f"| {' | '.join(cell.replace('|', BAR) for cell in cells)} |" for cells in lines)
 
 
 def seconds(mean: Mean | None) -> str:
-    """Mean and half-width of a time; how many runs had a placement is said only where some had none."""
+    """Returns mean ± half-width of a time in seconds, with 3 decimals below 10 s, else 2."""
     return number(mean, 3 if mean is not None and mean.mean < 10 else 2)
 
 
@@ -30,5 +30,5 @@ def number(mean: Mean | None, n_digits: int) -> str:
 
 
 def ms(values_s: Sequence[float]) -> str:
-    """Seconds as milliseconds, mean and half-width."""
+    """Returns mean ± half-width of times, given in seconds and shown in milliseconds."""
     return number(mean_of([value * 1e3 for value in values_s]), 1)

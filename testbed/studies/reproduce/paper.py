@@ -1,4 +1,4 @@
-"""What the paper prints (``paper_numbers.toml``)."""
+"""The numbers that the paper prints (``paper_numbers.toml``)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ METRICS = {
 }
 PRINTED_POLICIES = ("petals", "proposed")
 MISMATCH_RATIO = 0.05
-"""Printed numbers further than this from what their parts give are named."""
+"""Printed times that differ by more than this from the sum of their printed parts are reported."""
 
 
 class Mismatch(NamedTuple):
-    """A printed time per token that its own first and remaining tokens do not give."""
+    """A printed time per token that contradicts the printed times of the first and the remaining tokens."""
 
     place: str
     policy: str
@@ -37,24 +37,30 @@ def _document() -> dict[str, Any]:
 
 
 def printed_s(metric: str, place: str, policy: str, column: int, kind: str = "simulated") -> float:
-    """A printed number in seconds; ``kind`` is simulated or measured."""
+    """Returns a printed number in seconds. ``column``: index into ``COLUMNS``; ``kind``: simulated or
+    measured.
+    """
     return float(_document()[metric][place][policy][kind][column])
 
 
 def printed_decision_s(place: str, policy: str) -> tuple[float, float]:
-    """Run time of an algorithm in MATLAB: (mean, what is printed after +-). Clusters share theirs."""
+    """Returns an algorithm's printed run time in MATLAB, in seconds: (mean, the number after +-).
+
+    The clustered places have one number together, under ``clustered``.
+    """
     mean_s, plus_minus_s = _document()["decision_s"][place][policy]
     return float(mean_s), float(plus_minus_s)
 
 
 def printed_blocks(policy: str) -> tuple[int, int]:
-    """Blocks that the paper reports for its placements: (on an A100, on a MIG)."""
+    """Returns the number of blocks that the paper reports for its placements: (on an A100, on a MIG)."""
     found = _document()["n_blocks"][policy]
     return int(found["a100"]), int(found["mig-1g"])
 
 
 def mismatches() -> list[Mismatch]:
-    """Simulated times per token further than ``MISMATCH_RATIO`` from (first + (l - 1) remaining) / l."""
+    """Returns the simulated times per token that differ from (first + (l - 1) remaining) / l by more than
+    ``MISMATCH_RATIO``."""
     found = []
     for place in PLACES:
         for policy in PRINTED_POLICIES:

@@ -1,4 +1,6 @@
-"""Stored results: which inputs they are of, and their form, so that a damaged one is found when it is read."""
+"""The form of stored results, by which a damaged one is found when it is read, and the digest of their
+inputs.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ _SOURCES = ("policies", "scenarios", "testbed.scenario")
 _MODULES = ("runs.py", "windows.py")
 
 Done = dict[tuple[str, int], dict[str, Any]]
-"""Results by id of the setting and seed of the run."""
+"""(id of the setting, seed of the run) -> result."""
 
 
 class _Form(BaseModel):
@@ -79,18 +81,22 @@ _RECORD: dict[bool, TypeAdapter[Any]] = {False: TypeAdapter(_Record), True: Type
 
 
 def fault_of(line: bytes, *, explained: bool) -> str | None:
-    """What is wrong with a line of the results file; ``explained``: its setting has ``factors``."""
+    """Returns what is wrong with a line of the results file, or None. ``explained``: its setting has
+    ``factors``.
+    """
     try:
         _RECORD[explained].validate_json(line)
     except ValidationError as error:
         first = error.errors()[0]
-        where = [str(part) for part in first["loc"] if part != "means"]  # the tag is no key of the file
+        where = [str(part) for part in first["loc"] if part != "means"]  # the tag is not a key of the file
         return f"{'.'.join(where)}: {first['msg']}"
     return None
 
 
 def inputs_digest() -> str:
-    """Fingerprint of all that determines a result besides the seed: settings, scenarios, policies' code."""
+    """Returns a digest of all that determines a result besides the seed: settings, scenarios,
+    policies' code.
+    """
     digest = hashlib.sha256()
     about = {"settings": [asdict(s) for s in settings_of(None)], "lines": [line.name for line in LINES]}
     digest.update(json.dumps(about, sort_keys=True).encode())
@@ -111,12 +117,14 @@ def _files(folder: Traversable) -> Iterator[Traversable]:
 
 
 def record_of(inputs: str, setting: Setting, seed: int, result: dict[str, Any]) -> dict[str, Any]:
-    """A result as it is stored."""
+    """Returns a result in the form in which it is stored."""
     return {"key": [inputs, setting.id, seed], **result}
 
 
 def read_done(lines: Lines, inputs: str) -> Done:
-    """What is there. Raises ``UserError`` for results of other inputs, and for a file that is not a results file."""
+    """Reads the stored results. Raises ``UserError`` for results of other inputs, and for a malformed
+    line.
+    """
     done: Done = {}
     explained = [setting.id for setting in settings_of(None) if setting.factors]
     for number, line in lines.read():
@@ -139,5 +147,6 @@ def read_done(lines: Lines, inputs: str) -> Done:
 
 def _no_result(lines: Lines, number: int, why: str = "") -> UserError:
     return UserError(
-        f"{lines.path}: line {number} is no result of this command{why}; remove that line, or choose another --out"
+        f"{lines.path}: line {number} is no result of this command{why}; "
+        "remove that line, or choose another --out"
     )

@@ -1,4 +1,4 @@
-"""One Monte-Carlo run of one setting: all policies on the same places, join order and arrivals."""
+"""One Monte-Carlo run of one setting: all policies with the same places of nodes, join order and arrivals."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from testbed.studies.reproduce.settings import SETUP_PROPOSED_S, Setting
 from testbed.studies.reproduce.windows import STEPS, place_with
 
 FACTORS = (*STEPS, "routing", "setup")
-"""What differs between PETALS and the proposed policy as the paper runs them."""
+"""The differences between PETALS and the proposed policy in the paper's experiments."""
 N_CONCURRENCIES = 16
-"""|R| that are tried where the best one is looked for."""
+"""How many values of |R| are tried to find the best one."""
 
 Row = dict[str, Any]
 
 
 @dataclass
 class _Timed:
-    """A router that adds up the processor seconds it takes."""
+    """A router that adds up the processor time of its decisions, in seconds."""
 
     router: Router
     total_s: float = field(default=0.0)
@@ -49,7 +49,7 @@ class _Timed:
 
 @dataclass(frozen=True)
 class _Trial:
-    """What all policies of one run share. ``planned`` is the problem as placement is told it."""
+    """The inputs that all policies of one run share. ``planned``: the problem that placement policies see."""
 
     problem: Problem
     planned: Problem
@@ -61,7 +61,7 @@ class _Trial:
 
 
 def experiment_of(setting: Setting, seed: int) -> Experiment:
-    """The setting's scenario for that seed, with the setting's own join order where it has one."""
+    """Returns the setting's scenario for ``seed``, with the setting's own join order if it has one."""
     experiment = load_experiment(setting.scenario, setting.changes(seed))
     if setting.join_order is None:
         return experiment
@@ -69,11 +69,12 @@ def experiment_of(setting: Setting, seed: int) -> Experiment:
 
 
 def run_setting(setting: Setting, seed: int) -> Row:
-    """Everything of one run: ``{policies, factors?, concurrencies?}``, each a list of rows.
+    """Does one run. Returns ``{policies, factors?, concurrencies?}``, each a list of rows.
 
-    A row of ``policies`` is one policy with (``setup`` reference) or without (none) session setups:
-    means over requests in seconds, or ``infeasible`` and why. ``decision_s`` is processor time, which other
-    load on the machine changes little.
+    A row of ``policies`` is one policy with (``setup`` reference) or without (none) session setups: means
+    over requests in seconds, or ``infeasible`` with the reason. ``decision_s`` is processor time in seconds,
+    on which other load of the machine has little effect. ``factors`` and ``concurrencies`` are there if the
+    setting has ``factors``.
     """
     experiment = experiment_of(setting, seed)
     problem = experiment.problem
@@ -87,12 +88,14 @@ def run_setting(setting: Setting, seed: int) -> Row:
 
 
 def begin_runs(_: None) -> Callable[[tuple[Setting, int]], Row]:
-    """What a worker does: see ``testbed.studies.sweep.pool``."""
+    """Returns the function that does a task in a worker: see ``testbed.studies.sweep.pool``."""
     return lambda task: run_setting(*task)
 
 
 def means(done: Iterable[ReplayedRequest]) -> Row:
-    """Means over requests: per output token, first token, each remaining token, waiting (seconds)."""
+    """Returns means over requests in seconds: per output token, first token, each remaining token,
+    waiting.
+    """
     requests = list(done)
     n = len(requests)
     return {
@@ -104,7 +107,7 @@ def means(done: Iterable[ReplayedRequest]) -> Row:
 
 
 def blocks_by_hardware(problem: Problem, placement: Placement) -> dict[str, int]:
-    """The most blocks that a server of each hardware holds."""
+    """Returns hardware -> the most blocks that a server with it holds."""
     most: dict[str, int] = {}
     for server, held in zip(problem.servers, placement.ranges, strict=True):
         most[server.hardware] = max(most.get(server.hardware, 0), held.n_blocks)
@@ -135,9 +138,9 @@ def _policies(trial: _Trial, seed: int) -> Iterator[Row]:
 
 
 def _factors(trial: _Trial) -> Iterator[Row]:
-    """Every combination of ``FACTORS`` taken from the proposed policy, the rest from PETALS.
+    """Yields one row per set of ``FACTORS`` that are as in the proposed policy; the others are as in PETALS.
 
-    ``setup`` "none": the same without any session setup.
+    Rows with ``setup`` "none" have no session setup at all.
     """
     try:
         concurrency = choose_design_concurrency(trial.planned).value
@@ -166,11 +169,11 @@ def _subsets(names: Collection[str]) -> Iterator[tuple[str, ...]]:
 
 
 def _concurrencies(trial: _Trial) -> Iterator[Row]:
-    """The proposed policy with |R| chosen in different ways (``choice``), with and without session setup.
+    """Yields rows of the proposed policy with |R| chosen in different ways, with and without session setup.
 
-    ``formula``: the paper's. ``formula+setup``: the same with the session setup counted as part of a request's
-    time. ``one``: |R| = 1. ``bound``: the memory bound. ``searched``: best on synthetic arrivals. ``hindsight``:
-    best on this run's own arrivals, which no policy can know.
+    ``choice`` is one of these: ``formula``: the paper's. ``formula+setup``: the same, with the session setup
+    as part of a request's time. ``one``: |R| = 1. ``bound``: the memory bound. ``searched``: the best on
+    synthetic arrivals. ``hindsight``: the best on this run's own arrivals, which no policy can know.
     """
     try:
         formula = choose_design_concurrency(trial.planned)
@@ -199,7 +202,7 @@ def _concurrencies(trial: _Trial) -> Iterator[Row]:
                 router = WsRr().bind(trial.problem, placement)
                 found[concurrency] = trial.serve(placement, router, seconds)
             except PolicyError:
-                continue  # an |R| that does not fit is no choice
+                continue  # the servers have no room for this |R|
         best = min(found, key=lambda r: found[r]["per_token_s"])
         for choice, concurrency in {**choices, "hindsight": best}.items():
             if concurrency in found:

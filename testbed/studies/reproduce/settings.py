@@ -1,4 +1,4 @@
-"""The experiments of the paper as data: shipped scenarios with values changed, as ``--set`` does."""
+"""The experiments of the paper as data: shipped scenarios with changes, as ``--set`` makes them."""
 
 from __future__ import annotations
 
@@ -6,23 +6,26 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 PLACES = ("Cluster0", "Cluster1", "Cluster2", "AboveNet", "BellCanada", "GTS-CE")
-"""Rows of the paper's tables: where the clients are, or the topology."""
+"""Rows of the paper's tables: the clients' site, or the topology."""
 TOPOLOGIES = PLACES[3:]
 COLUMNS = ((0.1, 64), (0.1, 128), (0.5, 64), (0.5, 128))
 """Columns of the paper's tables: requests per second, output tokens."""
 SETUP_S = 250.0
 SETUP_LARGE_S = 350.0
 SETUP_PROPOSED_S = 60.0
-"""The reference simulator's session setup: PETALS and its variants, these on large networks, proposed."""
+"""Session setups of the reference simulator in seconds: of PETALS and its variants, of these on large
+networks, and of the proposed policy.
+"""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One experiment. ``overrides`` are applied to the shipped ``scenario`` as by ``--set``.
+    """One experiment: a shipped ``scenario`` with ``overrides``, as ``--set`` makes them.
 
-    ``planned_rate``: requests per second that placement is told, if not the true rate. ``join_order``:
-    of the servers under PETALS, if not drawn by the seed. ``setup_petals_s``: session setup of PETALS and
-    its variants where session setups count. ``factors``: also run everything between PETALS and proposed.
+    - ``setup_petals_s``: session setup of PETALS and its variants in seconds
+    - ``planned_rate``: request rate (requests/s) for which placements are made; None: the true one
+    - ``join_order``: order in which servers join under PETALS; None: drawn by the seed
+    - ``factors``: also run all combinations of PETALS and the proposed policy
     """
 
     id: str
@@ -34,19 +37,19 @@ class Setting:
     factors: bool = False
 
     def changes(self, seed: int) -> list[str]:
-        """Arguments of ``--set`` that, with the scenario's name, give this experiment."""
+        """Returns the values of ``--set`` that make this experiment from its scenario."""
         return [*(f"{key}={value}" for key, value in self.overrides.items()), f"seed={seed}"]
 
 
 @dataclass(frozen=True)
 class TableVariant:
-    """One version of the paper's tables: its setting for every (place, column)."""
+    """One version of the paper's tables, with a setting for each cell."""
 
     name: str
     title: str
     note: str
     cells: Mapping[tuple[str, int], Setting]
-    """By place and number of the column; columns may share a setting."""
+    """(place, index into ``COLUMNS``) -> setting. Columns may share a setting."""
 
     @property
     def settings(self) -> list[Setting]:
@@ -55,7 +58,9 @@ class TableVariant:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A parameter varied on every topology: for each the (value, setting) pairs, ascending."""
+    """One parameter varied on every topology. ``points``: topology -> (value, setting), with ascending
+    values.
+    """
 
     name: str
     title: str
@@ -74,13 +79,17 @@ _CLUSTERED_BRANCH: dict[str, str | float] = {
     "workload.n_requests": 50,
     "workload.n_input_tokens": 10,
 }
-"""What the reference simulator's clustered branch really runs, whatever the column says."""
+"""The settings that the reference simulator's clustered branch actually uses in every column."""
 _BRANCH_ORDER = (7, 0, 1, 2, 3, 4, 5, 6, 8)
-"""One of its join orders: an A100 among the first four servers, the other last."""
+"""One of that branch's join orders: one A100 is among the first four servers, the other is the last."""
 
 
 def _table(name: str, title: str, note: str, n_requests: int, branch: str | None) -> TableVariant:
-    """Clustered rows: as ``branch`` ("fixed" or "drawn" join order), or (``None``) as stated."""
+    """Returns a version of the tables.
+
+    ``branch``: clustered rows are as in the reference simulator's clustered branch, with a "fixed" or a
+    "drawn" join order; None: as the paper states them.
+    """
     cells = {}
     for place in PLACES:
         for column, (rate, n_output) in enumerate(COLUMNS):
@@ -147,7 +156,10 @@ def _sweep_setting(
     n_output: int = 128,
     planned_rate: float | None = None,
 ) -> Setting:
-    """``n_servers`` C, of which round(C x ``ratio``) have an A100, with the sweep scripts' memory."""
+    """Returns a setting of C = ``n_servers`` servers, of which round(C x ``ratio``) have an A100.
+
+    Their memory is that of the reference simulator's sweep scripts.
+    """
     count = DEFAULT_SERVERS[place] if n_servers is None else n_servers
     n_a100 = round(count * ratio)
     overrides: dict[str, str | float] = {
@@ -164,7 +176,7 @@ def _sweep_setting(
 
 
 DEFAULT_SERVERS = {"AboveNet": 9, "BellCanada": 19, "GTS-CE": 60}
-"""C = 0.4 x nodes where it is not swept."""
+"""Number of servers C in sweeps of other parameters: 0.4 x nodes."""
 SERVER_COUNTS = {
     "AboveNet": (6, 9, 12, 15, 18, 22),
     "BellCanada": (10, 19, 26, 33, 40),
@@ -248,7 +260,9 @@ SWEEPS = tuple(_sweeps())
 
 
 def settings_of(only: str | None) -> list[Setting]:
-    """What ``--only tables``, ``--only figures`` or (``None``) everything needs, in a fixed order."""
+    """Returns the settings that ``--only tables``, ``--only figures`` or (None) both need, in a fixed
+    order.
+    """
     groups: list[TableVariant | Sweep] = []
     if only != "figures":
         groups += TABLES

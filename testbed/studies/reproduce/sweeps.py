@@ -1,4 +1,4 @@
-"""The sweeps as numbers: Markdown tables beside the figures."""
+"""The numbers of the sweeps as Markdown tables, in addition to the figures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from testbed.studies.reproduce.settings import SWEEPS, Setting
 
 
 def sweep_lines(results: Results) -> Iterator[str]:
-    """Markdown of every sweep, topology and metric, with and without session setups."""
+    """Yields Markdown tables of every sweep and metric, with and without session setups."""
     for sweep in SWEEPS:
         yield f"## {sweep.title}"
         for setup, words in (("reference", "with"), ("none", "without")):

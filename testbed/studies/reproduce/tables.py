@@ -1,4 +1,4 @@
-"""The paper's tables as Markdown: its printed numbers, ours beside them, the deviation."""
+"""The paper's tables as Markdown: its printed numbers, the testbed's ("ours"), and the deviation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LABELS = {line.name: line.label for line in LINES}
 
 
 class Deviation(NamedTuple):
-    """A cell of the paper's tables against ours: ``ratio`` is ours / printed - 1."""
+    """A printed cell of the paper's tables and ours. ``ratio``: ours / printed - 1."""
 
     variant: str
     metric: str
@@ -41,7 +41,9 @@ class Deviation(NamedTuple):
 
 
 def deviations(results: Results, variant: TableVariant) -> list[Deviation]:
-    """Every cell that the paper prints, with session setups as in the reference simulator."""
+    """Returns all cells that the paper prints and we have, with session setups as in the reference
+    simulator.
+    """
     found = []
     for metric in METRICS:
         for (place, column), setting in variant.cells.items():
@@ -55,7 +57,7 @@ def deviations(results: Results, variant: TableVariant) -> list[Deviation]:
 
 
 def table_lines(results: Results) -> Iterator[str]:
-    """Markdown of all variants of the tables."""
+    """Yields Markdown of all variants of the tables."""
     for variant in TABLES:
         yield f"## {variant.title}"
         yield variant.note
@@ -73,7 +75,9 @@ def table_lines(results: Results) -> Iterator[str]:
 
 
 def summary(cells: list[Deviation]) -> str:
-    """How many cells are how close, in one sentence."""
+    """Returns one sentence on how many cells are within which deviation, the median and the largest
+    deviation.
+    """
     sizes = sorted(abs(cell.ratio) for cell in cells)
     within = ", ".join(f"{sum(s <= limit for s in sizes)} within {limit:.0%}" for limit in (0.02, 0.05, 0.1))
     median = (sizes[(len(sizes) - 1) // 2] + sizes[len(sizes) // 2]) / 2
@@ -100,7 +104,11 @@ def _against_paper(results: Results, variant: TableVariant, metric: str) -> str:
 
 
 def _without(results: Results, variant: TableVariant, metric: str) -> str:
-    """Ours without session setups, and by how much proposed is faster than PETALS: without, with, printed."""
+    """Returns a table of our times without session setups, and of the gain from PETALS to the proposed
+    policy.
+
+    The gain is shown without session setups, with them, and as printed.
+    """
     rows = []
     for place in _places(variant):
         settings = [variant.cells[place, column] for column in range(len(COLUMNS))]
@@ -122,7 +130,7 @@ def _without(results: Results, variant: TableVariant, metric: str) -> str:
 
 
 def gain(before: object, after: object) -> float:
-    """1 - after / before of two ``Mean``; nan where one is missing."""
+    """Returns 1 - after / before of two ``Mean``; nan if one of them is None."""
     means = (getattr(before, "mean", math.nan), getattr(after, "mean", math.nan))
     return 1 - means[1] / means[0]
 
@@ -148,7 +156,7 @@ def _places(variant: TableVariant) -> list[str]:
 
 
 def mismatch_lines() -> Iterator[str]:
-    """Printed numbers that contradict other printed numbers."""
+    """Yields one sentence per printed number that contradicts other printed numbers."""
     for m in mismatches():
         yield (
             f"The printed {m.printed_s:.2f} s per token of {LABELS[m.policy]} on {m.place} ({m.rate:g}/s, "
@@ -158,13 +166,13 @@ def mismatch_lines() -> Iterator[str]:
 
 
 def block_lines(results: Results) -> Iterator[str]:
-    """Markdown: blocks on an A100 and on a MIG, beside those that the paper reports."""
+    """Yields Markdown: the numbers of blocks on an A100 and on a MIG, and those that the paper reports."""
     printed = {policy: printed_blocks(policy) for policy in PRINTED_POLICIES}
     yield "## Blocks per server"
     yield (
         "On an A100 and on a MIG; ranges are over the runs. The paper reports "
         + " and ".join(f"{a} and {b} for {LABELS[policy]}" for policy, (a, b) in printed.items())
-        + ", and does not say for which setting."
+        + ", and does not state for which setting."
     )
     for variant in (CLOSEST, STATED):
         rows = []
@@ -188,7 +196,9 @@ def _range(held: list[dict[str, int]], kind: str) -> str:
 
 
 def run_time_table(results: Results) -> str:
-    """Seconds of deciding per run of 100 requests, placement and routes; the paper's MATLAB beside them."""
+    """Returns a table of the processor time (ms) of all decisions in a run of 100 requests, and of the
+    paper's MATLAB.
+    """
     rows = []
     groups = {"clustered": PLACES[:3], **{place: (place,) for place in PLACES[3:]}}
     for group, places in groups.items():

@@ -1,8 +1,9 @@
-"""Placements between PETALS and CG-BP: every step from one to the other can be taken alone.
+"""Placements between PETALS and CG-BP, which differ in three steps. Each step can be made alone.
 
-The steps are the order in which servers choose, the number of blocks that each takes (with the cache
-room that goes with it), and the rule by which it chooses its window. None of them is PETALS' placement,
-order alone is Optimized Order, number alone Optimized Number, all three are CG-BP.
+The steps are the order in which servers choose, the number of blocks that each holds (with the cache room
+that goes with it), and the rule by which it chooses its window, the range of its blocks. Without any step the
+placement is that of PETALS, with order alone it is Optimized Order, with number alone Optimized Number, and
+with all three CG-BP.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ _DUMMY_EXTRA_S = 1e-3
 
 
 def place_with(problem: Problem, steps: Collection[str], design_concurrency: int) -> Placement:
-    """PETALS' placement with those ``STEPS`` taken from CG-BP for |R| = ``design_concurrency``.
+    """Returns PETALS' placement with those ``steps`` done as in CG-BP, for |R| = ``design_concurrency``.
 
-    Raises ``InfeasiblePlacement`` if some block stays without a server.
+    Raises ``InfeasiblePlacement`` if a block has no server.
     """
     of_cgbp = block_counts(problem, design_concurrency)
     counts = of_cgbp if "number" in steps else petals_block_counts(problem)
@@ -59,10 +60,12 @@ def _cgbp_ranges(
     order: Sequence[int],
     design_concurrency: int,
 ) -> tuple[BlockRange, ...]:
-    """CG-BP's window rule (Alg. 1, lines 4-9) for given counts, cache rooms and order.
+    """Returns the ranges that CG-BP's window rule (Alg. 1, lines 4-9) chooses for given counts, cache rooms
+    and order.
 
-    While some block has room for fewer than |R| sessions: of the windows with such a block the one with
-    the largest sum of T_b, lowest first; after that the one with the smallest sorted capacities.
+    While a block has room for fewer than |R| sessions, the rule chooses, of the windows with such a block,
+    the one with the largest sum of T_b; of equals the lowest. After that it chooses the window with the
+    smallest sorted capacities.
     """
     n_blocks = problem.model.n_blocks
     times_s = amortized_s(problem, counts)

@@ -1,1 +1,1 @@
-"""``testbed up --runs``: one scenario run with several seeds."""
+"""``testbed up --runs``: runs one scenario with several seeds."""

@@ -1,4 +1,6 @@
-"""``testbed up --runs``: one run after the other, a seed each; means over them as `testbed simulate --runs` has them."""
+"""``testbed up --runs``: does one run per seed, and prints the means over them, as `testbed simulate --runs`
+does.
+"""
 
 from __future__ import annotations
 
@@ -37,14 +39,15 @@ def seeds_command(
     *,
     as_json: bool,
 ) -> int:
-    """Run ``n_runs`` seeds, each into a folder of ``out``; returns the exit code: 0 only if all requests of all completed.
+    """Run the scenario with ``n_runs`` seeds, each into its own folder in ``out``, and print the means.
 
-    A run that breaks is told with its reason and left out of the means. After Ctrl-C the table is of the runs that came
-    to their end. Raises ``UserError`` for what no seed can have, and if all runs are one and the same; ``RunError`` if none
-    came to a result.
+    Returns the exit code: 0 only if all requests of all runs completed. A run that fails is reported with its
+    reason and left out of the means. After Ctrl-C the means are over the runs that have ended. Raises
+    ``UserError`` for settings that no seed can run, if no seed has a placement, and if all runs are equal;
+    ``RunError`` if no run has a result.
     """
     if options.hold or options.page_port is not None:
-        raise UserError("--hold and --page are for one run: leave them out, or --runs")
+        raise UserError("--hold and --page are for one run: leave out either these or --runs")
     rows: list[dict[str, Any]] = []
     prints: list[Any] = []
     code, drawn = 0, None
@@ -62,7 +65,7 @@ def seeds_command(
             code = EXIT_INTERRUPTED
             break
         code = code if is_whole else 1
-        say(f"seed {row['seed']}: {_told(row)} ({len(rows) + 1} of {n_runs} runs)")
+        say(f"seed {row['seed']}: {_outcome(row)} ({len(rows) + 1} of {n_runs} runs)")
         rows.append(row)
         prints.append(fingerprint(case, row))
     if code == EXIT_INTERRUPTED:
@@ -83,9 +86,9 @@ def seeds_command(
 
 
 def _run(case: Case, out: Path, options: UpOptions) -> tuple[dict[str, Any] | None, bool]:
-    """The object of one run, ``None`` if it was interrupted, and whether all its requests completed.
+    """Do one run. Returns its result (None if it was interrupted), and whether all its requests completed.
 
-    Raises ``UserError`` for what lets no run begin, whatever its seed.
+    Raises ``UserError`` for settings that no seed can run.
     """
     experiment = case.experiment
     stage = choose_stage(experiment)
@@ -116,7 +119,7 @@ def _run(case: Case, out: Path, options: UpOptions) -> tuple[dict[str, Any] | No
     return answer(Simulation(case, EMULATED, clock, stage.why, error=why)), False
 
 
-def _told(row: dict[str, Any]) -> str:
+def _outcome(row: dict[str, Any]) -> str:
     if not row["feasible"]:
         return str(row["error"]).partition(": ")[2]
     return f"{row['n_completed']:,} of {row['n_requests']:,} requests completed"

@@ -1,9 +1,13 @@
 """`testbed sweep`: one scenario over axes of its keys, policies and seeds.
 
-- ``axes``: values of keys and their combinations; ``study``: what a study file or the command line asks for
-- ``runs``: one run, from its keys to its measures, in a process that does many; ``measures``: the columns that result
-- ``pool``: executors, which have runs done by workers; ``store``: what is measured, line by line; ``progress``
-- ``table``: ``results.parquet``; ``contrast``: means and paired differences with intervals
-- ``documents``, ``figures``, ``webpage``: what is written of them; ``disk`` helps
-- ``command``: puts it together
+- ``axes``: values of keys and their combinations; ``study``: the study that a file or the command line
+  describes
+- ``runs``: one run, from its keys to its measures; ``measures``: the measures, which are columns of the
+  results
+- ``pool``: executors, which hand runs to workers; ``on_ray``: the executor that uses a Ray cluster
+- ``store``: the results on disk, one line per run; ``progress``: the progress bar
+- ``table``: writes ``results.parquet``; ``contrast``: means and paired differences with intervals
+- ``documents``, ``figures``, ``webpage``: write tables, figures and ``index.html``; ``disk``: errors of the
+  disk
+- ``command``: the command, which uses all of these
 """

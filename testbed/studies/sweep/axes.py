@@ -1,4 +1,6 @@
-"""Axes: the values that a key takes, or several keys together, and how people write them."""
+"""Axes: the values of one key, or of several keys that change together, and the syntax in which users write
+them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from testbed.errors import UserError
 from testbed.scenario.sources import value_of
 
 POLICY = "policy"
-"""The axis that is no key of a scenario: policies by name."""
+"""The one axis that is not a key of the scenario file: its values are names of policies."""
 SEED = "seed"
 MAX_VALUES = 100_000
 _OWN_WORDS = {
@@ -25,12 +27,15 @@ _OWN_WORDS = {
 }
 
 Point = dict[str, str]
-"""By key the value as ``--set`` takes it; policies under ``POLICY``."""
+"""One combination of values: key -> value as text, in the syntax of ``--set``."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """``values`` has a text for each of ``keys``; several keys change together. ``is_drawn``: points of a design."""
+    """The values of one or more keys. Each of ``values`` has one text per key: several keys change together.
+
+    ``is_drawn``: the values are points of a random or Sobol design.
+    """
 
     keys: tuple[str, ...]
     values: tuple[tuple[str, ...], ...]
@@ -43,7 +48,10 @@ class Axis:
 
 @dataclass(frozen=True)
 class Span:
-    """Where a design draws a key's values: from ``low`` to ``high``, evenly in their logarithm if ``log``."""
+    """The range from which a design draws a key's values, uniformly, or log-uniformly if ``log``.
+
+    ``integer``: only integers are drawn; then ``high`` itself can be drawn, too.
+    """
 
     low: float
     high: float
@@ -51,7 +59,10 @@ class Span:
     integer: bool = False
 
     def at(self, share: float) -> str:
-        """The value at ``share``, from 0 to 1 exclusive, with six digits: the same text on every machine."""
+        """Returns the value at ``share`` of the range (0 <= ``share`` < 1) as text.
+
+        Values that are not integers have six digits, so that the text is the same on every machine.
+        """
         if self.integer:
             steps = int(self.high) - int(self.low) + 1
             if self.log:
@@ -67,12 +78,13 @@ class Span:
 
 
 def parse_over(text: str) -> Axis:
-    """``KEY=VALUES`` of the command line. Raises ``UserError``."""
+    """Parses ``KEY=VALUES`` of the command line. Raises ``UserError`` if it has another form."""
     key, equals, values = text.partition("=")
     key = key.strip()
     if not equals or not key or not values.strip():
         raise UserError(
-            f"--over {text}: must have the form KEY=VALUES, for example workload.rate=0.1:2:0.1 or policy=petals,proposed"
+            f"--over {text}: must have the form KEY=VALUES, "
+            "for example workload.rate=0.1:2:0.1 or policy=petals,proposed"
         )
     found = [value for part in _split(values) for value in _values(part.strip(), f"--over {text}")]
     return checked_axis((key,), [(value,) for value in found], f"--over {text}")
@@ -81,7 +93,11 @@ def parse_over(text: str) -> Axis:
 def checked_axis(
     keys: Sequence[str], values: Sequence[tuple[str, ...]], where: str, *, is_drawn: bool = False
 ) -> Axis:
-    """An axis with values, each of them once, of keys that axes may have. Raises ``UserError`` that begins with ``where``."""
+    """Returns the axis, after checking it.
+
+    Raises ``UserError``, with a message that begins with ``where``, if there are no values, if a value occurs
+    twice, or if an axis must not have one of the keys.
+    """
     for key in keys:
         if key in _OWN_WORDS:
             raise UserError(f"{where}: {_OWN_WORDS[key]}")
@@ -89,15 +105,19 @@ def checked_axis(
         raise UserError(f"{where}: there are no values; give at least one")
     seen: set[str] = set()
     for value in values:
-        said = json.dumps([value_of(text) for text in value], default=str)
-        if said in seen:
+        as_json = json.dumps([value_of(text) for text in value], default=str)
+        if as_json in seen:
             raise UserError(f"{where}: {', '.join(value)} is given twice; leave one out")
-        seen.add(said)
+        seen.add(as_json)
     return Axis(tuple(keys), tuple(values), is_drawn)
 
 
 def value_range(text: str, where: str) -> list[str]:
-    """``start:stop:step`` with its end, in decimals: no value drifts. Raises ``UserError``."""
+    """Returns the values of ``start:stop:step``, ``stop`` included, as texts.
+
+    They are computed in decimal arithmetic, without rounding errors. Raises ``UserError`` if the range is
+    malformed, empty or too long.
+    """
     parts = text.split(":")
     if len(parts) != 3:
         raise UserError(f'{where}: the range "{text}" must be start:stop:step, for example 0.1:2:0.1')
@@ -109,7 +129,9 @@ def value_range(text: str, where: str) -> list[str]:
         raise UserError(f'{where}: the range "{text}" needs finite numbers and a step other than 0')
     n_steps = (stop - start) / step
     if n_steps < 0:
-        raise UserError(f'{where}: the range "{text}" is empty; turn it round, or the sign of its step')
+        raise UserError(
+            f'{where}: the range "{text}" is empty; exchange start and stop, or change the sign of the step'
+        )
     if n_steps >= MAX_VALUES:
         raise UserError(f'{where}: the range "{text}" has more than {MAX_VALUES:,} values; take larger steps')
     return [_decimal(start + i * step) for i in range(int(n_steps) + 1)]
@@ -118,12 +140,16 @@ def value_range(text: str, where: str) -> list[str]:
 def drawn_axis(
     kind: Literal["random", "sobol"], n_points: int, seed: int, spans: Mapping[str, Span], where: str
 ) -> Axis:
-    """``n_points`` points in ``spans``, the same for the same seed; those that come out equal count once."""
+    """Returns an axis of ``n_points`` points drawn from ``spans``; the same seed gives the same points.
+
+    ``kind``: independent uniform draws, or a scrambled Sobol sequence. Points that are equal as text are kept
+    once. Raises ``UserError`` for a span from which nothing can be drawn.
+    """
     for key, span in spans.items():
         if span.low >= span.high:
             raise UserError(f"{where}: {key} is empty: low must be less than high")
         if span.log and span.low <= 0:
-            raise UserError(f"{where}: {key} has no logarithm at {span.low:g}; let low be more than 0")
+            raise UserError(f"{where}: {key} has log, so low must be more than 0, not {span.low:g}")
         if span.integer and not (float(span.low).is_integer() and float(span.high).is_integer()):
             raise UserError(f"{where}: {key} is an integer, so low and high must be whole numbers")
     if kind == "sobol":
@@ -139,13 +165,13 @@ def drawn_axis(
 
 
 def combined(axes: Sequence[Axis]) -> Iterator[Point]:
-    """Every combination of values, in the order of the axes, the last one fastest."""
+    """Yields every combination of the axes' values; the last axis varies fastest."""
     for combination in product(*(axis.points for axis in axes)):
         yield {key: text for part in combination for key, text in part.items()}
 
 
 def toml_text(value: Any) -> str:
-    """A value of a TOML file as text that ``--set`` reads to the same value."""
+    """Returns a value of a TOML file as text that ``--set`` parses to the same value."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
@@ -162,7 +188,7 @@ _RANGE = re.compile(r"[\s\d.eE+-]*\d[\s\d.eE+-]*:.*")
 
 def _values(text: str, where: str) -> list[str]:
     if not text:
-        raise UserError(f"{where}: a value is empty; take the comma out")
+        raise UserError(f"{where}: a value is empty; remove the comma")
     return value_range(text, where) if _RANGE.fullmatch(text) else [text]
 
 
@@ -171,7 +197,7 @@ def _decimal(value: Decimal) -> str:
 
 
 def _split(text: str) -> list[str]:
-    """At commas outside of brackets and quotes."""
+    """Splits ``text`` at the commas that are outside of brackets and quotes."""
     parts, depth, quote = [""], 0, ""
     for char in text:
         if quote:

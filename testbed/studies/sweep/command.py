@@ -1,4 +1,6 @@
-"""``testbed sweep``: runs what is missing, then writes the table of all runs, means, figures and a page."""
+"""``testbed sweep``: does the runs that are missing, then writes a table of all runs, means, figures and a
+page.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ _MOST_TRIED = 20
 
 
 class Task(NamedTuple):
-    """A run with its place in the study."""
+    """A run and the point of the study that it belongs to."""
 
     point: Point
     run: Run
@@ -48,10 +50,12 @@ class Task(NamedTuple):
 def sweep_command(
     target: str, options: Options, out: Path, executor: str, jobs: int | None
 ) -> tuple[dict[str, Any], str, int]:
-    """Run, or go on with, a study; the answer for ``--json``, the text for people, the exit code (1: a run failed).
+    """Do a study, or continue one whose folder ``out`` has some of the runs already.
 
-    Raises ``UserError`` for what makes no sense and for a folder with anything else in it; ``RunError`` if a worker dies
-    or the disk is full or read-only. What was measured until then is kept.
+    ``executor``: ``local`` or ``ray``. ``jobs``: how many workers (None: one per CPU). Returns the object for
+    ``--json``, the text for the terminal, and the exit code (1 if a run failed). Raises ``UserError`` for
+    invalid options and if ``out`` holds anything else; ``RunError`` if a worker dies or the disk is full or
+    read-only. Results stored until then are kept.
     """
     began_at_s = time.monotonic()
     if executor not in EXECUTORS:
@@ -61,17 +65,19 @@ def sweep_command(
     study = read_study(target, options)
     if study.engine == REAL and jobs not in (None, 1):
         raise UserError(
-            "runs in real time measure this machine, one at a time: leave out --jobs, or --engine real"
+            "runs in real time measure this machine, so only one runs at a time: leave out --jobs or "
+            "--engine real"
         )
     if study.engine == REAL and executor != LOCAL:
         raise UserError(
-            f"runs in real time measure this machine: leave out --executor {executor}, or --engine real"
+            f"runs in real time measure this machine: leave out --executor {executor} or --engine real"
         )
     workers = _ray(jobs) if executor == RAY else Local(1 if study.engine == REAL else jobs or n_cpus())
     n_runs = study.n_points * max(len(study.policies), 1) * study.n_runs
     if n_runs > MAX_RUNS:
         raise UserError(
-            f"the study has {n_runs:,} runs, and {MAX_RUNS:,} are the most; give fewer values or --runs"
+            f"the study has {n_runs:,} runs, but at most {MAX_RUNS:,} are allowed; give fewer values or a "
+            "smaller --runs"
         )
     with sigterm_as_ctrl_c(), measured(study, out, workers) as (rows, seeds, n_computed, own_s):
         computed_s = time.monotonic() - began_at_s
@@ -95,12 +101,16 @@ def sweep_command(
     }
     text = [f"{n_runs} runs: {n_computed} computed in {computed_s:.1f} s, {answer['n_found']} found in {out}"]
     text += [f"{count} x {reason}" for reason, count in _reasons(rows)]
-    text.append(f"{out / PAGE} shows them; {out / RESULTS} has a row per run")
+    text.append(f"{out / PAGE} shows the results; {out / RESULTS} has a row per run")
     return answer, "\n".join(text), 1 if statuses[FAILED] else 0
 
 
 class Measured(NamedTuple):
-    """A row per run of a study with these ``seeds``, how many were computed now, and the real seconds of these runs themselves."""
+    """The results of a study: one row per run, and the seeds.
+
+    ``n_computed``: how many of the runs this command did. ``own_s``: the sum of their durations in real
+    seconds.
+    """
 
     rows: list[Row]
     seeds: range
@@ -110,9 +120,10 @@ class Measured(NamedTuple):
 
 @contextmanager
 def measured(study: Study, out: Path, workers: Executor) -> Iterator[Measured]:
-    """The runs of ``study``: what the folder ``out`` has of them, and what is missing, which is stored there.
+    """Yields the results of ``study``: reads those that the folder ``out`` has, computes and stores the
+    missing ones.
 
-    While the body runs, the folder is this process's alone. Raises as ``sweep_command``.
+    The folder is locked against other commands until the body ends. Raises the errors of ``sweep_command``.
     """
     seeds = _checked_seeds(study)
     groups = [
@@ -129,7 +140,8 @@ def measured(study: Study, out: Path, workers: Executor) -> Iterator[Measured]:
 def _ray(jobs: int | None) -> Executor:
     if find_spec("ray") is None:
         raise UserError(
-            "--executor ray needs what is not installed here (ray): pip install '.[ray]' in the checkout"
+            "--executor ray needs the package ray, which is not installed: pip install '.[ray]' in the "
+            "checkout"
         )
     from testbed.studies.sweep.on_ray import OnRay
 
@@ -137,7 +149,10 @@ def _ray(jobs: int | None) -> Executor:
 
 
 def _checked_seeds(study: Study) -> range:
-    """The seeds of the runs, once every key and every value of an axis can be read. Raises ``UserError``."""
+    """Returns the seeds of the runs, after checking that the scenario accepts each value of each axis.
+
+    Raises ``UserError`` for the first value that it does not accept.
+    """
     seed = study.seed
     if seed is None:
         seed = load_experiment(study.target, study.fixed).seed
@@ -146,7 +161,7 @@ def _checked_seeds(study: Study) -> range:
     setup = study.setup()
     first = {key: text for axis in study.axes for key, text in axis.points[0].items()}
     for axis in study.axes:
-        if axis.is_drawn:  # a draw may meet what no scenario can be; not all of them may
+        if axis.is_drawn:  # some drawn points may be invalid scenarios, but not all of them
             first |= _readable(study, [{**first, **point} for point in axis.points[:_MOST_TRIED]], seeds)
     for axis in study.axes:
         for point in () if axis.is_drawn else axis.points:
@@ -157,7 +172,9 @@ def _checked_seeds(study: Study) -> range:
 
 
 def _readable(study: Study, points: Sequence[Point], seeds: range) -> Point:
-    """The first of ``points`` that a scenario can be. Raises the first one's ``UserError`` if none can."""
+    """Returns the first of ``points`` that makes a valid scenario. Raises the first one's ``UserError`` if
+    none does.
+    """
     wrong: list[UserError] = []
     for point in points:
         try:
@@ -170,7 +187,11 @@ def _readable(study: Study, points: Sequence[Point], seeds: range) -> Point:
 
 
 def _claim(out: Path, study: Study) -> None:
-    """Make ``out`` the folder of ``study``, or see that it is. Values, policies and seeds may differ from before."""
+    """Make ``out`` the folder of ``study``, or check that it is one already.
+
+    An existing folder must be of the same scenario, keys and engine; values, policies and seeds may differ.
+    Raises ``UserError`` if it holds anything else.
+    """
     about = {"scenario": study.target, "axes": sorted(study.keys), "engine": study.engine}
     path = out / STUDY
     make_folder(out, (RUNS, STUDY, RESULTS, PAGE, *TABLES))
@@ -179,12 +200,13 @@ def _claim(out: Path, study: Study) -> None:
             before = json.loads(path.read_text(encoding="utf-8"))
             there = {key: before[key] for key in about}
         except (OSError, ValueError, TypeError, KeyError):
-            raise UserError(f"{path} cannot be read as a study's; choose another --out") from None
+            raise UserError(f"{path} does not describe a study; choose another --out") from None
         wrong = next((key for key in about if there[key] != about[key]), None)
         if wrong is not None:
             raise UserError(
-                f"{out} holds another study, with {wrong} {_shown(there[wrong])} and not {_shown(about[wrong])}; choose "
-                "another --out, or remove it"
+                f"{out} holds another study, with {wrong} {_shown(there[wrong])} and not "
+                f"{_shown(about[wrong])}; "
+                "choose another --out, or remove it"
             )
         return
     if any(out.iterdir()):
@@ -200,7 +222,10 @@ def _shown(value: Any) -> str:
 def _complete(
     study: Study, groups: Sequence[Sequence[Task]], lines: Lines, known: dict[str, Record], executor: Executor
 ) -> tuple[list[Row], int, float]:
-    """A row per task, how many of them were computed, and the real seconds of these runs themselves."""
+    """Do the runs that are not in ``known`` and store them in ``lines``.
+
+    Returns one row per task, how many were computed, and the sum of their durations in real seconds.
+    """
     n_tasks, n_computed, own_s = sum(map(len, groups)), 0, 0.0
     done: dict[Run, Record] = {}
     runs = [[task.run for task in group] for group in groups]
@@ -229,7 +254,7 @@ def _complete(
 
 
 def _reasons(rows: Sequence[Row]) -> list[tuple[str, int]]:
-    """Why runs have no result, the commonest first."""
+    """Returns the reasons why runs have no result, each with its count, the most frequent first."""
     why = Counter(f"{row.record.status}: {row.record.reason}" for row in rows if row.record.status != OK)
     return why.most_common(_MOST_REASONS)
 
@@ -255,7 +280,7 @@ def _write(out: Path, study: Study, seeds: range, rows: Sequence[Row]) -> list[P
 
 
 def _about(study: Study, seeds: range) -> list[str]:
-    """What the table is, in words."""
+    """Returns the paragraphs above the table: description, setting, and what the numbers mean."""
     setting = f"Scenario {study.target}, engine {study.engine}, "
     setting += f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}"
     if study.fixed:
@@ -265,8 +290,10 @@ def _about(study: Study, seeds: range) -> list[str]:
             f"; objectives {', '.join(f'{name} {limit:g} s' for name, limit in study.objectives.items())}"
         )
     means = (
-        "Means over runs ± the half-width of their 95 % interval (Student's t). Differences are paired, seed by seed: the "
-        "same seed gives every policy the same requests. Unresolved: the interval of the difference holds 0."
+        "Means over runs ± the half-width of their 95 % interval (Student's t). Differences are paired, "
+        "seed by seed: "
+        "the same seed gives every policy the same requests. Unresolved: the interval of the difference "
+        "contains 0."
     )
     return [*([study.description] if study.description else []), setting + ".", means]
 

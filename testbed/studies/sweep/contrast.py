@@ -1,4 +1,4 @@
-"""Means over seeds, and what a policy has over another on the same seeds, with 95 % intervals."""
+"""Means over seeds, and paired differences between policies on the same seeds, with 95 % intervals."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ BETTER, WORSE, UNRESOLVED, EQUAL = "better", "worse", "unresolved", "equal"
 
 
 class Difference(NamedTuple):
-    """Mean of (policy - baseline) over ``n`` seeds that both have; ``ratio`` to the baseline's mean over these.
+    """Mean of (policy - baseline) over the ``n`` seeds for which both have a value, and its 95 % half-width.
 
-    ``verdict``: ``BETTER`` or ``WORSE`` if the interval leaves 0 out, ``UNRESOLVED`` if it holds 0, ``EQUAL`` if
-    every pair is; without an interval ``None``.
+    ``ratio``: ``mean`` divided by the baseline's mean over the same seeds; None if that is 0. ``verdict``:
+    ``BETTER`` or ``WORSE`` if the interval does not contain 0, ``UNRESOLVED`` if it does, ``EQUAL`` if the
+    two values are equal for every seed, None without an interval (a half-width of nan).
     """
 
     mean: float
@@ -30,7 +31,7 @@ class Difference(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A point under a policy: its runs in the order of their seeds."""
+    """One point of the study under one policy: its runs, sorted by seed."""
 
     point: Point
     policy: str
@@ -41,13 +42,19 @@ class Cell(NamedTuple):
         return sum(row.record.status == OK for row in self.rows)
 
     def mean(self, measure: str) -> Mean | None:
-        """Over the runs that have it. Runs that are all the same have no interval (nan): no seed changes anything."""
+        """Returns the mean over the runs that have a value, or None if none has.
+
+        If all runs measured the same, the half-width is nan: the seeds then change nothing, and there is no
+        spread to estimate.
+        """
         values = [value for row in self.rows if (value := row.value(measure)) is not None]
         found = mean_of(values, _share(self.rows))
         return found._replace(half_width=math.nan) if found and _is_one_run(self.rows) else found
 
     def against(self, baseline: Cell, measure: str) -> Difference | None:
-        """The paired difference to ``baseline``, a cell of the same point; ``None`` without a seed that both have."""
+        """Returns the paired difference to ``baseline``, a cell of the same point. None if they share no
+        seed.
+        """
         of_base = {row.seed: row.value(measure) for row in baseline.rows}
         pairs = [
             (value, base)
@@ -71,7 +78,7 @@ class Cell(NamedTuple):
 
 
 def cells_of(rows: Sequence[Row]) -> list[Cell]:
-    """In the order in which points and policies come; the runs of each by seed."""
+    """Groups rows by point and policy, in the order of their first rows."""
     by_place: dict[tuple[tuple[tuple[str, str], ...], str], list[Row]] = {}
     for row in rows:
         by_place.setdefault((tuple(row.at.items()), row.policy), []).append(row)
@@ -82,7 +89,7 @@ def cells_of(rows: Sequence[Row]) -> list[Cell]:
 
 
 def baselines(cells: Sequence[Cell], policy: str) -> Mapping[tuple[str, ...], Cell]:
-    """The cells of the policy that others are compared with, by the texts of their points."""
+    """Returns the cells of ``policy``, the baseline, by the values of their points."""
     return {tuple(cell.point.values()): cell for cell in cells if cell.policy == policy}
 
 
@@ -91,5 +98,5 @@ def _share(rows: Sequence[Row]) -> float:
 
 
 def _is_one_run(rows: Sequence[Row]) -> bool:
-    """Every run is a replay of the first."""
+    """Whether all of several runs measured exactly the same."""
     return len(rows) > 1 and all(row.record.measures == rows[0].record.measures for row in rows)

@@ -1,4 +1,4 @@
-"""What a disk can do to the output folder, as one sentence for the user."""
+"""Errors of the file system in an output folder, as one sentence for the user."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ FIGURES = "figures"
 
 
 def make_folder(out: Path, documents: Iterable[str]) -> None:
-    """Make ``out`` and see that ``documents`` and figures can be written there, before anything is computed for it.
+    """Make the folder ``out`` and check, before anything is computed, that ``documents`` and figures can be
+    written.
 
-    Raises ``UserError`` if a file is where a folder belongs, a folder where a file does, or nothing can be written
-    there; ``RunError`` if the folder cannot be made all the same.
+    Raises ``UserError`` if a file is in the place of a folder or a folder in the place of a file, or if the
+    folder is not writable; ``RunError`` for any other error of the file system.
     """
     check_writable(out)
     with writing(out):
@@ -30,17 +31,24 @@ def make_folder(out: Path, documents: Iterable[str]) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Writing ``path``: an ``OSError`` in the body becomes ``UserError`` or ``RunError``, as in ``make_folder``."""
+    """Turns an ``OSError`` in the body, which writes ``path``, into a sentence for the user.
+
+    Raises ``UserError`` if a file is in the place of a folder or the reverse, ``RunError`` for any other
+    error.
+    """
     try:
         yield
     except (IsADirectoryError, NotADirectoryError, FileExistsError) as error:
         raise UserError(
-            f"{path}: something of another kind is in its place ({error.strerror}); {_REMEDY}"
+            f"{path}: a file is in the place of a folder, or a folder in the place of a file "
+            f"({error.strerror}); "
+            f"{_REMEDY}"
         ) from None
     except OSError as error:
         raise RunError(
-            f"{path}: cannot be written ({error.strerror or error}); mend that, and the same command goes on with "
-            "the runs that are done"
+            f"{path}: cannot be written ({error.strerror or error}); once that is fixed, run the same "
+            "command again: "
+            "it keeps the runs that are done"
         ) from None
 
 

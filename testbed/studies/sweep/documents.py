@@ -1,4 +1,4 @@
-"""Means and differences as tables: Markdown and LaTeX to read, CSV to compute with."""
+"""Tables of means and differences: Markdown and LaTeX for people, CSV with all digits for programs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,11 @@ _LATEX = str.maketrans(
 
 
 def header_and_rows(study: Study, cells: Sequence[Cell]) -> tuple[list[str], list[list[str]]]:
-    """What people read: keys, policy, runs, then for every metric its mean and the difference to the baseline."""
+    """Returns the table for people: keys, policy, runs, then every metric's mean and its difference to the
+    baseline.
+
+    The columns of differences are left out if there is no policy but the baseline.
+    """
     baseline = baseline_of(study, cells)
     of_base = baselines(cells, baseline)
     is_compared = any(cell.policy != baseline for cell in cells)
@@ -53,18 +57,18 @@ def header_and_rows(study: Study, cells: Sequence[Cell]) -> tuple[list[str], lis
 
 
 def baseline_of(study: Study, cells: Sequence[Cell]) -> str:
-    """The policy that others are compared with."""
+    """Returns the policy that others are compared with: the study's baseline, or else its first policy."""
     return study.baseline or (study.policies[0] if study.policies else cells[0].policy)
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Bars in cells are escaped."""
+    """Returns a Markdown table; bars in cells are escaped."""
     lines = [header, ["---"] * len(header), *rows]
     return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
 
 
 def latex(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A ``tabular`` that needs no package."""
+    """Returns a LaTeX ``tabular`` that needs no package."""
     lines = [f"\\begin{{tabular}}{{{'l' * len(header)}}}", "\\hline"]
     lines += [_latex_line(header), "\\hline", *map(_latex_line, rows), "\\hline", "\\end{tabular}"]
     return "\n".join(lines) + "\n"
@@ -75,7 +79,10 @@ def _latex_line(cells: Sequence[str]) -> str:
 
 
 def csv_text(study: Study, cells: Sequence[Cell]) -> str:
-    """Every measure of the study in full digits; what is not there is empty. ``_ci95`` are half-widths."""
+    """Returns a CSV table with every measure of the study, in full digits.
+
+    A missing value is an empty cell. Columns with ``_ci95`` are half-widths of 95 % intervals.
+    """
     of_base = baselines(cells, baseline_of(study, cells))
     names = ("", "_ci95", "_difference", "_difference_ci95", "_ratio", "_verdict")
     out = StringIO()
@@ -101,7 +108,12 @@ def _cell(value: float | None) -> str:
 
 
 def number(mean: Mean | Difference | None, sign: str = "") -> str:
-    """A mean ± half-width, with as many digits as the half-width gives a meaning to."""
+    """Returns ``mean ± half-width`` as text.
+
+    It has two significant digits of the half-width, but no more than four of the larger of the two.
+    Without an interval it is the mean alone, with four significant digits; ``-`` if there is no mean.
+    ``sign``: the sign option of the format, for example ``+``.
+    """
     if mean is None:
         return "-"
     if math.isnan(mean.half_width) or mean.half_width <= 1e-9 * abs(mean.mean):  # no more than rounding
@@ -116,7 +128,10 @@ def number(mean: Mean | Difference | None, sign: str = "") -> str:
 
 
 def difference(found: Difference | None) -> str:
-    """``+0.12 ± 0.03 (+4 %), worse``; ``equal`` alone, since rounding is no difference."""
+    """Returns a difference as text, for example ``+0.12 ± 0.03 (+4.0 %), worse``.
+
+    Differences that are only rounding errors are shown as ``equal``, without numbers; ``-`` if there is none.
+    """
     if found is None:
         return "-"
     if found.verdict == EQUAL:

@@ -1,4 +1,4 @@
-"""Figures of a sweep, as PNG and PDF: metrics over axes, two axes as a map, two metrics as a front."""
+"""Figures of a sweep, as PNG and PDF: metrics over axes, maps over two axes, and a Pareto front."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from testbed.studies.sweep.study import Study
 from testbed.studies.sweep.table import Scalar, typed
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999933")
-"""Okabe and Ito's, mostly; with the markers they can be told apart without colour."""
+"""Mostly the palette of Okabe and Ito. The markers distinguish policies where colours do not."""
 MARKERS = "oDs^vPX*"
 MOST_PANELS = 6
 MOST_LABELLED = 100
-"""Squares of a map that have their number written in them."""
+"""A map with at most so many squares has its numbers written in them."""
 _LOG_RATIO = 20
 _PNG_DPI = 120
 
 
 class Figure(NamedTuple):
-    """A drawn figure for a page. ``name`` is the file's, without its ending."""
+    """A drawn figure. ``name``: its file's name without the suffix."""
 
     name: str
     caption: str
@@ -36,7 +36,11 @@ class Figure(NamedTuple):
 
 
 def draw_figures(out: Path, study: Study, cells: Sequence[Cell]) -> list[tuple[Path, str]]:
-    """Draw all figures into the folder ``figures`` of ``out``: (PNG, caption). Raises ``RunError``."""
+    """Draw all figures into the folder ``figures`` of ``out``.
+
+    Returns (path of the PNG, caption) for each. Raises ``UserError`` or ``RunError`` if they cannot be
+    written.
+    """
     folder = out / FIGURES
     drawn: list[tuple[Path, str]] = []
     with writing(folder):
@@ -57,7 +61,7 @@ def _figures(plt: Any, study: Study, cells: Sequence[Cell]) -> Iterator[Figure]:
             if len(axis.values) < 2:
                 continue
             for number, key in enumerate(axis.keys):
-                if axis.is_drawn or number == 0:  # keys that change together have one order
+                if axis.is_drawn or number == 0:  # keys that change together need only one figure
                     yield _over(plt, study, cells, metric, axis, key, values)
     grid = [axis for axis in study.axes if len(axis.values) > 1 and not axis.is_drawn][:2]
     if len(grid) == 2:
@@ -69,14 +73,14 @@ def _figures(plt: Any, study: Study, cells: Sequence[Cell]) -> Iterator[Figure]:
 
 
 def _policies(cells: Sequence[Cell]) -> dict[str, dict[str, Any]]:
-    """How each policy is drawn."""
+    """Returns the style of each policy's lines and markers, as keyword arguments of ``Axes.plot``."""
     names = list(dict.fromkeys(cell.policy for cell in cells))
     return {
         name: {
             "color": COLOURS[i % len(COLOURS)],
             "marker": MARKERS[i % len(MARKERS)],
             "label": name,
-            # One that hides another of the same values is smaller.
+            # Later policies are drawn smaller, so that they do not hide earlier ones with the same values.
             "markersize": max(7.5 - i, 3.5),
             "linewidth": max(2.2 - 0.3 * i, 1.0),
         }
@@ -93,7 +97,11 @@ def _over(
     key: str,
     values: Mapping[str, Mapping[str, Scalar]],
 ) -> Figure:
-    """``metric`` over ``key``: a line per policy with the interval as a band; a panel per combination of other axes."""
+    """Draws ``metric`` over ``key``: one line per policy, with the interval as a band.
+
+    There is one panel per combination of the other axes' values, at most ``MOST_PANELS``. Values of ``key``
+    that are not numbers, and points of a design, are not joined by a line and have error bars.
+    """
     others = [k for other in study.axes if other is not axis for k in other.keys]
     combos = list(dict.fromkeys(tuple(cell.point[k] for k in others) for cell in cells))
     shown = _spread(combos)
@@ -112,7 +120,7 @@ def _over(
         policies = _policies(cells)
         for number, (policy, look) in enumerate(policies.items()):
             own = [cell for cell in there if cell.policy == policy]
-            # Names have no order, and room beside each other.
+            # Values that are not numbers have room between them: policies are drawn side by side there.
             aside = 0.0 if is_number else 0.5 * ((number + 0.5) / len(policies) - 0.5)
             joined = is_number and not axis.is_drawn
             every += _line(axes, own, metric, key, place, look, joined=joined, aside=aside)
@@ -151,7 +159,10 @@ def _line(
     joined: bool,
     aside: float,
 ) -> list[float]:
-    """Draw a policy's means, ``joined`` by a line with a band, or with bars, ``aside`` of their place; answers them."""
+    """Draw one policy's means, with a line and a band if ``joined``, else with error bars. Returns the means.
+
+    ``aside``: horizontal shift of all points, in units of the axis.
+    """
     points = []
     for cell in cells:
         mean = cell.mean(metric)
@@ -173,7 +184,10 @@ def _line(
 
 
 def _scales(axes: Any, x: Sequence[float], y: Sequence[float]) -> None:
-    """Logarithmic where values differ a lot; else from 0. All panels share these."""
+    """Makes axes logarithmic whose values differ by more than a factor of ``_LOG_RATIO``; else y begins at 0.
+
+    All panels of a figure share their axes.
+    """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     plain = FuncFormatter(lambda value, _: f"{value:g}")
@@ -182,7 +196,7 @@ def _scales(axes: Any, x: Sequence[float], y: Sequence[float]) -> None:
         axes.xaxis.set_major_formatter(plain)
     if y and min(y) > 0 and max(y) / min(y) > _LOG_RATIO:
         axes.set_yscale("log")
-        # Not from the bands: those of few runs can reach below zero.
+        # The limits ignore the bands: with few runs these can reach below zero.
         axes.set_ylim(min(y) / 1.5, max(y) * 1.5)
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(plain)
@@ -192,7 +206,11 @@ def _scales(axes: Any, x: Sequence[float], y: Sequence[float]) -> None:
 
 
 def _map(plt: Any, study: Study, cells: Sequence[Cell], metric: str, across: Axis, up: Axis) -> Figure:
-    """Two axes as a map: the baseline's means, and how much more or less the others have."""
+    """Draws ``metric`` as a map over two axes: the baseline's means, and the other policies' differences in
+    percent.
+
+    Axes other than these two are held at their first values.
+    """
     others = [k for axis in study.axes if axis not in (across, up) for k in axis.keys]
     first = {k: cells[0].point[k] for k in others}
     there = [cell for cell in cells if all(cell.point[k] == text for k, text in first.items())]
@@ -244,7 +262,10 @@ def _map(plt: Any, study: Study, cells: Sequence[Cell], metric: str, across: Axi
     figure.tight_layout()
     caption = f"{_upper(label_of(metric))} over {', '.join(across.keys)} and {', '.join(up.keys)}"
     if len(policies) > 1:
-        caption += f"; of others than {policies[0]} the paired difference to it in percent, in brackets where it is unresolved"
+        caption += (
+            f"; for the others the paired difference to {policies[0]} in percent, in brackets where it is "
+            "unresolved"
+        )
     if any(len(axis.values) > 1 for axis in study.axes if axis not in (across, up)):
         caption += f"; at {', '.join(f'{k} = {_plain(v)}' for k, v in first.items())}"
     return Figure(_file(f"{metric}-map"), caption + ".", figure)
@@ -276,7 +297,9 @@ def _ticks(set_ticks: Any, axis: Axis) -> None:
 
 
 def _front(plt: Any, study: Study, cells: Sequence[Cell]) -> Figure:
-    """Every point under every policy by two metrics; a line joins what no other of its policy beats in both."""
+    """Draws each point under each policy by the study's two Pareto metrics; a line joins each policy's Pareto
+    front.
+    """
     across, up = study.pareto
     figure, axes = plt.subplots(figsize=(6.4, 4.2))
     found = [
@@ -300,21 +323,22 @@ def _front(plt: Any, study: Study, cells: Sequence[Cell]) -> Figure:
             markersize=10,
             markerfacecolor="none",
             markeredgecolor="#444444",
-            label="beaten by none",
+            label="front of all policies",
         )
     _scales(axes, [a for _, a, _ in found], [b for _, _, b in found])
     axes.set_xlabel(label_of(across))
     axes.set_ylabel(label_of(up))
     _legend(figure, axes)
     caption = (
-        f"{_upper(label_of(up))} against {label_of(across)}, a mark per point and policy (means over {_runs(study)}). "
-        "Lines join the Pareto front of each policy, rings are on that of all together."
+        f"{_upper(label_of(up))} against {label_of(across)}, a mark per point and policy "
+        f"(means over {_runs(study)}). "
+        "Lines join the Pareto front of each policy; rings mark the front of all policies together."
     )
     return Figure("pareto", caption, figure)
 
 
 def _undominated(points: Sequence[tuple[float, float]], metrics: Sequence[str]) -> list[tuple[float, float]]:
-    """The points that no other is at least as good as in both metrics, and better in one."""
+    """Returns the Pareto front: points to which no other is at least equal in both metrics and better in one."""
     signs = [-1.0 if metric in HIGHER_IS_BETTER else 1.0 for metric in metrics]
     front: list[tuple[float, float]] = []
     least = math.inf
@@ -332,7 +356,7 @@ def _legend(figure: Any, axes: Any) -> None:
 
 
 def _spread(combos: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """At most ``MOST_PANELS`` of them, from the first to the last."""
+    """Returns at most ``MOST_PANELS`` of ``combos``, evenly spaced from the first to the last."""
     n = min(len(combos), MOST_PANELS)
     return [combos[round(i * (len(combos) - 1) / max(n - 1, 1))] for i in range(n)]
 

@@ -1,4 +1,4 @@
-"""What is measured of a run: the columns of ``results.parquet``, in scenario seconds."""
+"""The measures of a run, which are columns of ``results.parquet``. Times are in scenario seconds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MEASURES = (
     "concurrent_max",
     "design_concurrency",
 )
-"""Of every run; with objectives those of ``UNDER_OBJECTIVES`` come after them."""
+"""The measures of every run. A run with objectives has those of ``UNDER_OBJECTIVES``, too."""
 UNDER_OBJECTIVES = (GOODPUT, MET)
 HIGHER_IS_BETTER = frozenset(
     {"tokens_per_s", "decode_tokens_per_s", *UNDER_OBJECTIVES, "n_completed", "design_concurrency"}
@@ -56,10 +56,13 @@ LABELS = {
 
 
 def measures_of(simulation: Simulation, objectives: Mapping[str, float]) -> dict[str, float | int | None]:
-    """``MEASURES`` of a run that had a placement, and the goodput under ``objectives`` if there are any.
+    """Returns ``MEASURES`` of a run that had a placement, and ``UNDER_OBJECTIVES`` if there are
+    ``objectives``.
 
-    Times are over requests that came so far, ``token_gap_s`` over all tokens of all requests; tokens per second count those of
-    completed requests, from the first arrival to the last end, and decode tokens are all but a request's first.
+    ``objectives``: metric -> limit in seconds. Statistics of a time cover the requests that have it (a failed
+    request has only some); ``token_gap_s`` covers all gaps between tokens of all requests. Tokens per second
+    count the tokens of completed requests, over the time from the first arrival to the last end; decode
+    tokens are all but a request's first. A measure without any value is None.
     """
     assert simulation.placement is not None, "only feasible runs are measured"
     rows = request_rows(simulation)
@@ -86,9 +89,10 @@ def measures_of(simulation: Simulation, objectives: Mapping[str, float]) -> dict
 
 
 def _fairness(done: list[dict[str, Any]]) -> float | None:
-    """Mean time per token of the quarter of requests with the longest outputs over that of the shortest quarter.
+    """Returns the mean time per token of the quarter of requests with the longest outputs, divided by that of
+    the quarter with the shortest outputs.
 
-    Requests as long as others are taken in the order in which they came; ``None`` with fewer than four.
+    Requests of equal length keep their order of arrival. None if fewer than four requests were completed.
     """
     quarter = len(done) // 4
     if not quarter:
@@ -98,7 +102,7 @@ def _fairness(done: list[dict[str, Any]]) -> float | None:
 
 
 def label_of(measure: str) -> str:
-    """A measure in words, with its unit if it is a time."""
+    """Returns a measure's name in words, with its unit if it is a time."""
     for statistic in STATISTICS:
         time = measure.removesuffix(f"_{statistic}")
         if time in TIMES and time != measure:

@@ -1,7 +1,7 @@
 """Executor ``ray``: the workers are actors of a Ray cluster, one per CPU. Needs the extra ``[ray]``.
 
-A call to an actor does many tasks. Workers that are lost are replaced as far as the cluster has CPUs, and what they had not
-answered goes to others; nodes that join are used.
+One call to an actor does many tasks. A lost worker is replaced if the cluster has a CPU for a new one, and
+its unfinished tasks go to other workers. Nodes that join the cluster later are used, too.
 """
 
 from __future__ import annotations
@@ -28,27 +28,35 @@ R = TypeVar("R")
 S = TypeVar("S")
 
 CALL_S = 1.0
-"""A call has tasks for about so long, ``MAX_CALL`` at most; for longer where workers are more than ``MAX_CALLS_PER_S``."""
+"""Target duration of a call: it has as many tasks as take about so long, but at most ``MAX_CALL``.
+
+With more than ``MAX_CALLS_PER_S`` workers calls are longer.
+"""
 MAX_CALLS_PER_S = 100
-"""A call costs this process one to three milliseconds."""
+"""Limit on the calls of all workers together: each costs this process one to three milliseconds."""
 MAX_CALL = 1000
+"""The most tasks of one call."""
 AHEAD_S = 2.0
-"""A worker whose calls are shorter has a second one waiting, so that it never waits for this process."""
+"""A worker whose calls are shorter than this has a second one queued, so that it never waits for this
+process.
+"""
 LOOK_S = 1.0
-"""How often the cluster is asked for its CPUs."""
+"""How often the cluster is asked for its number of CPUs."""
 HEAD_S = 10.0
-"""A head that has not answered for this time is lost."""
+"""The cluster's head counts as lost after so long without a reply."""
 SILENCE_S = 30.0
-"""After so long without any worker the command says what it waits for."""
+"""After so long without any worker the command prints what it waits for."""
 MAX_FAILED_STARTS = 3
 _BY_PROCESS, _BY_MACHINE, _GIVEN_UP = 3, 2, 6
-"""A task is given up when its process died twice, or the machine was lost three times."""
+"""Points of suspicion that a task gets when its worker's process dies, or when its worker is lost in another
+way, for example with its machine. A task that has ``_GIVEN_UP`` points is given up.
+"""
 
 
 class OnRay:
-    """At most ``n_most`` workers, by default as many as the cluster has CPUs.
+    """The executor: at most ``n_most`` workers, by default as many as the cluster has CPUs.
 
-    The cluster is that of ``RAY_ADDRESS``, or the one that was started on this machine.
+    The cluster is the one at ``RAY_ADDRESS``, or else the one that was started on this machine.
     """
 
     def __init__(self, n_most: int | None = None) -> None:
@@ -62,7 +70,9 @@ class OnRay:
         groups: Sequence[Sequence[T]],
         lost: Callable[[T], R] | None = None,
     ) -> Generator[tuple[T, R], None, None]:
-        """As ``Executor.results``. Raises ``UserError`` if there is no cluster, or another version on its machines."""
+        """As ``Executor.results``. Raises ``UserError`` if there is no cluster, or if its machines have
+        another version of the testbed; ``RunError`` if the cluster's head is lost.
+        """
         with connected() as address, stop_asked_for() as asked:
             crew = _Crew(begin, setup, groups, lost, self._n_most, address)
             try:
@@ -76,42 +86,51 @@ class OnRay:
 
 
 class _Actor:
-    """What lives in a worker process. ``about`` is asked first: other versions may not understand the rest."""
+    """The part that runs in a worker process.
+
+    ``about`` is called first: another version of the testbed may not understand the other calls.
+    """
 
     def __init__(self) -> None:
         self._work: Callable[[Any], Any] | None = None
 
     def about(self) -> tuple[str, str]:
-        """The version that runs here, and the machine's address."""
+        """Returns the testbed's version on this machine, and the machine's address."""
         return code_version(), ray.util.get_node_ip_address()
 
     def begin(self, begin: Callable[[Any], Callable[[Any], Any]], setup: Any, folder: str) -> None:
-        with suppress(OSError):  # another machine need not have it: then only relative paths are not found
+        with suppress(OSError):  # another machine may lack the folder; only relative paths need it
             os.chdir(folder)
         self._work = begin(setup)
 
     def work(self, tasks: Sequence[Any]) -> tuple[float, list[Any], Exception | None]:
-        """Seconds that it took, the results in order, and what the task after the last of them raised."""
+        """Do tasks until one raises. Returns the real seconds, the results in order, and the exception, or
+        None.
+        """
         assert self._work is not None, "a worker begins before it works"
         began_at_s = time.monotonic()
         results: list[Any] = []
         try:
             for task in tasks:
                 results.append(self._work(task))
-        except Exception as error:  # raised again where the results are wanted
+        except Exception as error:  # raised again in the main process
             return time.monotonic() - began_at_s, results, error
         return time.monotonic() - began_at_s, results, None
 
 
 class _Call(NamedTuple):
-    """Tasks that a worker does with one call; none: it begins."""
+    """A call to an actor: its pending result, and the tasks that it does (none for ``about`` and ``begin``)."""
 
     ref: Any
     tasks: list[Any]
 
 
 class _Worker:
-    """An actor, and what is expected of it, in order."""
+    """An actor and its pending calls, the oldest first.
+
+    ``own``: the tasks that are reserved for it. ``task_s``: mean seconds per task in its last call; None
+    before that.
+    """
 
     def __init__(self) -> None:
         self.actor = ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(_Actor).remote()
@@ -123,7 +142,9 @@ class _Worker:
         self._n_most = 1
 
     def n_next(self, n_share: int, call_s: float) -> int:
-        """How many tasks its next call, of about ``call_s`` seconds, may have, not more than its share of what is left."""
+        """Returns how many tasks its next call may have: as many as take about ``call_s`` seconds, at most
+        ``n_share``.
+        """
         if self.task_s is not None:
             n_in_time = int(call_s / max(self.task_s, 1e-9))
             self._n_most = max(1, min(2 * self._n_most, MAX_CALL, n_in_time))
@@ -131,12 +152,12 @@ class _Worker:
 
     @property
     def n_ahead(self) -> int:
-        """How many calls it may have."""
+        """How many calls it may have pending."""
         return 2 if self.task_s is not None and self.task_s * self._n_most < AHEAD_S else 1
 
 
 class _Crew(Generic[T, R]):
-    """The workers that there are and the tasks that are left."""
+    """All workers, and the tasks that are left."""
 
     def __init__(
         self,
@@ -157,7 +178,7 @@ class _Crew(Generic[T, R]):
         self._n_failed_starts = 0
         self._look_at_s = time.monotonic()
         self._silent_at_s: float | None = None
-        self._says_at_s: float | None = self._look_at_s + SILENCE_S
+        self._warn_at_s: float | None = self._look_at_s + SILENCE_S
         self.n_left = sum(map(len, groups))
 
     @property
@@ -165,7 +186,7 @@ class _Crew(Generic[T, R]):
         return sum(worker.is_ready for worker in self._workers)
 
     def step(self) -> Iterator[tuple[T, R]]:
-        """Give out calls, wait at most ``POLL_S``, and answer what has come."""
+        """Send calls to workers, wait at most ``POLL_S`` for results, and yield those that have arrived."""
         if time.monotonic() >= self._look_at_s:
             self._look_at_s = time.monotonic() + LOOK_S
             if self._head_answers():
@@ -174,7 +195,7 @@ class _Crew(Generic[T, R]):
             while worker.is_ready and len(worker.calls) < worker.n_ahead and self._send_next(worker):
                 pass
         first = {worker.calls[0].ref: worker for worker in self._workers if worker.calls}
-        # One that is there ends the waiting; then all that are there are taken at once.
+        # The first call waits until one result has arrived, the second one collects all that have.
         if first and ray.wait(list(first), num_returns=1, timeout=POLL_S)[0]:
             for ref in ray.wait(list(first), num_returns=len(first), timeout=0)[0]:
                 yield from self._take(first[ref])
@@ -186,7 +207,11 @@ class _Crew(Generic[T, R]):
             ray.kill(worker.actor)
 
     def _head_answers(self) -> bool:
-        """Asked before Ray is, whose answer would take a minute and then end this process. Raises ``RunError`` if it is lost."""
+        """Whether the cluster's head replies. Raises ``RunError`` if it has not for ``HEAD_S``.
+
+        It is checked before Ray is called: without a head, Ray's calls block for a minute and then end this
+        process.
+        """
         if answers(self._address, LOOK_S):
             self._silent_at_s = None
             return True
@@ -194,29 +219,39 @@ class _Crew(Generic[T, R]):
             self._silent_at_s = time.monotonic()
         if time.monotonic() >= self._silent_at_s + HEAD_S:
             raise RunError(
-                f"the head of the Ray cluster at {self._address} has not answered for {HEAD_S:g} s: begin a cluster anew, and run the "
-                "same command to go on"
+                f"the head of the Ray cluster at {self._address} has not answered for {HEAD_S:g} s: "
+                "start a new cluster, and run the same command to go on"
             )
         return False
 
     def _fill_up(self) -> None:
-        """As many workers as there are CPUs, but no more than asked for and than there are tasks."""
+        """Start workers: one per CPU of the cluster, at most ``n_most``, and at most one per task that is
+        left.
+
+        Raises ``RunError`` if the cluster has no CPU. Prints a warning if no worker has begun within
+        ``SILENCE_S``.
+        """
         n_cpus = int(ray.cluster_resources().get("CPU", 0))
         if not n_cpus and not any(worker.is_ready for worker in self._workers):
             raise RunError(
-                "no node of the Ray cluster has a CPU: add one with `ray start --address=…`, and run the same command to go on"
+                "no node of the Ray cluster has a CPU: add one with `ray start --address=…`, "
+                "and run the same command to go on"
             )
         n_wanted = min(n_cpus, self.n_left, *([self._n_most] if self._n_most else []))
         self._workers += [_Worker() for _ in range(n_wanted - len(self._workers))]
-        if self._says_at_s is not None and time.monotonic() >= self._says_at_s:
-            self._says_at_s = None
+        if self._warn_at_s is not None and time.monotonic() >= self._warn_at_s:
+            self._warn_at_s = None
             print(
-                f"no worker of the Ray cluster has begun in {SILENCE_S:g} s: `ray status` says who uses its CPUs",
+                f"no worker of the Ray cluster has begun in {SILENCE_S:g} s: `ray status` shows what uses "
+                "its CPUs",
                 file=sys.stderr,
             )
 
     def _send_next(self, worker: _Worker) -> bool:
-        """A task that its worker did not survive goes alone, so that it alone is suspected."""
+        """Send the worker its next call. Returns False if no task is left.
+
+        A task whose worker was lost is sent alone: if its worker is lost again, that task alone is suspected.
+        """
         if self._suspects:
             tasks = [self._suspects.popleft()]
         else:
@@ -228,7 +263,7 @@ class _Crew(Generic[T, R]):
         return bool(tasks)
 
     def _take(self, worker: _Worker) -> Iterator[tuple[T, R]]:
-        """What the worker's oldest call came to."""
+        """Handle the result of the worker's oldest call, and yield the results of its tasks."""
         call = worker.calls.popleft()
         try:
             answer = ray.get(call.ref)
@@ -244,7 +279,7 @@ class _Crew(Generic[T, R]):
             worker.calls.append(_Call(begun, []))
         elif not worker.is_ready:
             worker.is_ready = True
-            self._n_failed_starts, self._says_at_s = 0, None
+            self._n_failed_starts, self._warn_at_s = 0, None
         else:
             took_s, results, raised = answer
             worker.task_s = took_s / len(call.tasks)
@@ -255,7 +290,12 @@ class _Crew(Generic[T, R]):
                 raise raised
 
     def _lose(self, worker: _Worker, call: _Call, error: RayError) -> Iterator[tuple[T, R]]:
-        """The worker is lost while it did ``call``: its tasks are suspects, what it had not begun is not."""
+        """Handle the loss of a worker during ``call``: retry that call's tasks one by one, and requeue its
+        other tasks.
+
+        Yields the substitute results of tasks that are given up. Raises ``RunError`` if too many workers in a
+        row died before they had begun, or if lost workers are not allowed.
+        """
         self._workers.remove(worker)
         ray.kill(worker.actor)
         if getattr(error, "actor_init_failed", False):
@@ -280,7 +320,7 @@ class _Crew(Generic[T, R]):
 
 
 def _not_begun(error: RayError) -> TestbedError:
-    """What is to be said of a worker that raised something before it could work."""
+    """Returns the error to raise for a worker that failed before it could do a task."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, TestbedError):
         return cause

@@ -1,6 +1,7 @@
-"""Executors: who does the tasks of a study. ``local``: worker processes on this machine, which start once and then stay.
+"""Executors, which do the tasks of a study. ``local`` uses worker processes on this machine; each starts only
+once.
 
-Whoever does them, the results are the same; only their order differs.
+The results do not depend on the executor; only their order does.
 """
 
 from __future__ import annotations
@@ -26,18 +27,19 @@ R = TypeVar("R")
 S = TypeVar("S")
 
 POLL_S = 0.1
-"""Ctrl-C is answered within this time."""
+"""Ctrl-C takes effect within this time."""
 MESSAGE_S = 0.1
-"""A message to a worker has tasks for about so long, ``MAX_MESSAGE`` at most."""
+"""Target duration of the tasks in one message to a worker; a message has at most ``MAX_MESSAGE`` tasks."""
 MAX_MESSAGE = 32
 _STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Executor(Protocol):
-    """Does tasks. ``begin(setup)`` is called once in every worker and answers what does a task there.
+    """Does tasks in workers. ``n_jobs``: how many workers it has, or the most that it had at once.
 
-    ``groups`` are tasks that have something in common which a worker does once: they are kept together where they can be.
-    ``n_jobs``: how many workers it has, or had at most.
+    ``begin(setup)`` is called once in every worker; it returns the function that does a task there.
+    ``groups``: tasks of one group share work, for example the placement; if possible, one worker does them
+    all.
     """
 
     n_jobs: int
@@ -49,17 +51,20 @@ class Executor(Protocol):
         groups: Sequence[Sequence[T]],
         lost: Callable[[T], R] | None = None,
     ) -> Generator[tuple[T, R], None, None]:
-        """Every task with its result, as they come. Leaving early drops what is not done yet.
+        """Yields (task, result) in the order in which tasks are done. Closing the generator cancels all other
+        tasks.
 
-        A task whose worker dies is given to another one; if that dies, too, its result is ``lost(task)``. Raises
-        ``KeyboardInterrupt`` on Ctrl-C and SIGTERM, what a task raised, and ``RunError`` if a worker dies where ``lost`` is not
-        given, or before any has answered.
+        A task whose worker dies is done again by another worker; if that one dies, too, the result is
+        ``lost(task)``. Raises ``KeyboardInterrupt`` on Ctrl-C and SIGTERM, any exception of a task, and
+        ``RunError`` if a worker dies and ``lost`` is None, or before any worker has finished a task.
         """
         ...
 
 
 class Local:
-    """``n_jobs`` workers on this machine; one alone is this process itself."""
+    """The executor with ``n_jobs`` worker processes on this machine; with one job this process does the tasks
+    itself.
+    """
 
     def __init__(self, n_jobs: int) -> None:
         self.n_jobs = n_jobs
@@ -72,9 +77,10 @@ class Local:
         lost: Callable[[T], R] | None = None,
         more: Callable[[T, R], Sequence[Sequence[T]]] = lambda task, result: (),
     ) -> Generator[tuple[T, R], None, None]:
-        """As ``Executor.results``. What this process does itself cannot be lost.
+        """As ``Executor.results``.
 
-        ``more`` is asked with every result which groups it calls for: they are done by the same workers.
+        ``more`` is called with each task and its result, and returns further groups of tasks, which the same
+        workers do.
         """
         n_tasks = sum(map(len, groups))
         if self.n_jobs == 1 or n_tasks < 2:
@@ -129,7 +135,7 @@ class Local:
                             busy[worker.connection] = worker
                         if not worker.expects:
                             del busy[worker.connection]
-                        for idle in workers:  # what a result called for may be for all of them
+                        for idle in workers:  # ``more`` may have added tasks for idle workers, too
                             if not idle.expects and idle.send_next():
                                 busy[idle.connection] = idle
                     if asked():
@@ -140,23 +146,29 @@ class Local:
 
 
 class Waiting(Generic[T]):
-    """Tasks that nobody has begun: a worker gets what is left of its group, then a new one, then part of another's."""
+    """The tasks that were not sent to a worker yet.
+
+    A worker gets the rest of its own group first, then a new group, then half of the longest rest of another
+    worker.
+    """
 
     def __init__(self, groups: Sequence[Sequence[T]]) -> None:
         self._groups = deque(deque(group) for group in groups if group)
         self._given: list[deque[T]] = []
 
     def add(self, groups: Sequence[Sequence[T]]) -> None:
-        """Groups after all others."""
+        """Add groups behind all others."""
         self._groups.extend(deque(group) for group in groups if group)
 
     def give_back(self, tasks: Sequence[T]) -> None:
-        """Tasks that somebody else has to do, before all others."""
+        """Return tasks of a lost worker: they are done before all others."""
         if tasks:
             self._groups.appendleft(deque(tasks))
 
     def take(self, own: deque[T], n_most: int) -> tuple[list[T], deque[T]]:
-        """At most ``n_most`` tasks, none only if there are none, and the group to go on with."""
+        """Returns 1 to ``n_most`` tasks, none only if none is left, and the group to pass as ``own`` the next
+        time.
+        """
         taken: list[T] = []
         while len(taken) < n_most:
             if not own and self._groups:
@@ -175,10 +187,13 @@ class Waiting(Generic[T]):
 
 
 class _Worker(Generic[T]):
-    """A process, and what is expected of it. It gets tasks when it has none left, so that neither side can block the other."""
+    """A worker process, and the tasks that it was sent and has not done (``expects``).
+
+    It is sent tasks only when it has none left, so that neither side blocks the other while both write.
+    """
 
     def __init__(self, begin: Any, setup: Any, waiting: Waiting[T]) -> None:
-        # Not forked: a progress bar has a thread.
+        # Spawned and not forked, since this process may have a second thread (the progress bar).
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(begin, setup, theirs, os.getpid()), daemon=True)
@@ -192,7 +207,9 @@ class _Worker(Generic[T]):
         self.expects: deque[T] = deque()
 
     def send_next(self) -> bool:
-        """Send tasks; false if there are none. The more there are in a message, the shorter they took so far."""
+        """Send the worker tasks. Returns False if none is left. The shorter the last tasks took, the more are
+        sent.
+        """
         if self._n_sent:
             took_s = (time.monotonic() - self._sent_at_s) / self._n_sent
             self._n_most = max(1, min(2 * self._n_most, MAX_MESSAGE, int(MESSAGE_S / max(took_s, 1e-9))))
@@ -201,12 +218,14 @@ class _Worker(Generic[T]):
             return False
         self._n_sent, self._sent_at_s = len(tasks), time.monotonic()
         self.expects.extend(tasks)
-        with suppress(BrokenPipeError):  # it has died, as ``receive`` will say
+        with suppress(BrokenPipeError):  # it has died; ``receive`` raises EOFError
             self.connection.send(tasks)
         return True
 
     def receive(self) -> tuple[T, Any]:
-        """The next task and its result. Raises what the task raised; ``EOFError`` if the process has died."""
+        """Returns the next task and its result. Raises the task's exception; ``EOFError`` if the process has
+        died.
+        """
         try:
             is_done, result = self.connection.recv()
         except ConnectionResetError:
@@ -216,7 +235,7 @@ class _Worker(Generic[T]):
         return self.expects.popleft(), result
 
     def left(self) -> list[T]:
-        """What it was to do and has not done: nobody else has it."""
+        """Returns the tasks that it was sent or that were reserved for it and that it has not done."""
         tasks = [*self.expects, *self._own]
         self._own.clear()
         return tasks
@@ -229,11 +248,12 @@ class _Worker(Generic[T]):
 
 
 def _serve(begin: Callable[[Any], Callable[[Any], Any]], setup: Any, parent: Connection, pid: int) -> None:
-    """A worker: tasks come over ``parent``, and every result goes back as soon as it is there."""
+    """Main function of a worker: receives tasks over ``parent``, and sends each result back at once."""
     set_death_signal(signal.SIGKILL)
-    if os.getppid() != pid:  # it died before the death signal was set
+    if os.getppid() != pid:  # the parent died before the death signal was set
         os.kill(os.getpid(), signal.SIGKILL)
-    os.setpgid(0, 0)  # Ctrl-C in a terminal is for the parent, even while a run answers signals itself
+    # Ctrl-C in a terminal must reach the parent alone, even while a run handles signals itself.
+    os.setpgid(0, 0)
     for number in _STOPS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
@@ -242,14 +262,17 @@ def _serve(begin: Callable[[Any], Callable[[Any], Any]], setup: Any, parent: Con
         for task in parent.recv():
             try:
                 answer = True, work(task)
-            except Exception as error:  # raised again where the results are wanted
+            except Exception as error:  # raised again in the parent
                 answer = False, error
             parent.send(answer)
 
 
 @contextmanager
 def stop_asked_for() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C or SIGTERM came while the body ran: raised anywhere, they could cut a message."""
+    """Yields a function that returns whether Ctrl-C or SIGTERM arrived while the body ran.
+
+    They raise nothing themselves: an exception at any place could cut a message short.
+    """
     came: list[int] = []
     with handling(lambda number, _: came.append(number), *_STOPS):
         yield lambda: bool(came)
@@ -257,8 +280,11 @@ def stop_asked_for() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def _signals_waiting() -> Iterator[None]:
-    """Ctrl-C and SIGTERM are answered after the body; a worker begun in it has them held back until it ignores them."""
-    resource_tracker.ensure_running()  # begun with a worker, it would let them through
+    """Blocks Ctrl-C and SIGTERM while the body runs.
+
+    A worker that starts in the body inherits this, so that neither signal reaches it before it ignores them.
+    """
+    resource_tracker.ensure_running()  # if it were started along with a worker, it would unblock the signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
     try:
         yield
@@ -268,7 +294,9 @@ def _signals_waiting() -> Iterator[None]:
 
 @contextmanager
 def sigterm_as_ctrl_c() -> Iterator[None]:
-    """SIGTERM raises ``KeyboardInterrupt`` in the body, once: whoever sends it often sends it twice."""
+    """SIGTERM raises ``KeyboardInterrupt`` in the body; a second SIGTERM, which is often sent, too, is
+    ignored.
+    """
 
     def stop(number: int, _: FrameType | None) -> None:
         signal.signal(number, signal.SIG_IGN)
@@ -279,5 +307,5 @@ def sigterm_as_ctrl_c() -> Iterator[None]:
 
 
 def n_cpus() -> int:
-    """How many workers this process may well have."""
+    """Returns the number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0))

@@ -1,4 +1,4 @@
-"""How far the runs are: a bar on a terminal, now and then a plain line in a log."""
+"""Progress of the runs on stderr: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ T = TypeVar("T")
 
 EVERY_RATIO = 0.1
 EVERY_S = 30.0
-"""A log gets a line whenever so much more is done or so much time has passed since the last one."""
+"""A line is printed when this share of the items is done, or this time has passed, since the last line."""
 
 
 def with_progress(items: Iterable[T], n_items: int) -> Generator[T, None, None]:
-    """The same items; the progress goes to stderr."""
+    """Yields the same items, and shows the progress on stderr."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
@@ -34,14 +34,19 @@ def with_progress(items: Iterable[T], n_items: int) -> Generator[T, None, None]:
 def with_lines(
     items: Iterable[T], n_items: int, clock: Callable[[], float] = time.monotonic
 ) -> Generator[T, None, None]:
-    """The same items; a line on stderr per ``EVERY_RATIO`` of them, or per ``EVERY_S`` of ``clock`` (seconds)."""
-    began_at_s = said_at_s = clock()
-    said = 0
+    """Yields the same items, and prints a line on stderr per ``EVERY_RATIO`` of them or per ``EVERY_S`` of
+    ``clock``.
+
+    ``clock`` returns seconds.
+    """
+    began_at_s = printed_at_s = clock()
+    n_printed = 0
     for n_done, item in enumerate(items, 1):
         yield item
         now_s = clock()
-        if n_done == n_items or n_done - said >= EVERY_RATIO * n_items or now_s - said_at_s >= EVERY_S:
-            said, said_at_s = n_done, now_s
+        is_due = n_done - n_printed >= EVERY_RATIO * n_items or now_s - printed_at_s >= EVERY_S
+        if n_done == n_items or is_due:
+            n_printed, printed_at_s = n_done, now_s
             left_s = (now_s - began_at_s) / n_done * (n_items - n_done)
             print(
                 f"{n_done} of {n_items} runs ({n_done / n_items:.0%}) in {now_s - began_at_s:.0f} s, "

@@ -1,4 +1,7 @@
-"""One run of a sweep, in a process that does many: what it is, by what it is known, and what it measured."""
+"""One run of a sweep: its description, the key under which its result is stored, and the result.
+
+One process does many runs.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,9 @@ OK, INFEASIBLE, FAILED = "ok", "infeasible", "failed"
 
 
 class Run(NamedTuple):
-    """A point of the study under a policy (``None``: the scenario's own) with a seed; ``changes`` as ``--set`` takes them."""
+    """One run: changes to the scenario in the syntax of ``--set``, a policy (None: the scenario's own), and a
+    seed.
+    """
 
     changes: tuple[str, ...]
     policy: str | None
@@ -45,7 +50,11 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class Setup:
-    """What all runs of a study have in common. ``known``: keys of runs that are measured already."""
+    """The settings that all runs of a study share.
+
+    ``target``: the scenario. ``objectives``: metric -> limit in seconds (none: those of each scenario).
+    ``known``: the keys of runs whose results are stored already.
+    """
 
     target: str
     engine: str = FAST
@@ -55,11 +64,15 @@ class Setup:
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What became of a run. ``key`` stands for all that determines it; empty: it could not be read.
+    """The result of a run, as it is stored.
 
-    ``recorded_share``: as ``testbed.results.intervals.mean_of``. ``took_s``: real seconds, of reading it, too.
-    ``placement_cpu_s``, ``routing_cpu_s``: CPU seconds that the policies took to decide the placement, and a route in the mean. ``is_known``: it
-    was measured before, and nothing else is said here. ``again``: it failed for what may not last, and is worth another try.
+    - ``key``: from ``key_of``; empty if the scenario could not be resolved
+    - ``recorded_share``: share of a recording that the run uses, for ``testbed.results.intervals.mean_of``
+    - ``took_s``: duration of the run in real seconds, including the time to read the scenario
+    - ``placement_cpu_s``, ``routing_cpu_s``: CPU seconds of the policies, for the placement and for a mean
+      route
+    - ``is_known``: the result is stored already, and this record has nothing but its key
+    - ``again``: the run failed for a reason that may be temporary, so a later command tries it again
     """
 
     key: str
@@ -77,7 +90,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def choice_of(policy: str | None) -> PolicyChoice:
-    """A pair by its name, or ``placement+routing``."""
+    """Returns the choice of policies that ``policy`` names: a pair by its name, or ``placement+routing``."""
     if policy is None:
         return PolicyChoice()
     placement, plus, routing = policy.partition("+")
@@ -85,7 +98,7 @@ def choice_of(policy: str | None) -> PolicyChoice:
 
 
 def check_policy(name: str) -> None:
-    """Raises ``UserError`` for a policy that there is not."""
+    """Raises ``UserError`` if there is no policy of that name."""
     choice = choice_of(name)
     look_here(name)
     try:
@@ -99,8 +112,10 @@ def check_policy(name: str) -> None:
 
 
 def lost_record(run: Run) -> Record:
-    """Of a run that ended its process twice. It is not stored, and so tried again by the next command."""
-    why = "its process was killed twice, as the system does when memory runs out"
+    """Returns the record of a run whose process died twice. It is not stored, so the next command tries the
+    run again.
+    """
+    why = "its process was killed twice, as the operating system does when memory runs out"
     return Record("", FAILED, why, run.policy or "", again=True)
 
 
@@ -108,7 +123,9 @@ Measures = dict[str, float | int | None]
 
 
 class Runner:
-    """Runs one after the other; what they share is done once. ``measure`` says what is measured of each."""
+    """Does runs one after the other, and computes equal placements only once. ``measure`` returns a run's
+    measures.
+    """
 
     def __init__(
         self, setup: Setup, measure: Callable[[Simulation, Mapping[str, float]], Measures] = measures_of
@@ -141,7 +158,7 @@ class Runner:
             simulation = self._simulate(case)
         except (UserError, RunError) as error:
             return Record("", FAILED, str(error), again=isinstance(error, RunError))
-        except Exception as error:  # thousands of others need not fail with it
+        except Exception as error:  # one failed run must not end thousands of others
             return Record("", FAILED, f"{type(error).__name__}: {error}", again=True)
         if simulation.placement is None:
             return Record("", INFEASIBLE, simulation.error or "", engine=simulation.engine)
@@ -166,7 +183,11 @@ class Runner:
 
 
 def case_of(setup: Setup, run: Run) -> Case:
-    """What is to be simulated. Of a recording every seed takes other requests, as with `testbed simulate --runs`."""
+    """Returns the case to simulate. Each seed uses other requests of a recording, as in `testbed simulate
+    --runs`.
+
+    Raises ``UserError`` if the scenario is not valid.
+    """
     choice = choice_of(run.policy)
     changes = list(run.changes)
     if setup.engine == REAL:
@@ -177,14 +198,16 @@ def case_of(setup: Setup, run: Run) -> Case:
 
 
 def key_of(experiment: Experiment, setup: Setup) -> str:
-    """Of all that determines what a run measures: the resolved scenario, the engine, the code that serves it."""
+    """Returns a digest of all that determines a run's result: code, engine, objectives, resolved scenario,
+    and the contents of policy files.
+    """
     about = [rules_digest(), setup.engine, dict(setup.objectives), experiment.document]
     about += [_file_of(name) for name in (experiment.placement, experiment.routing, experiment.online or "")]
     return hashlib.sha256(msgspec.json.encode(about, order="sorted")).hexdigest()[:32]
 
 
 def _file_of(policy: str) -> str:
-    """Of a policy that a file makes: what is in it."""
+    """Returns a digest of the file that a policy is read from; empty if it is not from a file."""
     if ":" not in policy:
         return ""
     if policy.startswith(PREFIX):
@@ -199,7 +222,7 @@ def _file_of(policy: str) -> str:
 
 
 def _served_in_real_time(case: Case) -> Simulation:
-    """By the system itself, as `testbed up --clock real` does; its record is not kept."""
+    """Serves the case with real nodes, as `testbed up --clock real` does. The run directory is not kept."""
     experiment = case.experiment
     check_can_run(experiment)
     try:

@@ -1,4 +1,6 @@
-"""Results on disk: a line of JSON for each, written as soon as it is there, so that a stopped command goes on."""
+"""Results on disk, one line of JSON each. A line is written at once, so that a stopped command can be
+continued.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,10 @@ from testbed.studies.sweep.runs import Record
 
 
 class Lines:
-    """The lines of the file ``path``. Entered, it is this process's alone to append to.
+    """A file of lines. As a context manager it opens the file and locks it against other processes.
 
-    A line goes to the disk with one write: a kill or a full disk can cut the last one short, which ``read`` then removes.
+    Each line is written with one system call. A kill or a full disk can cut the last line short; ``read``
+    removes such a line. Raises ``UserError`` on entry if another command has the lock.
     """
 
     def __init__(self, path: Path) -> None:
@@ -36,7 +39,8 @@ class Lines:
         except BlockingIOError:
             self._close()
             raise UserError(
-                f"{self.path.parent}: another command writes there now; let it end, or choose another --out"
+                f"{self.path.parent}: another command writes there now; wait until it ends, or choose "
+                "another --out"
             ) from None
         return self
 
@@ -51,7 +55,9 @@ class Lines:
             self._fd = None
 
     def read(self) -> Iterator[tuple[int, bytes]]:
-        """The whole lines with their numbers, from 1 on; what follows the last of them is cut off."""
+        """Yields the complete lines with their numbers, from 1. An incomplete last line is removed from the
+        file.
+        """
         with _reading(self.path):
             content = self.path.read_bytes()
         whole, _, torn = content.rpartition(b"\n")
@@ -61,7 +67,7 @@ class Lines:
         yield from enumerate(whole.splitlines(), 1)
 
     def append(self, record: Any) -> None:
-        """Write ``record`` as a line. Raises ``RunError`` if the disk does not take it."""
+        """Write ``record`` as a line. Raises ``RunError`` if it cannot be written."""
         assert self._fd is not None, "the lines are entered before they are written"
         line = msgspec.json.encode(record) + b"\n"
         with writing(self.path):
@@ -70,7 +76,10 @@ class Lines:
 
 
 def read_records(lines: Lines) -> dict[str, Record]:
-    """What was measured before, by key, without what is worth another try. Raises ``UserError`` for a line of another form."""
+    """Returns the stored records by key, without those that are to be tried again.
+
+    Raises ``UserError`` if a line is not a record.
+    """
     known: dict[str, Record] = {}
     decoder = msgspec.json.Decoder(Record)
     for number, line in lines.read():
@@ -78,7 +87,8 @@ def read_records(lines: Lines) -> dict[str, Record]:
             record = decoder.decode(line)
         except msgspec.DecodeError as error:
             raise UserError(
-                f"{lines.path}: line {number} is no result of this command ({error}); remove that line, or choose another --out"
+                f"{lines.path}: line {number} is no result of this command ({error}); "
+                "remove that line, or choose another --out"
             ) from None
         known[record.key] = record
     return {key: record for key, record in known.items() if not record.again}

@@ -1,4 +1,4 @@
-"""What a sweep is asked for: a study file, the command line, or both."""
+"""The description of a sweep, read from a study file, the command line, or both."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class AxisTable(Table):
 
 
 class SpanTable(Table):
-    """Where a key of ``[design.over]`` is drawn from."""
+    """The range from which a key of ``[design.over]`` is drawn."""
 
     low: Annotated[float, Field(strict=False)]
     high: Annotated[float, Field(strict=False)]
@@ -65,7 +65,7 @@ class SpanTable(Table):
 
 
 class DesignTable(Table):
-    """``[design]``: points drawn in a box."""
+    """``[design]``: ``n`` points drawn from the ranges of several keys."""
 
     kind: Literal["random", "sobol"]
     n: Annotated[int, Field(ge=1, le=MAX_DESIGN)]
@@ -93,7 +93,7 @@ class StudyTable(Table):
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line says; what it leaves out is as the study file says."""
+    """The options of the command line. An option that is not given has the value of the study file."""
 
     over: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
@@ -108,7 +108,12 @@ class Options:
 
 @dataclass(frozen=True)
 class Study:
-    """``axes`` are of keys of the scenario, ``policies`` by name (none: the scenario's own)."""
+    """A study: all combinations of the values of ``axes``, ``policies`` and ``n_runs`` seeds.
+
+    ``target``: the scenario. ``policies``: names (none: the scenario's own policy). ``fixed``: changes to the
+    scenario in the syntax of ``--set``. ``has_goodput``: whether there are objectives, of the study or of the
+    scenario.
+    """
 
     title: str
     description: str
@@ -121,14 +126,14 @@ class Study:
     seed: int | None
     engine: str
     objectives: dict[str, float]
-    """Of all runs; none: as the scenario of each says."""
+    """Metric -> limit in seconds, for all runs; none: each scenario's own."""
     has_goodput: bool
     metrics: tuple[str, ...]
     pareto: tuple[str, str]
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Of all axes, in their order."""
+        """The keys of all axes, in the axes' order."""
         return tuple(chain.from_iterable(axis.keys for axis in self.axes))
 
     @property
@@ -141,7 +146,7 @@ class Study:
 
     @property
     def measures(self) -> tuple[str, ...]:
-        """The columns of measures."""
+        """The names of the measures of each run."""
         return (*MEASURES, *UNDER_OBJECTIVES) if self.has_goodput else MEASURES
 
     def setup(self, known: frozenset[str] = frozenset()) -> Setup:
@@ -152,9 +157,11 @@ class Study:
 
 
 def read_study(target: str, options: Options) -> Study:
-    """The study that ``target`` (a study file, a shipped study, or a scenario) and the command line ask for.
+    """Returns the study that ``target`` and the command line describe.
 
-    Raises ``UserError`` for what makes no sense.
+    ``target``: a study file, the name of a shipped study, or a scenario. Options of the command line replace
+    those of the file; an axis of the command line replaces the file's axis of the same key. Raises
+    ``UserError`` for invalid options and files.
     """
     table, where, folder = _table(target)
     scenario, title = (target, Path(target).stem) if table is None else (table.scenario, Path(where).stem)
@@ -205,7 +212,10 @@ def read_study(target: str, options: Options) -> Study:
 
 
 def _table(target: str) -> tuple[StudyTable | None, str, Path | None]:
-    """The study file, what it is called, and its folder; no study file: ``target`` is a scenario."""
+    """Returns the content of the study file, its path, and its folder (None for a shipped study).
+
+    Returns (None, ``target``, None) if ``target`` is not a study file: it is a scenario then.
+    """
     path = Path(target)
     folder: Path | None = path.parent
     if path.suffix == ".toml" and path.is_file():
@@ -226,7 +236,7 @@ def _table(target: str) -> tuple[StudyTable | None, str, Path | None]:
 
 
 def shipped_studies() -> dict[str, Path]:
-    """The studies that are installed with the tool, by name."""
+    """Returns the paths of the studies that are shipped with the testbed, by name."""
     folder = Path(str(resources.files("scenarios") / "studies"))
     return {file.stem: file for file in sorted(folder.glob("*.toml"))}
 
@@ -240,9 +250,11 @@ def _axes(table: StudyTable, where: str) -> list[Axis]:
             raise UserError(f"{at}: give one of values, range and zip, not {' and '.join(forms) or 'none'}")
         if axis.zip is not None:
             if axis.key is not None or not axis.zip:
-                raise UserError(f"{at}: zip has its keys inside: zip = {{ KEY = [...], KEY = [...] }}")
+                raise UserError(
+                    f"{at}: with zip there is no key beside it: write zip = {{ KEY = [...], KEY = [...] }}"
+                )
             if len({len(values) for values in axis.zip.values()}) > 1:
-                raise UserError(f"{at}: keys that change together need as many values each")
+                raise UserError(f"{at}: all keys of zip must have the same number of values")
             columns = [[toml_text(value) for value in values] for values in axis.zip.values()]
             found.append(checked_axis(tuple(axis.zip), list(zip(*columns, strict=True)), at))
             continue
@@ -283,16 +295,19 @@ def _check(study: Study) -> None:
     if study.seed is not None and study.seed < 0:
         raise UserError(f"--seed must not be negative, but is {study.seed}")
     if any(change.partition("=")[0].strip() == SEED for change in study.fixed):
-        raise UserError("seeds come from --runs and --seed: leave seed out of what is set")
+        raise UserError("seeds come from --runs and --seed: leave seed out of --set and [set]")
     for name in study.policies:
         check_policy(name)
     if study.baseline is not None and study.baseline not in study.policies:
-        valid = ", ".join(study.policies) or "none is given: use --over policy=..."
+        valid = ", ".join(study.policies) or "no policies are given: use --over policy=..."
         raise UserError(f"the baseline {study.baseline} is none of the policies compared; valid: {valid}")
 
 
 def _measure(study: Study, name: str) -> str:
-    """A measure by its column, or a time's mean by the time alone."""
+    """Returns the measure called ``name``; the name of a time alone means its mean.
+
+    Raises ``UserError`` if there is no such measure, or if it needs objectives and there are none.
+    """
     if name in TIMES:
         return f"{name}_{STATISTICS[0]}"
     if name in UNDER_OBJECTIVES and not study.has_goodput:
@@ -303,5 +318,5 @@ def _measure(study: Study, name: str) -> str:
 
 
 def is_better(measure: str, a: float, b: float) -> bool:
-    """Whether ``a`` is the better value."""
+    """Whether ``a`` is a better value of ``measure`` than ``b``."""
     return a > b if measure in HIGHER_IS_BETTER else a < b

@@ -1,4 +1,6 @@
-"""``results.parquet``: a row per run, sorted; the same bytes whoever computed the runs, and in which order."""
+"""``results.parquet``: one row per run, sorted. Its bytes do not depend on the executor or the order of the
+runs.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ Scalar = bool | int | float | str
 
 @dataclass(frozen=True)
 class Row:
-    """A run's place in the study, ``at`` with one text per key, and what became of it."""
+    """A run: its point in the study (``at``: key -> value as text), policy, seed and result."""
 
     at: Mapping[str, str]
     policy: str
@@ -31,12 +33,16 @@ class Row:
     record: Record
 
     def value(self, measure: str) -> float | None:
-        """``None`` if it was not measured."""
+        """Returns the value of ``measure``, or None if the run has none."""
         return self.record.measures.get(measure) if self.record.status == OK else None
 
 
 def typed(axes: Sequence[Axis]) -> dict[str, dict[str, Scalar]]:
-    """By key and text the value that a column holds: all of one type, text where they have no other in common."""
+    """Returns key -> text -> value in the table's column.
+
+    All values of a key have one type: bool, int, float or str; integers become floats beside floats, and
+    values of other mixtures stay texts.
+    """
     found: dict[str, dict[str, Scalar]] = {}
     for axis in axes:
         for number, key in enumerate(axis.keys):
@@ -55,7 +61,10 @@ def _of_one_type(values: Mapping[str, Any]) -> dict[str, Scalar]:
 
 
 def write_results(path: Path, rows: Sequence[Row], axes: Sequence[Axis], measures: Sequence[str]) -> None:
-    """Write ``rows`` (in any order) with a column per key, policy, seed, ``measures``, engine, status and reason."""
+    """Write ``rows``, given in any order, sorted by point, policy and seed.
+
+    The columns are the keys, policy, seed, engine, ``measures``, status and reason.
+    """
     values = typed(axes)
     in_order = sorted(rows, key=lambda r: (*(values[key][r.at[key]] for key in values), r.policy, r.seed))
     columns: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""``index.html``: tables and figures of a sweep in one file that loads nothing."""
+"""``index.html``: the table and the figures of a sweep in one file that loads no other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ def page_text(
     failures: Sequence[str],
     figures: Sequence[tuple[Path, str]],
 ) -> str:
-    """The page, in the style of ``report.html``. It has no script."""
+    """Returns the HTML of the page, in the style of ``report.html``, without scripts.
+
+    ``table``: header and rows. ``failures``: reasons of runs without a result. ``figures``: (PNG, caption).
+    """
     style = (Path(str(resources.files("testbed.page") / "static")) / "page.css").read_text(encoding="utf-8")
     header, rows = table
     parts = [

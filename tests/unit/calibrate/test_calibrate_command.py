@@ -149,9 +149,15 @@ def test_a_client_without_room_for_its_part_leaves_the_blocks_calibration_as_it_
         ({"model": "nowhere"}, "no folder nowhere"),
         ({"n_blocks": 5}, "--blocks must be from 1 to the model's 4, not 5"),
         ({"name": "a b"}, '--name "a b" must consist of letters'),
-        ({"lengths": (60,)}, "more than the 64 tokens that the model takes; give shorter --lengths"),
+        (
+            {"lengths": (60,)},
+            "more than the 64 tokens of the model's longest session; give shorter --lengths",
+        ),
         ({"sessions": (0,)}, "at least 1, not 0"),
-        ({"model": "bloom-1", "random_weights": True}, "--model bloom-1: is no folder, and unknown model"),
+        (
+            {"model": "bloom-1", "random_weights": True},
+            "--model bloom-1: there is no such folder, and unknown model",
+        ),
     ],
 )
 def test_what_cannot_be_calibrated_is_refused_in_one_sentence(

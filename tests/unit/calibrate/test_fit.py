@@ -99,7 +99,7 @@ def test_without_measured_times_there_is_nothing_to_fit() -> None:
 def test_the_verdict_says_that_the_papers_model_holds_where_it_does(calibrate: Calibrate) -> None:
     decode, context, blocks, prefill, sessions = verdict(calibrate(PLAIN))
     assert "the paper's model holds" in decode and "tau = 2 ms" in decode
-    assert "no effect worth a number" in context
+    assert "no effect that matters" in context
     assert "proportional to its blocks" in blocks
     assert "the paper's model holds" in prefill
     assert "do not slow each other" in sessions

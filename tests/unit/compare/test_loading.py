@@ -30,7 +30,7 @@ def test_a_folder_that_is_not_there_is_named(make_run: MakeRun, tmp_path: Path) 
 
 def test_a_file_is_no_run(make_run: MakeRun) -> None:
     a = make_run("a", [request(0)])
-    assert "is no folder" in refusal(a / "plan.json", a)
+    assert "is not a folder" in refusal(a / "plan.json", a)
 
 
 def test_a_folder_of_runs_is_answered_with_the_name_of_one(make_run: MakeRun, tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_damaged_table_is_named_and_written_anew_by_report(
     a, b = make_run("a", [request(0)]), make_run("b", [request(0)])
     damage(b)
     assert refusal(a, b).startswith(f"cannot read {b}/")
-    assert f"`testbed report {b}` writes it anew" in refusal(a, b)
+    assert f"`testbed report {b}` writes it again" in refusal(a, b)
 
 
 def test_a_damaged_scenario_is_named(make_run: MakeRun) -> None:

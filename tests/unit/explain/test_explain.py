@@ -105,7 +105,7 @@ def test_a_run_s_folder_says_the_same_as_its_scenario(tmp_path: Path) -> None:
     for answer in (of_run, of_scenario):
         del answer["target"], answer["engine"]
     assert of_run == json.loads(json.dumps(of_scenario))
-    with pytest.raises(UserError, match="is a run, which is as it was"):
+    with pytest.raises(UserError, match="is a finished run, which options cannot change"):
         explain_command(str(tmp_path / "run"), 12, "petals", [], None)
     with pytest.raises(UserError, match="there is no request 30: they are 0 to 29"):
         explain_command(str(tmp_path / "run"), 30, None, [], None)

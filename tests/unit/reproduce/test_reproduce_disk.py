@@ -85,7 +85,7 @@ def test_a_folder_where_a_figure_belongs_gets_one_sentence(
     tmp_path: Path, quick_runs: list[tuple[str, int]]
 ) -> None:
     (tmp_path / "figures" / "breakdown.png").mkdir(parents=True)
-    with pytest.raises(UserError, match=r"breakdown.png: something of another kind is in its place"):
+    with pytest.raises(UserError, match=r"breakdown.png: a file is in the place of a folder, or a folder"):
         tables(tmp_path)
 
 

@@ -246,7 +246,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds something else already"):
         sweep(tmp_path / "b", RATES)
     (tmp_path / "a" / STUDY).write_text("[]")
-    with pytest.raises(UserError, match="cannot be read as a study's"):
+    with pytest.raises(UserError, match="does not describe a study"):
         sweep(tmp_path / "a", RATES)
 
 
@@ -284,7 +284,7 @@ def test_a_disk_that_fills_up_keeps_what_was_measured(tmp_path: Path) -> None:
         (("workload.rate=1,-1",), {}, "workload.rate=-1: workload.rate: must be"),
         (("policy=petals,petalz",), {}, "policy petalz: there is no policy pair"),
         (("policy=cg-bp+nothing",), {}, "there is no routing policy 'nothing'"),
-        ((), {"n_runs": 10**12}, "the study has 1,000,000,000,000 runs, and 1,000,000 are the most"),
+        ((), {"n_runs": 10**12}, "the study has 1,000,000,000,000 runs, but at most 1,000,000 are allowed"),
         (
             ("servers.0.count=1:2000:1", "servers.1.count=1:2000:1"),
             {},
@@ -294,7 +294,7 @@ def test_a_disk_that_fills_up_keeps_what_was_measured(tmp_path: Path) -> None:
         ((), {"seed": -1}, "--seed must not be negative"),
         ((), {"engine": "slow"}, "--engine must be fast, virtual or real"),
         ((), {"jobs": 0}, "--jobs must be at least 1"),
-        ((), {"engine": "real", "jobs": 2}, "one at a time"),
+        ((), {"engine": "real", "jobs": 2}, "only one runs at a time"),
         ((), {"target": "clusterd"}, 'did you mean "clustered"'),
     ],
 )
