@@ -1,4 +1,4 @@
-"""Finding a checkpoint's files, in a folder or on the hub of models."""
+"""Finding a checkpoint's files, in a folder or on the Hugging Face hub."""
 
 # ruff: noqa: E402 - what needs torch is imported once it is known to be there
 from __future__ import annotations
@@ -30,7 +30,7 @@ import huggingface_hub
 
 
 class FakeHub:
-    """Serves one folder under the name ``someone/model`` and keeps what is asked for."""
+    """Serves one folder under the name ``someone/model`` and records what is requested."""
 
     def __init__(self, folder: Path, local: Path) -> None:
         self._folder, self._local = folder, local

@@ -1,4 +1,4 @@
-"""What a server reads of a checkpoint, and what it says of one that is not whole."""
+"""What a server reads of a checkpoint, and its errors for one that is not complete."""
 
 # ruff: noqa: E402 - what needs torch is imported once it is known to be there
 from __future__ import annotations
@@ -36,7 +36,7 @@ from nodes.blocks.family import family_of
 
 @pytest.fixture
 def folder(models: Models, tmp_path: Path) -> Path:
-    """A BLOOM of three shards, to be broken."""
+    """A BLOOM checkpoint of three shards, which tests may break."""
     return Path(shutil.copytree(models.folder(BLOOM), tmp_path / "bloom"))
 
 
@@ -73,7 +73,7 @@ def single(folder: Path) -> Path:
 
 
 class Opened:
-    """Stands in for ``safe_open`` and keeps what is opened and read."""
+    """Stands in for ``safe_open`` and records what is opened and read."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.files: list[str] = []

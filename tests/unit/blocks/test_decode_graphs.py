@@ -1,4 +1,4 @@
-"""Steps of one token as they are recorded for a GPU: what they say, and what CUDA is asked for."""
+"""Steps of one token as they are recorded for a GPU: their results, and the calls to CUDA."""
 
 # ruff: noqa: E402 - what needs torch is imported once it is known to be there
 from __future__ import annotations
@@ -40,7 +40,7 @@ SPLIT = ((0, 1), (1, 4), (4, N_LAYERS))
 
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory that has just been asked for is full of what is not a number, as a device's may be."""
+    """Makes fresh memory full of NaN, as a device's memory may be."""
     empty = torch.empty
 
     def full_of_nan(*size: Any, **given: Any) -> torch.Tensor:
@@ -61,7 +61,7 @@ async def test_a_chain_of_recorded_steps_says_the_whole_models_tokens(
     found = WholeModel(BlocksSpec(source, dtype=dtype)).judge(PROMPT, tokens)
     assert not found.altered
     assert len(found.tied) <= (0 if dtype == "float32" else 3), (
-        "on some processors additions in another order tell"
+        "on some processors the order of additions changes results"
     )
 
 
@@ -96,7 +96,7 @@ async def step(compute: BlocksCompute, session: Any, position: int, rows: torch.
 async def test_recorded_and_batched_steps_of_a_session_follow_each_other(
     models: Models, weights: Weights
 ) -> None:
-    """With company a step is one of a batch, alone it is a recorded one; both use the same cache."""
+    """With other sessions a step is part of a batch, alone it is recorded; both use the same cache."""
     source = models.source(BLOOM)
     plain = await served(source, 0, N_LAYERS, weights=weights)
     expected = [
@@ -234,7 +234,7 @@ async def test_who_asks_for_memory_waits_for_a_recording(
 
     def replayed() -> None:
         other.start()
-        other.join(0.2)  # time enough to get in, were it not held up
+        other.join(0.2)  # enough time to begin, if nothing held it back
         order.append("recorded")
 
     cuda.then["capture_end"] = replayed

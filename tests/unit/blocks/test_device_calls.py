@@ -1,4 +1,4 @@
-"""What is asked of CUDA, and in which order: on a fake that writes calls down, so that no GPU is needed."""
+"""Which calls CUDA gets, and in which order: on a fake that records calls, so that no GPU is needed."""
 
 # ruff: noqa: E402 - what needs torch is imported once it is known to be there
 from __future__ import annotations
@@ -112,7 +112,7 @@ def test_threads_that_compute_have_the_servers_device_and_a_stream_of_their_own(
 async def test_a_device_that_refuses_everything_holds_nobody_up(
     models: Models, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After some errors even waiting for the device fails: sessions end and blocks go all the same."""
+    """After some errors even waiting for the device fails: sessions end and blocks are dropped anyway."""
     compute = await served(models.source(BLOOM), 0, 2)
     session = await open_session(compute, "c", 0, 2, 8)
 
@@ -183,7 +183,7 @@ async def test_a_prompt_that_does_not_fit_at_once_is_computed_in_chunks_and_says
 
 
 def test_a_prompt_of_blooms_longest_takes_no_more_than_is_set_aside_for_it() -> None:
-    """112 heads, 2048 tokens: at once, eager attention takes more than twice what PETALS sets aside."""
+    """112 heads, 2048 tokens: in one piece, eager attention takes more than twice what PETALS reserves."""
     per_token = step_bytes(112, 14336, 4 * 14336, 2048, 2)
     assert 2048 * per_token > 2 * states_bytes(14336)
     assert 256 * per_token < prefill_bytes(14336, 1) < states_bytes(14336)
@@ -204,7 +204,7 @@ def test_a_process_that_opens_a_uuid_sees_that_device_alone_before_cuda_begins(
     monkeypatch.setattr(torch, "empty", first_use)
     torch.backends.cuda.enable_cudnn_sdp(True)
     assert open_device(uuid, "float32") == (torch.device("cuda", 0), torch.float32)
-    assert not torch.backends.cuda.cudnn_sdp_enabled(), "it would plan anew for every step of a session"
+    assert not torch.backends.cuda.cudnn_sdp_enabled(), "cuDNN would plan anew for every step of a session"
     assert open_device(uuid, "float32") == (torch.device("cuda", 0), torch.float32)
     assert seen == [(uuid, torch.device("cuda", 0))] * 2
     with pytest.raises(

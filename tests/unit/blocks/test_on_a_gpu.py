@@ -120,7 +120,7 @@ async def test_what_a_server_held_is_free_again(models: Models) -> None:
     compute.close()
     del walk, compute
     torch.cuda.empty_cache()
-    assert torch.cuda.memory_allocated(CUDA) <= before + 32 * 1024**2, "but for what cuBLAS keeps"
+    assert torch.cuda.memory_allocated(CUDA) <= before + 32 * 1024**2, "except for what cuBLAS keeps"
 
 
 async def test_a_server_takes_no_more_of_the_device_than_it_may(models: Models) -> None:

@@ -1,4 +1,4 @@
-"""Weights in 8 and in about 4 bits: what they take, how far off they are, and that chains agree on them."""
+"""Weights in 8 and in about 4 bits: their size, their error, and that chains agree on them."""
 
 # ruff: noqa: E402 - what needs torch is imported once it is known to be there
 from __future__ import annotations
@@ -40,7 +40,7 @@ from nodes.blocks.sizes import SIZES
 
 KINDS: tuple[Weights, ...] = ("int8", "nf4")
 BITS = {"int8": 8, "nf4": 4.25}
-"""Bits per value that the model reckons with."""
+"""Bits per value in the performance model."""
 PROMPT = (5, 9, 200, 11, 7, 8)
 
 
@@ -49,7 +49,7 @@ def matrix(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def rounded(whole: Any, blocks: str, layer: Any) -> Any:
-    """The whole model with the matrices of its blocks as ``layer`` holds them."""
+    """Returns the whole model with the matrices of its blocks rounded as ``layer`` holds them."""
     model = copy.deepcopy(whole)
     for module in model.base_model.get_submodule(blocks).modules():
         if isinstance(module, torch.nn.Linear):
@@ -101,7 +101,7 @@ def test_a_row_of_zeros_stays_zero() -> None:
 
 
 def largest_bytes(work: Callable[[], object]) -> int:
-    """Of the tensors that ``work`` makes."""
+    """Returns the size of the largest tensor that ``work`` makes."""
     sizes = [0]
 
     class Watch(TorchDispatchMode):
@@ -131,7 +131,7 @@ def test_a_matrix_is_coded_slice_by_slice_and_stays_as_it_was(monkeypatch: pytes
 def test_a_matrix_is_made_again_in_its_own_numbers_alone(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, n_tokens: int
 ) -> None:
-    """Never in float32 on the way to 16 bits, and in slices. In float32 a token or two need no matrix at all."""
+    """In slices, and never in float32 on the way to 16 bits. A token or two in float32 need no matrix."""
     monkeypatch.setattr(quantised, "_SLICE_VALUES", 7 * 400)
     layer, x = Int8Linear(matrix(50, 400).to(dtype)), matrix(n_tokens, 400, seed=1).to(dtype)
     found = largest_bytes(lambda: layer(x))
@@ -208,7 +208,7 @@ def test_4_bits_without_their_library_say_what_to_install(
 
 
 def test_a_full_matrix_is_gone_before_the_next_one_is_made() -> None:
-    """A server's memory has room for one of them beside what it keeps."""
+    """A server's memory has room for only one full matrix beside what it keeps."""
     family, config = family_of(CONFIGS[BLOOM])
     made: list[weakref.ref[torch.Tensor]] = []
 

@@ -1,4 +1,4 @@
-"""Several sessions in one forward: the tokens of each are those that it has alone."""
+"""Several sessions in one forward: each has the same tokens as alone."""
 
 # ruff: noqa: E402 - what needs torch is imported once it is known to be there
 from __future__ import annotations
@@ -57,7 +57,7 @@ async def batching(models: Models, name: str, **spec: Any) -> Any:
 
 
 class Door:
-    """Holds back what ``compute`` does until it is opened."""
+    """Holds back the steps of ``compute`` until it is opened."""
 
     def __init__(self, compute: BlocksCompute) -> None:
         self._opened = threading.Event()
@@ -95,7 +95,7 @@ async def warmed(compute: BlocksCompute, n: int, room: int = 12) -> list[Any]:
 
 
 async def alone(models: Models, name: str, number: int) -> torch.Tensor:
-    """What the first decode of session ``number`` of ``warmed`` answers where nobody else is."""
+    """Returns the result of the first decode of session ``number`` of ``warmed`` when it is alone."""
     compute = await served(models.source(name), 0, N_LAYERS)
     session = await open_session(compute, "c", 0, N_LAYERS, 12)
     await asyncio.gather(*begin(compute, (session, 0, 1 + number)))
@@ -219,7 +219,7 @@ async def test_all_decodes_that_wait_and_one_prompt_are_computed_in_one_forward(
     tasks += begin(compute, (sessions[2], 3, 1))
     door.open()
     computed = await asyncio.gather(*tasks)
-    assert sizes == [[1, 1, 1, 4]], "the second prompt goes in the next batch, which it has for itself"
+    assert sizes == [[1, 1, 1, 4]], "the second prompt is in the next batch, alone"
     assert [(one.together.steps, one.together.tokens) for one in computed] == [
         (4, 7),
         (4, 7),
@@ -318,7 +318,7 @@ async def test_sessions_that_end_while_they_wait_or_compute_trouble_nobody(model
     sessions = await warmed(compute, 4)
     door = Door(compute)
     tasks = begin(compute, *((session, 1 + number, 1) for number, session in enumerate(sessions)))
-    await until(lambda: compute._batcher._batches.start_at_s() is None)  # all are taken
+    await until(lambda: compute._batcher._batches.start_at_s() is None)  # all steps are in batches
     late = await open_session(compute, "c", 0, N_LAYERS, 12)
     waiting = begin(compute, (late, 0, 4))
     await until(lambda: len(compute._jobs) == 5)
@@ -369,7 +369,7 @@ async def test_a_session_that_ends_between_chunks_of_its_prompt_leaves_the_rest_
 async def test_a_cache_grows_once_a_preempted_session_has_ended_its_step(
     models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server gives the preempted session's room away at once, but its step still computes."""
+    """The server reserves the preempted session's room for another at once, but its step still computes."""
     probe = await served(models.source(BLOOM), 0, N_LAYERS)
     room_bytes = 8 * N_LAYERS * CACHE_BYTES_PER_TOKEN
     compute = await batching(models, BLOOM, memory_bytes=N_LAYERS * probe.block_bytes + room_bytes)
@@ -417,7 +417,7 @@ async def test_a_waiting_step_of_a_preempted_session_says_that_it_was_preempted(
 async def test_decode_steps_ask_the_model_class_for_nothing_however_long_they_get(
     models: Models, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it would make for each of them costs more than a block's own kernels."""
+    """What the model class would compute for each step costs more than a block's own kernels."""
     monkeypatch.setattr(ragged, "_LEAST_PLACES", 8)
     compute = await batching(models, name)
     walks = [

@@ -1,4 +1,4 @@
-"""A session on real blocks whose server fails: what the replay makes of the caches, in dtypes of 16 bits."""
+"""A session on real blocks whose server fails: its caches after the replay, in dtypes of 16 bits."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class _Fails:
 
 
 class _Hub:
-    """The client's part, which keeps what comes out of the last block."""
+    """The client's part, which keeps the results of the last block."""
 
     def __init__(self, hub: Any) -> None:
         self._hub = hub
@@ -98,7 +98,7 @@ class _Ignores:
 async def talk(
     models: Models, name: str, dtype: str, prompt: list[int], replay: Any
 ) -> tuple[list[int], list[bytes], int]:
-    """(tokens, what came out of the last block, replays); without ``replay`` nothing fails."""
+    """Returns (tokens, results of the last block, replays); without ``replay`` nothing fails."""
     source, clock = models.source(name), JumpClock()
     computes = [await served(source, first, last, dtype=dtype) for _, first, last in (*CHAIN, *REPLACEMENT)]
     hub, log = _Hub(hub_of(source, dtype=dtype)), _Ignores()

@@ -29,11 +29,11 @@ from nodes.blocks.memory import MemoryAccount
 PROMPT = (5, 9, 200, 11, 7, 8)
 STATES = torch.randn(4, 64, generator=torch.Generator().manual_seed(0)).numpy().tobytes()
 CACHE_BYTES_PER_TOKEN = 2 * 64 * 4
-"""Of the tiny BLOOM in float32, per block."""
+"""Of the tiny BLOOM in float32, for one block."""
 
 
 class Gate:
-    """Holds steps of a backend back while they compute, until told to let them go on."""
+    """Holds back a backend's steps while they compute, until it is opened."""
 
     def __init__(self, compute: BlocksCompute, monkeypatch: pytest.MonkeyPatch) -> None:
         self.n_inside = 0
@@ -247,7 +247,7 @@ async def test_another_failure_of_a_step_ends_its_session_too(
 
 
 class Hold:
-    """Holds back what asks for a session's memory, until told to let it go on; it then fails if ``fails``."""
+    """Holds back the allocation of sessions' memory until it is opened; with ``fails`` it then fails."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, fails: bool = False) -> None:
         self.n_inside = 0
@@ -264,7 +264,7 @@ class Hold:
 async def test_while_a_session_waits_for_its_memory_others_open_close_and_compute(
     models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the same connection, too. What was pipelined behind the opening is carried out after it."""
+    """On the same connection, too. Requests sent right behind the opening are carried out after it."""
     compute = await served(models.source(BLOOM), 0, 3)
     server = Server("s", HostedBlocks(0, 3, 1e9, CACHE_BYTES_PER_TOKEN), compute, ManualClock())
     async with serving(server) as url, raw_client(url) as client:
@@ -385,7 +385,7 @@ async def test_a_cache_grows_in_the_thread_that_computes_and_not_on_the_event_lo
     monkeypatch.setattr(SessionCache, "grow", grow)
     compute.grow(session, 6)
     assert not threads
-    assert compute._account.cache_bytes == 3 * 6 * CACHE_BYTES_PER_TOKEN, "set aside at once"
+    assert compute._account.cache_bytes == 3 * 6 * CACHE_BYTES_PER_TOKEN, "reserved at once"
     await compute.step(session, 4, 1, STATES[:256], 0.0)
     await compute.step(session, 5, 1, STATES[:256], 0.0)
     assert [name.split("_")[0] for name in threads] == ["blocks"]
@@ -433,7 +433,7 @@ async def test_real_memory_is_what_the_model_says(models: Models) -> None:
     stored = sum(s.cache.layers[i].keys.nbytes * 2 for s in sessions for i in range(s.last - s.first))
     assert stored == modelled
     assert memory["resident_bytes"] > memory["blocks_bytes"]
-    sessions[0].cache.store.untyped_storage().resize_(0)  # what is not there any more is not counted
+    sessions[0].cache.store.untyped_storage().resize_(0)  # memory that has been released is not counted
     assert compute.memory()["cache_bytes"] == modelled - 4 * 10 * 2 * 64 * 2
 
 

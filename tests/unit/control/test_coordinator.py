@@ -1,4 +1,4 @@
-"""The coordinator when servers come and go: who is used, what sessions hold, and what is counted."""
+"""The coordinator when servers come and go: which ones it uses, what sessions hold, and what it counts."""
 
 from __future__ import annotations
 

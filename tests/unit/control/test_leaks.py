@@ -1,4 +1,4 @@
-"""Which namespaces count as left behind by a run. The kernel's tree of processes is a folder of the test's."""
+"""Which namespaces count as left behind by a run. A folder of the test stands in for /proc."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def proc(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def on_pause(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
-    """What happens in one pause after the other; none takes any time."""
+    """Carries out one change in each pause; pauses take no time."""
     steps: list[Callable[[], None]] = []
 
     def pause(_: float) -> None:
@@ -74,8 +74,8 @@ def test_other_runs_at_the_same_time_do_not_count_and_are_not_waited_for(
 
 def test_a_process_that_is_just_ending_does_not_count(proc: Path, on_pause: list[Callable[[], None]]) -> None:
     add(proc, "10", mark("/runs/mine"), "net:[2]")
-    add(proc, "11", mark("/runs/mine"), None)  # it has left its namespaces already
-    add(proc, "12", b"", "net:[3]")  # it has no memory any more
+    add(proc, "11", mark("/runs/mine"), None)  # the process has left its namespaces already
+    add(proc, "12", b"", "net:[3]")  # the process has no memory any more
     on_pause += [lambda: None, lambda: shutil.rmtree(proc / "10")]
     assert leaks.namespaces_left(RUN, proc) == 0
     assert not on_pause

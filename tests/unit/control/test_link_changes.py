@@ -1,4 +1,4 @@
-"""Links that change as planned and by hand, without a network: what is put in place, and what is written of it."""
+"""Links that change as planned and by hand, without a network: the links that result, and the events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The socket for what is done by hand: whoever may write to it can say anything, and only that is done."""
+"""The socket for faults and links by hand: any input may come, and only valid requests are carried out."""
 
 from __future__ import annotations
 

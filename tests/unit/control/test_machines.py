@@ -1,4 +1,4 @@
-"""What faults do to servers' processes, with nodes that only note what they are told."""
+"""What faults do to servers' processes, with nodes that only record what they are asked to do."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LATE = [
 
 
 class FakeNodes:
-    """Notes what is done; a process that is killed ends at once, one that is told to stop does as well."""
+    """Records what is done. A process that is killed, or sent ``Stop``, ends at once."""
 
     def __init__(self) -> None:
         self.did: list[tuple[Any, ...]] = []
@@ -40,7 +40,7 @@ class FakeNodes:
         self.errors: list[TestbedError] = []
         self.n_sessions = 0
         self.at_s = 0.0
-        self.clock = ScaledClock(-1e6)  # began long ago: nothing has to be waited for
+        self.clock = ScaledClock(-1e6)  # time began long ago, so nothing waits
 
     def now_s(self) -> float:
         self.at_s += 1e-6
@@ -150,7 +150,7 @@ async def test_a_fault_waits_for_the_end_of_another_that_is_planned_for_its_inst
 
 
 async def test_a_fault_does_not_wait_for_the_end_of_another_that_is_planned_for_later(rig: Rig) -> None:
-    rig.nodes.clock.origin_at = 1e9  # no end comes
+    rig.nodes.clock.origin_at = 1e9  # the process does not end
     assert await rig.machines.apply("kill", 0, for_s=10.0, planned_at_s=10.0) is None
     assert await rig.machines.apply("kill", 0, planned_at_s=19.9) == "a100-0 is dead already"
 
@@ -180,7 +180,7 @@ async def test_a_slow_server_is_told_its_factor_and_that_it_is_over(rig: Rig) ->
     assert rig.nodes.did == [("ask", 2, Slow(4.0)), ("ask", 2, Slow(1.0))]
     await rig.machines.apply("stop", 2)
     await rig.machines.apply("slow", 2, factor=2.0)
-    assert rig.nodes.did[-1] == ("tell", 2, Slow(2.0)), "nobody waits for a halted server's answer"
+    assert rig.nodes.did[-1] == ("tell", 2, Slow(2.0)), "nothing waits for a stopped server's answer"
 
 
 async def test_a_server_that_leaves_takes_no_new_sessions_and_ends_with_its_last_one(rig: Rig) -> None:

@@ -1,4 +1,4 @@
-"""The coordinator's queue by hand: one pot of room, requests of different sizes, a clock that is moved."""
+"""The coordinator's queue: one pot of room, requests of different sizes, and a clock that the test moves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Continuous batching: what goes together, and when it ends, worked by hand."""
+"""Continuous batching: which steps are computed together and when they end, worked out by hand."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TIMES = StepTimes(
     decode_context_tokens=8.0,
     prefill_curve_s=0.03125,
 )
-"""Binary fractions, so that sums are exact."""
+"""Times are binary fractions, so that sums are exact."""
 TOKEN_BYTES = 8
 
 
@@ -56,7 +56,7 @@ def test_what_waits_when_a_server_becomes_free_goes_together() -> None:
     assert one.ended == (first,)
     assert one.end_at_s == 0.25 + 2 * 1.0
     assert two.ended == (second, third)
-    # Four blocks, as the longest has: a_d, one more session, and 24 tokens in the caches, where a_d is with 8.
+    # Four blocks, those of the longest step: a_d, one more session, and 24 cached tokens, of which a_d includes 8.
     assert two.end_at_s == 2.25 + 0.25 + 4 * (1.0 + 0.125 + (24 - 8) * 0.0625)
     assert two.together == Composition(2, 2, 24, 0, 4, 2.25)
 
@@ -166,7 +166,7 @@ async def test_the_stub_computes_what_waits_together_and_says_so() -> None:
     await bench.clock.advance(20.0)
     assert bench.ends == {"first": (2.25, 1, 1), "second": (2.25 + 3.5, 2, 2)}
     await bench.clock.advance(100.0)
-    assert bench.ends["third"] == (105.75, 2, 2), "the client's overhead keeps nobody else"
+    assert bench.ends["third"] == (105.75, 2, 2), "the client's overhead does not delay other steps"
 
 
 async def test_a_step_that_is_given_up_before_its_batch_is_not_in_it() -> None:

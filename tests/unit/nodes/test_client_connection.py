@@ -81,7 +81,7 @@ Answer = Callable[[web.WebSocketResponse], Awaitable[None]]
 
 @contextlib.asynccontextmanager
 async def misbehaving(answer: Answer) -> AsyncIterator[str]:
-    """A server that answers every message in its own way and keeps the connection open."""
+    """A server that answers every message with ``answer`` and keeps the connection open."""
 
     async def handle(request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse()
@@ -167,7 +167,7 @@ async def test_delayed_messages_are_answered_in_the_order_they_were_sent(n_bytes
 
 
 class Carried:
-    """Messages sent into one line, and when each came out."""
+    """Sends messages through one delay line, and notes when each has arrived."""
 
     def __init__(self, profile: DelayProfile) -> None:
         self.clock = ManualClock()
@@ -306,7 +306,7 @@ async def test_an_opening_that_is_cancelled_as_its_answer_arrives_is_closed() ->
 
         def deliver_and_cancel(link: Any, frame: list[Any], received_at_s: float) -> None:
             deliver(link, frame, received_at_s)
-            opening.cancel()  # the answer is there, but its taker has not run yet
+            opening.cancel()  # the answer has arrived, but the task that waits for it has not run yet
 
         connection._deliver = deliver_and_cancel  # type: ignore[method-assign]
         with pytest.raises(asyncio.CancelledError):
@@ -324,7 +324,7 @@ async def test_what_was_asked_on_a_lost_connection_is_not_kept() -> None:
 
     gc.collect()
     of_other_tests = lost()
-    gc.disable()  # what only the collector finds stays for long: it counts objects, not their megabytes
+    gc.disable()  # it counts objects, not bytes: memory that only it finds stays for long
     try:
         async with contextlib.AsyncExitStack() as running:
             url = await running.enter_async_context(serving(server))

@@ -242,7 +242,7 @@ async def test_nobody_but_its_owner_can_connect_even_where_all_may_enter_its_fol
 
 
 def _connects_as(uid: int, path: Path) -> str:
-    """What becomes of a connection that a process of user ``uid`` tries."""
+    """Returns what happens to a connection that a process of user ``uid`` tries to open."""
 
     code = (
         "import os, socket, sys\n"

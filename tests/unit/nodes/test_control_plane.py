@@ -56,7 +56,7 @@ async def pair(path: Path, node: Handlers, orchestrator: Handlers) -> AsyncItera
 
 async def test_either_side_asks_and_gets_its_own_answer(tmp_path: Path) -> None:
     async def double(message: Double) -> int:
-        for _ in range(message.value % 3):  # answers come in another order than the questions
+        for _ in range(message.value % 3):  # answers arrive in another order than the questions
             await asyncio.sleep(0)
         return 2 * message.value
 

@@ -1,4 +1,4 @@
-"""A server over real WebSockets: what clients get, and what one client cannot do to another."""
+"""A server over real WebSockets: its answers to clients, and what one client cannot do to another."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ async def test_a_frame_that_breaks_the_protocol_costs_its_sender_the_connection_
         await offender.send(data)
         error = await offender.answer()
         assert error[:3] == ["error", request_id, code]
-        assert error[3], "the error frame says what is wrong"
+        assert error[3], "the error frame has the reason"
         assert await offender.is_closed_by_server()
         await until(lambda: server.account.used_bytes == 40.0)
         assert server.counters.errors == 1

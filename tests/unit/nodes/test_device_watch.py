@@ -1,4 +1,4 @@
-"""What the kernel says of addresses that go."""
+"""The kernel's messages about addresses that are removed."""
 
 from __future__ import annotations
 

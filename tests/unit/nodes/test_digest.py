@@ -13,7 +13,7 @@ N_BLOCKS = 7
 
 
 def outputs(values: list[int], cuts: list[int], n_blocks: int = N_BLOCKS) -> list[int]:
-    """What a session's values become in a chain cut at ``cuts``."""
+    """Returns a session's values after a chain that is cut before the blocks ``cuts``."""
     edges = [0, *cuts, n_blocks]
     caches = [[0] * (last - first) for first, last in pairwise(edges)]
     answers = []

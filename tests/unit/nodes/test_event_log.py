@@ -96,7 +96,7 @@ def test_wherever_the_disk_is_full_the_file_ends_after_the_last_whole_record(tmp
         path = tmp_path / f"{limit}.log"
         assert read(path) == RECORDS[:n_stored]
         assert n_stored == max(i for i, end in enumerate(ends) if end <= limit)
-        assert len(texts) == len(RECORDS) - n_stored, "after the first failure nothing more is taken"
+        assert len(texts) == len(RECORDS) - n_stored, "after the first failure nothing more is written"
         assert all(str(path) in text for text in texts)
 
 

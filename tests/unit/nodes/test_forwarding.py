@@ -28,7 +28,7 @@ from tests.support.farm import Farm, Session, expected_tokens
 from tests.support.forwarding import forwarding_farm
 
 RANGES = [(0, 2), (2, 5), (5, 6), (0, 2), (2, 4), (4, 6), (2, 5)]
-"""Three servers that are preferred, and others for each part: of different lengths, so that chains differ."""
+"""Three preferred servers, and others for parts of them, of different lengths, so that chains differ."""
 TOKENS = expected_tokens(6)
 ROWS = bytes(TOKEN_BYTES)
 
@@ -76,7 +76,7 @@ async def test_a_row_of_the_log_per_hop_and_only_the_last_answers_the_client() -
         ]
         for before, after in itertools.pairwise(rows):
             sent_at_s, departed_at_s = after[3], before[5]
-            assert sent_at_s == departed_at_s == before[6], "a server sends as soon as it is done"
+            assert sent_at_s == departed_at_s == before[6], "a server sends as soon as its step is done"
 
 
 async def test_sessions_side_by_side_share_the_connections_and_leave_nothing() -> None:
@@ -167,7 +167,7 @@ async def test_servers_that_die_at_once_and_during_the_replay_change_no_token(vi
 
 
 def banning(run: Session) -> Session:
-    """As the coordinator does: who failed the client is not asked again."""
+    """Bans servers as the coordinator does: those that failed the client are not used again."""
     run.believed = lambda: run.farm.up - {j for found in run.log.of("detected") for j in found["servers"]}
     return run
 
@@ -185,7 +185,7 @@ async def test_the_client_learns_which_server_does_not_take_what_is_pushed_to_it
 
 
 class Halting:
-    """Servers that no longer read, as if their process were stopped."""
+    """Servers that stop reading, as if their process were stopped."""
 
     def __init__(self, servers: Farm, halted: int) -> None:
         self._goes_on = asyncio.Event()
@@ -235,7 +235,7 @@ async def test_without_a_result_in_time_the_servers_that_do_not_answer_a_ping_ar
         async def happens(server: int, at: int, n_tokens: int) -> None:
             if (server, at) == (1, 6):
                 halting.append(Halting(servers, 1))
-                await asyncio.Event().wait()  # it has taken the push, and halts while it computes
+                await asyncio.Event().wait()  # it has received the push, and stops while it computes
 
         servers.happens = happens
         work = asyncio.ensure_future(run.hub.run())

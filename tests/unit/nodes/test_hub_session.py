@@ -120,9 +120,7 @@ async def test_a_chain_of_servers_gives_the_tokens_of_the_whole_model() -> None:
         expected.append(embed(token_of(value), position))
         value = apply_blocks(expected[-1], 0, caches)
     first = bytes(run.hops[0].inputs)
-    assert read_rows(first, DIGEST_BYTES) == expected, (
-        "what the first hop was sent are the tokens of the model"
-    )
+    assert read_rows(first, DIGEST_BYTES) == expected, "the first hop was sent the tokens of the model"
     assert [len(hop.inputs) for hop in run.hops] == [8 * DIGEST_BYTES] * 3
     sent = MODEL.recall(first)
     assert (len(sent), MODEL.remember(sent)) == (8 * TOKEN_BYTES, first)

@@ -1,4 +1,4 @@
-"""What the stub's client takes per output token, on clocks that the test drives."""
+"""The client's time per output token with the stub, on clocks that the test drives."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RANGES = [(0, 2), (2, 5), (5, 6)]
 
 
 class TickingClock(JumpClock):
-    """Looking at it takes a second, as work would."""
+    """Every reading takes a second, as work would."""
 
     def now_s(self) -> float:
         self._now_s += 1.0

@@ -55,7 +55,7 @@ async def route(request: Request, attempt: int, n_done: int) -> Plan:
 
 
 class Load:
-    """A generator, and what it told the progress view."""
+    """A load generator, and the records that its observer got."""
 
     def __init__(self, clock: Clock, log: EventLog, connections: Sequence[Connection]) -> None:
         self.observed: list[AnyRecord] = []
@@ -80,7 +80,7 @@ class Load:
 
 
 def tokens_of(prompt: list[int], n_tokens: int, n_blocks: int) -> list[int]:
-    """What the whole toy model answers to ``prompt``."""
+    """Returns the tokens of the whole toy model after ``prompt``."""
     caches, tokens = [0] * n_blocks, list(prompt)
     values = [apply_blocks(embed(token, i), 0, caches) for i, token in enumerate(prompt)]
     while len(tokens) < len(prompt) + n_tokens:
@@ -131,7 +131,7 @@ async def test_arrivals_do_not_wait_for_slow_sessions(tmp_path: Path) -> None:
 
 
 class _WrongForOne(StubCompute):
-    """Computes something else for the prompt of one request."""
+    """Computes wrong values for the prompt of one request."""
 
     def __init__(self, index: int) -> None:
         super().__init__(INSTANT, ManualClock())
@@ -165,7 +165,7 @@ async def test_a_request_that_fails_is_logged_with_the_reason_and_the_others_com
 
 
 class _LimitedLog(EventLog):
-    """Full after some records."""
+    """A log that is full after some records."""
 
     def __init__(self, path: Path, n_records: int) -> None:
         super().__init__(path)
@@ -243,10 +243,10 @@ async def test_requests_that_come_later_are_served_until_there_is_enough_or_nobo
         await until(lambda: all(load.count_of(index, "token") >= 2 for index in range(3)))
         load.generator.end(0, enough=True)
         load.generator.end(1, enough=False)
-        load.generator.end(1, enough=True)  # too late: it is ending already
-        load.generator.end(77, enough=True)  # nobody knows it
+        load.generator.end(1, enough=True)  # too late: the request is ending already
+        load.generator.end(77, enough=True)  # an unknown request
         load.generator.begin(Request(3, 0.0, 3, 1000))
-        load.generator.end(3, enough=False)  # its reader has gone before its first step
+        load.generator.end(3, enough=False)  # its user has gone before its first step
         await until(lambda: load.count("completed") + load.count("cancelled") == 3)
         assert not work.done()
         work.cancel()

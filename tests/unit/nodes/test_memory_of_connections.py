@@ -1,4 +1,4 @@
-"""What connections carried is nobody's memory any more."""
+"""Payloads that connections have carried stay in nobody's memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def test_neither_end_keeps_what_it_sent_or_got() -> None:
             left, most = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-    assert most > 2 * N_BYTES, "it was seen at all"
+    assert most > 2 * N_BYTES, "the measurement sees the payload"
     assert left < N_BYTES / 2
 
 

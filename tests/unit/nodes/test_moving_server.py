@@ -1,4 +1,4 @@
-"""A server that changes its blocks: what goes on, what is refused, what waits, and what is cut."""
+"""A server that moves to other blocks: which sessions go on, are refused, wait, and are cut."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.data_plane import TOKEN_BYTES, ask, connected, drive, make_se
 
 
 class Phases:
-    """What a server tells of its moves."""
+    """Collects the phases that a server reports."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, float]] = []
@@ -91,7 +91,7 @@ async def test_sessions_that_take_too_long_are_cut_with_a_reason_and_others_noti
         work = asyncio.ensure_future(mover.rehost(2, 6, 1e6, 5.0, 0.0))
         await drive(clock, work, 1.0)
         assert await refusal(step(connection, "goes", 1)) == wire.SESSION_MOVED
-        await ask(connection, "close", "goes")  # its end is no news
+        await ask(connection, "close", "goes")  # its end is not reported
         await step(connection, "stays", 0)
         assert connection.has(connection.generation)
     result = work.result()

@@ -1,4 +1,4 @@
-"""Caches that grow: what a server gives whom, and what a session does that has to start over."""
+"""Paged caches: which sessions get room and which are preempted, and how a preempted one starts over."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BY_FOUR = PagingRules(page_tokens=4, high_water=0.75)
 async def opened(
     client: RawClient, key: str, arrived_at_s: float, n_first: int, n_most: int
 ) -> list[Any] | None:
-    """A session on one block, a byte per token."""
+    """Opens a session on one block, with a byte of cache per token."""
     return await client.ask("open", 1, key, "c", 0, 1, n_most, n_first, arrived_at_s)
 
 
@@ -59,7 +59,7 @@ async def test_a_session_has_whole_pages_for_its_prompt_and_then_for_its_tokens(
         assert await stepped(client, "s", 8, 1) == ["out"]
         assert server.account.used_bytes == 12
         assert await stepped(client, "s", 9, 21) == ["out"]
-        assert server.account.used_bytes == 30  # no more than it may ever need
+        assert server.account.used_bytes == 30  # never more than the session may need in total
 
 
 async def test_new_sessions_leave_room_to_grow_but_for_the_first_and_one_too_long_never_fits() -> None:
@@ -70,7 +70,7 @@ async def test_new_sessions_leave_room_to_grow_but_for_the_first_and_one_too_lon
         assert await opened(client, "a", 0.0, 32, 40) == [
             "ok",
             1,
-        ]  # more than 0.75 of 40, but nobody else is there
+        ]  # more than 0.75 of 40, but there is no other session
         answer = await opened(client, "b", 0.0, 4, 40)
         assert (
             answer is not None and answer[2] == wire.NO_CAPACITY and "more than 75% of the room" in answer[3]
@@ -92,11 +92,11 @@ async def test_when_room_runs_out_the_request_that_arrived_last_makes_room() -> 
         assert await stepped(client, "last", 8, 1) == ["error", 2, wire.PREEMPTED]
         assert await stepped(client, "second", 8, 1) == ["out"]
         assert server.account.used_bytes == 24
-        # Now "second" is the youngest: its own growth is what it makes room for.
+        # Now "second" is the youngest: it is preempted by its own growth.
         for position in (9, 10, 11):
             assert await stepped(client, "second", position, 1) == ["out"]
         assert await stepped(client, "second", 12, 1) == ["error", 2, wire.PREEMPTED]
-        assert await stepped(client, "first", 9, 15) == ["out"]  # the eldest has all it may need
+        assert await stepped(client, "first", 9, 15) == ["out"]  # the oldest has all that it may need
         assert server.counters.preempted == 2
         assert await client.ask("close", 9, "last") == ["ok", 9]
 
@@ -106,7 +106,7 @@ both_ways = pytest.mark.parametrize("way", WAYS, ids=["hub-spoke", "forwarding"]
 
 
 async def serve_two(way: Any, cache_bytes: float) -> tuple[Session, Session]:
-    """Two sessions at once over two servers that both hold half of the blocks; both must come to their end."""
+    """Serve two sessions at once over two servers with half of the blocks each; both must complete."""
     clock = ManualClock()
     made, kind = way
     async with made([(0, 2), (2, 4)], clock, cache_bytes=cache_bytes, paging=PagingRules(2, 1.0)) as servers:
@@ -130,7 +130,7 @@ async def test_a_preempted_session_starts_over_and_gets_the_same_tokens(way: Any
     assert first.log.token_ids == expected_tokens(4, n_output_tokens=12)
     assert second.log.token_ids == expected_tokens(4, n_output_tokens=12, index=4)
     kinds = [[kind for kind, _ in session.log.states] for session in (first, second)]
-    assert "preempted" not in kinds[0]  # of two that arrived at once the one with the lesser key
+    assert "preempted" not in kinds[0]  # of two that arrived at the same time, the one with the smaller key
     [lost] = [details for kind, details in second.log.states if kind == "preempted"]
     [resumed] = [details for kind, details in second.log.states if kind == "resumed"]
     assert resumed["tokens"] >= lost["tokens"] >= 5
@@ -138,7 +138,7 @@ async def test_a_preempted_session_starts_over_and_gets_the_same_tokens(way: Any
     assert "admitted" in kinds[1][at : kinds[1].index("resumed")]
     assert not second.log.events, "it is no failure of a server"
     replayed = [hop.replayed_tokens for rows in second.log.rows for hop in rows if hop.replayed_tokens]
-    assert replayed == [resumed["tokens"]] * 2  # on both servers, though one of them had needed no room
+    assert replayed == [resumed["tokens"]] * 2  # on both servers, though only one of them needed room
 
 
 @both_ways

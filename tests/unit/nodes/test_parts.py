@@ -21,7 +21,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Wire:
-    """Takes messages, slowly."""
+    """Receives messages slowly."""
 
     def __init__(self) -> None:
         self.carried: list[bytes] = []
@@ -44,7 +44,7 @@ def test_a_frame_comes_out_as_it_went_in_however_small_its_parts(payload: bytes,
         frame = wire.Step(3, "s", 0, 1, payload)
         packed = messages(frame)
     assert len(packed) == max(1, -(-len(payload) // part))
-    assert frame.payload == payload, "what is sent is left as it was"
+    assert frame.payload == payload, "the frame that was sent is unchanged"
     assert received(packed) == [frame]
 
 

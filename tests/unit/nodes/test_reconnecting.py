@@ -1,4 +1,4 @@
-"""A connection whose server dies, begins again, halts, or answers late."""
+"""A connection whose server dies, starts again, is stopped, or answers late."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def chain_of(connection: Connection, clock: ManualClock) -> Chain:
 
 @contextlib.asynccontextmanager
 async def silent_listener() -> AsyncIterator[str]:
-    """Takes connections and says nothing, as a machine does whose process has halted."""
+    """Accepts connections and sends nothing, as a machine does whose process is stopped."""
     writers: list[asyncio.StreamWriter] = []
     server = await asyncio.start_server(lambda _, writer: writers.append(writer), "127.0.0.1", 0)
     try:

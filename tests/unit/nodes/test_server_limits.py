@@ -26,7 +26,7 @@ from tests.support.data_plane import (
 )
 
 SLOW = StubProfile(TOKEN_BYTES, StepTimes(1.0, 1.0, 0.0))
-"""A step takes a second per block, on a clock that stands still."""
+"""A server whose steps take a second per block, on a clock that stands still."""
 
 
 async def _open(client: RawClient, key: str, max_tokens: int = 10, last: int = 4) -> list[Any]:
@@ -131,7 +131,7 @@ async def _send_for_ever(client: RawClient, data: bytes) -> None:
 
 
 def _is_stuck(sending: asyncio.Future[None], client: RawClient) -> bool:
-    """Whether TCP has stopped the sender: its own buffer is full."""
+    """Returns whether TCP has stopped the sender: its own buffer is full."""
     transport = client.socket._response.connection.transport  # type: ignore[union-attr]
     return not sending.done() and transport.get_write_buffer_size() > 0
 

@@ -1,4 +1,4 @@
-"""Sessions whose servers die, halt or lose them: the tokens stay what they are."""
+"""Sessions whose servers die, stop or lose them: their tokens stay the same."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.support.data_plane import TOKEN_BYTES, JumpClock, drive, until
 from tests.support.farm import Farm, Session, expected_tokens, farm
 
 RANGES = [(0, 2), (2, 5), (5, 6), (0, 2), (2, 4), (4, 6), (2, 5)]
-"""Three servers that are preferred, and others for each part: of different lengths, so that chains differ."""
+"""Three preferred servers, and others for parts of them, of different lengths, so that chains differ."""
 TOKENS = expected_tokens(6)
 
 
 class Kill:
-    """Kills ``victims`` when ``server`` is about to compute at ``position``; once."""
+    """Kills ``victims`` once, when ``server`` is about to compute at ``position``."""
 
     def __init__(self, servers: Farm, server: int, position: int, victims: list[int]) -> None:
         self._servers, self._when, self._victims = servers, (server, position), victims
@@ -74,7 +74,7 @@ async def test_step_by_step_replacements_are_sent_the_prompt_and_then_every_toke
     assert log.token_ids == TOKENS
     for server in (4, 5):
         steps = [(at, n) for j, at, n in servers.steps if j == server]
-        assert steps == [(0, 5), (5, 1), (6, 1), (7, 1)], "each step is as the lost server had it"
+        assert steps == [(0, 5), (5, 1), (6, 1), (7, 1)], "each step is as it was on the lost server"
     for j in (0, 2):
         assert [(at, n) for server, at, n in servers.steps if server == j] == [(0, 5), (5, 1), (6, 1), (7, 1)]
     (replayed,) = log.of("replayed")
@@ -336,7 +336,7 @@ async def test_as_in_petals_last_commit_a_failure_in_the_prefill_can_be_mended()
 
 
 class Halted:
-    """A server that computes nothing from ``position`` on until it goes on."""
+    """A server that computes nothing from ``position`` on, until it is allowed to go on."""
 
     def __init__(self, server: int, position: int) -> None:
         self._when = (server, position)
