@@ -217,6 +217,7 @@ class Forwarder:
                 os.write(pipe.out_fd, packet)
             except OSError:  # the receiving device is full or gone: a lost packet
                 stats.dropped += 1
+                continue
             late = now - due
             lateness.add(late)
             stats.late_total_s += late

@@ -47,8 +47,7 @@ def wire_bytes(packet: bytes) -> int:
     segment_bytes = packet[4] | packet[5] << 8
     if not packet[1] or not segment_bytes:
         return size
-    header = (packet[10] & 15) * 4
-    header += (packet[VNET_HEADER_BYTES + header + 12] >> 4) * 4
+    header = _header_bytes(packet)
     return size + (-(-(size - header) // segment_bytes) - 1) * header
 
 

@@ -117,6 +117,7 @@ class VirtualForwarder(Forwarder):
             os.write(pipe.out_fd, packet)
         except OSError:  # the receiving device is gone
             self.stats.dropped += 1
+            return
         self.stats.packets += 1
 
 

@@ -62,8 +62,9 @@ class NetemBackend(Backend):
         return probe.probe_namespaces() or probe.try_in_child(_try_the_parts)
 
     def open(self) -> None:
-        if len(self._minor) > qdiscs.LAST_NODE_MINOR:
-            raise NetworkError(f"the netem network holds at most {qdiscs.LAST_NODE_MINOR} nodes")
+        most = qdiscs.LAST_NODE_MINOR - qdiscs.FIRST_NODE_MINOR + 1
+        if len(self._minor) > most:
+            raise NetworkError(f"the netem network holds at most {most} nodes")
         try:
             self._build()
         except BaseException as error:

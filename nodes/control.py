@@ -76,7 +76,6 @@ FROM_NODES = ControlLimits(1024**2, max_pending=200_000)
 Questions for routes, states and counters are well below 1 kB each; those for a route may wait in the
 coordinator's queue.
 """
-MAX_MESSAGE_BYTES = FROM_ORCHESTRATOR.max_message_bytes
 MAX_PEERS = 4096
 """Most control connections of one run."""
 

@@ -169,6 +169,7 @@ class Resumed(Record, frozen=True, tag="resumed"):
 class Detected(Record, frozen=True, tag="detected"):
     """A hop failed in the step at ``position``. ``servers`` and their ``blocks`` are lost.
 
+    The first of ``servers`` is the one whose failure was noticed; the others follow in the chain's order.
     ``is_overdue``: the server did not answer in time a request that was sent at ``sent_at_s``.
     """
 

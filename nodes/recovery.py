@@ -72,7 +72,8 @@ class Recovery:
         lost = hops[at:end]
         first, last = lost[0].first, lost[-1].last
         now_s = self._clock.now_s()
-        servers = [hop.server for hop in lost if hop is failure.hop or not self._chain.is_there(hop)]
+        gone = [hop for hop in lost if hop is failure.hop or not self._chain.is_there(hop)]
+        servers = [hop.server for hop in sorted(gone, key=lambda hop: hop is not failure.hop)]
         blocks, reason, sent_at_s = (first, last), failure.reason, failure.sent_at_s
         self._observe(Detected(*self._now, servers, blocks, position, reason, sent_at_s, failure.is_overdue))
         self._doubt(servers)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies.design import choose_design_concurrency
+from policies.design import given_or_chosen
 from policies.feasibility import cgbp_infeasible, petals_infeasible
 from policies.greedy import amortized_s, block_counts, serving_order
 from policies.petals import choose_ranges, petals_block_counts
-from policies.problem import Placement, PolicyError, Problem
+from policies.problem import Placement, Problem
 
 
 @dataclass
@@ -24,7 +24,7 @@ class OptimizedOrder:
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
         """Servers join in the order of t~_j, with CG-BP's m_j for |R|. Raises ``InfeasiblePlacement``."""
-        concurrency = _concurrency(problem, design_concurrency)
+        concurrency = given_or_chosen(problem, design_concurrency)
         order = _cgbp_order(problem, concurrency, self.honour_block_cap)
         counts = petals_block_counts(problem, honour_cap=self.honour_block_cap)
         ranges = choose_ranges(problem, counts, order)
@@ -48,7 +48,7 @@ class OptimizedNumber:
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
         """Place windows of m_j = floor(M_j / (s_m + s_c |R|)) blocks. Raises ``InfeasiblePlacement``."""
-        concurrency = _concurrency(problem, design_concurrency)
+        concurrency = given_or_chosen(problem, design_concurrency)
         counts = block_counts(problem, concurrency, honour_cap=self.honour_block_cap)
         ranges = choose_ranges(problem, counts, problem.join_order)
         placement = Placement(self.name, ranges, problem.free_bytes(ranges), concurrency)
@@ -56,13 +56,6 @@ class OptimizedNumber:
         if missing:
             raise cgbp_infeasible(problem, concurrency, missing, self.honour_block_cap)
         return placement
-
-
-def _concurrency(problem: Problem, given: int | None) -> int:
-    concurrency = choose_design_concurrency(problem).value if given is None else given
-    if concurrency < 1:
-        raise PolicyError(f"design concurrency must be at least 1, not {concurrency}")
-    return concurrency
 
 
 def _cgbp_order(problem: Problem, concurrency: int, honour_cap: bool) -> list[int]:

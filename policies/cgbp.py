@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies.design import choose_design_concurrency
+from policies.design import given_or_chosen
 from policies.feasibility import cgbp_infeasible
 from policies.greedy import GreedyPlan, plan, whole
-from policies.problem import Placement, PolicyError, Problem
+from policies.problem import Placement, Problem
 
 
 @dataclass
@@ -25,10 +25,7 @@ class CgBp:
 
         Raises ``InfeasiblePlacement`` if no server holds some block, ``PolicyError`` if |R| < 1.
         """
-        if design_concurrency is None:
-            design_concurrency = choose_design_concurrency(problem).value
-        if design_concurrency < 1:
-            raise PolicyError(f"design concurrency must be at least 1, not {design_concurrency}")
+        design_concurrency = given_or_chosen(problem, design_concurrency)
         greedy = plan(problem, design_concurrency, honour_cap=self.honour_block_cap)
         placement = Placement(
             policy=self.name,

@@ -8,9 +8,7 @@ from typing import Any
 from policies.feasibility import block_list, gigabytes
 from policies.problem import BlockRange, Placement, PolicyError, Problem, RequestSpec, Route
 from policies.state import SystemState
-from policies.waiting import waiting_s
-
-_ROUNDING_RATIO = 1e-9
+from policies.waiting import ROUNDING_RATIO, waiting_s
 
 
 def check_placement(problem: Problem, placement: Placement, name: str | None = None) -> None:
@@ -37,7 +35,7 @@ def check_placement(problem: Problem, placement: Placement, name: str | None = N
                 f"{who} puts blocks [{first}, {last}) on {server.name}; the model has [0, {model.n_blocks})"
             )
         own_bytes = model.block_bytes * (last - first)
-        if own_bytes + max(cache_bytes, 0.0) > server.memory_bytes * (1 + _ROUNDING_RATIO):
+        if own_bytes + max(cache_bytes, 0.0) > server.memory_bytes * (1 + ROUNDING_RATIO):
             raise PolicyError(
                 f"{who} overbooks {server.name}: {gigabytes(own_bytes)} of blocks and "
                 f"{gigabytes(max(cache_bytes, 0.0))} of caches in {gigabytes(server.memory_bytes)} of memory"
@@ -93,7 +91,7 @@ def check_waiting(
     for hop in route.hops:
         need_bytes = hop.n_blocks * block_bytes
         until_s = waiting_s(state, hop.server, need_bytes, now_s)
-        if until_s > route.wait_s * (1 + _ROUNDING_RATIO) + _ROUNDING_RATIO:
+        if until_s > route.wait_s * (1 + ROUNDING_RATIO) + ROUNDING_RATIO:
             when = "never has it" if until_s == math.inf else f"has it only in {until_s:.3f} s"
             raise PolicyError(
                 f"routing policy {name} overbooks {problem.servers[hop.server].name}: after a wait of "

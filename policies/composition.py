@@ -14,6 +14,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from policies.chains import Chains, Link, cheapest, route_of
+from policies.design import check_design_concurrency
 from policies.feasibility import gigabytes
 from policies.greedy import whole
 from policies.problem import (
@@ -152,6 +153,7 @@ class ChainComposition:
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
         """Place the blocks. Raises ``InfeasiblePlacement`` if these servers make no chain."""
+        check_design_concurrency(design_concurrency)
         mean = MeanRequests(problem)
         tried = _concurrencies(mean) if design_concurrency is None else [design_concurrency]
         found = [placement for c in tried if (placement := self._at(mean, c)) is not None]
@@ -159,7 +161,7 @@ class ChainComposition:
             memory = gigabytes(sum(server.memory_bytes for server in problem.servers))
             raise InfeasiblePlacement(
                 f"{self.name} makes no chain of {problem.model.n_blocks} blocks of "
-                f"{gigabytes(problem.model.block_bytes)} with room for {design_concurrency or 1} sessions "
+                f"{gigabytes(problem.model.block_bytes)} at design concurrency {1 if design_concurrency is None else design_concurrency} "
                 f"({memory} of memory in all); add servers"
             )
         if len(found) == 1:

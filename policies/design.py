@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from policies.feasibility import cgbp_infeasible, no_concurrency
 from policies.greedy import plan
-from policies.problem import Placement, Problem, RequestSpec
+from policies.problem import Placement, PolicyError, Problem, RequestSpec
 from policies.state import SystemState
 from policies.wsrr import WsRr
 
@@ -55,6 +55,18 @@ def single_request_s(problem: Problem) -> float:
         assert route is not None, "a placement for one request has a chain with room for it"
         slowest_s = max(slowest_s, route.cost_s)
     return slowest_s + problem.initial_delay_s
+
+
+def check_design_concurrency(given: int | None) -> None:
+    """Raises ``PolicyError`` if the given |R| is below 1. ``None`` is for the policy to choose."""
+    if given is not None and given < 1:
+        raise PolicyError(f"design concurrency must be at least 1, not {given}")
+
+
+def given_or_chosen(problem: Problem, given: int | None) -> int:
+    """Return the given |R|, or that of ``choose_design_concurrency``. Raises ``PolicyError``."""
+    check_design_concurrency(given)
+    return choose_design_concurrency(problem).value if given is None else given
 
 
 def choose_design_concurrency(problem: Problem) -> DesignConcurrency:

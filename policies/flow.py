@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 from policies.greedy import whole
 from policies.problem import BlockRange, Matrix, Problem
+from policies.waiting import ROUNDING_RATIO
 
 HUB = -1
 """Number of the node for all clients together, where every chain begins and ends."""
 _MOST_TPS = 1e12
 """Tokens per second of something that takes no time."""
-_ROUNDING_RATIO = 1e-9
 
 
 class Rates:
@@ -135,7 +135,7 @@ def max_flow(rates: Rates, ranges: Sequence[BlockRange], n_blocks: int) -> Flow:
     total_tps = net.solve()
     # An edge's flow is the capacity left on its reverse edge.
     flows = {ends: net.left[number + 1] for ends, number in numbers.items()}
-    least_tps = total_tps * _ROUNDING_RATIO
+    least_tps = total_tps * ROUNDING_RATIO
     return Flow(total_tps, {ends: tps for ends, tps in flows.items() if tps > least_tps})
 
 

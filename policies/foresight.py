@@ -20,6 +20,7 @@ from policies.petals import choose_ranges
 from policies.pipelines import SeparatePipelines, Swarm
 from policies.problem import InfeasiblePlacement, Placement, PolicyError, Problem
 from policies.search import STATED, STREAM_REQUESTS, Load, Trials, candidate_concurrencies
+from policies.waiting import ROUNDING_RATIO
 from policies.wsrr import WsRr
 
 LOADS = (
@@ -42,7 +43,6 @@ _T_95 = 1.895
 _RIVALS = (ChainComposition, SeparatePipelines, Swarm)
 """Policies whose placements are tried, too. They may use only a few fast servers, which CG-BP never does."""
 _N_FINALISTS = 4
-_ROUNDING_RATIO = 1e-9
 
 Times = list[list[float]]
 """Mean time per token in seconds, by load and stream."""
@@ -198,7 +198,7 @@ def _acceptable(ratios: Sequence[float]) -> bool:
     """Whether times on the loads, as ratios to the reference's, are at most 1; see ``_EXCHANGE_RATIO``."""
     stated, rush, mixed = ratios
     may_lose = _EXCHANGE_RATIO * max(1 - stated, 0.0)
-    return max(stated, rush, mixed - may_lose) <= 1 + _ROUNDING_RATIO
+    return max(stated, rush, mixed - may_lose) <= 1 + ROUNDING_RATIO
 
 
 def _ratio(own_s: float, other_s: float) -> float:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from policies.cgbp import CgBp, lower_bounds_per_token_s
 from policies.composition import ChainComposition
+from policies.design import check_design_concurrency
 from policies.foresight_routing import ForesightRouter
 from policies.greedy import plan
 from policies.neighbours import Neighbours, Ranges
@@ -90,6 +91,7 @@ class SharedSearch:
 
     def run(self, design_concurrency: int | None) -> Placement:
         """Return the best placement found. Raises ``InfeasiblePlacement`` if no policy has a placement."""
+        check_design_concurrency(design_concurrency)
         seeds = self._seeds(design_concurrency)
         best = sorted(seeds, key=lambda placement: self.cost(placement, _FITTING))[:_N_FINALISTS]
         improved = self._improved(best[0])

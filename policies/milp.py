@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from policies.design import choose_design_concurrency
+from policies.design import given_or_chosen
 from policies.feasibility import block_list, gigabytes
 from policies.greedy import whole
 from policies.link_costs import cheapest_chain, link_costs
@@ -167,10 +167,7 @@ class LpRounding:
 
 
 def _design_requests(problem: Problem, design_concurrency: int | None) -> list[RequestSpec]:
-    if design_concurrency is None:
-        design_concurrency = choose_design_concurrency(problem).value
-    if design_concurrency < 1:
-        raise PolicyError(f"design concurrency must be at least 1, not {design_concurrency}")
+    design_concurrency = given_or_chosen(problem, design_concurrency)
     n_clients = len(problem.clients)
     return [
         RequestSpec(i % n_clients, problem.n_input_tokens, problem.n_output_tokens)

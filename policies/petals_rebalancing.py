@@ -8,7 +8,8 @@ from heapq import heapify, heappush, heapreplace
 from random import Random
 
 from policies.online import SystemView
-from policies.problem import BlockRange, Placement, PolicyError, Problem, ServerSpec
+from policies.petals import weakest_window, window_rps
+from policies.problem import BlockRange, Placement, PolicyError, Problem
 
 _MAX_ROUNDS = 1000
 """Limit of the rounds of choosing again. PETALS has none, but rounding errors could cause a cycle."""
@@ -91,7 +92,7 @@ def rebalanced(
     """
     eps = policy.eps
     spans = {j: held for j, held in enumerate(ranges) if held.n_blocks}
-    rps = {j: _rps(problem.servers[j], held.n_blocks) for j, held in spans.items()}
+    rps = {j: window_rps(problem.servers[j], held.n_blocks) for j, held in spans.items()}
     throughput = [0.0] * problem.model.n_blocks
     for j, held in spans.items():
         _add(throughput, held, rps[j])
@@ -100,7 +101,7 @@ def rebalanced(
     _add(throughput, own, -rps[server] * (1 + eps))
     if before > eps and min(throughput) <= 0:
         return None  # a block has no other server
-    first = _best_start(throughput, own.n_blocks)
+    first = weakest_window(throughput, own.n_blocks)
     if first == own.first:
         return None
     target = spans[server] = BlockRange(first, first + own.n_blocks)
@@ -121,21 +122,11 @@ def _rechoose(throughput: list[float], spans: dict[int, BlockRange], j: int, rps
     """Move server ``j`` to its best window. Returns whether that is another one."""
     held = spans[j]
     _add(throughput, held, -rps * (1 + eps))
-    first = _best_start(throughput, held.n_blocks)
+    first = weakest_window(throughput, held.n_blocks)
     _add(throughput, held, rps * eps)
     spans[j] = BlockRange(first, first + held.n_blocks)
     _add(throughput, spans[j], rps)
     return first != held.first
-
-
-def _best_start(throughput: list[float], count: int) -> int:
-    """Return the first block of the window with the lexicographically smallest sorted throughputs."""
-    return min(range(len(throughput) - count + 1), key=lambda a: sorted(throughput[a : a + count]))
-
-
-def _rps(server: ServerSpec, count: int) -> float:
-    """Return the throughput (tokens per second) that a server adds to each of its ``count`` blocks."""
-    return min(server.petals_forward_rps / ((count + 1) / 2), server.petals_network_rps)
 
 
 def _add(throughput: list[float], held: BlockRange, rps: float) -> None:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from policies.design import check_design_concurrency
 from policies.feasibility import gigabytes
 from policies.greedy import block_counts, whole
 from policies.problem import (
@@ -77,6 +78,7 @@ def _placement(
     def at(concurrency: int) -> Ranges | None:
         return ranges_for(block_counts(problem, concurrency))
 
+    check_design_concurrency(design_concurrency)
     if design_concurrency is None:
         low, high = 1, 2
         while high < _MOST and at(high) is not None:

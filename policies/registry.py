@@ -51,7 +51,6 @@ PLACEMENTS: dict[str, type[PlacementPolicy]] = {
         Swarm,
         WholeModel,
         ChainComposition,
-        Helix,
     )
 }
 ROUTINGS: dict[str, type[RoutingPolicy]] = {

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import threading
 
+from nodes.cache import ROUNDING
 from nodes.compute import ComputeError
-
-_SLACK_RATIO = 1e-9
-"""Relative slack as in a server's cache account, so that rounding never refuses what was admitted."""
 
 _STATES_BYTES = 2 * 1024**3 / 14336
 """Bytes per unit of the hidden size for a step's hidden states and attention scores, as in PETALS."""
@@ -77,7 +75,7 @@ class MemoryAccount:
         """
         with self._lock:
             free_bytes = min(self.free_bytes, available_bytes)
-            if n_blocks * block_bytes > free_bytes * (1 + _SLACK_RATIO):
+            if n_blocks * block_bytes > free_bytes * ROUNDING:
                 raise ComputeError(
                     f"{n_blocks} blocks of {amount(block_bytes)} need {amount(n_blocks * block_bytes)} and "
                     f"{amount(free_bytes)} are free: {int(free_bytes // block_bytes)} would fit"
@@ -92,7 +90,7 @@ class MemoryAccount:
     def take_cache(self, n_bytes: int) -> None:
         """Reserve ``n_bytes`` for a session's cache. Raises ``ComputeError`` if they are not free."""
         with self._lock:
-            if n_bytes > self.free_bytes * (1 + _SLACK_RATIO):
+            if n_bytes > self.free_bytes * ROUNDING:
                 raise ComputeError(
                     f"a cache of {amount(n_bytes)} is needed and {amount(self.free_bytes)} are free"
                 )

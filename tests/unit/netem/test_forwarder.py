@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -14,6 +15,7 @@ from netem.forwarder_changes import ChangeChannel
 from netem.forwarder_stats import StatsPage
 from netem.spec import LinkProfile, NetworkError, NetworkSpec
 from tests.support.packets import tcp_packet
+from tests.support.runs import wait_until
 
 _ADDRESSES = {"a": "198.18.0.1", "b": "198.18.0.2"}
 
@@ -82,6 +84,28 @@ def test_packets_reach_the_node_that_they_are_addressed_to(fabric: Make) -> None
     running.send(2, "b", "a")
     assert running.receive("b") == 1
     assert running.receive("a") == 2
+
+
+def test_a_packet_that_its_receiver_has_no_room_for_counts_as_dropped_and_not_as_delivered(
+    fabric: Make,
+) -> None:
+    n_sent = 2000
+    running = fabric({("a", "b"): LinkProfile(0.001, 1e9)})
+    for number in range(n_sent):
+        running.send(number)
+    wait_until(lambda: _counted(running) == n_sent, "all packets in the counters")
+    stats = running.page.read()
+    running.nodes["b"].setblocking(False)
+    n_received = 0
+    with contextlib.suppress(BlockingIOError):
+        while running.receive() >= 0:
+            n_received += 1
+    assert stats.dropped > 0 and stats.packets == n_received
+
+
+def _counted(running: Fabric) -> int:
+    stats = running.page.read()
+    return stats.packets + stats.dropped
 
 
 def test_packets_keep_their_order_when_the_delay_shrinks_on_their_way(fabric: Make) -> None:

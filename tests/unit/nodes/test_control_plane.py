@@ -176,7 +176,7 @@ def _message(*fields: Any) -> bytes:
 @pytest.mark.parametrize(
     "data",
     [
-        (control.MAX_MESSAGE_BYTES + 1).to_bytes(4, "big") + b"x" * 100,
+        (control.FROM_ORCHESTRATOR.max_message_bytes + 1).to_bytes(4, "big") + b"x" * 100,
         b"\xff" * 50,
         (3).to_bytes(4, "big") + b"\xc1\xc1\xc1",
         _message(),

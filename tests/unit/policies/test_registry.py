@@ -13,6 +13,7 @@ from policies.petals import PetalsPlacement
 from policies.petals_routing import PetalsRouting
 from policies.registry import PAIRS, list_policies, resolve_pair, resolve_placement, resolve_routing
 from policies.wsrr import WsRr
+from testbed.scenario import load_experiment
 
 OWN = '''
 class Mine:
@@ -104,3 +105,13 @@ def test_every_listed_policy_has_a_summary_of_one_line() -> None:
     rows = list_policies()
     assert [r["name"] for r in rows if r["kind"] == "pair"] == list(PAIRS)
     assert all(r["summary"] and "\n" not in r["summary"] for r in rows)
+
+
+@pytest.mark.parametrize("name", [name for name in registry.PLACEMENTS if name != "petals"])
+@pytest.mark.parametrize("batching", ["none", "continuous"])
+def test_a_design_concurrency_below_one_is_refused_by_every_placement_that_has_one(
+    name: str, batching: str
+) -> None:
+    problem = load_experiment("clustered", [f"compute.batching={batching}"]).problem
+    with pytest.raises(PolicyError, match="design concurrency must be at least 1, not 0"):
+        registry.PLACEMENTS[name]().place(problem, 0)
