@@ -42,11 +42,11 @@ class ServeTarget:
         self._folder = tempfile.TemporaryDirectory()
         limits = ("--max-model-len", str(MAX_MODEL_LEN), "--max-requests", str(MAX_REQUESTS))
         run = ("--port", "0", "--out", str(Path(self._folder.name) / "run"))
-        self._said = Path(self._folder.name, "said").open("w+", encoding="utf-8")
+        self._stderr = Path(self._folder.name, "stderr").open("w+", encoding="utf-8")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "testbed", "serve", "clustered", *_OPTIONS, *limits, *run],
             stdout=subprocess.PIPE,
-            stderr=self._said,
+            stderr=self._stderr,
             text=True,
         )
         assert self._process.stdout is not None
@@ -79,8 +79,8 @@ class ServeTarget:
                 break
             assert time.monotonic() < deadline, f"not idle after the case: {values}"
         await self._witness.is_served(_pause)
-        self._said.seek(0)
-        assert "Traceback" not in (said := self._said.read()), said
+        self._stderr.seek(0)
+        assert "Traceback" not in (printed := self._stderr.read()), printed
 
     def n_left(self) -> int:
         """Returns how many descriptors more than at first the serving process has."""
@@ -96,15 +96,15 @@ class ServeTarget:
         self._loop.close()
         self._process.send_signal(signal.SIGINT)
         code = self._process.wait(_PATIENCE_S)
-        self._said.seek(0)
-        said = self._said.read()
-        self._said.close()
+        self._stderr.seek(0)
+        printed = self._stderr.read()
+        self._stderr.close()
         assert self._process.stdout is not None
         self._process.stdout.close()
         plan = Path(self._folder.name, "run", "plan.json").read_text(encoding="utf-8")
         self._folder.cleanup()
-        assert code == 0, f"testbed serve ended with {code}: {said}"
-        assert "Traceback" not in said, said
+        assert code == 0, f"testbed serve ended with {code}: {printed}"
+        assert "Traceback" not in printed, printed
         leaks = json.loads(plan)["leaks"]
         assert leaks is not None and not any(leaks.values()), leaks
 

@@ -330,7 +330,7 @@ def score_text(found: Sequence[Table], beside: str) -> str:
             f"in so many of {len(best)} tables: {n_nearly}.",
             "",
             markdown(["table", *bests], best),
-            f"### Where `{beside}` is worse, and the interval says so",
+            f"### Where `{beside}` is worse, by the interval",
             "",
             *(losses or ["Nowhere."]),
             "",

@@ -184,8 +184,8 @@ class Judging:
         return counted_names(self._candidates, variant.counts) or "as it is"
 
     def _score(self, judged: Judged) -> Score:
-        """Returns the score. With objectives its value is the one that exceeds its limit by the largest
-        ratio.
+        """Returns the score. With objectives, ``value`` is the largest ratio by which one exceeds its
+        limit.
         """
         verdict = judged.verdict
         if self._is_slo:

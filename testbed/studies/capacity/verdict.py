@@ -129,8 +129,8 @@ def _growth(
 
     It keeps growing if all of this holds: it grows from third to third; the second growth is at least
     ``STEADY_RATIO`` of the first (a system that only fills up from empty grows less and less); the last third
-    is at least ``GROWTH_RATIO`` times the first; and the 95 % interval of that difference over the seeds is
-    not at or below 0.
+    is at least ``GROWTH_RATIO`` times the first; and the lower end of the 95 % interval of that difference
+    over the seeds is above 0 (a single seed has no interval).
     """
     rows = [
         (first, second, last)

@@ -151,7 +151,8 @@ def _ray(jobs: int | None) -> Executor:
 def _checked_seeds(study: Study) -> range:
     """Returns the seeds of the runs, after checking that the scenario accepts each value of each axis.
 
-    Raises ``UserError`` for the first value that it does not accept.
+    Of a design only the first ``_MOST_TRIED`` points are tried, and one of them must be accepted. Raises
+    ``UserError`` for the first value that the scenario does not accept.
     """
     seed = study.seed
     if seed is None:

@@ -49,7 +49,8 @@ SILENCE_S = 30.0
 MAX_FAILED_STARTS = 3
 _BY_PROCESS, _BY_MACHINE, _GIVEN_UP = 3, 2, 6
 """Points of suspicion that a task gets when its worker's process dies, or when its worker is lost in another
-way, for example with its machine. A task that has ``_GIVEN_UP`` points is given up.
+way, for example with its machine. A task with ``_GIVEN_UP`` points is given up: its process died twice, or its
+worker was lost three times.
 """
 
 
