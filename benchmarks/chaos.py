@@ -164,8 +164,8 @@ def try_seed(seed: int, shrinks: bool = True) -> Outcome:
     try:
         document = case_of(seed)
         run, outcome.broken, record = play(document)
-        if run is not None and not outcome.broken and seed % _EVERY_SAME == 0 and play(document)[2] != record:
-            outcome.broken = [(_NOT_THE_SAME, "two runs left different records")]
+        if run is not None and not outcome.broken and seed % _EVERY_SAME == 0:
+            outcome.broken = _not_the_same(document, record)
     except Unplayable:
         outcome.played = False
         return outcome
@@ -193,13 +193,20 @@ def shrink(document: Document, invariant: int) -> Document:
             if n_tried > _MAX_SHRINKING:
                 return document
             try:
-                _, found, _ = play(candidate)
+                run, found, record = play(candidate)
+                if run is not None and not found and invariant == _NOT_THE_SAME:
+                    found = _not_the_same(candidate, record)
             except Unplayable:
                 continue
             if any(number == invariant for number, _ in found):
                 document, goes_on = candidate, True
                 break
     return document
+
+
+def _not_the_same(document: Document, record: list[bytes]) -> list[tuple[int, str]]:
+    """Returns the broken invariant if another run of the case leaves another record."""
+    return [(_NOT_THE_SAME, "two runs left different records")] if play(document)[2] != record else []
 
 
 def run(arguments: list[str]) -> int:

@@ -9,7 +9,6 @@ caches.
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import time
@@ -17,12 +16,13 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from statistics import fmean, stdev
+from statistics import fmean
 
 from policies.problem import InfeasiblePlacement, Placement, PolicyError, Problem
 from policies.registry import PAIRS, resolve_placement, resolve_routing
 from policies.replay import replay
 from policies.workload import RequestPlan
+from testbed.results.intervals import mean_of
 from testbed.scenario import load_experiment
 
 COMPARED: dict[str, tuple[str, str]] = {
@@ -36,9 +36,6 @@ COMPARED: dict[str, tuple[str, str]] = {
     "optimized-rr": PAIRS["petals-optimized-rr"],
 }
 """Name in the tables -> (placement, routing)."""
-
-_T_95 = {20: 2.093, 10: 2.262, 5: 2.776}
-"""Number of runs -> Student's t, two-sided 95 %; other numbers of runs use 1.96."""
 
 _OUR_SETUP_S = 60.0
 
@@ -185,10 +182,10 @@ def run_once(setting: Setting, seed: int) -> Run:
 
 def _mean(values: Sequence[float], digits: int = 3) -> str:
     """Returns mean ± half-width of the 95 % confidence interval as text."""
-    if len(values) < 2:
-        return f"{values[0]:.{digits}f}" if values else "none"
-    half = _T_95.get(len(values), 1.96) * stdev(values) / math.sqrt(len(values))
-    return f"{fmean(values):.{digits}f} ± {half:.{digits}f}"
+    mean = mean_of(values)
+    if mean is None:
+        return "none"
+    return f"{mean.mean:.{digits}f}" + (f" ± {mean.half_width:.{digits}f}" if mean.n > 1 else "")
 
 
 def _row(name: str, runs: Sequence[Run], which: int) -> str:

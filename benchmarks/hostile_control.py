@@ -117,7 +117,6 @@ class ControlTarget:
         self._hostile_path = Path(self._folder.name) / "hostile.sock"
         self._never: asyncio.Event
         self._serving: set[Peer] = set()
-        self._n_told = 0
         self._loop.run_until_complete(self._start())
 
     def _unhandled(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

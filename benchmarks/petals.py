@@ -287,7 +287,7 @@ class _Bench:
                 after = _until_ended(lines, _STUCK_S)
             except TimeoutError:
                 log = (folder / "logs" / "petals-client.log").read_text()
-                return None, max(re.findall(r"\w+Error\(['\"][\w ]+", log), default="its log has no error")
+                return None, next(reversed(re.findall(r"\w+Error\(['\"][\w ]+", log)), "its log has no error")
         assert after[-1]["n_with_other_tokens"] == 0
         at_s = [event["at_s"] for event in (*before, *after) if event["event"] == "token"]
         return float(max(np.diff(at_s))), ""

@@ -43,7 +43,7 @@ PAGE = "page.json"
 """The page of a run, while it is served: ``url``, ``pid``, ``started``."""
 ENDPOINT = "endpoint.json"
 """The endpoint of ``testbed serve``, while it serves: ``url``."""
-SCRATCH = ("links", "virtual", "sweep", "agent")
+SCRATCH = ("links", "virtual", "study", "agent")
 """Kinds of temporary folders: of ``testbed links``, of simulations by the engine ``virtual``, of simulated or
 measured runs of a study, of agents on other machines."""
 

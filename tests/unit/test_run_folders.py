@@ -102,9 +102,9 @@ def test_temporary_folders_of_others_are_left_to_them(
     monkeypatch.setattr(clean, "_orphans", dict)
     assert clean_command(tmp_path / "none")["folders"] == []
     monkeypatch.setattr(clean.os, "geteuid", lambda: user)
-    of_sweep = tmp_path / "testbed-sweep-x"
-    of_sweep.mkdir()
-    assert clean_command(tmp_path / "none")["folders"] == [str(theirs), str(of_sweep)]
+    of_study = tmp_path / "testbed-study-x"
+    of_study.mkdir()
+    assert clean_command(tmp_path / "none")["folders"] == [str(theirs), str(of_study)]
     assert linked.is_symlink()
 
 

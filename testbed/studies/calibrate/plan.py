@@ -21,7 +21,7 @@ from testbed.errors import UserError
 N_STEPS = 8
 """Decode steps of a case that measures blocks or input length; the context grows by as many tokens."""
 N_CONCURRENT_STEPS = 16
-MAX_LENGTHS = (16, 64, 128, 256, 512)
+DEFAULT_LENGTHS = (16, 64, 128, 256, 512)
 MAX_BLOCKS_TAKEN = 5
 SESSIONS = (1, 2, 4, 8)
 OUTPUT_TOKENS = 128
@@ -131,7 +131,7 @@ def make_plan(
     wrong = [n for n in (*(lengths or ()), *sessions, n_output_tokens) if n < 1]
     if wrong:
         raise UserError(f"lengths and numbers of sessions must be at least 1, not {wrong[0]}")
-    fitting = lengths_within(lengths or MAX_LENGTHS, N_STEPS, max_tokens)
+    fitting = lengths_within(lengths or DEFAULT_LENGTHS, N_STEPS, max_tokens)
     if lengths and len(fitting) < len(set(lengths)):
         raise UserError(
             f"an input of {max(lengths)} tokens and {N_STEPS} to decode are more than the {max_tokens} tokens "

@@ -35,7 +35,7 @@ def explain_command(
     if policy is not None:
         check_policy(policy)
     case = scenario_case(target, choice_of(policy), overrides, seed)
-    with scratch("sweep") as folder:
+    with scratch("study") as folder:
         run_dir = folder / "run"
         simulation = simulate(case, "testbed", folder=run_dir, live=False)
         if simulation.placement is None:

@@ -114,7 +114,8 @@ def links_markdown(answer: dict[str, Any]) -> str:
         for row, note in zip(rows, _notes(rows), strict=True):
             cells = [_cell(value(row), 0, digits) for _, _, digits, value in _COLUMNS]
             lines.append(f"| {row['from']} | {row['to']} | {' | '.join(cells)} | {note} |")
-        lines += ["", _worst_line(rows).capitalize() + "."]
+        worst = _worst_line(rows)
+        lines += ["", f"{worst[0].upper()}{worst[1:]}."]
     return "\n".join(lines) + "\n"
 
 

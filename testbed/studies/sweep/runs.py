@@ -232,7 +232,7 @@ def _served_in_real_time(case: Case) -> Simulation:
     except PolicyError as error:
         raise UserError(str(error)) from error
     stage = choose_stage(experiment)
-    with scratch("sweep") as folder:
+    with scratch("study") as folder:
         run_dir = make_run_dir(folder / "run", experiment.name)
         served = serve_by_system(experiment, placed, run_dir, stage, live=False)
     return Simulation(case, REAL, REAL, "asked for", placed.placement, placed.decision_s, served)
