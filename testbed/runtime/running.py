@@ -104,4 +104,4 @@ def busy_text(launcher: Launcher) -> str:
     if who:
         text = f"{', '.join(who)} {'is' if len(who) == 1 else 'are'} busy or halted"
     policy = deciding()
-    return f"the policy {policy} has not decided yet ({text})" if policy is not None else text
+    return f"the {policy} has not decided yet ({text})" if policy is not None else text

@@ -124,5 +124,5 @@ def _sentence(kind: str, message: str, given: Any, context: dict[str, Any]) -> s
         n = context["min_length"]
         return f"needs at least {n} {'entry' if n == 1 else 'entries'}"
     if kind == "too_long":
-        return f"takes at most {context['max_length']} entries"
+        return f"can have at most {context['max_length']} entries"
     return message

@@ -289,7 +289,7 @@ _OF_A_TRACE = ("rate", "n_requests", *_LENGTHS)
 
 
 class EndpointTable(Table):
-    """``[endpoint]``: ``testbed serve`` takes requests from outside.
+    """``[endpoint]``: ``testbed serve`` accepts requests from outside.
 
     ``max_model_len`` is the largest number of tokens of a request, prompt and output together.
     ``workload = "also"`` serves the scenario's own requests, too. The placement is designed for the
@@ -311,7 +311,7 @@ class WorkloadTable(Table):
     [arrival in seconds, input tokens, output tokens], optionally with the client's number and
     ``max_new_tokens``. ``n_requests`` limits how many are used, ``rate`` stretches their arrivals to that
     mean rate per second, and ``n_input_tokens`` and ``n_output_tokens`` replace their lengths. The value
-    "trace" for one of these four keys means "as recorded"; with ``--set`` it undoes what the file says.
+    "trace" for one of these four keys means "as recorded"; with ``--set`` it undoes the file's value.
     ``draw`` chooses which recorded requests a seed uses (``testbed.scenario.draws``; default: the first
     ones). ``max_input_tokens`` first drops recorded requests with longer prompts.
 

@@ -42,7 +42,7 @@ class Source:
     overridden: dict[tuple[str, ...], str] = field(default_factory=dict)
 
     def folder_of(self, *key: str) -> Path:
-        """Return the folder for a relative path at ``key``: the file's, or the current one after ``--set``."""
+        """Return the folder that a relative path at ``key`` starts in: the current one after ``--set``."""
         return Path() if any(key[: len(k)] == k for k in self.overridden) else self.folder
 
     def error(self, wrong: KeyedError) -> ScenarioError:

@@ -147,7 +147,7 @@ def test_reports_and_json_have_the_law_and_every_point(calibrate: Calibrate) -> 
         (OWN, None),
         (OWN.replace("hidden_size = 64", "hidden_size = 128"), "not for bloom-8x128 (fp32)"),
         (OWN.replace("fp32", "bf16"), "not for bloom-8x64 (bf16)"),
-        ('name = "m"\nn_blocks = 8\nhidden_size = 64\nblock_size = "200 kB"', "given by bytes alone"),
+        ('name = "m"\nn_blocks = 8\nhidden_size = 64\nblock_size = "200 kB"', "has only sizes in bytes"),
     ],
 )
 def test_a_profile_that_was_measured_for_another_model_warns(
