@@ -265,7 +265,7 @@ def legs_of(experiment: Experiment, request: RequestSpec, hops: Sequence[Hop]) -
     """As the experiment's problem has them.
 
     Hub-spoke: what is sent takes its part of t_cj on each way by the links' rates. Forwarding: the way there from the server before, and from the last one
-    back to the client.
+    back to the client; no message arrives before it was sent.
     """
     problem, calibration = experiment.problem, experiment.calibration
     added_s = calibration.input_overhead_s(request.n_input_tokens), calibration.token_overhead_s
@@ -284,11 +284,17 @@ def legs_of(experiment: Experiment, request: RequestSpec, hops: Sequence[Hop]) -
             found, hop_times_s(problem, request, previous, hop.server), added_s, strict=True
         ):
             network_s = hop_s - base_s - more_s
-            up_s = network_s
-            if not problem.forwarding:
+            if problem.forwarding:
+                # What the overhead has of the client's link is not spent where the message does not pass that.
+                way_s = problem.up_s(request.client, hop.server)
+                if previous is not None:
+                    way_s = problem.across_s(previous, hop.server)
+                less_s = min(more_s, max(0.0, way_s - network_s))
+                of.append(Leg(network_s + less_s, 0.0, more_s - less_s))
+            else:
                 sent_s = network_s - problem.raw_rtt_s[request.client][hop.server]
                 up_s = problem.up_s(request.client, hop.server) + share_up(hop.server) * sent_s
-            of.append(Leg(up_s, network_s - up_s, more_s))
+                of.append(Leg(up_s, network_s - up_s, more_s))
         previous = hop.server
     if previous is not None:
         for of, back_s in zip(found, return_times_s(problem, request, previous), strict=True):
