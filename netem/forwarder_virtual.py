@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 import os
 import select
 from heapq import heappop
@@ -121,5 +120,5 @@ class VirtualForwarder(Forwarder):
 
 
 def _nanoseconds(seconds: float) -> int:
-    """The first whole nanosecond that is not before ``seconds``."""
-    return math.ceil(seconds * _NS)
+    """The whole nanosecond nearest to ``seconds``, as on ``memory``."""
+    return round(seconds * _NS)

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from nodes.clock import on_tick
+
 
 class BatchTimes(Protocol):
     """How long a server's steps take: ``policies.steps.StepLaw``."""
@@ -146,7 +148,7 @@ class Batches:
         All that arrived before its start has been added.
         """
         work = self.take()
-        return None if work is None else self.end(work, work.start_at_s + self.busy_s(work))
+        return None if work is None else self.end(work, self.ends_at_s(work))
 
     def take(self) -> Work | None:
         """Take what is computed next; ``None``: nothing waits. It ends (``end``) before more is taken."""
@@ -178,12 +180,12 @@ class Batches:
             self._prompts.popleft()
         return range(begin, end)
 
-    def busy_s(self, work: Work) -> float:
-        """How long ``work`` takes by the law."""
+    def ends_at_s(self, work: Work) -> float:
+        """When ``work`` has ended by the law."""
         assert self._times is not None, "a server with a law"
         n_blocks = max(step.n_blocks for step in work.steps)
         busy_s = self._times.batch_s(n_blocks, [step.position for step in work.decodes], work.chunk)
-        return busy_s * max(step.factor for step in work.steps)
+        return on_tick(work.start_at_s + busy_s * max(step.factor for step in work.steps))
 
     def end(self, work: Work, end_at_s: float) -> Batch:
         """``work`` has ended at ``end_at_s``: the server is free."""

@@ -13,7 +13,7 @@ from policies.workload import QueueRules
 
 Answer = Callable[[Route | PolicyError | None], None]
 """Takes the chain; ``None``: there is none."""
-CallAt = Callable[[float, Callable[[], None]], None]
+CallAt = Callable[[float, Callable[[], None]], object]
 """Have something called at an instant (scenario seconds)."""
 
 _MOST_LOOKED_AT = 1000

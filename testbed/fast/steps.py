@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import NamedTuple
 
 from nodes.batching import Batch, Batches, Composition, Step
@@ -120,7 +119,10 @@ class Steps:
 
     def begin(self, walk: Walk, ready_at_s: float) -> None:
         """Serve a request from ``ready_at_s`` on, which may go on after tokens that it has."""
-        self._send(walk, ready_at_s)
+        if ready_at_s > self._queue.now_s:
+            self._queue.at(ready_at_s, self._send, walk)
+        else:  # nobody sets a timer for what is due
+            self._send(walk)
 
     def tell(self, walk: Walk, server: int) -> None:
         """With forwarding: the client hears that ``server`` has taken the session's cache."""
@@ -134,23 +136,17 @@ class Steps:
         walk.is_over = True
         walk.lost(server, walk.parts[walk.part].position)
 
-    def _send(self, walk: Walk, at_s: float) -> None:
+    def _send(self, walk: Walk) -> None:
         """The client sends the present part to ``hops[at]``."""
-        if self._caches is not None and self._forwarding:
-            self._queue.at(at_s, self._push, walk)
-        else:
-            self._carry(walk, at_s)
-
-    def _push(self, walk: Walk) -> None:
         if walk.preempted_by is not None:
             self._lose(walk, walk.preempted_by)
         else:
             walk.is_away = True
-            self._carry(walk, self._queue.now_s)
+            self._carry(walk)
 
-    def _carry(self, walk: Walk, at_s: float) -> None:
-        walk.sent_at_s = at_s
-        self._queue.at(at_s + walk.leg.up_s, self._arrive, walk)
+    def _carry(self, walk: Walk) -> None:
+        walk.sent_at_s = now_s = self._queue.now_s
+        self._queue.at(now_s + walk.leg.up_s, self._arrive, walk)
 
     def _arrive(self, walk: Walk) -> None:
         hop, part, now_s = walk.hops[walk.at], walk.parts[walk.part], self._queue.now_s
@@ -180,36 +176,33 @@ class Steps:
             self._queue.at(batch.end_at_s, self._end, batches, server, batch)
 
     def _end(self, batches: Batches, server: int, batch: Batch) -> None:
+        self._begin(batches, server)
         for step in batch.ended:
             self._computed(self._walks.pop(step), step.arrived_at_s, batch.together)
-        self._begin(batches, server)
 
     def _computed(self, walk: Walk, arrived_at_s: float, together: Composition) -> None:
-        departed_at_s = self._queue.now_s + walk.leg.added_s
-        if self._caches is not None and self._forwarding:  # the session may have gone by then
-            self._queue.at(departed_at_s, self._depart, walk, arrived_at_s, departed_at_s, together)
+        if added_s := walk.leg.added_s:
+            self._queue.at(self._queue.now_s + added_s, self._depart, walk, arrived_at_s, together)
         else:
-            self._depart(walk, arrived_at_s, departed_at_s, together)
+            self._depart(walk, arrived_at_s, together)
 
-    def _depart(self, walk: Walk, arrived_at_s: float, departed_at_s: float, together: Composition) -> None:
-        hop, part = walk.hops[walk.at], walk.parts[walk.part]
-        received_at_s = departed_at_s + walk.leg.down_s
+    def _depart(self, walk: Walk, arrived_at_s: float, together: Composition) -> None:
+        hop, part, departed_at_s = walk.hops[walk.at], walk.parts[walk.part], self._queue.now_s
         is_passed_on = self._forwarding and walk.at + 1 < len(walk.hops)
         if self._forwarding and self._caches is not None and not self._caches.holds(walk.key, hop.server):
             return
+        received_at_s = departed_at_s
+        if not is_passed_on:
+            received_at_s = self._queue.at(departed_at_s + walk.leg.down_s, self._received, walk)
         instants = walk.sent_at_s, arrived_at_s, departed_at_s, received_at_s
         n_bytes = part.n_tokens * self._token_bytes
         n_back, n_replayed = (0 if is_passed_on else n_bytes), (part.n_tokens if part.is_replay else 0)
         walk.records.append(HopRecord(*hop, *instants, n_bytes, n_back, n_replayed, together))
         if is_passed_on:
             walk.at += 1
-            self._carry(walk, departed_at_s)
-        elif self._caches is not None and self._forwarding:
-            self._queue.at(received_at_s, self._received, walk, received_at_s)
-        else:
-            self._received(walk, received_at_s)
+            self._carry(walk)
 
-    def _received(self, walk: Walk, at_s: float) -> None:
+    def _received(self, walk: Walk) -> None:
         """The client has what came of the present part, on one hop or with forwarding on all."""
         walk.is_away = False
         if walk.is_over:
@@ -221,12 +214,15 @@ class Steps:
         else:
             walk.part, walk.at = 0, walk.at + 1
             if walk.at == len(walk.hops):
-                self._next_token(walk, at_s + self._hub_token_s)
+                if self._hub_token_s:
+                    self._queue.at(self._queue.now_s + self._hub_token_s, self._next_token, walk)
+                else:
+                    self._next_token(walk)
                 return
-        self._send(walk, at_s)
+        self._send(walk)
 
-    def _next_token(self, walk: Walk, done_at_s: float) -> None:
-        plan = walk.plan
+    def _next_token(self, walk: Walk) -> None:
+        plan, done_at_s = walk.plan, self._queue.now_s
         self._write(walk)
         if walk.token == 0:
             walk.first_at_s = done_at_s
@@ -235,10 +231,10 @@ class Steps:
         walk.token, walk.at, walk.ready_at_s = walk.token + 1, 0, done_at_s
         walk.parts = (Part(plan.n_input_tokens + walk.token - 1, 1),)
         if walk.token < plan.n_output_tokens:
-            self._send(walk, done_at_s)
+            self._send(walk)
         else:
             walk.is_over = True
-            self._queue.free_at(done_at_s, partial(walk.ended, walk.first_at_s))
+            walk.ended(walk.first_at_s)
 
     def _write(self, walk: Walk) -> None:
         self.n_rows += len(walk.records)

@@ -92,12 +92,13 @@ class TimerLoop(asyncio.SelectorEventLoop):
         return None
 
     def fire(self) -> None:
-        """Make ready what is due."""
+        """Make ready what is due first. What else is due waits until all that comes of it is done."""
         timers, now_ns, ready = self._timers, self.now_ns, self._ready  # type: ignore[attr-defined]
         while timers and timers[0][0] <= now_ns:
             handle = heappop(timers)[2]
             if not handle.cancelled():
                 ready.append(handle)
+                return
 
 
 class _Handle(events.Handle):
