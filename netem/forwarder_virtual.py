@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 import os
 import select
 from heapq import heappop
@@ -122,5 +121,5 @@ class VirtualForwarder(Forwarder):
 
 
 def _nanoseconds(seconds: float) -> int:
-    """Return the first whole nanosecond that is not before ``seconds``."""
-    return math.ceil(seconds * _NS)
+    """Return the whole nanosecond nearest to ``seconds``, as on ``memory``."""
+    return round(seconds * _NS)

@@ -147,6 +147,7 @@ class MemoryNetwork:
         context: contextvars.Context | None,
     ) -> None:
         at_s, transit = entered
+        at_s = round(at_s, 9)  # virtual time is whole nanoseconds
         if transit is None:
             self._loop.call_at(at_s, deliver, *args, context=context)
         else:

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from nodes.clock import on_tick
+
 
 class BatchTimes(Protocol):
     """How long a server's steps take: ``policies.steps.StepLaw``."""
@@ -149,7 +151,7 @@ class Batches:
         All steps that arrived before its start must have been added.
         """
         work = self.take()
-        return None if work is None else self.end(work, work.start_at_s + self.busy_s(work))
+        return None if work is None else self.end(work, self.ends_at_s(work))
 
     def take(self) -> Work | None:
         """Returns what to compute next; ``None`` if no step waits. Call ``end`` before the next ``take``."""
@@ -181,12 +183,12 @@ class Batches:
             self._prompts.popleft()
         return range(begin, end)
 
-    def busy_s(self, work: Work) -> float:
-        """Returns how long ``work`` takes by the law, in seconds."""
+    def ends_at_s(self, work: Work) -> float:
+        """Returns the instant at which ``work`` ends by the law."""
         assert self._times is not None, "a server with a law"
         n_blocks = max(step.n_blocks for step in work.steps)
         busy_s = self._times.batch_s(n_blocks, [step.position for step in work.decodes], work.chunk)
-        return busy_s * max(step.factor for step in work.steps)
+        return on_tick(work.start_at_s + busy_s * max(step.factor for step in work.steps))
 
     def end(self, work: Work, end_at_s: float) -> Batch:
         """End ``work`` at ``end_at_s``: the server is free from then on. Returns its batch."""

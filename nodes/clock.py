@@ -109,6 +109,15 @@ def nanoseconds(seconds: float) -> int:
     return ns if ns / NS >= seconds else ns + 1
 
 
+def on_tick(at_s: float) -> float:
+    """The whole nanosecond nearest to ``at_s``.
+
+    Instants that a run's times add up to are put on it wherever they are formed. So the same times added in another order
+    are the same instant, and who is first does not depend on rounding.
+    """
+    return round(at_s * NS) / NS
+
+
 class VirtualClock:
     """Scenario time of the virtual loop that is running: whole nanoseconds, exact, and the same in every run."""
 

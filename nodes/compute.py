@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 from typing import Any, Literal, NamedTuple, Protocol
 
 from nodes.batching import Batch, Batches, Composition, Step, Work
-from nodes.clock import Clock
+from nodes.clock import Clock, on_tick
 from nodes.digest import apply_to_rows, read_rows, write_rows
 
 
@@ -233,12 +233,13 @@ class StubCompute:
         else:
             alone_s = profile.times.step_s(position, n_tokens, n_blocks) * self._factor
             start_at_s, busy_s = self._turns.take(arrived_at_s, alone_s)
-            ended_at_s = start_at_s + busy_s
-        await self._clock.sleep_until_s(ended_at_s + profile.overhead_s(session.client, position, n_tokens))
+            ended_at_s = on_tick(start_at_s + busy_s)
+        overhead_s = profile.overhead_s(session.client, position, n_tokens)
+        await self._clock.sleep_until_s(on_tick(ended_at_s + overhead_s))
         return Computed(answer, together)
 
     async def _pass(self, work: Work) -> float:
-        end_at_s = work.start_at_s + self._batches.busy_s(work)
+        end_at_s = self._batches.ends_at_s(work)
         await self._clock.sleep_until_s(end_at_s)
         return end_at_s
 

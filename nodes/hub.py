@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from nodes.clock import Clock
+from nodes.clock import Clock, on_tick
 from nodes.digest import DIGEST_BYTES, apply_to_rows, embed, read_rows, token_of, write_rows
 from nodes.request import Request, WrongTokenError
 
@@ -71,7 +71,7 @@ class _StubSequence:
 
     async def take(self, payload: bytes) -> int:
         # The stub's own computing is part of the token's time, not added to it.
-        done_at_s = self._hub.now_s() + self._hub.token_s - self._embedding_s
+        done_at_s = on_tick(self._hub.now_s() + self._hub.token_s - self._embedding_s)
         value = read_rows(payload, self._token_bytes)[-1]
         if self._verify:
             expected = apply_to_rows(self._values, 0, self._caches)[-1]

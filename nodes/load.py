@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 
-from nodes.clock import Clock
+from nodes.clock import Clock, on_tick
 from nodes.eventlog import EventLog, LogFullError
 from nodes.records import ENDED, AnyRecord, Arrived, Cancelled, Completed, Failed, Interrupted, Token
 from nodes.recovery import Observer
@@ -51,7 +51,7 @@ class LoadGenerator:
             self._broken = asyncio.get_running_loop().create_future()
         try:
             for request in requests:
-                await self._clock.sleep_until_s(request.arrival_at_s)
+                await self._clock.sleep_until_s(on_tick(request.arrival_at_s))
                 if self._failure is not None:
                     raise self._failure
                 self.begin(request)

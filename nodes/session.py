@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from nodes import records
 from nodes.chain import Chain, HopFailed, OpenHop, Preempted, Refusal
-from nodes.clock import Clock
+from nodes.clock import Clock, on_tick
 from nodes.connection import Connection
 from nodes.hub import HubModel
 from nodes.records import Admitted, Completed, HopRecord, Opening, Plan, Rejected, Resumed, Routed, Token
@@ -94,7 +94,8 @@ class HubSession:
             attempt_at_s = await self._open_chain(request.n_input_tokens, request.arrival_at_s)
             opened_at_s = self._clock.now_s()
             self._observe(Opening(request.index, attempt_at_s, opened_at_s))
-            ready_at_s = max(opened_at_s, attempt_at_s + self._rules.initial_delay_s) + self._rules.setup_s
+            least_at_s = attempt_at_s + self._rules.initial_delay_s
+            ready_at_s = on_tick(max(opened_at_s, least_at_s) + self._rules.setup_s)
             await self._clock.sleep_until_s(ready_at_s)
             finished_at_s = await self._generate(ready_at_s)
             self._observe(Completed(request.index, finished_at_s))
@@ -141,7 +142,7 @@ class HubSession:
             if give_up_s and now_s + backoff_s > since_s + give_up_s:
                 raise SessionError(f"no room within {give_up_s:g} s ({reason})")
             self._observe(Rejected(index, now_s, server, reason, backoff_s, list(refused), list(broken)))
-            await self._clock.sleep_until_s(now_s + backoff_s)
+            await self._clock.sleep_until_s(on_tick(now_s + backoff_s))
         raise SessionError("a million attempts to open a session failed")
 
     async def _start_over(self, preempted: Preempted, n_done: int) -> bytes:

@@ -192,13 +192,17 @@ class Coordinator:
 
     def release(self, index: int) -> None:
         """Release a session that has ended or was refused."""
+        hops = self._chains.get(index, ())
         if self._room is not None:
             self._room.drop(index)
-            hops = self._chains.get(index, ())
+        self._forget(index)
+        if self._room is not None:
             client = self.requests[index].client
             closed_s = max((self._problem.up_s(client, hop.server) for hop in hops), default=0.0)
-            self._call_at(self._now_s() + closed_s, self._room.look)
-        self._forget(index)
+            if closed_s:
+                self._call_at(self._now_s() + closed_s, self._room.look)
+            else:
+                self._room.look()
 
     def look(self) -> None:
         """Try the requests in the queue again, because there may be more room."""

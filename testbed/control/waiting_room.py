@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 from policies.problem import PolicyError, Route
@@ -12,7 +13,7 @@ from policies.workload import QueueRules
 
 Answer = Callable[[Route | PolicyError | None], None]
 """Called with the chain, with ``None`` if there is none, or with the policy's error."""
-CallAt = Callable[[float, Callable[[], None]], None]
+CallAt = Callable[[float, Callable[[], None]], object]
 """Calls a function at an instant (scenario seconds)."""
 
 _MOST_LOOKED_AT = 1000
@@ -25,12 +26,14 @@ class Wait(Enum):
     NO_ROOM = "no room"
 
 
-@dataclass(order=True)
+@dataclass(eq=False)
 class _Waiting:
+    """One who asks. A request that was let go, refused and asks again is another one."""
+
     arrived_at_s: float
     index: int
-    since_s: float = field(compare=False)
-    answer: Answer = field(compare=False)
+    since_s: float
+    answer: Answer
 
 
 class WaitingRoom:
@@ -66,11 +69,14 @@ class WaitingRoom:
         ``answer`` is called once there is room.
         """
         waiting = _Waiting(arrived_at_s, index, since_s, answer)
-        insort(self._waiting, waiting)
-        if self._rules.give_up_s:
-            overdue_at_s = max(self._now_s(), since_s + self._rules.give_up_s)
+        insort(self._waiting, waiting, key=lambda one: (one.arrived_at_s, one.index))
+        now_s, give_up_s = self._now_s(), self._rules.give_up_s
+        overdue_at_s = since_s + give_up_s if give_up_s else math.inf
+        if now_s < overdue_at_s < math.inf:
             self._call_at(overdue_at_s, lambda: self._overdue(waiting))
         self.look()
+        if overdue_at_s <= now_s:
+            self._overdue(waiting)
 
     def drop(self, index: int) -> None:
         """Remove request ``index``, if it is here; calls its ``answer`` with ``None``."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 from nodes.batching import Batches
+from nodes.clock import NS, nanoseconds, on_tick
 from policies.online import OnlinePolicy
 from policies.problem import BlockRange, Hop, PolicyError, RequestSpec, Route
 from policies.replay import ServiceTimes
@@ -178,7 +180,11 @@ class _Run:
         self._times = ServiceTimes(experiment.problem)
         self._steps: Steps | None = None
         """``None``: sessions do not meet on servers, and the closed form holds."""
+        self._free_at = queue.free_at
+        """Has something called that gives room back. In closed form it is planned long before it happens, and goes first;
+        step by step everything is planned when the system sets a timer for it, and comes in that order."""
         if goes_step_by_step(experiment):
+            self._free_at = queue.at
             problem, batches = experiment.problem, None
             if experiment.batching == "continuous":
                 batches = [Batches(law, experiment.chunk_tokens) for law in problem.servers]
@@ -207,8 +213,12 @@ class _Run:
 
     def serve(self) -> FastRun:
         requests = self._experiment.requests
+        coming: list[deque[tuple[int, RequestPlan]]] = [deque() for _ in self._problem.clients]
         for number, plan in enumerate(requests):
-            self._queue.at(plan.arrival_at_s, self._arrive, number, plan)
+            coming[plan.client].append((number, plan))
+        for of_client in coming:
+            if of_client:
+                self._queue.at(of_client[0][1].arrival_at_s, self._arrive_from, of_client)
         while len(self._ended) < len(requests):
             self._queue.step()
         ended = [self._ended[number] for number in range(len(requests))]
@@ -219,6 +229,16 @@ class _Run:
         )
 
     # Sessions.
+
+    def _arrive_from(self, coming: deque[tuple[int, RequestPlan]]) -> None:
+        """One client's requests: those that are due now, and the next when it is due."""
+        due = []
+        while coming and on_tick(coming[0][1].arrival_at_s) <= self._queue.now_s:
+            due.append(coming.popleft())
+        if coming:
+            self._queue.at(coming[0][1].arrival_at_s, self._arrive_from, coming)
+        for number, plan in due:
+            self._arrive(number, plan)
 
     def _arrive(self, number: int, plan: RequestPlan) -> None:
         if self._mover is not None:
@@ -231,7 +251,14 @@ class _Run:
         """Ask for a chain."""
         session.opening += 1
         n_done = session.walk.token if session.walk is not None else 0
-        self._coordinator.ask(session.plan.index, partial(self._told, session), n_done)
+        self._coordinator.ask(session.plan.index, partial(self._answer, session), n_done)
+
+    def _answer(self, session: _Session, route: Route | PolicyError | None) -> None:
+        """The coordinator has decided. Of several that it lets in at once one is told after the other."""
+        if self._experiment.queue is None:
+            self._told(session, route)
+        else:
+            self._queue.at(self._queue.now_s, self._told, session, route)
 
     def _told(self, session: _Session, route: Route | PolicyError | None) -> None:
         """Send an opening to all servers of the chain."""
@@ -245,22 +272,31 @@ class _Run:
             self._refused(session)
             return
         session.route = route
-        rtt_s = self._problem.raw_rtt_s[plan.client]
         # The name that a client would give the session: it orders requests that arrived at the same time.
         name = f"{plan.index}.{session.n_chains}" if session.n_chains else f"{plan.index}"
         session.n_chains += 1
         n_done = session.walk.token if session.walk is not None else 0
         need = Need(plan.n_input_tokens + n_done, plan.known.n_tokens, (plan.arrival_at_s, name))
-        slowest_s = 0.0
+        last = self._last_to_answer(plan.client, [hop.server for hop in route.hops])
         for hop in route.hops:
-            self._queue.at(
-                now_s + self._problem.up_s(plan.client, hop.server), self._open, session, hop, need
-            )
-            slowest_s = max(slowest_s, rtt_s[hop.server])
-        self._queue.at(now_s + slowest_s, self._answered, session)
+            at_s, is_last = now_s + self._problem.up_s(plan.client, hop.server), hop.server == last
+            self._queue.at(at_s, self._open, session, hop, need, is_last)
 
-    def _open(self, session: _Session, hop: Hop, need: Need) -> None:
-        """An opening reaches a server."""
+    def _last_to_answer(self, client: int, servers: Sequence[int]) -> int:
+        """Which of these servers is the last whose answer comes to what a client sends all of them now."""
+        now_s, problem = self._queue.now_s, self._problem
+
+        def answers(at: int) -> tuple[float, float, int]:
+            there_at_s = on_tick(now_s + problem.up_s(client, servers[at]))
+            return on_tick(there_at_s + problem.down_s(client, servers[at])), there_at_s, at
+
+        return servers[max(range(len(servers)), key=answers)]
+
+    def _open(self, session: _Session, hop: Hop, need: Need, is_last: bool) -> None:
+        """An opening reaches a server; ``is_last``: all others will have been answered before this one."""
+        if is_last:
+            down_s = self._problem.down_s(session.plan.client, hop.server)
+            self._queue.at(self._queue.now_s + down_s, self._answered, session)
         refused = self._servers.reserve((session.number, session.opening), hop, need, self._queue.now_s)
         if refused is None:
             session.opened += (hop.server,)
@@ -275,22 +311,23 @@ class _Run:
         """All servers have answered."""
         now_s, plan = self._queue.now_s, session.plan
         if session.refusal:
-            rtt_s = self._problem.raw_rtt_s[plan.client]
-            closed_at_s = now_s + max((rtt_s[server] for server in session.opened), default=0.0)
-            self._close(session)
-            self._queue.free_at(closed_at_s, self._refused, session)
+            self._close(session, self._refused)
             return
         assert session.route is not None
         ready_at_s = now_s
         if session.ready_at_s is None:
-            ready_at_s = max(now_s, session.asked_at_s + self._problem.initial_delay_s) + self._setup_s
-            session.waiting_s, session.ready_at_s = session.asked_at_s - plan.arrival_at_s, ready_at_s
+            least_at_s = session.asked_at_s + self._problem.initial_delay_s
+            ready_at_s = on_tick(max(now_s, least_at_s) + self._setup_s)
+            session.waiting_s, session.ready_at_s = (
+                session.asked_at_s - on_tick(plan.arrival_at_s),
+                ready_at_s,
+            )
         hops = session.route.hops
         if self._steps is not None:
             self._walk(self._steps, session, hops, ready_at_s)
             return
         first_s, all_s = self._times.of(plan.served, hops)
-        self._queue.free_at(ready_at_s + all_s, self._finish, session, ready_at_s + first_s)
+        self._free_at(ready_at_s + all_s, self._finish, session, on_tick(ready_at_s + first_s))
 
     def _walk(self, steps: Steps, session: _Session, hops: tuple[Hop, ...], ready_at_s: float) -> None:
         """Walk through a chain step by step, from the first token on, or with a replay after a lost chain."""
@@ -337,7 +374,6 @@ class _Run:
     def _refused(self, session: _Session) -> None:
         """Try again after the backoff, or give up."""
         now_s, plan, give_up_s = self._queue.now_s, session.plan, self._experiment.backoff.give_up_s
-        self._coordinator.release(plan.index)
         if session.is_final:
             give_up_s = give_up_s or self._experiment.recovery.give_up_s
         backoff_s = next(session.waits_s)
@@ -347,10 +383,11 @@ class _Run:
             self._fail(session, f"{session.opening} attempts to open a session failed ({session.refusal})")
         else:
             self._queue.at(now_s + backoff_s, self._ask, session)
+        self._coordinator.release(plan.index)
 
     def _finish(self, session: _Session, first_at_s: float) -> None:
-        self._coordinator.release(session.plan.index)
         self._close(session)
+        self._coordinator.release(session.plan.index)
         self._end(session, COMPLETED, session.route, first_at_s, self._queue.now_s)
 
     def _fail(self, session: _Session, reason: str) -> None:
@@ -369,10 +406,12 @@ class _Run:
         reason: str = "",
     ) -> None:
         now_s, plan, setup_s = self._queue.now_s, session.plan, None
-        waiting_s = now_s - plan.arrival_at_s
+        arrived_at_s = on_tick(plan.arrival_at_s)
+        waiting_s = now_s - arrived_at_s
         if session.ready_at_s is not None:
             waiting_s = session.waiting_s
-            setup_s = session.ready_at_s - (plan.arrival_at_s + waiting_s)
+        if session.ready_at_s is not None and first_at_s is not None:
+            setup_s = session.ready_at_s - (arrived_at_s + waiting_s)
         if self._mover is not None:
             self._mover.load.end(now_s)
         del self._sessions[session.number]
@@ -383,9 +422,9 @@ class _Run:
             n_rejections=session.opening - 1 - session.n_preemptions,
             waiting_s=waiting_s,
             setup_s=setup_s,
-            ttft_s=None if first_at_s is None else first_at_s - plan.arrival_at_s,
-            time_s=None if ended_at_s is None else ended_at_s - plan.arrival_at_s,
-            ended_s=now_s - plan.arrival_at_s,
+            ttft_s=None if first_at_s is None else first_at_s - arrived_at_s,
+            time_s=None if ended_at_s is None else ended_at_s - arrived_at_s,
+            ended_s=now_s - arrived_at_s,
             reason=reason,
             n_done=session.walk.token if session.walk is not None and ended_at_s is None else 0,
             n_preemptions=session.n_preemptions,
@@ -393,15 +432,23 @@ class _Run:
             preempted_s=session.preempted_s,
         )
 
-    def _close(self, session: _Session) -> None:
-        """Tell servers that the session is over."""
-        now_s, key = self._queue.now_s, (session.number, session.opening)
+    def _close(self, session: _Session, then: Callable[[_Session], None] | None = None) -> None:
+        """Tell servers that the session is over, and go on with ``then`` once all have confirmed it."""
+        now_s, key, client = self._queue.now_s, (session.number, session.opening), session.plan.client
+        last = self._last_to_answer(client, session.opened) if session.opened and then is not None else None
         for server in session.opened:
-            up_s = self._problem.up_s(session.plan.client, server)
-            self._queue.free_at(now_s + up_s, self._free, key, server)
+            confirmed = partial(then, session) if then is not None and server == last else None
+            up_s = self._problem.up_s(client, server)
+            self._free_at(now_s + up_s, self._free, key, client, server, confirmed)
+        if then is not None and last is None:
+            then(session)
 
-    def _free(self, key: Key, server: int) -> None:
-        self._servers.release(key, server, self._queue.now_s)
+    def _free(self, key: Key, client: int, server: int, confirmed: Callable[[], None] | None) -> None:
+        """A closing reaches a server."""
+        now_s = self._queue.now_s
+        self._servers.release(key, server, now_s)
+        if confirmed is not None:
+            self._free_at(now_s + self._problem.down_s(client, server), confirmed)
         if server in self._draining:
             self._load_if_drained(server)
 
@@ -410,7 +457,8 @@ class _Run:
     def _plan_check(self, mover: Mover) -> None:
         at_s = mover.next_check_at_s()
         if at_s < math.inf:
-            self._queue.at(at_s, self._check, mover)
+            never_early_at_s = nanoseconds(at_s) / NS  # or the policy would want the same check again
+            self._queue.at(never_early_at_s, self._check, mover)
 
     def _check(self, mover: Mover) -> None:
         mover.check()

@@ -7,13 +7,17 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
-_Event = tuple[float, int, int, Callable[..., None], tuple[Any, ...]]
+from nodes.clock import on_tick
+
+_Event = tuple[float, int, Callable[..., None], tuple[Any, ...]]
+_FIRST = 1 << 60
+"""More than there are events."""
 
 
 class EventQueue:
-    """Calls functions at instants.
+    """Calls functions at instants of whole nanoseconds.
 
-    At one instant, those that free something come first, then in order of planning.
+    At one instant those planned with ``free_at`` come first; otherwise the order is that of planning.
     """
 
     def __init__(self) -> None:
@@ -21,19 +25,21 @@ class EventQueue:
         self._heap: list[_Event] = []
         self._numbers = count()
 
-    def at(self, at_s: float, call: Callable[..., None], *args: Any) -> None:
-        """Call ``call(*args)`` at ``at_s``, which must not lie in the past."""
-        self._plan(at_s, 1, call, args)
-
-    def free_at(self, at_s: float, call: Callable[..., None], *args: Any) -> None:
-        """As ``at``, but before all calls of that instant that were planned with ``at``."""
-        self._plan(at_s, 0, call, args)
-
-    def _plan(self, at_s: float, rank: int, call: Callable[..., None], args: tuple[Any, ...]) -> None:
+    def at(self, at_s: float, call: Callable[..., None], *args: Any) -> float:
+        """Call ``call(*args)`` at ``at_s``, which must not lie in the past; returns the instant."""
+        at_s = on_tick(at_s)
         assert at_s >= self.now_s, f"an event for {at_s} s was planned at {self.now_s} s"
-        heappush(self._heap, (at_s, rank, next(self._numbers), call, args))
+        heappush(self._heap, (at_s, next(self._numbers), call, args))
+        return at_s
+
+    def free_at(self, at_s: float, call: Callable[..., None], *args: Any) -> float:
+        """As ``at``, before all of that instant that was planned with ``at``."""
+        at_s = on_tick(at_s)
+        assert at_s >= self.now_s, f"an event for {at_s} s was planned at {self.now_s} s"
+        heappush(self._heap, (at_s, next(self._numbers) - _FIRST, call, args))
+        return at_s
 
     def step(self) -> None:
         """Go on to the next event and carry it out."""
-        self.now_s, _, _, call, args = heappop(self._heap)
+        self.now_s, _, call, args = heappop(self._heap)
         call(*args)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import NamedTuple
 
 from nodes.batching import Batch, Batches, Composition, Step
@@ -126,7 +125,10 @@ class Steps:
 
     def begin(self, walk: Walk, ready_at_s: float) -> None:
         """Serve a request from ``ready_at_s`` on. It may have tokens already."""
-        self._send(walk, ready_at_s)
+        if ready_at_s > self._queue.now_s:
+            self._queue.at(ready_at_s, self._send, walk)
+        else:  # no timer is set for what is due
+            self._send(walk)
 
     def tell(self, walk: Walk, server: int) -> None:
         """With forwarding: notify the client that ``server`` has taken the session's cache."""
@@ -140,23 +142,17 @@ class Steps:
         walk.is_over = True
         walk.lost(server, walk.parts[walk.part].position)
 
-    def _send(self, walk: Walk, at_s: float) -> None:
+    def _send(self, walk: Walk) -> None:
         """The client sends the present part to ``hops[at]``."""
-        if self._caches is not None and self._forwarding:
-            self._queue.at(at_s, self._push, walk)
-        else:
-            self._carry(walk, at_s)
-
-    def _push(self, walk: Walk) -> None:
         if walk.preempted_by is not None:
             self._lose(walk, walk.preempted_by)
         else:
             walk.is_away = True
-            self._carry(walk, self._queue.now_s)
+            self._carry(walk)
 
-    def _carry(self, walk: Walk, at_s: float) -> None:
-        walk.sent_at_s = at_s
-        self._queue.at(at_s + walk.leg.up_s, self._arrive, walk)
+    def _carry(self, walk: Walk) -> None:
+        walk.sent_at_s = now_s = self._queue.now_s
+        self._queue.at(now_s + walk.leg.up_s, self._arrive, walk)
 
     def _arrive(self, walk: Walk) -> None:
         hop, part, now_s = walk.hops[walk.at], walk.parts[walk.part], self._queue.now_s
@@ -186,36 +182,33 @@ class Steps:
             self._queue.at(batch.end_at_s, self._end, batches, server, batch)
 
     def _end(self, batches: Batches, server: int, batch: Batch) -> None:
+        self._begin(batches, server)
         for step in batch.ended:
             self._computed(self._walks.pop(step), step.arrived_at_s, batch.together)
-        self._begin(batches, server)
 
     def _computed(self, walk: Walk, arrived_at_s: float, together: Composition) -> None:
-        departed_at_s = self._queue.now_s + walk.leg.added_s
-        if self._caches is not None and self._forwarding:  # the session may have gone by then
-            self._queue.at(departed_at_s, self._depart, walk, arrived_at_s, departed_at_s, together)
+        if added_s := walk.leg.added_s:
+            self._queue.at(self._queue.now_s + added_s, self._depart, walk, arrived_at_s, together)
         else:
-            self._depart(walk, arrived_at_s, departed_at_s, together)
+            self._depart(walk, arrived_at_s, together)
 
-    def _depart(self, walk: Walk, arrived_at_s: float, departed_at_s: float, together: Composition) -> None:
-        hop, part = walk.hops[walk.at], walk.parts[walk.part]
-        received_at_s = departed_at_s + walk.leg.down_s
+    def _depart(self, walk: Walk, arrived_at_s: float, together: Composition) -> None:
+        hop, part, departed_at_s = walk.hops[walk.at], walk.parts[walk.part], self._queue.now_s
         is_passed_on = self._forwarding and walk.at + 1 < len(walk.hops)
         if self._forwarding and self._caches is not None and not self._caches.holds(walk.key, hop.server):
             return
+        received_at_s = departed_at_s
+        if not is_passed_on:
+            received_at_s = self._queue.at(departed_at_s + walk.leg.down_s, self._received, walk)
         instants = walk.sent_at_s, arrived_at_s, departed_at_s, received_at_s
         n_bytes = part.n_tokens * self._token_bytes
         n_back, n_replayed = (0 if is_passed_on else n_bytes), (part.n_tokens if part.is_replay else 0)
         walk.records.append(HopRecord(*hop, *instants, n_bytes, n_back, n_replayed, together))
         if is_passed_on:
             walk.at += 1
-            self._carry(walk, departed_at_s)
-        elif self._caches is not None and self._forwarding:
-            self._queue.at(received_at_s, self._received, walk, received_at_s)
-        else:
-            self._received(walk, received_at_s)
+            self._carry(walk)
 
-    def _received(self, walk: Walk, at_s: float) -> None:
+    def _received(self, walk: Walk) -> None:
         """Handle that the client has the present part's result: of one hop, with forwarding of all hops."""
         walk.is_away = False
         if walk.is_over:
@@ -227,12 +220,15 @@ class Steps:
         else:
             walk.part, walk.at = 0, walk.at + 1
             if walk.at == len(walk.hops):
-                self._next_token(walk, at_s + self._hub_token_s)
+                if self._hub_token_s:
+                    self._queue.at(self._queue.now_s + self._hub_token_s, self._next_token, walk)
+                else:
+                    self._next_token(walk)
                 return
-        self._send(walk, at_s)
+        self._send(walk)
 
-    def _next_token(self, walk: Walk, done_at_s: float) -> None:
-        plan = walk.plan
+    def _next_token(self, walk: Walk) -> None:
+        plan, done_at_s = walk.plan, self._queue.now_s
         self._write(walk)
         if walk.token == 0:
             walk.first_at_s = done_at_s
@@ -241,10 +237,10 @@ class Steps:
         walk.token, walk.at, walk.ready_at_s = walk.token + 1, 0, done_at_s
         walk.parts = (Part(plan.n_input_tokens + walk.token - 1, 1),)
         if walk.token < plan.n_output_tokens:
-            self._send(walk, done_at_s)
+            self._send(walk)
         else:
             walk.is_over = True
-            self._queue.free_at(done_at_s, partial(walk.ended, walk.first_at_s))
+            walk.ended(walk.first_at_s)
 
     def _write(self, walk: Walk) -> None:
         self.n_rows += len(walk.records)
@@ -271,7 +267,7 @@ def legs_of(experiment: Experiment, request: RequestSpec, hops: Sequence[Hop]) -
     """Returns the legs of a chain by the experiment's problem.
 
     Hub-spoke: sending takes a part of t_cj in each direction, by the links' rates. Forwarding: a leg leads
-    from the server before, and the last one also back to the client.
+    from the server before, and the last one also back to the client. No message arrives before it was sent.
     """
     problem, calibration = experiment.problem, experiment.calibration
     added_s = calibration.input_overhead_s(request.n_input_tokens), calibration.token_overhead_s
@@ -290,11 +286,17 @@ def legs_of(experiment: Experiment, request: RequestSpec, hops: Sequence[Hop]) -
             found, hop_times_s(problem, request, previous, hop.server), added_s, strict=True
         ):
             network_s = hop_s - base_s - more_s
-            up_s = network_s
-            if not problem.forwarding:
+            if problem.forwarding:
+                # What the overhead has of the client's link is not spent where the message does not pass that.
+                way_s = problem.up_s(request.client, hop.server)
+                if previous is not None:
+                    way_s = problem.across_s(previous, hop.server)
+                less_s = min(more_s, max(0.0, way_s - network_s))
+                of.append(Leg(network_s + less_s, 0.0, more_s - less_s))
+            else:
                 sent_s = network_s - problem.raw_rtt_s[request.client][hop.server]
                 up_s = problem.up_s(request.client, hop.server) + share_up(hop.server) * sent_s
-            of.append(Leg(up_s, network_s - up_s, more_s))
+                of.append(Leg(up_s, network_s - up_s, more_s))
         previous = hop.server
     if previous is not None:
         for of, back_s in zip(found, return_times_s(problem, request, previous), strict=True):

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from nodes import control, messages, records
-from nodes.clock import run_clock
+from nodes.clock import on_tick, run_clock
 from nodes.records import ENDED, Cancelled, Failed, Interrupted, Plan, Preempted, Rejected, Resumed
 from nodes.request import Generation, Request
 from policies.problem import PolicyError, RequestSpec, Route
@@ -362,10 +362,16 @@ class Emulation:
         told: asyncio.Future[Plan | None] = asyncio.get_running_loop().create_future()
         asked_at_s = self.clock.now_s()
 
-        def answer(found: Route | PolicyError | None) -> None:
-            queued_s = 0.0 if self.experiment.queue is None else self.clock.now_s() - asked_at_s
+        def tell(plan: Plan | None) -> None:
             if not told.done():
-                told.set_result(self._plan(asked.request, found, queued_s))
+                told.set_result(plan)
+
+        def answer(found: Route | PolicyError | None) -> None:
+            if self.experiment.queue is None:
+                tell(self._plan(asked.request, found, 0.0))
+            else:  # one look may let several in: in virtual time each is done with before the next one is told
+                plan = self._plan(asked.request, found, self.clock.now_s() - asked_at_s)
+                asyncio.get_running_loop().call_later(0.0, tell, plan)
 
         self._coordinator.ask(asked.request, answer, asked.n_done)
         return await told
@@ -393,7 +399,7 @@ class Emulation:
 
     def _call_at(self, at_s: float, what: Callable[[], None]) -> None:
         async def later() -> None:
-            await self.clock.sleep_until_s(at_s)
+            await self.clock.sleep_until_s(on_tick(at_s))
             what()
 
         task = asyncio.create_task(guarded(later(), self.processes.give_up))

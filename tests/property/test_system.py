@@ -11,6 +11,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from nodes.records import HOP_COLUMNS
 from nodes.rules import PagingRules
 from policies import BlockRange, Placement, Problem
 from policies.membership import MembershipRules
@@ -18,6 +19,8 @@ from policies.optimal_rr import OptimalRr
 from policies.petals_routing import PetalsRouting
 from policies.workload import Backoff, QueueRules, RequestPlan
 from policies.wsrr import ShortestPath, WsRr
+from testbed.fast.engine import FastRun
+from testbed.fast.steps import COLUMNS
 from testbed.scenario.experiment import After, Fault, RecoveryRules
 from tests.support.failing import SystemRun, fail
 from tests.support.problems import make_problem
@@ -25,6 +28,8 @@ from tests.support.simulation import run_fast
 
 N_BLOCKS = 4
 TIMES = st.integers(0, 120).map(lambda n: n / 8)
+MEETING = st.integers(0, 12).map(lambda n: n / 32)
+"""Few instants, to which whole numbers of round trips and steps lead back."""
 
 ranges = st.tuples(st.integers(0, N_BLOCKS - 1), st.integers(1, N_BLOCKS)).map(
     lambda r: BlockRange(min(r), max(r[1], min(r) + 1))
@@ -61,14 +66,14 @@ def systems(draw: st.DrawFn) -> tuple[Problem, Placement]:
 
 
 @st.composite
-def workloads(draw: st.DrawFn) -> list[RequestPlan]:
-    """Up to eight requests of two clients. No two of them ever do anything at one instant."""
-    at_s = sorted(draw(st.lists(TIMES, min_size=1, max_size=8)))
+def workloads(draw: st.DrawFn, *, meet: bool = False) -> list[RequestPlan]:
+    """Up to eight requests of two clients. No two of them ever do anything at one instant, unless they ``meet``: then many do."""
+    at_s = sorted(draw(st.lists(MEETING if meet else TIMES, min_size=1, max_size=12 if meet else 8)))
     return [
         RequestPlan(
             number,
             draw(st.integers(0, 1)),
-            at + 0.00137 * (number + 1) ** 1.5,
+            at + (0.0 if meet else 0.00137 * (number + 1) ** 1.5),
             draw(st.integers(1, 4)),
             draw(st.integers(1, 8)),
         )
@@ -158,10 +163,14 @@ def test_whatever_fails_every_request_is_accounted_for_and_nothing_stays(
 
 
 def assert_alike(
-    made: tuple[Problem, Placement], requests: Sequence[RequestPlan], *faults: Fault, **options: Any
+    made: tuple[Problem, Placement],
+    requests: Sequence[RequestPlan],
+    *faults: Fault,
+    within_s: float = 1e-6,
+    **options: Any,
 ) -> None:
-    """The system serves as the fast engine does, to a microsecond."""
-    fast = run_fast(*made, requests, **options)
+    """The system serves as the fast engine does; the steps, if it goes by steps, to the nanosecond."""
+    fast = run_fast(*made, requests, most_steps=10_000, **options)
     system = fail(made, requests, *faults, **options)
     for a, b in zip(fast.requests, system.requests, strict=True):
         event(a.status)
@@ -169,11 +178,27 @@ def assert_alike(
         event("preempted" if a.n_preemptions else "kept")
         assert (a.plan, a.status, a.n_rejections) == (b.plan, b.status, b.n_rejections)
         assert (a.n_preemptions, a.preempted_tokens) == (b.n_preemptions, b.preempted_tokens)
-        assert b.preempted_s == pytest.approx(a.preempted_s, abs=1e-6)
+        assert b.preempted_s == pytest.approx(a.preempted_s, abs=within_s)
         assert (a.route and a.route.hops) == (b.route and b.route.hops)
         if a.status == "completed":
             for name in ("waiting_s", "setup_s", "ttft_s", "time_s"):
-                assert getattr(b, name) == pytest.approx(getattr(a, name), abs=1e-6), (name, a, b)
+                assert getattr(b, name) == pytest.approx(getattr(a, name), abs=within_s), (name, a, b)
+    if fast.steps is not None:
+        assert steps_of(fast) == steps_of(system)
+
+
+def steps_of(run: FastRun | SystemRun) -> list[tuple[float, ...]]:
+    """Which request's which token was where, from when to when and with how many others; of those that completed."""
+    names = ("request", "token", *(name for name in HOP_COLUMNS if not name.endswith("bytes")))
+    if isinstance(run, SystemRun):
+        columns = [getattr(run.table, name) for name in names]
+    else:
+        rows = np.array(run.steps).reshape(-1, len(COLUMNS))
+        columns = [rows[:, COLUMNS.index(name)] for name in names]
+    completed = {r.plan.index for r in run.requests if r.time_s is not None}
+    return sorted(
+        row for row in zip(*(np.round(c, 9).tolist() for c in columns), strict=True) if row[0] in completed
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -207,45 +232,44 @@ def test_where_nothing_happens_the_fast_engine_is_as_the_system(
     )
 
 
-def irregular(
-    made: tuple[Problem, Placement], requests: Sequence[RequestPlan], session_slope_s: float = 0.0
-) -> tuple[tuple[Problem, Placement], list[RequestPlan]]:
-    """Where two steps arrive at one instant, or one arrives as another ends, rounding decides which is first."""
-    problem, placement = made
-    servers = tuple(
-        replace(
-            server,
-            decode_s=server.decode_s + 0.00137 * (i + 1),
-            prefill_slope_s=server.prefill_slope_s + 0.000271 * (i + 1),
-            session_slope_s=session_slope_s,
-        )
-        for i, server in enumerate(problem.servers)
-    )
-    later = [replace(plan, arrival_at_s=plan.arrival_at_s + 0.0193 * plan.index) for plan in requests]
-    return (replace(problem, servers=servers), placement), later
+crowds = workloads(meet=True)
+slopes = st.sampled_from([0.0, 1 / 64, 0.0371])
 
 
 @settings(max_examples=60, deadline=None)
-@given(systems(), workloads(), st.sampled_from([None, 1, 3]), st.sampled_from([0.0, 0.0371]))
+@given(systems(), crowds, st.sampled_from([None, 1, 3]), slopes, queues, st.sampled_from([0.0, 0.7]))
 def test_where_sessions_share_steps_the_fast_engine_is_as_the_system(
     made: tuple[Problem, Placement],
     requests: list[RequestPlan],
     chunk_tokens: int | None,
     session_slope_s: float,
+    queue: QueueRules | None,
+    state_age_s: float,
 ) -> None:
-    made, requests = irregular(made, requests, session_slope_s)
-    assert_alike(made, requests, batching="continuous", chunk_tokens=chunk_tokens)
+    """Who is first where many do something at one instant included."""
+    problem, placement = made
+    servers = tuple(replace(server, session_slope_s=session_slope_s) for server in problem.servers)
+    assert_alike(
+        (replace(problem, servers=servers), placement),
+        requests,
+        within_s=1e-9,
+        batching="continuous",
+        chunk_tokens=chunk_tokens,
+        queue=queue,
+        backoff=Backoff(1.0, 60.0, 30.0),
+        state_age_s=0.0 if queue else state_age_s,
+    )
 
 
 @settings(max_examples=60, deadline=None)
 @given(
     systems(),
-    workloads(),
+    crowds,
     st.sampled_from(["none", "continuous"]),
     st.sampled_from([PagingRules(1, 0.5), PagingRules(1, 1.0), PagingRules(4, 1.0)]),
     st.sampled_from(["at_once", "step_by_step"]),
-    st.sampled_from([0.0, 5.0]),
-    st.sampled_from([None, QueueRules("fifo", 0.0, 0.0, 60.0), QueueRules("backfill", 4.0, 0.0, 60.0)]),
+    st.sampled_from([5.0, 30.0]),
+    queues,
 )
 def test_where_caches_grow_the_fast_engine_is_as_the_system(
     made: tuple[Problem, Placement],
@@ -256,11 +280,12 @@ def test_where_caches_grow_the_fast_engine_is_as_the_system(
     give_up_s: float,
     queue: QueueRules | None,
 ) -> None:
-    (problem, placement), requests = irregular(made, requests)
+    problem, placement = made
     rooms = tuple(min(room_bytes, 30.0) for room_bytes in placement.cache_bytes)  # so that they run out
     assert_alike(
         (problem, replace(placement, cache_bytes=rooms)),
         [replace(plan, max_new_tokens=8) for plan in requests],
+        within_s=1e-9,
         batching=batching,
         paging=paging,
         expected_output=2,

@@ -65,12 +65,15 @@ def run_fast(
     load_bps: float = 1e9,
     max_attempts: int = 1000,
     on_cache: Callable[[float, int, float], None] | None = None,
+    most_steps: int = 0,
     **settings: Any,
 ) -> FastRun:
     """Serve ``requests`` with ``routing`` (WS-RR)."""
     experiment = experiment_of(problem, requests, load_bps=load_bps, **settings)
     placed = placed_experiment(problem, placement, routing or WsRr())
-    return simulate_fast(experiment, placed, online, max_attempts=max_attempts, on_cache=on_cache)
+    return simulate_fast(
+        experiment, placed, online, max_attempts=max_attempts, on_cache=on_cache, most_steps=most_steps
+    )
 
 
 def arrivals(*at_s: float, client: int = 0, n_input: int = 1, n_output: int = 1) -> list[RequestPlan]:

@@ -93,12 +93,16 @@ class TimerLoop(asyncio.SelectorEventLoop):
         return None
 
     def fire(self) -> None:
-        """Make the callbacks of due timers ready."""
+        """Make the callback of the first due timer ready.
+
+        Other due timers wait until everything that follows from it is done.
+        """
         timers, now_ns, ready = self._timers, self.now_ns, self._ready  # type: ignore[attr-defined]
         while timers and timers[0][0] <= now_ns:
             handle = heappop(timers)[2]
             if not handle.cancelled():
                 ready.append(handle)
+                return
 
 
 class _Handle(events.Handle):

@@ -135,3 +135,24 @@ def test_a_request_that_nobody_waits_for_any_more_is_dropped() -> None:
     assert pot.told == [(0.0, 0, "none"), (0.0, 1, "in")]
     pot.room.drop(7)  # not there: nothing happens
     assert len(pot.told) == 2
+
+
+def test_one_who_was_let_go_and_asks_again_is_told_once_more() -> None:
+    """At the instant at which the first time would have been overdue, too."""
+    pot = Pot("fifo", [1], room=1, give_up_s=5.0)
+    pot.ask(0)
+    pot.until(2.0)
+    assert pot.told == [(0.0, 0, "in")]
+    pot.left = 0
+    told: list[object] = []
+    pot.room.add(0, 0.0, 0.0, told.append)  # it was refused where it was sent
+    pot.until(5.0)
+    assert len(told) == 1 and len(pot.room) == 0
+
+
+def test_one_who_asks_when_its_time_is_over_is_told_at_once() -> None:
+    pot = Pot("fifo", [1], room=0, give_up_s=5.0)
+    pot.until(5.0)
+    told: list[object] = []
+    pot.room.add(0, 0.0, 0.0, told.append)
+    assert len(told) == 1 and len(pot.room) == 0

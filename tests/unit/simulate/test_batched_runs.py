@@ -37,15 +37,37 @@ def mean(values: object) -> float:
     return float(np.mean(values))  # type: ignore[arg-type]
 
 
+CHUNKS = ("compute.chunk_tokens=8",)
+PAGED = ('cache.mode="paged"', "cache.page_tokens=4", "cache.high_water=1.0", "cache.expected_output=4")
+FORWARDING = ('policy.communication="server-to-server"',)
+AT_ONCE = tuple(f"network.pairs.{pair}.rate='1000000 Gbit/s'" for pair in range(6))
+"""Messages take the links' delay and nothing else."""
+
+
+@pytest.mark.parametrize("options", [(), CHUNKS, FORWARDING, PAGED, (*PAGED, *FORWARDING)], ids=" ".join)
+@pytest.mark.parametrize("queue", ["none", "fifo"])
+def test_where_messages_take_the_delay_alone_the_fast_engine_takes_every_step_as_the_testbed_does(
+    options: tuple[str, ...], queue: str
+) -> None:
+    options = (*options, *AT_ONCE, "workload.rate=0.3", f"policy.queue={queue}", "backoff.give_up=60 s")
+    fast, virtual = simulated(*options), simulated(*options, is_virtual=True)
+    assert (fast.engine, virtual.engine) == ("fast", "virtual")
+    for one, other in zip(fast.requests, virtual.requests, strict=True):
+        assert (one.status, one.n_rejections, one.n_preemptions) == (
+            other.status,
+            other.n_rejections,
+            other.n_preemptions,
+        )
+        assert (one.route and one.route.hops) == (other.route and other.route.hops)
+        # The bytes of a prompt take nanoseconds.
+        assert one.ttft_s == pytest.approx(other.ttft_s, abs=1e-6)
+        assert one.time_s == pytest.approx(other.time_s, abs=1e-6)
+
+
 @pytest.mark.parametrize(
     "options",
-    [
-        (),
-        ("compute.chunk_tokens=8",),
-        ('policy.communication="server-to-server"', "calibration.set='petals-clustered'"),
-        ('cache.mode="paged"', "cache.page_tokens=4", "cache.high_water=1.0", "cache.expected_output=4"),
-    ],
-    ids=["whole prompts", "chunks", "forwarding", "caches that grow"],
+    [(), CHUNKS, (*FORWARDING, "calibration.set='petals-clustered'")],
+    ids=["whole prompts", "chunks", "forwarding"],
 )
 def test_the_fast_engine_goes_step_by_step_as_the_testbed_does(options: tuple[str, ...]) -> None:
     # In a queue: who asks again first is a lottery that a nanosecond decides.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import random
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -11,7 +12,7 @@ from typing import Any, TypeVar
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodes.clock import NS, VirtualClock, nanoseconds, run_clock
+from nodes.clock import NS, VirtualClock, nanoseconds, on_tick, run_clock
 from testbed.runtime.virtual.loop import MemoryLoop
 from testbed.runtime.virtual.processes import CURRENT, Process
 
@@ -59,6 +60,39 @@ def test_timers_of_one_instant_fire_in_the_order_in_which_they_were_set() -> Non
         return fired
 
     assert run(main) == [(1, 1.0), (3, 1.0), (4, 1.5), (0, 2.0), (2, 2.0)]
+
+
+def test_what_comes_of_a_timer_is_done_before_the_next_one_of_that_instant_fires() -> None:
+    async def main() -> list[str]:
+        loop = asyncio.get_running_loop()
+        done: list[str] = []
+
+        async def work(name: str) -> None:
+            for step in range(3):
+                done.append(f"{name}{step}")
+                await asyncio.sleep(0)
+
+        tasks: list[asyncio.Task[None]] = []
+        for name in "ab":
+            loop.call_at(1.0, lambda name=name: tasks.append(asyncio.ensure_future(work(name))))
+        await asyncio.sleep(2)
+        await asyncio.gather(*tasks)
+        return done
+
+    assert run(main) == ["a0", "a1", "a2", "b0", "b1", "b2"]
+
+
+@given(st.lists(st.integers(1, 5 * NS), min_size=1, max_size=20), st.randoms())
+def test_times_added_in_any_order_are_one_instant(times_ns: list[int], chance: random.Random) -> None:
+    def added() -> float:
+        at_s = 0.0
+        for ns in times_ns:
+            at_s = on_tick(at_s + ns / NS)
+        return at_s
+
+    first = added()
+    chance.shuffle(times_ns)
+    assert added() == first == sum(times_ns) / NS
 
 
 @given(st.floats(0, 4e6))
