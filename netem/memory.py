@@ -52,6 +52,8 @@ class MemoryNetwork:
         self._listeners: dict[tuple[str, int], tuple[Accept, contextvars.Context]] = {}
         self._streams: dict[str, set[Stream]] = {address: set() for address in self.addresses.values()}
         self._last_port = _FIRST_PORT
+        self._ended: list[tuple[Callable[[], object], contextvars.Context]] = []
+        """Ends of connections that have arrived at this instant."""
 
     def update(self, links: Mapping[tuple[str, str], LinkProfile]) -> None:
         """Change links as ``netem.backend.Backend.update``; raises ``NetworkError`` for an unknown link."""
@@ -138,6 +140,23 @@ class MemoryNetwork:
         entered = pipe.enter(self._loop.time(), size, n_segments, segment_bytes)
         assert entered is not None, "a pipe that repairs drops nothing"
         self._schedule(entered, deliver, args, context)
+
+    def carry_end(self, pipe: Pipe, deliver: Callable[[], object], context: contextvars.Context) -> None:
+        """Have ``deliver`` called when the end of a connection arrives.
+
+        Ends that arrive at one instant are known together: the kernel has them all when it is asked.
+        """
+        self.carry(pipe, 0, self._arrive_end, deliver, context, context=_OUTSIDE)
+
+    def _arrive_end(self, deliver: Callable[[], object], context: contextvars.Context) -> None:
+        if not self._ended:  # others that are due now come before this timer
+            self._loop.call_at(self._loop.time(), self._end_all, context=_OUTSIDE)
+        self._ended.append((deliver, context))
+
+    def _end_all(self) -> None:
+        ended, self._ended = self._ended, []
+        for deliver, context in ended:
+            self._loop.call_soon(deliver, context=context)
 
     def _schedule(
         self,
@@ -286,7 +305,7 @@ class Stream(asyncio.Transport):
         self._is_closing = True
         self._unsent.clear()
         self._unsent_bytes = 0
-        self._network.carry(self._pipe, 0, self.peer.reset, context=self.peer.context)
+        self._network.carry_end(self._pipe, self.peer.reset, self.peer.context)
         self._loop.call_soon(self._lose, None, context=self.context)
 
     # Called by the network
@@ -316,6 +335,10 @@ class Stream(asyncio.Transport):
             self._protocol.data_received(data)
         else:
             self._end()
+
+    def finish(self) -> None:
+        """The other end's end arrives."""
+        self.receive(None)
 
     def _read_held(self) -> None:
         while self._held and self._reads and not self._is_lost:
@@ -400,7 +423,7 @@ class Stream(asyncio.Transport):
         while unsent:
             piece = unsent.popleft()
             if piece is None:
-                self._network.carry(self._pipe, 0, self.peer.receive, None, context=self.peer.context)
+                self._network.carry_end(self._pipe, self.peer.finish, self.peer.context)
                 continue
             room_bytes = self._room_bytes()
             if len(piece) > room_bytes:  # whole segments only

@@ -129,7 +129,7 @@ def test_a_death_while_the_client_asks_who_is_there_is_found_with_the_silent_one
     run = fail(chains(), TEN, Fault("stop", 1, 0.92), kill(0, 12.0), recovery=RULES)
     [detected] = run.of_kind("detected")
     assert detected["at_s"] == at(0.83 + 10.0 + 5.0)
-    assert (detected["servers"], detected["failed_at_s"]) == (["s0", "s1"], at(0.83))
+    assert (detected["servers"], detected["failed_at_s"]) == (["s1", "s0"], at(0.83))
     assert run.requests[0].status == "completed"
 
 
