@@ -96,7 +96,8 @@ def resolve_blocks(
         )
     if compute.cuda_graphs:
         _check_graphs(compute, scenario.cache)
-        if compute.device in (None, "cpu") and not scenario.resolved:
+        devices = compute.device if isinstance(compute.device, list) else [compute.device]
+        if all(device in (None, "cpu") for device in devices) and not scenario.resolved:
             _log.warning(
                 "compute.cuda_graphs: a CPU records no graphs; it computes steps in the form that a GPU "
                 "would record"

@@ -94,12 +94,13 @@ def _read(path: Path) -> Measured:
     if kind != ".csv":
         raise _Wrong("must end in .csv or .json to be read as a matrix")
     with path.open(encoding="utf-8-sig", newline="") as file:
-        rows = [[cell.strip() for cell in row] for row in csv.reader(file)]
-    rows = [row for row in rows if any(row)]
-    if not rows:
+        reader = csv.reader(file)
+        numbered = [(reader.line_num, [cell.strip() for cell in row]) for row in reader]
+    numbered = [(number, row) for number, row in numbered if any(row)]
+    if not numbered:
         raise _Wrong("is empty")
-    is_long = tuple(name.lower() for name in rows[0][:3]) == _LONG
-    return _long(rows) if is_long else _wide(rows)
+    is_long = tuple(name.lower() for name in numbered[0][1][:3]) == _LONG
+    return _long(numbered) if is_long else _wide([row for _, row in numbered])
 
 
 def _wide(rows: Sequence[list[str]]) -> Measured:
@@ -128,15 +129,19 @@ def _wide(rows: Sequence[list[str]]) -> Measured:
     return Measured(sites, rtt, {})
 
 
-def _long(rows: Sequence[list[str]]) -> Measured:
-    """Read a list of pairs: columns from, to, rtt and optionally rate. Sites are in order of appearance."""
-    header = [name.lower() for name in rows[0]]
+def _long(rows: Sequence[tuple[int, list[str]]]) -> Measured:
+    """Read a list of pairs: columns from, to, rtt and optionally rate. Sites are in order of appearance.
+
+    ``rows`` are lines with their numbers in the file.
+    """
+    names = rows[0][1]
+    header = [name.lower() for name in names]
     if header[3:] not in ([], ["rate"]):
         raise _Wrong(
-            f"has the columns {', '.join(rows[0])}, but they must be from, to, rtt and optionally rate"
+            f"has the columns {', '.join(names)}, but they must be from, to, rtt and optionally rate"
         )
     measured = Measured([], {}, {})
-    for number, row in enumerate(rows[1:], 2):
+    for number, row in rows[1:]:
         if len(row) != len(header):
             raise _Wrong(f"row {number} has {len(row)} cells, but there are {len(header)} columns")
         pair = row[0], row[1]

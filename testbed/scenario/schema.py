@@ -383,7 +383,8 @@ class WorkloadTable(Table):
             if not given and self.arrivals == kind:
                 raise rule(f'is missing; arrivals = "{kind}" needs it', key)
         if self.max_input_tokens is not None and self.file is None:
-            raise rule("is only for requests of a trace; name one in workload.file", "max_input_tokens")
+            remedy = "leave it out" if self.arrivals == "listed" else "name one in workload.file"
+            raise rule(f"is only for requests of a trace; {remedy}", "max_input_tokens")
         if self.max_new_tokens is not None and self.lengths == "known":
             raise rule('is only for lengths = "hidden"; lengths is "known"', "max_new_tokens")
         if self.request_lengths is not None and (self.file is not None or not takes_lengths):
@@ -393,7 +394,7 @@ class WorkloadTable(Table):
                 "request_lengths",
             )
         has_lengths = takes_lengths and (self.file is not None or self.request_lengths is not None)
-        if self.origin is not None and self.arrivals != "listed" and not has_lengths:
+        if self.origin is not None and self.arrivals != "listed" and self.request_lengths is None:
             raise rule(
                 "describes listed requests or lengths, but the workload has none; leave it out", "origin"
             )

@@ -16,6 +16,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -233,11 +234,8 @@ def _parquet(path: Path) -> Iterator[Row]:
                     f'"{path}" holds {n_rows:,} requests, but at most {MAX_REQUESTS:,} are allowed; use a '
                     "part of it",
                 )
-            records = (
-                (number, record)
-                for batch in file.iter_batches(columns=columns)
-                for number, record in enumerate(batch.to_pylist(), 1)
-            )
+            batches = file.iter_batches(columns=columns)
+            records = enumerate(chain.from_iterable(batch.to_pylist() for batch in batches), 1)
             yield from _rows(path, records, _recorded)
     except (pa.ArrowException, KeyError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]

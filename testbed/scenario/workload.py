@@ -193,17 +193,19 @@ def _lengths_listed(
 ) -> tuple[list[list[int]], str | None, list[Lengths]]:
     """Choose [input, output] tokens for requests whose arrivals are generated.
 
-    Returns them, in words where they come from, and the lengths of all recorded requests. With a trace, each
-    request has both lengths of one recorded request, all equally likely, so that long prompts keep their
-    recorded outputs.
+    Returns them, in words where they come from, and the lengths of the recorded requests that were not chosen:
+    nobody knows before what is about to come. With a trace, each request has both lengths of one recorded
+    request, all equally likely, so that long prompts keep their recorded outputs.
     """
     n = table.n_requests or 1
     if table.file is not None:
         rows, origin = _recorded(table, folder)
         rng = stream(seed, "recorded lengths")
-        chosen = [rows[rng.randrange(len(rows))] for _ in range(n)]
+        chosen = [rng.randrange(len(rows)) for _ in range(n)]
+        is_chosen = set(chosen)
+        others = [_lengths_of(row) for number, row in enumerate(rows) if number not in is_chosen]
         said = f"lengths drawn from the {len(rows):,} requests of {origin}"
-        return [[int(row[1]), int(row[2])] for row in chosen], said, list(map(_lengths_of, rows))
+        return [list(_lengths_of(rows[number])) for number in chosen], said, others
     listed = table.request_lengths or []
     if n > len(listed):
         raise KeyedError(
@@ -248,7 +250,7 @@ def _others(recorded: Counter[Lengths], rows: Listed) -> list[Lengths]:
 def _known_lengths(table: WorkloadTable, seed: int, recorded: list[Lengths]) -> list[Lengths]:
     """Return lengths of past requests, as an operator knows them; empty if nothing is known.
 
-    ``recorded`` are lengths of the trace's requests: those that are not replayed, or all if none is.
+    ``recorded`` are lengths of the trace's requests: those that the workload does not replay or draw from.
     """
     if table.known_lengths is not None:
         return [(n_input, n_output) for n_input, n_output in table.known_lengths]

@@ -87,6 +87,7 @@ WIDE = {
     "": "is empty",
     "from,to,rtt\nA,B,x\n": 'row 2 (A to B), column rtt: must be a number, not "x"',
     "from,to,rtt\nA,B,1\nA,B,2\n": "row 3: has A to B a second time",
+    "from,to,rtt\n\n\nA,B,x\n": 'row 4 (A to B), column rtt: must be a number, not "x"',
     "from,to,rtt\nA,B\n": "row 2 has 2 cells, but there are 3 columns",
     "from,to,rtt\n,B,1\n": "row 2, column from: is empty",
     "from,to,rtt,hops\nA,B,1,2\n": "has the columns from, to, rtt, hops, but they must be from, to, rtt and",

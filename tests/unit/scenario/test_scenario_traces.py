@@ -95,6 +95,11 @@ def test_the_requests_of_a_run_are_read(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": [1]}), path)
     with pytest.raises(KeyedError, match="cannot be read as requests of a run"):
         read_trace(path)
+    many = 65_540  # more than one batch of rows
+    broken = {"arrival_at_s": [float(i) for i in range(many)], "n_input_tokens": [20] * (many - 1) + [None]}
+    pq.write_table(pa.table({**broken, "n_output_tokens": [5] * many}), path)
+    with pytest.raises(KeyedError, match=f"{many}"):
+        read_trace(path)
     path.write_bytes(b"PAR1 and no more")
     with pytest.raises(KeyedError, match="cannot be read as requests of a run"):
         read_trace(path)
@@ -276,5 +281,29 @@ def test_recorded_prompts_that_are_too_long_are_left_out_and_that_is_said(tmp_pa
         load_experiment("clustered", [*MOONCAKE, *LENGTHS, file, "workload.max_input_tokens=10"])
     drawn = ["workload.n_requests=30", *LENGTHS, file, "workload.max_input_tokens=100"]
     assert {r.n_input_tokens for r in load_experiment("clustered", drawn).requests} == {20, 30, 40}
-    with pytest.raises(ScenarioError, match="is only for requests of a trace"):
+    with pytest.raises(ScenarioError, match=r"is only for requests of a trace; name one in workload\.file"):
         load_experiment("clustered", ["workload.max_input_tokens=10"])
+    listed = ["workload.arrivals=listed", "workload.requests=[[0, 1, 1], [1, 1, 1]]", "workload.rate=trace"]
+    with pytest.raises(ScenarioError, match="is only for requests of a trace; leave it out"):
+        load_experiment("clustered", [*listed, *LENGTHS, "workload.max_input_tokens=10"])
+
+
+def test_lengths_that_are_known_of_before_are_of_recorded_requests_that_the_run_does_not_draw(
+    tmp_path: Path,
+) -> None:
+    """No operator knows the lengths of what is about to come."""
+    lines = [{"timestamp": 1000 * i, "input_length": 10 + i, "output_length": 4} for i in range(60)]
+    path = _file(tmp_path, "".join(json.dumps(line) + "\n" for line in lines), "sixty.jsonl")
+    options = ["workload.n_requests=30", *LENGTHS, f"workload.file={path}"]
+    workload = load_experiment("clustered", options).document["workload"]
+    drawn, known = ({n for n, _ in workload[key]} for key in ("request_lengths", "known_lengths"))
+    assert drawn and known and drawn | known == set(range(10, 70))
+    assert not drawn & known
+
+
+def test_an_origin_of_ones_own_is_not_for_lengths_of_a_trace(tmp_path: Path) -> None:
+    file = f"workload.file={_file(tmp_path, LONG, 'long.jsonl')}"
+    with pytest.raises(
+        ScenarioError, match="describes listed requests or lengths, but the workload has none"
+    ):
+        load_experiment("clustered", ["workload.n_requests=3", *LENGTHS, file, "workload.origin=mine"])
