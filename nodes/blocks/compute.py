@@ -495,7 +495,7 @@ class BlocksCompute:
     def memory(self) -> dict[str, float]:
         """Returns the bytes that blocks and caches really take, and those that this process uses.
 
-        ``limit_bytes`` is there only if there is a limit. ``grown_bytes`` is how much the resident set has
+        ``limit_bytes`` is there only if there is a limit, ``n_recorded`` only with CUDA graphs. ``grown_bytes`` is how much the resident set has
         grown since before the first block. For the rest see ``nodes.blocks.device.memory_in_use``.
         """
         with self._idle:
@@ -507,6 +507,8 @@ class BlocksCompute:
         }
         if self._spec.memory_bytes:
             answer["limit_bytes"] = float(self._account.limit_bytes)
+        if self._spec.has_graphs:
+            answer["n_recorded"] = float(self.n_recorded)
         in_use = memory_in_use(self._device)
         if "resident_bytes" in in_use:
             answer["grown_bytes"] = in_use["resident_bytes"] - self._resident_before_bytes

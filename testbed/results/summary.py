@@ -200,15 +200,18 @@ def _stalls(stalls: list[dict[str, float]]) -> dict[str, Any]:
 def _memory(servers: dict[str, dict[str, float]]) -> dict[str, Any]:
     """Compare servers' real memory at its largest with the model's ``s_m m_j + s_c sum k`` of that instant.
 
-    ``servers`` has ``real_bytes`` and ``model_bytes``, perhaps ``grown_bytes``, by name.
+    ``servers`` has ``real_bytes`` and ``model_bytes``, perhaps ``grown_bytes`` and ``n_recorded`` (sessions whose
+    steps were recorded as CUDA graphs), by name.
     """
     real, model = (sum(s[key] for s in servers.values()) for key in ("real_bytes", "model_bytes"))
+    recorded = [s["n_recorded"] for s in servers.values() if "n_recorded" in s]
     off = {name: s["real_bytes"] / s["model_bytes"] - 1 for name, s in servers.items() if s["model_bytes"]}
     worst = max(off, key=lambda name: abs(off[name]), default=None)
     return {
         "servers": servers,
         "real_bytes": real,
         "grown_bytes": sum(s.get("grown_bytes", 0.0) for s in servers.values()) or None,
+        "n_recorded": int(sum(recorded)) if recorded else None,
         "model_bytes": model,
         "difference_ratio": real / model - 1 if model else None,
         "worst_server": worst,

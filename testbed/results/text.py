@@ -325,6 +325,8 @@ def _blocks_lines(summary: dict[str, Any]) -> list[str]:
                 else ""
             )
         )
+    if memory and memory.get("n_recorded") is not None:
+        lines.append(f"CUDA graphs: the steps of {counted(memory['n_recorded'], 'sessions')} were recorded")
     return lines
 
 

@@ -17,7 +17,7 @@ class ServerMemory:
 
     ``largest`` has, by server, its memory at the moment of most ``real_bytes``: bytes of blocks and caches
     (on a GPU all that its allocator has handed out). ``model_bytes`` are ``s_m m_j + s_c sum k`` at that
-    moment. The other keys are as the server reports them.
+    moment. The other keys are as the server reports them; ``n_recorded`` is that of the last report.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -46,6 +46,7 @@ class ServerMemory:
         held_bytes = memory["blocks_bytes"] + memory["cache_bytes"]
         real_bytes = memory.get("device_allocated_bytes", held_bytes)
         if server in self.largest and real_bytes <= self.largest[server]["real_bytes"]:
+            self.largest[server] |= {key: memory[key] for key in ("n_recorded",) if key in memory}
             return
         n_blocks = status.last_block - status.first_block
         model_bytes = self._problem.model.block_bytes * n_blocks + status.cache_used_bytes

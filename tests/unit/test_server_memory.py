@@ -50,6 +50,16 @@ def test_the_moment_with_most_memory_is_kept_with_the_models_count_of_that_momen
     }
 
 
+def test_sessions_that_were_recorded_are_counted_to_the_last_report() -> None:
+    memory = ServerMemory(load_experiment("bloom-tiny").problem)
+    for cache_bytes, n_recorded in ((300.0, 1.0), (100.0, 2.0)):
+        status = with_memory(cache_bytes, cache_bytes)
+        status.memory["n_recorded"] = n_recorded
+        memory.note("small-0", status)
+    largest = memory.largest["small-0"]
+    assert (largest["cache_bytes"], largest["n_recorded"]) == (300.0, 2.0)
+
+
 def test_on_a_gpu_what_its_allocator_has_given_out_is_what_is_real() -> None:
     problem = load_experiment("bloom-tiny").problem
     memory = ServerMemory(problem)

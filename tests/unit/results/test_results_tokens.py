@@ -113,7 +113,7 @@ def test_real_memory_stands_beside_the_models(real: SyntheticRun) -> None:
     plan = json.loads((real.path / "plan.json").read_text())
     plan["memory"] = {
         "s0": {"real_bytes": 1.1e6, "model_bytes": 1e6},
-        "s1": {"real_bytes": 2.6e6, "model_bytes": 3e6},
+        "s1": {"real_bytes": 2.6e6, "model_bytes": 3e6, "n_recorded": 3.0},
         "idle": {"real_bytes": 0.0, "model_bytes": 0.0},
     }
     (real.path / "plan.json").write_text(json.dumps(plan))
@@ -122,3 +122,5 @@ def test_real_memory_stands_beside_the_models(real: SyntheticRun) -> None:
     assert memory["difference_ratio"] == pytest.approx(-0.075)
     assert (memory["worst_server"], memory["worst_difference_ratio"]) == ("s1", pytest.approx(-0.4 / 3))
     assert "took 3.70 MB, -7.5% of what the model counts" in summary_text(summary)
+    assert memory["n_recorded"] == 3
+    assert "CUDA graphs: the steps of 3 sessions were recorded" in summary_text(summary)
