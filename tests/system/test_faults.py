@@ -88,7 +88,7 @@ def test_a_disk_that_gets_full_ends_the_run_with_a_message_and_earlier_rows_stay
 ) -> None:
     outcome = up_on_a_small_disk(testbed, "200k", tmp_path)
     assert_broken(outcome, "No space left", "the logs are intact: make room, then `testbed report ")
-    assert "client-0: no space left" in outcome.stderr.splitlines()[-2]
+    assert "client-0 failed: no space left" in outcome.stderr.splitlines()[-2]
     kept = tmp_path / "kept"
     assert len(logged_tokens(kept)) > 20
     again = testbed("report", str(kept), "--json")

@@ -153,7 +153,7 @@ def test_several_clients_are_several_places_to_ask_from(quick: Serving) -> None:
     assert by_header.status == 200
     wrong = quick.ask("/v1/completions", {**HELLO, "model": f"{MODEL}@nobody"})
     assert wrong.status == 404
-    assert "they are client-0, far" in wrong.json["error"]["message"]
+    assert "clients are client-0, far" in wrong.json["error"]["message"]
     index = int(by_header.headers[INDEX_HEADER])
     log = (quick.run_dir / "events" / "far.log").read_bytes()
     assert log.count(b"arrived") == 2 and index > 0
