@@ -7,6 +7,9 @@ import random
 from dataclasses import dataclass
 from typing import Literal
 
+MAX_ATTEMPTS = 1_000_000
+"""A client gives a session up after so many attempts to open it."""
+
 
 @dataclass(frozen=True)
 class PagingRules:

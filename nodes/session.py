@@ -14,6 +14,7 @@ from nodes.hub import HubModel
 from nodes.records import Admitted, Completed, HopRecord, Opening, Plan, Rejected, Resumed, Routed, Token
 from nodes.recovery import Observer, Recovery, RecoveryRules, Rerouter
 from nodes.request import Request, SessionError
+from nodes.rules import MAX_ATTEMPTS
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ class HubSession:
         waits_s = rules.waits_s(index)
         refused: tuple[int, ...]
         broken: tuple[int, ...]
-        for attempt in range(1_000_000):
+        for attempt in range(MAX_ATTEMPTS):
             asked_at_s = self._clock.now_s()
             answer = await self._route(self.request, attempt, n_done)
             attempt_at_s = self._clock.now_s()
@@ -143,7 +144,7 @@ class HubSession:
                 raise SessionError(f"no room within {give_up_s:g} s ({reason})")
             self._observe(Rejected(index, now_s, server, reason, backoff_s, list(refused), list(broken)))
             await self._clock.sleep_until_s(on_tick(now_s + backoff_s))
-        raise SessionError("a million attempts to open a session failed")
+        raise SessionError(f"{MAX_ATTEMPTS} attempts to open a session failed")
 
     async def _start_over(self, preempted: Preempted, n_done: int) -> bytes:
         """Release the other hops and wait for a new chain, as at first.

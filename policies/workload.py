@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -74,3 +74,8 @@ class QueueRules:
     age_s: float
     give_up_s: float
     look_again_s: float
+
+
+def longest_tokens(requests: Iterable[RequestPlan]) -> int:
+    """Return the tokens, input and output, of the longest of ``requests``; 0 if there is none."""
+    return max((request.n_input_tokens + request.n_output_tokens for request in requests), default=0)

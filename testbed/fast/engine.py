@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from nodes.batching import Batches
 from nodes.clock import NS, nanoseconds, on_tick
+from nodes.rules import MAX_ATTEMPTS
 from policies.online import OnlinePolicy
 from policies.problem import BlockRange, Hop, PolicyError, RequestSpec, Route
 from policies.replay import ServiceTimes
@@ -32,9 +33,6 @@ from testbed.scenario.experiment import Experiment
 
 COMPLETED, FAILED = "completed", "failed"
 """The last states of requests: with all tokens, or without: there was no room in time, or no chain at all."""
-
-MAX_ATTEMPTS = 1_000_000
-"""Most attempts to open a session, as in ``nodes.session``."""
 
 
 class Disturbed(Exception):

@@ -9,7 +9,7 @@ from pathlib import Path
 from testbed.errors import RunError, TestbedError, UserError
 from testbed.rundir import make_run_dir
 from testbed.runtime.bare import hold_network
-from testbed.runtime.programs import check_programs
+from testbed.runtime.programs import check_programs, without_namespaces
 from testbed.runtime.real.handle import LauncherHandle
 from testbed.scenario import dump_toml
 from testbed.scenario.experiment import Experiment
@@ -19,10 +19,7 @@ from testbed.terminal import say
 def net_command(experiment: Experiment, out: Path | None) -> None:
     """Hold the network of ``experiment`` until interrupted. Raises ``TestbedError``."""
     if experiment.network in ("memory", "loopback"):
-        raise UserError(
-            f"on the network {experiment.network} nodes have no namespaces, which programs need: use "
-            "--network fabric or netem"
-        )
+        raise without_namespaces(experiment.network)
     if experiment.clock == "virtual":
         raise UserError(
             "programs run in real time, but the scenario's clock is virtual: change it with --set clock=real"

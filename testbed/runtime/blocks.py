@@ -12,6 +12,7 @@ from nodes.blocks.memory import amount
 from nodes.blocks.spec import BlocksSpec, HubSpec, WeightSource
 from nodes.request import Generation
 from policies.problem import Placement
+from policies.workload import longest_tokens
 from testbed.errors import UserError
 from testbed.runtime.gpus import shared_out
 from testbed.scenario.checkpoints import (
@@ -154,7 +155,7 @@ def _check(experiment: Experiment, sizes: ModelSizes, name: str) -> None:
             f"endpoint.max_model_len is {experiment.endpoint_tokens}, but the model is made for "
             f"{sizes.max_tokens} tokens at most; lower it"
         )
-    longest = max((r.n_input_tokens + r.n_output_tokens for r in experiment.requests), default=0)
+    longest = longest_tokens(experiment.requests)
     if sizes.max_tokens is not None and longest > sizes.max_tokens:
         raise UserError(
             f"a request has {longest} tokens, input and output, but the model is made for "

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nodes.blocks.memory import amount
+from policies.workload import longest_tokens
 from testbed.errors import UserError
 from testbed.scenario.blocks import check_steps
 from testbed.scenario.experiment import BlocksSettings, Experiment
@@ -71,8 +72,7 @@ def shared_out(experiment: Experiment, announce: Callable[[str], None]) -> Block
         return settings  # no GPU is found: the node that opens the device reports it
     settings = replace(settings, devices=tuple(_full(name, gpus) for name in settings.devices))
     try:
-        longest = max((r.n_input_tokens + r.n_output_tokens for r in experiment.requests), default=0)
-        check_steps(settings, longest)
+        check_steps(settings, longest_tokens(experiment.requests))
     except KeyedError as error:
         raise UserError(f"{'.'.join(map(str, error.key))} {error.what}") from None
     _check_memory(experiment, settings, gpus, announce)

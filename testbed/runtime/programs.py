@@ -38,10 +38,15 @@ def check_programs(experiment: Experiment, announce: Callable[[str], None]) -> N
 def check_namespaces(network: OpenNetwork) -> None:
     """Raises ``UserError`` if nodes have no namespaces on ``network`` for programs to run in."""
     if not network.namespaces:
-        raise UserError(
-            f"nodes have no namespaces on the network {network.name}, but programs need them; use --network "
-            "fabric or netem"
-        )
+        raise without_namespaces(network.name)
+
+
+def without_namespaces(network: str) -> UserError:
+    """Return the error for programs on a network whose nodes have no namespaces."""
+    return UserError(
+        f"nodes have no namespaces on the network {network}, but programs need them; use --network fabric or "
+        "netem"
+    )
 
 
 class Programs:

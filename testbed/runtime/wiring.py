@@ -15,6 +15,7 @@ from nodes.server import HostedBlocks, ServerLimits
 from nodes.session import SessionRules
 from nodes.wire import MAX_PAYLOAD_BYTES
 from policies.problem import Placement
+from policies.workload import longest_tokens
 from testbed.errors import UserError
 from testbed.runtime.blocks import BlocksModel
 from testbed.scenario.experiment import Experiment, Link
@@ -25,8 +26,7 @@ _IDLE_S = 300.0
 
 def _longest(experiment: Experiment) -> int:
     """Return the tokens, prompt and output, of the longest request that may come."""
-    lengths = (r.n_input_tokens + r.n_output_tokens for r in experiment.requests)
-    return max(*lengths, experiment.endpoint_tokens, 1)
+    return max(longest_tokens(experiment.requests), experiment.endpoint_tokens, 1)
 
 
 def token_s(experiment: Experiment) -> float:

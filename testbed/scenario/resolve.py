@@ -12,7 +12,7 @@ from typing import Literal, TypeVar
 from netem.spec import TcpSpec
 from nodes.rules import PagingRules
 from policies.problem import Problem
-from policies.workload import Backoff, QueueRules, RequestPlan
+from policies.workload import Backoff, QueueRules, RequestPlan, longest_tokens
 from testbed.scenario.blocks import check_steps, resolve_blocks
 from testbed.scenario.events import check_events, network_changes
 from testbed.scenario.experiment import BlocksSettings, Experiment, Program
@@ -86,7 +86,7 @@ def resolve(scenario: Scenario, stem: str, folder_of: FolderOf) -> Experiment:
         scenario.workload, scenario.seed, len(where.clients), folder_of("workload", "file")
     )
     assert workload.rate is not None
-    check_steps(blocks, max((r.n_input_tokens + r.n_output_tokens for r in requests), default=0))
+    check_steps(blocks, longest_tokens(requests))
     specs = tuple(
         server_spec(
             node.name, group.hardware, hardware[group.hardware], group.memory, lengths, model.token_bytes
