@@ -45,5 +45,5 @@ def choose_backend(wanted: str, sharing: bool = False, joining: bool = False) ->
             if sharing and backend.shares_links:
                 reasons.append("pairs share links, which it alone emulates")
             return backend, "; ".join(reasons) or "the most faithful one works here"
-        reasons.append(f"no {backend.name} as {missing.partition(':')[0]}, see `testbed doctor`")
+        reasons.append(f"no {backend.name} because {missing.partition(':')[0]}, see `testbed doctor`")
     raise NetworkUnavailable("; ".join(reasons))

@@ -184,7 +184,7 @@ def _load(kind: str, name: str, target: str) -> Any:
         where = f" in {file}" if file else ""
         raise PolicyError(
             f"{kind} policy {name} cannot be loaded ({type(error).__name__}: {error}{where}); write module:Class, with "
-            "the module on PYTHONPATH and a constructor without arguments"
+            "the module in the current folder or on PYTHONPATH and a constructor without arguments"
         ) from error
     method = _METHODS[kind]
     if not callable(getattr(policy, method, None)):

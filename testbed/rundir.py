@@ -158,6 +158,16 @@ def is_simulated(run_dir: Path) -> bool:
     return (run_dir / "plan.json").is_file() and not (run_dir / "events").is_dir()
 
 
+def read_plan(run_dir: Path) -> dict[str, Any]:
+    """Read ``plan.json``. Raises ``UserError`` if it is not one that a run writes."""
+    try:
+        plan = json.loads((run_dir / "plan.json").read_text(encoding="utf-8"))
+        _ = plan["placement"]["ranges"], plan["placement"]["cache_bytes"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"cannot read {run_dir / 'plan.json'}; give another run directory") from error
+    return dict(plan)
+
+
 def owner_alive(run_dir: Path) -> bool:
     """Whether the process that owns ``run_dir`` is still running."""
     path = run_dir / OWNER

@@ -14,12 +14,12 @@ import msgspec
 from testbed.control.live import SOCKET
 from testbed.errors import TestbedError, UserError
 from testbed.page.follow import Follower
-from testbed.page.header import header, read_plan
+from testbed.page.header import header
 from testbed.page.history import History, Position
 from testbed.page.others import finished_history
 from testbed.page.simulated import read_simulation
 from testbed.results import load_run
-from testbed.rundir import OWNER, TWIN, is_simulated, owner_alive
+from testbed.rundir import OWNER, TWIN, is_simulated, owner_alive, read_plan
 
 UPDATE_S = 0.1
 """Real seconds between two updates of a page, at least."""

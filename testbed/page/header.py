@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 from typing import Any
 
-from testbed.errors import UserError
 from testbed.page.layout import beside_nearest, by_round_trips, places, site_rtts_s, sites_of
 from testbed.scenario.experiment import Experiment, Link
-
-
-def read_plan(run_dir: Path) -> dict[str, Any]:
-    """Read ``plan.json``. Raises ``UserError`` if it is not one that a run writes."""
-    try:
-        plan = json.loads((run_dir / "plan.json").read_text(encoding="utf-8"))
-        _ = plan["placement"]["ranges"], plan["placement"]["cache_bytes"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"cannot read {run_dir / 'plan.json'}; give another run directory") from error
-    return dict(plan)
 
 
 def header(experiment: Experiment, plan: dict[str, Any]) -> dict[str, Any]:

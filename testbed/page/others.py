@@ -9,11 +9,11 @@ import msgspec
 
 from testbed.errors import UserError
 from testbed.page.follow import Follower
-from testbed.page.header import header, read_plan
+from testbed.page.header import header
 from testbed.page.history import History, Position
 from testbed.page.simulated import read_simulation
 from testbed.results import load_run
-from testbed.rundir import is_simulated, owner_alive
+from testbed.rundir import is_simulated, owner_alive, read_plan
 
 
 def finished_history(run_dir: Path) -> History:

@@ -16,13 +16,13 @@ import msgspec
 
 from testbed.errors import TestbedError
 from testbed.page.follow import Follower
-from testbed.page.header import header, read_plan
+from testbed.page.header import header
 from testbed.page.history import Position
 from testbed.results import load_run, read_tables, write_all
 from testbed.results.errors import Tables
 from testbed.results.figures import draw_figures
 from testbed.results.report import report_body, report_title
-from testbed.rundir import TWIN, replacing
+from testbed.rundir import TWIN, read_plan, replacing
 from testbed.scenario.experiment import Experiment
 
 MAX_TOKENS = 100_000

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from testbed.errors import UserError
-from testbed.page.header import header, read_plan
+from testbed.page.header import header
 from testbed.page.history import History
+from testbed.rundir import read_plan
 from testbed.scenario import load_experiment
 from testbed.scenario.experiment import Experiment
 

@@ -25,7 +25,7 @@ from testbed.results.requests import request_rows
 from testbed.results.served import with_guests
 from testbed.results.summary import summarize
 from testbed.results.verified import read_verification
-from testbed.rundir import TWIN, is_simulated, write_json
+from testbed.rundir import TWIN, is_simulated, read_plan, write_json
 from testbed.scenario.experiment import Experiment
 
 __all__ = ["finish_run", "load_run", "read_tables", "write_all"]
@@ -49,7 +49,7 @@ def finish_run(
     from testbed.results.tables import write_hops, write_requests
     from testbed.results.trace import write_trace
 
-    plan = json.loads((run_dir / "plan.json").read_text(encoding="utf-8"))
+    plan = read_plan(run_dir)
     if objectives is None:
         objectives = _earlier_objectives(run_dir, experiment)
     if tables is None:

@@ -70,7 +70,8 @@ def clean_command(out: Path) -> dict[str, Any]:
             try:
                 finish_run(run, load_run(run))
                 answer["completed"].append(str(run))
-            except (TestbedError, OSError) as error:
+            except (TestbedError, OSError, ValueError, LookupError, TypeError) as error:
+                # Whatever is wrong with the files of one run must not keep those of others from being completed.
                 answer["problems"].append(f"{run}: {error}")
     for folder in scratch_folders():
         if not owner_alive(folder) and _is_ours(folder):

@@ -103,12 +103,12 @@ def run_once(experiment: Experiment, out: Path | None, options: UpOptions) -> En
         if not has_begun(run_dir, error):
             say(f"interrupted before any session; logs are in {run_dir}")
             return Ended(run_dir, placed, interrupted=True)
-        if blocks is not None and error is None and not interrupted:
-            verify_tokens(run_dir, experiment, blocks, say)
-        if options.with_twin and stage.has_twin and error is None and not interrupted:
-            say("running the twin in virtual time (--no-twin leaves it out)")
-            run_twin(experiment, placed, run_dir, say)
         try:
+            if blocks is not None and error is None and not interrupted:
+                verify_tokens(run_dir, experiment, blocks, say)
+            if options.with_twin and stage.has_twin and error is None and not interrupted:
+                say("running the twin in virtual time (--no-twin leaves it out)")
+                run_twin(experiment, placed, run_dir, say)
             summary = finish(
                 run_dir, experiment, options.objectives, report=options.report, trace=options.trace
             )
@@ -116,6 +116,10 @@ def run_once(experiment: Experiment, out: Path | None, options: UpOptions) -> En
             if error is not None:
                 say(f"testbed: {error}")
             raise
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                f"stopped after the requests were served: `testbed report {run_dir}` completes the tables and the page"
+            ) from None
     return Ended(run_dir, placed, summary, error, interrupted)
 
 

@@ -118,7 +118,7 @@ def choose_stage(experiment: Experiment, *, holds: bool = False) -> Stage:
     missing = _fabric_missing()
     if missing is None:
         return Stage("virtual", "fabric", why, "processes and the kernel's TCP")
-    no_fabric = f"no fabric as {missing.partition(':')[0]}, see `testbed doctor`"
+    no_fabric = f"no fabric because {missing.partition(':')[0]}, see `testbed doctor`"
     return Stage("virtual", "memory", why, f"all nodes in one process; {no_fabric}")
 
 

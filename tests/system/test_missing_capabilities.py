@@ -38,7 +38,7 @@ def test_auto_falls_back_to_memory_in_virtual_time(testbed: Testbed, wrapper: tu
     outcome = testbed.up("clustered", *FAST, "--json", wrapper=wrapper)
     assert outcome.code == 0, outcome.stderr
     assert (outcome.json()["network"], outcome.json()["clock"]) == ("memory", "virtual")
-    assert "network memory (all nodes in one process; no fabric as" in outcome.stderr
+    assert "network memory (all nodes in one process; no fabric because" in outcome.stderr
 
 
 @pytest.mark.parametrize("wrapper", [WITHOUT_TUN, WITHOUT_PRIVILEGES], ids=["no TUN", "no privileges"])
@@ -46,8 +46,8 @@ def test_auto_falls_back_to_loopback_and_says_why(testbed: Testbed, wrapper: tup
     outcome = testbed.up("clustered", *FAST, *REAL, "--json", wrapper=wrapper)
     assert outcome.code == 0, outcome.stderr
     assert outcome.json()["network"] == "loopback"
-    assert "network loopback (no netem as " in outcome.stderr
-    assert "; no fabric as " in outcome.stderr
+    assert "network loopback (no netem because " in outcome.stderr
+    assert "; no fabric because " in outcome.stderr
 
 
 def test_the_doctor_says_what_is_missing(testbed: Testbed) -> None:

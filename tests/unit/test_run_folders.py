@@ -17,8 +17,9 @@ from testbed.errors import RunError, UserError
 from testbed.page.report import write_report
 from testbed.results import finish_run
 from testbed.rundir import OWNER, check_new_folder, owner_alive, write_json
-from testbed.runs import clean
+from testbed.runs import clean, up
 from testbed.runs.clean import clean_command
+from testbed.scenario import load_experiment
 from tests.unit.results.conftest import SyntheticRun, make_experiment
 
 
@@ -140,3 +141,36 @@ def test_a_killed_process_that_has_not_ended_is_named_as_a_problem(
     monkeypatch.setattr(clean, "_KILL_WAIT_S", 0.1)
     (problem,) = clean_command(tmp_path / "none")["problems"]
     assert problem.startswith(f"process {deaf.pid} of /gone was killed and has not ended yet")
+
+
+TINY = ["network.backend=memory", "workload.n_requests=1", "workload.n_output_tokens=2"]
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[[", b"\xbf\x00"])
+def test_a_plan_that_no_run_wrote_is_refused_and_keeps_no_other_run_from_being_completed(
+    tmp_path: Path, content: bytes
+) -> None:
+    experiment = load_experiment("clustered", TINY)
+    for name in ("broken", "whole"):
+        up.run_quietly(experiment, tmp_path / name)
+        (tmp_path / name / "summary.json").unlink()
+        (tmp_path / name / OWNER).write_text('{"pid": 1, "started": "never"}', encoding="utf-8")
+    (tmp_path / "broken" / "plan.json").write_bytes(content)
+    with pytest.raises(UserError, match=r"cannot read .*plan\.json"):
+        finish_run(tmp_path / "broken", experiment)
+    answer = clean_command(tmp_path)
+    assert answer["completed"] == [str(tmp_path / "whole")]
+    (problem,) = answer["problems"]
+    assert "plan.json" in problem
+
+
+def test_an_interrupt_while_tables_are_made_names_what_completes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(up, "finish", interrupted)
+    experiment = load_experiment("clustered", TINY)
+    with pytest.raises(KeyboardInterrupt, match=rf"`testbed report {tmp_path}/run` completes"):
+        up.run_once(experiment, tmp_path / "run", up.UpOptions())

@@ -51,7 +51,9 @@ def test_virtual_time_takes_memory_where_fabric_does_not_work(monkeypatch: pytes
     monkeypatch.setattr(stage, "_fabric_missing", lambda: "no TUN here: modprobe tun")
     chosen = choose_stage(load_experiment("clustered"))
     assert chosen.network == "memory"
-    assert chosen.network_why == "all nodes in one process; no fabric as no TUN here, see `testbed doctor`"
+    assert (
+        chosen.network_why == "all nodes in one process; no fabric because no TUN here, see `testbed doctor`"
+    )
 
 
 @pytest.mark.parametrize(

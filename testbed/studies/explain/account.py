@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from policies.chains import Chains
 from policies.problem import BlockRange, Hop, Placement, RequestSpec, service_s
 from testbed.errors import UserError
 from testbed.results.model import model_setup_s
-from testbed.rundir import read_events
+from testbed.rundir import read_events, read_plan
 from testbed.runtime.wiring import scaled, stub_profile
 from testbed.scenario import load_experiment
 from testbed.scenario.experiment import Experiment
@@ -199,7 +198,7 @@ def _chains(
 
     The latter uses no server of ``down``; None if there is none.
     """
-    plan = json.loads((run_dir / "plan.json").read_text(encoding="utf-8"))["placement"]
+    plan = read_plan(run_dir)["placement"]
     ranges = tuple(
         BlockRange(0, 0) if server.name in down else BlockRange(*held)
         for server, held in zip(experiment.problem.servers, plan["ranges"], strict=True)

@@ -53,7 +53,7 @@ def explain_text(answer: dict[str, Any], width: int = 160) -> str:
         hops.add_column(name, justify="right")
     for hop in answer["hops"]:
         cells = [f"{hop[name]:.3f}" for name in shown]
-        blocks = f"{hop['first_block'] + 1}-{hop['last_block']}"
+        blocks = f"{hop['first_block']}-{hop['last_block'] - 1}"
         hops.add_row(hop["server"], blocks, str(hop["n_tokens"]), *cells)
     console.print(hops)
     for loss in answer["losses"]:
@@ -65,15 +65,14 @@ def explain_text(answer: dict[str, Any], width: int = 160) -> str:
     its = "its first chain" if answer["losses"] else "its chain"
     down = ", ".join(answer["down_meanwhile"])
     without = f" without {down}, down meanwhile," if down else ""
-    console.print(
-        f"alone on {its}: {own['e2e_s']:.3f} s; {answer['lost_to_others_s']:.3f} s are due to others and to failures"
-    )
+    lost_s = round(answer["lost_to_others_s"], 3) + 0.0  # no minus sign for what rounding leaves
+    console.print(f"alone on {its}: {own['e2e_s']:.3f} s; {lost_s:.3f} s are due to others and to failures")
     if best is None:
         console.print(f"no chain of the placement{without} has room for it")
     elif best["e2e_s"] >= own["e2e_s"]:
         console.print(f"no chain{without} would have been faster on idle servers")
     else:
-        chain = ", ".join(f"{h['server']} {h['first_block'] + 1}-{h['last_block']}" for h in best["hops"])
+        chain = ", ".join(f"{h['server']} {h['first_block']}-{h['last_block'] - 1}" for h in best["hops"])
         console.print(
             f"best chain in hindsight{without.removesuffix(',')}: {best['e2e_s']:.3f} s on idle servers, "
             f"{answer['lost_to_chain_s']:.3f} s less ({chain})"

@@ -35,7 +35,7 @@ def test_auto_takes_another_network_where_none_that_shares_links_works(
     _only_works(monkeypatch, "loopback")
     chosen, why = choose.choose_backend("auto", sharing=True)
     assert chosen is LoopbackBackend
-    assert "no fabric as no fabric, see `testbed doctor`" in why
+    assert "no fabric because no fabric, see `testbed doctor`" in why
 
 
 def test_a_network_that_is_asked_for_is_taken_also_if_it_shares_no_links(
@@ -50,5 +50,5 @@ def test_auto_takes_fabric_for_several_machines_or_nothing(monkeypatch: pytest.M
     why = "nodes are on several machines, which it alone joins"
     assert choose.choose_backend("auto", joining=True) == (FabricBackend, why)
     _only_works(monkeypatch, "netem", "loopback")
-    with pytest.raises(NetworkUnavailable, match="no fabric as no fabric"):
+    with pytest.raises(NetworkUnavailable, match="no fabric because no fabric"):
         choose.choose_backend("auto", joining=True)
