@@ -161,5 +161,5 @@ def test_auto_takes_what_the_doctor_promises_to_a_process_without_capabilities(t
     why = json.loads(events[0])["why"]
     assert f"network {chosen} ({why})" in outcome.stderr
     assert all(
-        f"no {name} as " in why for name in ("netem", "fabric") if not rows[f"network {name}"]["works"]
+        f"no {name} because " in why for name in ("netem", "fabric") if not rows[f"network {name}"]["works"]
     )
