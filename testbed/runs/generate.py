@@ -23,6 +23,7 @@ from testbed.runs.up import (
     exit_code,
     finish,
     has_begun,
+    left_to_report,
     undone_unless_begun,
 )
 from testbed.runs.verify import verify_tokens
@@ -127,9 +128,10 @@ def generate_command(
     if not has_begun(run_dir, error):
         say(f"interrupted before the request was sent; logs are in {run_dir}")
         return EXIT_INTERRUPTED, {}
-    if error is None and not interrupted:
-        verify_tokens(run_dir, experiment, blocks, say)
-    summary = finish(run_dir, experiment, report=report)
+    with left_to_report(run_dir):
+        if error is None and not interrupted:
+            verify_tokens(run_dir, experiment, blocks, say)
+        summary = finish(run_dir, experiment, report=report)
     if error is not None:
         raise error
     records = read_logs(run_dir).requests

@@ -16,7 +16,14 @@ from testbed.results.served import with_guests
 from testbed.results.text import summary_text
 from testbed.rundir import ENDPOINT, make_run_dir, write_json
 from testbed.runs.twin import run_twin
-from testbed.runs.up import check_can_run, finish, has_begun, placed_experiment, undone_unless_begun
+from testbed.runs.up import (
+    check_can_run,
+    finish,
+    has_begun,
+    left_to_report,
+    placed_experiment,
+    undone_unless_begun,
+)
 from testbed.runs.verify import verify_tokens
 from testbed.runtime.blocks import BlocksModel, blocks_model
 from testbed.runtime.running import emulate
@@ -105,13 +112,14 @@ def serve_command(
             say(f"interrupted before any request; logs are in {run_dir}")
             return
         experiment = with_guests(experiment, run_dir)
-        if blocks is not None and error is None:
-            asked: dict[int, Generation] = endpoint.generations
-            verify_tokens(run_dir, experiment, dataclasses.replace(blocks, generations=asked), say)
-        if with_twin and stage.has_twin and error is None and experiment.requests:
-            say("running the twin in virtual time (--no-twin leaves it out)")
-            run_twin(experiment, placed, run_dir, say)
-        summary = finish(run_dir, experiment, report=report, trace=trace)
+        with left_to_report(run_dir):
+            if blocks is not None and error is None:
+                asked: dict[int, Generation] = endpoint.generations
+                verify_tokens(run_dir, experiment, dataclasses.replace(blocks, generations=asked), say)
+            if with_twin and stage.has_twin and error is None and experiment.requests:
+                say("running the twin in virtual time (--no-twin leaves it out)")
+                run_twin(experiment, placed, run_dir, say)
+            summary = finish(run_dir, experiment, report=report, trace=trace)
         say(summary_text(summary))
         if error is not None:
             raise error

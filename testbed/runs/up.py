@@ -103,23 +103,20 @@ def run_once(experiment: Experiment, out: Path | None, options: UpOptions) -> En
         if not has_begun(run_dir, error):
             say(f"interrupted before any session; logs are in {run_dir}")
             return Ended(run_dir, placed, interrupted=True)
-        try:
+        with left_to_report(run_dir):
             if blocks is not None and error is None and not interrupted:
                 verify_tokens(run_dir, experiment, blocks, say)
             if options.with_twin and stage.has_twin and error is None and not interrupted:
                 say("running the twin in virtual time (--no-twin leaves it out)")
                 run_twin(experiment, placed, run_dir, say)
-            summary = finish(
-                run_dir, experiment, options.objectives, report=options.report, trace=options.trace
-            )
-        except RunError:
-            if error is not None:
-                say(f"testbed: {error}")
-            raise
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(
-                f"stopped after the requests were served: `testbed report {run_dir}` completes the tables and the page"
-            ) from None
+            try:
+                summary = finish(
+                    run_dir, experiment, options.objectives, report=options.report, trace=options.trace
+                )
+            except RunError:
+                if error is not None:
+                    say(f"testbed: {error}")
+                raise
     return Ended(run_dir, placed, summary, error, interrupted)
 
 
@@ -179,6 +176,17 @@ def undone_unless_begun(run_dir: Path, launcher: Launcher) -> Iterator[None]:
         launcher.close()
         shutil.rmtree(run_dir)
         raise
+
+
+@contextmanager
+def left_to_report(run_dir: Path) -> Iterator[None]:
+    """Complete a served run in the body; Ctrl-C there names the command that completes it later."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            f"stopped after the requests were served: `testbed report {run_dir}` completes the tables and the page"
+        ) from None
 
 
 def run_quietly(experiment: Experiment, out: Path, with_twin: bool = False) -> dict[str, Any]:
