@@ -63,6 +63,12 @@ def check_design_concurrency(given: int | None) -> None:
         raise PolicyError(f"design concurrency must be at least 1, not {given}")
 
 
+def given_or_one(given: int | None) -> int:
+    """Return the given |R|, or 1. Raises ``PolicyError``."""
+    check_design_concurrency(given)
+    return 1 if given is None else given
+
+
 def given_or_chosen(problem: Problem, given: int | None) -> int:
     """Return the given |R|, or that of ``choose_design_concurrency``. Raises ``PolicyError``."""
     check_design_concurrency(given)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from policies.design import check_design_concurrency
+from policies.design import given_or_one
 from policies.flow import HUB, Flow, Rates, max_flow
 from policies.milp_solver import LinearModel, Solution
 from policies.neighbours import Neighbours, Ranges
@@ -51,8 +51,7 @@ class Helix:
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
         """Place the blocks. Raises ``InfeasiblePlacement``, and ``PolicyError`` if HiGHS fails."""
         n_blocks = problem.model.n_blocks
-        check_design_concurrency(design_concurrency)
-        at_least = 1 if design_concurrency is None else design_concurrency
+        at_least = given_or_one(design_concurrency)
         most = most_blocks(problem, at_least, _MEMORY_RATIO)
         if sum(most) < n_blocks:
             raise no_way(self.name, problem, at_least)

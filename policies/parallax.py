@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from policies.design import check_design_concurrency
+from policies.design import given_or_one
 from policies.pipelines import NOTHING, Ranges, in_a_row, most_blocks, no_way, placed, shares
 from policies.problem import Hop, Placement, Problem, RequestSpec, Route
 from policies.state import SystemState
@@ -47,8 +47,7 @@ class Parallax:
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
         """Place the blocks. Raises ``InfeasiblePlacement``."""
         n_blocks = problem.model.n_blocks
-        check_design_concurrency(design_concurrency)
-        at_least = 1 if design_concurrency is None else design_concurrency
+        at_least = given_or_one(design_concurrency)
         most = most_blocks(problem, at_least, _MEMORY_RATIO)
         pipelines = _pipelines(most, n_blocks)
         if not pipelines:

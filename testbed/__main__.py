@@ -2,14 +2,17 @@
 
 import sys
 
+from testbed.errors import EXIT_INTERRUPTED
+from testbed.terminal import say
+
 
 def main() -> None:
-    """Run the command line; Ctrl-C ends it with exit code 130 also while its modules are being imported."""
+    """Run the command line; Ctrl-C ends it with ``EXIT_INTERRUPTED`` also while its modules are being imported."""
     try:
         from testbed.cli import main as command
     except KeyboardInterrupt:
-        print("testbed: stopped", file=sys.stderr)
-        sys.exit(130)
+        say("testbed: stopped")
+        sys.exit(EXIT_INTERRUPTED)
     command()
 
 

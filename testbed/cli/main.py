@@ -25,7 +25,10 @@ from testbed.cli.options import (
     NoPageOption,
     OutOption,
     PageOption,
+    PairOption,
+    PlacementOption,
     RandomOption,
+    RoutingOption,
     RunOption,
     ScenarioArg,
     SeedOption,
@@ -74,12 +77,9 @@ def up(
     compute: ComputeOption = None,
     model: ModelOption = None,
     random_weights: RandomOption = False,
-    placement: Annotated[str | None, typer.Option(help="Placement policy; see `testbed policies`.")] = None,
-    routing: Annotated[str | None, typer.Option(help="Routing policy; see `testbed policies`.")] = None,
-    policy: Annotated[
-        str | None,
-        typer.Option(help="A pair of a placement and a routing policy; see `testbed policies`."),
-    ] = None,
+    placement: PlacementOption = None,
+    routing: RoutingOption = None,
+    policy: PairOption = None,
     time_scale: TimeScaleOption = None,
     seed: SeedOption = None,
     runs: Annotated[
@@ -194,16 +194,9 @@ def serve(
         Path | None,
         typer.Option(help="A tokenizer's folder; default the model's, or with the stub a small one."),
     ] = None,
-    policy: Annotated[
-        str | None,
-        typer.Option(help="A pair of a placement and a routing policy; see `testbed policies`."),
-    ] = None,
-    placement: Annotated[
-        str | None, typer.Option(help="Placement policy; keeps the scenario's routing policy.")
-    ] = None,
-    routing: Annotated[
-        str | None, typer.Option(help="Routing policy; keeps the scenario's placement policy.")
-    ] = None,
+    policy: PairOption = None,
+    placement: PlacementOption = None,
+    routing: RoutingOption = None,
     network: NetworkOption = None,
     hosts: HostsOption = None,
     compute: ComputeOption = None,
@@ -311,12 +304,8 @@ def simulate(
             help="A pair of a placement and a routing policy; see `testbed policies`. Repeat to compare."
         ),
     ] = None,
-    placement: Annotated[
-        str | None, typer.Option(help="Placement policy; keeps the scenario's routing policy.")
-    ] = None,
-    routing: Annotated[
-        str | None, typer.Option(help="Routing policy; keeps the scenario's placement policy.")
-    ] = None,
+    placement: PlacementOption = None,
+    routing: RoutingOption = None,
     runs: Annotated[
         int,
         typer.Option(

@@ -17,6 +17,7 @@ from testbed.cli.options import (
     print_answer,
 )
 from testbed.errors import UserError
+from testbed.terminal import say
 
 
 def links(
@@ -44,9 +45,7 @@ def links(
     options = {"network.backend": network, "hosts": hosts, "time_scale": time_scale}
     changes = [f"{key}={value}" for key, value in options.items() if value is not None]
     experiment = load_experiment(scenario, [*(overrides or []), *changes])
-    answer, text = links_command(
-        experiment, pairs, echoes, load=load, out=out, announce=lambda text: typer.echo(text, err=True)
-    )
+    answer, text = links_command(experiment, pairs, echoes, load=load, out=out, announce=say)
     print_answer(answer, lambda: text, as_json)
 
 
@@ -156,7 +155,7 @@ def reproduce(
     if what == "chain":
         from testbed.studies.chain.command import chain_command
 
-        answer, text = chain_command(runs, seed, lambda text: typer.echo(text, err=True))
+        answer, text = chain_command(runs, seed, say)
         print_answer(answer, lambda: text, as_json)
         return
     from testbed.studies.reproduce.command import reproduce_command
@@ -243,5 +242,5 @@ def calibrate(
         batches=batches,
         keep_cpus_awake=keep_cpus_awake,
     )
-    answer, text = calibrate_command(options, lambda text: typer.echo(text, err=True))
+    answer, text = calibrate_command(options, say)
     print_answer(answer, lambda: text, as_json)

@@ -40,6 +40,16 @@ ClockOption = Annotated[
 ComputeOption = Annotated[
     str | None, typer.Option(help="stub (waits for calibrated times) or blocks (computes with torch).")
 ]
+PairOption = Annotated[
+    str | None,
+    typer.Option("--policy", help="A pair of a placement and a routing policy; see `testbed policies`."),
+]
+PlacementOption = Annotated[
+    str | None, typer.Option(help="Placement policy; keeps the scenario's routing policy.")
+]
+RoutingOption = Annotated[
+    str | None, typer.Option(help="Routing policy; keeps the scenario's placement policy.")
+]
 TimeScaleOption = Annotated[
     float | None,
     typer.Option(help="Scenario seconds per real second; times are reported in scenario seconds."),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ from testbed.studies.capacity.verdict import PLACEMENT, REQUESTS, Verdict, verdi
 from testbed.studies.sweep.contrast import Cell
 from testbed.studies.sweep.runs import Record, Run
 from testbed.studies.sweep.table import Row
+from testbed.terminal import say
 
 
 class Variant(NamedTuple):
@@ -168,7 +168,7 @@ class Judging:
             raise RunError(f"{name}: {verdict.error}")
         rows = [Row({}, name, run.seed, record) for run, record in zip(runs, records, strict=True)]
         self.judged[variant] = Judged(verdict, Cell({}, name, rows))
-        print(f"{name} ({over(variant.seeds)}): {self._in_words(verdict)}", file=sys.stderr, flush=True)
+        say(f"{name} ({over(variant.seeds)}): {self._in_words(verdict)}")
 
     def _in_words(self, verdict: Verdict) -> str:
         if verdict.error or verdict.reason:

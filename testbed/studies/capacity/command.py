@@ -4,7 +4,6 @@ workers.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from testbed.studies.capacity.verdict import PLACEMENT, REQUESTS, Verdict, verdi
 from testbed.studies.sweep.axes import SEED
 from testbed.studies.sweep.pool import Local, n_cpus, sigterm_as_ctrl_c
 from testbed.studies.sweep.runs import FAST, Record, Run, Runner, Setup, check_policy, lost_record
+from testbed.terminal import say
 
 WIDTH = 0.02
 LEAST_REQUESTS, MOST_REQUESTS = 100, 20_000
@@ -184,7 +184,7 @@ class _Searches:
         verdict = verdict_of(
             asked.rate, asked.n_requests, [records[seed] for seed in self._seeds], self._objectives
         )
-        _print_verdict(policy, verdict)
+        _say_verdict(policy, verdict)
         runs = self._ask(policy, lambda: self._searches[policy].send(verdict))
         return [runs] if runs else []
 
@@ -201,15 +201,11 @@ class _Searches:
         return [Run(changes, policy, seed) for seed in self._seeds]
 
 
-def _print_verdict(policy: str | None, verdict: Verdict) -> None:
+def _say_verdict(policy: str | None, verdict: Verdict) -> None:
     """Print a verdict on stderr, as the progress of the search."""
     whose = "" if policy is None else f"{policy}: "
     result = verdict.error or ("kept" if verdict.is_kept else f"broken by {verdict.broken_by}")
-    print(
-        f"{whose}{verdict.rate:g} requests/s, {verdict.n_requests:,} requests: {result}",
-        file=sys.stderr,
-        flush=True,
-    )
+    say(f"{whose}{verdict.rate:g} requests/s, {verdict.n_requests:,} requests: {result}")
 
 
 def _row(

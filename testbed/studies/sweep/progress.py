@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Generator, Iterable
 from typing import TypeVar
+
+from testbed.terminal import say
 
 T = TypeVar("T")
 
@@ -48,9 +49,7 @@ def with_lines(
         if n_done == n_items or is_due:
             n_printed, printed_at_s = n_done, now_s
             left_s = (now_s - began_at_s) / n_done * (n_items - n_done)
-            print(
+            say(
                 f"{n_done} of {n_items} runs ({n_done / n_items:.0%}) in {now_s - began_at_s:.0f} s, "
-                f"about {left_s:.0f} s left",
-                file=sys.stderr,
-                flush=True,
+                f"about {left_s:.0f} s left"
             )
