@@ -10,7 +10,15 @@ from importlib.metadata import version
 from importlib.resources.abc import Traversable
 
 _RULES = (
-    *("policies", "nodes", "testbed.scenario", "testbed.control", "testbed.fast", "testbed.simulate"),
+    *(
+        "policies",
+        "netem",
+        "nodes",
+        "testbed.scenario",
+        "testbed.control",
+        "testbed.fast",
+        "testbed.simulate",
+    ),
     *("testbed.results", "testbed.runtime"),
 )
 """Packages whose code decides the results of a run."""

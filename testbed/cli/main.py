@@ -58,7 +58,6 @@ app = typer.Typer(
     cls=_Commands,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Networked emulation testbed for geographically distributed LLM inference.",
     epilog="Start with: testbed up clustered",
 )
 
@@ -66,6 +65,26 @@ _RUNS, _SCENARIOS, _RESULTS, _MACHINE = "Runs", "Scenarios", "Results", "Machine
 
 # Typer has a copy of click inside, whose usage error is public only as the base of this one.
 _UsageError: Any = typer.BadParameter.__bases__[0]
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        from testbed.codeversion import code_version
+        from testbed.scenario.provenance import commit
+
+        known = commit()
+        typer.echo(code_version() + (f", commit {known}" if known else ""))
+        raise typer.Exit
+
+
+@app.callback()
+def about(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """Networked emulation testbed for geographically distributed LLM inference."""
 
 
 @app.command(rich_help_panel=_RUNS)

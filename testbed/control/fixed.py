@@ -10,8 +10,7 @@ from policies.problem import BlockRange
 from testbed.errors import UserError
 from testbed.scenario.json_files import read_json
 from testbed.scenario.limits import MAX_SIZE_BYTES
-
-PREFIX = "fixed:"
+from testbed.scenario.policy import FIXED
 
 
 def fixed_placement(name: str) -> FixedPlacement:
@@ -22,7 +21,7 @@ def fixed_placement(name: str) -> FixedPlacement:
     ``cache_bytes`` beside or in it is the room for caches per server; without it, the room is all memory that
     the blocks leave.
     """
-    path = Path(name.removeprefix(PREFIX))
+    path = Path(name.removeprefix(FIXED))
     document = _read(path)
     placement: Any = document.get("placement") if isinstance(document, dict) else document
     try:
@@ -61,7 +60,7 @@ def fixed_routing(name: str) -> FixedRouting:
 
     The file has ``{client: [server, ...]}``, or one list for all clients. Raises ``UserError``.
     """
-    text = name.removeprefix(PREFIX)
+    text = name.removeprefix(FIXED)
     if not text.endswith(".json"):
         servers = [part.strip() for part in text.split(",") if part.strip()]
         if not servers:

@@ -22,9 +22,10 @@ from policies.problem import Hop, Placement, PolicyError, Problem, RequestSpec, 
 from policies.registry import PLACEMENTS, resolve_placement, resolve_routing
 from policies.search import search_design_concurrency
 from policies.state import SystemState
-from testbed.control.fixed import PREFIX, fixed_placement, fixed_routing
+from testbed.control.fixed import fixed_placement, fixed_routing
 from testbed.errors import UserError
 from testbed.scenario.experiment import Experiment
+from testbed.scenario.policy import FIXED
 
 _NONE: Mapping[str, RoutingPolicy] = MappingProxyType({})
 _SAID: set[str] = set()
@@ -207,7 +208,7 @@ def place(
     routing = stand_ins.get(experiment.routing) or routing_policy(experiment.routing)
     started_at = time.perf_counter()
     present = [j for j in range(problem.n_servers) if j not in experiment.absent]
-    is_whole = len(present) == problem.n_servers or experiment.placement.startswith(PREFIX)
+    is_whole = len(present) == problem.n_servers or experiment.placement.startswith(FIXED)
     there = problem if is_whole else among(problem, present)
 
     def search() -> Placement:
@@ -281,9 +282,9 @@ def placement_data(placement: Placement) -> dict[str, Any]:
 
 def placement_policy(name: str) -> PlacementPolicy:
     """Returns the placement policy for a name in a scenario. Raises ``PolicyError`` or ``UserError``."""
-    return fixed_placement(name) if name.startswith(PREFIX) else resolve_placement(name)
+    return fixed_placement(name) if name.startswith(FIXED) else resolve_placement(name)
 
 
 def routing_policy(name: str) -> RoutingPolicy:
     """Returns the routing policy for a name in a scenario. Raises ``PolicyError`` or ``UserError``."""
-    return fixed_routing(name) if name.startswith(PREFIX) else resolve_routing(name)
+    return fixed_routing(name) if name.startswith(FIXED) else resolve_routing(name)

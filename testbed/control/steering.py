@@ -10,9 +10,9 @@ from policies.checks import check_placement
 from policies.online import OnlinePolicy, SystemView, TwoTimeScale, moves, rolling_order
 from policies.problem import BlockRange, Placement, PolicyError, Problem
 from policies.registry import resolve_online
-from testbed.control.fixed import PREFIX
 from testbed.control.placing import placement_policy, policy_code, prepare_users_code
 from testbed.scenario.experiment import Experiment
+from testbed.scenario.policy import FIXED
 
 
 class Load:
@@ -56,7 +56,7 @@ def online_policy(experiment: Experiment) -> OnlinePolicy | None:
         return None
     prepare_users_code(experiment)
     policy = resolve_online(experiment.online)
-    if isinstance(policy, TwoTimeScale) and not experiment.placement.startswith(PREFIX):
+    if isinstance(policy, TwoTimeScale) and not experiment.placement.startswith(FIXED):
         policy = replace(policy, placement=placement_policy(experiment.placement))
     for key, value_s in (
         ("period_s", experiment.online_period_s),

@@ -27,6 +27,7 @@ from testbed.results.summary import summarize
 from testbed.results.verified import read_verification
 from testbed.rundir import TWIN, is_simulated, read_plan, write_json
 from testbed.scenario.experiment import Experiment
+from testbed.scenario.provenance import read_provenance
 
 __all__ = ["finish_run", "load_run", "read_tables", "write_all"]
 
@@ -56,6 +57,7 @@ def finish_run(
         tables = read_tables(run_dir, experiment)
     records, hops, rows = tables.records, tables.hops, tables.rows
     summary = summarize(experiment, plan, tables, objectives, _twin(run_dir))
+    summary["code"] = read_provenance(run_dir).get("code")
     summary.update(read_verification(run_dir, experiment))
     writers: dict[str, Callable[[Path], object]] = {
         "summary.json": lambda path: write_json(path, summary),

@@ -12,8 +12,10 @@ from types import FrameType
 
 from testbed.control.placing import PlacedExperiment, deciding, interrupt_policy
 from testbed.errors import RunError, TestbedError
+from testbed.rundir import write_json
 from testbed.runtime.blocks import BlocksModel
 from testbed.runtime.emulation import Emulation, run_emulation
+from testbed.runtime.gpus import find_gpus
 from testbed.runtime.guests import Guests
 from testbed.runtime.launching import Launcher
 from testbed.runtime.live import shown
@@ -22,6 +24,7 @@ from testbed.runtime.stage import Stage
 from testbed.runtime.virtual.stall import StallWatch
 from testbed.scenario import dump_toml
 from testbed.scenario.experiment import Experiment
+from testbed.scenario.provenance import PROVENANCE, provenance
 
 
 async def emulate(
@@ -44,6 +47,8 @@ async def emulate(
     """
     try:
         (run_dir / "scenario.toml").write_text(dump_toml(experiment), encoding="utf-8")
+        gpus = [] if blocks is None else [str(gpu) for gpu in find_gpus()]
+        write_json(run_dir / PROVENANCE, provenance(experiment, gpus))
     except OSError as full:
         launcher.close()
         raise RunError(

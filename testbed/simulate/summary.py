@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from policies.problem import RequestSpec
+from testbed.codeversion import code_version
 from testbed.fast.engine import SimulatedRequest
 from testbed.results.requests import METRICS, stats, unqueued
 from testbed.results.slo import goodput_rps
@@ -105,6 +106,7 @@ def summarize_simulation(simulation: Simulation, objectives: dict[str, float]) -
     statuses = [row["status"] for row in rows]
     return {
         "engine": "simulation",
+        "code": code_version(),
         "mode": simulation.mode,
         "scenario": experiment.name,
         "seed": experiment.seed,

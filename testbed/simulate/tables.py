@@ -11,6 +11,7 @@ from testbed.control.placing import placement_data
 from testbed.errors import RunError
 from testbed.rundir import write_json
 from testbed.scenario import dump_toml
+from testbed.scenario.provenance import PROVENANCE, provenance
 from testbed.simulate.engine import Simulation
 from testbed.simulate.hops import hop_table
 from testbed.simulate.summary import request_rows
@@ -26,6 +27,7 @@ def write_simulation(out: Path, simulation: Simulation, summary: dict[str, Any])
     experiment, source = simulation.case.experiment, simulation.case.source
     writers: dict[str, Callable[[Path], object]] = {
         "plan.json": lambda path: write_json(path, _plan(simulation)),
+        PROVENANCE: lambda path: write_json(path, provenance(experiment)),
         "summary.json": lambda path: write_json(path, summary),
         "requests.parquet": lambda path: write_requests(path, request_rows(simulation)),
     }

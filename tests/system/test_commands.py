@@ -33,6 +33,22 @@ def test_show_prints_a_scenario_that_loads_again_to_the_same(testbed: Testbed, t
     assert document["resolved"] is True
 
 
+def test_a_run_and_a_simulation_leave_the_version_that_the_command_prints(
+    testbed: Testbed, tmp_path: Path
+) -> None:
+    asked = testbed("--version")
+    assert (asked.code, asked.stderr) == (0, "")
+    simulated = testbed("simulate", "clustered", "--out", str(tmp_path / "simulated"))
+    emulated = testbed.up("clustered", *MEMORY, *FAST)
+    assert (simulated.code, emulated.code) == (0, 0), emulated.stderr
+    for folder, command in ((tmp_path / "simulated", "simulate"), (emulated.run_dir, "up")):
+        provenance = json.loads((folder / "provenance.json").read_text())
+        summary = json.loads((folder / "summary.json").read_text())
+        assert asked.stdout.startswith(provenance["code"])
+        assert provenance["code"] == summary["code"]
+        assert f"{command} clustered" in provenance["command"]
+
+
 def test_a_stored_scenario_repeats_its_run(testbed: Testbed) -> None:
     first = testbed.up("clustered", *MEMORY, *FAST)
     again = testbed.up(str(first.run_dir / "scenario.toml"), "--no-report")

@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from testbed.control.fixed import PREFIX
 from testbed.errors import ScenarioError, UserError
 from testbed.results.slo import parse_slo_statistics
 from testbed.scenario import load_experiment
+from testbed.scenario.policy import FIXED
 from testbed.scenario.slo import Objective, parse_statistic
 from testbed.studies.advise.candidates import Candidate, Fleet, parse_candidates, parse_cost
 from testbed.studies.advise.judging import Judging, Variant, numbers
@@ -186,7 +186,7 @@ def _added(
             # The message names an option that the user did not give: only its reason is kept.
             why = re.sub(r"^servers\.\d+\.\w+: ", "", str(error).rpartition(f"{changes[0]}: ")[2])
             raise UserError(f"--candidates: {candidate.name}: {why}") from None
-        if case.experiment.placement.startswith(PREFIX):
+        if case.experiment.placement.startswith(FIXED):
             raise UserError(
                 f"{setup.target}: its placement is fixed and puts no blocks on added servers; "
                 "choose another policy with --policy"

@@ -27,6 +27,9 @@ def notes(answer: dict[str, Any]) -> Iterator[str]:
         yield "settings were not compared: one run was made from a scenario, the other from an instance file"
     elif not answer["scenario_differences"]:
         yield "the scenarios are the same"
+    code_a, code_b = answer["a"]["code"], answer["b"]["code"]
+    if code_a and code_b and code_a != code_b:
+        yield f"different code: A {code_a}; B {code_b}"
     for side in "ab":
         scale = answer[side]["time_scale"]
         if scale not in (None, 1):

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from testbed.errors import UserError
 from testbed.rundir import replacing, write_json
 from testbed.scenario import load_experiment
+from testbed.scenario.provenance import PROVENANCE, provenance
 from testbed.studies.sweep.axes import Point
 from testbed.studies.sweep.contrast import cells_of
 from testbed.studies.sweep.disk import make_folder, writing
@@ -133,6 +134,8 @@ def measured(study: Study, out: Path, workers: Executor) -> Iterator[Measured]:
     ]
     _claim(out, study)
     with Lines(out / RUNS) as lines:
+        with writing(out / PROVENANCE):
+            write_json(out / PROVENANCE, provenance())
         rows, n_computed, own_s = _complete(study, groups, lines, read_records(lines), workers)
         yield Measured(rows, seeds, n_computed, own_s)
 
@@ -195,7 +198,7 @@ def _claim(out: Path, study: Study) -> None:
     """
     about = {"scenario": study.target, "axes": sorted(study.keys), "engine": study.engine}
     path = out / STUDY
-    make_folder(out, (RUNS, STUDY, RESULTS, PAGE, *TABLES))
+    make_folder(out, (RUNS, STUDY, PROVENANCE, RESULTS, PAGE, *TABLES))
     if path.exists():
         try:
             before = json.loads(path.read_text(encoding="utf-8"))

@@ -10,8 +10,6 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib.util import find_spec
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -19,7 +17,6 @@ import msgspec
 from policies.problem import InfeasiblePlacement, PolicyError
 from policies.registry import resolve_pair, resolve_placement, resolve_routing
 from testbed.codeversion import rules_digest
-from testbed.control.fixed import PREFIX
 from testbed.control.placing import Placements, look_here, place
 from testbed.errors import RunError, UserError
 from testbed.rundir import make_run_dir, scratch
@@ -27,6 +24,7 @@ from testbed.runs.up import check_can_run
 from testbed.runtime.stage import choose_stage
 from testbed.scenario.experiment import Experiment
 from testbed.scenario.policy import PolicyChoice
+from testbed.scenario.provenance import source_digest
 from testbed.simulate.cases import Case, scenario_case
 from testbed.simulate.engine import VIRTUAL, Simulation, simulate
 from testbed.simulate.runs import draw_of, drawn_of, recorded_share
@@ -202,23 +200,10 @@ def key_of(experiment: Experiment, setup: Setup) -> str:
     and the contents of policy files.
     """
     about = [rules_digest(), setup.engine, dict(setup.objectives), experiment.document]
-    about += [_file_of(name) for name in (experiment.placement, experiment.routing, experiment.online or "")]
+    about += [
+        source_digest(name) for name in (experiment.placement, experiment.routing, experiment.online or "")
+    ]
     return hashlib.sha256(msgspec.json.encode(about, order="sorted")).hexdigest()[:32]
-
-
-def _file_of(policy: str) -> str:
-    """Returns a digest of the file that a policy is read from; empty if it is not from a file."""
-    if ":" not in policy:
-        return ""
-    if policy.startswith(PREFIX):
-        file = Path(policy.removeprefix(PREFIX))
-    else:
-        try:
-            spec = find_spec(policy.partition(":")[0])
-        except (ImportError, ValueError):
-            return ""
-        file = Path(spec.origin or "") if spec is not None else Path()
-    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
 
 
 def _served_in_real_time(case: Case) -> Simulation:

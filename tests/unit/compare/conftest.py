@@ -24,6 +24,7 @@ def make_run(tmp_path: Path) -> MakeRun:
         hops: Sequence[dict[str, Any]] | None = (),
         scenario: str = "seed = 0\n",
         engine: str = "emulation",
+        code: str | None = None,
     ) -> Path:
         path = tmp_path / name
         path.mkdir()
@@ -31,6 +32,7 @@ def make_run(tmp_path: Path) -> MakeRun:
             (path / "events").mkdir()
         summary = {"scenario": "hand-made", "engine": engine, "n_requests": len(requests), "seed": 0}
         summary |= {
+            "code": code,
             "network": "loopback",
             "compute": "stub",
             "time_scale": 1.0,

@@ -30,6 +30,14 @@ def test_a_run_beside_itself_differs_in_nothing(make_run: MakeRun) -> None:
     assert "differ most" not in text
 
 
+def test_runs_of_different_code_are_named_with_both_versions(make_run: MakeRun) -> None:
+    old, new = (make_run(name, [request(0)], code=f"testbed {name}") for name in ("old", "new"))
+    before_there_was_one = make_run("none", [request(0)])
+    assert "different code: A testbed old; B testbed new" in compare_command(old, new, None)[1]
+    for other in (old, before_there_was_one):
+        assert "different code" not in compare_command(old, other, None)[1]
+
+
 def test_differences_are_b_minus_a_and_ratios_of_a(make_run: MakeRun) -> None:
     a = make_run("a", [request(0), request(1, per_token_s=0.2)])
     b = make_run("b", [request(0, per_token_s=0.9), request(1, per_token_s=0.1, queue_s=0.4)])

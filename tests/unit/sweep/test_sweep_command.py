@@ -8,8 +8,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from testbed.codeversion import code_version
 from testbed.errors import RunError, UserError
 from testbed.scenario.policy import PolicyChoice
+from testbed.scenario.provenance import read_provenance
 from testbed.simulate import engine
 from testbed.simulate.cases import scenario_case
 from testbed.simulate.engine import simulate
@@ -87,6 +89,7 @@ def test_the_bytes_are_the_same_for_one_worker_and_for_two(tmp_path: Path) -> No
 
 def test_only_what_is_new_is_computed(tmp_path: Path) -> None:
     assert sweep(tmp_path, RATES, POLICIES)["n_computed"] == 4
+    assert read_provenance(tmp_path)["code"] == code_version()
     before = (tmp_path / RESULTS).read_bytes()
     again = sweep(tmp_path, RATES, POLICIES)
     assert (again["n_computed"], again["n_found"]) == (0, 4)
