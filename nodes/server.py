@@ -187,7 +187,7 @@ class Server(Collector):
                     return wire.Error(frame.id, wire.TOO_MANY_STEPS, text)
                 session = self.sessions.check_step(connection, frame)
                 if session is None:
-                    return wire.Error(frame.id, *connection.expired[frame.session])
+                    return wire.Error(frame.id, *connection.ended[frame.session])
                 self._begin(connection, session, frame, arrived_at_s)
                 return None
             case wire.Push():
@@ -334,7 +334,7 @@ class Server(Collector):
                 self.sessions.forget(connection, session.key, wire.COMPUTE_FAILED, f"has failed: {error}")
                 ended = wire.COMPUTE_FAILED, cut(error)
             else:  # the session was ended while the step waited: send the reason of that
-                ended = connection.expired.get(session.key, (wire.COMPUTE_FAILED, cut(error)))
+                ended = connection.ended.get(session.key, (wire.COMPUTE_FAILED, cut(error)))
             await _answer(connection, wire.Error(step.id, *ended))
             return
         except Exception:

@@ -21,7 +21,7 @@ from nodes.rules import PagingRules
 
 log = logging.getLogger(__name__)
 
-_EXPIRED_REMEMBERED = 10_000
+_ENDED_REMEMBERED = 10_000
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Connection:
     transport: asyncio.Transport
     sender: Sender
     sessions: dict[str, Session] = field(default_factory=dict)
-    expired: OrderedDict[str, tuple[str, str]] = field(default_factory=OrderedDict)
+    ended: OrderedDict[str, tuple[str, str]] = field(default_factory=OrderedDict)
     """Sessions that the server has ended: error code and message for later requests, by session."""
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     """Steps that are pending."""
@@ -213,7 +213,7 @@ class Sessions:
         if session.place is not None:
             return None
         ended = wire.NO_CAPACITY, f"session {shown(session.key)} was closed before it was open"
-        return wire.Error(frame.id, *connection.expired.get(session.key, ended))
+        return wire.Error(frame.id, *connection.ended.get(session.key, ended))
 
     def _first_tokens(self, frame: wire.Open | wire.Join) -> tuple[int, float]:
         """Returns how many tokens to reserve cache for at opening, and the arrival used for preemption."""
@@ -238,7 +238,7 @@ class Sessions:
         def preempt(key: tuple[int, str]) -> None:
             self._preempt(self.live[key[0]], key[1], "made room for one that came before it")
 
-        if not self.account.make_room((connection.number, session.key), more_bytes, self._came, preempt):
+        if not self.account.make_room((connection.number, session.key), more_bytes, self._arrival, preempt):
             return False
         try:
             self.compute.grow(session.state, wanted)
@@ -259,7 +259,7 @@ class Sessions:
         if place is not None:
             self.forwarding.tell(place, wire.PREEMPTED, cut(f"it {reason}"))
 
-    def _came(self, key: tuple[int, str]) -> tuple[float, str]:
+    def _arrival(self, key: tuple[int, str]) -> tuple[float, str]:
         """Returns when the request of a session of ``account`` arrived, then its name for equal arrivals."""
         return self.live[key[0]].sessions[key[1]].arrived_at_s, key[1]
 
@@ -269,7 +269,7 @@ class Sessions:
         if key in connection.sessions:
             self._release(connection, key)
             self.counters.closed += 1
-        elif key not in connection.expired:
+        elif key not in connection.ended:
             raise wire.FrameError(wire.UNKNOWN_SESSION, f"no session {shown(key)}", frame.id)
         return wire.Ok(frame.id)
 
@@ -284,9 +284,9 @@ class Sessions:
     def forget(self, connection: Connection, key: str, code: str, reason: str) -> None:
         """End a session that its client did not close. Later requests for it get ``code`` and ``reason``."""
         self._release(connection, key)
-        connection.expired[key] = code, cut(f"session {shown(key)} {reason}")
-        while len(connection.expired) > _EXPIRED_REMEMBERED:
-            connection.expired.popitem(last=False)
+        connection.ended[key] = code, cut(f"session {shown(key)} {reason}")
+        while len(connection.ended) > _ENDED_REMEMBERED:
+            connection.ended.popitem(last=False)
 
     def check_step(self, connection: Connection, frame: wire.Step, is_pushed: bool = False) -> Session | None:
         """Check a step and reserve cache for it.
@@ -296,7 +296,7 @@ class Sessions:
         key, position, n_tokens = frame.session, frame.position, frame.n_tokens
         session = connection.sessions.get(key)
         if session is None:
-            if key in connection.expired:
+            if key in connection.ended:
                 return None
             raise wire.FrameError(wire.UNKNOWN_SESSION, f"no session {shown(key)}", frame.id)
         if session.place is not None and not is_pushed:

@@ -56,7 +56,7 @@ class MeanRequests:
     """Requests of the known mean lengths from an average client: its times are the means over all clients."""
 
     def __init__(self, problem: Problem) -> None:
-        sent, ways = problem.transmissions, problem.ways
+        sent, one_way = problem.transmissions, problem.one_way
         if sent is not None:
             up, down = (Linear(_mean_row(way.base_s), _mean_row(way.slope_s)) for way in (sent.up, sent.down))
             sent = replace(sent, up=up, down=down)
@@ -68,7 +68,8 @@ class MeanRequests:
             input_rtt_base_s=_mean_row(problem.input_rtt_base_s),
             input_rtt_slope_s=_mean_row(problem.input_rtt_slope_s),
             transmissions=sent,
-            ways=ways and ways._replace(up_s=_mean_row(ways.up_s), down_s=_mean_row(ways.down_s)),
+            one_way=one_way
+            and one_way._replace(up_s=_mean_row(one_way.up_s), down_s=_mean_row(one_way.down_s)),
         )
         self.request = RequestSpec(0, *problem.mean_lengths)
         self.slot_bytes = problem.model.cache_bytes(self.request.n_tokens)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from policies.greedy import whole
 from policies.petals import petals_block_counts, weakest_window, window_rps
-from policies.problem import BlockRange, Linear, Matrix, Placement, Problem, Ways
+from policies.problem import BlockRange, Linear, Matrix, OneWayDelays, Placement, Problem
 
 
 def among(problem: Problem, servers: Sequence[int]) -> Problem:
@@ -24,7 +24,7 @@ def among(problem: Problem, servers: Sequence[int]) -> Problem:
         base_s, slope_s = (tuple(matrix[j] for j in servers) for matrix in times)
         return Linear(base_s, slope_s)
 
-    sent, ways = problem.transmissions, problem.ways
+    sent, one_way = problem.transmissions, problem.one_way
     return replace(
         problem,
         servers=tuple(problem.servers[j] for j in servers),
@@ -33,10 +33,12 @@ def among(problem: Problem, servers: Sequence[int]) -> Problem:
         input_rtt_base_s=columns(problem.input_rtt_base_s),
         input_rtt_slope_s=columns(problem.input_rtt_slope_s),
         server_rtt_s=columns(tuple(problem.server_rtt_s[j] for j in servers)),
-        ways=None
-        if ways is None
-        else Ways(
-            columns(ways.up_s), columns(ways.down_s), columns(tuple(ways.across_s[j] for j in servers))
+        one_way=None
+        if one_way is None
+        else OneWayDelays(
+            columns(one_way.up_s),
+            columns(one_way.down_s),
+            columns(tuple(one_way.across_s[j] for j in servers)),
         ),
         transmissions=None
         if sent is None

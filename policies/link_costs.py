@@ -53,7 +53,7 @@ def with_costs(problem: Problem, request: RequestSpec, costs: LinkCosts) -> Prob
 
     It is designed for the lengths of ``request``. Bounds that hold for decode steps then hold for ``costs``.
     """
-    ways = problem.ways
+    one_way = problem.one_way
     return replace(
         problem,
         servers=tuple(
@@ -63,7 +63,8 @@ def with_costs(problem: Problem, request: RequestSpec, costs: LinkCosts) -> Prob
         clients=(problem.clients[request.client],),
         raw_rtt_s=(problem.raw_rtt_s[request.client],),
         token_rtt_s=(costs.hop_s,),
-        ways=ways and ways._replace(up_s=(ways.up_s[request.client],), down_s=(ways.down_s[request.client],)),
+        one_way=one_way
+        and one_way._replace(up_s=(one_way.up_s[request.client],), down_s=(one_way.down_s[request.client],)),
         input_rtt_base_s=(problem.input_rtt_base_s[request.client],),
         input_rtt_slope_s=(problem.input_rtt_slope_s[request.client],),
         n_input_tokens=request.n_input_tokens,

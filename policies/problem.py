@@ -150,7 +150,7 @@ class Transmissions:
         return sent_s - up_s - (self.down.of(client, server, n_tokens) if self.counts_down else 0.0)
 
 
-class Ways(NamedTuple):
+class OneWayDelays(NamedTuple):
     """One-way propagation delays in seconds.
 
     ``up_s``: client to server, ``down_s``: server to client (both [client][server]); ``across_s``: server to
@@ -173,7 +173,7 @@ class Problem:
       blocks: communication, serialisation and the server's ``step_base_s``.
     - ``input_rtt_base_s + input_rtt_slope_s * l``: t^I_cj(l), the same for a prompt of l tokens.
     - ``server_rtt_s[i][j]``: the round trip between servers, propagation only.
-    - ``ways``: one-way propagation; ``None``: half of the round trip each.
+    - ``one_way``: one-way propagation; ``None``: half of the round trip each.
     - ``transmissions``: the links' transmission times, for forwarding; ``None``: those that t_cj contains are
       used.
     - ``hub_token_s``: what the client computes per output token (embedding, head, choice). It is the same for
@@ -220,7 +220,7 @@ class Problem:
     reserved_output_tokens: int | None = None
     batching: Batching = "none"
     objectives_s: tuple[tuple[str, float], ...] = ()
-    ways: Ways | None = None
+    one_way: OneWayDelays | None = None
 
     @property
     def n_servers(self) -> int:
@@ -249,21 +249,21 @@ class Problem:
 
     def up_s(self, client: int, server: int) -> float:
         """Return the propagation delay in seconds from a client to a server."""
-        if self.ways is None:
+        if self.one_way is None:
             return self.raw_rtt_s[client][server] / 2
-        return self.ways.up_s[client][server]
+        return self.one_way.up_s[client][server]
 
     def down_s(self, client: int, server: int) -> float:
         """Return the propagation delay in seconds from a server back to a client."""
-        if self.ways is None:
+        if self.one_way is None:
             return self.raw_rtt_s[client][server] / 2
-        return self.ways.down_s[client][server]
+        return self.one_way.down_s[client][server]
 
     def across_s(self, server: int, other: int) -> float:
         """Return the propagation delay in seconds from a server to another one."""
-        if self.ways is None:
+        if self.one_way is None:
             return self.server_rtt_s[server][other] / 2
-        return self.ways.across_s[server][other]
+        return self.one_way.across_s[server][other]
 
     def input_rtt_s(self, client: int, server: int, n_tokens: int) -> float:
         """Return t^I_cj(l): the part of a prompt's step on j that does not depend on its number of blocks."""

@@ -15,7 +15,7 @@ from testbed.scenario.experiment import Experiment
 
 
 @dataclass(eq=False)
-class Way:
+class ServerMove:
     """A server's move from blocks ``old`` to ``new``. It keeps ``stays`` meanwhile.
 
     It loads for ``load_s`` once sessions need no more than the blocks ``stays`` and ``new_bytes`` of cache.
@@ -33,14 +33,14 @@ class Way:
     load_s: float
 
 
-class Carrier(Protocol):
+class MoveExecutor(Protocol):
     """Carries out moves.
 
-    It calls ``Mover.arrived`` at the end of a move, ``Mover.died`` if its server dies.
+    It calls ``Mover.completed`` at the end of a move, ``Mover.server_died`` if its server dies.
     """
 
-    def rehost(self, way: Way) -> None:
-        """Begin the move ``way`` now."""
+    def rehost(self, move: ServerMove) -> None:
+        """Begin ``move`` now."""
         ...
 
 
@@ -59,7 +59,7 @@ class Mover:
         experiment: Experiment,
         policy: OnlinePolicy,
         coordinator: Coordinator,
-        carrier: Carrier,
+        executor: MoveExecutor,
         now_s: Callable[[], float],
         write: Callable[[str, float, dict[str, Any]], None],
     ) -> None:
@@ -67,13 +67,13 @@ class Mover:
         self._problem = experiment.problem
         self._policy = policy
         self._coordinator = coordinator
-        self._carrier = carrier
+        self._executor = executor
         self._now_s = now_s
         self._write = write
         self._steering = Steering(experiment.problem, coordinator.placement, policy)
         self.load = Load()
         self._pending: list[int] = []
-        self._under_way: dict[int, Way] = {}
+        self._under_way: dict[int, ServerMove] = {}
         self._alive = coordinator.membership.alive()
 
     def next_check_at_s(self) -> float:
@@ -133,7 +133,7 @@ class Mover:
     def _begin(self, server: int) -> None:
         offered, target = self._coordinator.placement, self._steering.target
         stays, new = self._stays(server), target.ranges[server]
-        way = Way(
+        move = ServerMove(
             server=server,
             old=offered.ranges[server],
             stays=stays,
@@ -143,36 +143,36 @@ class Mover:
             drain_s=self._experiment.recovery.give_up_s if self._policy.drains else None,
             load_s=loading_s(self._problem, stays, new, self._experiment.load_bps),
         )
-        self._under_way[server] = way
-        self._coordinator.offer(server, stays, min(way.new_bytes, offered.cache_bytes[server]))
-        self._tell("moving", server, self._now_s(), old=list(way.old), new=list(new), keeps=list(stays))
-        self._carrier.rehost(way)
+        self._under_way[server] = move
+        self._coordinator.offer(server, stays, min(move.new_bytes, offered.cache_bytes[server]))
+        self._log("moving", server, self._now_s(), old=list(move.old), new=list(new), keeps=list(stays))
+        self._executor.rehost(move)
 
     def drained(self, server: int, at_s: float) -> None:
         """Note that ``server`` begins to load."""
         if server in self._under_way:
-            self._tell("drained", server, at_s)
+            self._log("drained", server, at_s)
 
-    def is_on(self, way: Way) -> bool:
-        """Returns whether ``way`` is still under way: it has neither ended nor been given up."""
-        return self._under_way.get(way.server) is way
+    def is_under_way(self, move: ServerMove) -> bool:
+        """Returns whether ``move`` is still under way: it has neither ended nor been given up."""
+        return self._under_way.get(move.server) is move
 
-    def arrived(
-        self, way: Way, closed_at_s: float, drained_at_s: float, open_at_s: float, n_cut: int
+    def completed(
+        self, move: ServerMove, closed_at_s: float, drained_at_s: float, open_at_s: float, n_cut: int
     ) -> None:
-        """Note that ``way`` has ended: its server has loaded, and ``n_cut`` sessions were cut."""
-        if not self.is_on(way):
+        """Note that ``move`` has ended: its server has loaded, and ``n_cut`` sessions were cut."""
+        if not self.is_under_way(move):
             return
-        server = way.server
+        server = move.server
         del self._under_way[server]
-        self._coordinator.offer(server, way.new, way.new_bytes)
-        self._tell(
+        self._coordinator.offer(server, move.new, move.new_bytes)
+        self._log(
             MOVED,
             server,
             open_at_s,
-            old=list(way.old),
-            new=list(way.new),
-            decided_at_s=way.decided_at_s,
+            old=list(move.old),
+            new=list(move.new),
+            decided_at_s=move.decided_at_s,
             closed_at_s=closed_at_s,
             drained_at_s=drained_at_s,
             open_at_s=open_at_s,
@@ -180,19 +180,19 @@ class Mover:
         )
         self._begin_pending()
 
-    def died(self, server: int) -> None:
+    def server_died(self, server: int) -> None:
         """Note that ``server`` has died. Moves that have not begun are dropped."""
         self._pending.clear()
         self._give_up(server)
 
     def _give_up(self, server: int) -> None:
         """Drop the move of a server that has died. If the server comes back, it has its new blocks."""
-        way = self._under_way.pop(server, None)
-        if way is None:
+        move = self._under_way.pop(server, None)
+        if move is None:
             return
         target = self._steering.target
         self._coordinator.offer(server, target.ranges[server], target.cache_bytes[server])
-        self._tell("move-lost", server, self._now_s(), old=list(way.old))
+        self._log("move-lost", server, self._now_s(), old=list(move.old))
 
-    def _tell(self, event: str, server: int, at_s: float, **details: Any) -> None:
+    def _log(self, event: str, server: int, at_s: float, **details: Any) -> None:
         self._write(event, at_s, {"server": self._problem.servers[server].name, **details})

@@ -14,7 +14,7 @@ from policies.online import OnlinePolicy
 from testbed.control.coordinator import Coordinator
 from testbed.control.faults.machines import Nodes
 from testbed.control.guarded import guarded
-from testbed.control.mover import Mover, Way
+from testbed.control.mover import Mover, ServerMove
 from testbed.errors import RunError
 from testbed.rundir import EventWriter
 from testbed.scenario.experiment import Experiment
@@ -24,7 +24,7 @@ _NEWS_S = 2.0
 
 
 class Moves:
-    """Checks at the controller's times, and has nodes change their blocks. A ``testbed.control.mover.Carrier``.
+    """Checks at the controller's times, and has nodes change their blocks. A ``testbed.control.mover.MoveExecutor``.
 
     With ``has_real_blocks`` loading takes its real time; otherwise nodes wait for the modelled time.
     """
@@ -74,8 +74,8 @@ class Moves:
         if phase == "loading":
             self.mover.drained(server, at_s)
 
-    def rehost(self, way: Way) -> None:
-        self._start(self._move(way))
+    def rehost(self, move: ServerMove) -> None:
+        self._start(self._move(move))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(guarded(work, self._nodes.broke))
@@ -87,25 +87,25 @@ class Moves:
             await self._nodes.clock.sleep_until_s(at_s)
             self.mover.check()
 
-    async def _move(self, way: Way) -> None:
-        load_s = 0.0 if self._has_real_blocks else way.load_s
+    async def _move(self, move: ServerMove) -> None:
+        load_s = 0.0 if self._has_real_blocks else move.load_s
         try:
-            rehost = Rehost(way.new.first, way.new.last, way.new_bytes, way.drain_s, load_s)
-            done = await self._nodes.ask_server(way.server, rehost)
+            rehost = Rehost(move.new.first, move.new.last, move.new_bytes, move.drain_s, load_s)
+            done = await self._nodes.ask_server(move.server, rehost)
         except ControlError as error:
-            await self._lost(way, error)
+            await self._lost(move, error)
         else:
-            self.mover.arrived(way, done.closed_at_s, done.drained_at_s, done.open_at_s, done.n_cut)
+            self.mover.completed(move, done.closed_at_s, done.drained_at_s, done.open_at_s, done.n_cut)
 
-    async def _lost(self, way: Way, error: ControlError) -> None:
+    async def _lost(self, move: ServerMove, error: ControlError) -> None:
         """Handle a move whose server does not answer: it has died, which is known or will soon be reported.
 
         Raises ``RunError`` if the server is alive after all.
         """
-        if way.server in self._membership.alive():
+        if move.server in self._membership.alive():
             await asyncio.sleep(_NEWS_S)
-        if not self.mover.is_on(way):
+        if not self.mover.is_under_way(move):
             return
-        if way.server in self._membership.alive():
-            raise RunError(f"{self._problem.servers[way.server].name} could not change its blocks: {error}")
-        self.mover.died(way.server)
+        if move.server in self._membership.alive():
+            raise RunError(f"{self._problem.servers[move.server].name} could not change its blocks: {error}")
+        self.mover.server_died(move.server)

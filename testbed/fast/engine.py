@@ -23,7 +23,7 @@ from policies.problem import BlockRange, Hop, PolicyError, RequestSpec, Route
 from policies.replay import ServiceTimes
 from policies.workload import RequestPlan
 from testbed.control.coordinator import Coordinator
-from testbed.control.mover import Mover, Way
+from testbed.control.mover import Mover, ServerMove
 from testbed.control.placing import PlacedExperiment
 from testbed.fast.events import EventQueue
 from testbed.fast.servers import Key, Need, OnCache, Refused, Servers
@@ -39,7 +39,7 @@ class Disturbed(Exception):
     """A session would be cut, which only the engine ``virtual`` can simulate."""
 
 
-class Move(NamedTuple):
+class CompletedMove(NamedTuple):
     """One server's change.
 
     From ``closed_at_s`` it took new sessions only on blocks that it keeps (none if it does not drain),
@@ -86,7 +86,7 @@ class FastRun(NamedTuple):
     """Requests in the order of the experiment, and the servers' changes in the order of their ends."""
 
     requests: list[SimulatedRequest]
-    moves: list[Move]
+    moves: list[CompletedMove]
     decisions_s: list[float]
     """Real seconds of every routing decision."""
     steps: array[float] | None = None
@@ -200,8 +200,8 @@ class _Run:
         self._sessions: dict[int, _Session] = {}
         """Requests that have arrived and have not ended, by number."""
         self._ended: dict[int, SimulatedRequest] = {}
-        self._moves: list[Move] = []
-        self._draining: dict[int, tuple[Way, float]] = {}
+        self._moves: list[CompletedMove] = []
+        self._draining: dict[int, tuple[ServerMove, float]] = {}
         self._mover: Mover | None = None
         if online is not None:
             self._mover = Mover(
@@ -462,34 +462,34 @@ class _Run:
         mover.check()
         self._plan_check(mover)
 
-    def rehost(self, way: Way) -> None:
-        """As ``testbed.control.mover.Carrier``."""
-        now_s, server = self._queue.now_s, way.server
-        self._servers.offer(server, way.stays, min(way.new_bytes, self._servers.room_bytes(server)))
-        self._draining[server] = way, now_s
-        assert way.drain_s is not None
-        self._queue.at(now_s + way.drain_s, self._overdue, way)
+    def rehost(self, move: ServerMove) -> None:
+        """As ``testbed.control.mover.MoveExecutor``."""
+        now_s, server = self._queue.now_s, move.server
+        self._servers.offer(server, move.stays, min(move.new_bytes, self._servers.room_bytes(server)))
+        self._draining[server] = move, now_s
+        assert move.drain_s is not None
+        self._queue.at(now_s + move.drain_s, self._overdue, move)
         self._load_if_drained(server)
 
     def _load_if_drained(self, server: int) -> None:
         if self._servers.is_drained(server):
             assert self._mover is not None
-            way, closed_at_s = self._draining.pop(server)
+            move, closed_at_s = self._draining.pop(server)
             now_s = self._queue.now_s
             self._mover.drained(server, now_s)
-            self._queue.at(now_s + way.load_s, self._loaded, way, closed_at_s, now_s)
+            self._queue.at(now_s + move.load_s, self._loaded, move, closed_at_s, now_s)
 
-    def _overdue(self, way: Way) -> None:
-        if self._draining.get(way.server, (None, 0.0))[0] is way:
-            name = self._problem.servers[way.server].name
+    def _overdue(self, move: ServerMove) -> None:
+        if self._draining.get(move.server, (None, 0.0))[0] is move:
+            name = self._problem.servers[move.server].name
             raise Disturbed(
-                f"{name} cuts the sessions that have not ended {way.drain_s:g} s after it began to move"
+                f"{name} cuts the sessions that have not ended {move.drain_s:g} s after it began to move"
             )
 
-    def _loaded(self, way: Way, closed_at_s: float, drained_at_s: float) -> None:
+    def _loaded(self, move: ServerMove, closed_at_s: float, drained_at_s: float) -> None:
         assert self._mover is not None
-        self._servers.offer(way.server, way.new, way.new_bytes)
-        self._mover.arrived(way, closed_at_s, drained_at_s, self._queue.now_s, 0)
+        self._servers.offer(move.server, move.new, move.new_bytes)
+        self._mover.completed(move, closed_at_s, drained_at_s, self._queue.now_s, 0)
 
     def _note_move(self, event: str, at_s: float, details: dict[str, Any]) -> None:
         if event == MOVED:
@@ -502,8 +502,8 @@ def goes_step_by_step(experiment: Experiment) -> bool:
     return experiment.batching == "continuous" or experiment.paging is not None
 
 
-def move_of(line: dict[str, Any], names: list[str]) -> Move:
+def move_of(line: dict[str, Any], names: list[str]) -> CompletedMove:
     """Returns the move in a line ``MOVED`` of ``events.jsonl``."""
     times = (line[name] for name in ("decided_at_s", "closed_at_s", "drained_at_s", "open_at_s"))
     server = names.index(line["server"])
-    return Move(server, BlockRange(*line["old"]), BlockRange(*line["new"]), *times)
+    return CompletedMove(server, BlockRange(*line["old"]), BlockRange(*line["new"]), *times)

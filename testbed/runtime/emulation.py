@@ -109,7 +109,7 @@ class Emulation:
         self._moves: Moves | None = None
         if policy is not None:
             self._moves = Moves(experiment, policy, nodes, coordinator, self.events, blocks is not None)
-            self.faults.when_one_dies(self._moves.mover.died)
+            self.faults.when_one_dies(self._moves.mover.server_died)
         self.network: OpenNetwork | None = None
         """``None`` until it is open."""
         self._started_at = time.monotonic()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network
 
 from netem.spec import HEADER_BYTES, SPARE_ADDRESSES, LinkProfile
-from policies.problem import Linear, Matrix, ModelSpec, Transmissions, Ways
+from policies.problem import Linear, Matrix, ModelSpec, OneWayDelays, Transmissions
 from testbed.scenario.experiment import Calibration, Link
 from testbed.scenario.network_tables import ClustersTable, MatrixTable, NetworkTable
 from testbed.scenario.problems import Key, KeyedError, unknown
@@ -165,7 +165,7 @@ class Times:
     input_rtt_slope_s: Matrix
     server_rtt_s: Matrix
     transmissions: Transmissions | None
-    ways: Ways | None
+    one_way: OneWayDelays | None
 
 
 def policy_times(
@@ -242,9 +242,9 @@ def policy_times(
         transmissions=Transmissions(sent(clients), sent(clients, back=True), sent(servers), counts_sent)
         if forwarding
         else None,
-        ways=None
+        one_way=None
         if all(links[a, b].delay_s == links[b, a].delay_s for a, b in links)
-        else Ways(
+        else OneWayDelays(
             matrix(way, clients),
             matrix(lambda client, server: way(server, client), clients),
             matrix(way, servers),

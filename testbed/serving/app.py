@@ -20,7 +20,7 @@ from aiohttp.http import HttpProcessingError
 
 from nodes.request import Generation
 from testbed.scenario.experiment import Experiment
-from testbed.serving.guests import Came, Guests, Opened, Over, Refused, Stream
+from testbed.serving.guests import Ended, Generated, Guests, Opened, Refused, Stream
 from testbed.serving.metrics import Metrics
 from testbed.serving.openai import (
     ANY_TOKEN,
@@ -34,7 +34,14 @@ from testbed.serving.openai import (
     event,
     read_body,
 )
-from testbed.serving.text import BlocksSaid, Codec, Said, Stops, StubCodec, StubSaid
+from testbed.serving.text import (
+    Codec,
+    Detokenizer,
+    IncrementalDetokenizer,
+    StopSequences,
+    StubCodec,
+    StubDetokenizer,
+)
 
 log = logging.getLogger(__name__)
 _http_log = logging.getLogger(f"{__name__}.http")
@@ -290,7 +297,7 @@ class Endpoint:
         stream = self.guests.open(client, n_prompt, n_tokens, how)
         if self._experiment.blocks is not None:
             self.generations[stream.index] = how
-        talk = _Talk(stream, body, self._said(stream.index), n_tokens)
+        talk = _Talk(stream, body, self._detokenizer(stream.index), n_tokens)
         try:
             await talk.begin(self._rules.rejects, self._experiment.time_scale)
             writer = Writer(
@@ -307,8 +314,12 @@ class Endpoint:
         finally:
             self.guests.close(stream, enough=talk.finish is not None)
 
-    def _said(self, index: int) -> Said:
-        return StubSaid(self._codec, index) if isinstance(self._codec, StubCodec) else BlocksSaid(self._codec)
+    def _detokenizer(self, index: int) -> Detokenizer:
+        return (
+            StubDetokenizer(self._codec, index)
+            if isinstance(self._codec, StubCodec)
+            else IncrementalDetokenizer(self._codec)
+        )
 
     async def _whole(self, talk: _Talk, writer: Writer) -> web.Response:
         texts = []
@@ -342,10 +353,10 @@ class Endpoint:
 class _Talk:
     """One response, as it is generated: ``next`` returns text until ``finish`` has the reason of its end."""
 
-    def __init__(self, stream: Stream, body: Body, said: Said, n_asked: int) -> None:
+    def __init__(self, stream: Stream, body: Body, detokenizer: Detokenizer, n_asked: int) -> None:
         self._stream = stream
-        self._said = said
-        self._stops = Stops(body.stops)
+        self._detokenizer = detokenizer
+        self._stops = StopSequences(body.stops)
         self._n_asked = n_asked
         self._min_tokens = body.min_tokens
         self.n_tokens = 0
@@ -356,19 +367,19 @@ class _Talk:
 
         Afterwards the response begins, and its HTTP status cannot change any more.
         """
-        while not isinstance(news := await self._stream.get(), Opened):
-            if isinstance(news, Over):
-                raise ApiError(503, news.why or "the testbed ends")
-            if isinstance(news, Refused) and rejects:
-                text = f"there is no room: {news.reason}"
-                raise ApiError(429, text, code="no_room", retry_after_s=news.backoff_s / time_scale)
+        while not isinstance(event := await self._stream.get(), Opened):
+            if isinstance(event, Ended):
+                raise ApiError(503, event.why or "the testbed ends")
+            if isinstance(event, Refused) and rejects:
+                text = f"there is no room: {event.reason}"
+                raise ApiError(429, text, code="no_room", retry_after_s=event.backoff_s / time_scale)
 
     async def next(self) -> str:
         """Return the text of the next token, or after the last the held-back text. Raises ``ApiError``."""
-        news = await self._stream.get()
-        if isinstance(news, Came):
+        event = await self._stream.get()
+        if isinstance(event, Generated):
             self.n_tokens += 1
-            text = self._said.add(news.token_id)
+            text = self._detokenizer.add(event.token_id)
             if self.n_tokens > self._min_tokens:
                 text = self._stops.add(text)
             if self._stops.found:
@@ -377,15 +388,15 @@ class _Talk:
                 self.finish = "length"
                 text += self._rest()
             return text
-        if isinstance(news, Over):
-            if news.why is not None:
-                raise ApiError(500, news.why)
+        if isinstance(event, Ended):
+            if event.why is not None:
+                raise ApiError(500, event.why)
             self.finish = "stop"  # the model has ended its text
             return self._rest()
         return ""  # it has lost a hop or its chain, and waits for room
 
     def _rest(self) -> str:
-        return self._stops.add(self._said.rest()) + self._stops.rest()
+        return self._stops.add(self._detokenizer.rest()) + self._stops.rest()
 
 
 def _id(given: str) -> str:

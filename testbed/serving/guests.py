@@ -19,7 +19,7 @@ class Opened(NamedTuple):
     """The request is admitted: its tokens will follow."""
 
 
-class Came(NamedTuple):
+class Generated(NamedTuple):
     """The next output token."""
 
     token_id: int
@@ -32,29 +32,29 @@ class Refused(NamedTuple):
     backoff_s: float
 
 
-class Over(NamedTuple):
+class Ended(NamedTuple):
     """The request has ended; ``why`` is None if it completed, else the reason."""
 
     why: str | None
 
 
-News = Opened | Came | Refused | Over
+StreamEvent = Opened | Generated | Refused | Ended
 
 
 class Stream:
-    """The news of one request, in order."""
+    """The events of one request, in order."""
 
     def __init__(self, index: int) -> None:
         self.index = index
-        self.is_over = False
-        self._news: asyncio.Queue[News] = asyncio.Queue()
+        self.has_ended = False
+        self._events: asyncio.Queue[StreamEvent] = asyncio.Queue()
 
-    def put(self, news: News) -> None:
-        self.is_over = isinstance(news, Over)
-        self._news.put_nowait(news)
+    def put(self, event: StreamEvent) -> None:
+        self.has_ended = isinstance(event, Ended)
+        self._events.put_nowait(event)
 
-    async def get(self) -> News:
-        return await self._news.get()
+    async def get(self) -> StreamEvent:
+        return await self._events.get()
 
 
 @dataclass
@@ -106,7 +106,7 @@ class Guests:
 
     def close(self, stream: Stream, *, enough: bool) -> None:
         """End a stream. ``enough``: its user has all that was wanted; otherwise the user has disconnected."""
-        if self._streams.pop(stream.index, None) is not None and not stream.is_over:
+        if self._streams.pop(stream.index, None) is not None and not stream.has_ended:
             assert self.host is not None, "streams are opened only while the testbed serves"
             self.host.end_request(stream.index, enough=enough)
 
@@ -117,7 +117,7 @@ class Guests:
     async def end(self) -> None:
         self.host = None
         for stream in list(self._streams.values()):
-            stream.put(Over("the testbed ends"))
+            stream.put(Ended("the testbed ends"))
         await self.hang_up()
 
     def recorded(self, record: States) -> None:
@@ -131,9 +131,9 @@ class Guests:
             stream.put(Refused(record.reason, record.backoff_s))
         elif isinstance(record, ENDED):
             why = record.reason if isinstance(record, Failed) else "the testbed ends"
-            stream.put(Over(None if isinstance(record, Completed) else why))
+            stream.put(Ended(None if isinstance(record, Completed) else why))
 
     def token(self, message: NewToken) -> None:
         self.metrics.token(message)
         if (stream := self._streams.get(message.request)) is not None:
-            stream.put(Came(message.token_id))
+            stream.put(Generated(message.token_id))

@@ -121,7 +121,7 @@ class BlocksCodec:
         return self._text.chat(messages) or plain_chat(messages)
 
 
-class Said(Protocol):
+class Detokenizer(Protocol):
     """The text of one response, token by token."""
 
     def add(self, token_id: int) -> str:
@@ -133,7 +133,7 @@ class Said(Protocol):
         ...
 
 
-class StubSaid:
+class StubDetokenizer:
     """The stub's made-up text: a random word per token. ``request`` is the seed."""
 
     def __init__(self, codec: StubCodec, request: int) -> None:
@@ -147,7 +147,7 @@ class StubSaid:
         return ""
 
 
-class BlocksSaid:
+class IncrementalDetokenizer:
     """The model's text. A character of several tokens is returned with the last of them."""
 
     def __init__(self, codec: Codec) -> None:
@@ -175,7 +175,7 @@ class BlocksSaid:
         return self._codec.decode(self._tokens[self._begin :])[len(before) :]
 
 
-class Stops:
+class StopSequences:
     """Cuts a text before the first of ``sequences``, even if that arrives in pieces. ``found``: it did."""
 
     def __init__(self, sequences: Sequence[str]) -> None:

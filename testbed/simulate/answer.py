@@ -12,7 +12,7 @@ import numpy as np
 from policies.cgbp import lower_bounds_per_token_s
 from policies.design import choose_design_concurrency
 from policies.problem import PolicyError
-from testbed.fast.engine import Move, SimulatedRequest
+from testbed.fast.engine import CompletedMove, SimulatedRequest
 from testbed.results.summary import active_sessions
 from testbed.results.unused import unused_blocks
 from testbed.simulate.engine import Simulation
@@ -84,7 +84,7 @@ def _request(request: SimulatedRequest) -> dict[str, Any]:
     return row
 
 
-def _move(move: Move) -> dict[str, Any]:
+def _move(move: CompletedMove) -> dict[str, Any]:
     """Return a server's change of blocks: ranges as in ``placement``, instants in seconds."""
     return {
         "server": move.server,

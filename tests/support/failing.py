@@ -16,7 +16,7 @@ from policies import BlockRange, Hop, Placement, Problem, RoutingPolicy
 from policies.online import OnlinePolicy
 from policies.workload import RequestPlan
 from policies.wsrr import WsRr
-from testbed.fast.engine import Move, SimulatedRequest
+from testbed.fast.engine import CompletedMove, SimulatedRequest
 from testbed.results import read_tables
 from testbed.results.model import HopTable
 from testbed.rundir import EVENTS, make_run_dir
@@ -34,7 +34,7 @@ class SystemRun(NamedTuple):
     """What a run left: requests in the order given, servers' moves, lines of ``events.jsonl``, summary and hops."""
 
     requests: Sequence[SimulatedRequest]
-    moves: Sequence[Move]
+    moves: Sequence[CompletedMove]
     events: list[dict[str, Any]]
     summary: dict[str, Any]
     table: HopTable

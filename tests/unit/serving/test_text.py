@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
 from testbed.errors import UserError
-from testbed.serving.text import SMALL, BlocksSaid, Stops, StubCodec, StubSaid, plain_chat
+from testbed.serving.text import (
+    SMALL,
+    IncrementalDetokenizer,
+    StopSequences,
+    StubCodec,
+    StubDetokenizer,
+    plain_chat,
+)
 
 TEXT = st.text(alphabet="abn ", max_size=12)
 
@@ -24,7 +31,7 @@ TEXT = st.text(alphabet="abn ", max_size=12)
 def test_a_text_ends_before_the_first_stop_sequence_however_it_comes_in_pieces(
     pieces: list[str], sequences: list[str]
 ) -> None:
-    stops, shown = Stops(sequences), ""
+    stops, shown = StopSequences(sequences), ""
     for piece in pieces:
         shown += stops.add(piece)
         assert not any(sequence in shown for sequence in sequences)
@@ -43,7 +50,7 @@ def test_a_text_ends_before_the_first_stop_sequence_however_it_comes_in_pieces(
 
 
 def test_what_may_begin_a_stop_sequence_is_held_back_until_it_does_not() -> None:
-    stops = Stops(["END"])
+    stops = StopSequences(["END"])
     assert [stops.add(text) for text in ("a E", "N", "x", " EN")] == ["a ", "", "ENx", " "]
     assert (stops.rest(), stops.found) == ("EN", False)
 
@@ -64,24 +71,24 @@ class Bytes:
 @given(st.text(max_size=30))
 def test_characters_come_whole_and_all_text_comes(text: str) -> None:
     codec = Bytes()
-    said = BlocksSaid(codec)
-    pieces = [said.add(token) for token in codec.encode(text)]
-    assert "".join(pieces) + said.rest() == text
+    detokenizer = IncrementalDetokenizer(codec)
+    pieces = [detokenizer.add(token) for token in codec.encode(text)]
+    assert "".join(pieces) + detokenizer.rest() == text
     assert "\N{REPLACEMENT CHARACTER}" in text or not any("\N{REPLACEMENT CHARACTER}" in p for p in pieces)
 
 
 def test_half_a_character_at_the_end_is_shown_as_one_that_is_unknown() -> None:
-    said = BlocksSaid(Bytes())
-    pieces = [said.add(token) for token in "é".encode()[:1]]
-    assert (pieces, said.rest()) == ([""], "\N{REPLACEMENT CHARACTER}")
+    detokenizer = IncrementalDetokenizer(Bytes())
+    pieces = [detokenizer.add(token) for token in "é".encode()[:1]]
+    assert (pieces, detokenizer.rest()) == ([""], "\N{REPLACEMENT CHARACTER}")
 
 
 @given(request=st.integers(0, 10**6), n_tokens=st.integers(1, 300))
 def test_made_up_text_has_exactly_as_many_tokens_as_were_computed(request: int, n_tokens: int) -> None:
-    said = StubSaid(CODEC, request)
-    pieces = [said.add(0) for _ in range(n_tokens)]
+    detokenizer = StubDetokenizer(CODEC, request)
+    pieces = [detokenizer.add(0) for _ in range(n_tokens)]
     assert len(CODEC.encode("".join(pieces))) == n_tokens
-    again = StubSaid(CODEC, request)
+    again = StubDetokenizer(CODEC, request)
     assert pieces == [again.add(0) for _ in range(n_tokens)]
 
 
