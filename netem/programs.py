@@ -22,7 +22,7 @@ _TERM_WAIT_S = 2.0
 _POLL_S = 0.02
 
 
-def live_as(node: str, hosts: Path) -> None:
+def adopt_host_name(node: str, hosts: Path) -> None:
     """Set the calling process's host name to ``node``, and mount the file ``hosts`` as its ``/etc/hosts``.
 
     The process must be single-threaded and root. If the machine has no ``/etc/hosts``, only the host name is
@@ -35,13 +35,13 @@ def live_as(node: str, hosts: Path) -> None:
     socket.sethostname(node)
 
 
-def become(node: str, hosts: Path, command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+def exec_program(node: str, hosts: Path, command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
     """Replace this process by the program ``command``, in the network that the process is in.
 
-    ``node`` and ``hosts`` are as in ``live_as``; programs that ``command`` starts inherit all of it. Never
+    ``node`` and ``hosts`` are as in ``adopt_host_name``; programs that ``command`` starts inherit all of it. Never
     returns; raises ``OSError`` if the program cannot be started.
     """
-    live_as(node, hosts)
+    adopt_host_name(node, hosts)
     for number in (
         signal.SIGINT,
         signal.SIGQUIT,

@@ -223,7 +223,7 @@ class Peer:
         self._writer.write(len(body).to_bytes(4, "big") + body)
         return len(body)
 
-    def tell(self, message: Message) -> None:
+    def notify(self, message: Message) -> None:
         """Send a message that has no answer. Raises ``ControlError`` on a closed connection."""
         self._send((_Told.__struct_config__.tag, message))
 

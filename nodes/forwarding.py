@@ -93,7 +93,7 @@ class Forwarding:
         """Returns the place with that token; ``None`` if its session has ended."""
         return self._places.get(token)
 
-    def tell(self, place: Place, code: str, message: str) -> None:
+    def notify_of_end(self, place: Place, code: str, message: str) -> None:
         """Notify the client, in the background, why its session at ``place`` was ended.
 
         Later pushes to that place are accepted and dropped: the sender need not report a failure as well.
@@ -105,8 +105,8 @@ class Forwarding:
         self._telling.add(task)
         task.add_done_callback(self._telling.discard)
 
-    def has_told(self, token: str) -> bool:
-        """Returns whether ``tell`` was called for the place with that token."""
+    def has_notified(self, token: str) -> bool:
+        """Returns whether ``notify_of_end`` was called for the place with that token."""
         return token in self._told
 
     async def pass_on(

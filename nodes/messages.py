@@ -150,7 +150,7 @@ class Drain(Question[None], frozen=True):
     """Refuse new sessions from now on."""
 
 
-class Emptied(Question[None], frozen=True):
+class WaitUntilEmpty(Question[None], frozen=True):
     """Wait until no session is left; answered then."""
 
 
@@ -214,7 +214,7 @@ class Hello(Message, frozen=True):
     port: int
 
 
-class Unfit(Question[None], frozen=True):
+class CannotStart(Question[None], frozen=True):
     """A node cannot start, for this reason."""
 
     name: str
@@ -252,7 +252,7 @@ class GetReplacement(Question[Plan | None], frozen=True):
     n_done: int
 
 
-class Happened(Message, frozen=True):
+class Recorded(Message, frozen=True):
     """A client has logged a record of a request."""
 
     record: States | Recoveries

@@ -16,7 +16,7 @@ import msgspec
 from nodes import wire
 from nodes.cache import ROUNDING
 from nodes.control import Handlers
-from nodes.messages import Drain, Emptied, Moved, Rehost
+from nodes.messages import Drain, Moved, Rehost, WaitUntilEmpty
 from nodes.sessions import HostedBlocks, Sessions
 from nodes.watchdog import Overdue, Watchdog
 
@@ -29,12 +29,12 @@ SERVING, DRAINING, LOADING = "serving", "draining", "loading"
 class Moving:
     """Moves one server to other blocks, one move at a time.
 
-    Calls ``tell(phase, at_s)`` when a phase begins.
+    Calls ``notify(phase, at_s)`` when a phase begins.
     """
 
-    def __init__(self, sessions: Sessions, tell: Callable[[str, float], None]) -> None:
+    def __init__(self, sessions: Sessions, notify: Callable[[str, float], None]) -> None:
         self._sessions = sessions
-        self._tell = tell
+        self._notify = notify
         self._watchdog = Watchdog(sessions.clock)
         self._turn = asyncio.Lock()
         self._leaves = False
@@ -44,7 +44,7 @@ class Moving:
         return {
             Rehost: lambda message: self.rehost(*msgspec.structs.astuple(message)),
             Drain: lambda _: self.leave(),
-            Emptied: lambda _: self.emptied(),
+            WaitUntilEmpty: lambda _: self.wait_until_empty(),
         }
 
     async def leave(self) -> None:
@@ -52,7 +52,7 @@ class Moving:
         self._leaves = True
         self._sessions.account.capacity_bytes = 0.0
 
-    async def emptied(self) -> None:
+    async def wait_until_empty(self) -> None:
         """Wait until no session is left."""
         sessions = self._sessions
         while len(sessions.account):
@@ -89,7 +89,7 @@ class Moving:
 
     def _enter(self, phase: str) -> None:
         self._sessions.phase = phase
-        self._tell(phase, self._sessions.clock.now_s())
+        self._notify(phase, self._sessions.clock.now_s())
 
     def _offer(self, hosted: HostedBlocks) -> None:
         self._sessions.hosted = hosted

@@ -28,6 +28,7 @@ from nodes.host import Host
 from nodes.hub import HubModel, StubHub
 from nodes.load import LoadGenerator
 from nodes.messages import (
+    CannotStart,
     Connect,
     Done,
     End,
@@ -35,7 +36,6 @@ from nodes.messages import (
     GetReplacement,
     GetRoute,
     GetStatus,
-    Happened,
     Hello,
     Links,
     Message,
@@ -43,13 +43,13 @@ from nodes.messages import (
     Phase,
     Progress,
     Reach,
+    Recorded,
     Serve,
     ServerStatus,
     Slow,
     Start,
     Stop,
     Submit,
-    Unfit,
     Warm,
 )
 from nodes.moving import Moving
@@ -141,7 +141,7 @@ async def _unfit(config: NodeConfig, host: Host, error: ComputeError) -> NoRetur
     peer = await host.control(config.control_path, {})
     serving = asyncio.ensure_future(peer.serve())
     with contextlib.suppress(control.ControlError):  # the orchestrator is gone: nobody needs the report
-        await peer.ask(Unfit(config.name, str(error)))
+        await peer.ask(CannotStart(config.name, str(error)))
     serving.cancel()
     raise SystemExit(f"{config.name}: {error}")
 
@@ -173,7 +173,7 @@ async def serve(config: ServerConfig, host: Host) -> None:
 
     def tell_phase(phase: str, at_s: float) -> None:
         with contextlib.suppress(control.ControlError):  # the orchestrator is gone, and this node ends
-            peer.tell(Phase(config.name, phase, at_s))
+            peer.notify(Phase(config.name, phase, at_s))
 
     peering = Peering(host.connector, config.address, clock, server.sessions.forwarding, config.key)
     handlers: control.Handlers = {
@@ -187,7 +187,7 @@ async def serve(config: ServerConfig, host: Host) -> None:
     peer = await host.control(config.control_path, handlers)
     watch = host.watch(config.address, stopped)
     try:
-        peer.tell(Hello(config.name, os.getpid(), port))
+        peer.notify(Hello(config.name, os.getpid(), port))
         await control.until_stopped(peer, stopped)
         watch.close()
     finally:
@@ -288,7 +288,7 @@ class _Client:
             log.exception("the load generator failed")
             failure = f"{type(error).__name__}: {error}"
         reporting.cancel()
-        self._tell(Done(self.config.name, failure))
+        self._notify(Done(self.config.name, failure))
 
     def _session(self, request: Request, generator: LoadGenerator) -> HubSession:
         session = ForwardingSession if self.config.forwarding else HubSession
@@ -317,22 +317,22 @@ class _Client:
         if isinstance(record, Token):
             if record.request in self._watched:
                 n_tokens = record.token + 1
-                self._tell(NewToken(record.request, n_tokens, record.token_id, record.at_s))
+                self._notify(NewToken(record.request, n_tokens, record.token_id, record.at_s))
         elif not isinstance(record, Opening):
-            self._tell(Happened(record))
+            self._notify(Recorded(record))
             if isinstance(record, ENDED):
                 self._watched.discard(record.request)
 
     async def _report(self, generator: LoadGenerator) -> None:
         while True:
             latest = generator.last_ttft_s, generator.last_gap_s
-            self._tell(Progress(self.config.name, generator.n_tokens, *latest))
+            self._notify(Progress(self.config.name, generator.n_tokens, *latest))
             await asyncio.sleep(_VIRTUAL_PROGRESS_S if self.clock.is_virtual else _PROGRESS_S)
 
-    def _tell(self, message: Message) -> None:
+    def _notify(self, message: Message) -> None:
         assert self.peer is not None
         try:
-            self.peer.tell(message)
+            self.peer.notify(message)
         except control.ControlError:  # the orchestrator is gone: stop, the log holds everything
             self.stopped.set()
 
@@ -365,7 +365,7 @@ async def drive(config: ClientConfig, host: Host) -> None:
         client.peer = await host.control(config.control_path, client.handlers())
         watch = host.watch(config.address, client.stopped)
         try:
-            client.peer.tell(Hello(config.name, os.getpid(), 0))
+            client.peer.notify(Hello(config.name, os.getpid(), 0))
             await control.until_stopped(client.peer, client.stopped)
             watch.close()
         finally:

@@ -272,5 +272,5 @@ async def _run_node(config: NodeConfig, node: _Echo | _Prober) -> None:
         stopped.set()
 
     peer = await control.connect(config.control_path, {Stop: stop, **node.handlers()})
-    peer.tell(Hello(config.process or config.name, os.getpid(), port))
+    peer.notify(Hello(config.process or config.name, os.getpid(), port))
     await control.until_stopped(peer, stopped)

@@ -267,7 +267,7 @@ class Server(Collector):
         An error does not close the connection, because other clients' steps come over it, too.
         """
         place = self.sessions.forwarding.place(frame.token)
-        if place is None and self.sessions.forwarding.has_told(frame.token):
+        if place is None and self.sessions.forwarding.has_notified(frame.token):
             return wire.Ok(frame.id)
         if place is None:
             return wire.Error(frame.id, wire.UNKNOWN_SESSION, "the session is not here any more")

@@ -257,7 +257,7 @@ class Sessions:
         self.forget(connection, key, wire.PREEMPTED, reason)
         self.counters.preempted += 1
         if place is not None:
-            self.forwarding.tell(place, wire.PREEMPTED, cut(f"it {reason}"))
+            self.forwarding.notify_of_end(place, wire.PREEMPTED, cut(f"it {reason}"))
 
     def _arrival(self, key: tuple[int, str]) -> tuple[float, str]:
         """Returns when the request of a session of ``account`` arrived, then its name for equal arrivals."""

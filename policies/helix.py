@@ -11,7 +11,7 @@ from policies.flow import HUB, Flow, Rates, max_flow
 from policies.milp_solver import LinearModel, Solution
 from policies.neighbours import Neighbours, Ranges
 from policies.petals import choose_ranges
-from policies.pipelines import NOTHING, even, in_a_row, most_blocks, no_way, placed
+from policies.pipelines import NOTHING, consecutive, even, infeasible, most_blocks, placed
 from policies.problem import BlockRange, Placement, Problem
 
 _MEMORY_RATIO = 0.5
@@ -54,7 +54,7 @@ class Helix:
         at_least = given_or_one(design_concurrency)
         most = most_blocks(problem, at_least, _MEMORY_RATIO)
         if sum(most) < n_blocks:
-            raise no_way(self.name, problem, at_least)
+            raise infeasible(self.name, problem, at_least)
         rates = Rates(problem)
         bound_tps = rates.most_tps(most, n_blocks)
         ranges, flow = self._by_heuristics(problem, rates, most, bound_tps)
@@ -117,7 +117,7 @@ def _starts(problem: Problem, most: Sequence[int], rates: Rates) -> list[Ranges]
     order = sorted((j for j, count in enumerate(most) if count), key=lambda j: -rates.server_tps(j, 1))
     starts = [choose_ranges(problem, most, order)]
     for n_stages in range(1, min(len(order), n_blocks) + 1):
-        stages = in_a_row(even(n_blocks, n_stages))
+        stages = consecutive(even(n_blocks, n_stages))
         ranges, passed_tps = [NOTHING] * len(most), [0.0] * n_stages
         for j in order:
             possible = [i for i, stage in enumerate(stages) if stage.n_blocks <= most[j]]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from policies.design import given_or_one
-from policies.pipelines import NOTHING, Ranges, in_a_row, most_blocks, no_way, placed, shares
+from policies.pipelines import NOTHING, Ranges, consecutive, infeasible, most_blocks, placed, shares
 from policies.problem import Hop, Placement, Problem, RequestSpec, Route
 from policies.state import SystemState
 from policies.waiting import fits, waited_route
@@ -51,12 +51,12 @@ class Parallax:
         most = most_blocks(problem, at_least, _MEMORY_RATIO)
         pipelines = _pipelines(most, n_blocks)
         if not pipelines:
-            raise no_way(self.name, problem, at_least)
+            raise infeasible(self.name, problem, at_least)
         ranges: Ranges = [NOTHING] * problem.n_servers
         for servers in pipelines:
             speed = [1 / max(problem.servers[j].decode_s, 1e-12) for j in servers]
             sizes = water_filled(n_blocks, speed, [most[j] for j in servers])
-            for j, held in zip(servers, in_a_row(sizes), strict=True):
+            for j, held in zip(servers, consecutive(sizes), strict=True):
                 ranges[j] = held
         return placed(self.name, problem, ranges, design_concurrency)
 

@@ -54,7 +54,7 @@ class Search(Protocol):
 
 def make_search(problem: Problem, ranges: Sequence[BlockRange], costs: Costs) -> Search:
     n_holding = sum(1 for held in ranges if held.n_blocks)
-    kind = ServerByServer if n_holding <= FEW_SERVERS else WithArrays
+    kind = ServerByServer if n_holding <= FEW_SERVERS else Vectorised
     return kind(problem, ranges, costs)
 
 
@@ -113,7 +113,7 @@ class ServerByServer:
         return servers[::-1], cost_ms
 
 
-class WithArrays:
+class Vectorised:
     """The same pass, but for all servers with the same end and lowest entry at once.
 
     It stores 8 bytes per pair of servers. A search takes time proportional to the pairs that can follow each

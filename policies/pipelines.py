@@ -55,7 +55,7 @@ def even(total: int, n: int) -> list[int]:
     return [total // n + (i < total % n) for i in range(n)]
 
 
-def in_a_row(sizes: Sequence[int]) -> list[BlockRange]:
+def consecutive(sizes: Sequence[int]) -> list[BlockRange]:
     """Return ranges of these sizes, one after another from block 0 on."""
     ranges, position = [], 0
     for size in sizes:
@@ -89,7 +89,7 @@ def _placement(
         design_concurrency = low
     ranges = at(design_concurrency)
     if ranges is None:
-        raise no_way(name, problem, design_concurrency)
+        raise infeasible(name, problem, design_concurrency)
     return placed(name, problem, ranges, design_concurrency)
 
 
@@ -132,7 +132,7 @@ def placed(
     return Placement(name, tuple(ranges), cache_bytes, design_concurrency, bounds or {})
 
 
-def no_way(name: str, problem: Problem, design_concurrency: int) -> InfeasiblePlacement:
+def infeasible(name: str, problem: Problem, design_concurrency: int) -> InfeasiblePlacement:
     """Return the error that the servers cannot hold all blocks and the caches of so many sessions."""
     memory = gigabytes(sum(server.memory_bytes for server in problem.servers))
     sessions = f"{design_concurrency} session{'' if design_concurrency == 1 else 's'}"
@@ -189,7 +189,7 @@ class Exo:
                 most = [counts[j] for j in ring]
                 if sum(most) >= n_blocks:
                     sizes = shares(n_blocks, [memory[j] for j in ring], most)
-                    held = dict(zip(ring, in_a_row(sizes), strict=True))
+                    held = dict(zip(ring, consecutive(sizes), strict=True))
                     return [held.get(j, NOTHING) for j in range(len(counts))]
             return None
 
@@ -224,7 +224,7 @@ class SeparatePipelines:
                     options.append((n_pipelines, -n_stages, weakest))
                 n_pipelines, less_stages, weakest = max(options, default=(0, 0, 0))
                 if n_pipelines:
-                    stages = in_a_row(even(n_blocks, -less_stages))
+                    stages = consecutive(even(n_blocks, -less_stages))
                     able = [j for j in servers if counts[j] >= weakest][: n_pipelines * len(stages)]
                     for at, j in enumerate(able):
                         ranges[j] = stages[at % len(stages)]
@@ -257,7 +257,7 @@ class Swarm:
                     break
             else:
                 return None
-            stages, ranges = in_a_row(even(n_blocks, n_stages)), [NOTHING] * len(counts)
+            stages, ranges = consecutive(even(n_blocks, n_stages)), [NOTHING] * len(counts)
             throughput = [0.0] * n_stages
             for j in sorted(able, key=lambda j: decode_s[j]):
                 stage = min(range(n_stages), key=lambda i: throughput[i])

@@ -18,12 +18,12 @@ from nodes.blocks import quantised
 from nodes.blocks.cache import SessionCache, cache_bytes
 from nodes.blocks.device import (
     available_bytes,
+    explaining_out_of_memory,
     from_bytes,
     is_out_of_memory,
     limit_memory,
     memory_in_use,
     open_device,
-    saying_out_of_memory,
     to_bytes,
 )
 from nodes.blocks.family import cache_layout, family_of
@@ -239,7 +239,7 @@ class BlocksCompute:
         """
         failure = "it could not be opened"
         try:
-            with self._apart.allocating(), saying_out_of_memory(_NO_CACHE):
+            with self._apart.allocating(), explaining_out_of_memory(_NO_CACHE):
                 session.model = self._model(session.first, session.last, blocks)
                 session.cache = SessionCache(
                     session.first, session.last, self._layout, session.max_tokens, self._dtype, self._device
@@ -319,7 +319,7 @@ class BlocksCompute:
         self._begin(session, position, n_tokens)
         failure = "an earlier step failed"
         try:
-            with saying_out_of_memory(f"memory ran out while computing {n_tokens} tokens"):
+            with explaining_out_of_memory(f"memory ran out while computing {n_tokens} tokens"):
                 answer = self._compute(session, n_tokens, payload)
             failure = ""
         finally:
@@ -348,7 +348,7 @@ class BlocksCompute:
             session.running = True
         if room > session.max_tokens:
             try:
-                with saying_out_of_memory(_NO_CACHE):
+                with explaining_out_of_memory(_NO_CACHE):
                     session.cache.grow(room)
             except BaseException:
                 self._finish(session, "its cache could not grow")

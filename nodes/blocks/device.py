@@ -101,7 +101,7 @@ def memory_in_use(device: torch.device) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def saying_out_of_memory(what: str) -> Iterator[None]:
+def explaining_out_of_memory(what: str) -> Iterator[None]:
     """Turn an out-of-memory error in the body into a ``ComputeError`` with ``what`` and torch's message."""
     try:
         yield

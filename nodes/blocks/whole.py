@@ -34,7 +34,7 @@ _MAX_LISTED = 20
 
 
 @dataclass(frozen=True)
-class Judged:
+class Comparison:
     """An output compared with the whole model's. ``altered`` and ``tied`` are indices of its tokens, from 0.
 
     ``should_be``: the whole model's choice of every token, up to the first altered one after the same tokens,
@@ -101,7 +101,7 @@ class WholeModel:
         sampling: Sampling | None = None,
         min_tokens: int = 0,
         ends: Collection[int] = (),
-    ) -> Judged:
+    ) -> Comparison:
         """Compare the output ``said`` after ``prompt`` with ``tokens``.
 
         After a tie the model continues ``said``.
@@ -120,7 +120,7 @@ class WholeModel:
                 theirs += found + [-1] * (n_tokens - n_kept - len(found))
             apart = [i for i in range(n_kept, n_tokens) if said[i] != theirs[i]]
             if not apart:
-                return Judged(theirs, [], tied)
+                return Comparison(theirs, [], tied)
             first = apart[0]
             may_tie = (
                 sampling is None and theirs[first] >= 0 and not (said[first] in ends and first < min_tokens)
@@ -129,7 +129,7 @@ class WholeModel:
                 not may_tie
                 or self._gap([*prompt, *said[:first]], said[first], theirs[first]) > self._tie_ratio
             ):
-                return Judged(theirs, apart, tied)
+                return Comparison(theirs, apart, tied)
             tied.append(first)
             del theirs[first + 1 :]
 

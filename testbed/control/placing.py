@@ -159,7 +159,7 @@ class Decided(NamedTuple):
     cpu_s: float
 
 
-class Placements:
+class RememberedPlacements:
     """Remembers placements, for runs that need the same ones: policies depend only on their arguments.
 
     The order in which servers join, which every seed draws anew, matters for PETALS' placements only; for
@@ -196,7 +196,7 @@ class Placements:
 def place(
     experiment: Experiment,
     stand_ins: Mapping[str, RoutingPolicy] = _NONE,
-    placements: Placements | None = None,
+    placements: RememberedPlacements | None = None,
 ) -> PlacedExperiment:
     """As ``place_experiment``, but raises the ``PolicyError`` itself.
 
@@ -256,14 +256,14 @@ def prepare_users_code(experiment: Experiment) -> None:
     If the scenario file names code to run, prints a notice, once for each policy: files may come from
     strangers.
     """
-    look_here(experiment.placement + experiment.routing + (experiment.online or ""))
+    import_from_here(experiment.placement + experiment.routing + (experiment.online or ""))
     names = [name for name in experiment.code_in_file if name not in _SAID]
     if names:
         _SAID.update(names)
         print(f"notice: the scenario file runs code of {', '.join(names)} as its policy", file=sys.stderr)
 
 
-def look_here(names: str) -> None:
+def import_from_here(names: str) -> None:
     """If a policy name is ``module:Class``, let modules be found in the current folder, too."""
     if ":" in names and str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))

@@ -27,7 +27,7 @@ from testbed.control.mover import Mover, ServerMove
 from testbed.control.placing import PlacedExperiment
 from testbed.fast.events import EventQueue
 from testbed.fast.servers import Key, Need, OnCache, Refused, Servers
-from testbed.fast.steps import Part, Steps, Walk, legs_of, replay_of
+from testbed.fast.steps import ChainSession, Part, Steps, delays_of, replay_of
 from testbed.rundir import MOVED
 from testbed.scenario.experiment import Experiment
 
@@ -140,8 +140,8 @@ class _Session:
     refusal: str = ""
     is_final: bool = False
     """Whether waiting for other sessions to end cannot help."""
-    walk: Walk | None = None
-    """Its walk through the present chain, or through the last one."""
+    on_chain: ChainSession | None = None
+    """The session on its present chain, or on the last one."""
     preempted_by: int | None = None
     """A server that took its cache before all of its present chain was open."""
     n_preemptions: int = 0
@@ -248,7 +248,7 @@ class _Run:
     def _ask(self, session: _Session) -> None:
         """Ask for a chain."""
         session.opening += 1
-        n_done = session.walk.token if session.walk is not None else 0
+        n_done = session.on_chain.token if session.on_chain is not None else 0
         self._coordinator.ask(session.plan.index, partial(self._answer, session), n_done)
 
     def _answer(self, session: _Session, route: Route | PolicyError | None) -> None:
@@ -273,7 +273,7 @@ class _Run:
         # The name that a client would give the session: it orders requests that arrived at the same time.
         name = f"{plan.index}.{session.n_chains}" if session.n_chains else f"{plan.index}"
         session.n_chains += 1
-        n_done = session.walk.token if session.walk is not None else 0
+        n_done = session.on_chain.token if session.on_chain is not None else 0
         need = Need(plan.n_input_tokens + n_done, plan.known.n_tokens, (plan.arrival_at_s, name))
         last = self._last_to_answer(plan.client, [hop.server for hop in route.hops])
         for hop in route.hops:
@@ -322,28 +322,36 @@ class _Run:
             )
         hops = session.route.hops
         if self._steps is not None:
-            self._walk(self._steps, session, hops, ready_at_s)
+            self._serve_step_by_step(self._steps, session, hops, ready_at_s)
             return
         first_s, all_s = self._times.of(plan.served, hops)
         self._free_at(ready_at_s + all_s, self._finish, session, on_tick(ready_at_s + first_s))
 
-    def _walk(self, steps: Steps, session: _Session, hops: tuple[Hop, ...], ready_at_s: float) -> None:
-        """Walk through a chain step by step, from the first token on, or with a replay after a lost chain."""
-        plan, before, key = session.plan, session.walk, (session.number, session.opening)
+    def _serve_step_by_step(
+        self, steps: Steps, session: _Session, hops: tuple[Hop, ...], ready_at_s: float
+    ) -> None:
+        """Serve a session step by step, from the first token on, or with a replay after a lost chain."""
+        plan, before, key = session.plan, session.on_chain, (session.number, session.opening)
         ended, lost = partial(self._finish, session), partial(self._lost, session)
         parts: Sequence[Part] = (Part(0, plan.n_input_tokens),)
         if before is not None:
             parts = replay_of(before, in_steps=self._experiment.recovery.replay == "step_by_step")
         sent = RequestSpec(plan.client, parts[0].n_tokens, plan.n_output_tokens)
-        session.walk = walk = Walk(plan, key, hops, legs_of(self._experiment, sent, hops), ended, lost)
-        walk.parts, walk.ready_at_s = parts, ready_at_s
+        session.on_chain = on_chain = ChainSession(
+            plan, key, hops, delays_of(self._experiment, sent, hops), ended, lost
+        )
+        on_chain.parts, on_chain.ready_at_s = parts, ready_at_s
         if before is not None:
             session.preempted_s += ready_at_s - session.since_s
-            walk.token, walk.first_at_s, walk.ready_at_s = before.token, before.first_at_s, before.ready_at_s
+            on_chain.token, on_chain.first_at_s, on_chain.ready_at_s = (
+                before.token,
+                before.first_at_s,
+                before.ready_at_s,
+            )
             if not self._problem.forwarding:  # of hops that are done; else the client has none of them
-                walk.records = before.records[: len(before.records) - before.part]
-        walk.preempted_by = session.preempted_by
-        steps.begin(walk, ready_at_s)
+                on_chain.records = before.records[: len(before.records) - before.part]
+        on_chain.preempted_by = session.preempted_by
+        steps.begin(on_chain, ready_at_s)
 
     def _preempted(self, key: Key, server: int) -> None:
         """Handle that a server has taken a session's cache for others."""
@@ -354,8 +362,8 @@ class _Run:
 
     def _hear(self, session: _Session, key: Key, server: int) -> None:
         """With forwarding: notify the client that ``server`` preempted its session or opening ``key``."""
-        if self._steps is not None and session.walk is not None and session.walk.key == key:
-            self._steps.tell(session.walk, server)
+        if self._steps is not None and session.on_chain is not None and session.on_chain.key == key:
+            self._steps.notify_preempted(session.on_chain, server)
         elif key == (session.number, session.opening):
             session.preempted_by = session.preempted_by if session.preempted_by is not None else server
 
@@ -389,9 +397,11 @@ class _Run:
         self._end(session, COMPLETED, session.route, first_at_s, self._queue.now_s)
 
     def _fail(self, session: _Session, reason: str) -> None:
-        walk = session.walk
-        route = None if walk is None or session.route is None else session.route._replace(hops=walk.hops)
-        first_at_s = walk.first_at_s if walk is not None and walk.token else None
+        on_chain = session.on_chain
+        route = (
+            None if on_chain is None or session.route is None else session.route._replace(hops=on_chain.hops)
+        )
+        first_at_s = on_chain.first_at_s if on_chain is not None and on_chain.token else None
         self._end(session, FAILED, route, first_at_s, None, reason)
 
     def _end(
@@ -424,7 +434,7 @@ class _Run:
             time_s=None if ended_at_s is None else ended_at_s - arrived_at_s,
             ended_s=now_s - arrived_at_s,
             reason=reason,
-            n_done=session.walk.token if session.walk is not None and ended_at_s is None else 0,
+            n_done=session.on_chain.token if session.on_chain is not None and ended_at_s is None else 0,
             n_preemptions=session.n_preemptions,
             preempted_tokens=session.preempted_tokens,
             preempted_s=session.preempted_s,

@@ -20,7 +20,7 @@ COLUMNS = ("request", "token", "hop", *HOP_COLUMNS, "client_s")
 """The columns of ``Steps.rows``."""
 
 
-class Leg(NamedTuple):
+class HopDelays(NamedTuple):
     """One hop's times on the links there and back, and the calibration's overhead, in seconds."""
 
     up_s: float
@@ -28,11 +28,11 @@ class Leg(NamedTuple):
     added_s: float
 
 
-class Legs(NamedTuple):
-    """The hops' legs for the prompt, and for every further token."""
+class ChainDelays(NamedTuple):
+    """The hops' delays for the prompt, and for every further token."""
 
-    prompt: Sequence[Leg]
-    later: Sequence[Leg]
+    prompt: Sequence[HopDelays]
+    later: Sequence[HopDelays]
 
 
 class Part(NamedTuple):
@@ -47,7 +47,7 @@ class Part(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Walk:
+class ChainSession:
     """A session on the chain that it has opened as ``key``. Its next step is output token ``token``.
 
     ``ended(instant of the first token)`` is called at its last token, ``lost(server, cached tokens)`` when
@@ -57,7 +57,7 @@ class Walk:
     plan: RequestPlan
     key: Key
     hops: tuple[Hop, ...]
-    legs: Legs
+    delays: ChainDelays
     ended: Callable[[float], None]
     lost: Callable[[int, int], None] = lambda server, cached_tokens: None
     token: int = 0
@@ -82,8 +82,8 @@ class Walk:
     """Whether the client waits for nothing more; servers may not know that yet."""
 
     @property
-    def leg(self) -> Leg:
-        return (self.legs.later if self.parts[self.part].position else self.legs.prompt)[self.at]
+    def delay(self) -> HopDelays:
+        return (self.delays.later if self.parts[self.part].position else self.delays.prompt)[self.at]
 
 
 class Steps:
@@ -112,7 +112,7 @@ class Steps:
         self._laws = laws
         self._batches = batches
         self._busy: set[int] = set()
-        self._walks: dict[Step, Walk] = {}
+        self._sessions: dict[Step, ChainSession] = {}
         self._caches = caches
         self._down_s = down_s
         self._token_bytes = token_bytes
@@ -123,52 +123,52 @@ class Steps:
         self.gaps_s = array("d")
         self._most = most
 
-    def begin(self, walk: Walk, ready_at_s: float) -> None:
+    def begin(self, session: ChainSession, ready_at_s: float) -> None:
         """Serve a request from ``ready_at_s`` on. It may have tokens already."""
         if ready_at_s > self._queue.now_s:
-            self._queue.at(ready_at_s, self._send, walk)
+            self._queue.at(ready_at_s, self._send, session)
         else:  # no timer is set for what is due
-            self._send(walk)
+            self._send(session)
 
-    def tell(self, walk: Walk, server: int) -> None:
+    def notify_preempted(self, session: ChainSession, server: int) -> None:
         """With forwarding: notify the client that ``server`` has taken the session's cache."""
-        if walk.is_over or walk.preempted_by is not None:
+        if session.is_over or session.preempted_by is not None:
             return
-        walk.preempted_by = server
-        if walk.is_away:
-            self._lose(walk, server)
+        session.preempted_by = server
+        if session.is_away:
+            self._lose(session, server)
 
-    def _lose(self, walk: Walk, server: int) -> None:
-        walk.is_over = True
-        walk.lost(server, walk.parts[walk.part].position)
+    def _lose(self, session: ChainSession, server: int) -> None:
+        session.is_over = True
+        session.lost(server, session.parts[session.part].position)
 
-    def _send(self, walk: Walk) -> None:
+    def _send(self, session: ChainSession) -> None:
         """The client sends the present part to ``hops[at]``."""
-        if walk.preempted_by is not None:
-            self._lose(walk, walk.preempted_by)
+        if session.preempted_by is not None:
+            self._lose(session, session.preempted_by)
         else:
-            walk.is_away = True
-            self._carry(walk)
+            session.is_away = True
+            self._carry(session)
 
-    def _carry(self, walk: Walk) -> None:
-        walk.sent_at_s = now_s = self._queue.now_s
-        self._queue.at(now_s + walk.leg.up_s, self._arrive, walk)
+    def _carry(self, session: ChainSession) -> None:
+        session.sent_at_s = now_s = self._queue.now_s
+        self._queue.at(now_s + session.delay.up_s, self._arrive, session)
 
-    def _arrive(self, walk: Walk) -> None:
-        hop, part, now_s = walk.hops[walk.at], walk.parts[walk.part], self._queue.now_s
+    def _arrive(self, session: ChainSession) -> None:
+        hop, part, now_s = session.hops[session.at], session.parts[session.part], self._queue.now_s
         if self._caches is not None and not self._caches.grow(
-            walk.key, hop.server, part.position + part.n_tokens, now_s
+            session.key, hop.server, part.position + part.n_tokens, now_s
         ):
-            if not self._forwarding:  # else the client is notified at once: see ``tell``
-                back_s = self._down_s(walk.plan.client, hop.server)
-                self._queue.at(now_s + back_s, self._lose, walk, hop.server)
+            if not self._forwarding:  # else the client is notified at once: see ``notify_preempted``
+                back_s = self._down_s(session.plan.client, hop.server)
+                self._queue.at(now_s + back_s, self._lose, session, hop.server)
             return
         if self._batches is None:
             busy_s = self._laws[hop.server].step_s(part.position, part.n_tokens, hop.n_blocks)
-            self._queue.at(now_s + busy_s, self._computed, walk, now_s, Composition())
+            self._queue.at(now_s + busy_s, self._computed, session, now_s, Composition())
             return
         step = Step(now_s, part.position, part.n_tokens, hop.n_blocks)
-        self._walks[step] = walk
+        self._sessions[step] = session
         self._batches[hop.server].add(step)
         if hop.server not in self._busy:
             self._begin(self._batches[hop.server], hop.server)
@@ -184,94 +184,94 @@ class Steps:
     def _end(self, batches: Batches, server: int, batch: Batch) -> None:
         self._begin(batches, server)
         for step in batch.ended:
-            self._computed(self._walks.pop(step), step.arrived_at_s, batch.together)
+            self._computed(self._sessions.pop(step), step.arrived_at_s, batch.together)
 
-    def _computed(self, walk: Walk, arrived_at_s: float, together: Composition) -> None:
-        if added_s := walk.leg.added_s:
-            self._queue.at(self._queue.now_s + added_s, self._depart, walk, arrived_at_s, together)
+    def _computed(self, session: ChainSession, arrived_at_s: float, together: Composition) -> None:
+        if added_s := session.delay.added_s:
+            self._queue.at(self._queue.now_s + added_s, self._depart, session, arrived_at_s, together)
         else:
-            self._depart(walk, arrived_at_s, together)
+            self._depart(session, arrived_at_s, together)
 
-    def _depart(self, walk: Walk, arrived_at_s: float, together: Composition) -> None:
-        hop, part, departed_at_s = walk.hops[walk.at], walk.parts[walk.part], self._queue.now_s
-        is_passed_on = self._forwarding and walk.at + 1 < len(walk.hops)
-        if self._forwarding and self._caches is not None and not self._caches.holds(walk.key, hop.server):
+    def _depart(self, session: ChainSession, arrived_at_s: float, together: Composition) -> None:
+        hop, part, departed_at_s = session.hops[session.at], session.parts[session.part], self._queue.now_s
+        is_passed_on = self._forwarding and session.at + 1 < len(session.hops)
+        if self._forwarding and self._caches is not None and not self._caches.holds(session.key, hop.server):
             return
         received_at_s = departed_at_s
         if not is_passed_on:
-            received_at_s = self._queue.at(departed_at_s + walk.leg.down_s, self._received, walk)
-        instants = walk.sent_at_s, arrived_at_s, departed_at_s, received_at_s
+            received_at_s = self._queue.at(departed_at_s + session.delay.down_s, self._received, session)
+        instants = session.sent_at_s, arrived_at_s, departed_at_s, received_at_s
         n_bytes = part.n_tokens * self._token_bytes
         n_back, n_replayed = (0 if is_passed_on else n_bytes), (part.n_tokens if part.is_replay else 0)
-        walk.records.append(HopRecord(*hop, *instants, n_bytes, n_back, n_replayed, together))
+        session.records.append(HopRecord(*hop, *instants, n_bytes, n_back, n_replayed, together))
         if is_passed_on:
-            walk.at += 1
-            self._carry(walk)
+            session.at += 1
+            self._carry(session)
 
-    def _received(self, walk: Walk) -> None:
+    def _received(self, session: ChainSession) -> None:
         """Handle that the client has the present part's result: of one hop, with forwarding of all hops."""
-        walk.is_away = False
-        if walk.is_over:
+        session.is_away = False
+        if session.is_over:
             return
         # Parts go through the chain one by one with forwarding, else through one hop after another.
-        walk.part += 1
-        if walk.part < len(walk.parts):
-            walk.at = 0 if self._forwarding else walk.at
+        session.part += 1
+        if session.part < len(session.parts):
+            session.at = 0 if self._forwarding else session.at
         else:
-            walk.part, walk.at = 0, walk.at + 1
-            if walk.at == len(walk.hops):
+            session.part, session.at = 0, session.at + 1
+            if session.at == len(session.hops):
                 if self._hub_token_s:
-                    self._queue.at(self._queue.now_s + self._hub_token_s, self._next_token, walk)
+                    self._queue.at(self._queue.now_s + self._hub_token_s, self._next_token, session)
                 else:
-                    self._next_token(walk)
+                    self._next_token(session)
                 return
-        self._send(walk)
+        self._send(session)
 
-    def _next_token(self, walk: Walk) -> None:
-        plan, done_at_s = walk.plan, self._queue.now_s
-        self._write(walk)
-        if walk.token == 0:
-            walk.first_at_s = done_at_s
+    def _next_token(self, session: ChainSession) -> None:
+        plan, done_at_s = session.plan, self._queue.now_s
+        self._write(session)
+        if session.token == 0:
+            session.first_at_s = done_at_s
         else:
-            self.gaps_s.append(done_at_s - walk.ready_at_s)
-        walk.token, walk.at, walk.ready_at_s = walk.token + 1, 0, done_at_s
-        walk.parts = (Part(plan.n_input_tokens + walk.token - 1, 1),)
-        if walk.token < plan.n_output_tokens:
-            self._send(walk)
+            self.gaps_s.append(done_at_s - session.ready_at_s)
+        session.token, session.at, session.ready_at_s = session.token + 1, 0, done_at_s
+        session.parts = (Part(plan.n_input_tokens + session.token - 1, 1),)
+        if session.token < plan.n_output_tokens:
+            self._send(session)
         else:
-            walk.is_over = True
-            walk.ended(walk.first_at_s)
+            session.is_over = True
+            session.ended(session.first_at_s)
 
-    def _write(self, walk: Walk) -> None:
-        self.n_rows += len(walk.records)
+    def _write(self, session: ChainSession) -> None:
+        self.n_rows += len(session.records)
         if self.n_rows > self._most:
             self.rows = None
         if self.rows is not None:
-            previous_s = walk.ready_at_s
-            for number, record in enumerate(walk.records):
+            previous_s = session.ready_at_s
+            for number, record in enumerate(session.records):
                 client_s = record.sent_at_s - previous_s
-                self.rows.extend((walk.plan.index, walk.token, number, *record.row(), client_s))
+                self.rows.extend((session.plan.index, session.token, number, *record.row(), client_s))
                 previous_s = record.received_at_s
-        walk.records = []
+        session.records = []
 
 
-def replay_of(walk: Walk, *, in_steps: bool) -> list[Part]:
-    """Returns the replay of all inputs of ``walk`` to a new chain: in one message, or as the steps were."""
-    n_input, n_more = walk.plan.n_input_tokens, walk.token
+def replay_of(session: ChainSession, *, in_steps: bool) -> list[Part]:
+    """Returns the replay of all inputs of ``session`` to a new chain: in one message, or as the steps were."""
+    n_input, n_more = session.plan.n_input_tokens, session.token
     if not in_steps:
         return [Part(0, n_input + n_more, True)]
     return [Part(0, n_input, True), *(Part(n_input + i, 1, True) for i in range(n_more))]
 
 
-def legs_of(experiment: Experiment, request: RequestSpec, hops: Sequence[Hop]) -> Legs:
-    """Returns the legs of a chain by the experiment's problem.
+def delays_of(experiment: Experiment, request: RequestSpec, hops: Sequence[Hop]) -> ChainDelays:
+    """Returns the delays of a chain by the experiment's problem.
 
-    Hub-spoke: sending takes a part of t_cj in each direction, by the links' rates. Forwarding: a leg leads
+    Hub-spoke: sending takes a part of t_cj in each direction, by the links' rates. Forwarding: a delay leads
     from the server before, and the last one also back to the client. No message arrives before it was sent.
     """
     problem, calibration = experiment.problem, experiment.calibration
     added_s = calibration.input_overhead_s(request.n_input_tokens), calibration.token_overhead_s
-    found: tuple[list[Leg], list[Leg]] = [], []
+    found: tuple[list[HopDelays], list[HopDelays]] = [], []
     client = problem.clients[request.client]
 
     def share_up(server: int) -> float:
@@ -292,13 +292,13 @@ def legs_of(experiment: Experiment, request: RequestSpec, hops: Sequence[Hop]) -
                 if previous is not None:
                     way_s = problem.across_s(previous, hop.server)
                 less_s = min(more_s, max(0.0, way_s - network_s))
-                of.append(Leg(network_s + less_s, 0.0, more_s - less_s))
+                of.append(HopDelays(network_s + less_s, 0.0, more_s - less_s))
             else:
                 sent_s = network_s - problem.raw_rtt_s[request.client][hop.server]
                 up_s = problem.up_s(request.client, hop.server) + share_up(hop.server) * sent_s
-                of.append(Leg(up_s, network_s - up_s, more_s))
+                of.append(HopDelays(up_s, network_s - up_s, more_s))
         previous = hop.server
     if previous is not None:
         for of, back_s in zip(found, return_times_s(problem, request, previous), strict=True):
             of[-1] = of[-1]._replace(down_s=of[-1].down_s + back_s)
-    return Legs(*found)
+    return ChainDelays(*found)

@@ -257,10 +257,10 @@ class _Links:
 
     def _up_again(self, pair: tuple[str, str], ready_at_s: float, arrived_at_s: float) -> float:
         """Return when a message that is ready at ``ready_at_s`` goes out, given when it really arrived."""
-        start_s = up_again(self._timeline, pair, ready_at_s)
+        start_s = departs_at_s(self._timeline, pair, ready_at_s)
         if start_s == ready_at_s and self._planned.is_cut(pair, ready_at_s):
             # Sent while the cut was being carried out: its arrival shows whether the cut held it back.
-            held_until_s = up_again(self._timeline, pair, up_again(self._planned, pair, ready_at_s))
+            held_until_s = departs_at_s(self._timeline, pair, departs_at_s(self._planned, pair, ready_at_s))
             return held_until_s if arrived_at_s > held_until_s else start_s
         return start_s
 
@@ -316,7 +316,7 @@ def _by_pair(messages: _Messages) -> Iterator[tuple[tuple[int, int], _Messages]]
         yield (int(pairs[begin, 0]), int(pairs[begin, 1])), _chosen(ordered, np.arange(begin, end))
 
 
-def up_again(timeline: Timeline, pair: tuple[str, str], at_s: float) -> float:
+def departs_at_s(timeline: Timeline, pair: tuple[str, str], at_s: float) -> float:
     """Return when a message that is ready at ``at_s`` goes out: on a cut link when that is up again.
 
     If the link is never up again, returns ``at_s``: the message has arrived, so it went out before the cut.
@@ -408,9 +408,9 @@ def round_trip_s(
         up, down = (client, server), (server, client)
         if timeline is None:
             return experiment.links[up].delay_s + experiment.links[down].delay_s
-        arrived_at_s = up_again(timeline, up, at_s)
+        arrived_at_s = departs_at_s(timeline, up, at_s)
         arrived_at_s += timeline.link(up, arrived_at_s).delay_s
-        answered_at_s = up_again(timeline, down, arrived_at_s)
+        answered_at_s = departs_at_s(timeline, down, arrived_at_s)
         return answered_at_s + timeline.link(down, answered_at_s).delay_s - at_s
 
     return max((rtt_s(names[server]) for server in servers), default=0.0)

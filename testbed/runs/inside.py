@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from netem.programs import become, end_all_in
+from netem.programs import end_all_in, exec_program
 from netem.syscalls import CLONE_NEWUSER, set_death_signal, setns
 from testbed.control.live import keeps_virtual_time, running_testbed
 from testbed.errors import RunError, UserError
@@ -33,7 +33,7 @@ _OF_THE_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
 
 
 @dataclass(frozen=True)
-class Entrance:
+class NodeNamespaces:
     """Descriptors of a node's namespaces, by which a program can enter them.
 
     ``network``: its network namespace. ``user``: its user namespace, or None if that is the caller's own.
@@ -47,7 +47,7 @@ class Entrance:
     """A pidfd of the process that holds the namespaces; it becomes readable when the process has ended."""
 
     @classmethod
-    def open(cls, run: Path | None, node: str) -> Entrance:
+    def open(cls, run: Path | None, node: str) -> NodeNamespaces:
         """Open the namespaces of ``node`` of the running testbed ``run`` (``running_testbed``).
 
         Raises ``UserError`` if the node cannot be entered, ``RunError`` if the testbed has just ended.
@@ -120,31 +120,31 @@ def exec_command(node: str, command: Sequence[str], run: Path | None) -> int:
 
     Raises ``UserError`` if the node or the program does not exist, ``RunError`` if the testbed has ended.
     """
-    entrance = Entrance.open(run, node)
+    namespaces = NodeNamespaces.open(run, node)
     if shutil.which(command[0]) is None:
         raise UserError(f"there is no program {command[0]!r} on this machine; install it, or give its path")
-    owner = json.loads((entrance.run_dir / OWNER).read_text(encoding="utf-8"))["pid"]
-    environment = {**os.environ, **marks(entrance.run_dir.resolve(), owner), NODE_VARIABLE: node}
+    owner = json.loads((namespaces.run_dir / OWNER).read_text(encoding="utf-8"))["pid"]
+    environment = {**os.environ, **marks(namespaces.run_dir.resolve(), owner), NODE_VARIABLE: node}
     sys.stdout.flush()
     with _passing_on() as pass_to:
         pid = os.fork()
         if pid == 0:
-            _become(entrance, command, environment)
+            _become(namespaces, command, environment)
         pass_to(pid)
-        return _until_ended(pid, entrance)
+        return _until_ended(pid, namespaces)
 
 
-def _become(entrance: Entrance, command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+def _become(namespaces: NodeNamespaces, command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
     """Enter the node's namespaces and execute ``command``, in a forked child; never returns."""
     try:
         parent = os.getppid()
-        entrance.enter()
+        namespaces.enter()
         set_death_signal(signal.SIGKILL)  # last: a change of credentials clears it
         if os.getppid() != parent:
             os._exit(_FAILED)
-        become(entrance.node, entrance.run_dir / HOSTS, command, environment)
+        exec_program(namespaces.node, namespaces.run_dir / HOSTS, command, environment)
     except OSError as error:
-        print(f"testbed: cannot run {command[0]} on {entrance.node}: {error}", file=sys.stderr)
+        print(f"testbed: cannot run {command[0]} on {namespaces.node}: {error}", file=sys.stderr)
     finally:
         os._exit(_FAILED)
 
@@ -157,13 +157,13 @@ def _passing_on() -> Iterator[Callable[[int], None]]:
     """
     pids: list[int] = []
 
-    def pass_on(number: int, _: object) -> None:
+    def forward_signal(number: int, _: object) -> None:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
     before = {number: signal.signal(number, signal.SIG_IGN) for number in _OF_THE_TERMINAL}
-    before |= {number: signal.signal(number, pass_on) for number in _PASSED_ON}
+    before |= {number: signal.signal(number, forward_signal) for number in _PASSED_ON}
     try:
         yield pids.append
     finally:
@@ -171,21 +171,21 @@ def _passing_on() -> Iterator[Callable[[int], None]]:
             signal.signal(number, handler)
 
 
-def _until_ended(pid: int, entrance: Entrance) -> int:
+def _until_ended(pid: int, namespaces: NodeNamespaces) -> int:
     """Wait for the program; returns its exit status, or 128 + signal.
 
     If the testbed ends first, ends all processes in the node.
     """
     program = os.pidfd_open(pid)
     poller = select.poll()
-    for descriptor in (program, entrance.holder):
+    for descriptor in (program, namespaces.holder):
         poller.register(descriptor, select.POLLIN)
     ready = [descriptor for descriptor, _ in poller.poll()]
     if program not in ready:
         print(
-            f"testbed: the testbed of {entrance.run_dir} has ended, and with it {entrance.node}",
+            f"testbed: the testbed of {namespaces.run_dir} has ended, and with it {namespaces.node}",
             file=sys.stderr,
         )
-        end_all_in([entrance.network])
+        end_all_in([namespaces.network])
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     return status if status >= 0 else 128 - status

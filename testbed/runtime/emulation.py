@@ -109,7 +109,7 @@ class Emulation:
         self._moves: Moves | None = None
         if policy is not None:
             self._moves = Moves(experiment, policy, nodes, coordinator, self.events, blocks is not None)
-            self.faults.when_one_dies(self._moves.mover.server_died)
+            self.faults.on_death(self._moves.mover.server_died)
         self.network: OpenNetwork | None = None
         """``None`` until it is open."""
         self._started_at = time.monotonic()
@@ -267,13 +267,13 @@ class Emulation:
         self._coordinator.requests[index] = RequestPlan(index, client, now_s, n_input_tokens, n_output_tokens)
         self.progress.n_requests += 1
         request = Request(index, now_s, n_input_tokens, n_output_tokens, how)
-        self.nodes.peers[self.experiment.problem.clients[client]].tell(messages.Submit(request))
+        self.nodes.peers[self.experiment.problem.clients[client]].notify(messages.Submit(request))
         return index
 
     def end_request(self, index: int, *, enough: bool) -> None:
         """End a submitted request: it has tokens ``enough``, or else its sender has disconnected."""
         client = self.experiment.problem.clients[self._coordinator.requests[index].client]
-        self.nodes.peers[client].tell(messages.End(index, enough))
+        self.nodes.peers[client].notify(messages.End(index, enough))
 
     def links_now(self) -> dict[tuple[str, str], Link]:
         """Return the scenario's links as they are now, by (from, to)."""
@@ -345,17 +345,17 @@ class Emulation:
 
     def _handlers(self) -> control.Handlers:
         return {
-            messages.Unfit: self._on_unfit,
+            messages.CannotStart: self._on_cannot_start,
             messages.GetRoute: self._on_route,
             messages.GetReplacement: self._on_reroute,
-            messages.Happened: self._on_record,
+            messages.Recorded: self._on_record,
             messages.NewToken: self._on_token,
             messages.Progress: self._on_progress,
             messages.Done: self._on_done,
             messages.Phase: self._on_phase,
         }
 
-    async def _on_unfit(self, message: messages.Unfit) -> None:
+    async def _on_cannot_start(self, message: messages.CannotStart) -> None:
         self.processes.give_up(UserError(f"{message.name}: {message.reason}"))
 
     async def _on_route(self, asked: messages.GetRoute) -> Plan | None:
@@ -406,7 +406,7 @@ class Emulation:
         self._later.add(task)
         task.add_done_callback(self._later.discard)
 
-    async def _on_record(self, message: messages.Happened) -> None:
+    async def _on_record(self, message: messages.Recorded) -> None:
         record = message.record
         if isinstance(record, records.Recoveries):
             self.faults.notify(record)
@@ -450,7 +450,7 @@ class Emulation:
             self._all_done.set()
 
     def _survives(self, name: str, status: int) -> bool:
-        if self._programs.ended(name, status) or self._stopping or self.faults.survives(name, status):
+        if self._programs.ended(name, status) or self._stopping or self.faults.node_ended(name, status):
             return True
         self.events.write("node-ended", self.clock.known_s(), node=name, status=status)
         return False

@@ -203,8 +203,8 @@ class NodeSet:
         """Send a question to a server and return its answer. Raises ``ControlError`` if there is none."""
         return await self.peers[self._name(server)].ask(question)
 
-    def tell_server(self, server: int, message: Message) -> None:
-        self.peers[self._name(server)].tell(message)
+    def notify_server(self, server: int, message: Message) -> None:
+        self.peers[self._name(server)].notify(message)
 
     async def change_links(self, links: Mapping[tuple[str, str], Link]) -> float:
         """Replace links; returns the scenario time at which the last of them was replaced."""

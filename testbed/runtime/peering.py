@@ -91,7 +91,7 @@ class Peering:
     def _tell(self, name: str, message: Message) -> None:
         if name in self._peers:
             with contextlib.suppress(ControlError):  # ended: it is sent everything when it begins again
-                self._peers[name].tell(message)
+                self._peers[name].notify(message)
 
 
 def followers(placement: Placement, server: int) -> Iterator[int]:

@@ -130,7 +130,7 @@ class Processes:
         """Stop all nodes and remove the network. Can be called in every phase."""
         for peer in self.peers.values():
             with contextlib.suppress(control.ControlError):  # it has ended already
-                peer.tell(Stop())
+                peer.notify(Stop())
         await self._launcher.end()
         for peer in self.peers.values():
             peer.close()

@@ -10,7 +10,7 @@ from policies.online import OnlinePolicy
 from policies.problem import InfeasiblePlacement, Placement, PolicyError
 from policies.registry import ROUTINGS
 from policies.replay import replay
-from testbed.control.placing import PlacedExperiment, Placements, place
+from testbed.control.placing import PlacedExperiment, RememberedPlacements, place
 from testbed.control.steering import online_policy
 from testbed.errors import UserError
 from testbed.fast.engine import COMPLETED, Disturbed, SimulatedRequest, goes_step_by_step, simulate_fast
@@ -61,7 +61,7 @@ def simulate(
     is_virtual: bool = False,
     folder: Path | None = None,
     announce: Callable[[str], None] = lambda text: None,
-    placements: Placements | None = None,
+    placements: RememberedPlacements | None = None,
     live: bool = True,
 ) -> Simulation:
     """Decide the placement and serve the requests.

@@ -9,7 +9,7 @@ import numpy as np
 
 from policies.problem import RequestSpec
 from testbed.fast.engine import SimulatedRequest
-from testbed.fast.steps import COLUMNS, legs_of
+from testbed.fast.steps import COLUMNS, delays_of
 from testbed.results.model import HopTable, hub_times_s
 from testbed.scenario.experiment import Experiment
 from testbed.simulate.engine import Simulation
@@ -112,7 +112,7 @@ def _parts(experiment: Experiment, r: SimulatedRequest) -> tuple[Any, Any, Any, 
     assert r.route is not None
     problem, plan, hops = experiment.problem, r.plan, r.route.hops
     request = RequestSpec(plan.client, plan.n_input_tokens, plan.n_output_tokens)
-    legs = np.array(legs_of(experiment, request, hops))
+    delays = np.array(delays_of(experiment, request, hops))
     compute_s = np.zeros((2, len(hops)))
     context_s = np.array([hop.n_blocks * problem.servers[hop.server].context_slope_s for hop in hops])
     for i, hop in enumerate(hops):
@@ -120,5 +120,5 @@ def _parts(experiment: Experiment, r: SimulatedRequest) -> tuple[Any, Any, Any, 
         for row, block_s in enumerate(
             (server.prefill_s(plan.n_input_tokens), server.decode_at_s(plan.n_input_tokens))
         ):
-            compute_s[row, i] = server.step_base_s + hop.n_blocks * block_s + legs[row, i, 2]
-    return legs[:, :, 0], legs[:, :, 1], compute_s, context_s
+            compute_s[row, i] = server.step_base_s + hop.n_blocks * block_s + delays[row, i, 2]
+    return delays[:, :, 0], delays[:, :, 1], compute_s, context_s

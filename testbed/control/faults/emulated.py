@@ -64,7 +64,7 @@ class Faults:
         """Carry out a fault by hand. Returns the reason if it was not done, else ``None``."""
         return await fault_by_hand(fault, self._machines.names, self._machines.apply)
 
-    def when_one_dies(self, call: Callable[[int], None]) -> None:
+    def on_death(self, call: Callable[[int], None]) -> None:
         """Set ``call`` to be called with the number of every server whose process has ended."""
         self._machines.died = call
 
@@ -87,7 +87,7 @@ class Faults:
         """Returns whether the server's process is there and not stopped."""
         return self._machines.answers(server)
 
-    def survives(self, node: str, status: int) -> bool:
+    def node_ended(self, node: str, status: int) -> bool:
         """Note that a node's process has ended with ``status``.
 
         Returns whether the run goes on without it.

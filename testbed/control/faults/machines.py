@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from nodes.clock import RunClock
 from nodes.control import ControlError
-from nodes.messages import A, Drain, Emptied, GetStatus, Message, Question, Slow, Stop
+from nodes.messages import A, Drain, GetStatus, Message, Question, Slow, Stop, WaitUntilEmpty
 from testbed.control.coordinator import Coordinator
 from testbed.control.guarded import guarded
 from testbed.errors import RunError, TestbedError
@@ -44,7 +44,7 @@ class Nodes(Protocol):
         """Send a question to the server and return its answer. Raises ``ControlError``."""
         ...
 
-    def tell_server(self, server: int, message: Message) -> None: ...
+    def notify_server(self, server: int, message: Message) -> None: ...
 
     def broke(self, error: TestbedError) -> None:
         """End the run with ``error``."""
@@ -301,7 +301,7 @@ class Machines:
     async def _slow(self, server: int, machine: _Machine, factor: float) -> None:
         machine.n_slow += 1
         if machine.is_stopped:  # the process reads the message when it goes on
-            self._nodes.tell_server(server, Slow(factor))
+            self._nodes.notify_server(server, Slow(factor))
         else:
             await self._nodes.ask_server(server, Slow(factor))
 
@@ -317,7 +317,7 @@ class Machines:
         """
         epoch, began_at_s = machine.epoch, self._nodes.now_s()
         limit_at_s = began_at_s + self._experiment.recovery.give_up_s
-        emptied = asyncio.ensure_future(self._nodes.ask_server(server, Emptied()))
+        emptied = asyncio.ensure_future(self._nodes.ask_server(server, WaitUntilEmpty()))
         others = [
             asyncio.ensure_future(machine.gone.wait()),
             asyncio.ensure_future(self.sleep_until_s(limit_at_s)),
@@ -341,7 +341,7 @@ class Machines:
                 await self._nodes.signal_server(server, signal.SIGKILL)
                 machine.is_stopped = False
             else:
-                self._nodes.tell_server(server, Stop())
+                self._nodes.notify_server(server, Stop())
             await machine.gone.wait()
         self.died(server)
         self._event("left", server, took_s=self._nodes.now_s() - began_at_s, n_sessions=n_sessions)

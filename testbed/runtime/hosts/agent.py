@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from netem.spec import LinkProfile, NetworkSpec
 from nodes.node import NodeConfig
 from testbed.rundir import scratch
+from testbed.runtime.hosts.messages import AgentStream, Exited, GetTime, NodeStream, TimeReply, pack, unpack
 from testbed.runtime.hosts.relay import carry
-from testbed.runtime.hosts.sealed import NotOurs, SealedStream, connect
-from testbed.runtime.hosts.words import Exited, ForAgent, ForNode, Time, TimeIs, pack, word
+from testbed.runtime.hosts.sealed import AuthenticationError, SealedStream, connect
 from testbed.runtime.launching import Endpoints, OpenNetwork
 from testbed.runtime.real.handle import LauncherHandle
 
@@ -31,7 +31,7 @@ _TAIL_BYTES = 4096
 
 
 @dataclass(frozen=True)
-class Home:
+class AgentOptions:
     """An agent's run:
 
     ``host`` is this machine's name in it, ``address`` and ``port`` are the orchestrator's.
@@ -48,31 +48,31 @@ class Home:
 class Agent:
     """Start it with ``begin``; everything that it started ends with ``end``, or with its process."""
 
-    def __init__(self, home: Home) -> None:
-        self._home = home
+    def __init__(self, options: AgentOptions) -> None:
+        self._options = options
         self._around = contextlib.ExitStack()
         self._over = asyncio.Event()
 
     async def begin(self) -> None:
-        """Start the launcher, and connect to the orchestrator. Raises ``OSError`` and ``NotOurs``."""
+        """Start the launcher, and connect to the orchestrator. Raises ``OSError`` and ``AuthenticationError``."""
         self._folder = self._around.enter_context(scratch("agent"))
         (self._folder / "logs").mkdir()
-        self._launcher = LauncherHandle(self._folder, self._home.n_threads)
+        self._launcher = LauncherHandle(self._folder, self._options.n_threads)
         self._launcher.attach(self._exited)
         self._control = self._folder / "control.sock"
         self._relay = await asyncio.start_unix_server(self._carry, str(self._control))
-        self._stream = await self._connect(ForAgent(self._home.host))
+        self._stream = await self._connect(AgentStream(self._options.host))
         self._watching = asyncio.ensure_future(self._watch())
 
-    async def _connect(self, first: ForNode | ForAgent) -> SealedStream:
-        stream = await connect(self._home.address, self._home.port, self._home.key)
+    async def _connect(self, first: NodeStream | AgentStream) -> SealedStream:
+        stream = await connect(self._options.address, self._options.port, self._options.key)
         stream.send(pack(first))
         return stream
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            stream = await self._connect(ForNode(self._home.host))
-        except (OSError, NotOurs) as error:
+            stream = await self._connect(NodeStream(self._options.host))
+        except (OSError, AuthenticationError) as error:
             print(f"a node's control connection: {error}")
             writer.close()
             return
@@ -80,16 +80,16 @@ class Agent:
 
     async def _watch(self) -> None:
         """Answer questions for the time; end everything when no more come."""
-        with contextlib.suppress(TimeoutError, NotOurs, ConnectionError):
+        with contextlib.suppress(TimeoutError, AuthenticationError, ConnectionError):
             while True:
                 async with asyncio.timeout(SILENCE_S):
                     data = await self._stream.receive()
                 now = time.monotonic()
                 if not data:
                     break
-                said = word(data)
-                if isinstance(said, Time):
-                    self._stream.send(pack(TimeIs(said.number, now)))
+                message = unpack(data)
+                if isinstance(message, GetTime):
+                    self._stream.send(pack(TimeReply(message.number, now)))
         self._stop()
         self._forget()
 
@@ -107,7 +107,7 @@ class Agent:
             return b""
 
     async def bind(self, wanted: str, spec: NetworkSpec, address: str) -> tuple[str, int]:
-        return await self._launcher.bind(wanted, spec, self._home.host, address)
+        return await self._launcher.bind(wanted, spec, self._options.host, address)
 
     async def open(self, wanted: str, spec: NetworkSpec, keep_awake: bool, others: Endpoints) -> OpenNetwork:
         return await self._launcher.open(wanted, spec, self._folder / "logs", keep_awake, others)

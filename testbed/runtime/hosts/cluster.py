@@ -15,7 +15,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from testbed.cluster import check_version, connected
 from testbed.codeversion import code_version
 from testbed.errors import RunError, TestbedError, UserError
-from testbed.runtime.hosts.agent import Agent, Home
+from testbed.runtime.hosts.agent import Agent, AgentOptions
 from testbed.scenario.experiment import Machine
 from testbed.scenario.machines import ANY_SHARE
 
@@ -35,8 +35,8 @@ class _Actor(Agent):
     async def about(self) -> str:
         return code_version()
 
-    async def begin_for(self, home: Home) -> None:
-        super().__init__(home)
+    async def begin_for(self, options: AgentOptions) -> None:
+        super().__init__(options)
         await self.begin()
 
 

@@ -18,7 +18,7 @@ class FollowedClock(HostClock):
         self._told_s: dict[str, float] = {}
         self._worst_s = 0.0
 
-    def tell(self, node: str, instant: float) -> float:
+    def instant_for(self, node: str, instant: float) -> float:
         """Convert ``instant`` of this machine's clock for ``node``, and record the offset that it is sent.
 
         The present offset is used, not that at ``instant``: the node's clock has drifted since, and counts

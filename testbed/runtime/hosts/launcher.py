@@ -20,13 +20,13 @@ from typing import Any
 from netem.spec import LinkProfile, NetworkError, NetworkSpec
 from nodes import control
 from testbed.errors import RunError, UserError
-from testbed.runtime.hosts.agent import SILENCE_S, Home
+from testbed.runtime.hosts.agent import SILENCE_S, AgentOptions
 from testbed.runtime.hosts.cluster import Cluster, Host
 from testbed.runtime.hosts.following import FollowedClock
+from testbed.runtime.hosts.messages import Exited, GetTime, NodeStream, TimeReply, pack, unpack, unpack_first
 from testbed.runtime.hosts.relay import carry
-from testbed.runtime.hosts.sealed import STRANGER_S, NotOurs, SealedStream, accept, new_key
+from testbed.runtime.hosts.sealed import STRANGER_S, AuthenticationError, SealedStream, accept, new_key
 from testbed.runtime.hosts.spread import spread
-from testbed.runtime.hosts.words import Exited, ForNode, Time, TimeIs, first_word, pack, word
 from testbed.runtime.launching import Listener, MachineState, OnExit, OpenNetwork
 from testbed.runtime.real.handle import LauncherHandle
 from testbed.scenario.experiment import Experiment
@@ -59,7 +59,7 @@ class _Remote:
         return self.host.machine.name
 
     @property
-    def said(self) -> str:
+    def label(self) -> str:
         """Its name, and its address if that differs."""
         address = self.host.address
         return self.name if self.name == address else f"{self.name} ({address})"
@@ -131,7 +131,7 @@ class HostsLauncher:
             lambda remote: remote.host.call("open", wanted, spec, keep_awake, others),
         )
         await self._everywhere(self._local.check(), lambda remote: remote.host.call("check"))
-        on = ", ".join(["this machine", *(remote.said for remote in there)])
+        on = ", ".join(["this machine", *(remote.label for remote in there)])
         return replace(opened[0], why=f"{opened[0].why}; on {on}")
 
     def _over_machines(self, spec: NetworkSpec) -> NetworkSpec:
@@ -154,14 +154,14 @@ class HostsLauncher:
 
     async def _begin(self, remote: _Remote, port: int) -> None:
         assert self._cluster is not None, "asked after it was closed"
-        home = Home(remote.name, self._cluster.address, port, self.key, self.n_threads)
-        await remote.host.call("begin_for", home)
+        options = AgentOptions(remote.name, self._cluster.address, port, self.key, self.n_threads)
+        await remote.host.call("begin_for", options)
         try:
             async with asyncio.timeout(SILENCE_S):
                 await remote.here.wait()
         except TimeoutError:
             raise RunError(
-                f"{remote.said} cannot reach this machine at {self._cluster.address}:{port}; check "
+                f"{remote.label} cannot reach this machine at {self._cluster.address}:{port}; check "
                 "firewalls and addresses"
             ) from None
         self._begin_task(self._until_gone(remote))
@@ -179,14 +179,14 @@ class HostsLauncher:
         try:
             async with asyncio.timeout(STRANGER_S):
                 stream = await accept(reader, writer, self.key)
-                first = first_word(await stream.receive())
-        except (NotOurs, TimeoutError):
+                first = unpack_first(await stream.receive())
+        except (AuthenticationError, TimeoutError):
             writer.close()
             return
         remote = self._remotes.get(first.host)
         if remote is None:
             stream.close()
-        elif isinstance(first, ForNode):
+        elif isinstance(first, NodeStream):
             near = await asyncio.open_unix_connection(str(self._control_path))
             await carry(*near, stream, say)
         else:
@@ -204,36 +204,36 @@ class HostsLauncher:
             while True:
                 number += 1
                 remote.asked_at[number] = time.monotonic()
-                stream.send(pack(Time(number)))
+                stream.send(pack(GetTime(number)))
                 await stream.drain()
                 await asyncio.sleep(_ASK_TIME_S if number > _SYNCED_SAMPLES else _ASK_TIME_S / 20)
 
     async def _hear(self, remote: _Remote, stream: SealedStream) -> None:
         """Read an agent's messages until its stream ends."""
-        with contextlib.suppress(NotOurs, TimeoutError):
+        with contextlib.suppress(AuthenticationError, TimeoutError):
             while True:
                 async with asyncio.timeout(SILENCE_S):
                     data = await stream.receive()
                 now = time.monotonic()
                 if not data:
                     return
-                said = word(data)
-                if isinstance(said, TimeIs) and said.number in remote.asked_at:
-                    remote.clock.add(remote.asked_at.pop(said.number), said.at, now)
+                message = unpack(data)
+                if isinstance(message, TimeReply) and message.number in remote.asked_at:
+                    remote.clock.add(remote.asked_at.pop(message.number), message.at, now)
                     if remote.clock.n_samples >= _SYNCED_SAMPLES:
                         remote.here.set()
-                elif isinstance(said, Exited):
-                    self._exited(remote, said)
+                elif isinstance(message, Exited):
+                    self._exited(remote, message)
 
-    def _exited(self, remote: _Remote, said: Exited) -> None:
-        if said.name == "launcher":
-            self._lost(remote, f"its launcher has ended (status {said.status})")
+    def _exited(self, remote: _Remote, message: Exited) -> None:
+        if message.name == "launcher":
+            self._lost(remote, f"its launcher has ended (status {message.status})")
             return
-        remote.nodes.discard(said.name)
-        remote.clock.forget(said.name)
-        self._keep_log(said.name, said.log)
+        remote.nodes.discard(message.name)
+        remote.clock.forget(message.name)
+        self._keep_log(message.name, message.log)
         if self._on_exit is not None:
-            self._on_exit(said.name, said.status)
+            self._on_exit(message.name, message.status)
 
     async def _until_gone(self, remote: _Remote) -> None:
         with contextlib.suppress(RunError):
@@ -245,7 +245,7 @@ class HostsLauncher:
         if remote.is_lost or self._is_ending:
             return
         remote.is_lost = True
-        say(f"the machine {remote.said} is lost: {why}")
+        say(f"the machine {remote.label} is lost: {why}")
         if remote.stream is not None:
             remote.stream.close()
         assert self._on_exit is not None, "lost before attached"
@@ -323,7 +323,7 @@ class HostsLauncher:
 
     def instant_at(self, node: str, instant: float) -> float:
         remote = self._where.get(node)
-        return instant if remote is None else remote.clock.tell(node, instant)
+        return instant if remote is None else remote.clock.instant_for(node, instant)
 
     def machines(self) -> list[MachineState]:
         return [

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from testbed.runtime.hosts.sealed import NotOurs, SealedStream
+from testbed.runtime.hosts.sealed import AuthenticationError, SealedStream
 
 _READ_BYTES = 256 * 1024
 
@@ -40,7 +40,7 @@ async def carry(
         for way in ways:
             way.cancel()
         for ended in await asyncio.gather(*ways, return_exceptions=True):
-            if isinstance(ended, NotOurs):
+            if isinstance(ended, AuthenticationError):
                 warn(f"closed a control connection between machines: {ended}")
         stream.close()
         with contextlib.suppress(ConnectionError):

@@ -23,7 +23,7 @@ STRANGER_S = 5.0
 """Seconds in which a new connection must show the key; otherwise it is closed."""
 
 
-class NotOurs(Exception):
+class AuthenticationError(Exception):
     """The other side does not have this run's key, or data was changed on the way."""
 
 
@@ -56,17 +56,17 @@ class SealedStream:
         await self._writer.drain()
 
     async def receive(self) -> bytes:
-        """Return the next chunk; empty at the end of the stream. Raises ``NotOurs``."""
+        """Return the next chunk; empty at the end of the stream. Raises ``AuthenticationError``."""
         try:
             size = int.from_bytes(await self._reader.readexactly(4), "big")
             if size > MAX_CHUNK_BYTES:
-                raise NotOurs("a chunk that is too large")
+                raise AuthenticationError("a chunk that is too large")
             mac = await self._reader.readexactly(_MAC_BYTES)
             chunk = await self._reader.readexactly(size)
         except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
             return b""
         if not hmac.compare_digest(mac, _mac(self._theirs, self._n_received, chunk)):
-            raise NotOurs("a chunk that was not sealed with the key of this run")
+            raise AuthenticationError("a chunk that was not sealed with the key of this run")
         self._n_received += 1
         return chunk
 
@@ -75,13 +75,13 @@ class SealedStream:
 
 
 async def connect(address: str, port: int, key: bytes) -> SealedStream:
-    """Connect to the other side, which must ``accept``. Raises ``OSError`` and ``NotOurs``."""
+    """Connect to the other side, which must ``accept``. Raises ``OSError`` and ``AuthenticationError``."""
     reader, writer = await asyncio.open_connection(address, port)
     return await _greeted(reader, writer, key, is_caller=True)
 
 
 async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: bytes) -> SealedStream:
-    """Return the stream of an accepted connection. Raises ``NotOurs`` if the other side sends no greeting."""
+    """Return the stream of an accepted connection. Raises ``AuthenticationError`` if the other side sends no greeting."""
     return await _greeted(reader, writer, key, is_caller=False)
 
 
@@ -97,10 +97,10 @@ async def _greeted(
             greeting = await reader.readexactly(len(_GREETING) + _NONCE_BYTES)
     except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
         writer.close()
-        raise NotOurs("the other side sends no greeting") from None
+        raise AuthenticationError("the other side sends no greeting") from None
     if not greeting.startswith(_GREETING):
         writer.close()
-        raise NotOurs("the other side is not a testbed of this version")
+        raise AuthenticationError("the other side is not a testbed of this version")
     other = greeting[len(_GREETING) :]
     both = nonce + other if is_caller else other + nonce
     keys = [blake2b(way + both, key=key, digest_size=32).digest() for way in (b"to accept", b"to caller")]

@@ -33,7 +33,7 @@ from netem.choose import choose_backend
 from netem.fabric import FabricBackend
 from netem.hosts import HostsBackend
 from netem.probe import become_network_admin
-from netem.programs import become, end_all_in
+from netem.programs import end_all_in, exec_program
 from netem.spec import LinkProfile, NetworkError, NetworkSpec, NetworkUnavailable
 from netem.syscalls import set_death_signal, set_process_name, set_timer_slack
 from nodes.clock import NS
@@ -211,7 +211,7 @@ class Launcher:
             os.setsid()
             set_timer_slack(0)  # back to the default: it is not one of the testbed's nodes
             try:
-                become(node, hosts, command, environment)
+                exec_program(node, hosts, command, environment)
             except OSError as error:
                 print(f"cannot run {command[0]}: {error.strerror}", file=sys.stderr)
                 sys.exit(_NO_PROGRAM)

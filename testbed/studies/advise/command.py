@@ -120,7 +120,7 @@ def advise_command(target: str, options: Options) -> tuple[dict[str, Any], str]:
                 "n_alike": n_alike,
                 **_outcome(judging, objectives, is_slo, judging.measured(judging.none, lost)),
             }
-            for lost, n_alike in sorted(losses, key=lambda loss: judging.hurt(loss[0]), reverse=True)
+            for lost, n_alike in sorted(losses, key=lambda loss: judging.severity(loss[0]), reverse=True)
         ],
     }
     return answer, advise_text(answer)

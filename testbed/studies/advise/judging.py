@@ -27,7 +27,7 @@ class Variant(NamedTuple):
     lost: int | None = None
 
 
-class Judged(NamedTuple):
+class VariantVerdict(NamedTuple):
     """The verdict on a variant's runs with all seeds. ``error``: why one of them failed; empty if
     none did.
     """
@@ -85,7 +85,7 @@ class Judging:
         self._steps = self._all_steps()
         self._asked: list[Variant] = []
         self._records: dict[Run, Record | None] = {}
-        self.judged: dict[Variant, Judged] = {}
+        self.judged: dict[Variant, VariantVerdict] = {}
         self.best: Counts = ()
 
     @property
@@ -117,7 +117,7 @@ class Judging:
         self._records[run] = self._known[record.key] if record.is_known else record
         return [] if None in self._records.values() else self._go_on()
 
-    def hurt(self, lost: int) -> tuple[float, ...]:
+    def severity(self, lost: int) -> tuple[float, ...]:
         """Returns a key to sort losses by: the worse the loss, the larger. A loss that cannot be judged is
         smallest.
         """
@@ -167,7 +167,7 @@ class Judging:
         if verdict.error and variant.lost is None:
             raise RunError(f"{name}: {verdict.error}")
         rows = [Row({}, name, run.seed, record) for run, record in zip(runs, records, strict=True)]
-        self.judged[variant] = Judged(verdict, Cell({}, name, rows))
+        self.judged[variant] = VariantVerdict(verdict, Cell({}, name, rows))
         say(f"{name} ({over(variant.seeds)}): {self._in_words(verdict)}")
 
     def _in_words(self, verdict: Verdict) -> str:
@@ -183,7 +183,7 @@ class Judging:
             return f"without {fleet.servers[variant.lost]['name']}"
         return counted_names(self._candidates, variant.counts) or "as it is"
 
-    def _score(self, judged: Judged) -> Score:
+    def _score(self, judged: VariantVerdict) -> Score:
         """Returns the score. With objectives, ``value`` is the largest ratio by which one exceeds its
         limit.
         """

@@ -17,7 +17,7 @@ from testbed.scenario import load_experiment
 from testbed.scenario.experiment import Experiment
 from testbed.scenario.slo import Objective
 from testbed.studies.capacity.measures import load_measures
-from testbed.studies.capacity.search import STEPS_DOWN, STEPS_UP, Found, Question, Search, search
+from testbed.studies.capacity.search import STEPS_DOWN, STEPS_UP, RateTrial, Search, SearchResult, search
 from testbed.studies.capacity.text import capacity_text
 from testbed.studies.capacity.verdict import PLACEMENT, REQUESTS, Verdict, verdict_of
 from testbed.studies.sweep.axes import SEED
@@ -160,9 +160,9 @@ class _Searches:
     ) -> None:
         self._searches, self._overrides, self._seeds = searches, tuple(overrides), seeds
         self._objectives, self._can_set_requests = objectives, can_set_requests
-        self._asked: dict[str | None, Question] = {}
+        self._asked: dict[str | None, RateTrial] = {}
         self._records: dict[str | None, dict[int, Record]] = {}
-        self.found: dict[str | None, Found] = {}
+        self.found: dict[str | None, SearchResult] = {}
         self.names: dict[str | None, tuple[str, str]] = {}
         """Policy and engine as the records of runs have them."""
 
@@ -188,7 +188,7 @@ class _Searches:
         runs = self._ask(policy, lambda: self._searches[policy].send(verdict))
         return [runs] if runs else []
 
-    def _ask(self, policy: str | None, go_on: Callable[[], Question]) -> list[Run]:
+    def _ask(self, policy: str | None, go_on: Callable[[], RateTrial]) -> list[Run]:
         try:
             asked = go_on()
         except StopIteration as end:
@@ -243,7 +243,7 @@ def _row(
     }
 
 
-def _reason(found: Found, most_requests: int) -> str | None:
+def _reason(found: SearchResult, most_requests: int) -> str | None:
     """Returns why the search found no rate, or why it found only a bound; None if it found the
     highest rate.
     """

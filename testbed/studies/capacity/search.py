@@ -25,7 +25,7 @@ TURNOVERS = 5
 """
 
 
-class Question(NamedTuple):
+class RateTrial(NamedTuple):
     """A rate (requests/s) to judge, with ``n_requests`` per seed."""
 
     rate: float
@@ -33,7 +33,7 @@ class Question(NamedTuple):
 
 
 @dataclass
-class Found:
+class SearchResult:
     """The result: ``kept`` is the highest rate that keeps the objectives, ``broken`` the next judged one
     above it.
 
@@ -57,8 +57,8 @@ class Found:
     """Rates below ``kept`` that were judged and not kept, with any number of requests."""
 
 
-Search = Generator[Question, Verdict, Found]
-_Step = Generator[Question, Verdict, Verdict]
+Search = Generator[RateTrial, Verdict, SearchResult]
+_Step = Generator[RateTrial, Verdict, Verdict]
 
 
 class _Broken(Exception):
@@ -84,10 +84,10 @@ def rounded(rate: float) -> float:
 class _Searcher:
     def __init__(self, start: float, n_requests: int, most_requests: int, width: float) -> None:
         self._start, self._n, self._most, self._width = start, n_requests, most_requests, width
-        self._known: dict[Question, Verdict] = {}
+        self._known: dict[RateTrial, Verdict] = {}
 
     def run(self, has_interval: bool) -> Search:
-        found = Found()
+        found = SearchResult()
         try:
             yield from self._find(found, has_interval)
         except _Broken as error:
@@ -99,7 +99,7 @@ class _Searcher:
         )
         return found
 
-    def _find(self, found: Found, has_interval: bool) -> Generator[Question, Verdict, None]:
+    def _find(self, found: SearchResult, has_interval: bool) -> Generator[RateTrial, Verdict, None]:
         step = 0
         while True:
             verdict = yield from self._judge(self._grid(step))
@@ -116,21 +116,21 @@ class _Searcher:
                 if step == 0 and not (yield from self._judge(self._grid(-STEPS_DOWN))).is_kept:
                     step = -STEPS_DOWN
                 if step == -STEPS_DOWN:
-                    found.kept, found.at_bottom = None, self._known[Question(self._grid(step), self._n)]
+                    found.kept, found.at_bottom = None, self._known[RateTrial(self._grid(step), self._n)]
                     return
                 others = step - 1
-            other = self._known.get(Question(self._grid(others), self._n))
+            other = self._known.get(RateTrial(self._grid(others), self._n))
             if other is not None and other.is_kept != verdict.is_kept:
                 break
             step = others
         low, high = sorted((self._grid(step), self._grid(others)))
         low, high = yield from self._edge(low, high, lambda v: v.is_kept)
-        found.kept, found.broken = (self._known[Question(rate, self._n)] for rate in (low, high))
+        found.kept, found.broken = (self._known[RateTrial(rate, self._n)] for rate in (low, high))
         if has_interval:
             found.low = (yield from self._outer(low, -1, lambda v: v.is_surely_kept))[0]
             found.high = (yield from self._outer(high, 1, lambda v: not v.is_surely_broken))[1]
 
-    def _kept_above(self) -> Generator[Question, Verdict, int]:
+    def _kept_above(self) -> Generator[RateTrial, Verdict, int]:
         """Judges ``STEPS_LOOKED`` doublings of the start. Returns the highest step that is kept; 0 if none
         is.
         """
@@ -144,19 +144,17 @@ class _Searcher:
         return rounded(self._start * 2.0**step)
 
     def _judge(self, rate: float) -> _Step:
-        question = Question(rate, self._n)
-        if question not in self._known:
-            self._known[question] = yield question
-        verdict = self._known[question]
+        trial = RateTrial(rate, self._n)
+        if trial not in self._known:
+            self._known[trial] = yield trial
+        verdict = self._known[trial]
         if verdict.error:
             raise _Broken(verdict.error)
         return verdict
 
     def _judged(self) -> list[Verdict]:
         """Returns the verdicts with the present number of requests, sorted by rate."""
-        return [
-            verdict for question, verdict in sorted(self._known.items()) if question.n_requests == self._n
-        ]
+        return [verdict for trial, verdict in sorted(self._known.items()) if trial.n_requests == self._n]
 
     def _takes_more(self, verdict: Verdict) -> bool:
         """Raises the number of requests if it is too small for ``verdict``. Returns whether it did."""
@@ -168,7 +166,7 @@ class _Searcher:
 
     def _edge(
         self, low: float, high: float, holds: Callable[[Verdict], bool]
-    ) -> Generator[Question, Verdict, tuple[float, float]]:
+    ) -> Generator[RateTrial, Verdict, tuple[float, float]]:
         """Bisects until the end of ``holds`` is known. ``holds`` is true at ``low`` and false at ``high``."""
         while high / low > 1 + self._width:
             middle = rounded(math.sqrt(low * high))
@@ -182,7 +180,7 @@ class _Searcher:
 
     def _outer(
         self, rate: float, way: int, holds: Callable[[Verdict], bool]
-    ) -> Generator[Question, Verdict, tuple[float | None, float | None]]:
+    ) -> Generator[RateTrial, Verdict, tuple[float | None, float | None]]:
         """As ``_edge``, but searches from ``rate`` towards higher (``way`` 1) or lower (-1) rates.
 
         Returns (None, None) if the edge is outside of the rates that are tried.

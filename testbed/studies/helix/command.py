@@ -12,7 +12,7 @@ from nodes.batching import Batches
 from policies.workload import RequestPlan
 from testbed.errors import UserError
 from testbed.fast.events import EventQueue
-from testbed.fast.steps import COLUMNS, Leg, Legs, Part, Steps, Walk
+from testbed.fast.steps import COLUMNS, ChainDelays, ChainSession, HopDelays, Part, Steps
 from testbed.results.requests import stats
 from testbed.studies.helix.read import Cluster, LoggedQuery, read_cluster, read_log, read_times
 
@@ -85,21 +85,21 @@ def replay(
 
     for number, query in queries.items():
         plan = RequestPlan(number, 0, query.sent_at_s[0], query.n_input, query.n_output)
-        legs = Legs(*(_legs(cluster, query, n_tokens) for n_tokens in (query.n_input, 1)))
-        walk = Walk(plan, (number, 0), tuple(query.hops), legs, ended)
-        walk.parts, walk.ready_at_s = (Part(0, query.n_input),), plan.arrival_at_s
-        queue.at(plan.arrival_at_s, steps.begin, walk, plan.arrival_at_s)
+        delays = ChainDelays(*(_delays(cluster, query, n_tokens) for n_tokens in (query.n_input, 1)))
+        session = ChainSession(plan, (number, 0), tuple(query.hops), delays, ended)
+        session.parts, session.ready_at_s = (Part(0, query.n_input),), plan.arrival_at_s
+        queue.at(plan.arrival_at_s, steps.begin, session, plan.arrival_at_s)
     while n_left and queue.now_s <= until_s:
         queue.step()
     return _passes(steps)
 
 
-def _legs(cluster: Cluster, query: LoggedQuery, n_tokens: int) -> list[Leg]:
+def _delays(cluster: Cluster, query: LoggedQuery, n_tokens: int) -> list[HopDelays]:
     nodes = [_HUB, *(hop.server for hop in query.hops)]
-    legs = [Leg(_way_s(cluster, *pair, n_tokens), 0.0, 0.0) for pair in itertools.pairwise(nodes)]
+    delays = [HopDelays(_way_s(cluster, *pair, n_tokens), 0.0, 0.0) for pair in itertools.pairwise(nodes)]
     # The last node returns one token or one hidden state, also after a prompt.
-    legs[-1] = legs[-1]._replace(down_s=_way_s(cluster, nodes[-1], _HUB, 1))
-    return legs
+    delays[-1] = delays[-1]._replace(down_s=_way_s(cluster, nodes[-1], _HUB, 1))
+    return delays
 
 
 def _way_s(cluster: Cluster, source: int, target: int, n_tokens: int) -> float:

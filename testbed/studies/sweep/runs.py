@@ -17,7 +17,7 @@ import msgspec
 from policies.problem import InfeasiblePlacement, PolicyError
 from policies.registry import resolve_pair, resolve_placement, resolve_routing
 from testbed.codeversion import rules_digest
-from testbed.control.placing import Placements, look_here, place
+from testbed.control.placing import RememberedPlacements, import_from_here, place
 from testbed.errors import RunError, UserError
 from testbed.rundir import make_run_dir, scratch
 from testbed.runs.up import check_can_run
@@ -98,7 +98,7 @@ def choice_of(policy: str | None) -> PolicyChoice:
 def check_policy(name: str) -> None:
     """Raises ``UserError`` if there is no policy of that name."""
     choice = choice_of(name)
-    look_here(name)
+    import_from_here(name)
     try:
         if choice.pair is not None:
             resolve_pair(choice.pair)
@@ -130,7 +130,7 @@ class Runner:
     ) -> None:
         self._setup = setup
         self._measure = measure
-        self._placements = Placements()
+        self._placements = RememberedPlacements()
 
     def __call__(self, run: Run) -> Record:
         began_at_s = time.perf_counter()

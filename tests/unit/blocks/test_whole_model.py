@@ -27,7 +27,7 @@ need_blocks()
 import torch
 
 from nodes.blocks.hub import prompt_of
-from nodes.blocks.whole import Judged, WholeModel, compare
+from nodes.blocks.whole import Comparison, WholeModel, compare
 
 PROMPT = (5, 9, 200, 11, 3, 8)  # 3 is the padding token, which must not be taken for padding
 SAMPLING = Sampling(temperature=0.8, top_k=40, top_p=0.9, seed=3)
@@ -100,9 +100,9 @@ def test_a_token_whose_logit_is_as_large_is_a_tie_and_the_model_goes_on_from_it(
     gap = float((logits[first] - logits[second]) / logits.abs().max())
     monkeypatch.setattr(whole, "_tie_ratio", 1.01 * gap)
     choices = [*right[:3], *other[3:]]
-    assert whole.judge(PROMPT, other) == Judged(choices, [], [2])
+    assert whole.judge(PROMPT, other) == Comparison(choices, [], [2])
     wrong = [*other[:5], (other[5] + 1) % 300, *other[6:]]
-    assert whole.judge(PROMPT, wrong) == Judged(choices, [5], [2])
+    assert whole.judge(PROMPT, wrong) == Comparison(choices, [5], [2])
     monkeypatch.setattr(whole, "_tie_ratio", 0.99 * gap)
     found = whole.judge(PROMPT, other)
     assert (found.altered[0], found.tied, found.should_be) == (2, [], right)

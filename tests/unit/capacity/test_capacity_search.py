@@ -11,7 +11,7 @@ import pytest
 from testbed.results.intervals import Mean
 from testbed.scenario.slo import Objective
 from testbed.studies.capacity.measures import THIRDS
-from testbed.studies.capacity.search import STEPS_DOWN, STEPS_UP, TURNOVERS, Found, Question, search
+from testbed.studies.capacity.search import STEPS_DOWN, STEPS_UP, TURNOVERS, RateTrial, SearchResult, search
 from testbed.studies.capacity.verdict import PLACEMENT, REQUESTS, Verdict, verdict_of
 from testbed.studies.sweep.runs import FAILED, INFEASIBLE, Record
 
@@ -20,34 +20,34 @@ SERVICE_S = 0.8
 
 
 def found_by(
-    judge: Callable[[Question], Verdict],
+    judge: Callable[[RateTrial], Verdict],
     start: float,
     n: int = 100,
     most: int = 20_000,
     *,
     several: bool = True,
-) -> tuple[Found, list[Question]]:
+) -> tuple[SearchResult, list[RateTrial]]:
     asked = []
     steps = search(start, n, most, WIDTH, several)
-    question = next(steps)
+    trial = next(steps)
     while True:
-        asked.append(question)
+        asked.append(trial)
         try:
-            question = steps.send(judge(question))
+            trial = steps.send(judge(trial))
         except StopIteration as end:
             return end.value, asked
 
 
-def one_server(question: Question) -> dict[str, float | int | None]:
+def one_server(trial: RateTrial) -> dict[str, float | int | None]:
     """A server that takes ``SERVICE_S`` for a request, one after the other, and requests as regular as a clock."""
-    number = np.arange(question.n_requests)
-    ttft_s = SERVICE_S + number * max(0.0, SERVICE_S - 1 / question.rate)
+    number = np.arange(trial.n_requests)
+    ttft_s = SERVICE_S + number * max(0.0, SERVICE_S - 1 / trial.rate)
     parts = {name: float(part.mean()) for name, part in zip(THIRDS, np.array_split(ttft_s, 3), strict=True)}
     mean_s, p95_s = float(ttft_s.mean()), float(np.percentile(ttft_s, 95))
-    return {"n_failed": 0, "ttft_p95": p95_s, "e2e_mean": mean_s, "goodput_rps": question.rate, **parts}
+    return {"n_failed": 0, "ttft_p95": p95_s, "e2e_mean": mean_s, "goodput_rps": trial.rate, **parts}
 
 
-def by_one_server(limit_s: float) -> Callable[[Question], Verdict]:
+def by_one_server(limit_s: float) -> Callable[[RateTrial], Verdict]:
     objectives = [Objective("ttft", "p95", limit_s)]
     return lambda asked: verdict_of(*asked, [Record("", measures=one_server(asked))] * 3, objectives)
 
@@ -79,10 +79,10 @@ def test_what_fills_up_from_empty_does_not_count_as_growing() -> None:
     assert not growing(1.0, 2.0, 2.4) and not growing(1.0, 3.0, 2.0) and not growing(1.0, 1.05, 1.1)
 
 
-def noisy(question: Question) -> Verdict:
+def noisy(trial: RateTrial) -> Verdict:
     """Broken from 2.5 requests/s on, and only told from nothing a tenth of a power of e away."""
-    over = math.log(question.rate / 2.5)
-    return Verdict(*question, {"ttft_p95": Mean(over, 0.1, 5)}, ratios={"ttft_p95": over}, mean_s=200.0)
+    over = math.log(trial.rate / 2.5)
+    return Verdict(*trial, {"ttft_p95": Mean(over, 0.1, 5)}, ratios={"ttft_p95": over}, mean_s=200.0)
 
 
 def test_the_interval_is_where_seeds_cannot_tell() -> None:
@@ -118,9 +118,9 @@ def test_every_rate_keeps_it_up_to_a_bound() -> None:
 
 
 def test_failed_requests_break_a_rate_before_any_objective() -> None:
-    def judge(question: Question) -> Verdict:
-        of = {**one_server(question), "n_failed": int(question.rate > 0.9)}
-        return verdict_of(*question, [Record("", measures=of)] * 2, [Objective("ttft", "p95", 5.0)])
+    def judge(trial: RateTrial) -> Verdict:
+        of = {**one_server(trial), "n_failed": int(trial.rate > 0.9)}
+        return verdict_of(*trial, [Record("", measures=of)] * 2, [Objective("ttft", "p95", 5.0)])
 
     found, _ = found_by(judge, 0.5)
     assert found.kept is not None and found.kept.rate <= 0.9 < found.kept.rate * (1 + WIDTH)
@@ -128,7 +128,7 @@ def test_failed_requests_break_a_rate_before_any_objective() -> None:
 
 
 def test_a_seed_without_a_placement_breaks_a_rate_and_a_run_that_broke_ends_the_search() -> None:
-    good = Record("", measures=one_server(Question(0.5, 100)))
+    good = Record("", measures=one_server(RateTrial(0.5, 100)))
     objectives = [Objective("ttft", "p95", 5.0)]
     found, _ = found_by(lambda q: verdict_of(*q, [good, Record("", INFEASIBLE, "no room")], objectives), 0.5)
     assert found.kept is None and found.at_bottom is not None
@@ -138,7 +138,7 @@ def test_a_seed_without_a_placement_breaks_a_rate_and_a_run_that_broke_ends_the_
 
 
 def test_the_objective_missed_by_the_largest_part_of_its_limit_limits() -> None:
-    of = {**one_server(Question(0.5, 100)), "tpot_mean": 0.3, "ttft_p95": 6.0}
+    of = {**one_server(RateTrial(0.5, 100)), "tpot_mean": 0.3, "ttft_p95": 6.0}
     objectives = [Objective("ttft", "p95", 5.0), Objective("tpot", "mean", 0.2)]
     assert verdict_of(0.5, 100, [Record("", measures=of)], objectives).broken_by == "tpot_mean"
     none = verdict_of(0.5, 100, [Record("", measures={**of, "tpot_mean": None})], objectives)
@@ -146,9 +146,9 @@ def test_the_objective_missed_by_the_largest_part_of_its_limit_limits() -> None:
 
 
 def test_a_rate_that_is_kept_above_one_that_is_not_is_found() -> None:
-    def judge(question: Question) -> Verdict:
-        over = 1.0 if question.rate < 3 else question.rate - 9.0
-        return Verdict(*question, {"ttft_p95": Mean(over, 0.0, 5)}, ratios={"ttft_p95": over})
+    def judge(trial: RateTrial) -> Verdict:
+        over = 1.0 if trial.rate < 3 else trial.rate - 9.0
+        return Verdict(*trial, {"ttft_p95": Mean(over, 0.0, 5)}, ratios={"ttft_p95": over})
 
     found, _ = found_by(judge, 1.0)
     assert found.kept is not None and found.kept.rate <= 9 < found.kept.rate * (1 + WIDTH)

@@ -13,7 +13,7 @@ import pytest
 
 from nodes.clock import ScaledClock
 from nodes.control import ControlError
-from nodes.messages import Drain, Emptied, GetStatus, Message, Question, Slow, Stop
+from nodes.messages import Drain, GetStatus, Message, Question, Slow, Stop, WaitUntilEmpty
 from testbed.control.coordinator import Coordinator
 from testbed.control.faults.machines import Machines
 from testbed.control.faults.schedule import Schedule
@@ -59,13 +59,13 @@ class FakeNodes:
 
     async def ask_server(self, server: int, question: Question[Any]) -> Any:
         self.did.append(("ask", server, question))
-        if isinstance(question, Emptied) and self.n_sessions:
+        if isinstance(question, WaitUntilEmpty) and self.n_sessions:
             await asyncio.Event().wait()
         if isinstance(question, GetStatus):
             return status(n_sessions=self.n_sessions)
         return None
 
-    def tell_server(self, server: int, message: Message) -> None:
+    def notify_server(self, server: int, message: Message) -> None:
         self.did.append(("tell", server, message))
         if isinstance(message, Stop):
             self.ended(server, 0)
@@ -188,7 +188,7 @@ async def test_a_server_that_leaves_takes_no_new_sessions_and_ends_with_its_last
     assert 0 not in rig.coordinator.membership.believed(rig.nodes.at_s)
     assert await rig.machines.apply("leave", 0) == "a100-0 is leaving already"
     await until(lambda: bool(rig.lines("left")))
-    assert [act[2] for act in rig.nodes.did] == [Drain(), Emptied(), Stop()]
+    assert [act[2] for act in rig.nodes.did] == [Drain(), WaitUntilEmpty(), Stop()]
     assert rig.lines("left")[0]["n_sessions"] == 0
     assert not rig.machines.answers(0)
     assert await rig.machines.apply("restart", 0) is None
@@ -199,7 +199,7 @@ async def test_a_server_that_leaves_does_not_wait_for_its_sessions_for_ever(rig:
     rig.nodes.n_sessions = 2  # and its limit has passed long ago
     await rig.machines.apply("leave", 0)
     await until(lambda: bool(rig.lines("left")))
-    assert [act[2] for act in rig.nodes.did] == [Drain(), Emptied(), GetStatus(), Stop()]
+    assert [act[2] for act in rig.nodes.did] == [Drain(), WaitUntilEmpty(), GetStatus(), Stop()]
     assert rig.lines("left")[0]["n_sessions"] == 2
 
 

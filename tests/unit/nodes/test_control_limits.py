@@ -105,8 +105,8 @@ async def test_what_is_told_and_fails_is_logged_and_nothing_else_happens(
 
     listener = await _listening(tmp_path / "s", {Fail: fail, Fine: hear})
     node = await control.connect(tmp_path / "s", {})
-    node.tell(Fail())
-    node.tell(Fine())
+    node.notify(Fail())
+    node.notify(Fine())
     async with asyncio.timeout(10):
         await heard.wait()
     assert "a Fail could not be carried out" in caplog.text
@@ -123,7 +123,7 @@ async def test_a_message_that_the_other_side_would_not_take_is_refused_to_its_se
     node = await control.connect(tmp_path / "s", {})
     serving = asyncio.ensure_future(node.serve())
     with pytest.raises(ControlError, match=f"the other side accepts {FROM_NODES.max_message_bytes}"):
-        node.tell(Fine("x" * 2_000_000))
+        node.notify(Fine("x" * 2_000_000))
     with pytest.raises(ControlError, match=f"the other side accepts {FROM_ORCHESTRATOR.max_message_bytes}"):
         await node.ask(Much())
     node.close()
@@ -138,7 +138,7 @@ async def test_a_workload_of_many_megabytes_reaches_its_node(tmp_path: Path) -> 
         heard.set_result(len(message.requests))
 
     async def accept(peer: Peer) -> None:
-        peer.tell(Serve([Request(number, 0.5, 20, 128) for number in range(300_000)], []))
+        peer.notify(Serve([Request(number, 0.5, 20, 128) for number in range(300_000)], []))
         await peer.serve()
 
     listener = await control.listen(tmp_path / "s", accept)

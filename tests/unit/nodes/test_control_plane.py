@@ -79,7 +79,7 @@ async def test_what_is_told_arrives_in_order(tmp_path: Path) -> None:
 
     async with pair(tmp_path / "s", {}, {Double: hear}) as (node, _):
         for value in range(100):
-            node.tell(Double(value))
+            node.notify(Double(value))
         await everything.wait()
     assert heard == list(range(100))
 
@@ -140,7 +140,7 @@ async def test_a_closed_connection_fails_what_is_pending_and_takes_no_more(tmp_p
         with pytest.raises(ControlError, match="closed"):
             await node.ask(Fail())
         with pytest.raises(ControlError, match="closed"):
-            node.tell(Fail())
+            node.notify(Fail())
 
 
 async def test_a_run_directory_deeper_than_a_socket_address_works(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ async def test_a_node_stops_when_it_is_told_to_and_when_the_orchestrator_is_gone
         running = asyncio.ensure_future(control.until_stopped(node, stopped))
         orchestrator = await accepted
         if end == "told":
-            orchestrator.tell(Stop())
+            orchestrator.notify(Stop())
         else:
             orchestrator.close()
         async with asyncio.timeout(10):

@@ -14,7 +14,7 @@ from policies.chains import Chains, Link, cheapest
 from policies.optimal_rr import OptimalRr
 from policies.petals import PetalsPlacement
 from policies.petals_routing import PetalsRouter, PetalsRouting
-from policies.petals_search import Costs, Search, ServerByServer, WithArrays
+from policies.petals_search import Costs, Search, ServerByServer, Vectorised
 from policies.problem import Hop, Placement, Problem, RequestSpec
 from policies.registry import PAIRS, resolve_placement, resolve_routing
 from policies.replay import ReplayedRequest, replay
@@ -48,7 +48,7 @@ def searches(draw: st.DrawFn) -> tuple[Search, Search, int, list[int], bytes]:
     full = bytes(draw(st.lists(st.integers(0, 1), min_size=n, max_size=n)))
     client = draw(st.integers(0, len(problem.clients) - 1))
     assume(any(held.n_blocks for held in ranges))
-    plain, arrays = ServerByServer(problem, ranges, costs), WithArrays(problem, ranges, costs)
+    plain, arrays = ServerByServer(problem, ranges, costs), Vectorised(problem, ranges, costs)
     return plain, arrays, client, entries, full
 
 

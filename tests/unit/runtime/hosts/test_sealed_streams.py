@@ -9,7 +9,14 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from testbed.runtime.hosts.relay import carry
-from testbed.runtime.hosts.sealed import MAX_CHUNK_BYTES, NotOurs, SealedStream, accept, connect, new_key
+from testbed.runtime.hosts.sealed import (
+    MAX_CHUNK_BYTES,
+    AuthenticationError,
+    SealedStream,
+    accept,
+    connect,
+    new_key,
+)
 
 KEY = new_key()
 Meddle = Callable[[bytes], bytes]
@@ -25,7 +32,7 @@ async def pair(
     async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             accepted.set_result(await accept(reader, writer, KEY))
-        except NotOurs as error:
+        except AuthenticationError as error:
             accepted.set_exception(error)
 
     server = await asyncio.start_server(take, "127.0.0.1", 0)
@@ -73,7 +80,7 @@ async def test_chunks_arrive_in_order_and_whole_in_both_directions() -> None:
 async def test_another_key_is_refused() -> None:
     async with pair(new_key()) as (caller, accepted):
         caller.send(b"let me in")
-        with pytest.raises(NotOurs, match="not sealed with the key"):
+        with pytest.raises(AuthenticationError, match="not sealed with the key"):
             await (await accepted).receive()
 
 
@@ -91,7 +98,7 @@ async def test_what_was_meddled_with_is_refused(meddle: Meddle) -> None:
         caller.send(b"first")
         caller.send(b"again")
         other = await accepted
-        with pytest.raises(NotOurs, match="not sealed with the key"):
+        with pytest.raises(AuthenticationError, match="not sealed with the key"):
             assert [await other.receive(), await other.receive()] == "refused"
 
 
@@ -100,7 +107,7 @@ async def test_what_is_repeated_is_refused() -> None:
         caller.send(b"once")
         other = await accepted
         assert await other.receive() == b"once"
-        with pytest.raises(NotOurs):
+        with pytest.raises(AuthenticationError):
             await other.receive()
 
 
@@ -108,7 +115,7 @@ async def test_a_chunk_of_any_size_is_not_waited_for() -> None:
     async with pair(meddle=lambda sent: b"\xff\xff\xff\xff" + sent[4:]) as (caller, accepted):
         caller.send(b"large")
         other = await accepted
-        with pytest.raises(NotOurs, match="too large"):
+        with pytest.raises(AuthenticationError, match="too large"):
             await other.receive()
 
 
@@ -118,7 +125,7 @@ async def test_who_does_not_greet_is_cut_off() -> None:
     async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             await accept(reader, writer, KEY)
-        except NotOurs as error:
+        except AuthenticationError as error:
             ended.set_result(str(error))
 
     server = await asyncio.start_server(take, "127.0.0.1", 0)
