@@ -10,7 +10,7 @@ import pytest
 
 from policies.problem import InfeasiblePlacement
 from policies.registry import PLACEMENTS, resolve_placement
-from testbed.control.placing import Placements, place, place_experiment
+from testbed.control.placing import RememberedPlacements, place, place_experiment
 from testbed.errors import UserError
 from testbed.scenario import load_experiment
 from tests.support.problems import make_problem
@@ -89,7 +89,7 @@ def test_the_order_in_which_servers_join_is_petals_alone(name: str) -> None:
 
 
 def test_a_placement_that_is_known_is_the_one_that_would_be_decided() -> None:
-    known = Placements()
+    known = RememberedPlacements()
     few = "workload.n_requests=2"
     for policy in ("petals", "proposed", "foresight"):
         for change in ("seed=1", "seed=2", "clients.site=Cluster1", "policy.design_concurrency=3"):
@@ -98,7 +98,7 @@ def test_a_placement_that_is_known_is_the_one_that_would_be_decided() -> None:
 
 
 def test_what_a_placement_policy_raises_is_known_too() -> None:
-    known, said = Placements(), []
+    known, said = RememberedPlacements(), []
     for seed in (1, 2):
         experiment = load_experiment("clustered", ["servers.1.count=0", f"seed={seed}"])
         with pytest.raises(InfeasiblePlacement) as caught:
