@@ -51,7 +51,7 @@ class OptimizedNumber:
         concurrency = given_or_chosen(problem, design_concurrency)
         counts = block_counts(problem, concurrency, honour_cap=self.honour_block_cap)
         ranges = choose_ranges(problem, counts, problem.join_order)
-        placement = Placement(self.name, ranges, problem.free_bytes(ranges), concurrency)
+        placement = Placement(self.name, ranges, problem.room_bytes(ranges), concurrency)
         missing = placement.uncovered(problem.model.n_blocks)
         if missing:
             raise cgbp_infeasible(problem, concurrency, missing, self.honour_block_cap)

@@ -30,7 +30,7 @@ class CgBp:
         placement = Placement(
             policy=self.name,
             ranges=greedy.ranges,
-            cache_bytes=problem.free_bytes(greedy.ranges),
+            cache_bytes=problem.room_bytes(greedy.ranges),
             design_concurrency=design_concurrency,
         )
         missing = placement.uncovered(problem.model.n_blocks)

@@ -171,7 +171,7 @@ class ChainComposition:
 
     def _at(self, mean: MeanRequests, concurrency: int) -> Placement | None:
         problem = mean.problem
-        n_blocks, block_bytes = problem.model.n_blocks, problem.model.block_bytes
+        n_blocks = problem.model.n_blocks
         counts = _counts(mean, concurrency)
         able = [j for j, count in enumerate(counts) if count]
         hub_s = problem.hub_token_s * mean.request.n_output_tokens
@@ -192,11 +192,7 @@ class ChainComposition:
             ranges[hop.server] = BlockRange(0, 0)
         if not throughput:
             return None
-        rooms = tuple(
-            server.memory_bytes - block_bytes * held.n_blocks if held.n_blocks else 0.0
-            for server, held in zip(problem.servers, ranges, strict=True)
-        )
-        return Placement(self.name, tuple(ranges), rooms, concurrency)
+        return Placement(self.name, tuple(ranges), problem.room_bytes(ranges), concurrency)
 
 
 def _counts(mean: MeanRequests, concurrency: int) -> list[int]:

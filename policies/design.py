@@ -42,7 +42,7 @@ def single_request_s(problem: Problem) -> float:
     servers' block caps do not apply here. Raises ``InfeasiblePlacement`` if some block has no server.
     """
     greedy = plan(problem, 1, honour_cap=False)
-    placement = Placement("single request", greedy.ranges, problem.free_bytes(greedy.ranges), 1)
+    placement = Placement("single request", greedy.ranges, problem.room_bytes(greedy.ranges), 1)
     missing = placement.uncovered(problem.model.n_blocks)
     if missing:
         raise cgbp_infeasible(problem, 1, missing, honour_cap=False)

@@ -37,12 +37,7 @@ class FixedPlacement:
 
         ``design_concurrency`` is stored in it and has no other effect.
         """
-        cache_bytes = self.cache_bytes
-        if cache_bytes is None:
-            cache_bytes = tuple(
-                max(server.memory_bytes - problem.model.block_bytes * held.n_blocks, 0.0)
-                for server, held in zip(problem.servers, self.ranges, strict=False)
-            )
+        cache_bytes = problem.room_bytes(self.ranges) if self.cache_bytes is None else self.cache_bytes
         return Placement(self.name, self.ranges, cache_bytes, design_concurrency)
 
 

@@ -147,7 +147,7 @@ class _Search:
 
     def _placed(self, ranges: Ranges, concurrency: int | None) -> Placement:
         """Return the placement with these ranges; all memory that the blocks leave is for caches."""
-        return Placement(self._name, ranges, self._problem.free_bytes(ranges), concurrency, self._bounds)
+        return Placement(self._name, ranges, self._problem.room_bytes(ranges), concurrency, self._bounds)
 
     def _finalists(self, seeds: list[Placement], reference: Placement) -> list[Placement]:
         """Return the best seeds and the result of local search from the best, ranked on other streams."""

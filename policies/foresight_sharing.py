@@ -169,7 +169,7 @@ class SharedSearch:
         return list(seeds.values())
 
     def _placed(self, ranges: Ranges, concurrency: int | None) -> Placement:
-        return Placement(self._name, ranges, self._problem.free_bytes(ranges), concurrency)
+        return Placement(self._name, ranges, self._problem.room_bytes(ranges), concurrency)
 
     def _improved(self, placement: Placement) -> Placement:
         neighbours = Neighbours(self._problem, random.Random("foresight"))

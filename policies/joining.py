@@ -68,14 +68,12 @@ def join(problem: Problem, placement: Placement, server: int, announced: Iterabl
     concurrency = placement.design_concurrency
     if concurrency is None:
         count = petals_block_counts(problem)[server]
-        room_bytes = count * model.petals_cache_bytes
     else:
         count = min(
             whole(spec.memory_bytes, model.block_bytes + problem.design_cache_bytes * concurrency),
             model.n_blocks,
             model.n_blocks if spec.block_cap is None else spec.block_cap,
         )
-        room_bytes = spec.memory_bytes - model.block_bytes * count
     held = BlockRange(0, 0)
     if count > 0:
         throughput = [0.0] * model.n_blocks
@@ -86,5 +84,9 @@ def join(problem: Problem, placement: Placement, server: int, announced: Iterabl
         first = weakest_window(throughput, count)
         held = BlockRange(first, first + count)
     ranges, rooms = list(placement.ranges), list(placement.cache_bytes)
-    ranges[server], rooms[server] = held, room_bytes if held.n_blocks else 0.0
+    ranges[server] = held
+    if concurrency is None:
+        rooms[server] = held.n_blocks * model.petals_cache_bytes
+    else:
+        rooms[server] = problem.room_bytes(ranges)[server]
     return replace(placement, ranges=tuple(ranges), cache_bytes=tuple(rooms))

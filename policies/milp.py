@@ -178,8 +178,7 @@ def _design_requests(problem: Problem, design_concurrency: int | None) -> list[R
 def _placement(
     name: str, problem: Problem, ranges: Sequence[BlockRange], n_requests: int, bounds: dict[str, float]
 ) -> Placement:
-    free_bytes = tuple(max(room, 0.0) for room in problem.free_bytes(ranges))
-    return Placement(name, tuple(ranges), free_bytes, n_requests, bounds)
+    return Placement(name, tuple(ranges), problem.room_bytes(ranges), n_requests, bounds)
 
 
 def _objective_s(

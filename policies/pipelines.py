@@ -118,11 +118,7 @@ def placed(
 
     If ``design_concurrency`` is ``None``, it is the number of sessions that fit on every server at a time.
     """
-    block_bytes = problem.model.block_bytes
-    cache_bytes = tuple(
-        server.memory_bytes - block_bytes * held.n_blocks if held.n_blocks else 0.0
-        for server, held in zip(problem.servers, ranges, strict=True)
-    )
+    cache_bytes = problem.room_bytes(ranges)
     if design_concurrency is None:
         design_concurrency = min(
             whole(room, problem.design_cache_bytes * held.n_blocks)

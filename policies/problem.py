@@ -235,11 +235,15 @@ class Problem:
         n_input, n_output = (sum(column) for column in zip(*self.length_samples, strict=True))
         return -(-n_input // n), -(-n_output // n)
 
-    def free_bytes(self, ranges: Sequence[BlockRange]) -> tuple[float, ...]:
-        """Return the bytes of every server's memory that blocks in these ranges leave free."""
+    def room_bytes(self, ranges: Sequence[BlockRange]) -> tuple[float, ...]:
+        """Return the room of every server: the bytes of its memory that blocks in these ranges leave.
+
+        A server without blocks has no room, because no session can use it. Nor has one whose blocks exceed
+        its memory.
+        """
         return tuple(
-            server.memory_bytes - self.model.block_bytes * held.n_blocks
-            for server, held in zip(self.servers, ranges, strict=True)
+            max(server.memory_bytes - self.model.block_bytes * held.n_blocks, 0.0) if held.n_blocks else 0.0
+            for server, held in zip(self.servers, ranges, strict=False)  # ``check_placement`` counts them
         )
 
     @property

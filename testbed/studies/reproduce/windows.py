@@ -34,18 +34,16 @@ def place_with(problem: Problem, steps: Collection[str], design_concurrency: int
     else:
         order = list(problem.join_order)
     model = problem.model
-    cache_bytes = [
-        server.memory_bytes - model.block_bytes * count
-        if "number" in steps
-        else count * model.petals_cache_bytes
-        for server, count in zip(problem.servers, counts, strict=True)
-    ]
+    if "number" in steps:
+        cache_bytes = problem.room_bytes([BlockRange(0, count) for count in counts])
+    else:
+        cache_bytes = tuple(count * model.petals_cache_bytes for count in counts)
     if "windows" in steps:
         ranges = _cgbp_ranges(problem, counts, cache_bytes, order, design_concurrency)
     else:
         ranges = choose_ranges(problem, counts, order)
     name = "+".join(step for step in STEPS if step in steps) or "petals"
-    placement = Placement(name, ranges, tuple(cache_bytes), design_concurrency)
+    placement = Placement(name, ranges, cache_bytes, design_concurrency)
     if placement.uncovered(model.n_blocks):
         raise InfeasiblePlacement(
             f"{name} leaves blocks without a server for {design_concurrency} sessions; give servers more memory"

@@ -16,11 +16,11 @@ PLACEMENT = FixedPlacement((BlockRange(0, 3), BlockRange(2, 4), BlockRange(0, 0)
 def test_a_fixed_placement_leaves_what_its_blocks_do_not_need_to_caches() -> None:
     placement = PLACEMENT.place(make_problem([40.0, 20.0, 7.0]))
     assert placement.ranges == (BlockRange(0, 3), BlockRange(2, 4), BlockRange(0, 0))
-    assert placement.cache_bytes == (10.0, 0.0, 7.0)
+    assert placement.cache_bytes == (10.0, 0.0, 0.0), "no session can use a server without blocks"
 
 
 def test_a_fixed_route_waits_until_its_fullest_server_has_room() -> None:
-    problem = make_problem([40.0, 30.0, 7.0])  # caches of 10, 10 and 7 bytes; one byte per block and session
+    problem = make_problem([40.0, 30.0, 7.0])  # caches of 10, 10 and 0 bytes; one byte per block and session
     placement = PLACEMENT.place(problem)
     router = FixedRouting({"": ["s0", 1]}).bind(problem, placement)
     state = SystemState(placement.cache_bytes)

@@ -8,6 +8,7 @@ from policies import BlockRange, Hop, Placement, PolicyError, Problem, RequestSp
 from policies.cgbp import CgBp
 from policies.fixed import FixedRouting
 from policies.joining import among, join, spread
+from policies.online import moves
 from policies.petals import PetalsPlacement
 from policies.registry import ROUTINGS
 from policies.subrange import SubrangeRouter, restrict
@@ -170,3 +171,9 @@ def test_one_without_memory_for_a_block_joins_with_nothing() -> None:
     before = PetalsPlacement().place(p)
     after = join(p, before, 1, {0})
     assert after.ranges[1].n_blocks == 0 == after.cache_bytes[1]
+
+
+def test_one_that_joins_with_nothing_does_not_move_when_the_placement_has_nothing_for_it_either() -> None:
+    p = make_problem([100.0, 100.0, 5.0])
+    joined = join(p, spread(CgBp().place(among(p, [0, 1]), 2), [0, 1], 3), 2, {0, 1})
+    assert moves(joined, CgBp().place(p, 2)) == []
