@@ -43,6 +43,8 @@ PAGE = "page.json"
 """The page of a run, while it is served: ``url``, ``pid``, ``started``."""
 ENDPOINT = "endpoint.json"
 """The endpoint of ``testbed serve``, while it serves: ``url``."""
+SIMULATED = "simulated"
+"""The network in the plan of a simulation without nodes."""
 SCRATCH = ("links", "virtual", "study", "agent")
 """Kinds of temporary folders: of ``testbed links``, of simulations by the engine ``virtual``, of simulated or
 measured runs of a study, of agents on other machines."""
@@ -154,8 +156,12 @@ def runs(pid: int, started: str) -> bool:
 
 
 def is_simulated(run_dir: Path) -> bool:
-    """Whether ``testbed simulate --out`` wrote ``run_dir``."""
-    return (run_dir / "plan.json").is_file() and not (run_dir / "events").is_dir()
+    """Whether ``run_dir`` is of a simulation without nodes, and so without logs: its plan says so."""
+    try:
+        plan = json.loads((run_dir / "plan.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(plan, dict) and plan.get("network") == SIMULATED
 
 
 def read_plan(run_dir: Path) -> dict[str, Any]:

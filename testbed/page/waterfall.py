@@ -7,6 +7,7 @@ from typing import Any
 
 from nodes.eventlog import LogReader
 from nodes.records import Token
+from testbed.rundir import is_simulated
 
 
 def request_hops(run_dir: Path, request: int) -> list[list[Any]]:
@@ -15,7 +16,7 @@ def request_hops(run_dir: Path, request: int) -> list[list[Any]]:
     A hop is ``[server, first, last, sent, arrived, departed, received, replayed tokens]``; the middle four
     are instants.
     """
-    if (run_dir / "events").is_dir():
+    if not is_simulated(run_dir):
         return [
             [
                 record.token,

@@ -102,6 +102,11 @@ def load_run(run_dir: Path) -> Experiment:
             f"{run_dir} is not a run directory (no scenario.toml and plan.json in it); give the folder of a "
             "run"
         )
+    if not (run_dir / "events").is_dir():
+        raise UserError(
+            f"{run_dir} has lost its logs, from which its tables and page are made: there is no folder events in "
+            "it; copy the whole run again, or open its report.html"
+        )
     return with_guests(load_experiment(str(run_dir / "scenario.toml")), run_dir)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from testbed.control.placing import placement_data
 from testbed.errors import RunError
-from testbed.rundir import write_json
+from testbed.rundir import SIMULATED, write_json
 from testbed.scenario import dump_toml
 from testbed.scenario.provenance import PROVENANCE, provenance
 from testbed.simulate.engine import Simulation
@@ -57,5 +57,5 @@ def _plan(simulation: Simulation) -> dict[str, Any]:
         "servers": [s.name for s in experiment.problem.servers],
         "clients": list(experiment.problem.clients),
         "placement_decision_s": simulation.placement_s,
-        "network": "simulated",
+        "network": SIMULATED,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,8 +16,8 @@ import pytest
 
 from testbed.errors import RunError, UserError
 from testbed.page.report import write_report
-from testbed.results import finish_run
-from testbed.rundir import OWNER, check_new_folder, owner_alive, write_json
+from testbed.results import finish_run, load_run
+from testbed.rundir import OWNER, check_new_folder, is_simulated, owner_alive, write_json
 from testbed.runs import clean, up
 from testbed.runs.clean import clean_command
 from testbed.scenario import load_experiment
@@ -51,6 +52,14 @@ def test_figures_go_into_no_folder_that_is_a_link(run: SyntheticRun, tmp_path: P
     with pytest.raises(RunError, match="it is a link"):
         write_report(run.path, run.experiment)
     assert list(outside.iterdir()) == []
+
+
+def test_a_run_that_has_lost_its_logs_is_not_called_a_simulation(run: SyntheticRun) -> None:
+    (run.path / "scenario.toml").write_text("")
+    shutil.rmtree(run.path / "events")
+    assert not is_simulated(run.path)
+    with pytest.raises(UserError, match="has lost its logs"):
+        load_run(run.path)
 
 
 @pytest.mark.parametrize(

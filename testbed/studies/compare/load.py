@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from testbed.errors import UserError
-from testbed.rundir import owner_alive
+from testbed.rundir import is_simulated, owner_alive
 
 METRICS = ("per_token_s", "ttft_s", "tpot_s", "e2e_s", "queue_s")
 PARTS = ("hop_compute_s", "hop_network_s", "hop_client_s")
@@ -116,7 +116,7 @@ def _not_a_run(path: Path) -> str:
 
 
 def _without_tables(path: Path, name: str) -> str:
-    if not (path / "events").is_dir():
+    if is_simulated(path):
         return f"{path} has no {name}: simulate it again with --out"
     if owner_alive(path):
         return f"{path} is still running and has no {name} yet; compare it when it has ended"
@@ -124,7 +124,7 @@ def _without_tables(path: Path, name: str) -> str:
 
 
 def _unreadable(path: Path, name: str, error: Exception) -> UserError:
-    remedy = f"`testbed report {path}` writes it again" if (path / "events").is_dir() else "simulate it again"
+    remedy = "simulate it again" if is_simulated(path) else f"`testbed report {path}` writes it again"
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error.args[0])
     return UserError(f"cannot read {path / name} ({reason}); {remedy}")
 

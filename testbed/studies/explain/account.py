@@ -13,7 +13,7 @@ from policies.chains import Chains
 from policies.problem import BlockRange, Hop, Placement, RequestSpec, service_s
 from testbed.errors import UserError
 from testbed.results.model import model_setup_s
-from testbed.rundir import read_events, read_plan
+from testbed.rundir import is_simulated, read_events, read_plan
 from testbed.runtime.wiring import scaled, stub_profile
 from testbed.scenario import load_experiment
 from testbed.scenario.experiment import Experiment
@@ -64,7 +64,7 @@ def account(run_dir: Path, request: int) -> dict[str, Any]:
     plain, replayed = (
         [r for r in hops if bool(r["replayed_tokens"]) == is_replay] for is_replay in (False, True)
     )
-    per_hop = _per_hop(experiment, row, plain, is_closed_form=not (run_dir / "events").is_dir())
+    per_hop = _per_hop(experiment, row, plain, is_closed_form=is_simulated(run_dir))
     replays_s = math.fsum(r["hop_client_s"] + r["hop_network_s"] + r["hop_compute_s"] for r in replayed)
     preempted_s = min(row["preempted_s"], replays_s)
     parts = {"queue_s": row["queue_s"], "setup_s": row["setup_s"]}

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from testbed.rundir import SIMULATED
 from tests.support.run_tables import MakeRun, hops_of, request
 
 
@@ -28,8 +29,6 @@ def make_run(tmp_path: Path) -> MakeRun:
     ) -> Path:
         path = tmp_path / name
         path.mkdir()
-        if engine == "emulation":
-            (path / "events").mkdir()
         summary = {"scenario": "hand-made", "engine": engine, "n_requests": len(requests), "seed": 0}
         summary |= {
             "code": code,
@@ -39,7 +38,8 @@ def make_run(tmp_path: Path) -> MakeRun:
             "hops_left_out": hops is None,
         }
         (path / "summary.json").write_text(json.dumps(summary))
-        (path / "plan.json").write_text("{}")
+        network = "fabric" if engine == "emulation" else SIMULATED
+        (path / "plan.json").write_text(json.dumps({"network": network}))
         (path / "scenario.toml").write_text(scenario)
         pq.write_table(pa.Table.from_pylist(list(requests)), path / "requests.parquet")
         if hops is not None:
