@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from decimal import Decimal
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -111,6 +111,30 @@ class Table(BaseModel):
             valid = [field.alias or name for name, field in cls.model_fields.items()]
             for key in data:
                 if key not in valid:
+                    cls._refuse_key_of_other_kind(key)
                     what = f"unknown key{nearest(key, valid)}; valid here: {', '.join(valid)}"
                     raise PydanticCustomError("unknown_key", "{what}", {"what": what, "key": key})
         return data
+
+    @classmethod
+    def _refuse_key_of_other_kind(cls, key: str) -> None:
+        """Raise the broken rule if ``key`` is one of another kind of this table, such as of another network."""
+        tag, kind = _tag(cls)
+        others = (
+            _tag(other)[1] for other in (cls.__base__ or cls).__subclasses__() if key in other.model_fields
+        )
+        if tag and (other := next(filter(None, others), None)):
+            raise rule(
+                f"is {shown(kind)}, but {key} is a key of {tag} = {shown(other)}: leave out {key}, change {tag}, or "
+                f"give the whole table anew, as {{{tag} = ..., ...}}",
+                tag,
+            )
+
+
+def _tag(table: type[BaseModel]) -> tuple[str, str]:
+    """Return the key that tells kinds of a table apart, and the kind of ``table``; empty if there is one kind."""
+    for name, field in table.model_fields.items():
+        values = get_args(field.annotation)
+        if field.is_required() and get_origin(field.annotation) is Literal and len(values) == 1:
+            return name, values[0]
+    return "", ""

@@ -20,6 +20,14 @@ OPTIONS = {
     "network.pairs.0.rtt=-5 ms": 'network.pairs.0.rtt: must not be negative, but is "-5 ms"',
     "network.pairs.0.rate=0 bit/s": 'network.pairs.0.rate: must be more than 0, not "0 bit/s"',
     "network.kind=cluster": 'network.kind: unknown value "cluster" (did you mean "clusters"?)',
+    "network.kind=matrix": (
+        'network.kind: is "matrix", but pairs is a key of kind = "clusters": leave out pairs, change kind, or give '
+        "the whole table anew, as {kind = ..., ...}"
+    ),
+    "network={kind='topology',topology='abovenet',detor=2}": 'network.detor: unknown key (did you mean "detour"?)',
+    "workload.n_input_tokens={distribution='uniform',mean=4}": (
+        'workload.n_input_tokens.distribution: is "uniform", but mean is a key of distribution = "lognormal"'
+    ),
     "network.backend=nete": 'network.backend: unknown value "nete" (did you mean "netem"?)',
     "clients.site=C": 'clients.site: unknown site "C"; valid: A, B',
     "clients.count=0": "clients: there are no clients",
