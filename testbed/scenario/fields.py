@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -120,9 +120,8 @@ class Table(BaseModel):
     def _refuse_key_of_other_kind(cls, key: str) -> None:
         """Raise the broken rule if ``key`` is one of another kind of this table, such as of another network."""
         tag, kind = _tag(cls)
-        others = (
-            _tag(other)[1] for other in (cls.__base__ or cls).__subclasses__() if key in other.model_fields
-        )
+        siblings: Sequence[type[BaseModel]] = (cls.__base__ or cls).__subclasses__()
+        others = (_tag(sibling)[1] for sibling in siblings if key in sibling.model_fields)
         if tag and (other := next(filter(None, others), None)):
             raise rule(
                 f"is {shown(kind)}, but {key} is a key of {tag} = {shown(other)}: leave out {key}, change {tag}, or "
