@@ -345,7 +345,7 @@ def saturation_text(scenario: str, options: argparse.Namespace) -> str:
     settings = settings_of(scenario, (), min(SATURATION_REQUESTS, part.most_requests))
     pairs, _ = placeable(scenario, settings, options.pairs)
     folder = options.out / scenario / "saturation"
-    make_folder(_folder(folder), (SATURATION,))
+    make_folder(_folder(folder), SATURATION)
     rows: list[dict[str, Any]] = []
     with Lines(folder / SATURATION) as lines:
         stored = (msgspec.json.decode(line, type=Saturation) for _, line in lines.read())

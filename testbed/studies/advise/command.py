@@ -78,7 +78,7 @@ def advise_command(target: str, options: Options) -> tuple[dict[str, Any], str]:
     with sigterm_as_ctrl_c(), ExitStack() as stack:
         lines, known = None, dict[str, Record]()
         if options.out is not None:
-            make_folder(options.out, (RUNS,))
+            make_folder(options.out, RUNS)
             lines = stack.enter_context(Lines(options.out / RUNS))
             known = read_records(lines)
         setup = Setup(target, FAST, options.n_runs, {}, frozenset(known))

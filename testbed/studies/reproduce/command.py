@@ -55,7 +55,7 @@ def reproduce_command(
     out = out or DEFAULT_OUT
     settings = settings_of(only)
     seeds = range(seed, seed + n_runs)
-    make_folder(out, DOCUMENTS)
+    make_folder(out, RESULTS, DOCUMENTS)
     began_at = time.monotonic()
     with sigterm_as_ctrl_c(), Lines(out / RESULTS) as lines:
         done = read_done(lines, inputs_digest())

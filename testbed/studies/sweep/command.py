@@ -198,7 +198,7 @@ def _claim(out: Path, study: Study) -> None:
     """
     about = {"scenario": study.target, "axes": sorted(study.keys), "engine": study.engine}
     path = out / STUDY
-    make_folder(out, (RUNS, STUDY, PROVENANCE, RESULTS, PAGE, *TABLES))
+    make_folder(out, STUDY, (RUNS, PROVENANCE, RESULTS, PAGE, *TABLES))
     if path.exists():
         try:
             before = json.loads(path.read_text(encoding="utf-8"))
@@ -213,8 +213,6 @@ def _claim(out: Path, study: Study) -> None:
                 "choose another --out, or remove it"
             )
         return
-    if any(out.iterdir()):
-        raise UserError(f"{out} holds something else already; give a new folder with --out")
     with writing(path):
         write_json(path, about)
 

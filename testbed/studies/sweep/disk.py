@@ -12,21 +12,24 @@ from testbed.rundir import check_writable
 FIGURES = "figures"
 
 
-def make_folder(out: Path, documents: Iterable[str]) -> None:
-    """Make the folder ``out`` and check, before anything is computed, that ``documents`` and figures can be
-    written.
+def make_folder(out: Path, mark: str, documents: Iterable[str] = ()) -> None:
+    """Make the folder ``out`` and check, before anything is computed, that files and figures can be written.
 
-    Raises ``UserError`` if a file is in the place of a folder or a folder in the place of a file, or if the
-    folder is not writable; ``RunError`` for any other error of the file system.
+    ``mark`` is the file by which an existing folder is known as one that this command can continue;
+    ``documents`` are other files that the command writes. Raises ``UserError`` if a file is in the place of a
+    folder or a folder in the place of a file, if the folder holds anything but no ``mark``, or if it is not
+    writable; ``RunError`` for any other error of the file system.
     """
     check_writable(out)
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
-    for name in documents:
+    for name in (mark, *documents):
         if (out / name).is_dir():
             raise UserError(f"{out / name} is a folder, but a file belongs there; {_REMEDY}")
     if (out / FIGURES).exists() and not (out / FIGURES).is_dir():
         raise UserError(f"{out / FIGURES} is a file, but a folder belongs there; {_REMEDY}")
+    if any(out.iterdir()) and not (out / mark).exists():
+        raise UserError(f"{out} holds something else already; give a new folder with --out")
 
 
 @contextmanager

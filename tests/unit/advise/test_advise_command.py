@@ -147,6 +147,9 @@ def test_what_is_measured_is_kept_and_workers_change_nothing(tmp_path: Path) -> 
     assert n_runs == 3 * 2 * 2, "seeds that choose, and as many that measure"
     assert advise(*given, out=tmp_path / "kept", jobs=2) == advise(*given, jobs=2) == one
     assert (tmp_path / "kept" / RUNS).read_bytes().count(b"\n") == n_runs
+    (tmp_path / "letter.txt").write_text("")
+    with pytest.raises(UserError, match="holds something else already"):
+        advise(*given, out=tmp_path)
 
 
 @pytest.mark.parametrize(

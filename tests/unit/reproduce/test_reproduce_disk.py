@@ -84,9 +84,19 @@ def test_a_file_where_the_figures_belong_is_named_before_anything_runs(
 def test_a_folder_where_a_figure_belongs_gets_one_sentence(
     tmp_path: Path, quick_runs: list[tuple[str, int]]
 ) -> None:
+    (tmp_path / RESULTS).touch()
     (tmp_path / "figures" / "breakdown.png").mkdir(parents=True)
     with pytest.raises(UserError, match=r"breakdown.png: a file is in the place of a folder, or a folder"):
         tables(tmp_path)
+
+
+def test_a_folder_that_holds_something_else_is_refused_before_anything_runs(
+    tmp_path: Path, quick_runs: list[tuple[str, int]]
+) -> None:
+    (tmp_path / "letter.txt").write_text("")
+    with pytest.raises(UserError, match="holds something else already; give a new folder with --out"):
+        tables(tmp_path)
+    assert quick_runs == []
 
 
 def test_an_output_folder_that_is_a_file_gets_one_sentence(tmp_path: Path) -> None:
