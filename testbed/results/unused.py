@@ -44,17 +44,18 @@ def unused_over_runs(found: Sequence[Mapping[str, Any] | None]) -> dict[str, Any
 
 
 def unused_text(found: Mapping[str, Any] | None) -> list[str]:
-    """Return a line with a hint if there are unused blocks; else no line."""
+    """Return a hint if there are unused blocks; else nothing."""
     if found is None or not found["n_unused"]:
         return []
-    mean = "on average " if isinstance(found["n_unused"], float) else ""  # over runs
-    text = f"hint: {mean}no request used {_count(found['n_unused'])} of the {_count(found['n_held'])} blocks that servers hold"
+    n_held, n_unused = found["n_held"], found["n_unused"]
+    mean = " on average" if isinstance(n_unused, float) else ""  # over runs
+    text = f"hint: servers hold {_count(n_held)} blocks, and requests used {_count(n_held - n_unused)} of them{mean}"
     if idle := found["servers"]:
         names = ", ".join(idle[:_MOST_NAMES]) + (
             f" and {len(idle) - _MOST_NAMES} more" if len(idle) > _MOST_NAMES else ""
         )
-        text += f", and none of those on {names}"
-    return [f"{text}; fewer servers, another placement or routing may serve this load as well"]
+        text += f". No request reached {names}"
+    return [f"{text}: fewer servers, another placement or routing may serve this load as well"]
 
 
 def _count(blocks: float) -> str:

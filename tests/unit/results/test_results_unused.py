@@ -30,7 +30,7 @@ def test_a_server_is_named_if_it_holds_blocks_and_served_none() -> None:
     assert found == {"n_held": 6, "n_unused": 2, "servers": ["b"]}
     (hint,) = unused_text(found)
     assert hint.startswith(
-        "hint: no request used 2 of the 6 blocks that servers hold, and none of those on b;"
+        "hint: servers hold 6 blocks, and requests used 4 of them. No request reached b: fewer servers, "
     )
 
 
@@ -41,7 +41,7 @@ def test_there_is_no_hint_where_all_was_used_or_nothing_could_be() -> None:
 
 def test_many_idle_servers_are_not_all_named() -> None:
     (hint,) = unused_text({"n_held": 9, "n_unused": 8, "servers": list("abcdefgh")})
-    assert "a, b, c, d, e and 3 more;" in hint
+    assert "a, b, c, d, e and 3 more:" in hint
 
 
 def test_over_runs_counts_are_means_and_a_server_is_idle_only_if_it_always_was() -> None:
@@ -51,9 +51,12 @@ def test_over_runs_counts_are_means_and_a_server_is_idle_only_if_it_always_was()
         {"n_held": 8, "n_unused": 5, "servers": ["b"]},
     ]
     assert unused_over_runs(runs) == {"n_held": 7.0, "n_unused": 3.5, "servers": ["b"]}
-    assert "on average no request used 3.5 of the 7 blocks" in unused_text(unused_over_runs(runs))[0]
+    assert (
+        "servers hold 7 blocks, and requests used 3.5 of them on average."
+        in unused_text(unused_over_runs(runs))[0]
+    )
     thirds = unused_over_runs([*runs, {"n_held": 9, "n_unused": 5, "servers": []}])
-    assert "no request used 4 of the 7.7 blocks" in unused_text(thirds)[0]
+    assert "hold 7.7 blocks, and requests used 3.7 of them" in unused_text(thirds)[0]
     assert unused_over_runs([None]) is None
 
 
