@@ -641,7 +641,7 @@ def main() -> NoReturn:
         code = app(with_page_port(sys.argv[1:]) or ["--help"], standalone_mode=False)
     except _UsageError as error:
         command = error.ctx.command_path if error.ctx else "testbed"
-        _fail(f"{error.format_message().rstrip('.')} (see `{command} --help`)", 2)
+        _fail(f"{_misuse(error)} (see `{command} --help`)", 2)
     except UserError as error:
         _fail(error, 2)
     except (KeyboardInterrupt, typer.Abort):
@@ -655,6 +655,17 @@ def main() -> NoReturn:
     except TestbedError as error:
         _fail(error, 1)
     sys.exit(code)
+
+
+def _misuse(error: Any) -> str:
+    """Return what is wrong with the command line; of an option's value in the words that scenario files get."""
+    from pydantic import ValidationError
+
+    from testbed.scenario.problems import explain
+
+    if isinstance(error.__cause__, ValidationError):  # Typer has read the value with pydantic
+        return f"{error.param.opts[0]} {explain(error.__cause__).what}"
+    return str(error.format_message()).rstrip(".")
 
 
 def _fail(error: Exception | str, code: int) -> NoReturn:

@@ -88,8 +88,8 @@ def explain(error: ValidationError) -> KeyedError:
 
 
 _MUST_BE = {
-    "int_type": "a whole number",
-    "float_type": "a number",
+    **dict.fromkeys(("int_type", "int_parsing"), "a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
     "string_type": "text in quotes",
     "bool_type": "true or false",
     "list_type": "a list",
