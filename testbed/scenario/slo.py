@@ -8,6 +8,7 @@ from typing import NamedTuple
 from testbed.scenario.units import DURATION
 
 NAMES = ("queue", "setup", "ttft", "tpot", "per_token", "e2e")
+_CAN_BE_ZERO = ("queue", "setup")
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 
 
@@ -55,6 +56,8 @@ def _limits(text: str, check: Callable[[str], None]) -> dict[str, float]:
             found[name] = DURATION.parse(value.strip())
         except ValueError as error:
             raise ValueError(f"{name} {error}") from error
+        if not found[name] and not name.startswith(_CAN_BE_ZERO):
+            raise ValueError(f"{name} must be more than 0, since every token takes time")
     return found
 
 

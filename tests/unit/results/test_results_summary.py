@@ -8,7 +8,7 @@ from nodes.records import Completed, Failed, Interrupted
 from testbed.errors import UserError
 from testbed.results import finish_run
 from testbed.results.errors import ERROR_FIGURES
-from testbed.results.slo import parse_slo
+from testbed.results.slo import parse_slo, parse_slo_statistics
 from testbed.results.text import summary_text
 from testbed.scenario.experiment import Calibration
 from tests.unit.results.conftest import MakeRun, SyntheticRun, perfect_hop
@@ -263,3 +263,12 @@ def test_objectives_are_read_as_people_write_them() -> None:
 def test_a_wrong_objective_is_refused_with_a_sentence_that_names_the_option(text: str) -> None:
     with pytest.raises(UserError, match="--slo"):
         parse_slo(text)
+
+
+@pytest.mark.parametrize("metric", ["ttft", "tpot", "per_token", "e2e"])
+def test_an_objective_that_no_request_can_meet_is_refused(metric: str) -> None:
+    with pytest.raises(UserError, match=f"--slo: {metric} must be more than 0"):
+        parse_slo(f"{metric}=0 s")
+    with pytest.raises(UserError, match=f"--slo: {metric}_p95 must be more than 0"):
+        parse_slo_statistics(f"{metric}_p95=0 s")
+    assert parse_slo("queue=0 s") == {"queue": 0.0}, "no request waits at all"
