@@ -107,6 +107,18 @@ def site_links(table: ClustersTable | MatrixTable) -> dict[SitePair, Link]:
     return _from_rows(table) if isinstance(table, ClustersTable) else _from_matrix(table)
 
 
+def _sites(by_site: Mapping[SitePair, Link]) -> list[str]:
+    return sorted({site for pair in by_site for site in pair})
+
+
+def check_places(table: NetworkTable, by_site: Mapping[SitePair, Link]) -> None:
+    """Raise ``KeyedError`` if ``places`` names a site that the network does not have."""
+    known = _sites(by_site)
+    for site in table.places or ():
+        if site not in known:
+            raise KeyedError(("network", "places"), unknown("site", site, known))
+
+
 def node_links(
     by_site: Mapping[SitePair, Link],
     clients: Sequence[Node],
@@ -119,7 +131,7 @@ def node_links(
     programs) and all nodes. Raises ``KeyedError`` for a site without any row, and for a pair of sites without
     one.
     """
-    known = sorted({site for pair in by_site for site in pair})
+    known = _sites(by_site)
     for node in (*clients, *servers, *others):
         if node.site not in known:
             raise KeyedError(node.key, f"{unknown('site', node.site, known)}; or add rows for it to network")

@@ -28,7 +28,15 @@ from testbed.scenario.hardware_files import one_hub_token, with_hardware_files
 from testbed.scenario.limits import check_counts
 from testbed.scenario.machines import machines_of
 from testbed.scenario.matrices import matrix_of_file
-from testbed.scenario.network import Node, node_links, node_paths, policy_times, site_links, subnet_of
+from testbed.scenario.network import (
+    Node,
+    check_places,
+    node_links,
+    node_paths,
+    policy_times,
+    site_links,
+    subnet_of,
+)
 from testbed.scenario.network_tables import ClustersTable, MatrixTable, TopologyNetworkTable
 from testbed.scenario.policy import (
     has_petals_setup,
@@ -98,6 +106,7 @@ def resolve(scenario: Scenario, stem: str, folder_of: FolderOf) -> Experiment:
     server_names = [spec.name for spec in specs]
     network = where.network
     by_site = site_links(network)
+    check_places(network, by_site)
     links = node_links(by_site, where.clients, where.servers, where.others)
     check_events(network.event or (), links, where.sites)
     is_forwarding = policy.communication == "server-to-server"
@@ -260,9 +269,11 @@ def _places(scenario: Scenario, folder_of: FolderOf) -> _Places:
     if isinstance(network, TopologyNetworkTable):
         topology = topology_of(network, folder_of("network", "topology"))
         servers, clients = choose_nodes(topology, scenario.seed, servers, clients)
-        for node in others:
-            if node.site not in topology.node_names:
-                raise KeyedError(node.key, unknown_node(node.site, topology.name, topology.node_names))
+        named = [(node.key, node.site) for node in others]
+        named += [(("network", "places"), site) for site in network.places or ()]
+        for key, site in named:
+            if site not in topology.node_names:
+                raise KeyedError(key, unknown_node(site, topology.name, topology.node_names))
         network = as_matrix(network, topology, [node.site for node in (*servers, *clients, *others)])
     elif isinstance(network, MatrixTable) and network.file is not None:
         network = matrix_of_file(network, folder_of("network", "file"))

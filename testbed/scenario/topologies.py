@@ -213,10 +213,12 @@ def as_matrix(table: TopologyNetworkTable, topology: Topology, sites: Iterable[s
     known = {
         node.name: [node.longitude_deg, node.latitude_deg]
         for node in topology.nodes
-        if node.name in used and node.longitude_deg is not None
+        if node.longitude_deg is not None
     }
+    known |= document.pop("places", {})
+    known = {name: place for name, place in known.items() if name in used}
     if known:
-        document["places"] = {**known, **document.get("places", {})}
+        document["places"] = known
     if not one_rate:
         document["rate_unit"] = "bit/s"
     if table.share_links and paths:

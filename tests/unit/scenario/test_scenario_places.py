@@ -32,6 +32,25 @@ def test_a_scenario_can_say_where_its_sites_are() -> None:
     assert header(load_experiment("clustered"), PLAN)["layout"] == "rtt"
 
 
+def test_a_place_of_a_site_that_the_network_does_not_have_is_refused() -> None:
+    with pytest.raises(
+        UserError, match=r'network\.places: unknown site "Cluster9" .*; valid: Cluster0, Cluster1'
+    ):
+        load_experiment("clustered", ["network.places={Cluster9=[2.35, 48.86]}"])
+    with pytest.raises(UserError, match=r'network\.places: unknown node "Paris"; nodes of abovenet: '):
+        load_experiment("abovenet", ["network.places={Paris=[2.35, 48.86]}"])
+
+
+def test_a_place_of_a_topologys_node_that_was_not_drawn_is_left_out() -> None:
+    given = [f"network.places={{abovenet-{n:02}=[1.0, {n}.0]}}" for n in range(1, 20)]
+    places = {}
+    for option in given:
+        network = load_experiment("abovenet", [option]).document["network"]
+        assert set(network["places"]) <= set(network["sites"])
+        places |= {name: place for name, place in network["places"].items() if place[0] == 1.0}
+    assert 0 < len(places) < len(given)
+
+
 @pytest.mark.parametrize("place", ["[200, 0]", "[0, 95]", "[1]", "[nan, 0]", '"Paris"'])
 def test_a_place_that_is_none_is_refused(place: str) -> None:
     with pytest.raises(UserError, match=r"network\.places\.Cluster0"):
