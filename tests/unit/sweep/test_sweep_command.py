@@ -177,7 +177,7 @@ def test_a_drawn_point_that_no_scenario_can_be_is_a_row(tmp_path: Path) -> None:
 def test_a_placement_is_decided_once_for_all_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    class Counting(runs.Placements):
+    class Counting(runs.RememberedPlacements):
         def get(self, experiment: Any, problem: Any, decide: Any) -> Any:
             def counted() -> Any:
                 asked.append(experiment.placement)
@@ -185,7 +185,7 @@ def test_a_placement_is_decided_once_for_all_seeds(monkeypatch: pytest.MonkeyPat
 
             return super().get(experiment, problem, counted)
 
-    monkeypatch.setattr(runs, "Placements", Counting)
+    monkeypatch.setattr(runs, "RememberedPlacements", Counting)
     runner = Runner(Setup("clustered"))
     few = ("workload.n_requests=3",)
     found = {
