@@ -71,10 +71,6 @@ class Cost:
     load: float
     """Load of the machine in the minute before the run: it affects wall-clock times."""
 
-    @property
-    def hop_steps_per_cpu_s(self) -> float:
-        return 1000 / self.cpu_ms_per_hop_step
-
 
 def _kind(name: str) -> str:
     if not name.startswith("tb:"):

@@ -46,11 +46,6 @@ class Slope:
     high: float
     n: int
 
-    @property
-    def is_growth(self) -> bool:
-        """Whether the interval is above 0."""
-        return self.low > 0
-
 
 def slope(at_s: Array, values: Array) -> Slope:
     """Fits a straight line by least squares.

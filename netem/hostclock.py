@@ -31,13 +31,12 @@ MAX_SAMPLES = 128
 
 
 class _Line(NamedTuple):
-    """The estimate: ``offset_s`` +- ``half_s`` at ``at_s`` (our time), with slope ``drift`` +- ``spread``."""
+    """The estimate: ``offset_s`` +- ``half_s`` at ``at_s`` (our time), with slope ``drift``."""
 
     at_s: float
     offset_s: float
     half_s: float
     drift: float
-    spread: float
 
 
 class HostClock:
@@ -49,7 +48,7 @@ class HostClock:
     def __init__(self, window_s: float = 30.0) -> None:
         self._window_s = window_s
         self._samples: deque[tuple[float, float, float]] = deque(maxlen=MAX_SAMPLES)
-        self._line = _Line(0.0, 0.0, float("inf"), 0.0, MAX_DRIFT)
+        self._line = _Line(0.0, 0.0, float("inf"), 0.0)
         self.n_samples = 0
         """Samples added since the start."""
         self.n_forgotten = 0
@@ -85,22 +84,10 @@ class HostClock:
         """The largest possible error of ``offset_s``; infinite without samples."""
         return self._line.half_s
 
-    def uncertainty_at(self, at_s: float) -> float:
-        """Return the largest possible error of ``to_remote(at_s)``, in seconds. ``at_s`` is our time.
-
-        It grows with the distance to the newest sample.
-        """
-        return self._line.half_s + self._line.spread * abs(at_s - self._line.at_s)
-
     @property
     def rtt_min_s(self) -> float:
         """The smallest RTT of the samples that count; infinite without samples."""
         return min((t2_s - t0_s for t0_s, _, t2_s in self._samples), default=float("inf"))
-
-    def to_remote(self, at_s: float) -> float:
-        """Return what the other clock shows when ours shows ``at_s``."""
-        line = self._line
-        return at_s + line.offset_s + line.drift * (at_s - line.at_s)
 
     def to_local(self, at_s: float) -> float:
         """Return what our clock shows when the other one shows ``at_s``."""
@@ -141,7 +128,6 @@ def _fit(samples: Iterable[tuple[float, float, float]]) -> _Line | None:
         base_s + (highest + lowest) / 2,
         (highest - lowest) / 2,
         (most + least) / 2,
-        (most - least) / 2,
     )
 
 

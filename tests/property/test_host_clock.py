@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from random import Random
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from netem.hostclock import HostClock
+from netem.hostclock import MAX_DRIFT, HostClock
 
 _READING_S = 1e-8
 """What instants of up to 2e6 s lose in floats."""
@@ -52,6 +53,15 @@ ways = st.builds(
 )
 
 
+def error_s(clock: HostClock, other: Other, at_s: float) -> float:
+    return abs(clock.to_local(other.at(at_s)) - at_s)
+
+
+def most_s(clock: HostClock, distance_s: float) -> float:
+    """Return the largest possible error so far from the newest sample: the drift may be wrong, too."""
+    return 1.01 * (clock.uncertainty_s + 2 * MAX_DRIFT * abs(distance_s)) + _READING_S
+
+
 def play(clock: HostClock, other: Other, ways: Ways, random: Random, n_samples: int, now_s: float) -> float:
     """Add ``n_samples`` questions and check after each; return our time at the end."""
     for number in range(n_samples):
@@ -60,10 +70,7 @@ def play(clock: HostClock, other: Other, ways: Ways, random: Random, n_samples: 
         clock.add(asked_s, other.at(answered_s), end_s)
         assert abs(clock.offset_s - (other.at(end_s) - end_s)) <= clock.uncertainty_s + _READING_S
         for at_s in (end_s, end_s + random.uniform(-5, 5)):
-            bound_s = clock.uncertainty_at(at_s) + _READING_S
-            assert abs(clock.to_remote(at_s) - other.at(at_s)) <= bound_s
-            assert abs(clock.to_local(other.at(at_s)) - at_s) <= bound_s * 1.01
-            assert clock.to_local(clock.to_remote(at_s)) == pytest.approx(at_s, abs=_READING_S)
+            assert error_s(clock, other, at_s) <= most_s(clock, at_s - end_s)
         now_s = end_s + random.choice([0.0, 0.02, 0.25])
     return now_s
 
@@ -82,15 +89,16 @@ def test_the_true_offset_is_within_the_stated_uncertainty(
 @given(others, ways, st.builds(Random, st.integers(0, 2**32)))
 def test_answers_may_overtake_each_other(other: Other, ways: Ways, random: Random) -> None:
     clock = HostClock()
-    samples, now_s = [], other.from_s
+    samples, now_s, newest_s = [], other.from_s, -math.inf
     for number in range(100):  # questions that do not wait for answers
         there_s, back_s = ways.draw(random, number)
         samples.append((now_s, other.at(now_s + there_s), now_s + there_s + back_s))
         now_s += 0.01
     for sample in sorted(samples, key=lambda each: each[2] - random.uniform(0, ways.back_s)):
         clock.add(*sample)
+        newest_s = max(newest_s, sample[2])
         at_s = sample[2] + random.uniform(-1, 1)
-        assert abs(clock.to_remote(at_s) - other.at(at_s)) <= clock.uncertainty_at(at_s) + _READING_S
+        assert error_s(clock, other, at_s) <= most_s(clock, at_s - newest_s)
     assert clock.n_forgotten == 0
 
 
@@ -123,12 +131,11 @@ def test_a_clock_that_was_moved_is_found_again(other: Other, ways: Ways, random:
     assert abs(clock.offset_s - (moved.at(end_s) - end_s)) <= clock.uncertainty_s + _READING_S
 
 
-def test_nothing_is_known_before_the_first_sample_and_an_hour_after_the_last_little() -> None:
+def test_nothing_is_known_before_the_first_sample() -> None:
     clock = HostClock()
     assert clock.uncertainty_s == clock.rtt_min_s == float("inf")
     clock.add(0.0, 10.001, 0.002)
     assert clock.offset_s == pytest.approx(9.999, abs=clock.uncertainty_s)
-    assert clock.uncertainty_at(3600.0) > 3
 
 
 def test_an_answer_from_before_its_question_is_refused() -> None:

@@ -42,11 +42,6 @@ class LoggedQuery:
     sent_at_s: list[float] = field(default_factory=list)
     came_at_s: list[float] = field(default_factory=list)
 
-    @property
-    def latencies_s(self) -> list[float]:
-        """The latencies of the passes that came back."""
-        return [came - sent for sent, came in zip(self.sent_at_s, self.came_at_s, strict=False)]
-
 
 def read_log(folder: Path) -> dict[int, LoggedQuery]:
     """Reads the queries that were sent, by their number, from ``query_route.txt`` and ``events.txt`` (or
