@@ -6,14 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-STATES = ("absent", "joining", "online", "draining", "halted", "dead")
-
 
 @dataclass(frozen=True)
 class ServerState:
-    """A server's state (one of ``STATES``) and its blocks [first, last).
+    """A server's state and its blocks [first, last).
 
-    ``factor``: how many times as long as normally its steps take. ``kept``: blocks [first, last) that a
+    ``state``: absent, joining, online, draining, halted or dead. ``factor``: how many times as long as normally its steps take. ``kept``: blocks [first, last) that a
     draining server still offers.
     """
 

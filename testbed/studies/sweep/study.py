@@ -33,7 +33,6 @@ from testbed.studies.sweep.axes import (
 )
 from testbed.studies.sweep.measures import (
     GOODPUT,
-    HIGHER_IS_BETTER,
     MEASURES,
     STATISTICS,
     TIMES,
@@ -315,8 +314,3 @@ def _measure(study: Study, name: str) -> str:
     if name not in study.measures:
         raise UserError(unknown("metric", name, [*TIMES, *study.measures]))
     return name
-
-
-def is_better(measure: str, a: float, b: float) -> bool:
-    """Whether ``a`` is a better value of ``measure`` than ``b``."""
-    return a > b if measure in HIGHER_IS_BETTER else a < b
