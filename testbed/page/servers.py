@@ -11,8 +11,8 @@ from typing import Any
 class ServerState:
     """A server's state and its blocks [first, last).
 
-    ``state``: absent, joining, online, draining, halted or dead. ``factor``: how many times as long as normally its steps take. ``kept``: blocks [first, last) that a
-    draining server still offers.
+    ``state``: absent, joining, online, draining, halted or dead. ``factor``: how many times as long as
+    normally its steps take. ``kept``: blocks [first, last) that a draining server still offers.
     """
 
     state: str
