@@ -1,8 +1,9 @@
-"""The rules of CONTRIBUTING.md about imports."""
+"""The rules of CONTRIBUTING.md about imports, and its map."""
 
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+_CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 OURS = {"policies", "netem", "nodes", "scenarios", "testbed", "tests", "benchmarks"}
 MAY_IMPORT = {
     "policies": {"policies"},
@@ -118,10 +120,37 @@ def test_every_package_says_what_its_modules_are_for() -> None:
 
 
 def test_the_files_where_contributing_says_that_changes_begin_are_there() -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    table = text.partition("### Where a change goes")[2].partition("###")[0]
+    table = _CONTRIBUTING.partition("### Where a change goes")[2].partition("###")[0]
     named = re.findall(r"`([^`]+\.py)`", table)
     assert len(named) == 25
     assert [name for name in named if not (ROOT / name).exists()] == []
-    named = re.findall(r"`((?:testbed|nodes|netem|policies|tests)/[\w/.]+)`", text)
-    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_contributing_names_only_what_is_there() -> None:
+    """Files and folders (below the root or ``testbed``; modules alone below the folder of their line), and names."""
+    missing = []
+    for line in _CONTRIBUTING.splitlines():
+        named = re.findall(r"`([\w./]+)`", line)
+        folders = [ROOT, ROOT / "testbed"]
+        folders += [folder / name for folder in folders for name in named if (folder / name).is_dir()]
+        for name in named:
+            is_path = "/" in name or name.endswith((".py", ".md"))
+            if is_path and not any((folder / name).exists() for folder in folders):
+                missing.append(name)
+            elif re.fullmatch(r"(testbed|nodes|netem|policies)(\.\w+)+", name):
+                module, _, attribute = name.rpartition(".")
+                if not hasattr(importlib.import_module(module), attribute):
+                    missing.append(name)
+    assert missing == []
+
+
+def test_contributing_lists_the_folders_of_testbed_in_their_order() -> None:
+    table = _CONTRIBUTING.partition("| folder | holds |")[2].partition("###")[0]
+    folders = [layer for layer in LAYERS if (ROOT / "testbed" / layer).is_dir()]
+    assert re.findall(r"^\| `(\w+)/`", table, re.MULTILINE) == folders
+
+
+def test_contributing_lists_the_studies() -> None:
+    [line] = [line for line in _CONTRIBUTING.splitlines() if line.startswith("| `studies/`")]
+    folders = {path.parent.name for path in (ROOT / "testbed/studies").glob("*/__init__.py")}
+    assert set(re.findall(r"`(\w+)`", line)) == folders
