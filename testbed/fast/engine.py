@@ -8,93 +8,32 @@ servers compute several sessions together, or caches grow. See ``docs/simulator-
 from __future__ import annotations
 
 import math
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from nodes.batching import Batches
 from nodes.clock import NS, nanoseconds, on_tick
 from nodes.rules import MAX_ATTEMPTS
 from policies.online import OnlinePolicy
-from policies.problem import BlockRange, Hop, PolicyError, RequestSpec, Route
+from policies.problem import Hop, PolicyError, RequestSpec, Route
 from policies.replay import ServiceTimes
 from policies.workload import RequestPlan
 from testbed.control.coordinator import Coordinator
 from testbed.control.mover import Mover, ServerMove
 from testbed.control.placing import PlacedExperiment
 from testbed.fast.events import EventQueue
+from testbed.fast.outcome import COMPLETED, FAILED, CompletedMove, FastRun, SimulatedRequest, move_of
 from testbed.fast.servers import Key, Need, OnCache, Refused, Servers
 from testbed.fast.steps import ChainSession, Part, Steps, delays_of, replay_of
 from testbed.rundir import MOVED
 from testbed.scenario.experiment import Experiment
 
-COMPLETED, FAILED = "completed", "failed"
-"""The last states of requests: with all tokens, or without: there was no room in time, or no chain at all."""
-
 
 class Disturbed(Exception):
     """A session would be cut, which only the engine ``virtual`` can simulate."""
-
-
-class CompletedMove(NamedTuple):
-    """One server's change.
-
-    From ``closed_at_s`` it took new sessions only on blocks that it keeps (none if it does not drain),
-    at ``drained_at_s`` it began to load, and from ``open_at_s`` it served its new range.
-    """
-
-    server: int
-    old: BlockRange
-    new: BlockRange
-    decided_at_s: float
-    closed_at_s: float
-    drained_at_s: float
-    open_at_s: float
-
-
-class SimulatedRequest(NamedTuple):
-    """The outcome of a request. Times count from its arrival; ``None``: the request ended before.
-
-    ``waiting_s`` ends when the attempt that was admitted begins (or with the request), ``setup_s`` from there until
-    the prompt is sent. ``route`` is the chain that it was admitted on, ``n_rejections`` how often it asked again.
-    """
-
-    plan: RequestPlan
-    status: str
-    route: Route | None
-    n_rejections: int
-    waiting_s: float
-    setup_s: float | None
-    ttft_s: float | None
-    time_s: float | None
-    ended_s: float
-    """``time_s``, or when one that did not complete gave up."""
-    reason: str = ""
-    n_replays: int = 0
-    n_done: int = 0
-    """Tokens of one that did not complete."""
-    n_preemptions: int = 0
-    preempted_tokens: int = 0
-    preempted_s: float = 0.0
-    """As ``testbed.results.logs.RequestRecord``."""
-
-
-class FastRun(NamedTuple):
-    """Requests in the order of the experiment, and the servers' changes in the order of their ends."""
-
-    requests: list[SimulatedRequest]
-    moves: list[CompletedMove]
-    decisions_s: list[float]
-    """Real seconds of every routing decision."""
-    steps: array[float] | None = None
-    """Rows of ``steps.COLUMNS`` of a run step by step; ``None`` if there are more than ``most_steps``."""
-    n_steps: int | None = None
-    """The number of these rows; ``None`` for a run in closed form."""
-    gaps_s: array[float] | None = None
-    """Seconds from every token to the next of its request, of all requests of a run step by step."""
 
 
 def simulate_fast(
@@ -510,10 +449,3 @@ class _Run:
 def goes_step_by_step(experiment: Experiment) -> bool:
     """Returns whether sessions affect each other on servers: then there is no closed form of their times."""
     return experiment.batching == "continuous" or experiment.paging is not None
-
-
-def move_of(line: dict[str, Any], names: list[str]) -> CompletedMove:
-    """Returns the move in a line ``MOVED`` of ``events.jsonl``."""
-    times = (line[name] for name in ("decided_at_s", "closed_at_s", "drained_at_s", "open_at_s"))
-    server = names.index(line["server"])
-    return CompletedMove(server, BlockRange(*line["old"]), BlockRange(*line["new"]), *times)

@@ -1,7 +1,7 @@
 """Runs a scenario: its clock, its network, its nodes and programs.
 
-- ``stage``: chooses clock and network; ``emulation``: one run; ``running``: signals, progress and timeouts
-  around it
+- ``stage``: chooses clock and network; ``emulation``: the phases of a run; ``phases``: goes through them;
+  ``running``: signals, progress and timeouts around it
 - ``launching``: the interface of launchers, which start the nodes: ``real`` (as processes), ``virtual`` (also
   all in this process), ``hosts`` (on several machines)
 - ``nodeset``, ``peering``: starts and connects the nodes; ``wiring``: their configurations; ``processes``:

@@ -1,7 +1,6 @@
-"""One run of a scenario: builds the network, starts the nodes, serves the workload, writes the record.
+"""The phases of a run: builds the network, starts the nodes, serves the workload, ends everything.
 
-``Emulation`` has the phases of a run; ``run_emulation`` runs all of them. Whatever happens (an error, Ctrl-C,
-a node that dies), the network and the processes end and the record remains.
+``testbed.runtime.phases`` goes through them. Coordinator, faults, moves and the nodes meet here.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from testbed.control.guarded import guarded
 from testbed.control.links import ChangeLink, LinkChanges
 from testbed.control.live import LiveSocket
 from testbed.control.moves import Moves
-from testbed.control.placing import PlacedExperiment, PolicyInterrupted, placement_data
+from testbed.control.placing import PlacedExperiment, PolicyInterrupted
 from testbed.control.steering import online_policy
-from testbed.errors import RunError, TestbedError, UserError
-from testbed.rundir import EventWriter, write_json
+from testbed.errors import RunError, UserError
+from testbed.rundir import EventWriter
 from testbed.runtime import wiring
 from testbed.runtime.blocks import BlocksModel
 from testbed.runtime.guests import Guests
@@ -483,75 +482,3 @@ async def _within_real_s(seconds: float, work: asyncio.Future[Any]) -> None:
         limit.cancel()
         work.cancel()
         await asyncio.gather(work, limit, return_exceptions=True)
-
-
-def plan_document(emulation: Emulation, has_ended: bool = False) -> dict[str, Any]:
-    """Return ``plan.json``: the placement, start-up times, and at the end also decisions and leaks."""
-    problem, placement = emulation.experiment.problem, emulation.placed.placement
-    blocks = emulation.blocks
-    return {
-        "placement": placement_data(placement),
-        "routing": emulation.experiment.routing,
-        "servers": [s.name for s in problem.servers],
-        "clients": list(problem.clients),
-        "devices": blocks and [blocks.settings.device_of(number) for number in range(problem.n_servers)],
-        "placement_decision_s": emulation.placed.decision_s,
-        "network": emulation.network.name if emulation.network else emulation.experiment.network,
-        "clock": {"name": emulation.stage.clock, "why": emulation.stage.why},
-        "wall_s": emulation.wall_s,
-        "scenario_s": emulation.scenario_s,
-        "startup_s": emulation.startup_s,
-        "forwarder": emulation.forwarder,
-        "machines": emulation.machines,
-        "stalls": emulation.stalls,
-        "memory": emulation.memory.largest,
-        "decisions": emulation.faults.decisions if has_ended else None,
-        "routing_decisions_s": [round(took_s, 7) for took_s in emulation.decisions_s] if has_ended else None,
-        "leaks": emulation.faults.leaks,
-    }
-
-
-async def run_emulation(
-    emulation: Emulation, hold: bool, announce: Callable[[str], None]
-) -> TestbedError | None:
-    """Run all phases; returns the error that broke the run, or ``None``.
-
-    An interrupt is not an error: it ends the run cleanly, also one that is held up after its workload.
-    """
-    try:
-        plan = emulation.run_dir / "plan.json"
-        write_json(plan, plan_document(emulation))
-        await emulation.start()
-        write_json(plan, plan_document(emulation))
-        announce(
-            f"{emulation.network_text()}; "
-            f"{len(emulation.experiment.nodes)} nodes up in {emulation.startup_s['total']:.2f} s"
-        )
-        await emulation.serve()
-        emulation.has_served = True
-        write_json(plan, plan_document(emulation, has_ended=True))
-        if hold:
-            announce("the workload is done; holding the testbed up, Ctrl-C ends it")
-            await emulation.hold()
-    except KeyboardInterrupt:
-        if not emulation.has_served:
-            emulation.events.write("interrupted", emulation.clock.known_s())
-        emulation.interrupted.set()
-    except TestbedError as error:
-        emulation.events.write("broken", emulation.clock.known_s(), reason=str(error))
-        return error
-    except (OSError, control.ControlError) as error:
-        emulation.events.write("broken", emulation.clock.known_s(), reason=str(error))
-        return RunError(f"the run ended: {error}")
-    finally:
-        await emulation.stop()
-    return _written(plan, emulation)
-
-
-def _written(plan: Path, emulation: Emulation) -> TestbedError | None:
-    """Write the plan for the last time, with the leaks that are known now."""
-    try:
-        write_json(plan, plan_document(emulation, has_ended=True))
-    except OSError as error:
-        return RunError(f"cannot write {plan}: {error.strerror}")
-    return None

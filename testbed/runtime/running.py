@@ -14,11 +14,12 @@ from testbed.control.placing import PlacedExperiment, deciding, interrupt_policy
 from testbed.errors import RunError, TestbedError
 from testbed.rundir import write_json
 from testbed.runtime.blocks import BlocksModel
-from testbed.runtime.emulation import Emulation, run_emulation
+from testbed.runtime.emulation import Emulation
 from testbed.runtime.gpus import find_gpus
 from testbed.runtime.guests import Guests
 from testbed.runtime.launching import Launcher
 from testbed.runtime.live import shown
+from testbed.runtime.phases import run_emulation
 from testbed.runtime.signals import handling
 from testbed.runtime.stage import Stage
 from testbed.runtime.virtual.stall import StallWatch

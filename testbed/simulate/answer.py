@@ -12,7 +12,7 @@ import numpy as np
 from policies.cgbp import lower_bounds_per_token_s
 from policies.design import choose_design_concurrency
 from policies.problem import PolicyError
-from testbed.fast.engine import CompletedMove, SimulatedRequest
+from testbed.fast.outcome import CompletedMove, SimulatedRequest
 from testbed.results.summary import active_sessions
 from testbed.results.unused import unused_blocks
 from testbed.simulate.engine import Simulation

@@ -13,7 +13,7 @@ from policies.interfaces import RoutingPolicy
 from policies.petals_routing import PetalsRouting
 from policies.registry import PAIRS, resolve_pair
 from policies.workload import Backoff
-from testbed.fast.engine import CompletedMove, SimulatedRequest
+from testbed.fast.outcome import CompletedMove, SimulatedRequest
 from testbed.scenario import load_experiment
 from testbed.scenario.experiment import Calibration, Experiment, Link
 from testbed.scenario.policy import PolicyChoice, has_petals_setup

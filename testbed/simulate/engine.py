@@ -13,7 +13,8 @@ from policies.replay import replay
 from testbed.control.placing import PlacedExperiment, RememberedPlacements, place
 from testbed.control.steering import online_policy
 from testbed.errors import UserError
-from testbed.fast.engine import COMPLETED, Disturbed, SimulatedRequest, goes_step_by_step, simulate_fast
+from testbed.fast.engine import Disturbed, goes_step_by_step, simulate_fast
+from testbed.fast.outcome import COMPLETED, SimulatedRequest
 from testbed.scenario.experiment import Experiment
 from testbed.simulate.cases import Case, Served
 from testbed.simulate.virtual import serve_virtually

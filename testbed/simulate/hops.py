@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from policies.problem import RequestSpec
-from testbed.fast.engine import SimulatedRequest
+from testbed.fast.outcome import SimulatedRequest
 from testbed.fast.steps import COLUMNS, delays_of
 from testbed.results.model import HopTable, hub_times_s
 from testbed.scenario.experiment import Experiment

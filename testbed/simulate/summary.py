@@ -6,7 +6,7 @@ from typing import Any
 
 from policies.problem import RequestSpec
 from testbed.codeversion import code_version
-from testbed.fast.engine import SimulatedRequest
+from testbed.fast.outcome import SimulatedRequest
 from testbed.results.requests import METRICS, stats, unqueued
 from testbed.results.slo import goodput_rps
 from testbed.results.summary import active_sessions, preemption_of

@@ -15,7 +15,7 @@ from typing import Any
 from policies.problem import Hop, Route
 from testbed.control.placing import PlacedExperiment
 from testbed.errors import RunError, UserError
-from testbed.fast.engine import SimulatedRequest, move_of
+from testbed.fast.outcome import SimulatedRequest, move_of
 from testbed.results import finish_run, read_tables
 from testbed.results.errors import Tables
 from testbed.results.logs import RequestRecord

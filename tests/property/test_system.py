@@ -19,7 +19,7 @@ from policies.optimal_rr import OptimalRr
 from policies.petals_routing import PetalsRouting
 from policies.workload import Backoff, QueueRules, RequestPlan
 from policies.wsrr import ShortestPath, WsRr
-from testbed.fast.engine import FastRun
+from testbed.fast.outcome import FastRun
 from testbed.fast.steps import COLUMNS
 from testbed.scenario.experiment import After, Fault, RecoveryRules
 from tests.support.failing import SystemRun, fail

@@ -16,7 +16,7 @@ from policies import BlockRange, Hop, Placement, Problem, RoutingPolicy
 from policies.online import OnlinePolicy
 from policies.workload import RequestPlan
 from policies.wsrr import WsRr
-from testbed.fast.engine import CompletedMove, SimulatedRequest
+from testbed.fast.outcome import CompletedMove, SimulatedRequest
 from testbed.results import read_tables
 from testbed.results.model import HopTable
 from testbed.rundir import EVENTS, make_run_dir

@@ -11,7 +11,8 @@ from policies.online import OnlinePolicy, SystemView
 from policies.workload import RequestPlan
 from policies.wsrr import WsRr
 from testbed.control.placing import PlacedExperiment
-from testbed.fast.engine import FastRun, simulate_fast
+from testbed.fast.engine import simulate_fast
+from testbed.fast.outcome import FastRun
 from testbed.scenario import load_experiment
 from testbed.scenario.experiment import Calibration, Experiment, Link
 
