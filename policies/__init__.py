@@ -5,7 +5,7 @@ The input and output of policies
   when
 - ``steps``: how long a step takes on a server
 - ``interfaces``: the protocols of placement and routing policies; ``checks``: the rules for their results
-- ``registry``: policies by name, users' own included
+- ``registry``: policies by name, users' own included; ``remember``: keeps results
 
 Placement
 - ``cgbp``: CG-BP and its bounds; ``greedy``: its steps, for reuse; ``design``: the design concurrency |R|

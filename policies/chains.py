@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from policies.positions import PositionGraph
 from policies.problem import Hop, Placement, Problem, RequestSpec, Route, hop_times_s, returns_s
+from policies.remember import remember
 from policies.waiting import fits
 
 _MAX_KINDS = 4096
@@ -61,9 +62,7 @@ class Chains:
     def of(self, request: RequestSpec) -> ChainGraph:
         graph = self._kinds.get(request)
         if graph is None:
-            if len(self._kinds) >= _MAX_KINDS:
-                self._kinds.clear()
-            graph = self._kinds[request] = self._build(request)
+            graph = remember(self._kinds, request, self._build(request), _MAX_KINDS)
         return graph
 
     def _build(self, request: RequestSpec) -> ChainGraph:

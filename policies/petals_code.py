@@ -8,6 +8,7 @@ from random import Random
 from typing import NamedTuple
 
 from policies.problem import Hop, Placement, PolicyError, Problem, RequestSpec, Route
+from policies.remember import remember
 from policies.state import SystemState
 from policies.waiting import fits, waiting_s
 
@@ -96,18 +97,13 @@ class PetalsCodeRouter:
         key = (request.client, request.n_tokens)
         kind = self._kinds.get(key)
         if kind is None:
-            kind = self._prepare(request)
-            if len(self._kinds) >= _MAX_KINDS:
-                self._kinds.clear()
-            self._kinds[key] = kind
+            kind = remember(self._kinds, key, self._prepare(request), _MAX_KINDS)
         ranges, block_bytes, free_bytes = self._placement.ranges, kind.block_bytes, state.free_bytes
         short = tuple(j for j in self._holders if not fits(free_bytes(j), ranges[j].n_blocks * block_bytes))
         found = kind.chains.get(short)
         if found is None:
             found = self._shortest(request.client, kind, short)
-            if len(kind.chains) >= _MAX_KINDS:
-                kind.chains.clear()
-            kind.chains[short] = found
+            remember(kind.chains, short, found, _MAX_KINDS)
         hops, cost_s = found
         if not hops:
             return None

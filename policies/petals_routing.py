@@ -11,6 +11,7 @@ from typing import NamedTuple
 from policies.greedy import whole
 from policies.petals_search import Costs, make_search, milliseconds
 from policies.problem import Hop, Placement, Problem, RequestSpec, Route
+from policies.remember import remember
 from policies.state import SystemState
 from policies.waiting import fits, waiting_s
 
@@ -76,17 +77,12 @@ class PetalsRouter:
         key = (request.client, request.n_tokens)
         kind = self._kinds.get(key)
         if kind is None:
-            kind = self._prepare(request)
-            if len(self._kinds) >= _MAX_KINDS:
-                self._kinds.clear()
-            self._kinds[key] = kind
+            kind = remember(self._kinds, key, self._prepare(request), _MAX_KINDS)
         full = bytes(map(eq, state.all_active(), kind.sessions))
         found = kind.chains.get(full)
         if found is None:
             found = self._shortest(request.client, kind, full)
-            if len(kind.chains) >= _MAX_KINDS:
-                kind.chains.clear()
-            kind.chains[full] = found
+            remember(kind.chains, full, found, _MAX_KINDS)
         hops, cost_s = found
         if not hops:
             return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from policies.problem import BlockRange, Hop, Placement, Problem
+from policies.remember import remember
 from policies.waiting import fits
 
 _MAX_KINDS = 4096
@@ -54,9 +55,7 @@ class Onward:
         """
         onward = self._known.get(n_tokens)
         if onward is None:
-            if len(self._known) >= _MAX_KINDS:
-                self._known.clear()
-            onward = self._known[n_tokens] = self._build(n_tokens)
+            onward = remember(self._known, n_tokens, self._build(n_tokens), _MAX_KINDS)
         return onward
 
     def _build(self, n_tokens: int) -> dict[int, list[Hop]]:

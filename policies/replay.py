@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from policies.interfaces import Router
 from policies.problem import Hop, Placement, PolicyError, Problem, RequestSpec, Route, service_s
+from policies.remember import remember
 from policies.state import SystemState
 from policies.workload import Backoff, RequestPlan
 
@@ -41,9 +42,8 @@ class ServiceTimes:
         """Return the seconds of (the first token, the whole request)."""
         known = self._known_s.get((request, hops))
         if known is None:
-            if len(self._known_s) >= _MAX_KNOWN:
-                self._known_s.clear()
-            known = self._known_s[request, hops] = service_s(self._problem, request, hops)
+            times_s = service_s(self._problem, request, hops)
+            known = remember(self._known_s, (request, hops), times_s, _MAX_KNOWN)
         return known
 
 

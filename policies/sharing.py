@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from policies.problem import Hop, Problem, RequestSpec, decode_step_s
+from policies.remember import remember
 
 _MOST_KNOWN = 100_000
 """At most this many times are kept."""
@@ -79,10 +80,8 @@ class Sharing:
         request = RequestSpec(client, self._n_input, self._n_output)
         all_s = decode_step_s(self._problem, request, hops, round(self._context))
         on_servers_s = sum(self._alone_s(hop.server, hop.n_blocks) for hop in hops)
-        if len(self._cycles) >= _MOST_KNOWN:
-            self._cycles.clear()
-        found = self._cycles[client, hops] = Cycle(max(all_s - on_servers_s, 0.0), on_servers_s)
-        return found
+        found = Cycle(max(all_s - on_servers_s, 0.0), on_servers_s)
+        return remember(self._cycles, (client, hops), found, _MOST_KNOWN)
 
     def step_s(self, server: int, n_blocks: int, n_sessions: int, cycle: Cycle) -> float:
         """Return the expected seconds of a decode step of ``n_blocks`` on ``server``, its wait included.
@@ -92,9 +91,8 @@ class Sharing:
         key = self._alike[server], n_blocks, n_sessions, cycle
         found_s = self._known_s.get(key)
         if found_s is None:
-            if len(self._known_s) >= _MOST_KNOWN:
-                self._known_s.clear()
-            found_s = self._known_s[key] = self._expected_s(server, n_blocks, n_sessions - 1, cycle)
+            found_s = self._expected_s(server, n_blocks, n_sessions - 1, cycle)
+            remember(self._known_s, key, found_s, _MOST_KNOWN)
         return found_s
 
     def _alone_s(self, server: int, n_blocks: int) -> float:
