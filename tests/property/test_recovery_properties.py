@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from nodes.compute import ComputeError
 from nodes.request import SessionError
+from nodes.session import HubSession
 from tests.support.data_plane import JumpClock, until
 from tests.support.farm import Farm, Session, expected_tokens, farm
 
@@ -54,14 +56,18 @@ MISFORTUNES = st.dictionaries(
 )
 
 
-async def one_case(plan: dict[int, tuple[str, int]], prefer: list[int], n_sessions: int) -> None:
+async def one_case(
+    plan: dict[int, tuple[str, int]],
+    prefer: list[int],
+    n_sessions: int,
+    make_farm: Callable[..., AbstractAsyncContextManager[Farm]] = farm,
+    kind: type[HubSession] = HubSession,
+) -> None:
     clock = JumpClock()
-    async with farm(BASE, clock) as servers:
+    lengths = {"n_input_tokens": N_INPUT, "n_output_tokens": N_OUTPUT}
+    async with make_farm(BASE, clock) as servers:
         misfortune = servers.happens = Misfortune(servers, plan)
-        sessions = [
-            Session(servers, clock, prefer, n_input_tokens=N_INPUT, n_output_tokens=N_OUTPUT, index=i)
-            for i in range(n_sessions)
-        ]
+        sessions = [Session(servers, clock, prefer, **lengths, index=i, kind=kind) for i in range(n_sessions)]
         for session in sessions:
             _revive_when_nothing_is_left(session, misfortune)
         ends = await asyncio.gather(*(s.hub.run() for s in sessions), return_exceptions=True)
@@ -75,6 +81,7 @@ async def one_case(plan: dict[int, tuple[str, int]], prefer: list[int], n_sessio
             else:
                 assert type(end) is SessionError, end
         await until(servers.is_free)
+        assert not any(server.sessions.forwarding.n_places for server in servers.all_servers)
 
 
 def _revive_when_nothing_is_left(session: Session, misfortune: Misfortune) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from policies import Hop, Placement, Problem, RequestSpec, Route, SystemState, service_s
 from policies.checks import check_route
 from policies.optimal_rr import OptimalRr
+from policies.petals_code import PetalsCodeRouting
 from policies.petals_routing import PetalsRouting
 from policies.registry import ROUTINGS
 from policies.wsrr import ShortestPath, WsRr
@@ -70,8 +73,22 @@ def test_ws_rr_finds_the_cheapest_of_all_chains_waiting_included(
     assert math.isclose(route.cost_s, sum(chain_waits_s) + service, rel_tol=1e-9)
 
 
-@given(situations())
+def _is_exactly_full(placement: Placement, state: SystemState, server: int, block_bytes: float) -> bool:
+    range_bytes = placement.ranges[server].n_blocks * block_bytes
+    return state.n_active(server) == int(placement.cache_bytes[server] / range_bytes + 1e-9)
+
+
+def _lacks_cache(placement: Placement, state: SystemState, server: int, block_bytes: float) -> bool:
+    return state.free_bytes(server) < placement.ranges[server].n_blocks * block_bytes - 1e-6
+
+
+@pytest.mark.parametrize(
+    ("policy", "is_penalised"), [(PetalsRouting(), _is_exactly_full), (PetalsCodeRouting(), _lacks_cache)]
+)
+@given(situation=situations())
 def test_petals_finds_the_cheapest_of_all_chains_by_its_own_costs(
+    policy: PetalsRouting | PetalsCodeRouting,
+    is_penalised: Callable[[Placement, SystemState, int, float], bool],
     situation: tuple[Problem, Placement, SystemState, RequestSpec],
 ) -> None:
     problem, placement, state, request = situation
@@ -81,23 +98,21 @@ def test_petals_finds_the_cheapest_of_all_chains_by_its_own_costs(
     def cost_s(chain: tuple[Hop, ...]) -> float:
         total_s, before = rtt_s[chain[-1].server] / 2, None
         for hop in chain:
-            j, room = hop.server, placement.cache_bytes[hop.server]
-            if room < hop.n_blocks * block_bytes - 1e-6:
+            j = hop.server
+            if placement.cache_bytes[j] < hop.n_blocks * block_bytes - 1e-6:
                 return math.inf
             total_s += (rtt_s[j] if before is None else problem.server_rtt_s[before][j]) / 2 + 0.018
             total_s += problem.servers[j].decode_s * hop.n_blocks
-            capacity = int(room / (placement.ranges[j].n_blocks * block_bytes) + 1e-9)
-            total_s += 10.0 if capacity - state.n_active(j) == 0 else 0.0
+            total_s += 10.0 if is_penalised(placement, state, j, block_bytes) else 0.0
             before = j
         return total_s
 
-    router = PetalsRouting().bind(problem, placement)
-    route = router.route(request, state, 0.0)
+    route = policy.bind(problem, placement).route(request, state, 0.0)
     best_s = min(map(cost_s, every_chain(placement, problem.model.n_blocks)), default=math.inf)
     if route is None:
         assert best_s == math.inf
         return
-    check_route(problem, placement, route, "petals")
+    check_route(problem, placement, route, policy.name)
     assert math.isclose(route.cost_s, best_s, rel_tol=1e-9)
     assert math.isclose(cost_s(route.hops), best_s, rel_tol=1e-9)
     assert route.wait_s == max(waits_s(problem, request, route.hops, state))

@@ -68,7 +68,14 @@ def make_server(
 @contextlib.asynccontextmanager
 async def serving(server: Server) -> AsyncIterator[str]:
     """The base address of ``server``, which listens on a free port of 127.0.0.1."""
-    runner = web.AppRunner(server.app(), access_log=None, handle_signals=False, shutdown_timeout=0.1)
+    async with serving_app(server.app()) as url:
+        yield url
+
+
+@contextlib.asynccontextmanager
+async def serving_app(app: web.Application) -> AsyncIterator[str]:
+    """The base address of ``app``, on a free port of 127.0.0.1."""
+    runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:

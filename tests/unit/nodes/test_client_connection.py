@@ -17,7 +17,16 @@ from nodes.compute import StubProfile
 from nodes.connection import Connection, ConnectionLost, ServerError
 from nodes.links import GIVE_UP_S, DelayLine, DelayProfile
 from policies.steps import StepTimes
-from tests.support.data_plane import TOKEN_BYTES, ask, connected, make_server, raw_frame, serving, until
+from tests.support.data_plane import (
+    TOKEN_BYTES,
+    ask,
+    connected,
+    make_server,
+    raw_frame,
+    serving,
+    serving_app,
+    until,
+)
 
 
 @contextlib.asynccontextmanager
@@ -92,13 +101,8 @@ async def misbehaving(answer: Answer) -> AsyncIterator[str]:
 
     app = web.Application()
     app.router.add_get(wire.PATH, handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with serving_app(app) as url:
+        yield url
 
 
 MISBEHAVIOUR: dict[str, Answer] = {

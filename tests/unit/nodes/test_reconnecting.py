@@ -18,7 +18,7 @@ from nodes.clock import ManualClock
 from nodes.connection import Connection, ConnectionLost
 from nodes.request import Request
 from nodes.rules import RecoveryRules
-from tests.support.data_plane import TOKEN_BYTES, ask, drive, until
+from tests.support.data_plane import TOKEN_BYTES, ask, drive, serving_app, until
 from tests.support.farm import farm
 
 
@@ -143,13 +143,8 @@ async def answering_when_told(told: asyncio.Event, frames: list[wire.Request]) -
 
     app = web.Application()
     app.router.add_get(wire.PATH, handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}{wire.PATH}"
-    finally:
-        await runner.cleanup()
+    async with serving_app(app) as url:
+        yield url + wire.PATH
 
 
 async def test_a_session_whose_opening_is_confirmed_too_late_is_closed() -> None:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from policies import Hop, Placement, PolicyError, Problem, RequestSpec, Route, SystemState
-from policies.checks import check_route
 from policies.petals_code import PetalsCodeRouting
 from policies.registry import resolve_routing
-from tests.support.problems import every_chain, make_problem, placed, placements, problems, requests, states
+from tests.support.problems import make_problem, placed
 
 ONE = RequestSpec(0, 1, 1)
 """One byte of cache per block in the problems here."""
@@ -131,41 +126,3 @@ def test_there_is_no_route_where_blocks_are_missing_or_the_cache_can_never_suffi
         placement = placed(problem, ranges, [cache, cache])
         state = SystemState(placement.cache_bytes)
         assert PetalsCodeRouting().bind(problem, placement).route(ONE, state, 0.0) is None
-
-
-@st.composite
-def situations(draw: st.DrawFn) -> tuple[Problem, Placement, SystemState, RequestSpec]:
-    problem = draw(problems())
-    placement = draw(placements(problem))
-    return problem, placement, draw(states(problem, placement)), draw(requests(problem))
-
-
-@given(situations())
-def test_it_finds_the_cheapest_of_all_chains_by_its_own_costs(
-    situation: tuple[Problem, Placement, SystemState, RequestSpec],
-) -> None:
-    problem, placement, state, request = situation
-    block_bytes = problem.model.cache_bytes(request.n_tokens)
-    rtt_s = problem.raw_rtt_s[request.client]
-
-    def cost_s(chain: tuple[Hop, ...]) -> float:
-        total_s, before = rtt_s[chain[-1].server] / 2, None
-        for hop in chain:
-            j = hop.server
-            if placement.cache_bytes[j] < hop.n_blocks * block_bytes - 1e-6:
-                return math.inf
-            total_s += (rtt_s[j] if before is None else problem.server_rtt_s[before][j]) / 2 + 0.018
-            total_s += problem.servers[j].decode_s * hop.n_blocks
-            if state.free_bytes(j) < placement.ranges[j].n_blocks * block_bytes - 1e-6:
-                total_s += 10.0
-            before = j
-        return total_s
-
-    best_s = min(map(cost_s, every_chain(placement, problem.model.n_blocks)), default=math.inf)
-    route = PetalsCodeRouting().bind(problem, placement).route(request, state, 0.0)
-    if route is None:
-        assert best_s == math.inf
-        return
-    check_route(problem, placement, route, "petals-code")
-    assert math.isclose(route.cost_s, best_s, rel_tol=1e-9)
-    assert math.isclose(cost_s(route.hops), best_s, rel_tol=1e-9)
