@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -19,13 +18,13 @@ import msgpack
 from hypothesis import strategies as st
 
 from benchmarks.hostile_frames import CLAIMS, DEEP, VALUES
+from benchmarks.hostile_tasks import n_tasks_left
 from nodes import control
 from nodes.control import ControlError, Handlers, Peer
 from nodes.messages import Question
 
 Strategy = st.SearchStrategy[Any]
 _PATIENCE_S = 5.0
-_LINGER_S = 15.0
 _RESIDENT_TASKS = 2
 """Number of tasks that always run."""
 
@@ -226,13 +225,7 @@ class ControlTarget:
                 self.counts[" ".join(("kind", str(message[0]), text.partition(":")[0])).strip()] += 1
 
     def n_left(self) -> int:
-        """Returns the number of tasks on the loop, after waiting for those that are ending (they may take 10
-        s).
-        """
-        deadline = time.monotonic() + _LINGER_S
-        while len(asyncio.all_tasks(self._loop)) > _RESIDENT_TASKS and time.monotonic() < deadline:
-            self._loop.run_until_complete(asyncio.sleep(0.02))
-        return len(asyncio.all_tasks(self._loop))
+        return n_tasks_left(self._loop, _RESIDENT_TASKS)
 
     def close(self) -> None:
         async def stop() -> None:

@@ -13,7 +13,6 @@ import json
 import logging
 import socket
 import struct
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, SupportsIndex
@@ -22,6 +21,7 @@ import msgspec
 
 from benchmarks import hostile_http
 from benchmarks.hostile_http import AUTHORIZED, KEY, MAX_MODEL_LEN, MOST_TOKENS, Ask, request, to_json
+from benchmarks.hostile_tasks import n_tasks_left
 from nodes import messages
 from nodes.records import Admitted, Arrived, Cancelled, Completed, Rejected, Routed
 from nodes.request import Generation, Request
@@ -33,7 +33,6 @@ from testbed.serving.text import SMALL, Codec, StubCodec
 
 MAX_REQUESTS = 8
 _PATIENCE_S = 5.0
-_LINGER_S = 15.0
 _SMALL_BUFFER_BYTES = 4096
 _GOOD_TOKENS = 5
 _PIPELINED = 30
@@ -528,11 +527,7 @@ class EndpointTarget:
         assert not failures, "\n".join(failures)
 
     def n_left(self) -> int:
-        """Returns the number of tasks on the loop, after waiting for those that are ending."""
-        deadline = time.monotonic() + _LINGER_S
-        while len(asyncio.all_tasks(self._loop)) > self._n_resident and time.monotonic() < deadline:
-            self._loop.run_until_complete(asyncio.sleep(0.02))
-        return len(asyncio.all_tasks(self._loop))
+        return n_tasks_left(self._loop, self._n_resident)
 
     def close(self) -> None:
         for hosted in self._hosted:

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import socket
 import struct
-import time
 from collections import Counter
 from typing import Any
 
@@ -19,6 +18,7 @@ import msgpack
 from aiohttp import web
 
 from benchmarks.hostile_frames import CASES, N_BLOCKS, N_PEERS, TOKEN_BYTES
+from benchmarks.hostile_tasks import n_tasks_left
 from nodes import wire
 from nodes.clock import ManualClock
 from nodes.compute import StubCompute, StubProfile
@@ -43,7 +43,6 @@ _HELLO = (
     b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
 )
 _PATIENCE_S = 5.0
-_LINGER_S = 15.0
 _RESIDENT_TASKS = 3
 """Number of tasks that always run."""
 _SMALL_BUFFER_BYTES = 4096
@@ -328,13 +327,7 @@ class ServerTarget:
         assert account.used_bytes == 201 * N_BLOCKS, f"{account.used_bytes} bytes of cache are held"
 
     def n_left(self) -> int:
-        """Returns the number of tasks on the loop, after waiting for those that are ending (they may take 10
-        s).
-        """
-        deadline = time.monotonic() + _LINGER_S
-        while len(asyncio.all_tasks(self._loop)) > _RESIDENT_TASKS and time.monotonic() < deadline:
-            self._loop.run_until_complete(asyncio.sleep(0.02))
-        return len(asyncio.all_tasks(self._loop))
+        return n_tasks_left(self._loop, _RESIDENT_TASKS)
 
     def close(self) -> None:
         async def stop() -> None:
