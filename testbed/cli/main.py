@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import logging
 import os
 import sys
 from pathlib import Path
@@ -42,6 +41,7 @@ from testbed.cli.programs import execute, link, net, ps, shell
 from testbed.cli.sweep import advise, capacity, explain, sweep
 from testbed.cli.workload import workload_app
 from testbed.errors import EXIT_INTERRUPTED, TestbedError, UserError
+from testbed.terminal import warn_once
 
 
 class _Commands(TyperGroup):
@@ -617,26 +617,9 @@ app.add_typer(workload_app, name="workload", rich_help_panel=_SCENARIOS)
 app.add_typer(model_app, name="model", rich_help_panel=_MACHINE)
 
 
-class _Once(logging.Filter):
-    """Lets each warning about a scenario pass once, though a command may read the scenario many times."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._seen: set[str] = set()
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if not record.name.startswith("testbed.scenario"):
-            return True
-        text = record.getMessage()
-        is_new = text not in self._seen
-        self._seen.add(text)
-        return is_new
-
-
 def main() -> NoReturn:
     """Entry point: runs the command. Errors are one sentence on stderr; a user's mistake has exit code 2."""
-    if logging.lastResort is not None:
-        logging.lastResort.addFilter(_Once())
+    warn_once()
     try:
         code = app(with_page_port(sys.argv[1:]) or ["--help"], standalone_mode=False)
     except _UsageError as error:

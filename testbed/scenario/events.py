@@ -8,12 +8,14 @@ that instant, reaches ``rtt_to`` in even steps, and stays there.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from testbed.scenario.event_table import EventTable
 from testbed.scenario.experiment import Link, NetworkChange
+from testbed.scenario.network import cut_jitter
 from testbed.scenario.problems import Key, KeyedError, unknown
 from testbed.scenario.units import DURATION, RATE
 
@@ -21,6 +23,8 @@ DRIFT_STEP_S = 1.0
 _MAX_DRIFT_STEPS = 600
 
 Pair = tuple[str, str]
+
+_log = logging.getLogger(__name__)
 
 
 def network_changes(
@@ -115,12 +119,17 @@ def _in_force(
 
 
 def check_events(events: Sequence[EventTable], links: Mapping[Pair, Link], sites: Mapping[str, str]) -> None:
-    """Raise ``KeyedError`` for an event that changes none of ``links``."""
+    """Raise ``KeyedError`` for an event that changes none of ``links``; warn of a jitter that none can have."""
     for number, event in enumerate(events):
         key = ("network", "event", number)
         pairs, where = _pairs(event, key, links, sites)
         if not pairs:
             raise KeyedError(key, f"changes no link: no server uses a link {where}; name other places")
+        if event.jitter is not None and event.rtt_to is None:
+            alone = [_Event(event, frozenset(pairs))]
+            longest_s = max(_in_force(alone, pair, links[pair], event.at, {}).delay_s for pair in pairs)
+            if event.jitter > longest_s:
+                _log.warning("%s", cut_jitter(f"{'.'.join(map(str, key))}.jitter", event.jitter, longest_s))
 
 
 def between(

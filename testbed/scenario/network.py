@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network
@@ -14,6 +15,8 @@ from testbed.scenario.problems import Key, KeyedError, unknown
 from testbed.scenario.units import DURATION, RATE
 
 SitePair = tuple[str, str]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,19 @@ def subnet_of(text: str, n_nodes: int) -> IPv4Network:
 
 def site_links(table: ClustersTable | MatrixTable) -> dict[SitePair, Link]:
     """Return one link per ordered pair of sites. Raises ``KeyedError`` if two rows are for the same pair."""
-    return _from_rows(table) if isinstance(table, ClustersTable) else _from_matrix(table)
+    links = _from_rows(table) if isinstance(table, ClustersTable) else _from_matrix(table)
+    longest_s = max(link.delay_s for link in links.values())
+    if table.jitter > longest_s:
+        _log.warning("%s", cut_jitter("network.jitter", table.jitter, longest_s))
+    return links
+
+
+def cut_jitter(key: str, jitter_s: float, longest_s: float) -> str:
+    """Return the warning about a jitter that no link can have; ``longest_s`` is the longest one-way delay."""
+    return (
+        f"{key} {DURATION.format(jitter_s)} is larger than the one-way delay of every link (at most "
+        f"{DURATION.format(longest_s)}): no link's jitter is larger than its delay"
+    )
 
 
 def _sites(by_site: Mapping[SitePair, Link]) -> list[str]:

@@ -21,6 +21,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from netem.syscalls import set_death_signal
 from testbed.errors import RunError
 from testbed.runtime.signals import handling
+from testbed.terminal import warn_once
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -257,6 +258,7 @@ def _serve(begin: Callable[[Any], Callable[[Any], Any]], setup: Any, parent: Con
     for number in _STOPS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
+    warn_once()
     work = begin(setup)
     while True:
         for task in parent.recv():

@@ -122,6 +122,28 @@ def test_jitter_in_an_event_is_at_most_the_delay(load: Load) -> None:
     assert course(e) == [(1.0, Link(0.05, 1e8, 0.05))]
 
 
+@pytest.mark.parametrize(
+    ("option", "warning"),
+    [
+        (
+            "network.jitter='51 ms'",
+            "network.jitter 51 ms is larger than the one-way delay of every link (at most 50 ms)",
+        ),
+        ("network.jitter='50 ms'", ""),
+        (
+            events("at='1 s', site='B', jitter='80 ms'"),
+            "network.event.0.jitter 80 ms is larger than the one-way delay of every link (at most 50 ms)",
+        ),
+        (events("at='1 s', site='B', jitter='80 ms', rtt='160 ms'"), ""),
+    ],
+)
+def test_a_jitter_that_no_link_can_have_is_warned_of(
+    load: Load, caplog: pytest.LogCaptureFixture, option: str, warning: str
+) -> None:
+    load(option)
+    assert bool(caplog.text) == bool(warning) and warning in caplog.text
+
+
 def test_a_resolved_scenario_with_events_loads_to_the_same_changes(load: Load, tmp_path: object) -> None:
     e = load(
         events(

@@ -332,3 +332,11 @@ def test_ray_that_is_not_installed_is_said(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(UserError, match="leave out --executor ray"):
         sweep_command("clustered", Options(engine="real"), tmp_path / "out", "ray", None)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_worker_warns_of_a_scenario_once_and_not_with_every_run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    late = ("workload.n_requests=2", "network.jitter='1 s'")
+    sweep(tmp_path, "workload.rate=0.1,0.2,0.3,0.4", POLICIES, jobs=2, n_runs=2, overrides=late)
+    assert 0 < capfd.readouterr().err.count("network.jitter 1 s is larger than") <= 2
