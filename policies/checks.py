@@ -46,7 +46,7 @@ def check_placement(problem: Problem, placement: Placement, name: str | None = N
             )
     missing = placement.uncovered(model.n_blocks)
     if missing:
-        raise PolicyError(f"{who} leaves blocks {block_list(missing)} on no server")
+        raise PolicyError(f"{who} leaves blocks {block_list(missing)} on no server; blocks count from 0")
 
 
 def check_route(problem: Problem, placement: Placement, route: Route, name: str) -> None:

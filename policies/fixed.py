@@ -25,18 +25,31 @@ class FixedPlacement:
     """The blocks that each server holds, as given.
 
     ``ranges`` and ``cache_bytes`` are in the order of the servers. ``cache_bytes`` ``None`` means all memory
-    that the blocks leave.
+    that the blocks leave. ``from_one``: the user wrote ranges as [first block, number of blocks], counted from
+    1, and not as [first, last); errors repeat them so.
     """
 
     ranges: tuple[BlockRange, ...]
     cache_bytes: tuple[float, ...] | None = None
     name: str = "fixed"
+    from_one: bool = False
 
     def place(self, problem: Problem, design_concurrency: int | None = None) -> Placement:
-        """Return the given placement, unchecked (see ``checks.check_placement``).
+        """Return the given placement; of its rules only the ranges are checked (``checks.check_placement``).
 
-        ``design_concurrency`` is stored in it and has no other effect.
+        ``design_concurrency`` is stored in it and has no other effect. Raises ``PolicyError``.
         """
+        n_blocks = problem.model.n_blocks
+        for server, held in zip(problem.servers, self.ranges, strict=False):
+            if not 0 <= held.first <= held.last <= n_blocks:
+                given, form = (
+                    [held.first, held.last],
+                    f"[first block, block after the last], from 0 to {n_blocks}",
+                )
+                if self.from_one:
+                    given = [held.first + 1, held.n_blocks]
+                    form = f"[first block, number of blocks], with blocks from 1 to {n_blocks}"
+                raise PolicyError(f"the fixed placement has {given} for {server.name}, but needs {form}")
         cache_bytes = problem.room_bytes(self.ranges) if self.cache_bytes is None else self.cache_bytes
         return Placement(self.name, self.ranges, cache_bytes, design_concurrency)
 
@@ -99,7 +112,7 @@ def _hops(problem: Problem, placement: Placement, chain: Sequence[str | int]) ->
         if not held.first <= position < held.last:
             raise PolicyError(
                 f"the fixed route needs block {position} on {problem.servers[j].name}, which holds "
-                f"[{held.first}, {held.last})"
+                f"{f'blocks {held.first}-{held.last - 1}' if held.n_blocks else 'none'}"
             )
         hops.append(Hop(j, position, held.last))
         position = held.last

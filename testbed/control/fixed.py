@@ -37,7 +37,8 @@ def fixed_placement(name: str) -> FixedPlacement:
             f"{path}: holds no placement: give a plan.json of a run, or a list of [first_block, n_blocks] "
             "per server, counted from 1, [0, 0] for none"
         ) from error
-    return FixedPlacement(tuple(ranges), None if cache is None else _cache_bytes(path, cache, len(ranges)))
+    room = None if cache is None else _cache_bytes(path, cache, len(ranges))
+    return FixedPlacement(tuple(ranges), room, from_one=not isinstance(placement, dict))
 
 
 def _cache_bytes(path: Path, values: Any, n_servers: int) -> tuple[float, ...]:

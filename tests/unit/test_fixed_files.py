@@ -34,7 +34,7 @@ def complaint(folder: Path, document: Any) -> str:
 def test_a_list_of_pairs_leaves_the_caches_what_the_blocks_do_not_take(tmp_path: Path) -> None:
     for document in (PAIRS, {"placement": PAIRS}, {"placement": PAIRS, "cache_bytes": None}):
         found = placement_of(tmp_path, document)
-        assert (found.ranges, found.cache_bytes) == (RANGES, None)
+        assert (found.ranges, found.cache_bytes, found.from_one) == (RANGES, None, True)
 
 
 def test_the_cache_room_beside_a_placement_is_read(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_the_cache_room_beside_a_placement_is_read(tmp_path: Path) -> None:
 def test_the_cache_room_in_the_plan_of_a_run_is_read(tmp_path: Path) -> None:
     plan = {"placement": {"ranges": [[0, 40], [0, 0], [40, 70]], "cache_bytes": [1e9, 0.0, 2e9]}}
     found = placement_of(tmp_path, plan)
-    assert (found.ranges, found.cache_bytes) == (RANGES, (1e9, 0.0, 2e9))
+    assert (found.ranges, found.cache_bytes, found.from_one) == (RANGES, (1e9, 0.0, 2e9), False)
 
 
 @pytest.mark.parametrize("cache", [[1e9], 5, [1, 2, "3"], [1, 2, -1], [1, 2, float("nan")], [1, 2, 1e300]])

@@ -41,11 +41,40 @@ def test_a_request_that_never_fits_on_a_fixed_route_has_none() -> None:
 
 
 @pytest.mark.parametrize(
+    ("from_one", "held", "said"),
+    [
+        (
+            True,
+            BlockRange(-1, 3),
+            "the fixed placement has [0, 4] for s1, but needs [first block, number of blocks]",
+        ),
+        (
+            True,
+            BlockRange(2, 5),
+            "has [3, 3] for s1, but needs [first block, number of blocks], with blocks from 1 to 4",
+        ),
+        (
+            False,
+            BlockRange(-1, 3),
+            "has [-1, 3] for s1, but needs [first block, block after the last], from 0 to 4",
+        ),
+    ],
+)
+def test_a_range_outside_the_model_is_named_as_the_user_wrote_it(
+    from_one: bool, held: BlockRange, said: str
+) -> None:
+    placement = FixedPlacement((BlockRange(0, 4), held), from_one=from_one)
+    with pytest.raises(PolicyError) as caught:
+        placement.place(make_problem([40.0, 20.0]))
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("chains", "said"),
     [
         ({"": ["s9"]}, "names server 's9', which does not exist; servers: s0, s1, s2"),
         ({"": [0]}, "ends before block 3; the model has 4"),
-        ({"": [1, 0]}, r"needs block 0 on s1, which holds \[2, 4\)"),
+        ({"": [1, 0]}, r"needs block 0 on s1, which holds blocks 2-3"),
         ({"nobody": [0, 1]}, "is for 'nobody', which is no client"),
         ({"c1": [0, 1]}, "has no chain for c0"),
     ],
