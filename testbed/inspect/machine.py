@@ -29,10 +29,10 @@ print(json.dumps({
 def doctor_rows() -> list[dict[str, Any]]:
     """Return a row per capability: ``{name, works, detail, hint}``. Hints say how to get what is missing."""
     rows = [
-        _row("python", None, f"{sys.version.split()[0]}"),
+        _row("python", None, sys.version.split()[0]),
         _row(
             "root",
-            None if os.geteuid() == 0 else "not root",
+            None if os.geteuid() == 0 else f"effective uid {os.geteuid()}",
             "effective uid 0",
             "not needed where rootless works",
         ),
@@ -44,16 +44,12 @@ def doctor_rows() -> list[dict[str, Any]]:
     ]
     missing = {backend.name: backend.missing() for backend in BACKENDS}
     rows += [_row(f"network {name}", why_not, "works here") for name, why_not in missing.items()]
+    rows.append(_row("network memory", None, "works everywhere; all nodes in one process, virtual time only"))
     rows.append(_packets_row({name: why for name, why in missing.items() if name != "loopback"}))
-    rows.append(_row("network memory", None, "all nodes in one process, virtual time only: works everywhere"))
     virtual = "memory" if missing["fabric"] else "fabric"
-    rows.append(
-        {"name": "virtual time", "works": True, "detail": f"network auto takes {virtual}", "hint": ""}
-    )
-    chosen, why = choose_backend("auto")
-    rows.append(
-        {"name": "real time", "works": True, "detail": f"network auto takes {chosen.name}", "hint": why}
-    )
+    rows.append(_row("virtual time", None, f"network auto takes {virtual}"))
+    chosen, _ = choose_backend("auto")  # the rows of the networks say why no better one
+    rows.append(_row("real time", None, f"network auto takes {chosen.name}"))
     return rows + _blocks_rows() + _uuid_rows()
 
 
@@ -72,8 +68,9 @@ def _packets_row(missing: dict[str, str | None]) -> dict[str, Any]:
     why_not = (
         None if working else f"only imitated by clients (loopback); for real packets: {missing['fabric']}"
     )
-    what = "on real packets, while they flow"
-    return _row("jitter, loss", why_not, f"and changes of links {what}: {', '.join(working)}")
+    return _row(
+        "jitter, loss", why_not, f"on real packets, by {' and '.join(working)}; changes of links, too"
+    )
 
 
 def _blocks_rows() -> list[dict[str, Any]]:
@@ -96,7 +93,7 @@ def _blocks_rows() -> list[dict[str, Any]]:
 
 def _uuid_rows() -> list[dict[str, Any]]:
     """Return a row for each GPU or MIG instance, with the UUID that ``compute.device`` can be set to."""
-    why_not = f"none: {_gpu_missing() or 'neither nvidia-ml-py nor nvidia-smi names one'}"
+    why_not = "no device has one" if _gpu_missing() else "neither nvidia-ml-py nor nvidia-smi names a device"
     return [_row("gpu uuid", None, str(gpu)) for gpu in find_gpus()] or [_row("gpu uuid", why_not, "")]
 
 
@@ -106,7 +103,7 @@ def _gpu_missing() -> str | None:
         os.close(os.open("/dev/nvidiactl", os.O_RDWR))
     except OSError as error:
         if error.errno == errno.ENOENT:
-            return "no NVIDIA driver on this machine; the stub needs none"
+            return "there is no NVIDIA driver on this machine; only real blocks could use one"
         return f"the NVIDIA driver cannot be used: {error.strerror}"
     return None
 
