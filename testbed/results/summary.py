@@ -76,7 +76,8 @@ def summarize(
         "n_completed": n_completed,
         "n_failed": statuses.count("failed"),
         "n_cancelled": statuses.count("cancelled"),
-        "n_interrupted": len(rows) - n_completed - statuses.count("failed") - statuses.count("cancelled"),
+        "n_interrupted": statuses.count("interrupted") + statuses.count("unfinished"),
+        "n_not_started": statuses.count("not-started"),
         "failed_because": dict(
             Counter(row["reason"] for row in rows if row["status"] == "failed").most_common(_MOST_REASONS)
         ),

@@ -58,6 +58,7 @@ def summary_text(summary: dict[str, Any], width: int = 110) -> str:
         + (f", {summary['n_failed']} failed" if summary["n_failed"] else "")
         + (f", {summary['n_cancelled']} cancelled" if summary["n_cancelled"] else "")
         + (f", {summary['n_interrupted']} interrupted" if summary["n_interrupted"] else "")
+        + (f", {summary['n_not_started']} not started" if summary["n_not_started"] else "")
     )
     console.print(
         f"placement {policy['placement']}, routing {policy['routing']}{designed}; network "
@@ -67,7 +68,8 @@ def summary_text(summary: dict[str, Any], width: int = 110) -> str:
     )
     if summary.get("workload"):
         console.print(f"requests: {summary['workload']}")
-    console.print(_table(summary))
+    if any(summary["metrics"][metric]["n"] for metric, _ in _ROWS):
+        console.print(_table(summary))
     console.print(_footer(summary))
     return buffer.getvalue().rstrip()
 
@@ -173,12 +175,12 @@ def _footer(summary: dict[str, Any]) -> str:
             f"which lost {preemption['tokens']:,} cached tokens and were without a chain for "
             f"{_number(preemption['waited_s']['mean'])} s (mean)"
         )
-    if n_never := summary["admission"]["n_never_admitted"]:
-        waited_s = summary["admission"]["waited_s"]
+    n_never, waited_s = summary["admission"]["n_never_admitted"], summary["admission"]["waited_s"]
+    if n_never and waited_s["max"]:
+        others = "the queue above is that of the others; " if summary["metrics"]["queue_s"]["n"] else ""
         lines.append(
-            f"{counted(n_never, 'requests')} did not get admitted: the queue above is that of the others; all "
-            f"requests together waited {_number(waited_s['mean'])} s (mean), {_number(waited_s['max'])} s "
-            "(max)"
+            f"{counted(n_never, 'requests')} did not get admitted: {others}all requests together waited "
+            f"{_number(waited_s['mean'])} s (mean), {_number(waited_s['max'])} s (max)"
         )
     if summary["stalls"]["n"]:
         stalls = summary["stalls"]
@@ -257,7 +259,7 @@ def _footer(summary: dict[str, Any]) -> str:
 
 
 def _clock_lines(summary: dict[str, Any]) -> list[str]:
-    """Return lines on the clock, what errors are measured against, and what virtual time leaves out."""
+    """Return lines on the clock, on errors, and on changes by hand."""
     lines = []
     if summary["wall_s"] and summary["scenario_s"] > 0:
         speed = summary["scenario_s"] / summary["wall_s"]
@@ -266,6 +268,17 @@ def _clock_lines(summary: dict[str, Any]) -> list[str]:
             f"{summary['wall_s']:.1f} s, {f'{speed:,.0f}' if speed >= 100 else f'{speed:.3g}'} times real "
             "time"
         )
+    if summary["metrics"]["ttft_s"]["n"]:
+        lines += _error_lines(summary)
+    if n_by_hand := summary["n_link_changes_by_hand"]:
+        text = f"{counted(n_by_hand, 'changes')} of links by hand: the closed model has them"
+        lines.append(f"{text}, the twin does not" if summary["emulation_error_of"] == "twin" else text)
+    return lines
+
+
+def _error_lines(summary: dict[str, Any]) -> list[str]:
+    """Return lines on what errors are measured against."""
+    lines = []
     if summary["emulation_error_of"] == "closed model":
         lines.append(
             "error: against the closed model, given when messages were sent; virtual time shows an ideal "
@@ -291,9 +304,6 @@ def _clock_lines(summary: dict[str, Any]) -> list[str]:
         lines.append(text)
     else:
         lines.append("no errors are stated: the run has no twin")
-    if n_by_hand := summary["n_link_changes_by_hand"]:
-        text = f"{counted(n_by_hand, 'changes')} of links by hand: the closed model has them"
-        lines.append(f"{text}, the twin does not" if summary["emulation_error_of"] == "twin" else text)
     return lines
 
 

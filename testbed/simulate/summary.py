@@ -116,6 +116,7 @@ def summarize_simulation(simulation: Simulation, objectives: dict[str, float]) -
         "n_failed": len(rows) - statuses.count("completed"),
         "n_cancelled": 0,
         "n_interrupted": 0,
+        "n_not_started": 0,
         "policy": {
             "placement": experiment.placement,
             "routing": experiment.routing,

@@ -75,7 +75,8 @@ def test_an_interrupt_while_serving_keeps_the_record_up_to_that_moment(testbed: 
     assert summary["n_requests"] == 60
     assert summary["n_completed"] == found.count("completed") < 60
     assert summary["n_failed"] == 0
-    assert summary["n_interrupted"] == 60 - found.count("completed")
+    assert summary["n_interrupted"] == found.count("interrupted")
+    assert summary["n_not_started"] == found.count("not-started")
 
 
 def test_hold_keeps_the_testbed_up_until_an_interrupt(testbed: Testbed) -> None:

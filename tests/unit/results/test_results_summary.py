@@ -76,15 +76,14 @@ def test_every_request_of_the_scenario_is_counted_whatever_became_of_it(make_run
     run.log(Interrupted(2, 20.0))
     run.serve(3, 20.0, CHAIN, n_tokens=1)  # killed: nothing more in the log; request 4 never arrived
     summary = finish(run)
-    counts = {name: summary[name] for name in ("n_requests", "n_completed", "n_failed", "n_interrupted")}
-    assert counts == {"n_requests": 5, "n_completed": 1, "n_failed": 1, "n_interrupted": 3}
+    names = ("n_requests", "n_completed", "n_failed", "n_cancelled", "n_interrupted", "n_not_started")
+    assert [summary[name] for name in names] == [5, 1, 1, 0, 2, 1]
+    assert "1 of 5 requests completed, 1 failed, 2 interrupted, 1 not started" in summary_text(summary)
     for kind in ("metrics", "model", "model_unqueued"):  # the same requests in each
         assert summary[kind]["ttft_s"]["n"] == 3
         assert summary[kind]["ttft_s"]["mean"] == pytest.approx(1.22)
         assert summary[kind]["e2e_s"]["n"] == 1
     assert summary["metrics"]["token_gap_s"]["n"] == 2 + 1
-    text = summary_text(summary)
-    assert "1 of 5 requests completed, 1 failed, 3 interrupted" in text
 
 
 @pytest.mark.parametrize("some_tokens", [False, True])
@@ -233,6 +232,21 @@ def test_who_gives_up_counts_in_the_waiting_and_not_in_the_queue(make_run: MakeR
     text = " ".join(summary_text(summary).split())
     assert "2 requests did not get admitted: the queue above is that of the others" in text
     assert "waited 13.333 s (mean), 30.000 s (max)" in text
+
+
+def test_a_run_that_served_nothing_has_no_table_and_nothing_to_say_about_others(make_run: MakeRun) -> None:
+    run = make_run(lengths=((2, 3), (2, 3)))
+    run.arrive(0, 1.0)
+    run.log(Interrupted(0, 1.0))
+    text = summary_text(finish(run))
+    assert "0 of 2 requests completed, 1 interrupted, 1 not started" in text
+    assert "scenario seconds" not in text and "error:" not in text and "get admitted" not in text
+    run.arrive(1, 2.0)
+    run.log(Interrupted(1, 5.0))
+    text = " ".join(summary_text(finish(run)).split())
+    assert (
+        "2 requests did not get admitted: all requests together waited 1.500 s (mean), 3.000 s (max)" in text
+    )
 
 
 def test_percentiles_are_over_all_values_and_the_deviation_is_the_samples_own(make_run: MakeRun) -> None:
