@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import sys
+import traceback
 from collections.abc import Collection, Iterable
 from importlib.metadata import EntryPoint, entry_points
+from operator import attrgetter
+from pathlib import Path
+from types import ModuleType
 from typing import Any, cast
 
 from policies.ablations import OptimizedNumber, OptimizedOrder
@@ -174,17 +177,22 @@ def _resolve(kind: str, name: str) -> Any:
 def _load(kind: str, name: str, target: str) -> Any:
     """Return the policy at ``module:Class`` (or ``module:object``). Raises ``PolicyError``."""
     module_name, _, attribute = target.partition(":")
+    who = f"{kind} policy {name} cannot be loaded"
+    if not module_name or not attribute:
+        raise PolicyError(f"{who}: write module:Class")
     try:
-        found: Any = importlib.import_module(module_name)
-        for part in attribute.split("."):
-            found = getattr(found, part)
+        module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:  # users' code can fail in any way; the message shows the reason
+        raise PolicyError(f"{who}: {_not_imported(module_name, error)}") from error
+    try:
+        found = attrgetter(attribute)(module)
+    except AttributeError as error:
+        raise PolicyError(f"{who}: {_not_found(module, attribute)}") from error
+    try:
         policy = found() if isinstance(found, type) else found
-    except Exception as error:  # users' code can fail in any way; the message shows the reason
-        file = getattr(sys.modules.get(module_name), "__file__", None)
-        where = f" in {file}" if file else ""
+    except (Exception, SystemExit) as error:
         raise PolicyError(
-            f"{kind} policy {name} cannot be loaded ({type(error).__name__}: {error}{where}); write module:Class, with "
-            "the module in the current folder or on PYTHONPATH and a constructor without arguments"
+            f"{who}: making a {attribute} without arguments {how_failed(error)}; correct its constructor"
         ) from error
     method = _METHODS[kind]
     if not callable(getattr(policy, method, None)):
@@ -192,6 +200,31 @@ def _load(kind: str, name: str, target: str) -> Any:
     if not isinstance(getattr(policy, "name", None), str):
         raise PolicyError(f"{kind} policy {name} has no name; give its class an attribute name = '...'")
     return policy
+
+
+def how_failed(error: BaseException) -> str:
+    """Return where a user's code raised ``error``, and what: "failed at mine.py:8 with ValueError: no room"."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = (__file__, importlib.__file__)
+    own = [f for f in frames if f.filename not in ours and not f.filename.startswith("<frozen ")]
+    where = f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
+    return f"failed{where} with {type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _not_imported(module: str, error: BaseException) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
+        return f"there is no module {error.name} in the current folder or on PYTHONPATH"
+    remedy = (
+        "install that, or correct the import" if isinstance(error, ModuleNotFoundError) else "correct that"
+    )
+    return f"its module {how_failed(error)}; {remedy}"
+
+
+def _not_found(module: ModuleType, attribute: str) -> str:
+    own = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+    classes = ", ".join(key for key in own if isinstance(vars(module)[key], type))
+    there = f"its classes are {classes}" if classes else "it has no class of its own"
+    return f"there is no {attribute} in {getattr(module, '__file__', None) or module.__name__}; {there}"
 
 
 def _a(kind: str) -> str:

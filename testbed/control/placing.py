@@ -19,7 +19,7 @@ from policies.checks import check_placement, check_route, check_waiting
 from policies.interfaces import PlacementPolicy, Router, RoutingPolicy
 from policies.joining import among, spread
 from policies.problem import Hop, Placement, PolicyError, Problem, RequestSpec, Route
-from policies.registry import PLACEMENTS, resolve_placement, resolve_routing
+from policies.registry import PLACEMENTS, how_failed, resolve_placement, resolve_routing
 from policies.search import search_design_concurrency
 from policies.state import SystemState
 from testbed.control.fixed import fixed_placement, fixed_routing
@@ -131,10 +131,7 @@ def policy_code(kind: str, name: str) -> Iterator[None]:
                 f"{kind} policy {name} cannot be called as policies are: {error}; "
                 "policies/interfaces.py has the methods"
             ) from error
-        raise PolicyError(
-            f"{kind} policy {name} failed at {Path(frame.filename).name}:{frame.lineno} with "
-            f"{type(error).__name__}: {' '.join(str(error).split())}"
-        ) from error
+        raise PolicyError(f"{kind} policy {name} {how_failed(error)}") from error
     finally:
         _DECIDING.pop()
 

@@ -69,9 +69,20 @@ def test_a_class_of_ones_own_goes_by_module_and_name(own_module: str) -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("no_such_module:Mine", "No module named 'no_such_module'"),
-        ("own_policies:Missing", "no attribute 'Missing'"),
-        ("own_policies:Picky", "missing 1 required positional argument: 'speed'"),
+        (
+            "no_such_module:Mine",
+            "loaded: there is no module no_such_module in the current folder or on PYTHONPATH$",
+        ),
+        (
+            "own_policies:Missing",
+            r"there is no Missing in .*own_policies.py; its classes are Mine, Picky, Useless",
+        ),
+        (
+            "own_policies:Picky",
+            "Picky without arguments failed with TypeError: .*'speed'; correct its constructor",
+        ),
+        ("own_policies:", "loaded: write module:Class$"),
+        (":Mine", "loaded: write module:Class$"),
         ("own_policies:Useless", r"has no method place\(\)"),
         ("own_policies:Nameless", "has no name"),
     ],
@@ -82,6 +93,32 @@ def test_a_policy_that_cannot_be_used_is_refused_with_its_name_and_the_reason(
     with pytest.raises(PolicyError, match=reason) as caught:
         resolve_placement(name)
     assert name in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (
+            "def bind(:",
+            r"its module failed with SyntaxError: invalid syntax \(own_broken.py, line 1\); correct that$",
+        ),
+        (
+            "\n1 / 0",
+            "its module failed at own_broken.py:2 with ZeroDivisionError: division by zero; correct that$",
+        ),
+        ("exit(3)", "its module failed at .* with SystemExit: 3; correct that$"),
+        (
+            "import no_such_module",
+            "own_broken.py:1 with ModuleNotFoundError: .*; install that, or correct the import$",
+        ),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_named_with_the_line_to_correct(
+    own_module: str, tmp_path: Path, code: str, reason: str
+) -> None:
+    (tmp_path / "own_broken.py").write_text(code, encoding="utf-8")
+    with pytest.raises(PolicyError, match=reason):
+        resolve_routing("own_broken:Mine")
 
 
 def test_installed_policies_are_found_and_listed_with_their_summaries(
