@@ -102,7 +102,7 @@ REAL_TOO = ("nothing", "a kill", "a kill, and back", "one that forwards dies", "
     [*((case, VIRTUAL) for case in CASES), *((case, REAL) for case in REAL_TOO)],
     ids=lambda value: value if isinstance(value, str) else f"{value.clock} time",
 )
-def test_it_comes_to_the_same(case: str, stage: Stage) -> None:
+def test_each_misfortune_has_its_events_under_either_clock(case: str, stage: Stage) -> None:
     made, faults, settings, expected = CASES[case]
     scale = SCALE if stage is REAL else 1.0
     run = fail(made, REQUESTS, *faults, stage=stage, time_scale=scale, **settings)

@@ -65,7 +65,7 @@ def test_a_hop_that_dies_at_work_is_noticed_one_way_later() -> None:
     assert run.ended_at_s() == at([2.48 + 0.23])
 
 
-def test_what_happened_is_told_in_the_order_of_time() -> None:
+def test_events_are_logged_in_the_order_of_time() -> None:
     run = fail(pairs(), TEN, kill(1, 1.0, 0.2))
     told = [(e["event"], round(e["at_s"], 6)) for e in run.events[2:-1]]
     assert told == [
@@ -191,7 +191,7 @@ def test_a_session_gives_up_in_the_end_with_the_reason_and_others_go_on() -> Non
     )  # and a round trip to close the other hop
 
 
-def test_off_a_failed_hop_fails_the_request() -> None:
+def test_a_failed_hop_fails_the_request_where_recovery_is_off() -> None:
     run = fail(pairs(), TEN, kill(1, 1.0), recovery=RecoveryRules("off"))
     assert (run.requests[0].status, run.requests[0].reason) == (
         "failed",
@@ -269,7 +269,7 @@ def test_a_restart_loses_the_caches_and_the_server_can_be_taken_again() -> None:
     assert run.requests[0].n_replays == 1
 
 
-def test_one_that_leaves_finishes_what_it_has_and_takes_nothing_new() -> None:
+def test_a_server_that_leaves_finishes_what_it_has_and_takes_nothing_new() -> None:
     two = arrivals(0.0, 1.0, n_output=10)
     run = fail(pairs(), two, Fault("leave", 1, 0.5), Fault("kill", 1, 5.0))
     assert [run.hops(n)[1].server for n in (0, 1)] == [1, 3]
@@ -281,7 +281,7 @@ def test_one_that_leaves_finishes_what_it_has_and_takes_nothing_new() -> None:
     assert [e["applies"] for e in run.of_kind("fault")] == [True, False]  # it had ended before
 
 
-def test_one_that_leaves_does_not_wait_for_its_sessions_for_ever() -> None:
+def test_a_server_that_leaves_does_not_wait_for_its_sessions_for_ever() -> None:
     rules = RecoveryRules(give_up_s=1.0)
     run = fail(pairs(), TEN, Fault("leave", 1, 0.5), recovery=rules)
     [left] = run.of_kind("left")
@@ -294,12 +294,12 @@ def test_one_that_leaves_does_not_wait_for_its_sessions_for_ever() -> None:
     assert run.requests[0].status == "completed"
 
 
-def test_one_that_left_can_be_restarted() -> None:
+def test_a_server_that_left_can_be_restarted() -> None:
     run = fail(pairs(1), arrivals(9.0, n_output=10), Fault("leave", 1, 0.5), Fault("restart", 1, 5.0))
     assert run.requests[0].status == "completed"
 
 
-def test_one_that_joins_takes_blocks_and_serves_from_then_on() -> None:
+def test_a_server_that_joins_takes_blocks_and_serves_from_then_on() -> None:
     problem, placement = pairs()
     ranges = (*placement.ranges[:3], BlockRange(0, 0))
     made = problem, type(placement)("two", ranges, (*placement.cache_bytes[:3], 0.0), 2)

@@ -187,7 +187,7 @@ def test_a_body_that_is_not_said_to_be_json_is_refused(quick: Serving) -> None:
     assert answer.status == 415
 
 
-def test_it_is_healthy_and_says_its_version(quick: Serving) -> None:
+def test_the_endpoint_is_healthy_and_reports_its_version(quick: Serving) -> None:
     assert quick.ask("/health").status == quick.ask("/health/ready").status == 200
     assert quick.ask("/version").json["version"]
 

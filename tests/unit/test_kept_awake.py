@@ -83,7 +83,7 @@ def test_what_is_calibrated_has_the_spinners_of_a_run_and_they_go_with_it(
     wait_until(lambda: not any(map(is_alive, pids)), "their end")
 
 
-def test_they_go_with_a_process_that_is_killed() -> None:
+def test_spinning_processes_end_with_a_process_that_is_killed() -> None:
     code = (
         "import sys, testbed.runtime.real.awake as awake\n"
         "awake.why_cpus_may_sleep = lambda: None\n"
@@ -109,7 +109,7 @@ def test_they_do_not_spin_under_a_quota_or_where_nobody_wants_it(
         assert about.startswith("CPUs may sleep") and words in about
 
 
-def test_it_is_said_if_they_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spinning_processes_that_cannot_start_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(awake, "why_cpus_may_sleep", lambda: None)
     monkeypatch.setattr(awake.sys, "executable", "/bin/false")
     with kept_awake(True) as about:
@@ -117,7 +117,7 @@ def test_it_is_said_if_they_cannot_start(monkeypatch: pytest.MonkeyPatch) -> Non
         assert about.startswith("CPUs may sleep") and "did not start" in about
 
 
-def test_it_is_said_if_they_end_meanwhile(
+def test_spinning_processes_that_end_meanwhile_are_reported(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(awake, "why_cpus_may_sleep", lambda: None)

@@ -79,7 +79,7 @@ def test_nothing_in_the_packages_can_turn_data_into_code() -> None:
         "subprocess.run(x, shell=True)",
     ],
 )
-def test_the_test_above_would_find_it(source: str) -> None:
+def test_the_search_for_code_in_data_finds_each_kind(source: str) -> None:
     assert list(_faults(ast.parse(source)))
 
 

@@ -132,7 +132,7 @@ def test_without_torch_one_sentence_says_what_to_install(no_torch: None, tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_torch_the_doctor_says_so(no_torch: None) -> None:
+def test_the_doctor_reports_that_torch_is_missing(no_torch: None) -> None:
     blocks_row, gpu = _blocks_rows()
     assert (blocks_row["name"], blocks_row["works"]) == ("blocks", False)
     assert "torch" in blocks_row["detail"] and "pip install" in blocks_row["detail"]

@@ -123,7 +123,7 @@ def test_a_soak_in_which_requests_fail_with_a_reason_and_nothing_is_left_is_righ
         ),
     ],
 )
-def test_what_does_not_hold_is_said(
+def test_a_soak_that_breaks_a_promise_is_failed_with_the_reason(
     summary: dict[str, Any] | None, found: dict[str, Any], reason: str
 ) -> None:
     [wrong] = soak.judge(summary, found)

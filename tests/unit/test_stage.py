@@ -38,7 +38,7 @@ def test_the_clock_is_virtual_unless_something_needs_real_time(
     assert (chosen.clock, chosen.network, chosen.why) == (clock, network, why)
 
 
-def test_what_stays_up_for_somebody_keeps_real_time() -> None:
+def test_a_run_that_stays_up_for_its_users_is_in_real_time() -> None:
     assert choose_stage(load_experiment("clustered"), holds=True).clock == "real"
 
 
@@ -83,7 +83,9 @@ def test_virtual_time_takes_memory_where_fabric_does_not_work(monkeypatch: pytes
         (["time_scale=2", "network.backend=memory"], "has only virtual time, but a time scale"),
     ],
 )
-def test_what_contradicts_itself_is_one_sentence(settings: list[str], what: str) -> None:
+def test_clock_and_network_that_contradict_each_other_are_one_sentence(
+    settings: list[str], what: str
+) -> None:
     with pytest.raises(UserError) as caught:
         choose_stage(load_experiment("clustered", settings))
     assert what in str(caught.value) and "\n" not in str(caught.value)

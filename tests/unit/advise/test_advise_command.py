@@ -184,7 +184,7 @@ def test_what_is_measured_is_kept_and_workers_change_nothing(tmp_path: Path) -> 
         ("a100@Cluster1=1", "4", {"policy": "petal"}, "policy petal"),
     ],
 )
-def test_what_makes_no_sense_is_said_before_anything_runs(
+def test_options_of_advise_that_cannot_be_are_refused_before_anything_runs(
     candidates: str, budget: str, options: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(UserError, match=said):

@@ -90,7 +90,7 @@ def test_what_is_not_needed_is_taken_away_again() -> None:
     assert best == (0, 1, 1)
 
 
-def test_it_goes_on_where_several_are_needed_for_a_placement() -> None:
+def test_the_greedy_search_goes_on_where_a_placement_needs_several_servers_more() -> None:
     def score(counts: Counts) -> Score:
         is_placed = counts[0] >= 4
         return Score(False, 0.0 if is_placed else 1.0, 0.0 if is_placed else float("inf"), 1.0)
@@ -98,7 +98,7 @@ def test_it_goes_on_where_several_are_needed_for_a_placement() -> None:
     assert found(greedy([Fraction(1)], Fraction(9)), score)[0] == (4,)
 
 
-def test_it_ends_where_nothing_has_a_placement() -> None:
+def test_the_greedy_search_ends_where_nothing_has_a_placement() -> None:
     best, asked = found(
         greedy([Fraction(1)], Fraction(10**9)), lambda counts: Score(False, 1.0, math.inf, math.inf)
     )

@@ -42,7 +42,7 @@ async def test_all_splits_of_a_random_model_say_the_same(name: str, dtype: str) 
 
 
 @pytest.mark.parametrize("name", [BLOOM, LLAMA])
-async def test_another_seed_is_another_model(name: str) -> None:
+async def test_random_weights_differ_between_seeds(name: str) -> None:
     states = [await hidden(WeightSource(CONFIGS[name], seed=seed)) for seed in (1, 1, 2)]
     assert states[0] == states[1] != states[2]
 

@@ -73,7 +73,7 @@ def test_more_shards_than_tensors_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_the_model_says_is_varied(family: str, tmp_path: Path) -> None:
+def test_a_tiny_model_generates_varied_tokens(family: str, tmp_path: Path) -> None:
     make_tiny(tmp_path, CONFIGS[family], 7)
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
     said = set()

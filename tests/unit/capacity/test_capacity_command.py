@@ -108,7 +108,7 @@ def test_a_recording_is_stretched_with_as_many_requests_as_it_has(tmp_path: Path
         ("ttft_p95=5s", ("workload.changes=[{at='5 s',rate=2}]",), {}, "workload.changes"),
     ],
 )
-def test_what_makes_no_sense_is_said_before_anything_runs(
+def test_options_of_capacity_that_cannot_be_are_refused_before_anything_runs(
     slo: str, overrides: tuple[str, ...], options: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(UserError, match=said):

@@ -28,7 +28,7 @@ def test_a_folder_that_is_not_there_is_named(make_run: MakeRun, tmp_path: Path) 
     assert f"there is no run {tmp_path / 'none'}" in refusal(make_run("a", [request(0)]), tmp_path / "none")
 
 
-def test_a_file_is_no_run(make_run: MakeRun) -> None:
+def test_comparing_a_file_instead_of_a_run_is_refused(make_run: MakeRun) -> None:
     a = make_run("a", [request(0)])
     assert "is not a folder" in refusal(a / "plan.json", a)
 

@@ -58,7 +58,7 @@ class Pot:
         self.room.look()
 
 
-def test_whoever_has_room_goes_at_once() -> None:
+def test_a_request_that_has_room_goes_at_once() -> None:
     pot = Pot("fifo", [2, 1], room=3)
     pot.ask(0)
     pot.ask(1)
@@ -95,7 +95,7 @@ def test_backfill_lets_pass_until_the_first_has_aged() -> None:
     assert [index for _, index, _ in pot.told] == [2, 0, 1, 3]
 
 
-def test_it_looks_again_though_nobody_wakes_it() -> None:
+def test_the_waiting_room_tries_again_though_nothing_wakes_it() -> None:
     pot = Pot("fifo", [1, 1], room=0)
     pot.until(5.0)
     pot.ask(0)
@@ -119,7 +119,7 @@ def test_an_overdue_request_is_sent_on_its_way_and_the_next_is_first() -> None:
     assert pot.told == [(20.0, 0, "waits"), (20.0, 1, "in")]
 
 
-def test_one_without_a_chain_is_told_and_holds_nobody_up() -> None:
+def test_a_request_without_a_chain_is_notified_and_holds_no_other_up() -> None:
     pot = Pot("fifo", [0, -1, 1], room=1)
     for index in range(3):
         pot.ask(index)
@@ -137,7 +137,7 @@ def test_a_request_that_nobody_waits_for_any_more_is_dropped() -> None:
     assert len(pot.told) == 2
 
 
-def test_one_who_was_let_go_and_asks_again_is_told_once_more() -> None:
+def test_a_request_that_was_let_in_and_asks_again_gets_an_answer_again() -> None:
     """At the instant at which the first time would have been overdue, too."""
     pot = Pot("fifo", [1], room=1, give_up_s=5.0)
     pot.ask(0)
@@ -150,7 +150,7 @@ def test_one_who_was_let_go_and_asks_again_is_told_once_more() -> None:
     assert len(told) == 1 and len(pot.room) == 0
 
 
-def test_one_who_asks_when_its_time_is_over_is_told_at_once() -> None:
+def test_a_request_that_asks_when_its_time_is_over_fails_at_once() -> None:
     pot = Pot("fifo", [1], room=0, give_up_s=5.0)
     pot.until(5.0)
     told: list[object] = []

@@ -88,7 +88,7 @@ def test_losses_at_the_end_count_once_the_sender_says_what_it_has_sent() -> None
     assert assembly.n_lost == 4
 
 
-def test_what_comes_twice_is_refused() -> None:
+def test_a_datagram_that_arrives_twice_is_refused() -> None:
     seal = Seal(_KEY)
     assembly = Assembly(seal)
     assert assembled(assembly, seal, datagrams(b"one") * 2) == [b"one"]

@@ -290,7 +290,7 @@ def test_of_a_killed_node_nothing_is_called_again_and_its_peers_hear_of_the_end(
     assert n_left == 0
 
 
-def test_nobody_listening_is_refused_after_a_round_trip() -> None:
+def test_a_connection_to_a_port_without_listener_is_refused_after_a_round_trip() -> None:
     async def main() -> float:
         network = MemoryNetwork(spec())
         with pytest.raises(ConnectionRefusedError, match="nobody listens"):

@@ -68,7 +68,7 @@ async def test_either_side_asks_and_gets_its_own_answer(tmp_path: Path) -> None:
         assert await orchestrator.ask(Gather(["a", "b"])) == {1: ["a", "b"]}
 
 
-async def test_what_is_told_arrives_in_order(tmp_path: Path) -> None:
+async def test_notifications_arrive_in_order(tmp_path: Path) -> None:
     heard: list[int] = []
     everything = asyncio.Event()
 

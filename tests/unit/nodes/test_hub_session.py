@@ -261,7 +261,7 @@ async def test_where_no_route_covers_the_model_it_waits_and_asks_again() -> None
     }
 
 
-async def test_it_gives_up_rather_than_wait_beyond_its_time() -> None:
+async def test_a_session_gives_up_rather_than_wait_beyond_its_time() -> None:
     clock, recorder = JumpClock(), Recorder()
     chain = servers(make_server(2, 5, cache_bytes=0.0))
     rules = SessionRules(give_up_s=10.0)

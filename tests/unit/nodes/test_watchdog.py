@@ -35,7 +35,7 @@ async def test_each_of_many_limits_ends_what_it_is_for_at_its_own_instant() -> N
     watchdog.close()
 
 
-async def test_what_is_done_in_time_is_left_alone() -> None:
+async def test_work_that_is_done_within_the_limit_is_left_alone() -> None:
     clock = ManualClock()
     watchdog = Watchdog(clock)
     with watchdog.limit(5.0):

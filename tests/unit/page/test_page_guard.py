@@ -16,7 +16,7 @@ def refused(method: str = "GET", **headers: str) -> bool:
 
 
 @pytest.mark.parametrize("host", [HOST, "localhost:8765", "[::1]:8765", "localhost"])
-def test_this_machine_may_look(host: str) -> None:
+def test_the_page_is_shown_to_this_machine_by_any_of_its_names(host: str) -> None:
     assert not refused(Host=host)
 
 

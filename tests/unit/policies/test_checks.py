@@ -12,7 +12,7 @@ PROBLEM = make_problem([44.0, 30.0])
 GOOD = placed(PROBLEM, [(0, 3), (2, 4)], [14.0, 10.0])
 
 
-def test_good_answers_pass() -> None:
+def test_placements_and_routes_that_keep_the_rules_pass() -> None:
     check_placement(PROBLEM, GOOD)
     check_placement(PROBLEM, placed(PROBLEM, [(0, 4), (0, 0)], [4.0, 0.0]))
     check_route(PROBLEM, GOOD, Route((Hop(0, 0, 3), Hop(1, 3, 4)), 0.0, 1.0), "mine")

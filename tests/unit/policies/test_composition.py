@@ -72,7 +72,9 @@ def test_windows_lie_end_to_end_and_the_last_of_a_chain_is_shifted_back() -> Non
     assert placement.cache_bytes == (3.0, 3.0, 0.0)
 
 
-def test_it_takes_chains_until_they_carry_the_load_over_seven_tenths_and_no_incomplete_one() -> None:
+def test_chain_composition_adds_chains_until_they_carry_the_load_over_seven_tenths_and_no_incomplete_one() -> (
+    None
+):
     # Each server holds the model for one session, and a request takes 4 s there: a chain carries 0.25/s, 0.175/s of it.
     problem = make_problem([44.0] * 5, decode_s=[1.0] * 5, **TWO_AND_TWO)
     time_s = MeanRequests(problem).time_s((Hop(0, 0, 4),))
@@ -104,7 +106,7 @@ def test_c_is_the_one_with_the_least_bound() -> None:
     assert at[0.5].design_concurrency > at[1e-6].design_concurrency  # type: ignore[operator]
 
 
-def test_what_makes_no_chain_is_said() -> None:
+def test_servers_that_make_no_chain_are_refused() -> None:
     with pytest.raises(InfeasiblePlacement, match="chain-composition makes no chain of 4 blocks"):
         ChainComposition().place(make_problem([11.0] * 3))
 
@@ -153,7 +155,7 @@ def test_a_slot_is_taken_by_a_short_session_too_and_a_long_one_needs_room_for_al
 
 @settings(max_examples=100)
 @given(problems())
-def test_its_placements_are_whole_and_every_chain_has_room(problem: Problem) -> None:
+def test_composed_placements_are_whole_and_every_chain_has_room(problem: Problem) -> None:
     try:
         placement = ChainComposition().place(problem)
     except InfeasiblePlacement:

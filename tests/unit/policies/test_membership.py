@@ -41,7 +41,7 @@ def test_routers_see_a_change_at_their_next_look_and_not_before() -> None:
     assert m.believed(20.0) == {0, 1}
 
 
-def test_one_that_leaves_says_so() -> None:
+def test_a_server_that_leaves_announces_it() -> None:
     m = Membership(ANNOUNCED, 2)
     m.ends(0, 12.0, is_said=True)
     assert m.believed(19.9) == {0, 1}

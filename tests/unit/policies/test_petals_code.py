@@ -21,7 +21,7 @@ def routed(
     return route
 
 
-def test_it_goes_by_its_name() -> None:
+def test_petals_code_routing_goes_by_its_name() -> None:
     assert isinstance(resolve_routing("petals-code"), PetalsCodeRouting)
 
 

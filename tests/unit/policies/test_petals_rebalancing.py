@@ -34,7 +34,7 @@ def test_a_server_moves_to_the_weakest_blocks_when_that_raises_the_minimum_enoug
     assert moved(problem, [(0, 2), (0, 2), (0, 2), (2, 4)], 0) == BlockRange(2, 4)
 
 
-def test_it_stays_when_the_gain_is_too_small() -> None:
+def test_a_server_stays_when_the_gain_is_too_small() -> None:
     # 100 now and 130 after it: 0.77 is not below 0.75.
     problem = problem_of(RPS, RPS * 0.3, RPS * 0.3, RPS, RPS * 0.3)
     ranges = [(0, 2), (0, 2), (0, 2), (2, 4), (0, 2)]
@@ -42,7 +42,7 @@ def test_it_stays_when_the_gain_is_too_small() -> None:
     assert moved(problem, ranges, 1, balance_quality=0.79) == BlockRange(2, 4)
 
 
-def test_it_stays_when_it_is_the_only_one_with_a_block() -> None:
+def test_a_server_stays_when_it_is_the_only_one_with_a_block() -> None:
     problem = problem_of(RPS, RPS, RPS * 9)
     assert moved(problem, [(0, 2), (2, 4), (2, 4)], 0) is None
 
@@ -56,13 +56,13 @@ def test_it_stays_even_if_the_block_that_it_alone_holds_would_be_in_its_new_rang
     assert moved(problem, [(0, 3), (0, 2), (3, 5), (1, 3)], 0) is not None
 
 
-def test_it_stays_when_it_is_on_its_best_place() -> None:
+def test_a_server_stays_when_it_is_on_its_best_place() -> None:
     problem = problem_of(RPS, RPS, RPS, RPS)
     ranges = [(0, 2), (0, 2), (2, 4), (2, 4)]
     assert [moved(problem, ranges, j) for j in range(4)] == [None] * 4
 
 
-def test_what_the_others_would_do_then_counts() -> None:
+def test_a_move_counts_the_moves_that_others_would_make_after_it() -> None:
     # Server 3's coming would make both ends equal; the minimum stays what one of the two slow ones gives.
     problem = problem_of(RPS * 4, RPS, RPS, RPS)
     assert moved(problem, [(0, 2), (2, 4), (2, 4), (2, 4)], 1) is None

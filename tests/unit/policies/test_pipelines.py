@@ -95,7 +95,7 @@ def test_swarm_has_as_many_stages_as_its_weakest_server_asks_for_if_there_are_se
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
-def test_what_does_not_fit_is_said(policy: Exo) -> None:
+def test_pipelines_that_do_not_fit_are_refused_with_the_reason(policy: Exo) -> None:
     whys = "(with room for 1 session cannot place|needs a server that holds all)"
     with pytest.raises(InfeasiblePlacement, match=f"{policy.name} {whys}"):
         policy.place(make_problem([5.0, 5.0]))

@@ -152,7 +152,7 @@ def test_a_placement_at_the_edge_is_not_taken() -> None:
     assert fmean(one.time_s / one.plan.n_output_tokens for one in done) < 1.3
 
 
-def test_it_aims_at_the_objectives() -> None:
+def test_the_shared_search_aims_at_the_objectives() -> None:
     """For early first tokens servers hold fewer blocks and more caches, so that chains are longer."""
     base = load_experiment("helix-24", ["workload.rate=1.4", "workload.n_requests=10"]).problem
     early, fast = (

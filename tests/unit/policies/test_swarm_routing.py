@@ -50,7 +50,7 @@ def test_a_server_twice_as_slow_is_taken_half_as_often() -> None:
     assert taken.count(1) == 100
 
 
-def test_its_routes_wait_and_cost_what_the_chain_does() -> None:
+def test_swarm_routes_wait_and_cost_what_the_chain_does() -> None:
     router, state = router_of()
     route = router.route(REQUEST, state, 0.0)
     assert route is not None

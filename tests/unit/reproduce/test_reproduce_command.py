@@ -28,7 +28,7 @@ def tables(out: Path, n_runs: int = 2, seed: int = 0) -> dict[str, Any]:
     return reproduce_command("paper", "tables", n_runs, seed, out, 1)[0]
 
 
-def test_what_is_done_is_not_run_again(tmp_path: Path, quick_runs: list[tuple[str, int]]) -> None:
+def test_runs_that_are_recorded_are_not_run_again(tmp_path: Path, quick_runs: list[tuple[str, int]]) -> None:
     assert tables(tmp_path)["n_computed"] == 2 * N_TABLES
     again = tables(tmp_path)
     assert (again["n_computed"], again["n_found"]) == (0, 2 * N_TABLES)

@@ -296,7 +296,7 @@ def test_petals_numbers_are_asked_for_only_where_petals_uses_them_and_all_at_onc
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_in_one_sentence(
+def test_models_and_types_that_cannot_be_are_refused_in_one_sentence(
     complaint: Complain, options: tuple[str, ...], words: str
 ) -> None:
     assert words in complaint(*options)

@@ -37,7 +37,7 @@ def test_an_event_changes_both_directions_and_its_end_restores_the_link(load: Lo
     assert [c.why for c in e.changes] == ["link A and B: loss 20 %", "the end of: link A and B: loss 20 %"]
 
 
-def test_without_an_end_a_change_stays(load: Load) -> None:
+def test_a_change_of_a_link_without_an_end_stays(load: Load) -> None:
     assert course(load(events("at='1 s', site='B', rate='10 Mbit/s'"))) == [(1.0, Link(0.05, 1e7))]
 
 

@@ -22,7 +22,7 @@ def small(*options: str) -> Experiment:
 
 
 @pytest.mark.parametrize("communication", ["server-to-server", "hub-spoke"])
-def test_who_passes_hidden_states_on_is_read_and_stored(communication: str, tmp_path: Path) -> None:
+def test_the_way_of_communication_is_read_and_stored(communication: str, tmp_path: Path) -> None:
     experiment = small(f"policy.communication={communication}")
     assert experiment.problem.forwarding is (communication == "server-to-server")
     assert experiment.document["policy"]["communication"] == communication

@@ -83,7 +83,7 @@ def test_a_run_with_programs_is_in_real_time(load: Load) -> None:
         choose_stage(load("clock=virtual", INSIDE_B, replace=("", WEB)))
 
 
-def test_what_will_be_run_is_announced(load: Load) -> None:
+def test_programs_are_announced_before_they_run(load: Load) -> None:
     said: list[str] = []
     check_programs(with_nodes(load), said.append)
     assert said == ["node web will run python3 -m http.server '80 80'"]

@@ -244,14 +244,14 @@ def test_text_packed_with_gzip_is_read_as_if_it_were_not(tmp_path: Path, text: s
     ],
     ids=["cut short", "header alone", "not text"],
 )
-def test_what_cannot_be_unpacked_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
+def test_a_trace_that_cannot_be_unpacked_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
     path = tmp_path / "trace.csv.gz"
     path.write_bytes(content)
     with pytest.raises(UserError, match=said):
         show_command(path)
 
 
-def test_what_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trace_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "trace.csv.gz"
     path.write_bytes(gzip.compress(b"x" * 100_000))
     monkeypatch.setattr(traces, "MAX_FILE_BYTES", 50_000)

@@ -34,7 +34,7 @@ def test_a_prompt_is_one_text_or_one_list_of_tokens(prompt: Any, asked: Any) -> 
 
 
 @pytest.mark.parametrize("prompt", ["", [], ["a", "b"], [[1], [2]], [1, "a"], [True], [[]], [""], [1.5]])
-def test_any_other_prompt_is_refused(prompt: Any) -> None:
+def test_a_prompt_of_an_unsupported_type_is_refused(prompt: Any) -> None:
     error = refusal(prompt=prompt)
     assert (error.status, error.param) == (400, "prompt")
 
@@ -62,7 +62,7 @@ def test_any_other_prompt_is_refused(prompt: Any) -> None:
         ({"model": 3}, "model"),
     ],
 )
-def test_what_is_not_there_is_refused_by_its_name(fields: dict[str, Any], param: str) -> None:
+def test_a_parameter_that_is_not_supported_is_refused_by_its_name(fields: dict[str, Any], param: str) -> None:
     error = refusal(**fields)
     assert (error.status, error.param) == (400, param)
     body = error.body()["error"]

@@ -137,7 +137,7 @@ def test_a_request_without_a_chain_or_too_big_for_its_server_does_not_wait_for_e
         assert run.requests[1].waiting_s == ended_at_s
 
 
-def test_attempts_end_somewhere() -> None:
+def test_a_session_fails_after_the_last_attempt_to_open_it() -> None:
     problem = make_problem([99.0], input_rtt_s=1e6)
     placement = placed(problem, [(0, 4)], [4.0])
     run = run_fast(problem, placement, arrivals(0.0, 1.0), max_attempts=3)

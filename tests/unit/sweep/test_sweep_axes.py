@@ -61,7 +61,7 @@ def test_names_with_colons_are_no_ranges() -> None:
         ("policy.name=petals", 'policies by name are the axis "policy"'),
     ],
 )
-def test_what_is_no_axis_gets_one_sentence(over: str, said: str) -> None:
+def test_a_malformed_axis_gets_one_sentence(over: str, said: str) -> None:
     with pytest.raises(UserError, match=said) as caught:
         parse_over(over)
     assert "\n" not in str(caught.value)

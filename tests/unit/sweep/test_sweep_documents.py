@@ -39,7 +39,7 @@ def test_differences_are_paired_seed_by_seed() -> None:
         ([10.0, 20.0, 30.0], "ttft_s_mean", "equal"),
     ],
 )
-def test_a_result_says_whether_it_is_one(values: list[float], measure: str, verdict: str) -> None:
+def test_a_difference_has_a_verdict_by_its_interval(values: list[float], measure: str, verdict: str) -> None:
     found = cell("b", values, measure).against(cell("a", [10.0, 20.0, 30.0], measure), measure)
     assert found is not None and found.verdict == verdict
 

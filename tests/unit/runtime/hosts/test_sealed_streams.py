@@ -77,7 +77,7 @@ async def test_chunks_arrive_in_order_and_whole_in_both_directions() -> None:
         assert await other.receive() == b""
 
 
-async def test_another_key_is_refused() -> None:
+async def test_a_stream_with_another_key_is_refused() -> None:
     async with pair(new_key()) as (caller, accepted):
         caller.send(b"let me in")
         with pytest.raises(AuthenticationError, match="not sealed with the key"):
@@ -93,7 +93,7 @@ async def test_another_key_is_refused() -> None:
     ],
     ids=["changed", "without a seal", "in another order"],
 )
-async def test_what_was_meddled_with_is_refused(meddle: Meddle) -> None:
+async def test_a_chunk_that_was_changed_on_the_way_is_refused(meddle: Meddle) -> None:
     async with pair(meddle=meddle) as (caller, accepted):
         caller.send(b"first")
         caller.send(b"again")
@@ -102,7 +102,7 @@ async def test_what_was_meddled_with_is_refused(meddle: Meddle) -> None:
             assert [await other.receive(), await other.receive()] == "refused"
 
 
-async def test_what_is_repeated_is_refused() -> None:
+async def test_a_chunk_that_is_sent_again_is_refused() -> None:
     async with pair(meddle=lambda sent: sent + sent) as (caller, accepted):
         caller.send(b"once")
         other = await accepted
@@ -119,7 +119,7 @@ async def test_a_chunk_of_any_size_is_not_waited_for() -> None:
             await other.receive()
 
 
-async def test_who_does_not_greet_is_cut_off() -> None:
+async def test_a_caller_that_sends_no_greeting_is_cut_off() -> None:
     ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

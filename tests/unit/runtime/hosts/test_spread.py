@@ -38,6 +38,8 @@ def test_a_machine_has_the_servers_and_sites_that_it_names_and_the_others_the_re
         ([machine("m", "a"), machine("n", "b", "c")], "no machine has d; name them"),
     ],
 )
-def test_what_cannot_be_is_said(machines: list[Machine], said: str) -> None:
+def test_servers_that_cannot_be_spread_over_the_machines_are_refused(
+    machines: list[Machine], said: str
+) -> None:
     with pytest.raises(UserError, match=said):
         spread([], list(SITES), SITES, [(each, 1.0) for each in machines])

@@ -65,7 +65,7 @@ def test_nothing_is_quiet_while_anybody_is_busy(rig: Rig) -> None:
     assert rig.keeper.quiet() is not None
 
 
-def test_who_was_busy_in_between_is_noticed(rig: Rig) -> None:
+def test_a_process_that_was_busy_between_two_checks_is_noticed(rig: Rig) -> None:
     rig.page.enter(A, IDLE)
     rig.page.enter(B, IDLE)
     before = rig.keeper.quiet()
