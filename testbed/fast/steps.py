@@ -266,8 +266,8 @@ def replay_of(session: ChainSession, *, in_steps: bool) -> list[Part]:
 def delays_of(experiment: Experiment, request: RequestSpec, hops: Sequence[Hop]) -> ChainDelays:
     """Returns the delays of a chain by the experiment's problem.
 
-    Hub-spoke: sending takes a part of t_cj in each direction, by the links' rates. Forwarding: a delay leads
-    from the server before, and the last one also back to the client. No message arrives before it was sent.
+    Hub-spoke: sending takes a part of t_cj in each direction, by the links' rates. Forwarding: a hop's
+    delays are those from the server before it, and of the last hop also those back to the client. No message arrives before it was sent.
     """
     problem, calibration = experiment.problem, experiment.calibration
     added_s = calibration.input_overhead_s(request.n_input_tokens), calibration.token_overhead_s
