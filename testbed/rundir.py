@@ -43,6 +43,8 @@ PAGE = "page.json"
 """The page of a run, while it is served: ``url``, ``pid``, ``started``."""
 ENDPOINT = "endpoint.json"
 """The endpoint of ``testbed serve``, while it serves: ``url``."""
+STUDY, STUDY_PAGE = "study.json", "index.html"
+"""Files of the folder of a study (`testbed sweep`): what it is about, and the page of its results."""
 SIMULATED = "simulated"
 """The network in the plan of a simulation without nodes."""
 SCRATCH = ("links", "virtual", "study", "agent")
@@ -153,6 +155,31 @@ def marks(run_dir: Path, owner: int | None = None) -> dict[str, str]:
 def runs(pid: int, started: str) -> bool:
     """Whether the process ``pid`` that started at ``started`` (``process_start``) is still running."""
     return bool(started) and process_start(pid) == started
+
+
+def not_a_run(path: Path) -> UserError:
+    """Return the error for a ``path`` that is no run directory: what it is instead, and what to give."""
+    if not path.exists():
+        return UserError(f"there is no run {path}; name a run directory, such as those in runs/")
+    if not path.is_dir():
+        return UserError(
+            f"{path} is not a folder; give one that `testbed up` or `testbed simulate --out` has written"
+        )
+    if (path / STUDY).is_file():
+        return UserError(
+            f"{path} holds a study, whose runs left only a row each; {path / STUDY_PAGE} shows them"
+        )
+    runs = sorted(
+        {plan.parent for depth in ("*", "*/*", "*/*/*") for plan in path.glob(f"{depth}/plan.json")}
+    )
+    if len(runs) == 1:
+        return UserError(f"{path} holds a run; give {runs[0]}")
+    if runs:
+        return UserError(f"{path} holds {len(runs)} runs; name one of them, such as {runs[0]}")
+    return UserError(
+        f"{path} is not a run directory (no plan.json in it); give one that `testbed up` or `testbed simulate "
+        "--out` has written"
+    )
 
 
 def is_simulated(run_dir: Path) -> bool:

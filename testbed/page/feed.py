@@ -12,14 +12,14 @@ from typing import Any
 import msgspec
 
 from testbed.control.live import SOCKET
-from testbed.errors import TestbedError, UserError
+from testbed.errors import TestbedError
 from testbed.page.follow import Follower
 from testbed.page.header import header
 from testbed.page.history import History, Position
 from testbed.page.others import finished_history
 from testbed.page.simulated import read_simulation
 from testbed.results import load_run
-from testbed.rundir import OWNER, TWIN, is_simulated, owner_alive, read_plan
+from testbed.rundir import OWNER, TWIN, is_simulated, not_a_run, owner_alive, read_plan
 
 UPDATE_S = 0.1
 """Real seconds between two updates of a page, at least."""
@@ -77,10 +77,7 @@ class Feed:
             return False
         load = (self.run_dir / OWNER).exists() or (self.run_dir / "plan.json").exists()
         if not load:
-            raise UserError(
-                f"{self.run_dir} is not a run directory (no scenario.toml and plan.json in it); give the "
-                "folder that `testbed up` or `testbed simulate --out` has written"
-            )
+            raise not_a_run(self.run_dir)
         return True
 
     @property

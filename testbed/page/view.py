@@ -18,7 +18,7 @@ from testbed.errors import UserError
 from testbed.page.feed import Feed
 from testbed.page.others import read_others
 from testbed.page.serve import PageServer, address_of, bind
-from testbed.rundir import OWNER
+from testbed.rundir import OWNER, not_a_run
 
 DEFAULT_PORT = 8765
 _TEXT_BROWSERS = ("www-browser", "lynx", "w3m", "links", "elinks")
@@ -53,10 +53,7 @@ def view_command(
 def check_run_dir(run_dir: Path) -> None:
     """Raise ``UserError`` unless ``run_dir`` is a run directory, which may have only just begun."""
     if not any((run_dir / name).is_file() for name in (OWNER, "plan.json")):
-        raise UserError(
-            f"{run_dir} is not a run directory (no plan.json in it); give the folder that `testbed up` or "
-            "`testbed simulate --out` has written"
-        )
+        raise not_a_run(run_dir)
 
 
 def bind_somewhere(port: int | None) -> socket.socket:

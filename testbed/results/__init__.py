@@ -25,7 +25,7 @@ from testbed.results.requests import request_rows
 from testbed.results.served import with_guests
 from testbed.results.summary import summarize
 from testbed.results.verified import read_verification
-from testbed.rundir import TWIN, is_simulated, read_plan, write_json
+from testbed.rundir import TWIN, is_simulated, not_a_run, read_plan, write_json
 from testbed.scenario.experiment import Experiment
 from testbed.scenario.provenance import read_provenance
 
@@ -99,16 +99,14 @@ def load_run(run_dir: Path) -> Experiment:
         raise UserError(
             f"{run_dir} was simulated: it has no logs to rebuild its tables from; simulate it again"
         )
-    if not (run_dir / "plan.json").exists() or not (run_dir / "scenario.toml").exists():
-        raise UserError(
-            f"{run_dir} is not a run directory (no scenario.toml and plan.json in it); give the folder of a "
-            "run"
-        )
-    if not (run_dir / "events").is_dir():
-        raise UserError(
-            f"{run_dir} has lost its logs, from which its tables and page are made: there is no folder events in "
-            "it; copy the whole run again, or open its report.html"
-        )
+    if not (run_dir / "plan.json").exists():
+        raise not_a_run(run_dir)
+    for name in ("scenario.toml", "events"):
+        if not (run_dir / name).exists():
+            raise UserError(
+                f"{run_dir} is not whole: its tables and page are made from {name}, which is missing; copy the "
+                "whole run again, or open its report.html"
+            )
     return with_guests(load_experiment(str(run_dir / "scenario.toml")), run_dir)
 
 

@@ -101,7 +101,7 @@ def test_a_report_of_a_hundred_requests_is_small_enough_to_send(testbed: Testbed
 
 def test_view_of_no_run_directory_says_so(testbed: Testbed, tmp_path: Path) -> None:
     assert_one_sentence(testbed("view", str(tmp_path), "--no-browser"), "is not a run directory")
-    assert_one_sentence(testbed("view", str(tmp_path / "none"), "--no-browser"), "is not a run directory")
+    assert_one_sentence(testbed("view", str(tmp_path / "none"), "--no-browser"), "there is no run")
 
 
 def test_a_port_that_is_taken_is_one_sentence(finished: Outcome, testbed: Testbed) -> None:

@@ -58,7 +58,9 @@ def test_a_run_that_has_lost_its_logs_is_not_called_a_simulation(run: SyntheticR
     (run.path / "scenario.toml").write_text("")
     shutil.rmtree(run.path / "events")
     assert not is_simulated(run.path)
-    with pytest.raises(UserError, match="has lost its logs"):
+    with pytest.raises(
+        UserError, match="is not whole: its tables and page are made from events, which is missing"
+    ):
         load_run(run.path)
 
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from testbed.errors import UserError
-from testbed.rundir import is_simulated, owner_alive
+from testbed.rundir import is_simulated, not_a_run, owner_alive
 
 METRICS = ("per_token_s", "ttft_s", "tpot_s", "e2e_s", "queue_s")
 PARTS = ("hop_compute_s", "hop_network_s", "hop_client_s")
@@ -84,14 +84,8 @@ def load_run(path: Path) -> Run:
 
     Raises ``UserError`` if something is missing or cannot be read, with how to get it.
     """
-    if not path.exists():
-        raise UserError(f"there is no run {path}; name a run directory, such as those in runs/")
-    if not path.is_dir():
-        raise UserError(
-            f"{path} is not a folder; name the run directory that `testbed up` or `simulate --out` made"
-        )
     if not (path / "plan.json").exists():
-        raise UserError(_not_a_run(path))
+        raise not_a_run(path)
     missing = [name for name in ("requests.parquet", "summary.json") if not (path / name).exists()]
     if missing:
         raise UserError(_without_tables(path, missing[0]))
@@ -104,15 +98,6 @@ def load_run(path: Path) -> Run:
     elif not summary.get("hops_left_out"):
         raise UserError(_without_tables(path, "hops.parquet"))
     return Run(path, _about(path, summary, _json(path, "plan.json")), form, settings, requests, hops)
-
-
-def _not_a_run(path: Path) -> str:
-    below = sorted(
-        {p.parent for depth in ("*", "*/*", "*/*/*") for p in path.glob(f"{depth}/requests.parquet")}
-    )
-    if below:
-        return f"{path} holds {len(below)} runs; name one of them, such as {below[0]}"
-    return f"{path} is not a run directory (no plan.json in it); name one that `testbed up` or `simulate --out` made"
 
 
 def _without_tables(path: Path, name: str) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from testbed.errors import UserError
-from testbed.rundir import replacing, write_json
+from testbed.rundir import STUDY, STUDY_PAGE, replacing, write_json
 from testbed.scenario import load_experiment
 from testbed.scenario.provenance import PROVENANCE, provenance
 from testbed.studies.sweep.axes import Point
@@ -31,8 +31,7 @@ from testbed.studies.sweep.table import RESULTS, Row, write_results
 from testbed.studies.sweep.webpage import page_text
 
 RUNS = "runs.jsonl"
-STUDY = "study.json"
-PAGE = "index.html"
+PAGE = STUDY_PAGE
 TABLES = ("table.md", "table.csv", "table.tex")
 LOCAL, RAY = "local", "ray"
 EXECUTORS = (LOCAL, RAY)

@@ -35,7 +35,9 @@ def test_comparing_a_file_instead_of_a_run_is_refused(make_run: MakeRun) -> None
 
 def test_a_folder_of_runs_is_answered_with_the_name_of_one(make_run: MakeRun, tmp_path: Path) -> None:
     a = make_run("a", [request(0)])
-    assert f"holds 1 runs; name one of them, such as {a}" in refusal(tmp_path, a)
+    assert f"holds a run; give {a}" in refusal(tmp_path, a)
+    make_run("b", [request(0)])
+    assert f"holds 2 runs; name one of them, such as {a}" in refusal(tmp_path, a)
     (tmp_path / "empty").mkdir()
     assert "is not a run directory (no plan.json in it)" in refusal(tmp_path / "empty", a)
 

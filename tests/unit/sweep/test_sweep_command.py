@@ -10,6 +10,7 @@ import pytest
 
 from testbed.codeversion import code_version
 from testbed.errors import RunError, UserError
+from testbed.rundir import STUDY, not_a_run
 from testbed.scenario.policy import PolicyChoice
 from testbed.scenario.provenance import read_provenance
 from testbed.simulate import engine
@@ -17,7 +18,7 @@ from testbed.simulate.cases import scenario_case
 from testbed.simulate.engine import simulate
 from testbed.simulate.summary import summarize_simulation
 from testbed.studies.sweep import command, runs
-from testbed.studies.sweep.command import PAGE, RUNS, STUDY, TABLES, sweep_command
+from testbed.studies.sweep.command import PAGE, RUNS, TABLES, sweep_command
 from testbed.studies.sweep.runs import Run, Runner, Setup, case_of, key_of
 from testbed.studies.sweep.store import Lines
 from testbed.studies.sweep.study import Options
@@ -47,6 +48,7 @@ def test_a_row_per_run_sorted_with_what_simulate_measures(tmp_path: Path) -> Non
         {"ok": 8},
         0,
     )
+    assert str(not_a_run(tmp_path)).endswith(f"{tmp_path / PAGE} shows them"), "it holds no run directories"
     table = rows(tmp_path)
     places = [(row["workload.rate"], row["policy"], row["seed"]) for row in table]
     assert places == sorted(places) and len(set(places)) == 8
