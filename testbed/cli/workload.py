@@ -16,14 +16,17 @@ workload_app = typer.Typer(help="Make or describe a recorded workload (docs/work
 def make(
     file: Annotated[Path, typer.Argument(help="A new file.")],
     like: Annotated[
-        str, typer.Option(metavar="SCENARIO", help="Scenario whose requests to write; --set changes it.")
+        str,
+        typer.Option(
+            metavar="SCENARIO", help="Scenario whose arrivals and lengths to write; --set changes it."
+        ),
     ] = "clustered",
     kind: Annotated[str, typer.Option(help="Format of the file: azure, burstgpt or mooncake.")] = "azure",
     seed: SeedOption = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write the requests of a scenario as a recorded workload, which other scenarios and tools can replay."""
+    """Write a scenario's requests (--like) as a recorded workload, which other scenarios and tools can replay."""
     from testbed.inspect.workload import make_command
 
     changes = [*(overrides or []), *([] if seed is None else [f"seed={seed}"])]

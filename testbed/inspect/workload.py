@@ -21,7 +21,8 @@ _SHARES = (50, 90, 99)
 def make_command(
     file: Path, scenario: str, kind: str, overrides: Sequence[str]
 ) -> tuple[dict[str, Any], str]:
-    """Write the requests of ``scenario`` to ``file`` in the format ``kind``; returns as ``show_command``.
+    """Write the requests of ``scenario`` to ``file`` in the format ``kind``; returns as ``show_command``, and where they are
+    from.
 
     Raises ``UserError``.
     """
@@ -35,7 +36,9 @@ def make_command(
             temporary.write_text(trace_text(kind, experiment.requests), encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot write {file}: {error.strerror}; choose another file") from None
-    return show_command(file)
+    answer, text = show_command(file)
+    origin = f"{experiment.name}, seed {experiment.seed}: {experiment.workload}"
+    return {**answer, "origin": origin}, f"requests of the scenario {origin}\n{text}"
 
 
 def show_command(file: Path) -> tuple[dict[str, Any], str]:

@@ -176,6 +176,10 @@ def test_a_workload_that_is_written_as_a_trace_is_read_as_it_was(
     assert (answer["kind"], answer["n_requests"]) == (found, 30)
     assert (answer["n_input_tokens"]["mean"], answer["n_output_tokens"]["max"]) == (77, 128)
     assert f"{found}, 30 requests" in text
+    assert text.startswith(
+        "requests of the scenario clustered, seed 0: poisson, 0.1 per second; input tokens 77"
+    )
+    assert f"requests of the scenario {answer['origin']}\n" in text
     replayed = load_experiment("trace-replay", [f"workload.file={file}"])
     made = load_experiment("clustered", ["workload.n_requests=30", "workload.n_input_tokens=77"])
     assert [r.arrival_at_s for r in replayed.requests] == pytest.approx(
