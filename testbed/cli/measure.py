@@ -67,7 +67,9 @@ def topology(
         typer.Option(min=1, help="With fibre: cable length over straight distance; default 1.5."),
     ] = None,
     picture: Annotated[Path | None, typer.Option(help="Draw a map to this file (.png, .svg, .pdf).")] = None,
-    rtt_unit: Annotated[str, typer.Option(help="Unit of the times in an RTT matrix file.")] = "ms",
+    rtt_unit: Annotated[
+        str | None, typer.Option(help="Unit of the times in an RTT matrix file; default ms.")
+    ] = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:

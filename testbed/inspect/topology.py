@@ -34,12 +34,12 @@ def topology_command(
     detour: float | None,
     experiment: Experiment | None,
     picture: Path | None,
-    rtt_unit: str = "ms",
+    rtt_unit: str | None = None,
 ) -> tuple[dict[str, Any], str]:
     """Describe a topology or an RTT matrix, by name or file; draws ``picture`` if given.
 
     Returns the answer for ``--json`` and the text for people. The nodes of ``experiment`` are marked.
-    ``rtt_unit`` is the unit of a matrix file (.csv, .json). Raises ``UserError`` for what cannot be read or
+    ``rtt_unit`` is the unit of a matrix file (.csv, .json), by default ms. Raises ``UserError`` for what cannot be read or
     drawn.
     """
     if delays not in ("given", "fibre"):
@@ -56,9 +56,11 @@ def topology_command(
         if Path(name).suffix.lower() in MATRICES:
             if delays == "fibre":
                 raise UserError("--delays fibre is for topologies: a matrix has no coordinates; leave it out")
-            topology, one_way_s = _matrix(Path(name), rtt_unit)
+            topology, one_way_s = _matrix(Path(name), rtt_unit or "ms")
             rtt_s = [[a + b for a, b in zip(*both, strict=True)] for both in _with_transposed(one_way_s)]
         else:
+            if rtt_unit is not None:
+                raise UserError(f"--rtt-unit is for RTT matrices ({', '.join(MATRICES)}): leave it out")
             topology = load_topology(name)
             if delays == "fibre":
                 topology = topology.with_fibre_delays(DEFAULT_DETOUR if detour is None else detour)

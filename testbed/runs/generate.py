@@ -91,11 +91,12 @@ def generate_command(
         raise UserError("testbed generate computes real blocks: leave out --set compute.backend")
     overrides = [*overrides, "compute.backend=blocks"]
     experiment = load_experiment(scenario, [*overrides, _workload(1, options.max_new_tokens)])
-    check_can_run(experiment, say)
     assert experiment.blocks is not None
     sizes = checkpoint_sizes(experiment.blocks.config, experiment.problem.model.name)
-    if given_ids is not None or not options.prompt:
-        _check_prompt(given_ids or [], options.max_new_tokens, sizes)  # before anything slow begins
+    at_least = [0] if options.prompt else []
+    # Before anything slow begins; a text has one token or more.
+    _check_prompt(at_least if given_ids is None else given_ids, options.max_new_tokens, sizes)
+    check_can_run(experiment, say)
     stage = choose_stage(experiment)
     run_dir = make_run_dir(out, experiment.name)
     launcher = stage.begin(experiment, run_dir)

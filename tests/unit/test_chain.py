@@ -49,9 +49,11 @@ def test_a_response_is_the_mean_over_all_requests_of_a_run(monkeypatch: pytest.M
     assert command._response_s("whole-model", 0.1, 0) is None  # no server there holds the model
 
 
-def test_no_runs_are_refused() -> None:
+def test_no_runs_and_no_negative_seed_are_accepted() -> None:
     with pytest.raises(UserError, match="--runs must be at least 1, not 0"):
         chain_command(0, 0, print)
+    with pytest.raises(UserError, match="--seed must not be negative, but is -1"):
+        chain_command(1, -1, print)
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,10 @@ def test_the_doctor_reports_that_torch_is_missing(no_torch: None) -> None:
         ),
         ({"prompt_ids": "-1"}, "token -1 of the prompt"),
         ({"prompt_ids": "1", "max_new_tokens": 2048}, "more than the model's limit of 2048"),
+        (
+            {"prompt": "a", "max_new_tokens": 2048},
+            "limit of 2048: shorten the prompt, or lower --max-new-tokens",
+        ),
         ({"prompt_ids": "1", "seed": 3}, "--seed is for sampling"),
     ],
 )

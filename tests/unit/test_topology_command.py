@@ -87,6 +87,7 @@ def test_a_picture_is_drawn_with_and_without_known_places(tmp_path: Path, ending
         (["abovenet", "--detour", "1.2"], "--detour is only for --delays fibre"),
         (["abovenet", "--picture", "map.jpg"], "--picture must end in .png, .svg, .pdf"),
         (["abovenet", "--scenario", "clustered"], "which is no node of abovenet"),
+        (["abovenet", "--rtt-unit", "s"], "--rtt-unit is for RTT matrices (.csv, .json): leave it out"),
         (["abovenet", "--set", "seed=1"], "--set changes a scenario"),
     ],
 )

@@ -127,7 +127,7 @@ def make_plan(
     Raises ``UserError`` for numbers below 1, and for lengths that do not fit into a session.
     """
     if rounds < 1:
-        raise UserError(f"rounds must be at least 1, not {rounds}")
+        raise UserError(f"--rounds must be at least 1, not {rounds}")
     wrong = [n for n in (*(lengths or ()), *sessions, n_output_tokens) if n < 1]
     if wrong:
         raise UserError(f"lengths and numbers of sessions must be at least 1, not {wrong[0]}")

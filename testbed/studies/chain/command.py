@@ -42,6 +42,8 @@ def chain_command(runs: int, seed: int, announce: Callable[[str], None]) -> tupl
     """
     if runs < 1:
         raise UserError(f"--runs must be at least 1, not {runs}")
+    if seed < 0:
+        raise UserError(f"--seed must not be negative, but is {seed}")
     rows = []
     for printed in TABLE_I:
         simulated = []

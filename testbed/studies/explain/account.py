@@ -49,11 +49,10 @@ def account(run_dir: Path, request: int) -> dict[str, Any]:
         raise UserError(f"there is no request {request}: they are {min(run.requests)} to {max(run.requests)}")
     (row,) = pq.read_table(run_dir / "requests.parquet", filters=[("request", "==", request)]).to_pylist()
     if row["status"] != "completed":
-        why = f" ({row['reason']})" if row["reason"] else ""
+        why = f": {row['reason']}" if row["reason"] else ""
         raise UserError(
-            f"request {request} did not complete: it is {row['status']}{why} after {row['n_rejections']} "
-            "refusals, "
-            "so there is no time to explain; choose one that completed"
+            f"request {request} did not complete (it is {row['status']}{why}), so there is no time to explain; "
+            "choose one that completed"
         )
     if run.hops is None:
         raise UserError(

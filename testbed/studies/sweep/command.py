@@ -17,6 +17,7 @@ from testbed.errors import UserError
 from testbed.rundir import STUDY, STUDY_PAGE, replacing, write_json
 from testbed.scenario import load_experiment
 from testbed.scenario.provenance import PROVENANCE, provenance
+from testbed.scenario.units import counted
 from testbed.studies.sweep.axes import Point
 from testbed.studies.sweep.contrast import cells_of
 from testbed.studies.sweep.disk import make_folder, writing
@@ -99,7 +100,9 @@ def sweep_command(
         "total_s": round(time.monotonic() - began_at_s, 3),
         "files": [str(file) for file in files],
     }
-    text = [f"{n_runs} runs: {n_computed} computed in {computed_s:.1f} s, {answer['n_found']} found in {out}"]
+    text = [
+        f"{counted(n_runs, 'runs')}: {n_computed} computed in {computed_s:.1f} s, {answer['n_found']} found in {out}"
+    ]
     text += [f"{count} x {reason}" for reason, count in _reasons(rows)]
     text.append(f"{out / PAGE} shows the results; {out / RESULTS} has a row per run")
     return answer, "\n".join(text), 1 if statuses[FAILED] else 0

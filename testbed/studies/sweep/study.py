@@ -293,13 +293,20 @@ def _check(study: Study) -> None:
         raise UserError(f"--runs must be at least 1, not {study.n_runs}")
     if study.seed is not None and study.seed < 0:
         raise UserError(f"--seed must not be negative, but is {study.seed}")
-    if any(change.partition("=")[0].strip() == SEED for change in study.fixed):
+    changed = [change.partition("=")[0].strip() for change in study.fixed]
+    if twice := next((key for key in changed if key in study.keys), None):
+        raise UserError(
+            f"{twice} is an axis and set to one value, too: leave it out of --over, or of --set and [set]"
+        )
+    if SEED in changed:
         raise UserError("seeds come from --runs and --seed: leave seed out of --set and [set]")
     for name in study.policies:
         check_policy(name)
     if study.baseline is not None and study.baseline not in study.policies:
-        valid = ", ".join(study.policies) or "no policies are given: use --over policy=..."
-        raise UserError(f"the baseline {study.baseline} is none of the policies compared; valid: {valid}")
+        given = (
+            f"valid: {', '.join(study.policies)}" if study.policies else "give these with --over policy=..."
+        )
+        raise UserError(f"the baseline {study.baseline} is none of the policies compared; {given}")
 
 
 def _measure(study: Study, name: str) -> str:

@@ -123,7 +123,7 @@ def test_a_plan_stays_within_what_the_model_takes() -> None:
         ({"max_tokens": 8}, "a calibration needs at least 9"),
         ({"max_tokens": 100, "lengths": (16, 99)}, "give shorter --lengths"),
         ({"lengths": (0,)}, "at least 1, not 0"),
-        ({"rounds": 0}, "rounds must be at least 1"),
+        ({"rounds": 0}, "--rounds must be at least 1"),
     ],
 )
 def test_a_plan_without_room_is_refused_with_what_to_change(options: dict[str, int], words: str) -> None:

@@ -112,7 +112,7 @@ def test_a_run_s_folder_says_the_same_as_its_scenario(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_explained_is_said(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="did not complete: it is failed"):
+    with pytest.raises(UserError, match=r"did not complete \(it is failed: no room.*\), so"):
         explain_command("clustered", 99, "petals", ["workload.rate=2", "backoff.give_up=1 s"], None)
     with pytest.raises(UserError, match="on no server"):
         explain_command("clustered", 0, None, ["servers.1.count=0"], None)

@@ -295,6 +295,16 @@ def test_a_disk_that_fills_up_keeps_what_was_measured(tmp_path: Path) -> None:
             {},
             "the study has 4,000,000 runs",
         ),
+        (
+            ("workload.n_requests=2,3",),
+            {},
+            "workload.n_requests is an axis and set to one value, too: leave it out",
+        ),
+        (
+            (),
+            {"baseline": "petals"},
+            "the baseline petals is none of the policies compared; give these with --over",
+        ),
         ((), {"n_runs": 0}, "--runs must be at least 1"),
         ((), {"seed": -1}, "--seed must not be negative"),
         ((), {"engine": "slow"}, "--engine must be fast, virtual or real"),
