@@ -84,7 +84,7 @@ def _choose_congestion_control(name: str) -> None:
         allowed = _SYSCTL / "tcp_allowed_congestion_control"
         raise NetworkError(
             f"congestion control {name!r} cannot be chosen in a namespace ({error.strerror}): use one of "
-            f"{allowed.read_text(encoding='ascii').split()}, or add it to {allowed} as root"
+            f"{', '.join(allowed.read_text(encoding='ascii').split())}, or add it to {allowed} as root"
         ) from error
 
 

@@ -444,6 +444,7 @@ def validate(
     A policy that the file names as module:Class is not imported, and the placement is not checked then.
     """
     from testbed.control.placing import place_experiment
+    from testbed.runs.up import check_online
     from testbed.runtime.gpus import missing_gpu, shared_out
     from testbed.runtime.wiring import check_frames
     from testbed.scenario import load_experiment
@@ -459,7 +460,10 @@ def validate(
     missing = missing_gpu(experiment)
     remarks = [missing] if missing else []
     blocks = shared_out(experiment, remarks.append)
-    placement = None if experiment.code_in_file else place_experiment(experiment).placement
+    placement = None
+    if not experiment.code_in_file:
+        placement = place_experiment(experiment).placement
+        check_online(experiment, placement)
     answer: dict[str, Any] = {
         "valid": True,
         "name": experiment.name,

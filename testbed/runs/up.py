@@ -12,7 +12,7 @@ from typing import Any
 
 import typer
 
-from policies.problem import PolicyError
+from policies.problem import Placement, PolicyError
 from testbed.control.placing import PlacedExperiment, place_experiment
 from testbed.control.steering import Steering, online_policy
 from testbed.errors import EXIT_INTERRUPTED, RunError, TestbedError, UserError
@@ -158,13 +158,18 @@ def placed_experiment(experiment: Experiment) -> PlacedExperiment:
     """
     placed = place_experiment(experiment)
     check_fits(experiment, placed.placement)
+    check_online(experiment, placed.placement)
+    return placed
+
+
+def check_online(experiment: Experiment, placement: Placement) -> None:
+    """Raise ``UserError`` if the online policy does not exist, or cannot go on from ``placement``."""
     try:
         policy = online_policy(experiment)
         if policy is not None:
-            Steering(experiment.problem, placed.placement, policy)
+            Steering(experiment.problem, placement, policy)
     except PolicyError as error:
         raise UserError(str(error)) from error
-    return placed
 
 
 @contextmanager

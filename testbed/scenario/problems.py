@@ -120,6 +120,8 @@ def _sentence(kind: str, message: str, given: Any, context: dict[str, Any]) -> s
         return unknown("value", context["tag"], re.findall(r"'([^']*)'", str(context["expected_tags"])))
     if kind in ("missing", "union_tag_not_found"):
         return "is missing"
+    if given == "" and kind in ("too_short", "string_too_short"):
+        return "must not be empty"
     if kind == "too_short":
         n = context["min_length"]
         return f"needs at least {n} {'entry' if n == 1 else 'entries'}"

@@ -74,6 +74,11 @@ def test_a_wrong_command_line_is_one_sentence_too(
     assert_one_sentence(testbed(*arguments), expected, "--help`")
 
 
+def test_validate_looks_the_online_policy_up(testbed: Testbed) -> None:
+    outcome = testbed("validate", "clustered", "--set", "policy.online=nothing")
+    assert_one_sentence(outcome, "there is no online policy 'nothing'", "two-time-scale")
+
+
 def test_an_out_folder_that_cannot_be_made_is_named(testbed: Testbed, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     outcome = testbed("up", "clustered", "--out", str(tmp_path / "file"), *FAST)

@@ -37,6 +37,8 @@ OPTIONS = {
     "servers.0.count=-1": "servers.0.count: must be at least 0, not -1",
     "servers.0.count=true": "servers.0.count: must be a whole number, not true",
     "servers=[]": "servers: needs at least 1 entry",
+    "name=''": "name: must not be empty",
+    "network={kind='topology',topology=''}": "network.topology: must not be empty",
     "servers.0.memory=0 GB": "servers.0.memory: must be more than 0",
     "servers.0.hardware=a10": 'servers.0.hardware: unknown hardware "a10" (did you mean "a100"?)',
     "servers.7.count=1": 'servers: is a list with the entries 0 to 0, and has no entry "7"',
