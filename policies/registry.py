@@ -12,7 +12,6 @@ import traceback
 from collections.abc import Collection, Iterable
 from importlib.metadata import EntryPoint, entry_points
 from operator import attrgetter
-from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
@@ -207,7 +206,7 @@ def how_failed(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     ours = (__file__, importlib.__file__)
     own = [f for f in frames if f.filename not in ours and not f.filename.startswith("<frozen ")]
-    where = f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
+    where = f" at {own[-1].filename.rpartition('/')[2]}:{own[-1].lineno}" if own else ""
     return f"failed{where} with {type(error).__name__}: {' '.join(str(error).split())}"
 
 
