@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 import re
 import shlex
@@ -15,7 +16,6 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from itertools import pairwise
-from os import sched_getaffinity
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ def provenance(experiment: Experiment | None = None, gpus: Sequence[str] = ()) -
         "packages": _packages(),
         "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": _cpu(),
-        "n_cpus": len(sched_getaffinity(0)),
+        "n_cpus": n_cpus(),
         "gpus": list(gpus),
     }
 
@@ -125,6 +125,11 @@ def _packages() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return dict(sorted(found.items()))
+
+
+def n_cpus() -> int:
+    """Return the number of CPUs that this process may use, or of all where the system does not tell that."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @cache

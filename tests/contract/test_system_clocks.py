@@ -108,9 +108,12 @@ def test_each_misfortune_has_its_events_under_either_clock(case: str, stage: Sta
     run = fail(made, REQUESTS, *faults, stage=stage, time_scale=scale, **settings)
     first = "failed" if "failed" in expected else "completed"
     assert [r.status for r in run.requests] == [first, "completed"]
-    if stage is REAL and is_late(run):  # a busy machine: what comes after the session touches nobody
-        assert set(kinds(run)) <= set(expected)
-        return
-    assert kinds(run) == sorted(expected)
+    happened = kinds(run)
+    if stage is REAL:  # on a busy machine a session may ask once more, or have ended before what happens
+        happened = [kind for kind in happened if kind != "rejected"]
+        if is_late(run):
+            assert set(happened) <= set(expected)
+            return
+    assert happened == sorted(expected)
     assert not any(run.summary["leaks"].values())
     assert run.requests[0].n_replays == expected.count("replayed")

@@ -15,6 +15,7 @@ from testbed.errors import ScenarioError, UserError
 from testbed.results.slo import parse_slo_statistics
 from testbed.scenario import load_experiment
 from testbed.scenario.policy import FIXED
+from testbed.scenario.provenance import n_cpus
 from testbed.scenario.slo import Objective, parse_statistic
 from testbed.studies.advise.candidates import Candidate, Fleet, parse_candidates, parse_cost
 from testbed.studies.advise.judging import Judging, Variant, numbers
@@ -23,7 +24,7 @@ from testbed.studies.advise.text import advise_text
 from testbed.studies.capacity.measures import load_measures
 from testbed.studies.sweep.axes import SEED
 from testbed.studies.sweep.disk import make_folder
-from testbed.studies.sweep.pool import Local, n_cpus, sigterm_as_ctrl_c
+from testbed.studies.sweep.pool import Local, sigterm_as_ctrl_c
 from testbed.studies.sweep.runs import FAST, Record, Run, Runner, Setup, case_of, check_policy, lost_record
 from testbed.studies.sweep.store import Lines, read_records
 

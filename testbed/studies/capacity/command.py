@@ -15,13 +15,14 @@ from testbed.results.intervals import Mean
 from testbed.results.slo import parse_slo_statistics
 from testbed.scenario import load_experiment
 from testbed.scenario.experiment import Experiment
+from testbed.scenario.provenance import n_cpus
 from testbed.scenario.slo import Objective
 from testbed.studies.capacity.measures import load_measures
 from testbed.studies.capacity.search import STEPS_DOWN, STEPS_UP, RateTrial, Search, SearchResult, search
 from testbed.studies.capacity.text import capacity_text
 from testbed.studies.capacity.verdict import PLACEMENT, REQUESTS, Verdict, verdict_of
 from testbed.studies.sweep.axes import SEED
-from testbed.studies.sweep.pool import Local, n_cpus, sigterm_as_ctrl_c
+from testbed.studies.sweep.pool import Local, sigterm_as_ctrl_c
 from testbed.studies.sweep.runs import FAST, Record, Run, Runner, Setup, check_policy, lost_record
 from testbed.terminal import say
 

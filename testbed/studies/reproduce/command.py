@@ -11,6 +11,7 @@ from typing import Any
 
 from testbed.errors import UserError
 from testbed.rundir import replacing
+from testbed.scenario.provenance import n_cpus
 from testbed.studies.reproduce.collect import Results
 from testbed.studies.reproduce.commands import settings_lines
 from testbed.studies.reproduce.duel import duel_lines
@@ -29,7 +30,7 @@ from testbed.studies.reproduce.tables import (
     table_lines,
 )
 from testbed.studies.sweep.disk import FIGURES, make_folder, writing
-from testbed.studies.sweep.pool import Local, n_cpus, sigterm_as_ctrl_c
+from testbed.studies.sweep.pool import Local, sigterm_as_ctrl_c
 from testbed.studies.sweep.progress import with_progress
 from testbed.studies.sweep.store import Lines
 

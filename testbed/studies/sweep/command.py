@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 from testbed.errors import UserError
 from testbed.rundir import STUDY, STUDY_PAGE, replacing, write_json
 from testbed.scenario import load_experiment
-from testbed.scenario.provenance import PROVENANCE, provenance
+from testbed.scenario.provenance import PROVENANCE, n_cpus, provenance
 from testbed.scenario.units import counted
 from testbed.studies.sweep.axes import Point
 from testbed.studies.sweep.contrast import cells_of
 from testbed.studies.sweep.disk import make_folder, writing
 from testbed.studies.sweep.documents import csv_text, header_and_rows, latex, markdown
 from testbed.studies.sweep.figures import draw_figures
-from testbed.studies.sweep.pool import Executor, Local, n_cpus, sigterm_as_ctrl_c
+from testbed.studies.sweep.pool import Executor, Local, sigterm_as_ctrl_c
 from testbed.studies.sweep.progress import with_progress
 from testbed.studies.sweep.runs import FAILED, OK, REAL, Record, Run, Runner, case_of, lost_record
 from testbed.studies.sweep.store import Lines, read_records

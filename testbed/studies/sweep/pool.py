@@ -306,8 +306,3 @@ def sigterm_as_ctrl_c() -> Iterator[None]:
 
     with handling(stop, signal.SIGTERM):
         yield
-
-
-def n_cpus() -> int:
-    """Returns the number of CPUs that this process may use."""
-    return len(os.sched_getaffinity(0))
