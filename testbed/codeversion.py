@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import tomllib
 from functools import cache
 from importlib import resources
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
 
 _RULES = (
     *(
@@ -46,4 +49,31 @@ def _files(folder: Traversable) -> list[Traversable]:
 
 def code_version() -> str:
     """Return the testbed's version with a digest of its code, and the Python version, as one text."""
-    return f"testbed {version('testbed')} ({rules_digest()[:8]}), Python {platform.python_version()}"
+    return f"testbed {project_version()} ({rules_digest()[:8]}), Python {platform.python_version()}"
+
+
+def project_version() -> str:
+    """Return the testbed's version, such as "0.1.0"."""
+    try:
+        return version("testbed")
+    except PackageNotFoundError:
+        return str(_pyproject()["version"])
+
+
+def requirements() -> list[str]:
+    """Return which packages the testbed and its extras for users require, such as "numpy>=1.26"."""
+    try:
+        return [text for text in requires("testbed") or () if "extra == 'dev'" not in text]
+    except PackageNotFoundError:
+        project = _pyproject()
+    wanted: list[str] = project["dependencies"]
+    for name, texts in project["optional-dependencies"].items():
+        if name != "dev":
+            wanted += [text for text in texts if not text.startswith("testbed[")]  # an extra within another
+    return wanted
+
+
+def _pyproject() -> dict[str, Any]:
+    """Return the table of the project, for a checkout that is on the path and not installed."""
+    text = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    return dict(tomllib.loads(text)["project"])

@@ -13,13 +13,13 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cache
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from testbed.codeversion import code_version, rules_digest
+from testbed.codeversion import code_version, requirements, rules_digest
 from testbed.scenario.experiment import Experiment
 from testbed.scenario.policy import FIXED
 
@@ -117,8 +117,7 @@ def commit() -> str | None:
 def _packages() -> dict[str, str]:
     """Return the versions of the packages that the testbed requires, and of its extras where installed."""
     found = {}
-    wanted = [text for text in requires("testbed") or () if "extra == 'dev'" not in text]
-    for requirement in wanted:
+    for requirement in requirements():
         name = re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
         try:
             found[name] = version(name)

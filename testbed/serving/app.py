@@ -12,13 +12,13 @@ import uuid
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from typing import TypeVar
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
 from nodes.request import Generation
+from testbed.codeversion import project_version
 from testbed.scenario.experiment import Experiment
 from testbed.serving.guests import Ended, Generated, Guests, Opened, Refused, Stream
 from testbed.serving.metrics import Metrics
@@ -219,7 +219,7 @@ class Endpoint:
         return web.Response(status=200 if self.guests.is_ready else 503)
 
     async def _version(self, _: web.Request) -> web.Response:
-        return web.json_response({"version": version("testbed")})
+        return web.json_response({"version": project_version()})
 
     async def _show_metrics(self, _: web.Request) -> web.Response:
         if (host := self.guests.host) is not None:

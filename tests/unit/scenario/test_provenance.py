@@ -7,10 +7,12 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 
+from testbed import codeversion
 from testbed.codeversion import code_version, rules_digest
 from testbed.scenario import load_experiment
 from testbed.scenario import provenance as module
@@ -83,3 +85,20 @@ def test_a_pipe_or_nonsense_in_its_place_is_no_provenance(tmp_path: Path) -> Non
     (tmp_path / PROVENANCE).unlink()
     os.mkfifo(tmp_path / PROVENANCE)
     assert read_provenance(tmp_path) == {}
+
+
+def test_a_checkout_that_is_not_installed_has_its_version_and_its_packages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    installed = code_version(), provenance()["packages"]
+
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(codeversion, "version", missing)
+    monkeypatch.setattr(codeversion, "requires", missing)
+    module._packages.cache_clear()
+    try:
+        assert (code_version(), provenance()["packages"]) == installed
+    finally:
+        module._packages.cache_clear()
