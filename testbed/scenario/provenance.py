@@ -52,7 +52,8 @@ def provenance(experiment: Experiment | None = None, gpus: Sequence[str] = ()) -
 
 def _command(argv: Sequence[str]) -> str:
     """Return the command line as a shell takes it, without a key that it holds."""
-    words = [Path(argv[0]).name]
+    program = Path(argv[0])
+    words = ["python", "-m", program.parent.name] if program.name == "__main__.py" else [program.name]
     for before, word in pairwise(argv):
         option, is_joined, _ = word.partition("=")
         if before == _SECRET:

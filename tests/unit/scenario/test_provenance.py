@@ -34,6 +34,11 @@ def test_it_names_code_command_packages_and_machine(monkeypatch: pytest.MonkeyPa
     assert found["policies"] == {}
 
 
+def test_a_package_that_python_runs_is_named_as_it_was_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/somewhere/testbed/__main__.py", "up", "clustered"])
+    assert provenance()["command"] == "python -m testbed up clustered"
+
+
 @pytest.mark.parametrize("given", [["--api-key", "hidden"], ["--api-key=hidden"]])
 def test_a_key_on_the_command_line_is_left_out(given: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["testbed", "serve", "clustered", *given, "--port", "0"])
