@@ -74,6 +74,11 @@ def requirements() -> list[str]:
 
 
 def _pyproject() -> dict[str, Any]:
-    """Return the table of the project, for a checkout that is on the path and not installed."""
-    text = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
-    return dict(tomllib.loads(text)["project"])
+    """Return the table of the project, for code that is on the path and not installed.
+
+    Its version is "unknown" if only the packages were copied there.
+    """
+    path = Path(__file__).parents[1] / "pyproject.toml"
+    if not path.is_file():
+        return {"version": "unknown", "dependencies": [], "optional-dependencies": {}}
+    return dict(tomllib.loads(path.read_text(encoding="utf-8"))["project"])

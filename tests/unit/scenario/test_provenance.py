@@ -93,7 +93,7 @@ def test_a_pipe_or_nonsense_in_its_place_is_no_provenance(tmp_path: Path) -> Non
 
 
 def test_a_checkout_that_is_not_installed_has_its_version_and_its_packages(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed = code_version(), provenance()["packages"]
 
@@ -105,5 +105,8 @@ def test_a_checkout_that_is_not_installed_has_its_version_and_its_packages(
     module._packages.cache_clear()
     try:
         assert (code_version(), provenance()["packages"]) == installed
+        module._packages.cache_clear()
+        monkeypatch.setattr(codeversion, "__file__", str(tmp_path / "testbed" / "codeversion.py"))
+        assert (provenance()["code"].split()[1], provenance()["packages"]) == ("unknown", {})
     finally:
         module._packages.cache_clear()
