@@ -84,9 +84,8 @@ def _twin(run_dir: Path) -> Tables | None:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    if summary["n_interrupted"] or summary.get(
-        "n_not_started"
-    ):  # it was killed, and its tables were completed later
+    # A twin that was killed, and whose tables were completed later, lacks requests.
+    if summary["n_interrupted"] or summary.get("n_not_started"):
         return None
     return read_tables(folder, load_run(folder))
 
