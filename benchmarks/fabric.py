@@ -30,6 +30,7 @@ from netem.fabric import FabricBackend
 from netem.probe import become_network_admin
 from netem.spec import LinkProfile, NetworkSpec
 from testbed.control.placing import place_experiment
+from testbed.records.summary import RunSummary
 from testbed.rundir import make_run_dir
 from testbed.runs.up import run_quietly
 from testbed.runtime.emulation import Emulation
@@ -127,7 +128,7 @@ def _under_load(n_sessions: int) -> list[dict[str, Any]]:
         "network.backend=fabric",
     ]
 
-    def run() -> dict[str, Any]:
+    def run() -> RunSummary:
         with tempfile.TemporaryDirectory() as folder:
             return run_quietly(load_experiment("gts-ce", sets), Path(folder))
 

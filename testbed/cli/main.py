@@ -549,12 +549,13 @@ def report(
     as_json: JsonOption = False,
 ) -> None:
     """Rebuild the tables, summary, trace and report of a run from its logs."""
+    from testbed.records.base import data_of
     from testbed.results import load_run
     from testbed.results.text import summary_text
     from testbed.runs.up import exit_code, finish
 
     summary = finish(run, load_run(run), trace=trace)
-    print_answer(summary, lambda: summary_text(summary), as_json)
+    print_answer(data_of(summary), lambda: summary_text(summary), as_json)
     raise typer.Exit(exit_code(summary))
 
 

@@ -266,17 +266,6 @@ def import_from_here(names: str) -> None:
         sys.path.append(str(Path.cwd()))
 
 
-def placement_data(placement: Placement) -> dict[str, Any]:
-    """Returns a placement in the form of ``plan.json``, with half-open ranges from 0."""
-    return {
-        "policy": placement.policy,
-        "ranges": [list(r) for r in placement.ranges],
-        "cache_bytes": list(placement.cache_bytes),
-        "design_concurrency": placement.design_concurrency,
-        "bounds": dict(placement.bounds),
-    }
-
-
 def placement_policy(name: str) -> PlacementPolicy:
     """Returns the placement policy for a name in a scenario. Raises ``PolicyError`` or ``UserError``."""
     return fixed_placement(name) if name.startswith(FIXED) else resolve_placement(name)

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from nodes.batching import Batches
 from nodes.clock import NS, nanoseconds, on_tick
@@ -25,10 +24,12 @@ from testbed.control.coordinator import Coordinator
 from testbed.control.mover import Mover, ServerMove
 from testbed.control.placing import PlacedExperiment
 from testbed.fast.events import EventQueue
-from testbed.fast.outcome import COMPLETED, FAILED, CompletedMove, FastRun, SimulatedRequest, move_of
+from testbed.fast.outcome import FastRun, SimulatedRequest
 from testbed.fast.servers import Key, Need, OnCache, Refused, Servers
 from testbed.fast.steps import ChainSession, Part, Steps, delays_of, replay_of
-from testbed.rundir import MOVED
+from testbed.records.events import AnyEvent, Moved
+from testbed.records.requests import COMPLETED, FAILED
+from testbed.records.summary import MoveRow
 from testbed.scenario.experiment import Experiment
 
 
@@ -139,7 +140,7 @@ class _Run:
         self._sessions: dict[int, _Session] = {}
         """Requests that have arrived and have not ended, by number."""
         self._ended: dict[int, SimulatedRequest] = {}
-        self._moves: list[CompletedMove] = []
+        self._moves: list[MoveRow] = []
         self._draining: dict[int, tuple[ServerMove, float]] = {}
         self._mover: Mover | None = None
         if online is not None:
@@ -440,10 +441,9 @@ class _Run:
         self._servers.offer(move.server, move.new, move.new_bytes)
         self._mover.completed(move, closed_at_s, drained_at_s, self._queue.now_s, 0)
 
-    def _note_move(self, event: str, at_s: float, details: dict[str, Any]) -> None:
-        if event == MOVED:
-            names = [server.name for server in self._problem.servers]
-            self._moves.append(move_of(details, names))
+    def _note_move(self, event: AnyEvent) -> None:
+        if isinstance(event, Moved):
+            self._moves.append(event.row([server.name for server in self._problem.servers]))
 
 
 def goes_step_by_step(experiment: Experiment) -> bool:

@@ -161,7 +161,7 @@ def answer_text(answer: dict[str, Any]) -> str:
     elif altered:
         verdict = f"{altered} of {checked} are NOT those of the whole model on one machine"
     else:
-        verdict = f"all are those of the whole model on one machine{ties(answer)}"
+        verdict = f"all are those of the whole model on one machine{ties(answer['n_tokens_tied'])}"
     return (
         f"{counted(n_tokens, 'tokens')}, ended by {answer['ended_by']}: the first after "
         f"{answer['ttft_s']:.3f} s{rest}; {verdict}\nblocks by server: {chain}"

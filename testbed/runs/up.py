@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import typer
 
@@ -18,6 +17,8 @@ from testbed.control.steering import Steering, online_policy
 from testbed.errors import EXIT_INTERRUPTED, RunError, TestbedError, UserError
 from testbed.page.beside import bind_page, page_beside
 from testbed.page.report import write_report
+from testbed.records.base import data_of
+from testbed.records.summary import RunSummary
 from testbed.results import finish_run, read_tables
 from testbed.results.text import summary_text
 from testbed.rundir import make_run_dir
@@ -59,7 +60,7 @@ class Ended:
 
     run_dir: Path
     placed: PlacedExperiment
-    summary: dict[str, Any] | None = None
+    summary: RunSummary | None = None
     error: TestbedError | None = None
     interrupted: bool = False
 
@@ -69,7 +70,7 @@ def up_command(experiment: Experiment, out: Path | None, options: UpOptions, *, 
     ended = run_once(experiment, out, options)
     if ended.summary is None:
         return EXIT_INTERRUPTED
-    typer.echo(json.dumps(ended.summary) if as_json else summary_text(ended.summary))
+    typer.echo(json.dumps(data_of(ended.summary)) if as_json else summary_text(ended.summary))
     if ended.error is not None:
         raise ended.error
     if ended.interrupted:
@@ -131,10 +132,10 @@ def has_begun(run_dir: Path, error: TestbedError | None) -> bool:
     return False
 
 
-def exit_code(summary: dict[str, Any]) -> int:
+def exit_code(summary: RunSummary) -> int:
     """Return 0 if every request completed with the right tokens or was cancelled, else 1."""
-    is_whole = summary["n_completed"] + summary["n_cancelled"] == summary["n_requests"]
-    return 0 if is_whole and not summary["n_tokens_altered"] else 1
+    is_whole = summary.n_completed + summary.n_cancelled == summary.n_requests
+    return 0 if is_whole and not summary.n_tokens_altered else 1
 
 
 def check_can_run(experiment: Experiment, announce: Callable[[str], None] = lambda _: None) -> None:
@@ -194,7 +195,7 @@ def left_to_report(run_dir: Path) -> Iterator[None]:
         ) from None
 
 
-def run_quietly(experiment: Experiment, out: Path, with_twin: bool = False) -> dict[str, Any]:
+def run_quietly(experiment: Experiment, out: Path, with_twin: bool = False) -> RunSummary:
     """Run ``experiment`` into the new folder ``out``, and print nothing; returns the summary.
 
     Raises ``TestbedError`` if the run breaks.
@@ -226,7 +227,7 @@ def finish(
     *,
     report: bool = True,
     trace: bool = True,
-) -> dict[str, Any]:
+) -> RunSummary:
     """Write tables, summary and, unless switched off, trace and report of a run; returns the summary.
 
     Raises ``RunError`` if a file cannot be written.

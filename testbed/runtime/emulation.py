@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from nodes import control, messages, records
 from nodes.clock import on_tick, run_clock
@@ -31,7 +32,18 @@ from testbed.control.moves import Moves
 from testbed.control.placing import PlacedExperiment, PolicyInterrupted
 from testbed.control.steering import online_policy
 from testbed.errors import RunError, UserError
-from testbed.rundir import EventWriter
+from testbed.records import events
+from testbed.records.events import (
+    CpusKeptAwake,
+    EventWriter,
+    Holding,
+    NetworkOpened,
+    NodeEnded,
+    Serving,
+    Stopped,
+)
+from testbed.records.plan import Stall
+from testbed.records.summary import MachineState
 from testbed.runtime import wiring
 from testbed.runtime.blocks import BlocksModel
 from testbed.runtime.guests import Guests
@@ -122,9 +134,9 @@ class Emulation:
         self.memory = ServerMemory(experiment.problem)
         self.forwarder: dict[str, float] | None = None
         """Counters of the user-space forwarder, if the network has one."""
-        self.machines: list[dict[str, Any]] = []
+        self.machines: list[MachineState] = []
         """State of the run's other machines at the end."""
-        self.stalls: list[dict[str, float]] = []
+        self.stalls: list[Stall] = []
         """When (``at_s``) and for how long (``real_s``) the whole machine stood still while serving."""
 
     async def start(self) -> None:
@@ -141,7 +153,9 @@ class Emulation:
             write_whereabouts(self.run_dir, self.network)
             if self.experiment.programs:
                 check_namespaces(self.network)
-        self.events.write("network", name=self.network.name, why=self.network.why, **self._sharing())
+        self.events.write(
+            NetworkOpened(name=self.network.name, why=self.network.why, shares_links=self._shares_links())
+        )
         if not self.stage.is_virtual:
             await self.processes.guard(self._programs.start())
         await self.processes.guard(self.nodes.start())
@@ -150,7 +164,7 @@ class Emulation:
         if keep_awake and self.processes.about_sleep is None:
             await self.processes.guard(self._decide_on_sleep(time.monotonic() - opened_at))
         if self.processes.about_sleep is not None:
-            self.events.write("cpus", why=self.processes.about_sleep)
+            self.events.write(CpusKeptAwake(why=self.processes.about_sleep))
         self.faults.begin()
         if not self.stage.is_virtual:  # faults by hand would make runs in virtual time differ
             await self._socket.open()
@@ -179,10 +193,10 @@ class Emulation:
             f"stood still {with_it:.0%} of the time with them awake and {without:.0%} of the time without"
         )
 
-    def _sharing(self) -> dict[str, bool]:
-        """Return whether pairs compete for the scenario's shared links; empty if it has none."""
+    def _shares_links(self) -> bool | UnsetType:
+        """Return whether pairs compete for the scenario's shared links; unset if it has none."""
         assert self.network is not None, "asked before the network was open"
-        return {"shares_links": self.network.shares_links} if self.experiment.shared_bps else {}
+        return self.network.shares_links if self.experiment.shared_bps else UNSET
 
     def network_text(self) -> str:
         """Return one line on the run's clock and network, and why these were chosen."""
@@ -190,14 +204,14 @@ class Emulation:
         text = (
             f"clock {self.stage.clock} ({self.stage.why}); network {self.network.name} ({self.network.why})"
         )
-        if self._sharing().get("shares_links") is False:
+        if self._shares_links() is False:
             text += ", where every pair has the whole rate of its path: only fabric and memory share links"
         return f"{text}; {self.processes.about_sleep}" if self.processes.about_sleep else text
 
     async def serve(self) -> None:
         """Serve the workload to its end. Raises ``RunError`` if the emulation breaks meanwhile."""
         self.progress.phase = "serving"
-        self.events.write("serving", self.clock.now_s())
+        self.events.write(Serving(at_s=self.clock.now_s()))
         self._in_background(self.links.run())
         self._in_background(self.nodes.keep_time())
         if self.blocks is not None:
@@ -228,7 +242,7 @@ class Emulation:
             await self._serve_guests(self._guests)
         self._has_served_until_now()
         await self.processes.guard(self.faults.look_for_leaks())
-        self.machines = [vars(machine) for machine in self._launcher.machines()]
+        self.machines = self._launcher.machines()
         self.forwarder = await self.processes.guard(self._launcher.stats())
         self.stalls = self._in_scenario(await self.processes.guard(self._launcher.stalls()))
         for client, failure in self._done.items():
@@ -298,12 +312,12 @@ class Emulation:
         finished = (client.ask(messages.Finish()) for client in self.nodes.clients)
         await _within_real_s(patience_s, asyncio.gather(*finished, return_exceptions=True))
 
-    def _in_scenario(self, stalls: Sequence[tuple[float, float]]) -> list[dict[str, float]]:
+    def _in_scenario(self, stalls: Sequence[tuple[float, float]]) -> list[Stall]:
         """Return the stalls since serving began: instants in scenario seconds, durations in real seconds."""
         assert self._serving_since is not None, "asked before there was anything to serve"
         now_s, now, scale = self.clock.now_s(), time.monotonic(), self.experiment.time_scale
         return [
-            {"at_s": now_s - (now - begin) * scale, "real_s": end - begin}
+            Stall(at_s=now_s - (now - begin) * scale, real_s=end - begin)
             for begin, end in stalls
             if begin >= self._serving_since
         ]
@@ -318,7 +332,7 @@ class Emulation:
     async def hold(self) -> None:
         """Keep everything up until interrupted."""
         self.progress.phase = "holding"
-        self.events.write("holding", self.clock.now_s())
+        self.events.write(Holding(at_s=self.clock.now_s()))
         await self.processes.guard(asyncio.Event().wait())
 
     async def stop(self) -> None:
@@ -336,7 +350,7 @@ class Emulation:
         await self.faults.end()
         # Clients close their sessions over the network. If the network broke, they wait in vain.
         await self._finish_clients(_BROKEN_PATIENCE_S if self.processes.is_broken else _PATIENCE_S)
-        self.events.write("stopped", self.clock.known_s())
+        self.events.write(Stopped(at_s=self.clock.known_s()))
         await self.processes.close()
         self.faults.count_namespaces()
         self.events.close()
@@ -417,16 +431,29 @@ class Emulation:
             self._coordinator.release(record.request)
         if isinstance(record, ENDED):
             self.faults.ended(record.request)
-        if isinstance(record, Failed | Rejected | Cancelled | Interrupted):
-            self.events.write(record.kind, record.at_s, request=record.request)
-        elif isinstance(record, Preempted):
-            server = self.experiment.problem.servers[record.server].name
-            line = {"request": record.request, "server": server, "tokens": record.tokens}
-            self.events.write(record.kind, record.at_s, **line)
-        elif isinstance(record, Resumed):
-            self.events.write(record.kind, record.at_s, request=record.request, tokens=record.tokens)
+        if (event := self._event_of(record)) is not None:
+            self.events.write(event)
         if self._guests is not None:
             self._guests.recorded(record)
+
+    def _event_of(self, record: records.States) -> events.AnyEvent | None:
+        """Return the event that stands for a client's record in ``events.jsonl``; None if none does."""
+        at_s, request = record.at_s, record.request
+        match record:
+            case Failed():
+                return events.RequestFailed(at_s=at_s, request=request)
+            case Rejected():
+                return events.RequestRejected(at_s=at_s, request=request)
+            case Cancelled():
+                return events.RequestCancelled(at_s=at_s, request=request)
+            case Interrupted():
+                return events.Interrupted(at_s=at_s, request=request)
+            case Preempted(server=number, tokens=tokens):
+                server = self.experiment.problem.servers[number].name
+                return events.RequestPreempted(at_s=at_s, request=request, server=server, tokens=tokens)
+            case Resumed(tokens=tokens):
+                return events.RequestResumed(at_s=at_s, request=request, tokens=tokens)
+        return None
 
     async def _on_token(self, message: messages.NewToken) -> None:
         self.faults.token(message.request, message.n_tokens)
@@ -451,7 +478,7 @@ class Emulation:
     def _survives(self, name: str, status: int) -> bool:
         if self._programs.ended(name, status) or self._stopping or self.faults.node_ended(name, status):
             return True
-        self.events.write("node-ended", self.clock.known_s(), node=name, status=status)
+        self.events.write(NodeEnded(at_s=self.clock.known_s(), node=name, status=status))
         return False
 
     def sign(self) -> object:

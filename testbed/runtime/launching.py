@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from netem.spec import LinkProfile, NetworkSpec
 from nodes import control
+from testbed.records.summary import MachineState
 
 OnExit = Callable[[str, int], None]
 """Called with a node's name and its process's exit status (negative: the signal that ended it)."""
@@ -35,24 +36,6 @@ class OpenNetwork:
     namespaces: Mapping[str, int] = field(default_factory=dict)
     """By node: descriptor of its network namespace in the process ``holder``; empty without namespaces."""
     holder: int | None = None
-
-
-@dataclass(frozen=True)
-class MachineState:
-    """Another machine of a run, and what is known of its clock. Times are seconds."""
-
-    name: str
-    address: str
-    n_nodes: int
-    rtt_s: float
-    """The smallest of the latest round trips."""
-    offset_s: float
-    """Its monotonic clock minus this machine's."""
-    drift: float
-    """Seconds that its clock gains on this machine's per second."""
-    uncertainty_s: float
-    """Largest error of its nodes' instants at any time of the run; at least that of ``offset_s``."""
-    is_lost: bool = False
 
 
 class OnOneMachine:

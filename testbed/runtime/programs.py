@@ -12,7 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from testbed.errors import RunError, UserError
-from testbed.rundir import HOSTS, NODE_VARIABLE, EventWriter, marks
+from testbed.records.events import EventWriter, ProgramBegun, ProgramEnded
+from testbed.rundir import HOSTS, NODE_VARIABLE, marks
 from testbed.runtime.launching import Launcher, OpenNetwork
 from testbed.scenario.experiment import Experiment, Program
 
@@ -84,7 +85,7 @@ class Programs:
         environment = {**os.environ, **program.environment, **own}
         log = self._run_dir / "logs" / f"{program.node}.log"
         self._running[program.node] = None
-        self._events.write("program-begun", self._known_s(), node=program.node)
+        self._events.write(ProgramBegun(at_s=self._known_s(), node=program.node))
         process = await self._launcher.run_program(
             program.node, program.command, environment, self._run_dir / HOSTS, log
         )
@@ -98,7 +99,7 @@ class Programs:
         program = self._programs[node]
         self._running.pop(node, None)
         self._ended.set()
-        self._events.write("program-ended", self._known_s(), node=node, status=status)
+        self._events.write(ProgramEnded(at_s=self._known_s(), node=node, status=status))
         if not self._is_ending:
             is_again = status != 0 and program.restarts_on_failure
             what = "begins again" if is_again else "is not begun again"

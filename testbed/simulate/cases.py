@@ -6,14 +6,16 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from netem.spec import TcpSpec
 from policies.interfaces import RoutingPolicy
 from policies.petals_routing import PetalsRouting
 from policies.registry import PAIRS, resolve_pair
 from policies.workload import Backoff
-from testbed.fast.outcome import CompletedMove, SimulatedRequest
+from testbed.fast.outcome import SimulatedRequest
+from testbed.records.requests import RequestRow
+from testbed.records.summary import MoveRow, RunSummary
 from testbed.scenario import load_experiment
 from testbed.scenario.experiment import Calibration, Experiment, Link
 from testbed.scenario.policy import PolicyChoice, has_petals_setup
@@ -43,13 +45,14 @@ class Served(NamedTuple):
     """The results of serving a case.
 
     ``moves`` are changes of servers' blocks by an online policy, ``routing_s`` the real seconds of each
-    routing decision. ``summary`` exists only for a run of the system itself.
+    routing decision. A run of the system itself has ``rows`` and ``summary``, the other engines have ``outcomes``.
     """
 
-    requests: tuple[SimulatedRequest, ...] = ()
-    moves: tuple[CompletedMove, ...] = ()
+    outcomes: tuple[SimulatedRequest, ...] = ()
+    moves: tuple[MoveRow, ...] = ()
     routing_s: tuple[float, ...] = ()
-    summary: dict[str, Any] | None = None
+    rows: Sequence[RequestRow] | None = None
+    summary: RunSummary | None = None
     steps: array[float] | None = None
     n_steps: int | None = None
     gaps_s: Sequence[float] | None = None

@@ -116,4 +116,4 @@ def test_each_misfortune_has_its_events_under_either_clock(case: str, stage: Sta
             return
     assert happened == sorted(expected)
     assert not any(run.summary["leaks"].values())
-    assert run.requests[0].n_replays == expected.count("replayed")
+    assert run.requests[0].n_recoveries == expected.count("replayed")

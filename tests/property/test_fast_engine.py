@@ -18,7 +18,8 @@ from policies.petals_routing import PetalsRouting
 from policies.replay import replay
 from policies.workload import Backoff, RequestPlan
 from policies.wsrr import ShortestPath, WsRr
-from testbed.fast.outcome import COMPLETED, FAILED, FastRun, SimulatedRequest
+from testbed.fast.outcome import FastRun, SimulatedRequest
+from testbed.records.requests import COMPLETED, FAILED
 from testbed.scenario.experiment import RecoveryRules
 from tests.support.problems import forwarded, placements, problems
 from tests.support.simulation import run_fast

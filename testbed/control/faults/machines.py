@@ -11,13 +11,24 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from msgspec import UNSET
+
 from nodes.clock import RunClock
 from nodes.control import ControlError
 from nodes.messages import A, Drain, GetStatus, Message, Question, Slow, Stop, WaitUntilEmpty
 from testbed.control.coordinator import Coordinator
 from testbed.control.guarded import guarded
 from testbed.errors import RunError, TestbedError
-from testbed.rundir import BY_HAND, MOVED, EventWriter
+from testbed.records.events import (
+    BY_HAND,
+    BY_ITSELF,
+    EventWriter,
+    FaultHappened,
+    FaultOver,
+    Moved,
+    ServerBegun,
+    ServerLeft,
+)
 from testbed.scenario.experiment import Experiment
 
 
@@ -153,15 +164,10 @@ class Machines:
         if status >= 0 or self._experiment.recovery.mode != "replay" or not self._has_begun:
             return False
         self._dies(server, machine)
-        self._event(
-            "fault",
-            server,
-            kind="died",
-            planned_at_s=None,
-            for_s=None,
-            applies=True,
-            by="itself",
-            status=status,
+        self._events.write(
+            FaultHappened(
+                at_s=self._nodes.now_s(), server=self.names[server], kind="died", by=BY_ITSELF, status=status
+            )
         )
         return True
 
@@ -182,7 +188,6 @@ class Machines:
         machine = self._machines[server]
         async with _turn(machine, planned_at_s), self.one_at_a_time():
             why_not = _why_not(kind, machine)
-            details: dict[str, Any] = {"factor": factor} if kind == "slow" else {}
             at_s = self._nodes.now_s()  # before any client can notice
             if why_not is None:
                 epoch = machine.epoch
@@ -193,15 +198,16 @@ class Machines:
                         raise
                     why_not = "has just died"
             self._events.write(
-                "fault",
-                at_s,
-                server=self.names[server],
-                kind=kind,
-                planned_at_s=planned_at_s,
-                for_s=for_s,
-                applies=why_not is None,
-                by=by,
-                **details,
+                FaultHappened(
+                    at_s=at_s,
+                    server=self.names[server],
+                    kind=kind,
+                    planned_at_s=planned_at_s,
+                    for_s=for_s,
+                    applies=why_not is None,
+                    by=by,
+                    factor=factor if kind == "slow" else UNSET,
+                )
             )
             if why_not is not None:
                 return f"{self.names[server]} {why_not}"
@@ -229,10 +235,17 @@ class Machines:
                 await self._begin(server, machine, at_s)
             elif kind == "stop" and machine.is_stopped and machine.n_stops == then[1]:
                 await self._cont(server, machine, 1.0)
-                self._event("fault-over", server, kind=kind, planned_at_s=at_s)
+                self._over(kind, server, at_s)
             elif kind == "slow" and machine.is_up and machine.n_slow == then[2]:
                 await self._slow(server, machine, 1.0)
-                self._event("fault-over", server, kind=kind, planned_at_s=at_s)
+                self._over(kind, server, at_s)
+
+    def _over(self, kind: str, server: int, planned_at_s: float) -> None:
+        self._events.write(
+            FaultOver(
+                at_s=self._nodes.now_s(), server=self.names[server], kind=kind, planned_at_s=planned_at_s
+            )
+        )
 
     def _dies(self, server: int, machine: _Machine) -> None:
         now_s = self._nodes.now_s()
@@ -259,9 +272,19 @@ class Machines:
 
     def _tell_joined(self, server: int, asked_at_s: float) -> None:
         """Write the event of a server that has joined: a move from no blocks."""
-        times = dict.fromkeys(("decided_at_s", "closed_at_s", "drained_at_s"), asked_at_s)
-        new = list(self._coordinator.placement.ranges[server])
-        self._event(MOVED, server, old=[0, 0], new=new, **times, open_at_s=self._nodes.now_s(), n_cut=0)
+        now_s = self._nodes.now_s()
+        self._events.write(
+            Moved(
+                at_s=now_s,
+                server=self.names[server],
+                old=(0, 0),
+                new=self._coordinator.placement.ranges[server],
+                decided_at_s=asked_at_s,
+                closed_at_s=asked_at_s,
+                drained_at_s=asked_at_s,
+                open_at_s=now_s,
+            )
+        )
 
     async def _begin(self, server: int, machine: _Machine, planned_at_s: float | None) -> None:
         machine.gone.clear()
@@ -279,8 +302,14 @@ class Machines:
         now_s = self._nodes.now_s()
         self._coordinator.membership.begins(server, now_s)
         self._coordinator.look()
-        blocks = list(self._coordinator.placement.ranges[server])
-        self._event("begun", server, planned_at_s=planned_at_s, blocks=blocks)
+        self._events.write(
+            ServerBegun(
+                at_s=self._nodes.now_s(),
+                server=self.names[server],
+                planned_at_s=planned_at_s,
+                blocks=self._coordinator.placement.ranges[server],
+            )
+        )
 
     async def _stop(self, server: int, machine: _Machine, factor: float) -> None:
         failed_at_s = self._nodes.now_s()
@@ -344,7 +373,9 @@ class Machines:
                 self._nodes.notify_server(server, Stop())
             await machine.gone.wait()
         self.died(server)
-        self._event("left", server, took_s=self._nodes.now_s() - began_at_s, n_sessions=n_sessions)
+        now_s = self._nodes.now_s()
+        name, took_s = self.names[server], now_s - began_at_s
+        self._events.write(ServerLeft(at_s=now_s, server=name, took_s=took_s, n_sessions=n_sessions))
 
     async def _n_sessions(self, server: int, machine: _Machine, epoch: int) -> int:
         try:
@@ -354,9 +385,6 @@ class Machines:
                 raise
             return 0  # the server was killed meanwhile
         return status.n_sessions
-
-    def _event(self, event: str, server: int, **details: Any) -> None:
-        self._events.write(event, self._nodes.now_s(), server=self.names[server], **details)
 
 
 WHY_NOT: dict[str, Callable[[_Machine], str | None]] = {

@@ -20,6 +20,7 @@ from typing import Any
 from netem.spec import LinkProfile, NetworkError, NetworkSpec
 from nodes import control
 from testbed.errors import RunError, UserError
+from testbed.records.summary import MachineState
 from testbed.runtime.hosts.agent import SILENCE_S, AgentOptions
 from testbed.runtime.hosts.cluster import Cluster, Host
 from testbed.runtime.hosts.following import FollowedClock
@@ -27,7 +28,7 @@ from testbed.runtime.hosts.messages import Exited, GetTime, NodeStream, TimeRepl
 from testbed.runtime.hosts.relay import carry
 from testbed.runtime.hosts.sealed import STRANGER_S, AuthenticationError, SealedStream, accept, new_key
 from testbed.runtime.hosts.spread import spread
-from testbed.runtime.launching import Listener, MachineState, OnExit, OpenNetwork
+from testbed.runtime.launching import Listener, OnExit, OpenNetwork
 from testbed.runtime.real.handle import LauncherHandle
 from testbed.scenario.experiment import Experiment
 from testbed.terminal import say
@@ -328,14 +329,14 @@ class HostsLauncher:
     def machines(self) -> list[MachineState]:
         return [
             MachineState(
-                remote.name,
-                remote.host.address,
-                sum(where is remote for where in self._where.values()),
-                remote.clock.rtt_min_s,
-                remote.clock.offset_s,
-                remote.clock.drift,
-                remote.clock.uncertainty_of_nodes_s,
-                remote.is_lost,
+                name=remote.name,
+                address=remote.host.address,
+                n_nodes=sum(where is remote for where in self._where.values()),
+                rtt_s=remote.clock.rtt_min_s,
+                offset_s=remote.clock.offset_s,
+                drift=remote.clock.drift,
+                uncertainty_s=remote.clock.uncertainty_of_nodes_s,
+                is_lost=remote.is_lost,
             )
             for remote in self._remotes.values()
         ]

@@ -106,7 +106,7 @@ def _run(case: Case, out: Path, options: UpOptions) -> tuple[dict[str, Any] | No
                 Simulation(case, EMULATED, clock, stage.why, placed.placement, placed.decision_s, served)
             )
             if options.objectives is not None:
-                row["goodput_rps"] = summary["goodput_rps"]
+                row["goodput_rps"] = summary.goodput_rps
             return row, not exit_code(summary)
         error = ended.error
     except UserError as problem:

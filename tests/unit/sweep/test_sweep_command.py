@@ -61,7 +61,7 @@ def test_a_row_per_run_sorted_with_what_simulate_measures(tmp_path: Path) -> Non
             assert last[f"{name}_{statistic}"] == summary["metrics"][name][statistic]
     assert last["goodput_rps"] == summary["goodput_rps"]
     assert last["n_completed"] == last["n_requests"] == 5 and last["n_failed"] == 0
-    span_s = max(r.plan.arrival_at_s + (r.time_s or 0) for r in served.requests)
+    span_s = max(row.ended_at_s or 0 for row in served.rows)
     assert last["tokens_per_s"] == pytest.approx(5 * 128 / span_s)
     assert last["engine"] == "fast" and last["status"] == "ok" and last["reason"] == ""
 
