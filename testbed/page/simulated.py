@@ -45,7 +45,7 @@ def _read_requests(run_dir: Path, history: History, experiment: Experiment) -> N
         rows = read_requests(run_dir / "requests.parquet")
         table = run_dir / "hops.parquet"
         hops = pq.read_table(table, columns=list(_HOPS)) if table.is_file() else None
-    except (OSError, pa.ArrowException, TypeError) as error:
+    except (OSError, ValueError, pa.ArrowException) as error:
         raise UserError(f"cannot read the tables of {run_dir} ({error}); simulate it again") from error
     number = {name: i for i, name in enumerate(experiment.problem.clients)}
     for row in rows:

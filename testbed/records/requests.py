@@ -208,6 +208,16 @@ def request_columns() -> dict[str, tuple[Any, msgspec.Meta]]:
     return found
 
 
+_ALWAYS = (
+    "request",
+    "client",
+    "status",
+    "reason",
+    "arrival_at_s",
+    "n_input_tokens",
+    "n_output_tokens",
+    "chain",
+)
 _PLAIN = tuple(name for name in RequestRow.__struct_fields__ if name not in PREFIXES)
 
 
@@ -222,12 +232,21 @@ def flat(row: RequestRow) -> dict[str, Any]:
 
 
 def row_of(columns: dict[str, Any]) -> RequestRow:
-    """Return the row with these columns; those of earlier versions that are no more are left out."""
+    """Return the row with these columns; those of earlier versions that are no more are left out.
+
+    Raises ``ValueError`` if a column is missing that all versions have.
+    """
+    if lacking := next((name for name in _ALWAYS if name not in columns), None):
+        raise ValueError(f"it has no column {lacking}")
     times = {
         name: Times(**{metric: columns.get(prefix + metric) for metric in METRICS})
         for name, prefix in PREFIXES.items()
     }
-    known: dict[str, Any] = {name: columns[name] for name in _PLAIN if name in columns}
+    known: dict[str, Any] = {
+        "arrived_at_s": columns["arrival_at_s"],
+        "max_new_tokens": columns["n_output_tokens"],
+        **{name: columns[name] for name in _PLAIN if name in columns},
+    }
     if "ended_at_s" not in known:  # earlier versions did not write it
         spans_s = (times["times"].e2e_s, times["times"].ttft_s, times["times"].queue_s, 0.0)
         began_at_s = known.get("arrived_at_s")

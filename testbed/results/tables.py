@@ -42,7 +42,7 @@ def write_requests(path: Path, rows: Sequence[RequestRow]) -> None:
 def read_requests(path: Path) -> list[RequestRow]:
     """Read the rows of ``requests.parquet`` of this or an earlier version.
 
-    Raises ``OSError``, ``pa.ArrowException``, or ``TypeError`` if a column is missing.
+    Raises ``OSError``, or ``ValueError`` (``pa.ArrowInvalid``, too) if it is no such table.
     """
     return [row_of(columns) for columns in pq.read_table(path).to_pylist()]
 

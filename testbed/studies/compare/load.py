@@ -152,7 +152,7 @@ def _table(path: Path, name: str, columns: Mapping[str, str | None]) -> pa.Table
 def _requests(path: Path) -> list[RequestRow]:
     try:
         return read_requests(path / "requests.parquet")
-    except (OSError, pa.ArrowException, TypeError) as error:
+    except (OSError, ValueError, pa.ArrowException) as error:
         raise _unreadable(path, "requests.parquet", error) from error
 
 

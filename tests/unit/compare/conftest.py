@@ -42,7 +42,9 @@ def make_run(tmp_path: Path) -> MakeRun:
         }
         (path / "summary.json").write_text(json.dumps(summary))
         network = "fabric" if engine == "emulation" else SIMULATED
-        (path / "plan.json").write_text(json.dumps({"network": network}))
+        (path / "plan.json").write_text(
+            json.dumps({"placement": {"ranges": [], "cache_bytes": []}, "network": network})
+        )
         (path / "scenario.toml").write_text(scenario)
         pq.write_table(pa.Table.from_pylist(list(requests)), path / "requests.parquet")
         if hops is not None:
