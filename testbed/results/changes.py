@@ -13,7 +13,9 @@ from testbed.scenario.experiment import Experiment, Link, NetworkChange
 
 def as_carried_out(experiment: Experiment, records: RunRecords) -> list[NetworkChange]:
     """Return the changes of links between the experiment's nodes, when they were carried out."""
-    planned: dict[float | None, NetworkChange] = {change.at_s: change for change in experiment.changes}
+    planned: dict[float | None, NetworkChange] = {
+        change.at_s: change for change in experiment.network.changes
+    }
     return [_change(experiment, planned.get(line.planned_at_s), line) for line in records.changes]
 
 
@@ -33,5 +35,7 @@ def _intended_at_s(event: LinksChanged) -> float:
 def _change(experiment: Experiment, planned: NetworkChange | None, event: LinksChanged) -> NetworkChange:
     """Return the change of an event: the planned links, replaced by those in the event."""
     assert event.at_s is not None, "changes have instants"
-    logged = {(a, b): Link(*values) for a, b, *values in event.links or () if (a, b) in experiment.links}
+    logged = {
+        (a, b): Link(*values) for a, b, *values in event.links or () if (a, b) in experiment.network.links
+    }
     return NetworkChange(event.at_s, {**(planned.links if planned else {}), **logged}, event.why)

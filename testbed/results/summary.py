@@ -105,7 +105,7 @@ def summarize(
         summary.unused_blocks = None
     summary.n_link_changes_by_hand = sum(change.by == BY_HAND for change in records.changes)
     summary.dropped_log_bytes = records.dropped_bytes
-    add_failures(summary, records, plan, len(experiment.faults))
+    add_failures(summary, records, plan, len(experiment.faults.planned))
     if plan.memory:
         summary.memory = _memory(plan.memory)
     return summary
@@ -127,7 +127,7 @@ def common_summary(
         engine=engine,
         scenario=experiment.name,
         seed=experiment.seed,
-        workload=experiment.workload,
+        workload=experiment.workload.source,
         n_requests=len(rows),
         n_completed=count[COMPLETED],
         n_failed=count[FAILED],
@@ -138,11 +138,11 @@ def common_summary(
             Counter(row.reason for row in rows if row.status == FAILED).most_common(_MOST_REASONS)
         ),
         network=plan.network,
-        compute=experiment.compute,
+        compute=experiment.compute.backend,
         time_scale=experiment.time_scale,
         policy=PolicyUsed(
-            placement=experiment.placement,
-            routing=experiment.routing,
+            placement=experiment.policy.placement,
+            routing=experiment.policy.routing,
             design_concurrency=plan.placement.design_concurrency,
         ),
         calibration=CalibrationUsed(set=calibration.name, session_setup_s=calibration.session_setup_s),
@@ -155,7 +155,7 @@ def common_summary(
             waited_s=stats(row.waited_s for row in rows),
         ),
         preemption=Preemption(
-            cache_mode="reserved" if experiment.paging is None else "paged",
+            cache_mode="reserved" if experiment.compute.paging is None else "paged",
             n_preemptions=sum(row.n_preemptions for row in preempted),
             n_requests=len(preempted),
             tokens=sum(row.preempted_tokens for row in preempted),
@@ -199,7 +199,7 @@ def _gaps(
     """
     problem = experiment.problem
     clients = {name: i for i, name in enumerate(problem.clients)}
-    lengths = {r.index: r.n_input_tokens for r in experiment.requests}
+    lengths = {r.index: r.n_input_tokens for r in experiment.workload.requests}
     sums = hops.tokens()  # in the order of the requests and of their tokens, as below
     measured: list[float] = []
     alone: list[float] = []
@@ -220,8 +220,8 @@ def _gaps(
 
 def _lacks(experiment: Experiment, records: RunRecords) -> list[str]:
     """Return what this run has and the closed model has not."""
-    changes = [*experiment.changes, *as_carried_out(experiment, records)]
-    links = [*experiment.links.values(), *(x for change in changes for x in change.links.values())]
+    changes = [*experiment.network.changes, *as_carried_out(experiment, records)]
+    links = [*experiment.network.links.values(), *(x for change in changes for x in change.links.values())]
     found = {
         "jitter": any(x.jitter_s for x in links),
         "random loss": any(0 < x.loss_ratio < 1 for x in links),

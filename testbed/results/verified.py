@@ -28,7 +28,7 @@ def ties(n_tied: int | UnsetType | None) -> str:
 
 def read_verification(run_dir: Path, experiment: Experiment) -> Verification:
     """Return the result of the comparison of a run, or why there is none."""
-    if experiment.blocks is None:
+    if experiment.compute.blocks is None:
         return unchecked(_STUB)
     try:
         return msgspec.json.decode((run_dir / VERIFY).read_bytes(), type=Verification)

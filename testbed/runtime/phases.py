@@ -23,14 +23,14 @@ def plan_of(emulation: Emulation, has_ended: bool = False) -> Plan:
     blocks = emulation.blocks
     return Plan(
         placement=PlacementRow.of(placement),
-        routing=emulation.experiment.routing,
+        routing=emulation.experiment.policy.routing,
         servers=[s.name for s in problem.servers],
         clients=list(problem.clients),
         devices=None
         if blocks is None
         else [blocks.settings.device_of(number) for number in range(problem.n_servers)],
         placement_decision_s=emulation.placed.decision_s,
-        network=emulation.network.name if emulation.network else emulation.experiment.network,
+        network=emulation.network.name if emulation.network else emulation.experiment.network.backend,
         clock=Clock(name=emulation.stage.clock, why=emulation.stage.why),
         wall_s=emulation.wall_s,
         scenario_s=emulation.scenario_s,

@@ -57,14 +57,14 @@ def answer(simulation: Simulation) -> dict[str, Any]:
         found |= _left_out(simulation.rows)
         unused = unused_of(simulation)
         found["unused_blocks"] = None if unused is None else data_of(unused)
-        if experiment.online is not None:
-            found["online"] = experiment.online
+        if experiment.policy.online is not None:
+            found["online"] = experiment.policy.online
             found["moves"] = [_move(move) for move in simulation.served.moves]
-        if experiment.paging is not None:
+        if experiment.compute.paging is not None:
             found["n_preemptions"] = sum(row.n_preemptions for row in simulation.rows)
             found["preempted_tokens"] = sum(row.preempted_tokens for row in simulation.rows)
         summary = simulation.served.summary
-        if summary is not None and (experiment.faults or summary.n_replays):
+        if summary is not None and (experiment.faults.planned or summary.n_replays):
             found |= {"n_faults": summary.n_faults, "n_replays": summary.n_replays}
     found["bounds"] = _bounds(simulation)
     found["decision_s"] = simulation.placement_s + sum(simulation.served.routing_s)
