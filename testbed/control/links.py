@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET
+from policies.links import Link
 
 from nodes.clock import Clock
 from nodes.messages import Question
@@ -22,7 +23,7 @@ from testbed.control.live import ask_running
 from testbed.errors import TestbedError, UserError
 from testbed.records.events import BY_HAND, BY_SCENARIO, EventWriter, LinkRow, LinksChanged
 from testbed.scenario.events import between, members_of, unknown_place
-from testbed.scenario.experiment import Experiment, Link
+from testbed.scenario.experiment import Experiment
 from testbed.scenario.fields import ratio
 from testbed.scenario.units import DURATION, RATE
 from testbed.scenario.whole import WholeNetwork

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from msgspec import UNSET
+from policies.links import Link
 
 from testbed.records.events import LinksChanged
 from testbed.results.logs import RunRecords
-from testbed.scenario.experiment import Experiment, Link, NetworkChange
+from testbed.scenario.experiment import Experiment, NetworkChange
 
 
 def as_carried_out(experiment: Experiment, records: RunRecords) -> list[NetworkChange]:

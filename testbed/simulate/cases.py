@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from policies.links import Link
+
 from policies.interfaces import RoutingPolicy
 from policies.petals_routing import PetalsRouting
 from policies.registry import PAIRS, resolve_pair
@@ -19,7 +21,6 @@ from testbed.scenario.experiment import (
     Calibration,
     ComputePart,
     Experiment,
-    Link,
     NetworkPart,
     PolicyPart,
     WorkloadPart,
