@@ -267,6 +267,8 @@ class Experiment:
     """Most tokens, prompt and output, of a request from outside; 0: no requests come from outside."""
     absent: frozenset[int] = frozenset()
     """Servers (indices) that are absent at the start: they hold nothing until they join."""
+    unread: tuple[str, ...] = ()
+    """Policies that are not shipped, and whose traits were not read, since that runs their code."""
     code_in_file: tuple[str, ...] = field(default=(), compare=False)
     """Policies ``module:Class`` named by the file, not by an option: placing blocks runs their code."""
 
