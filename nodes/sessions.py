@@ -17,7 +17,7 @@ from nodes.compute import Compute, ComputeError
 from nodes.forwarding import Forwarding, Place
 from nodes.limits import ServerLimits, ServerSocket, cut, shown
 from nodes.parts import Sender
-from nodes.rules import PagingRules
+from policies.rules import PagingRules
 
 log = logging.getLogger(__name__)
 

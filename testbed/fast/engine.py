@@ -16,10 +16,10 @@ from typing import Any
 
 from nodes.batching import Batches
 from nodes.clock import NS, nanoseconds, on_tick
-from nodes.rules import MAX_ATTEMPTS
 from policies.online import OnlinePolicy
 from policies.problem import Hop, PolicyError, RequestSpec, Route
 from policies.replay import ServiceTimes
+from policies.rules import MAX_ATTEMPTS
 from policies.workload import RequestPlan
 from testbed.control.coordinator import Coordinator
 from testbed.control.mover import Mover, ServerMove

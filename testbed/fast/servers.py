@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from nodes.cache import CacheAccount, NoCapacityError
-from nodes.rules import PagingRules
 from policies.problem import BlockRange, Hop, Placement
+from policies.rules import PagingRules
 
 Key = tuple[int, int]
 """(session, its opening)."""

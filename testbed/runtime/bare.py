@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from nodes.clock import run_clock
+from policies.links import Link
 from testbed.control.faults.byhand import Fault
 from testbed.control.guarded import guarded
 from testbed.control.links import ChangeLink, LinkChanges, Pair
@@ -20,7 +21,7 @@ from testbed.runtime.processes import Processes
 from testbed.runtime.programs import Programs, check_namespaces
 from testbed.runtime.signals import handling
 from testbed.runtime.whereabouts import write_whereabouts
-from testbed.scenario.experiment import Experiment, Link
+from testbed.scenario.experiment import Experiment
 from testbed.scenario.whole import whole_network
 
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from netem.spec import LinkProfile, NetworkSpec
+from netem.spec import NetworkSpec
 from nodes import control
+from policies.links import Link
 
 OnExit = Callable[[str, int], None]
 """Called with a node's name and its process's exit status (negative: the signal that ended it)."""
@@ -118,7 +119,7 @@ class Launcher(Protocol):
         """Send a signal to a node's process."""
         ...
 
-    async def update(self, links: Mapping[tuple[str, str], LinkProfile]) -> float:
+    async def update(self, links: Mapping[tuple[str, str], Link]) -> float:
         """Change links; returns the instant of the change, which is before any effect of it can be seen."""
         ...
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from nodes import control
 from nodes.clock import RunClock
 from nodes.messages import A, Connect, Links, Message, Question, Reach, Start, Warm
+from policies.links import Link
 from testbed.control.coordinator import Coordinator
 from testbed.errors import RunError
 from testbed.runtime import wiring
@@ -19,7 +20,7 @@ from testbed.runtime.blocks import BlocksModel
 from testbed.runtime.launching import Launcher, OpenNetwork
 from testbed.runtime.peering import Ends, Peering
 from testbed.runtime.processes import Processes
-from testbed.scenario.experiment import Experiment, Link
+from testbed.scenario.experiment import Experiment
 
 Pair = tuple[str, str]
 

@@ -6,8 +6,9 @@ import random
 from collections.abc import Mapping, Sequence
 
 from policies.membership import MembershipRules
+from policies.rules import RecoveryRules
 from policies.workload import RequestPlan
-from testbed.scenario.experiment import After, Fault, RecoveryRules
+from testbed.scenario.experiment import After, Fault
 from testbed.scenario.fault_tables import (
     AfterTable,
     ChurnTable,

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from netem.spec import TcpSpec
-from nodes.rules import PagingRules
 from policies.interfaces import PlacementPolicy
-from policies.problem import Problem
+from policies.problem import Batching, Problem
+from policies.rules import PagingRules
 from policies.workload import Backoff, QueueRules, RequestPlan, longest_tokens
 from testbed.scenario.blocks import check_steps, resolve_blocks
 from testbed.scenario.events import check_events, network_changes
@@ -238,9 +238,7 @@ class _Places:
         return {node.name: node.site for node in (*self.clients, *self.servers, *self.others)}
 
 
-def _batching(
-    compute: ComputeTable, blocks: BlocksSettings | None
-) -> Literal["none", "serial", "continuous"]:
+def _batching(compute: ComputeTable, blocks: BlocksSettings | None) -> Batching:
     """Return how servers compute several sessions.
 
     Real blocks do so serially, unless they have batching or streams.

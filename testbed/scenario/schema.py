@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from policies.interfaces import Communication, Queue, SessionSetup
+from policies.problem import Batching
 from testbed.scenario.draws import Draw
 from testbed.scenario.fault_tables import ChurnTable, FaultTable, MembershipTable, RecoveryTable
 from testbed.scenario.fields import (
@@ -490,7 +491,7 @@ class ComputeTable(Table):
     """
 
     backend: Literal["stub", "blocks"] = "stub"
-    batching: Literal["none", "serial", "continuous"] | None = None
+    batching: Batching | None = None
     serial: bool = False
     chunk_tokens: Tokens | None = None
     hub_token: Seconds | None = None

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from netem.spec import TcpSpec
 from policies.interfaces import RoutingPolicy, session_setup_of
+from policies.links import Link
 from policies.petals_routing import PetalsRouting
 from policies.problem import PolicyError
 from policies.registry import PAIRS, resolve_pair, shipped_policy
@@ -17,7 +18,7 @@ from policies.workload import Backoff
 from testbed.control.placing import load_to_run, users_policy
 from testbed.errors import UserError
 from testbed.fast.outcome import CompletedMove, SimulatedRequest
-from testbed.scenario.experiment import Calibration, Experiment, Link
+from testbed.scenario.experiment import Calibration, Experiment
 from testbed.scenario.policy import PolicyChoice
 from testbed.simulate.instance import Instance, load_instance
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from policies import Hop, Placement, Problem
-from testbed.scenario.experiment import Fault, RecoveryRules
+from policies.rules import RecoveryRules
+from testbed.scenario.experiment import Fault
 from tests.support.failing import SystemRun, fail, kill, pairs
 from tests.support.simulation import arrivals
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nodes.rules import PagingRules
 from policies import BlockRange, Placement, Problem
+from policies.rules import PagingRules, RecoveryRules
 from policies.workload import Backoff, RequestPlan
-from testbed.scenario.experiment import Fault, RecoveryRules
+from testbed.scenario.experiment import Fault
 from tests.support.failing import SystemRun, fail, kill, pairs
 
 N_TOKENS = 30

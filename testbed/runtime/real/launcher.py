@@ -34,9 +34,10 @@ from netem.fabric import FabricBackend
 from netem.hosts import HostsBackend
 from netem.probe import become_network_admin
 from netem.programs import end_all_in, exec_program
-from netem.spec import LinkProfile, NetworkError, NetworkSpec, NetworkUnavailable
+from netem.spec import NetworkError, NetworkSpec, NetworkUnavailable
 from netem.syscalls import set_death_signal, set_process_name, set_timer_slack
 from nodes.clock import NS
+from policies.links import Link
 from testbed.runtime.launching import Endpoints, OpenNetwork
 from testbed.runtime.real.awake import cpus_to_keep_awake, spin
 from testbed.runtime.real.still import Span, Spans, watch
@@ -239,7 +240,7 @@ class Launcher:
             if pid in self._children:
                 os.kill(pid, signal.SIGCONT if on else signal.SIGSTOP)
 
-    def _do_update(self, links: Mapping[tuple[str, str], LinkProfile]) -> float:
+    def _do_update(self, links: Mapping[tuple[str, str], Link]) -> float:
         """Change links; returns when that was done (``time.monotonic``), before any node is notified."""
         assert self._backend is not None, "update before open"
         self._backend.update(links)

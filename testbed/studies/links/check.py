@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from netem.spec import LinkProfile
 from nodes import control
 from nodes.messages import A, Question
 from nodes.node import DATA_PORT, NodeConfig
 from nodes.probe import KeepBusy, Measure, Measured, ProbePlan, Rest
+from policies.links import Link
 from testbed.errors import RunError, UserError
 from testbed.results.requests import stats
 from testbed.rundir import check_new_folder, scratch
@@ -180,9 +180,9 @@ class _Links:
         up, down = self._links(pair)
         return up.delay_s + down.delay_s
 
-    def _links(self, pair: Pair) -> tuple[LinkProfile, LinkProfile]:
+    def _links(self, pair: Pair) -> tuple[Link, Link]:
         links, scale = self._experiment.links, self._experiment.time_scale
-        return wiring.scaled(links[pair], scale), wiring.scaled(links[pair[::-1]], scale)
+        return links[pair].scaled(scale), links[pair[::-1]].scaled(scale)
 
     def _expected_s(self, pairs: Sequence[Pair], echoes: int, at_most: int) -> float:
         plans = {pair: self._plan(pair, echoes) for pair in pairs}
@@ -267,7 +267,7 @@ class _Links:
             down=delays[1],
         )
 
-    def _bulk_bytes(self, pair: Pair, link: LinkProfile) -> int:
+    def _bulk_bytes(self, pair: Pair, link: Link) -> int:
         """Returns the size of a transfer: ``_BULK_S`` seconds, and enough round trips for TCP to find the
         rate.
         """

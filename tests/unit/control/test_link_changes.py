@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from nodes.clock import ManualClock
+from policies.links import Link
 from testbed.control.links import ChangeLink, LinkChanges, link_command
 from testbed.errors import RunError, UserError
 from testbed.rundir import NETWORK_CHANGE, EventWriter, read_events
 from testbed.scenario import load_experiment
-from testbed.scenario.experiment import Link
 from testbed.scenario.whole import whole_network
 
 Pair = tuple[str, str]

@@ -10,7 +10,7 @@ import pytest
 from nodes.messages import ServerEnd
 from policies.problem import BlockRange, Hop, Placement, RequestSpec, service_s
 from testbed.runtime.peering import followers
-from testbed.runtime.wiring import changed_links, network_spec, node_view, scaled, stub_profile
+from testbed.runtime.wiring import changed_links, network_spec, node_view, stub_profile
 from testbed.scenario import dump_toml, load_experiment
 from testbed.scenario.experiment import Experiment
 
@@ -75,10 +75,7 @@ def test_a_chain_takes_what_every_one_of_its_links_takes(calibration: str) -> No
 
     def seconds(n_tokens: int, position: int) -> float:
         n_bytes = n_tokens * problem.model.token_bytes
-        sent_s = [
-            scaled(links[pair], 1.0).transmission_s(n_bytes, experiment.mtu) + links[pair].delay_s
-            for pair in pairs
-        ]
+        sent_s = [links[pair].transmission_s(n_bytes, experiment.mtu) + links[pair].delay_s for pair in pairs]
         profiles = [stub_profile(experiment, hop.server) for hop in hops]
         return sum(sent_s) + sum(
             profile.times.step_s(position, n_tokens, hop.n_blocks)

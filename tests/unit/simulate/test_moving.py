@@ -7,10 +7,10 @@ import pytest
 from policies import Hop, Placement, PolicyError, Problem
 from policies.cgbp import CgBp
 from policies.online import TwoTimeScale
+from policies.rules import RecoveryRules
 from policies.wsrr import WsRr
 from testbed.fast.engine import Disturbed
 from testbed.fast.outcome import CompletedMove
-from testbed.scenario.experiment import RecoveryRules
 from tests.support.problems import make_problem, placed
 from tests.support.simulation import Always, Scripted, arrivals, run_fast
 
