@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from nodes.messages import ServerEnd
+from policies.links import HEADER_BYTES
 from policies.problem import BlockRange, Hop, Placement, RequestSpec, service_s
 from testbed.runtime.peering import followers
 from testbed.runtime.wiring import changed_links, network_spec, node_view, stub_profile
@@ -55,6 +56,13 @@ def test_a_server_delays_what_it_sends_to_other_servers_and_nothing_else() -> No
         True,
     ]
     assert node_view(experiment, "mig-1g-0", ends, None) == [ServerEnd("127.0.0.1", 7)] * 3
+
+
+def test_packets_of_a_link_that_a_node_plays_are_as_large_as_the_mtu_allows() -> None:
+    for mtu in (1500, 9000):
+        experiment = load_experiment("clustered", [f"network.mtu={mtu}"])
+        [first, *_] = changed_links(experiment, "client-0", experiment.links)
+        assert first.up is not None and first.up.segment_bytes == mtu - HEADER_BYTES
 
 
 def test_servers_connect_to_those_that_hold_the_block_after_their_last() -> None:
