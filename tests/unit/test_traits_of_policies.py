@@ -114,7 +114,7 @@ def test_a_run_states_what_the_traits_of_its_policies_decided(folder: Path, comm
     outcome(command, "clustered", *names, *network, "--out", "run")
     assert resolved(folder / "run")["queue"] == "fifo"
     again = load_experiment(str(folder / "run" / "scenario.toml"))
-    assert again.queue is not None and again.queue.kind == "fifo" and again.unread == ()
+    assert again.policy.queue is not None and again.policy.queue.kind == "fifo" and again.unread == ()
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -157,11 +157,11 @@ def test_reading_a_scenario_leaves_open_what_a_policy_of_the_file_would_decide(f
     assert "queue" not in policy and "communication" not in policy
     assert policy["session_setup"] == "proposed"
     read = load_experiment(str(path))
-    assert read.unread == ("mine:Queued",) and read.queue is None
+    assert read.unread == ("mine:Queued",) and read.policy.queue is None
     outcome("validate", str(path))
     assert not (folder / "it-ran").exists()
     run = load_to_run(str(path))
-    assert run.queue is not None and run.unread == ()
+    assert run.policy.queue is not None and run.unread == ()
     assert (folder / "it-ran").exists()
 
 
@@ -191,7 +191,7 @@ def test_given_placements_and_routes_have_the_traits_of_their_classes() -> None:
     assert shipped_policy("placement", "fixed:plan.json") is FixedPlacement
     assert trait(FixedPlacement, PlacementPolicy, "sees_absent_servers")
     experiment = load_experiment("clustered", ["policy.routing=fixed:a100-0"])
-    assert experiment.queue is None and experiment.unread == ()
+    assert experiment.policy.queue is None and experiment.unread == ()
 
 
 def test_shipped_policies_have_the_traits_that_are_known_of_them() -> None:
