@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import uvloop
-from policies.links import Link
 
 from benchmarks.fabric_streams import Streams, in_fork, one_way, streams
 from benchmarks.figure import figure
 from netem.fabric import FabricBackend
 from netem.probe import become_network_admin
 from netem.spec import NetworkSpec
+from policies.links import Link
 from testbed.control.placing import place_experiment
 from testbed.records.summary import RunSummary
 from testbed.rundir import make_run_dir

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from policies.links import Link
-
 from benchmarks.fabric_machines import open_two
 from netem.fabric import FabricBackend
 from netem.probe import become_network_admin
 from netem.spec import NetworkSpec
+from policies.links import Link
 
 _PORT = 7300
 _WARM_S = 1.0

@@ -18,7 +18,6 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from typing import Any, NamedTuple, SupportsIndex
 
 import msgspec
-from policies.links import Link
 
 from benchmarks import hostile_http
 from benchmarks.hostile_http import AUTHORIZED, KEY, MAX_MODEL_LEN, MOST_TOKENS, Ask, request, to_json
@@ -26,6 +25,7 @@ from benchmarks.hostile_tasks import n_tasks_left
 from nodes import messages
 from nodes.records import Admitted, Arrived, Cancelled, Completed, Rejected, Routed
 from nodes.request import Generation, Request
+from policies.links import Link
 from testbed.page.serve import bind
 from testbed.scenario import load_experiment
 from testbed.scenario.experiment import Experiment

@@ -15,12 +15,12 @@ from collections.abc import Callable
 from typing import Any
 
 from hypothesis import strategies as st
-from policies.links import Link
 
 from netem.forwarder import Forwarder
 from netem.forwarder_changes import ChangeChannel
 from netem.forwarder_stats import StatsPage
 from netem.spec import NetworkSpec
+from policies.links import Link
 
 Strategy = st.SearchStrategy[Any]
 _NODES = {"a": "198.18.0.1", "b": "198.18.0.2", "c": "198.18.0.3"}

@@ -23,6 +23,7 @@ from typing import Any
 from benchmarks.figure import figure
 from nodes.eventlog import EventLog, LogReader
 from nodes.records import Admitted, Arrived, HopRecord, Opening, Token
+from policies.problem import Hop
 from testbed.control.placing import place_experiment
 from testbed.records.base import data_of
 from testbed.records.events import EventWriter, Serving
@@ -126,7 +127,7 @@ class _Clients:
         for request in range(_SESSIONS):
             self._log.write(Arrived(request, 0.0, "client-0", 0.0, 20, 1_000_000))
             self._log.write(
-                Admitted(request, 0.0, [(self._server(request, i), 14 * i, 14 * i + 14) for i in range(5)])
+                Admitted(request, 0.0, [Hop(self._server(request, i), 14 * i, 14 * i + 14) for i in range(5)])
             )
             self._log.write(Opening(request, 0.0, 0.0))
 

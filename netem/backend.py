@@ -16,9 +16,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
-from policies.links import Link
-
 from netem.spec import NetworkError, NetworkSpec
+from policies.links import Link
 
 
 class Backend(ABC):

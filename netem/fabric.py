@@ -32,7 +32,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
-from policies.links import Link
 from pyroute2 import IPRoute
 
 from netem import tcp
@@ -47,6 +46,7 @@ from netem.probe import probe_tun
 from netem.spec import NetworkError, NetworkSpec, NetworkUnavailable
 from netem.syscalls import inside, new_network_namespace, setns
 from netem.tun import open_tun
+from policies.links import Link
 
 DEVICE = "testbed0"
 

@@ -23,8 +23,6 @@ from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
 from typing import ClassVar
 
-from policies.links import Link
-
 from netem.forwarder_changes import ChangeChannel
 from netem.forwarder_links import Pipe, SharedLink, Transit
 from netem.forwarder_packets import is_whole, segments, wire_bytes
@@ -32,6 +30,7 @@ from netem.forwarder_stats import ForwarderStats, Lateness, StatsPage
 from netem.spec import NetworkError, NetworkSpec
 from netem.syscalls import set_timer_slack
 from netem.tun import VNET_HEADER_BYTES
+from policies.links import Link
 
 _READ_BYTES = 65536 + VNET_HEADER_BYTES
 _SPIN_S = 60e-6

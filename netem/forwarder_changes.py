@@ -10,9 +10,8 @@ import socket
 import struct
 from collections.abc import Iterable, Mapping
 
-from policies.links import Link
-
 from netem.spec import NetworkError
+from policies.links import Link
 
 _CHANGE = struct.Struct("<Idddd")  # number of the pair; delay, rate, jitter, loss
 _BATCH = 32

@@ -13,14 +13,13 @@ import math
 import time
 from collections.abc import Mapping
 
-from policies.links import Link
-
 from netem.forwarder import Forwarder
 from netem.forwarder_changes import ChangeChannel
 from netem.forwarder_links import Pipe, SharedLink, Transit
 from netem.forwarder_stats import StatsPage
 from netem.forwarder_underlay import Underlay
 from netem.spec import NetworkSpec
+from policies.links import Link
 
 LEAD_S = 0.005
 _FAR = -1

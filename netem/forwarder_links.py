@@ -13,9 +13,8 @@ import math
 from collections.abc import Callable
 from random import Random
 
-from policies.links import Link
-
 from netem.forwarder_packets import segments, without
+from policies.links import Link
 
 MAX_BACKLOG_S = 30.0
 """A packet that would have to wait longer for a link is dropped."""

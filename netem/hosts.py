@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from policies.links import Link
-
 from netem.backend import Backend
 from netem.spec import NetworkError, NetworkSpec
+from policies.links import Link
 
 
 class HostsBackend(Backend):

@@ -21,7 +21,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from policies.links import Link
 from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
@@ -29,6 +28,7 @@ from netem import probe, qdiscs, rtnetlink, tcp
 from netem.backend import Backend
 from netem.spec import NetworkError, NetworkSpec, NetworkUnavailable
 from netem.syscalls import inside, new_network_namespace, setns
+from policies.links import Link
 
 DEVICE = "eth0"
 """Name of a node's device, the same in every namespace."""

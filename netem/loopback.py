@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from policies.links import Link
-
 from netem.backend import Backend
+from policies.links import Link
 
 
 class LoopbackBackend(Backend):

@@ -14,11 +14,10 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from policies.links import HEADER_BYTES, MIN_RETRANSMISSION_S, Link
-
 from netem.forwarder_links import Pipe, SharedLink, Transit
 from netem.spec import NetworkError, NetworkSpec
 from netem.tcp import COLD_FLIGHT_SEGMENTS, WARM_FLIGHT_BYTES
+from policies.links import HEADER_BYTES, MIN_RETRANSMISSION_S, Link
 
 _HANDSHAKE_BYTES = 8
 """TCP options of a SYN packet, beyond those of every packet."""

@@ -28,10 +28,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from ipaddress import IPv4Network
 
-from policies.links import HEADER_BYTES, Link
-
 from netem.rtnetlink import NEW_CLASS, NEW_FILTER, NEW_QDISC, TcRequest, attribute
 from netem.spec import SUBNET, NetworkError
+from policies.links import HEADER_BYTES, Link
 
 DROP_MINOR = 1
 FIRST_NODE_MINOR = 2

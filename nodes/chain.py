@@ -9,14 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from policies.rules import RecoveryRules
-
 from nodes import wire
 from nodes.clock import Clock
 from nodes.connection import Connection, ConnectionLost, ServerError
 from nodes.request import Request, SessionError
 from nodes.watchdog import Overdue, Watchdog
 from policies.problem import Hop
+from policies.rules import RecoveryRules
 
 FAILURES = (wire.SESSION_EXPIRED, wire.SESSION_MOVED, wire.COMPUTE_FAILED, wire.UNKNOWN_SESSION)
 """Errors of a step after which the session can go on elsewhere. Others but ``PREEMPTED`` fail the request."""

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-
-from policies.rules import MAX_ATTEMPTS, RecoveryRules
 
 from nodes import records
 from nodes.chain import Chain, HopFailed, OpenHop, Preempted, Refusal
@@ -16,6 +13,8 @@ from nodes.hub import HubModel
 from nodes.records import Admitted, Completed, HopRecord, Opening, Plan, Rejected, Resumed, Routed, Token
 from nodes.recovery import Observer, Recovery, Rerouter
 from nodes.request import Request, SessionError
+from policies.rules import MAX_ATTEMPTS, RecoveryRules
+from policies.workload import Backoff
 
 
 @dataclass(frozen=True)
@@ -24,32 +23,15 @@ class SessionRules:
 
     Opening takes at least ``initial_delay_s``; ``setup_s`` is added after it (both from the calibration).
 
-    A client whose session could not be opened waits for ``backoff_first_s`` and tries again, with waits that
-    double up to ``backoff_max_s``. It gives up ``give_up_s`` after the request's arrival or its preemption.
-    With ``give_up_s`` 0 it waits for room for ever, but gives up after ``recovery.give_up_s`` if there is no
-    chain, if a server cannot be reached, or if the session can never fit.
-
-    ``backoff_jitter_ratio`` j, from 0 to 1, makes each wait (1 - j) to (1 + j) times as long, at random by
-    ``seed`` and the request, so that clients that compete for room do not retry at the same times again and
-    again.
+    A client whose session could not be opened tries again as ``backoff`` says, also after a preemption. With
+    ``backoff.give_up_s`` 0 it waits for room for ever, but gives up after ``recovery.give_up_s`` if there is
+    no chain, if a server cannot be reached, or if the session can never fit.
     """
 
     initial_delay_s: float = 0.0
     setup_s: float = 0.0
-    backoff_first_s: float = 1.0
-    backoff_max_s: float = 60.0
-    give_up_s: float = 0.0
-    backoff_jitter_ratio: float = 0.0
-    seed: int = 0
+    backoff: Backoff = Backoff()  # noqa: RUF009 - frozen
     recovery: RecoveryRules = RecoveryRules()  # noqa: RUF009 - frozen
-
-    def waits_s(self, request: int) -> Iterator[float]:
-        """Yields the waits of request number ``request`` after its first refusal, its second, and so on."""
-        wait_s, jitter = self.backoff_first_s, self.backoff_jitter_ratio
-        rng = random.Random(f"{self.seed}:backoff:{request}") if jitter else None
-        while True:
-            yield wait_s if rng is None else wait_s * (1 + jitter * rng.uniform(-1, 1))
-            wait_s = min(2 * wait_s, self.backoff_max_s)
 
 
 Router = Callable[[Request, int, int], Awaitable[Plan | None]]
@@ -114,14 +96,14 @@ class HubSession:
         ``SessionError`` when it gives up.
         """
         rules, index = self._rules, self.request.index
-        waits_s = rules.waits_s(index)
+        waits_s = rules.backoff.waits_s(index)
         refused: tuple[int, ...]
         broken: tuple[int, ...]
         for attempt in range(MAX_ATTEMPTS):
             asked_at_s = self._clock.now_s()
             answer = await self._route(self.request, attempt, n_done)
             attempt_at_s = self._clock.now_s()
-            give_up_s = rules.give_up_s
+            give_up_s = rules.backoff.give_up_s
             if answer is None:
                 reason, server = "no route covers the model", -1
                 refused, broken = (), ()

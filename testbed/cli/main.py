@@ -124,9 +124,9 @@ def up(
     no_page: NoPageOption = False,
 ) -> None:
     """Start the testbed, serve the scenario's workload, write tables and a trace, print a summary."""
+    from testbed.control.placing import load_to_run
     from testbed.results.slo import parse_slo
     from testbed.runs.up import UpOptions, up_command
-    from testbed.scenario import load_experiment
     from testbed.scenario.policy import PolicyChoice
 
     keys = {
@@ -153,7 +153,7 @@ def up(
 
         raise typer.Exit(seeds_command(scenario, choice, changes, seed, runs, out, options, as_json=as_json))
     seeds = [] if seed is None else [f"seed={seed}"]
-    experiment = load_experiment(scenario, [*changes, *choice.overrides(), *seeds])
+    experiment = load_to_run(scenario, [*changes, *choice.overrides(), *seeds])
     raise typer.Exit(up_command(experiment, out, options, as_json=as_json))
 
 
@@ -443,7 +443,7 @@ def validate(
 
     A policy that the file names as module:Class is not imported, and the placement is not checked then.
     """
-    from testbed.control.placing import place_experiment
+    from testbed.control.placing import load_to_run, place_experiment
     from testbed.runs.up import check_online
     from testbed.runtime.gpus import missing_gpu, shared_out
     from testbed.runtime.wiring import check_frames
@@ -456,6 +456,8 @@ def validate(
         *model_overrides(model, random_weights),
     ]
     experiment = load_experiment(scenario, changes)
+    if not experiment.policy.code_in_file:
+        experiment = load_to_run(scenario, changes)
     check_frames(experiment)
     missing = missing_gpu(experiment)
     remarks = [missing] if missing else []

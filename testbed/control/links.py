@@ -15,10 +15,10 @@ from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET
-from policies.links import Link
 
 from nodes.clock import Clock
 from nodes.messages import Question
+from policies.links import Link
 from testbed.control.live import ask_running
 from testbed.errors import TestbedError, UserError
 from testbed.records.events import BY_HAND, BY_SCENARIO, EventWriter, LinkRow, LinksChanged

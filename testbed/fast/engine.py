@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from policies.rules import MAX_ATTEMPTS
-
 from nodes.batching import Batches
 from nodes.clock import NS, nanoseconds, on_tick
 from policies.online import OnlinePolicy
 from policies.problem import Hop, PolicyError, RequestSpec, Route
 from policies.replay import ServiceTimes
+from policies.rules import MAX_ATTEMPTS
 from policies.workload import RequestPlan
 from testbed.control.coordinator import Coordinator
 from testbed.control.mover import Mover, ServerMove

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from policies.rules import PagingRules
-
 from nodes.cache import CacheAccount, NoCapacityError
 from policies.problem import BlockRange, Hop, Placement
+from policies.rules import PagingRules
 
 Key = tuple[int, int]
 """(session, its opening)."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from msgspec import UNSET
-from policies.links import Link
 
+from policies.links import Link
 from testbed.records.events import LinksChanged
 from testbed.results.logs import RunRecords
 from testbed.scenario.experiment import Experiment, NetworkChange

@@ -13,7 +13,7 @@ from nodes.blocks.spec import Sampling
 from nodes.eventlog import LogReader
 from nodes.records import Token
 from nodes.request import Generation
-from testbed.control.placing import place_experiment
+from testbed.control.placing import load_to_run, place_experiment
 from testbed.errors import EXIT_INTERRUPTED, TestbedError, UserError
 from testbed.results.logs import RequestRecord, read_logs
 from testbed.results.verified import ties
@@ -30,7 +30,6 @@ from testbed.runs.verify import verify_tokens
 from testbed.runtime.blocks import BlocksModel, blocks_model, require_blocks
 from testbed.runtime.running import emulate
 from testbed.runtime.stage import choose_stage
-from testbed.scenario import load_experiment
 from testbed.scenario.checkpoints import checkpoint_sizes
 from testbed.scenario.experiment import Experiment
 from testbed.scenario.families import ModelSizes
@@ -90,7 +89,7 @@ def generate_command(
     if any(text.partition("=")[0].strip() == "compute.backend" for text in overrides):
         raise UserError("testbed generate computes real blocks: leave out --set compute.backend")
     overrides = [*overrides, "compute.backend=blocks"]
-    experiment = load_experiment(scenario, [*overrides, _workload(1, options.max_new_tokens)])
+    experiment = load_to_run(scenario, [*overrides, _workload(1, options.max_new_tokens)])
     assert experiment.compute.blocks is not None
     sizes = checkpoint_sizes(experiment.compute.blocks.config, experiment.problem.model.name)
     at_least = [0] if options.prompt else []
@@ -106,7 +105,7 @@ def generate_command(
         text = _Text(model)
         ids = given_ids if given_ids is not None else text.encode(options.prompt or "")
         _check_prompt(ids, options.max_new_tokens, sizes)
-        experiment = load_experiment(scenario, [*overrides, _workload(len(ids), options.max_new_tokens)])
+        experiment = load_to_run(scenario, [*overrides, _workload(len(ids), options.max_new_tokens)])
         placed = place_experiment(experiment)
         generation = Generation(tuple(ids), sampling, stops=True)
         blocks = dataclasses.replace(model, generations={0: generation})

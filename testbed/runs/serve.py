@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nodes.request import Generation
+from testbed.control.placing import load_to_run
 from testbed.errors import UserError
 from testbed.page.beside import bind_page, page_beside
 from testbed.page.serve import bind
@@ -28,7 +29,6 @@ from testbed.runs.verify import verify_tokens
 from testbed.runtime.blocks import BlocksModel, blocks_model
 from testbed.runtime.running import emulate
 from testbed.runtime.stage import choose_stage
-from testbed.scenario import load_experiment
 from testbed.scenario.checkpoints import checkpoint_sizes
 from testbed.scenario.experiment import Experiment
 from testbed.serving.app import Endpoint, Rules
@@ -132,7 +132,7 @@ def _experiment(scenario: str, overrides: list[str], options: ServeOptions) -> E
 
     def load(max_model_len: int) -> Experiment:
         table = f'endpoint={{max_model_len = {max_model_len}, workload = "{options.workload}"}}'
-        return load_experiment(scenario, [*overrides, table])
+        return load_to_run(scenario, [*overrides, table])
 
     if options.max_model_len is not None:
         return load(options.max_model_len)

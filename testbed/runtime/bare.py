@@ -8,9 +8,8 @@ import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from policies.links import Link
-
 from nodes.clock import run_clock
+from policies.links import Link
 from testbed.control.faults.byhand import Fault
 from testbed.control.guarded import guarded
 from testbed.control.links import ChangeLink, LinkChanges, Pair

@@ -15,12 +15,12 @@ from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from policies.links import Link
 
 from nodes import control, messages, records
 from nodes.clock import on_tick, run_clock
 from nodes.records import ENDED, Cancelled, Failed, Interrupted, Plan, Preempted, Rejected, Resumed
 from nodes.request import Generation, Request
+from policies.links import Link
 from policies.problem import PolicyError, RequestSpec, Route
 from policies.workload import RequestPlan
 from testbed.control.coordinator import Coordinator
@@ -220,14 +220,7 @@ class Emulation:
         generations = self.blocks.generations if self.blocks is not None else {}
         for number, client in enumerate(self.experiment.problem.clients):
             requests = [
-                Request(
-                    r.index,
-                    r.arrival_at_s,
-                    r.n_input_tokens,
-                    r.n_output_tokens,
-                    generations.get(r.index, Generation()),
-                    r.max_new_tokens,
-                )
+                Request.of(r, generations.get(r.index, Generation()))
                 for r in self.experiment.workload.requests
                 if r.client == number
             ]
@@ -278,9 +271,10 @@ class Emulation:
     def submit(self, client: int, n_input_tokens: int, n_output_tokens: int, how: Generation) -> int:
         """Serve one more request at ``client`` now; returns its index."""
         index, now_s = len(self._coordinator.requests), self.clock.now_s()
-        self._coordinator.requests[index] = RequestPlan(index, client, now_s, n_input_tokens, n_output_tokens)
+        plan = RequestPlan(index, client, now_s, n_input_tokens, n_output_tokens)
+        self._coordinator.requests[index] = plan
         self.progress.n_requests += 1
-        request = Request(index, now_s, n_input_tokens, n_output_tokens, how)
+        request = Request.of(plan, how)
         self.nodes.peers[self.experiment.problem.clients[client]].notify(messages.Submit(request))
         return index
 
@@ -408,8 +402,7 @@ class Emulation:
         if not isinstance(found, Route):
             return None
         decision_s = 0.0 if self.stage.is_virtual else self._coordinator.decisions_s[-1]
-        hops = [(hop.server, hop.first, hop.last) for hop in found.hops]
-        return Plan(hops, found.wait_s, decision_s, queued_s)
+        return Plan(list(found.hops), found.wait_s, decision_s, queued_s)
 
     def _call_at(self, at_s: float, what: Callable[[], None]) -> None:
         async def later() -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from policies.links import Link
-
 from nodes.messages import NewToken, ServerStatus
 from nodes.records import States
 from nodes.request import Generation
+from policies.links import Link
 
 
 class Host(Protocol):

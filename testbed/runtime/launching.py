@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from policies.links import Link
-
 from netem.spec import NetworkSpec
 from nodes import control
+from policies.links import Link
 from testbed.records.summary import MachineState
 
 OnExit = Callable[[str, int], None]

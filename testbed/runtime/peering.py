@@ -6,10 +6,9 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from policies.links import Link
-
 from nodes.control import ControlError, Peer
 from nodes.messages import Links, Message, Peers, Reach, Warm
+from policies.links import Link
 from policies.problem import Placement
 from testbed.errors import RunError
 from testbed.runtime import wiring

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from policies.links import Link
-
 from netem.spec import NetworkSpec
 from nodes.compute import StubProfile
 from nodes.links import DelayProfile
@@ -16,6 +14,7 @@ from nodes.node import DATA_PORT, ClientConfig, ServerConfig, StubHubSpec
 from nodes.server import HostedBlocks, ServerLimits
 from nodes.session import SessionRules
 from nodes.wire import MAX_PAYLOAD_BYTES
+from policies.links import HEADER_BYTES, Link
 from policies.problem import Placement
 from policies.workload import longest_tokens
 from testbed.errors import UserError
@@ -35,7 +34,7 @@ def token_s(experiment: Experiment) -> float:
     """Return seconds per token of the longest possible step, on the slowest link (both ways) and server."""
     n_tokens, model = _longest(experiment), experiment.problem.model
     link = min(experiment.network.links.values(), key=lambda link: link.rate_bps)
-    way_s = scaled(link, 1.0).transmission_s(n_tokens * model.token_bytes, experiment.network.mtu)
+    way_s = link.transmission_s(n_tokens * model.token_bytes, experiment.network.mtu)
     step_s = max(server.step_s(0, n_tokens, model.n_blocks) for server in experiment.problem.servers)
     return (2 * way_s + step_s) / n_tokens
 
@@ -47,13 +46,6 @@ def idle_s(experiment: Experiment) -> float:
     """
     others_s = len(experiment.problem.servers) * token_s(experiment) * _longest(experiment)
     return _IDLE_S + experiment.calibration.session_setup_s + others_s
-
-
-def scaled(link: Link, time_scale: float) -> Link:
-    """Return a link as the machine must emulate it: in real seconds and bits per real second."""
-    return Link(
-        link.delay_s / time_scale, link.rate_bps * time_scale, link.jitter_s / time_scale, link.loss_ratio
-    )
 
 
 def is_used(experiment: Experiment, pair: tuple[str, str]) -> bool:
@@ -73,7 +65,7 @@ def scaled_links(
     """
     scale = experiment.time_scale
     return {
-        pair: scaled(link, scale)
+        pair: link.scaled(scale)
         for pair, link in links.items()
         if not is_virtual or is_used(experiment, pair)
     }
@@ -113,8 +105,7 @@ def transmission_s(experiment: Experiment, client: str, server: str, n_tokens: i
     n_bytes = n_tokens * experiment.problem.model.token_bytes
     ways = ((client, server),) if experiment.problem.forwarding else ((client, server), (server, client))
     return sum(
-        scaled(experiment.network.links[pair], 1.0).transmission_s(n_bytes, experiment.network.mtu)
-        for pair in ways
+        experiment.network.links[pair].transmission_s(n_bytes, experiment.network.mtu) for pair in ways
     )
 
 
@@ -224,7 +215,7 @@ def client_config(
     blocks: BlocksModel | None = None,
 ) -> ClientConfig:
     """Return the configuration of a client, with the real model's hub if ``blocks`` is given."""
-    backoff, model = experiment.workload.backoff, experiment.problem.model
+    model = experiment.problem.model
     return ClientConfig(
         name=client,
         control_path=control,
@@ -239,11 +230,7 @@ def client_config(
         rules=SessionRules(
             initial_delay_s=experiment.problem.initial_delay_s,
             setup_s=experiment.calibration.session_setup_s,
-            backoff_first_s=backoff.first_s,
-            backoff_max_s=backoff.max_s,
-            give_up_s=backoff.give_up_s,
-            backoff_jitter_ratio=backoff.jitter_ratio,
-            seed=backoff.seed,
+            backoff=experiment.workload.backoff,
             recovery=replace(experiment.faults.recovery, token_s=token_s(experiment)),
         ),
     )
@@ -251,10 +238,14 @@ def client_config(
 
 def _delay_profile(experiment: Experiment, link: Link) -> DelayProfile:
     """Return a link for a node that delays messages itself, with packet headers as extra bytes."""
-    profile = scaled(link, 1.0)
-    whole_s = profile.transmission_s(1_000_000, experiment.network.mtu)
+    s_per_byte = link.transmission_s(1_000_000, experiment.network.mtu) / 1_000_000
     return DelayProfile(
-        link.delay_s, whole_s / 1_000_000, link.jitter_s, link.loss_ratio, profile.retransmission_s
+        link.delay_s,
+        s_per_byte,
+        link.jitter_s,
+        link.loss_ratio,
+        link.retransmission_s,
+        experiment.network.mtu - HEADER_BYTES,
     )
 
 

@@ -14,7 +14,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from policies.links import Link
-
 from testbed.scenario.event_table import EventTable
 from testbed.scenario.experiment import NetworkChange
 from testbed.scenario.network import cut_jitter

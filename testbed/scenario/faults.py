@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
-from policies.rules import RecoveryRules
-
 from policies.membership import MembershipRules
+from policies.rules import RecoveryRules
 from policies.workload import RequestPlan
 from testbed.scenario.experiment import After, Fault
 from testbed.scenario.fault_tables import (

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 
-from policies.links import HEADER_BYTES, Link
-
 from netem.spec import SPARE_ADDRESSES
+from policies.links import HEADER_BYTES, Link
 from policies.problem import Linear, Matrix, ModelSpec, OneWayDelays, Transmissions
 from testbed.scenario.experiment import Calibration
 from testbed.scenario.network_tables import ClustersTable, MatrixTable, NetworkTable

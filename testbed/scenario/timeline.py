@@ -7,7 +7,6 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from policies.links import Link
-
 from testbed.scenario.experiment import Experiment, NetworkChange
 
 Pair = tuple[str, str]

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from policies.links import Link
-
 from testbed.scenario.events import network_changes
 from testbed.scenario.experiment import Experiment, NetworkChange
 

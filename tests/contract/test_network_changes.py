@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
-from policies.links import Link
 
 from netem.backend import Backend
 from netem.probe import become_network_admin
 from netem.spec import NetworkError, NetworkSpec
+from policies.links import Link
 from tests.contract.test_network_contract import (
     LINKS,
     NODES,

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from policies.links import Link
 
 from netem.backend import Backend
 from netem.choose import BACKENDS
 from netem.probe import become_network_admin
 from netem.spec import NetworkSpec
+from policies.links import Link
 from tests.support.children import echo_s, in_child
 
 NODES = ("hub", "near", "far")

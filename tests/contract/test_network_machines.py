@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from policies.links import Link
 
 from netem.fabric import FabricBackend
 from netem.probe import become_network_admin
 from netem.spec import NetworkError, NetworkSpec
+from policies.links import Link
 from tests.contract.test_network_contract import nothing_is_left_in_the_hosts_own_network
 from tests.support.children import in_child
 from tests.support.machines import Links, Machines, as_list

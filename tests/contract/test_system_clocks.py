@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from policies.rules import RecoveryRules
 
 from policies import BlockRange, Placement, Problem
+from policies.rules import RecoveryRules
 from testbed.runtime.stage import Stage
 from testbed.scenario.experiment import After, Fault, FaultKind
 from tests.support.failing import REAL, VIRTUAL, SystemRun, fail, pairs

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from policies.rules import PagingRules, RecoveryRules
 
 from policies import BlockRange, Placement, Problem
+from policies.rules import PagingRules, RecoveryRules
 from policies.workload import Backoff, RequestPlan
 from testbed.scenario.experiment import Fault
 from tests.support.failing import SystemRun, fail, kill, pairs

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from policies.rules import RecoveryRules
 
 from policies import BlockRange, Hop, Placement, Problem
 from policies.membership import MembershipRules
+from policies.rules import RecoveryRules
 from policies.wsrr import WsRr
 from testbed.scenario.experiment import After, Fault
 from tests.support.failing import SystemRun, fail, kill, pairs

@@ -8,7 +8,6 @@ from typing import Any
 
 from hypothesis import event, given
 from hypothesis import strategies as st
-from policies.rules import RecoveryRules
 
 from policies import BlockRange, Placement, Problem, RequestSpec, RoutingPolicy, service_s
 from policies.checks import check_placement
@@ -17,6 +16,7 @@ from policies.optimal_rr import OptimalRr
 from policies.petals_code import PetalsCodeRouting
 from policies.petals_routing import PetalsRouting
 from policies.replay import replay
+from policies.rules import RecoveryRules
 from policies.workload import Backoff, RequestPlan
 from policies.wsrr import ShortestPath, WsRr
 from testbed.fast.outcome import FastRun, SimulatedRequest

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from policies.rules import PagingRules, RecoveryRules
 
 from nodes.records import HOP_COLUMNS
 from policies import BlockRange, Placement, Problem
 from policies.membership import MembershipRules
 from policies.optimal_rr import OptimalRr
 from policies.petals_routing import PetalsRouting
+from policies.rules import PagingRules, RecoveryRules
 from policies.workload import Backoff, QueueRules, RequestPlan
 from policies.wsrr import ShortestPath, WsRr
 from testbed.fast.outcome import FastRun

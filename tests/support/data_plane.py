@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 import aiohttp
 import msgpack
 from aiohttp import web
-from policies.rules import PagingRules
 
 from nodes import wire
 from nodes.clock import Clock, ManualClock
@@ -18,8 +18,11 @@ from nodes.compute import Compute, StubCompute, StubProfile
 from nodes.connection import Answered, Connection
 from nodes.messages import ServerStatus
 from nodes.server import HostedBlocks, Server, ServerLimits
+from policies.rules import PagingRules, RecoveryRules
 from policies.steps import StepTimes
 
+PATIENT = RecoveryRules(request_timeout_s=math.inf, connect_timeout_s=math.inf)
+"""Rules of clients that wait for as long as it takes: tests move the clock in large steps."""
 TOKEN_BYTES = 64
 INSTANT = StubProfile(TOKEN_BYTES, StepTimes(0.0, 0.0, 0.0))
 """A stub that takes no time."""

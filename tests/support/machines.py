@@ -19,12 +19,12 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-from policies.links import Link
 from pyroute2 import IPRoute
 
 from netem.fabric import FabricBackend
 from netem.spec import NetworkError, NetworkSpec
 from netem.syscalls import CLONE_NEWNET, set_death_signal, setns, unshare
+from policies.links import Link
 from tests.support import machines_work
 from tests.support.children import in_child
 

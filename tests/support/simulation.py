@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from policies.links import Link
-
 from policies import Hop, Placement, Problem, RequestSpec, Route, RoutingPolicy, SystemState
+from policies.links import Link
 from policies.online import OnlinePolicy, SystemView
 from policies.workload import RequestPlan
 from policies.wsrr import WsRr

@@ -10,9 +10,8 @@ import json
 import statistics
 from typing import Any
 
-from policies.links import Link
-
 from netem.kernel import NetemBackend
+from policies.links import Link
 from tests.contract import test_network_contract as contract
 
 RTTS_MS = (5, 20, 100)

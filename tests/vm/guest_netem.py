@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from policies.links import Link
 from pyroute2 import IPRoute
 
 from netem import rtnetlink
@@ -18,6 +17,7 @@ from netem.probe import become_network_admin
 from netem.qdiscs import FIRST_NODE_MINOR, QUEUE_PACKETS, queue_limit_packets, receiver_tree
 from netem.spec import NetworkSpec
 from netem.syscalls import inside, new_network_namespace
+from policies.links import Link
 
 PLAIN = Link(0.3, 1e9)
 

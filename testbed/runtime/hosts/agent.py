@@ -14,10 +14,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from policies.links import Link
-
 from netem.spec import NetworkSpec
 from nodes.node import NodeConfig
+from policies.links import Link
 from testbed.rundir import scratch
 from testbed.runtime.hosts.messages import AgentStream, Exited, GetTime, NodeStream, TimeReply, pack, unpack
 from testbed.runtime.hosts.relay import carry

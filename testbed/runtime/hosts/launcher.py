@@ -17,10 +17,9 @@ from pathlib import Path
 from signal import SIGKILL
 from typing import Any
 
-from policies.links import Link
-
 from netem.spec import NetworkError, NetworkSpec
 from nodes import control
+from policies.links import Link
 from testbed.errors import RunError, UserError
 from testbed.records.summary import MachineState
 from testbed.runtime.hosts.agent import SILENCE_S, AgentOptions

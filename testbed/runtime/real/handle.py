@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-from policies.links import Link
 
 from netem.spec import NetworkSpec
 from nodes import control
+from policies.links import Link
 from testbed.errors import RunError, UserError
 from testbed.rundir import marks
 from testbed.runtime.launching import Endpoints, Listener, OnExit, OnOneMachine, OpenNetwork

@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvloop
-from policies.links import Link
 
 from netem.backend import Backend
 from netem.choose import choose_backend
@@ -38,6 +37,7 @@ from netem.programs import end_all_in, exec_program
 from netem.spec import NetworkError, NetworkSpec, NetworkUnavailable
 from netem.syscalls import set_death_signal, set_process_name, set_timer_slack
 from nodes.clock import NS
+from policies.links import Link
 from testbed.runtime.launching import Endpoints, OpenNetwork
 from testbed.runtime.real.awake import cpus_to_keep_awake, spin
 from testbed.runtime.real.still import Span, Spans, watch

@@ -14,13 +14,13 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
-from policies.links import Link
 
 from netem.memory import MemoryNetwork
 from netem.spec import NetworkError, NetworkSpec
 from nodes import control, node
 from nodes.clock import RunClock, run_clock
 from nodes.host import Watch
+from policies.links import Link
 from testbed.errors import RunError, UserError
 from testbed.runtime.launching import OnExit, OnOneMachine, OpenNetwork
 from testbed.runtime.virtual import wire

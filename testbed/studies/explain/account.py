@@ -17,7 +17,7 @@ from testbed.records.events import OF_FAULTS, Detected, FaultHappened, Replayed,
 from testbed.records.plan import is_simulated, read_plan
 from testbed.records.requests import RequestRow
 from testbed.results.model import model_setup_s
-from testbed.runtime.wiring import scaled, stub_profile
+from testbed.runtime.wiring import stub_profile
 from testbed.scenario import load_experiment
 from testbed.scenario.experiment import Experiment
 from testbed.studies.compare.load import load_run
@@ -132,7 +132,7 @@ def _per_hop(
         ways = [((sender, name), hop["up_bytes"])]
         if not problem.forwarding or hop["last_block"] == problem.model.n_blocks:
             ways.append(((name, client), hop["down_bytes"]))
-        links = [(scaled(experiment.network.links[pair], 1.0), n_bytes) for pair, n_bytes in ways]
+        links = [(experiment.network.links[pair], n_bytes) for pair, n_bytes in ways]
         propagation_s = math.fsum(link.delay_s for link, _ in links)
         transmission_s = math.fsum(link.transmission_s(n, experiment.network.mtu) for link, n in links)
         n_input, token = row.n_input_tokens, hop["token"]

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 import uvloop
-from policies.links import Link
 
 from nodes import control
 from nodes.messages import A, Question
 from nodes.node import DATA_PORT, NodeConfig
 from nodes.probe import KeepBusy, Measure, Measured, ProbePlan, Rest
+from policies.links import Link
 from testbed.errors import RunError, UserError
 from testbed.results.requests import stats
 from testbed.rundir import check_new_folder, scratch
@@ -184,7 +184,7 @@ class _Links:
 
     def _links(self, pair: Pair) -> tuple[Link, Link]:
         links, scale = self._experiment.network.links, self._experiment.time_scale
-        return wiring.scaled(links[pair], scale), wiring.scaled(links[pair[::-1]], scale)
+        return links[pair].scaled(scale), links[pair[::-1]].scaled(scale)
 
     def _expected_s(self, pairs: Sequence[Pair], echoes: int, at_most: int) -> float:
         plans = {pair: self._plan(pair, echoes) for pair in pairs}

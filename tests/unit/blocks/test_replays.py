@@ -6,7 +6,6 @@ import itertools
 from typing import Any
 
 import pytest
-from policies.rules import RecoveryRules
 
 from nodes.compute import Computed, ComputeError
 from nodes.hub import TokenSequence
@@ -14,6 +13,7 @@ from nodes.records import AnyRecord, Plan, Replayed, Token
 from nodes.request import Generation, Request
 from nodes.session import HubSession, SessionRules
 from policies.problem import Hop
+from policies.rules import RecoveryRules
 from tests.support.blocks import (
     BLOOM,
     LLAMA,

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from policies.links import Link
 
 from nodes.clock import ManualClock
+from policies.links import Link
 from testbed.control.links import ChangeLink, LinkChanges, link_command
 from testbed.errors import RunError, UserError
 from testbed.records.events import EventWriter, LinksChanged, event_data, read_events

@@ -9,12 +9,12 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 
 import pytest
-from policies.links import Link
 
 from netem.forwarder import Forwarder
 from netem.forwarder_changes import ChangeChannel
 from netem.forwarder_stats import StatsPage
 from netem.spec import NetworkError, NetworkSpec
+from policies.links import Link
 from tests.support.packets import tcp_packet
 from tests.support.runs import wait_until
 

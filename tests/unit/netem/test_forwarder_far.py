@@ -8,7 +8,6 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 
 import pytest
-from policies.links import Link
 
 from netem.fabric import EARLY_S
 from netem.forwarder_changes import ChangeChannel
@@ -16,6 +15,7 @@ from netem.forwarder_far import FarForwarder
 from netem.forwarder_stats import StatsPage
 from netem.forwarder_underlay import SETTLED_SAMPLES, Endpoint, Underlay, bind_socket, piece_bytes_to
 from netem.spec import NetworkError, NetworkSpec
+from policies.links import Link
 from tests.support.packets import tcp_packet
 from tests.support.runs import wait_until
 

@@ -8,10 +8,10 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from policies.links import Link
 
 from netem.forwarder_links import MAX_BACKLOG_S, Losses, Pipe, SharedLink, Transit
 from netem.forwarder_packets import segments
+from policies.links import Link
 from tests.support.packets import tcp_packet
 
 _PACKET = tcp_packet(b"x" * 1198)  # 1250 bytes on the wire: 10 ms at 1 Mbit/s

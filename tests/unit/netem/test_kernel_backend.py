@@ -16,7 +16,6 @@ from ipaddress import IPv4Network
 from pathlib import Path
 
 import pytest
-from policies.links import Link
 from pyroute2 import IPRoute
 
 from netem import kernel, qdiscs, rtnetlink
@@ -24,6 +23,7 @@ from netem.kernel import NetemBackend
 from netem.rtnetlink import NEW_QDISC, TcRequest
 from netem.spec import NetworkError, NetworkSpec, NetworkUnavailable
 from netem.syscalls import inside, new_network_namespace
+from policies.links import Link
 
 NODES = ("hub", "near", "far")
 LINK = Link(delay_s=0.01, rate_bps=100e6)

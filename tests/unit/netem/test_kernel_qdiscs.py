@@ -5,7 +5,6 @@ import struct
 from dataclasses import replace
 
 import pytest
-from policies.links import Link
 
 from netem.qdiscs import (
     DROP_MINOR,
@@ -17,6 +16,7 @@ from netem.qdiscs import (
 )
 from netem.rtnetlink import NEW_CLASS, NEW_FILTER, NEW_QDISC
 from netem.spec import NetworkError
+from policies.links import Link
 
 CLUSTER_LINK = Link(delay_s=0.05, rate_bps=100e6)
 TICK_S = 64e-9

@@ -7,10 +7,10 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import pytest
-from policies.links import HEADER_BYTES, Link
 
 from netem.memory import MemoryNetwork
 from netem.spec import NetworkError, NetworkSpec, TcpSpec
+from policies.links import HEADER_BYTES, Link
 from testbed.runtime.virtual.loop import MemoryLoop
 
 T = TypeVar("T")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from policies.links import Link
 
 from netem.choose import BACKENDS
 from netem.fabric import FabricBackend
 from netem.spec import NetworkError, NetworkSpec
+from policies.links import Link
 
 _NODES = ("a", "b", "c")
 _LINK = Link(0.01, 1e9)

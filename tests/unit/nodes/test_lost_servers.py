@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, cast
 
 import pytest
-from policies.rules import RecoveryRules
 
 from nodes.chain import Chain, HopFailed, OpenHop
 from nodes.clock import ManualClock
@@ -13,6 +12,7 @@ from nodes.hub import HubModel
 from nodes.records import AnyRecord, Detected
 from nodes.recovery import Recovery
 from nodes.request import Request, SessionError
+from policies.rules import RecoveryRules
 
 
 class LostChain:

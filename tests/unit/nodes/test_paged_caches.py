@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 import pytest
-from policies.rules import PagingRules
 
 from nodes import wire
 from nodes.cache import CacheAccount, NoCapacityError
@@ -14,6 +13,7 @@ from nodes.clock import ManualClock
 from nodes.digest import write_rows
 from nodes.forwarding_session import ForwardingSession
 from nodes.session import HubSession
+from policies.rules import PagingRules
 from tests.support.data_plane import TOKEN_BYTES, RawClient, make_server, raw_client, serving, until
 from tests.support.farm import Session, expected_tokens, farm
 from tests.support.forwarding import forwarding_farm

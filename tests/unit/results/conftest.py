@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from policies.links import Link
 
 from nodes.eventlog import EventLog
 from nodes.records import Admitted, AnyRecord, Arrived, Completed, HopRecord, Opening, Rejected, Routed, Token
+from policies.links import Link
 from policies.problem import Batching, ModelSpec, Problem, ServerSpec
 from policies.workload import RequestPlan
 from testbed.scenario import load_experiment

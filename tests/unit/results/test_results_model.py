@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
-from policies.links import Link
 
+from policies.links import Link
 from testbed.records.events import EventWriter, LinksChanged, Serving
 from testbed.results.logs import read_logs
 from testbed.results.model import HopTable, hop_table, model_setup_s

@@ -6,8 +6,8 @@ import tomllib
 from collections.abc import Callable
 
 import pytest
-from policies.links import Link
 
+from policies.links import Link
 from testbed.scenario import dump_toml, load_experiment
 from testbed.scenario.experiment import Experiment
 

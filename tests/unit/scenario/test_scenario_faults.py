@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from policies.rules import RecoveryRules
 
 from policies.membership import MembershipRules
+from policies.rules import RecoveryRules
 from testbed.control.placing import place_experiment
 from testbed.errors import UserError
 from testbed.scenario import dump_toml, load_experiment

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from policies.links import Link
 
+from policies.links import Link
 from testbed.errors import ScenarioError
 from testbed.runtime.wiring import network_spec
 from testbed.scenario import dump_toml, load_experiment

@@ -7,8 +7,8 @@ from itertools import permutations
 from pathlib import Path
 
 import pytest
-from policies.links import Link
 
+from policies.links import Link
 from testbed.errors import UserError
 from testbed.runtime.programs import check_programs
 from testbed.runtime.stage import choose_stage

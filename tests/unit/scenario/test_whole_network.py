@@ -6,7 +6,6 @@ from collections.abc import Callable
 from itertools import permutations
 
 from policies.links import Link
-
 from testbed.runtime.wiring import network_spec
 from testbed.scenario.experiment import Experiment
 from testbed.scenario.whole import whole_network

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from policies.rules import RecoveryRules
 
 from policies import Hop, Placement, PolicyError, Problem
 from policies.cgbp import CgBp
 from policies.online import TwoTimeScale
+from policies.rules import RecoveryRules
 from policies.wsrr import WsRr
 from testbed.fast.engine import Disturbed
 from testbed.records.summary import MoveRow
