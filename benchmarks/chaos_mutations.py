@@ -60,7 +60,7 @@ MUTATIONS = (
     Mutation(
         "a session's cache is not given back",
         "nodes/sessions.py",
-        "        self.account.release((connection.number, key))\n        self.released.set()\n",
+        "        self.admission.release((connection.number, key))\n        self.released.set()\n",
         "        self.released.set()\n",
     ),
     Mutation(

@@ -12,12 +12,13 @@ import msgpack
 from aiohttp import web
 
 from nodes import wire
+from nodes.admission import HostedBlocks
 from nodes.clock import Clock, ManualClock
 from nodes.compute import Compute, StubCompute, StubProfile
 from nodes.connection import Answered, Connection
 from nodes.messages import ServerStatus
 from nodes.rules import PagingRules
-from nodes.server import HostedBlocks, Server, ServerLimits
+from nodes.server import Server, ServerLimits
 from policies.steps import StepTimes
 
 TOKEN_BYTES = 64

@@ -10,6 +10,7 @@ import aiohttp
 from aiohttp import web
 
 from nodes import wire
+from nodes.admission import HostedBlocks
 from nodes.clock import Clock, ManualClock
 from nodes.compute import Computed, StubCompute
 from nodes.connection import Connection
@@ -18,7 +19,7 @@ from nodes.records import AnyRecord, HopRecord, Plan, Recoveries, States, Token
 from nodes.recovery import RecoveryRules
 from nodes.request import Request
 from nodes.rules import PagingRules
-from nodes.server import HostedBlocks, Server
+from nodes.server import Server
 from nodes.session import HubSession, SessionRules
 from tests.support.data_plane import INSTANT, TOKEN_BYTES, until
 
