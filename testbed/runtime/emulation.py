@@ -9,7 +9,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,32 +54,38 @@ _ASLEEP_S = 1.0
 """Seconds for which stalls of the machine are measured while CPUs may sleep."""
 
 
+@dataclass(frozen=True)
+class Setup:
+    """What is run where.
+
+    ``blocks`` is the model whose real blocks the servers compute; ``None``: the stub. ``guests`` submit
+    requests from outside until the run is interrupted; ``None``: only the workload is served.
+    """
+
+    experiment: Experiment
+    placed: PlacedExperiment
+    run_dir: Path
+    stage: Stage
+    launcher: Launcher
+    blocks: BlocksModel | None = None
+    guests: Guests | None = None
+
+
 class Emulation:
     """One run: ``start``, ``serve``, ``stop`` in this order. Use ``run_emulation``."""
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        placed: PlacedExperiment,
-        run_dir: Path,
-        stage: Stage,
-        launcher: Launcher,
-        blocks: BlocksModel | None = None,
-        guests: Guests | None = None,
-    ) -> None:
-        self.experiment = experiment
-        self._guests = guests
-        """Submits requests from outside until interrupted; ``None``: only the workload is served."""
-        self.placed = placed
-        self.blocks = blocks
-        """The model whose real blocks the servers compute; ``None``: the stub."""
-        self.run_dir = run_dir
+    def __init__(self, setup: Setup) -> None:
+        self.experiment = experiment = setup.experiment
+        self._guests = setup.guests
+        self.placed = placed = setup.placed
+        self.blocks = blocks = setup.blocks
+        self.run_dir = run_dir = setup.run_dir
         self.progress = Progress(len(experiment.requests))
         self.interrupted = asyncio.Event()
         self.events = EventWriter(run_dir)
-        self.stage = stage
+        self.stage = stage = setup.stage
         self.clock = run_clock(experiment.time_scale)
-        self._launcher = launcher
+        self._launcher = launcher = setup.launcher
         self.has_served = False
         """Whether the workload has ended.
 

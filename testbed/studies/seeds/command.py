@@ -16,7 +16,7 @@ from policies.problem import InfeasiblePlacement
 from testbed.errors import EXIT_INTERRUPTED, RunError, TestbedError, UserError
 from testbed.results import read_tables
 from testbed.rundir import SEED, check_new_folder
-from testbed.runs.up import UpOptions, exit_code, run_once
+from testbed.runs.session import RunOptions, RunSession, exit_code
 from testbed.runtime.stage import choose_stage
 from testbed.scenario.policy import PolicyChoice
 from testbed.simulate.answer import answer
@@ -35,7 +35,7 @@ def seeds_command(
     seed: int | None,
     n_runs: int,
     out: Path | None,
-    options: UpOptions,
+    options: RunOptions,
     *,
     as_json: bool,
 ) -> int:
@@ -85,7 +85,7 @@ def seeds_command(
     return code
 
 
-def _run(case: Case, out: Path, options: UpOptions) -> tuple[dict[str, Any] | None, bool]:
+def _run(case: Case, out: Path, options: RunOptions) -> tuple[dict[str, Any] | None, bool]:
     """Do one run. Returns its result (None if it was interrupted), and whether all its requests completed.
 
     Raises ``UserError`` for settings that no seed can run.
@@ -95,7 +95,7 @@ def _run(case: Case, out: Path, options: UpOptions) -> tuple[dict[str, Any] | No
     clock = f"{stage.clock} clock"
     error: TestbedError
     try:
-        ended = run_once(experiment, out / f"{SEED}{experiment.seed}", options)
+        ended = RunSession(experiment, out / f"{SEED}{experiment.seed}", options, say).run()
         summary = ended.summary
         if ended.interrupted or summary is None:
             return None, False

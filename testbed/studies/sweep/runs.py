@@ -20,7 +20,7 @@ from testbed.codeversion import rules_digest
 from testbed.control.placing import RememberedPlacements, import_from_here, place
 from testbed.errors import RunError, UserError
 from testbed.rundir import make_run_dir, scratch
-from testbed.runs.up import check_can_run
+from testbed.runs.session import check_can_run
 from testbed.runtime.stage import choose_stage
 from testbed.scenario.experiment import Experiment
 from testbed.scenario.policy import PolicyChoice
