@@ -14,7 +14,6 @@ import typer
 
 from policies.problem import InfeasiblePlacement
 from testbed.errors import EXIT_INTERRUPTED, RunError, TestbedError, UserError
-from testbed.results import read_tables
 from testbed.rundir import SEED, check_new_folder
 from testbed.runs.session import RunOptions, RunSession, exit_code
 from testbed.runtime.stage import choose_stage
@@ -24,7 +23,7 @@ from testbed.simulate.cases import Case
 from testbed.simulate.engine import EMULATED, Simulation
 from testbed.simulate.runs import aggregate, cases_of, drawn_of, fingerprint, same_run_error
 from testbed.simulate.text import comparison_text
-from testbed.simulate.virtual import served_of
+from testbed.simulate.virtual import served_by
 from testbed.terminal import say
 
 
@@ -100,8 +99,7 @@ def _run(case: Case, out: Path, options: RunOptions) -> tuple[dict[str, Any] | N
         if ended.interrupted or summary is None:
             return None, False
         if ended.error is None:
-            tables, placed = read_tables(ended.run_dir, experiment), ended.placed
-            served = served_of(experiment, ended.run_dir, tables, summary)
+            placed, served = ended.placed, served_by(ended)
             row = answer(
                 Simulation(case, EMULATED, clock, stage.why, placed.placement, placed.decision_s, served)
             )
