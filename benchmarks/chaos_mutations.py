@@ -83,7 +83,7 @@ MUTATIONS = (
     ),
     Mutation(
         "the coordinator forgets to release a request that has ended",
-        "testbed/runtime/emulation.py",
+        "testbed/runtime/reports.py",
         "            self._coordinator.release(record.request)\n",
         "            pass\n",
     ),

@@ -25,12 +25,12 @@ from testbed.rundir import make_run_dir
 from testbed.runs.twin import run_twin
 from testbed.runs.verify import verify_tokens
 from testbed.runtime.blocks import BlocksModel, blocks_model, check_fits, check_model, require_blocks
-from testbed.runtime.emulation import Setup
 from testbed.runtime.gpus import shared_out
 from testbed.runtime.guests import Guests
 from testbed.runtime.launching import Launcher
 from testbed.runtime.programs import check_programs
 from testbed.runtime.running import Outcome, emulate
+from testbed.runtime.setup import RunSetup
 from testbed.runtime.signals import Interruption
 from testbed.runtime.stage import Stage, choose_stage
 from testbed.runtime.wiring import check_frames
@@ -187,7 +187,7 @@ class RunSession:
 
     async def serve(self, launcher: Launcher) -> Outcome:
         """Start the nodes, and serve to the end."""
-        setup = Setup(
+        setup = RunSetup(
             *(self.experiment, self.placed, self.run_dir, self.stage, launcher, self.blocks, self.guests)
         )
         options, interruption = self.options, self._interruption

@@ -15,11 +15,12 @@ from typing import NamedTuple
 from testbed.control.placing import PlacedExperiment, deciding, interrupt_policy
 from testbed.errors import RunError, TestbedError
 from testbed.rundir import write_json
-from testbed.runtime.emulation import Emulation, Setup
+from testbed.runtime.emulation import Emulation
 from testbed.runtime.gpus import find_gpus
 from testbed.runtime.launching import Launcher
 from testbed.runtime.live import shown
 from testbed.runtime.phases import run_emulation
+from testbed.runtime.setup import RunSetup
 from testbed.runtime.signals import Interruption, handling, in_main_thread
 from testbed.runtime.stage import Stage
 from testbed.runtime.virtual.stall import StallWatch
@@ -36,7 +37,7 @@ class Outcome(NamedTuple):
 
 
 async def emulate(
-    setup: Setup,
+    setup: RunSetup,
     *,
     hold: bool = False,
     announce: Callable[[str], None] = lambda text: None,
@@ -108,7 +109,7 @@ def run_to_end(
     Raises the ``TestbedError`` that broke the run, or ``KeyboardInterrupt`` if it was interrupted.
     """
     launcher = stage.begin(experiment, run_dir)
-    setup = Setup(experiment, placed, run_dir, stage, launcher)
+    setup = RunSetup(experiment, placed, run_dir, stage, launcher)
     error, interrupted = stage.run(launcher, emulate(setup, live=live, interruption=interruption))
     if error is not None:
         raise error
