@@ -107,7 +107,7 @@ class _Run:
         self._problem = experiment.problem
         self._setup_s = experiment.calibration.session_setup_s
         self._max_attempts = max_attempts
-        paging, token_bytes = experiment.paging, experiment.problem.model.cache_bytes_per_token
+        paging, token_bytes = experiment.compute.paging, experiment.problem.model.cache_bytes_per_token
         self._servers = [
             Admission[Key](
                 HostedBlocks(held.first, held.last, room_bytes, token_bytes, paging),
@@ -128,8 +128,8 @@ class _Run:
         if goes_step_by_step(experiment):
             self._free_at = queue.at
             problem, batches = experiment.problem, None
-            if experiment.batching == "continuous":
-                batches = [Batches(law, experiment.chunk_tokens) for law in problem.servers]
+            if experiment.compute.batching == "continuous":
+                batches = [Batches(law, experiment.compute.chunk_tokens) for law in problem.servers]
             self._steps = Steps(
                 queue,
                 problem.model.token_bytes,
@@ -154,7 +154,7 @@ class _Run:
             self._plan_check(self._mover)
 
     def serve(self) -> FastRun:
-        requests = self._experiment.requests
+        requests = self._experiment.workload.requests
         coming: list[deque[tuple[int, RequestPlan]]] = [deque() for _ in self._problem.clients]
         for number, plan in enumerate(requests):
             coming[plan.client].append((number, plan))
@@ -190,7 +190,10 @@ class _Run:
         self._ask(session)
 
     def _attempts(self, request: int, since_s: float) -> Attempts:
-        backoff, final_give_up_s = self._experiment.backoff, self._experiment.recovery.give_up_s
+        backoff, final_give_up_s = (
+            self._experiment.workload.backoff,
+            self._experiment.faults.recovery.give_up_s,
+        )
         return Attempts(
             backoff.waits_s(request), since_s, backoff.give_up_s, final_give_up_s, self._max_attempts
         )
@@ -203,7 +206,7 @@ class _Run:
 
     def _answer(self, session: _Session, route: Route | PolicyError | None) -> None:
         """The coordinator has decided. Of several that it lets in at once one is told after the other."""
-        if self._experiment.queue is None:
+        if self._experiment.policy.queue is None:
             self._told(session, route)
         else:
             self._queue.at(self._queue.now_s, self._told, session, route)
@@ -280,7 +283,7 @@ class _Run:
         ended, lost = partial(self._finish, session), partial(self._lost, session)
         parts: Sequence[Part] = (Part(0, plan.n_input_tokens),)
         if before is not None:
-            parts = replay_of(before, in_steps=self._experiment.recovery.replay == "step_by_step")
+            parts = replay_of(before, in_steps=self._experiment.faults.recovery.replay == "step_by_step")
         sent = RequestSpec(plan.client, parts[0].n_tokens, plan.n_output_tokens)
         session.on_chain = on_chain = ChainSession(
             plan, key, hops, delays_of(self._experiment, sent, hops), ended, lost
@@ -454,4 +457,4 @@ class _Run:
 
 def goes_step_by_step(experiment: Experiment) -> bool:
     """Returns whether sessions affect each other on servers: then there is no closed form of their times."""
-    return experiment.batching == "continuous" or experiment.paging is not None
+    return experiment.compute.batching == "continuous" or experiment.compute.paging is not None

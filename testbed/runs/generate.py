@@ -133,8 +133,8 @@ class _GenerateRun(RunSession):
         super().check()
 
     def _check_prompt(self, ids: list[int]) -> None:
-        assert self.experiment.blocks is not None, "generate computes real blocks"
-        config, model = self.experiment.blocks.config, self.experiment.problem.model
+        assert self.experiment.compute.blocks is not None, "generate computes real blocks"
+        config, model = self.experiment.compute.blocks.config, self.experiment.problem.model
         _check_prompt(ids, self._request.max_new_tokens, checkpoint_sizes(config, model.name))
 
     def place(self) -> None:

@@ -65,7 +65,9 @@ def serve_command(
     _check_host(options)
     experiment = _experiment(scenario, overrides, options)
     if options.admission == "reject":  # no request waits in a queue
-        experiment = dataclasses.replace(experiment, queue=None)
+        experiment = dataclasses.replace(
+            experiment, policy=dataclasses.replace(experiment.policy, queue=None)
+        )
     page = options.page_port
     run_options = RunOptions(report=report, trace=trace, with_twin=with_twin, page_port=page)
     ended = _ServedRun(experiment, out, run_options, options, echo).run()
@@ -100,7 +102,9 @@ class _ServedRun(RunSession):
     def place(self) -> None:
         super().place()
         options = self._of_endpoint
-        self._words = StubCodec(options.tokenizer or SMALL) if self.experiment.blocks is None else None
+        self._words = (
+            StubCodec(options.tokenizer or SMALL) if self.experiment.compute.blocks is None else None
+        )
         self._bound = bind(options.port, options.host)
 
     def prepare(self) -> None:
@@ -140,9 +144,9 @@ def _experiment(scenario: str, overrides: list[str], options: ServeOptions) -> E
     if options.max_model_len is not None:
         return load(options.max_model_len)
     experiment = load(_MAX_MODEL_LEN)
-    if experiment.blocks is None:
+    if experiment.compute.blocks is None:
         return experiment
-    sizes = checkpoint_sizes(experiment.blocks.config, experiment.problem.model.name)
+    sizes = checkpoint_sizes(experiment.compute.blocks.config, experiment.problem.model.name)
     return load(min(_MAX_MODEL_LEN, sizes.max_tokens or _MAX_MODEL_LEN))
 
 

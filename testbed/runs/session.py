@@ -174,7 +174,7 @@ class RunSession:
 
     def check(self) -> None:
         """Check that this machine can run the experiment. Raises ``UserError``."""
-        if not self.experiment.requests:
+        if not self.experiment.workload.requests:
             raise UserError("this scenario takes its requests from outside: run it with `testbed serve`")
         check_can_run(self.experiment, self.announce)
 
@@ -202,7 +202,7 @@ class RunSession:
         """Compare tokens with those of the whole model, and run the twin."""
         if self.blocks is not None:
             verify_tokens(self.run_dir, self.experiment, self.blocks, self.announce)
-        if self.options.with_twin and self.stage.has_twin and self.experiment.requests:
+        if self.options.with_twin and self.stage.has_twin and self.experiment.workload.requests:
             self.announce("running the twin in virtual time (--no-twin leaves it out)")
             run_twin(
                 *(self.experiment, self.placed, self.run_dir, self.announce),
@@ -245,9 +245,9 @@ def check_can_run(experiment: Experiment, announce: Announce = silent) -> None:
     """
     check_frames(experiment)
     check_programs(experiment, announce)
-    if experiment.blocks is not None:
+    if experiment.compute.blocks is not None:
         require_blocks('compute.backend "blocks"')
-        check_model(experiment.blocks)
+        check_model(experiment.compute.blocks)
         shared_out(experiment, announce)
 
 

@@ -54,7 +54,7 @@ class Emulation:
         self.placed = placed = setup.placed
         self.blocks = blocks = setup.blocks
         self.run_dir = run_dir = setup.run_dir
-        self.progress = Progress(len(experiment.requests))
+        self.progress = Progress(len(experiment.workload.requests))
         self.interrupted = asyncio.Event()
         self.events = EventWriter(run_dir)
         self.stage = stage = setup.stage
@@ -113,7 +113,7 @@ class Emulation:
     async def start(self) -> None:
         """Build the network, start the nodes, connect the clients, agree on time zero."""
         experiment = self.experiment
-        keep_awake = experiment.keep_cpus_awake and not self.stage.is_virtual
+        keep_awake = experiment.network.keep_cpus_awake and not self.stage.is_virtual
         spec = wiring.network_spec(experiment, self.run_dir.name, self.stage.is_virtual)
         self.network = await self.processes.open(self.stage.network, spec, keep_awake)
         opened_at = time.monotonic()
@@ -165,7 +165,7 @@ class Emulation:
     def _sharing(self) -> dict[str, bool]:
         """Return whether pairs compete for the scenario's shared links; empty if it has none."""
         assert self.network is not None, "asked before the network was open"
-        return {"shares_links": self.network.shares_links} if self.experiment.shared_bps else {}
+        return {"shares_links": self.network.shares_links} if self.experiment.network.shared_bps else {}
 
     def network_text(self) -> str:
         """Return one line on the run's clock and network, and why these were chosen."""
@@ -196,7 +196,7 @@ class Emulation:
                     generations.get(r.index, Generation()),
                     r.max_new_tokens,
                 )
-                for r in self.experiment.requests
+                for r in self.experiment.workload.requests
                 if r.client == number
             ]
             if self._guests is None:

@@ -64,7 +64,7 @@ class Reception:
 
     def links_now(self) -> dict[tuple[str, str], Link]:
         """Return the scenario's links as they are now, by (from, to)."""
-        return {pair: self._links.link(pair) for pair in self._experiment.links}
+        return {pair: self._links.link(pair) for pair in self._experiment.network.links}
 
     async def statuses(self) -> dict[str, messages.ServerStatus | None]:
         """Return every server's status by name; ``None`` for a server that does not answer."""

@@ -75,7 +75,7 @@ class Reports:
                 told.set_result(plan)
 
         def answer(found: Route | PolicyError | None) -> None:
-            if self._experiment.queue is None:
+            if self._experiment.policy.queue is None:
                 tell(self._plan(asked.request, found, 0.0))
             else:  # one look may let several in: in virtual time each is done with before the next one is told
                 plan = self._plan(asked.request, found, self._clock.now_s() - asked_at_s)
