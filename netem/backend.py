@@ -16,7 +16,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
-from netem.spec import LinkProfile, NetworkError, NetworkSpec
+from policies.links import Link
+
+from netem.spec import NetworkError, NetworkSpec
 
 
 class Backend(ABC):
@@ -64,7 +66,7 @@ class Backend(ABC):
         return None
 
     @abstractmethod
-    def update(self, links: Mapping[tuple[str, str], LinkProfile]) -> None:
+    def update(self, links: Mapping[tuple[str, str], Link]) -> None:
         """Change the profiles of these pairs, which must be links of ``spec``, while packets flow.
 
         Packets already on their way keep their instants of arrival. Called by the launcher, which

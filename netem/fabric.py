@@ -32,6 +32,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
+from policies.links import Link
 from pyroute2 import IPRoute
 
 from netem import tcp
@@ -43,7 +44,7 @@ from netem.forwarder_stats import ForwarderStats, Lateness, MachineStats, StatsP
 from netem.forwarder_underlay import SETTLED_SAMPLES, Endpoint, Underlay, bind_socket, piece_bytes_to
 from netem.forwarder_virtual import TimeKeeper, VirtualForwarder
 from netem.probe import probe_tun
-from netem.spec import LinkProfile, NetworkError, NetworkSpec, NetworkUnavailable
+from netem.spec import NetworkError, NetworkSpec, NetworkUnavailable
 from netem.syscalls import inside, new_network_namespace, setns
 from netem.tun import open_tun
 
@@ -191,7 +192,7 @@ class FabricBackend(Backend):
             ).run
         return Forwarder(self.spec, self._devices, addresses, self._page, self._changes, EARLY_S).run
 
-    def update(self, links: Mapping[tuple[str, str], LinkProfile]) -> None:
+    def update(self, links: Mapping[tuple[str, str], Link]) -> None:
         assert self._changes is not None, "update() before open()"
         elsewhere = {pair for pair in links if pair in self.spec.links and not self._is_here(pair[0])}
         self._changes.send({pair: profile for pair, profile in links.items() if pair not in elsewhere})
@@ -206,7 +207,7 @@ class FabricBackend(Backend):
         }
 
     def check(
-        self, links: Mapping[tuple[str, str], LinkProfile] | None = None, patience_s: float = 10.0
+        self, links: Mapping[tuple[str, str], Link] | None = None, patience_s: float = 10.0
     ) -> dict[str, MachineStats]:
         """Wait until the other machines' clocks are known; then check that the underlay is fast enough.
 

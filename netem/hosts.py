@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
+from policies.links import Link
+
 from netem.backend import Backend
-from netem.spec import LinkProfile, NetworkError, NetworkSpec
+from netem.spec import NetworkError, NetworkSpec
 
 
 class HostsBackend(Backend):
@@ -47,7 +49,7 @@ class HostsBackend(Backend):
     def check(self) -> None:
         """Do nothing: there are no wanted delays to compare the real network with."""
 
-    def update(self, links: Mapping[tuple[str, str], LinkProfile]) -> None:
+    def update(self, links: Mapping[tuple[str, str], Link]) -> None:
         raise NetworkError("the links of the hosts network are real and cannot be changed")
 
     def close(self) -> None:

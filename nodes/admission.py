@@ -9,10 +9,11 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
 from typing import Generic, NamedTuple, TypeVar
 
+from policies.rules import MAX_ATTEMPTS, PagingRules
+
 from nodes.cache import ROUNDING, CacheAccount, NoCapacityError
 from nodes.clock import on_tick
 from nodes.request import SessionError
-from nodes.rules import MAX_ATTEMPTS, PagingRules
 
 Key = TypeVar("Key", bound=Hashable)
 NO_ROUTE = "no route covers the model"

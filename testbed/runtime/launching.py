@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from netem.spec import LinkProfile, NetworkSpec
+from policies.links import Link
+
+from netem.spec import NetworkSpec
 from nodes import control
 
 OnExit = Callable[[str, int], None]
@@ -118,7 +120,7 @@ class Launcher(Protocol):
         """Send a signal to a node's process."""
         ...
 
-    async def update(self, links: Mapping[tuple[str, str], LinkProfile]) -> float:
+    async def update(self, links: Mapping[tuple[str, str], Link]) -> float:
         """Change links; returns the instant of the change, which is before any effect of it can be seen."""
         ...
 

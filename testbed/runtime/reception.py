@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from policies.links import Link
+
 from nodes import control, messages
 from nodes.clock import Clock
 from nodes.request import Generation, Request
@@ -13,7 +15,7 @@ from testbed.control.coordinator import Coordinator
 from testbed.control.links import LinkChanges
 from testbed.runtime.nodeset import NodeSet
 from testbed.runtime.progress import Progress
-from testbed.scenario.experiment import Experiment, Link
+from testbed.scenario.experiment import Experiment
 
 _STATUS_S = 1.0
 """Seconds that a server has to report its status."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
+from policies.rules import RecoveryRules
 from pydantic import BeforeValidator, Field, model_validator
 
 from policies.membership import MembershipRules
-from testbed.scenario.experiment import FaultKind, RecoveryRules
+from testbed.scenario.experiment import FaultKind
 from testbed.scenario.fields import Name, PositiveSeconds, Ratio, Seconds, Table, Tokens, rule
 from testbed.scenario.limits import MAX_NUMBER, MAX_REQUESTS
 from testbed.scenario.problems import shown

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from policies.links import Link
+
 from policies.interfaces import RoutingPolicy
 from policies.petals_routing import PetalsRouting
 from policies.registry import PAIRS, resolve_pair
@@ -17,7 +19,6 @@ from testbed.scenario.experiment import (
     Calibration,
     ComputePart,
     Experiment,
-    Link,
     NetworkPart,
     PolicyPart,
     WorkloadPart,

@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import msgpack
 from aiohttp import web
+from policies.rules import PagingRules
 
 from nodes import wire
 from nodes.admission import HostedBlocks
@@ -17,7 +18,6 @@ from nodes.clock import Clock, ManualClock
 from nodes.compute import Compute, StubCompute, StubProfile
 from nodes.connection import Answered, Connection
 from nodes.messages import ServerStatus
-from nodes.rules import PagingRules
 from nodes.server import Server, ServerLimits
 from policies.steps import StepTimes
 

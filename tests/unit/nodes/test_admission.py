@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from policies.rules import PagingRules
 
 from nodes.admission import Admission, Attempts, HostedBlocks, Need, name_of_attempt, ready_at_s
 from nodes.request import SessionError
-from nodes.rules import PagingRules
 
 
 def admission(
