@@ -33,8 +33,9 @@ from policies.links import Link
 from testbed.control.placing import place_experiment
 from testbed.records.summary import RunSummary
 from testbed.rundir import make_run_dir
-from testbed.runs.up import run_quietly
+from testbed.runs.session import run_quietly
 from testbed.runtime.emulation import Emulation
+from testbed.runtime.setup import RunSetup
 from testbed.runtime.stage import choose_stage
 from testbed.scenario import load_experiment
 
@@ -112,7 +113,7 @@ async def _start_and_stop(folder: Path) -> tuple[float, float]:
     run_dir = make_run_dir(folder, "fabric")
     stage = choose_stage(experiment)
     launcher = stage.begin(experiment, run_dir)
-    emulation = Emulation(experiment, place_experiment(experiment), run_dir, stage, launcher)
+    emulation = Emulation(RunSetup(experiment, place_experiment(experiment), run_dir, stage, launcher))
     try:
         await emulation.start()
         up_at = time.monotonic()

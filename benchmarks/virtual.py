@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.figure import figure
 from testbed.records.summary import RunSummary
-from testbed.runs.up import run_quietly
+from testbed.runs.session import run_quietly
 from testbed.scenario import load_experiment
 
 _BUSY_PER_CPU = 2

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from nodes import wire
+from nodes.admission import name_of_attempt
 from nodes.clock import Clock
 from nodes.connection import Connection, ConnectionLost, ServerError
 from nodes.request import Request, SessionError
@@ -105,8 +106,7 @@ class Chain:
         The first step has ``first_tokens`` tokens. Returns the hops in the order of their blocks. Every
         attempt has its own key, because a server may still hold the session of an earlier attempt.
         """
-        number = next(self._numbers)
-        key = f"{self._key}.{number}" if number else self._key
+        key = name_of_attempt(self._key, next(self._numbers))
         opened: list[OpenHop] = []
 
         async def open_one(server: int, first: int, last: int) -> None:

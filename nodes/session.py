@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from nodes import records
+from nodes import admission, records
 from nodes.chain import Chain, HopFailed, OpenHop, Preempted, Refusal
 from nodes.clock import Clock, on_tick
 from nodes.connection import Connection
 from nodes.hub import HubModel
 from nodes.records import Admitted, Completed, HopRecord, Opening, Plan, Rejected, Resumed, Routed, Token
 from nodes.recovery import Observer, Recovery, Rerouter
-from nodes.request import Request, SessionError
-from policies.rules import MAX_ATTEMPTS, RecoveryRules
+from nodes.request import Request
+from policies.rules import RecoveryRules
 from policies.workload import Backoff
 
 
@@ -78,8 +78,8 @@ class HubSession:
             attempt_at_s = await self._open_chain(request.n_input_tokens, request.arrival_at_s)
             opened_at_s = self._clock.now_s()
             self._observe(Opening(request.index, attempt_at_s, opened_at_s))
-            least_at_s = attempt_at_s + self._rules.initial_delay_s
-            ready_at_s = on_tick(max(opened_at_s, least_at_s) + self._rules.setup_s)
+            rules = self._rules
+            ready_at_s = admission.ready_at_s(attempt_at_s, opened_at_s, rules.initial_delay_s, rules.setup_s)
             await self._clock.sleep_until_s(ready_at_s)
             finished_at_s = await self._generate(ready_at_s)
             self._observe(Completed(request.index, finished_at_s))
@@ -96,18 +96,15 @@ class HubSession:
         ``SessionError`` when it gives up.
         """
         rules, index = self._rules, self.request.index
-        waits_s = rules.backoff.waits_s(index)
-        refused: tuple[int, ...]
-        broken: tuple[int, ...]
-        for attempt in range(MAX_ATTEMPTS):
+        backoff = rules.backoff
+        give_up_s = backoff.give_up_s, rules.recovery.give_up_s
+        attempts = admission.Attempts(backoff.waits_s(index), since_s, *give_up_s)
+        while True:
             asked_at_s = self._clock.now_s()
-            answer = await self._route(self.request, attempt, n_done)
+            answer = await self._route(self.request, attempts.n, n_done)
             attempt_at_s = self._clock.now_s()
-            give_up_s = rules.backoff.give_up_s
             if answer is None:
-                reason, server = "no route covers the model", -1
-                refused, broken = (), ()
-                give_up_s = give_up_s or rules.recovery.give_up_s
+                refusal = Refusal(-1, admission.NO_ROUTE, (), (), is_final=True)
             else:
                 asked_s = attempt_at_s - asked_at_s - answer.queued_s
                 took_s = answer.wait_s, answer.decision_s, asked_s, answer.queued_s
@@ -117,17 +114,13 @@ class HubSession:
                     self.hops = opened
                     self._observe(Admitted(index, self._clock.now_s(), answer.hops))
                     return attempt_at_s
-                server, reason, refused, broken, is_final = opened
-                if broken or is_final:  # waiting for others to end may never help
-                    give_up_s = give_up_s or rules.recovery.give_up_s
-                if broken:
-                    self._recovery.unreachable(broken)
-            now_s, backoff_s = self._clock.now_s(), next(waits_s)
-            if give_up_s and now_s + backoff_s > since_s + give_up_s:
-                raise SessionError(f"no room within {give_up_s:g} s ({reason})")
+                refusal = opened
+            server, reason, refused, broken, is_final = refusal
+            self._recovery.unreachable(broken)
+            now_s = self._clock.now_s()
+            backoff_s = attempts.failed(now_s, reason, is_final=is_final or bool(broken))
             self._observe(Rejected(index, now_s, server, reason, backoff_s, list(refused), list(broken)))
             await self._clock.sleep_until_s(on_tick(now_s + backoff_s))
-        raise SessionError(f"{MAX_ATTEMPTS} attempts to open a session failed")
 
     async def _start_over(self, preempted: Preempted, n_done: int) -> bytes:
         """Release the other hops and wait for a new chain, as at first.

@@ -126,7 +126,8 @@ def up(
     """Start the testbed, serve the scenario's workload, write tables and a trace, print a summary."""
     from testbed.control.placing import load_to_run
     from testbed.results.slo import parse_slo
-    from testbed.runs.up import UpOptions, up_command
+    from testbed.runs.session import RunOptions
+    from testbed.runs.up import up_command
     from testbed.scenario.policy import PolicyChoice
 
     keys = {
@@ -140,7 +141,7 @@ def up(
     changes += model_overrides(model, random_weights)
     _refuse_pair_and_half(policy is not None, placement, routing)
     choice, changes = PolicyChoice(policy, placement, routing), [*(overrides or []), *changes]
-    options = UpOptions(
+    options = RunOptions(
         hold=hold,
         objectives=parse_slo(slo) if slo is not None else None,
         report=report,
@@ -444,7 +445,7 @@ def validate(
     A policy that the file names as module:Class is not imported, and the placement is not checked then.
     """
     from testbed.control.placing import load_to_run, place_experiment
-    from testbed.runs.up import check_online
+    from testbed.runs.session import check_online
     from testbed.runtime.gpus import missing_gpu, shared_out
     from testbed.runtime.wiring import check_frames
     from testbed.scenario import load_experiment
@@ -556,7 +557,7 @@ def report(
     from testbed.records.base import data_of
     from testbed.results import load_run
     from testbed.results.text import summary_text
-    from testbed.runs.up import exit_code, finish
+    from testbed.runs.session import exit_code, finish
 
     summary = finish(run, load_run(run), trace=trace)
     print_answer(data_of(summary), lambda: summary_text(summary), as_json)

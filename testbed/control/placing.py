@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import threading
 import time
 import traceback
 from collections import OrderedDict
@@ -33,8 +34,8 @@ _NONE: Mapping[str, RoutingPolicy] = MappingProxyType({})
 _SAID: set[str] = set()
 """Policies whose notice has been printed."""
 _OWN_CODE = Path(__file__).resolve().parents[1]
-_DECIDING: list[str] = []
-"""Policies whose code is running, the innermost last."""
+_DECIDING: list[tuple[int, str]] = []
+"""Policies whose code is running and the threads that run it, the innermost last."""
 _MAX_CHECKED = 65536
 """Most chains that are remembered as checked."""
 _MAX_PLACEMENTS = 256
@@ -106,19 +107,20 @@ class _Interrupt(BaseException):
 
 def deciding() -> str | None:
     """Returns the kind and name of the policy whose code is running now; ``None`` if none is."""
-    return _DECIDING[-1] if _DECIDING else None
+    return _DECIDING[-1][1] if _DECIDING else None
 
 
 def interrupt_policy() -> None:
-    """End the policy's code that is running, if any, with ``PolicyInterrupted``. For signal handlers."""
-    if _DECIDING:
+    """End the policy's code that this thread runs, if any, with ``PolicyInterrupted``. For signal handlers."""
+    if any(thread == threading.get_ident() for thread, _ in _DECIDING):
         raise _Interrupt
 
 
 @contextmanager
 def policy_code(kind: str, name: str) -> Iterator[None]:
     """Run a policy's code in the body: its exceptions become a ``PolicyError`` with its name and line."""
-    _DECIDING.append(f"{kind} policy {name}")
+    deciding = threading.get_ident(), f"{kind} policy {name}"
+    _DECIDING.append(deciding)
     try:
         yield
     except PolicyError:
@@ -135,7 +137,7 @@ def policy_code(kind: str, name: str) -> Iterator[None]:
             ) from error
         raise PolicyError(f"{kind} policy {name} {how_failed(error)}") from error
     finally:
-        _DECIDING.pop()
+        _DECIDING.remove(deciding)
 
 
 def load_to_run(name_or_path: str, overrides: Sequence[str] = ()) -> Experiment:

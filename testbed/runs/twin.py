@@ -20,6 +20,7 @@ from testbed.results.logs import read_logs
 from testbed.results.served import replayed_document
 from testbed.rundir import TWIN, make_run_dir
 from testbed.runtime.running import run_to_end
+from testbed.runtime.signals import Interruption
 from testbed.runtime.stage import Stage
 from testbed.scenario import load_experiment
 from testbed.scenario.experiment import Experiment
@@ -58,7 +59,13 @@ def twin_of(experiment: Experiment, folder: Path) -> Experiment:
 
 
 def run_twin(
-    experiment: Experiment, placed: PlacedExperiment, run_dir: Path, announce: Callable[[str], None]
+    experiment: Experiment,
+    placed: PlacedExperiment,
+    run_dir: Path,
+    announce: Callable[[str], None],
+    *,
+    live: bool = True,
+    interruption: Interruption | None = None,
 ) -> None:
     """Run the twin of ``experiment`` into the folder ``twin`` of ``run_dir``.
 
@@ -70,7 +77,7 @@ def run_twin(
         make_run_dir(folder, experiment.name)
         twin = twin_of(experiment, folder)
         again = replace(placed, router=placed.bind(placed.placement))
-        run_to_end(twin, again, folder, stage)
+        run_to_end(twin, again, folder, stage, live=live, interruption=interruption)
         finish_run(folder, twin)
         return
     except KeyboardInterrupt:

@@ -10,19 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec import UNSET, UnsetType
 
-from nodes import control, messages, records
+from nodes import messages
 from nodes.clock import on_tick, run_clock
-from nodes.records import ENDED, Cancelled, Failed, Interrupted, Plan, Preempted, Rejected, Resumed
 from nodes.request import Generation, Request
-from policies.links import Link
-from policies.problem import PolicyError, RequestSpec, Route
-from policies.workload import RequestPlan
 from testbed.control.coordinator import Coordinator
 from testbed.control.faults.byhand import Fault
 from testbed.control.faults.emulated import Faults
@@ -30,10 +24,8 @@ from testbed.control.guarded import guarded
 from testbed.control.links import ChangeLink, LinkChanges
 from testbed.control.live import LiveSocket
 from testbed.control.moves import Moves
-from testbed.control.placing import PlacedExperiment, PolicyInterrupted
 from testbed.control.steering import online_policy
-from testbed.errors import RunError, UserError
-from testbed.records import events
+from testbed.errors import RunError
 from testbed.records.events import (
     CpusKeptAwake,
     EventWriter,
@@ -46,23 +38,21 @@ from testbed.records.events import (
 from testbed.records.plan import Stall
 from testbed.records.summary import MachineState
 from testbed.runtime import wiring
-from testbed.runtime.blocks import BlocksModel
 from testbed.runtime.guests import Guests
-from testbed.runtime.launching import Launcher, OpenNetwork
+from testbed.runtime.launching import OpenNetwork
 from testbed.runtime.nodeset import NodeSet
 from testbed.runtime.processes import Processes
 from testbed.runtime.programs import Programs, check_namespaces
 from testbed.runtime.progress import Progress
+from testbed.runtime.reception import Reception
+from testbed.runtime.reports import Reports
 from testbed.runtime.servermemory import ServerMemory
-from testbed.runtime.stage import Stage
+from testbed.runtime.setup import RunSetup
 from testbed.runtime.whereabouts import write_whereabouts
-from testbed.scenario.experiment import Experiment
 from testbed.scenario.whole import whole_network
 
 _PATIENCE_S, _BROKEN_PATIENCE_S = 5.0, 0.5
 """Real seconds that clients have to close their sessions, at the end of a good and of a broken run."""
-_STATUS_S = 1.0
-"""Seconds that a server has to report its status."""
 _ASLEEP_S = 1.0
 """Seconds for which stalls of the machine are measured while CPUs may sleep."""
 
@@ -70,40 +60,27 @@ _ASLEEP_S = 1.0
 class Emulation:
     """One run: ``start``, ``serve``, ``stop`` in this order. Use ``run_emulation``."""
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        placed: PlacedExperiment,
-        run_dir: Path,
-        stage: Stage,
-        launcher: Launcher,
-        blocks: BlocksModel | None = None,
-        guests: Guests | None = None,
-    ) -> None:
-        self.experiment = experiment
-        self._guests = guests
-        """Submits requests from outside until interrupted; ``None``: only the workload is served."""
-        self.placed = placed
-        self.blocks = blocks
-        """The model whose real blocks the servers compute; ``None``: the stub."""
-        self.run_dir = run_dir
+    def __init__(self, setup: RunSetup) -> None:
+        self.experiment = experiment = setup.experiment
+        self._guests = setup.guests
+        self.placed = placed = setup.placed
+        self.blocks = blocks = setup.blocks
+        self.run_dir = run_dir = setup.run_dir
         self.progress = Progress(len(experiment.workload.requests))
         self.interrupted = asyncio.Event()
         self.events = EventWriter(run_dir)
-        self.stage = stage
+        self.stage = stage = setup.stage
         self.clock = run_clock(experiment.time_scale)
-        self._launcher = launcher
+        self._launcher = launcher = setup.launcher
         self.has_served = False
         """Whether the workload has ended.
 
         After that a signal ends the run, but does not count as an interrupt.
         """
         self._stopping = False
-        self._done: dict[str, str] = {}
-        self._all_done = asyncio.Event()
         self._coordinator = coordinator = Coordinator(experiment, placed, self.clock.now_s, self._call_at)
         self.processes = processes = Processes(
-            launcher, run_dir, self._handlers, self._survives, self.interrupted
+            launcher, run_dir, lambda: self._reports.handlers(), self._survives, self.interrupted
         )
         self.nodes = nodes = NodeSet(
             experiment, coordinator, launcher, processes, self.clock, run_dir, blocks
@@ -122,6 +99,11 @@ class Emulation:
         if policy is not None:
             self._moves = Moves(experiment, policy, nodes, coordinator, self.events, blocks is not None)
             self.faults.on_death(self._moves.mover.server_died)
+        self._reports = Reports(
+            *(setup, coordinator, self.faults, self._moves, self.clock, self.events, self.progress),
+            processes.give_up,
+        )
+        self._reception = Reception(experiment, coordinator, nodes, self.links, self.clock, self.progress)
         self.network: OpenNetwork | None = None
         """``None`` until it is open."""
         self._started_at = time.monotonic()
@@ -231,7 +213,7 @@ class Emulation:
             await self.nodes.peers[client].ask(serve)
         self._serving_since = time.monotonic()
         if self._guests is None:
-            await self.processes.guard(self._all_done.wait())
+            await self.processes.guard(self._reports.all_done.wait())
         else:
             await self._serve_guests(self._guests)
         self._has_served_until_now()
@@ -239,7 +221,7 @@ class Emulation:
         self.machines = self._launcher.machines()
         self.forwarder = await self.processes.guard(self._launcher.stats())
         self.stalls = self._in_scenario(await self.processes.guard(self._launcher.stalls()))
-        for client, failure in self._done.items():
+        for client, failure in self._reports.done.items():
             if failure and failure != "interrupted":
                 raise RunError(f"{client} failed: {failure}; all rows up to then are complete")
 
@@ -247,9 +229,9 @@ class Emulation:
         """Serve requests from outside until an interrupt, then interrupt those that are still running."""
         try:
             await self.processes.guard(self.clock.sleep_until_s(0.0))
-            await guests.begin(self)
+            await guests.begin(self._reception)
             self.has_served = True
-            await self.processes.guard(self._all_done.wait())
+            await self.processes.guard(self._reports.all_done.wait())
         except KeyboardInterrupt:
             if not self.has_served:
                 raise
@@ -257,50 +239,6 @@ class Emulation:
         finally:
             await guests.end()
         await self._finish_clients(_PATIENCE_S)
-
-    def could_hold(self, client: int, n_input_tokens: int, n_output_tokens: int) -> bool:
-        """Whether there would be a chain for such a request if it were the only one.
-
-        Assumed for every request that is not longer than the placement is designed for.
-        """
-        problem = self.experiment.problem
-        if n_input_tokens + n_output_tokens <= problem.n_input_tokens + problem.n_output_tokens:
-            return True
-        return self._coordinator.could_route(RequestSpec(client, n_input_tokens, n_output_tokens))
-
-    def submit(self, client: int, n_input_tokens: int, n_output_tokens: int, how: Generation) -> int:
-        """Serve one more request at ``client`` now; returns its index."""
-        index, now_s = len(self._coordinator.requests), self.clock.now_s()
-        plan = RequestPlan(index, client, now_s, n_input_tokens, n_output_tokens)
-        self._coordinator.requests[index] = plan
-        self.progress.n_requests += 1
-        request = Request.of(plan, how)
-        self.nodes.peers[self.experiment.problem.clients[client]].notify(messages.Submit(request))
-        return index
-
-    def end_request(self, index: int, *, enough: bool) -> None:
-        """End a submitted request: it has tokens ``enough``, or else its sender has disconnected."""
-        client = self.experiment.problem.clients[self._coordinator.requests[index].client]
-        self.nodes.peers[client].notify(messages.End(index, enough))
-
-    def links_now(self) -> dict[tuple[str, str], Link]:
-        """Return the scenario's links as they are now, by (from, to)."""
-        return {pair: self.links.link(pair) for pair in self.experiment.network.links}
-
-    async def statuses(self) -> dict[str, messages.ServerStatus | None]:
-        """Return every server's status by name; ``None`` for a server that does not answer."""
-        names = [server.name for server in self.experiment.problem.servers]
-        return dict(zip(names, await asyncio.gather(*map(self._status, names)), strict=True))
-
-    async def _status(self, name: str) -> messages.ServerStatus | None:
-        peer = self.nodes.peers.get(name)
-        if peer is None:  # it has not joined yet
-            return None
-        try:
-            async with asyncio.timeout(_STATUS_S):
-                return await peer.ask(messages.GetStatus())
-        except (TimeoutError, control.ControlError):
-            return None
 
     async def _finish_clients(self, patience_s: float) -> None:
         """End the workload; requests that still run are interrupted."""
@@ -351,59 +289,6 @@ class Emulation:
         self.events.close()
         self.clock.close()
 
-    def _handlers(self) -> control.Handlers:
-        return {
-            messages.CannotStart: self._on_cannot_start,
-            messages.GetRoute: self._on_route,
-            messages.GetReplacement: self._on_reroute,
-            messages.Recorded: self._on_record,
-            messages.NewToken: self._on_token,
-            messages.Progress: self._on_progress,
-            messages.Done: self._on_done,
-            messages.Phase: self._on_phase,
-        }
-
-    async def _on_cannot_start(self, message: messages.CannotStart) -> None:
-        self.processes.give_up(UserError(f"{message.name}: {message.reason}"))
-
-    async def _on_route(self, asked: messages.GetRoute) -> Plan | None:
-        told: asyncio.Future[Plan | None] = asyncio.get_running_loop().create_future()
-        asked_at_s = self.clock.now_s()
-
-        def tell(plan: Plan | None) -> None:
-            if not told.done():
-                told.set_result(plan)
-
-        def answer(found: Route | PolicyError | None) -> None:
-            if self.experiment.policy.queue is None:
-                tell(self._plan(asked.request, found, 0.0))
-            else:  # one look may let several in: in virtual time each is done with before the next one is told
-                plan = self._plan(asked.request, found, self.clock.now_s() - asked_at_s)
-                asyncio.get_running_loop().call_later(0.0, tell, plan)
-
-        self._coordinator.ask(asked.request, answer, asked.n_done)
-        return await told
-
-    async def _on_reroute(self, asked: messages.GetReplacement) -> Plan | None:
-        try:
-            found: Route | PolicyError | None = self._coordinator.reroute(*msgspec.structs.astuple(asked))
-        except PolicyError as error:
-            found = error
-        return self._plan(asked.request, found, 0.0)
-
-    def _plan(self, index: int, found: Route | PolicyError | None, queued_s: float) -> Plan | None:
-        """Return the chain that a client opens; ``None`` if there is none.
-
-        The decision's duration is 0 in virtual time: the record of a run must not depend on the machine.
-        """
-        # An interrupted policy is no error: the run is ending already.
-        if isinstance(found, PolicyError) and not isinstance(found, PolicyInterrupted):
-            self.processes.give_up(UserError(f"request {index}: {found}"))
-        if not isinstance(found, Route):
-            return None
-        decision_s = 0.0 if self.stage.is_virtual else self._coordinator.decisions_s[-1]
-        return Plan(list(found.hops), found.wait_s, decision_s, queued_s)
-
     def _call_at(self, at_s: float, what: Callable[[], None]) -> None:
         async def later() -> None:
             await self.clock.sleep_until_s(on_tick(at_s))
@@ -412,62 +297,6 @@ class Emulation:
         task = asyncio.create_task(guarded(later(), self.processes.give_up))
         self._later.add(task)
         task.add_done_callback(self._later.discard)
-
-    async def _on_record(self, message: messages.Recorded) -> None:
-        record = message.record
-        if isinstance(record, records.Recoveries):
-            self.faults.notify(record)
-            return
-        self.progress.notify(record.request, record.kind)
-        if self._moves is not None:
-            self._moves.state(record)
-        if isinstance(record, (*ENDED, Rejected, Preempted)):
-            self._coordinator.release(record.request)
-        if isinstance(record, ENDED):
-            self.faults.ended(record.request)
-        if (event := self._event_of(record)) is not None:
-            self.events.write(event)
-        if self._guests is not None:
-            self._guests.recorded(record)
-
-    def _event_of(self, record: records.States) -> events.AnyEvent | None:
-        """Return the event that stands for a client's record in ``events.jsonl``; None if none does."""
-        at_s, request = record.at_s, record.request
-        match record:
-            case Failed():
-                return events.RequestFailed(at_s=at_s, request=request)
-            case Rejected():
-                return events.RequestRejected(at_s=at_s, request=request)
-            case Cancelled():
-                return events.RequestCancelled(at_s=at_s, request=request)
-            case Interrupted():
-                return events.Interrupted(at_s=at_s, request=request)
-            case Preempted(server=number, tokens=tokens):
-                server = self.experiment.problem.servers[number].name
-                return events.RequestPreempted(at_s=at_s, request=request, server=server, tokens=tokens)
-            case Resumed(tokens=tokens):
-                return events.RequestResumed(at_s=at_s, request=request, tokens=tokens)
-        return None
-
-    async def _on_token(self, message: messages.NewToken) -> None:
-        self.faults.token(message.request, message.n_tokens)
-        if self._guests is not None:
-            self._guests.token(message)
-
-    async def _on_phase(self, message: messages.Phase) -> None:
-        if self._moves is not None:
-            numbers = {spec.name: number for number, spec in enumerate(self.experiment.problem.servers)}
-            self._moves.phase(numbers[message.server], message.phase, message.at_s)
-
-    async def _on_progress(self, message: messages.Progress) -> None:
-        self.progress.n_tokens[message.client] = message.n_tokens
-        self.progress.ttft_s, self.progress.gap_s = message.ttft_s, message.gap_s
-        self.progress.scenario_s = self.clock.now_s()
-
-    async def _on_done(self, message: messages.Done) -> None:
-        self._done[message.client] = message.failure
-        if self._guests is not None or len(self._done) == len(self.experiment.problem.clients):
-            self._all_done.set()
 
     def _survives(self, name: str, status: int) -> bool:
         if self._programs.ended(name, status) or self._stopping or self.faults.node_ended(name, status):

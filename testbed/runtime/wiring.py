@@ -7,11 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from netem.spec import NetworkSpec
+from nodes.admission import HostedBlocks
 from nodes.compute import StubProfile
 from nodes.links import DelayProfile
 from nodes.messages import ChangedLink, ServerEnd
 from nodes.node import DATA_PORT, ClientConfig, ServerConfig, StubHubSpec
-from nodes.server import HostedBlocks, ServerLimits
+from nodes.server import ServerLimits
 from nodes.session import SessionRules
 from nodes.wire import MAX_PAYLOAD_BYTES
 from policies.links import HEADER_BYTES, Link

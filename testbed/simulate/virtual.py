@@ -17,6 +17,7 @@ from testbed.records.summary import RunSummary
 from testbed.results import finish_run, read_tables
 from testbed.results.errors import Tables
 from testbed.rundir import make_run_dir, scratch
+from testbed.runs.session import Ended
 from testbed.runs.twin import twin_of
 from testbed.runtime.running import run_to_end
 from testbed.runtime.stage import Stage
@@ -53,6 +54,20 @@ def serve_by_system(
     run_to_end(experiment, placed, run_dir, stage, live=live)
     tables = read_tables(run_dir, experiment)
     return served_of(experiment, run_dir, tables, finish_run(run_dir, experiment, tables=tables))
+
+
+def served_by(ended: Ended) -> Served:
+    """Return a whole run as the result of an engine.
+
+    Raises the ``TestbedError`` that broke the run, ``KeyboardInterrupt`` if it was interrupted, ``RunError`` if
+    a request did not end.
+    """
+    if ended.error is not None:
+        raise ended.error
+    if ended.summary is None or ended.interrupted:
+        raise KeyboardInterrupt
+    tables = read_tables(ended.run_dir, ended.experiment)
+    return served_of(ended.experiment, ended.run_dir, tables, ended.summary)
 
 
 def served_of(experiment: Experiment, run_dir: Path, tables: Tables, summary: RunSummary) -> Served:

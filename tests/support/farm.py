@@ -10,13 +10,14 @@ import aiohttp
 from aiohttp import web
 
 from nodes import wire
+from nodes.admission import HostedBlocks
 from nodes.clock import Clock, ManualClock
 from nodes.compute import Computed, StubCompute
 from nodes.connection import Connection
 from nodes.hub import StubHub
 from nodes.records import AnyRecord, HopRecord, Plan, Recoveries, States, Token
 from nodes.request import Request
-from nodes.server import HostedBlocks, Server
+from nodes.server import Server
 from nodes.session import HubSession, SessionRules
 from policies.rules import PagingRules, RecoveryRules
 from policies.workload import Backoff
