@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network
 
+Endpoint = tuple[str, int]
+"""Address and port of one machine's part of a network over several machines."""
 HEADER_BYTES = 52
 """Headers of one TCP segment: IPv4 (20), TCP (20) and TCP's timestamp option (12)."""
 MIN_RETRANSMISSION_S = 0.2

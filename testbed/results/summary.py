@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from netem.networks import NETWORKS
 from policies.problem import Hop, RequestSpec, decode_step_s
 from testbed.results.changes import as_carried_out
 from testbed.results.errors import Array, Tables, error, model_errors, twin_errors, twin_metrics
@@ -66,6 +67,7 @@ def summarize(
         "hop_s": error(hops.measured_s[plain], hops.model_s[plain]),
     }
     clock = plan.get("clock") or {"name": "real", "why": "written before there was virtual time"}
+    network = NETWORKS.get(plan["network"])
     n_completed = statuses.count("completed")
     summary: dict[str, Any] = {
         "engine": "emulation",
@@ -105,7 +107,7 @@ def summarize(
         "closed_model_lacks": _lacks(experiment, records),
         # In virtual time the testbed has no overhead: the difference is what the closed model leaves out.
         "overhead_per_hop_s": None
-        if clock["name"] == "virtual" or plan["network"] == "hosts"
+        if clock["name"] == "virtual" or not (network is None or network.emulates)
         else _median(overhead_s / experiment.time_scale),
         "startup_s": plan["startup_s"].get("total"),
         "forwarder": plan.get("forwarder"),

@@ -132,7 +132,7 @@ class Emulation:
         experiment = self.experiment
         keep_awake = experiment.keep_cpus_awake and not self.stage.is_virtual
         spec = wiring.network_spec(experiment, self.run_dir.name, self.stage.is_virtual)
-        self.network = await self.processes.open(self.stage.network, spec, keep_awake)
+        self.network = await self.processes.open(self.stage.wanted, spec, keep_awake)
         opened_at = time.monotonic()
         if self.stage.network_why is not None:
             self.network = replace(self.network, why=self.stage.network_why)
@@ -182,7 +182,7 @@ class Emulation:
     def _sharing(self) -> dict[str, bool]:
         """Return whether pairs compete for the scenario's shared links; empty if it has none."""
         assert self.network is not None, "asked before the network was open"
-        return {"shares_links": self.network.shares_links} if self.experiment.shared_bps else {}
+        return {"shares_links": self.network.network.shares_links} if self.experiment.shared_bps else {}
 
     def network_text(self) -> str:
         """Return one line on the run's clock and network, and why these were chosen."""

@@ -201,7 +201,7 @@ class Experiment:
     changes: tuple[NetworkChange, ...]
     """Changes of links while the workload is served, in the order of time."""
     network: str
-    """Backend asked for: auto, netem, fabric, memory, loopback, hosts."""
+    """The network asked for: "auto", or a name of ``netem.networks.NETWORKS``."""
     keep_cpus_awake: bool
     """Spin at idle priority while running, so that no CPU sleeps (see ``testbed.runtime.real.launcher``)."""
     tcp: TcpSpec

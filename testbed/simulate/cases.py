@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from netem.networks import IN_PROCESS
 from netem.spec import TcpSpec
 from policies.interfaces import RoutingPolicy
 from policies.petals_routing import PetalsRouting
@@ -110,7 +111,7 @@ def instance_experiment(instance: Instance, placement: str, routing: str, sessio
         sites=dict(zip((*problem.clients, *servers), instance.sites, strict=True)),
         links=links,
         changes=(),
-        network="loopback",
+        network=IN_PROCESS.name,
         keep_cpus_awake=False,
         tcp=TcpSpec(),
         mtu=1500,

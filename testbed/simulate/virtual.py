@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from netem.networks import IN_PROCESS
 from policies.problem import Hop, Route
 from testbed.control.placing import PlacedExperiment
 from testbed.errors import RunError, UserError
@@ -27,7 +28,7 @@ from testbed.runtime.wiring import check_frames
 from testbed.scenario.experiment import Experiment
 from testbed.simulate.cases import Case, Served
 
-_STAGE = Stage("virtual", "memory", "simulated")
+_STAGE = Stage("virtual", IN_PROCESS, "simulated")
 
 
 def serve_virtually(case: Case, placed: PlacedExperiment, out: Path | None, *, live: bool = True) -> Served:
